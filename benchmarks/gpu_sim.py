@@ -30,7 +30,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from fedcomp import codec, memory
 from fedcomp.layout import Layout
 from fedcomp.sim.batched import BatchedEngine
-from fedcomp.sim.batched.choice import AUTO, CHAIN, MAPPED
+from fedcomp.sim.batched.choice import AUTO, MAPPED
 from fedcomp.sim.batched.convolutions import FORMS
 from fedcomp.sim.batched.room import CudaMeter, fitting
 from fedcomp.sim.engines import Together
@@ -57,7 +57,7 @@ class Case:
     ways: tuple[str, ...]
 
 
-CONVOLUTIONS, ONCE = (MAPPED, *FORMS), (MAPPED, CHAIN)
+CONVOLUTIONS, ONCE = (MAPPED, *FORMS), (MAPPED, AUTO)
 CASES = {
     "mnist-logreg": Case(mnist.linear, "rows", LocalSGD(5, batch_size=20), ONCE),
     "mlp": Case(

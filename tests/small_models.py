@@ -5,7 +5,7 @@ from torch import nn
 
 
 class Tied(nn.Module):
-    """Two layers share their weight, one is frozen, one parameter is never used; no chain that is batched by hand."""
+    """Two layers share their weight, one is frozen, one parameter is never used."""
 
     def __init__(self):
         super().__init__()

@@ -4,7 +4,7 @@ from collections.abc import Hashable, Sequence
 
 from torch import Tensor
 
-from ..codecs import Codec, Context
+from ..memories import Memory
 from ..messages import Assignment, Report
 from ..tasks.base import Data
 
@@ -36,8 +36,6 @@ class ClientHook:
         """Return the updates [k, n] that a group encodes in place of `updates`, which may be overwritten."""
         return updates
 
-    def on_report(
-        self, assignment: Assignment, report: Report, codec: Codec, seed: int, context: Context
-    ) -> Report:
-        """Return the report that a client sends in place of `report`; codec, seed and context are those of its frame."""
+    def on_report(self, assignment: Assignment, report: Report, memory: Memory) -> Report:
+        """Return the report that a client sends in place of `report`, whose frame the client's memory has proposed."""
         return report

@@ -356,10 +356,7 @@ class ClientSession:
     def _sent(self, a: Assignment, report: Report) -> Report:
         if report.kind != UPDATE:
             return report
-        memory = self.states.at(a.client).memory
-        context = replace(context_of(a), layout=memory.layout)
-        seed = self.algorithm.seed(memory.codec, self.seed, a)
-        return self.hook.on_report(a, report, memory.codec, seed, context)
+        return self.hook.on_report(a, report, self.states.at(a.client).memory)
 
     def _failure(self, a: Assignment, stage: str, error: Exception, kind: str = FAILED) -> Report:
         version = self.states.at(a.client).version

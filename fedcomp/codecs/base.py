@@ -279,9 +279,10 @@ class Codec(ABC):
             except NonFiniteError:
                 return [_nonfinite(row, context.layout, total)]
             return [self._seal(row.numel(), made, seed)]
-        finite = kernels.are_finite(rows) if onto is None else kernels.add_finite(onto, rows)
-        good = [i for i, fine in enumerate(finite) if fine]
-        found, numel = rows if onto is None else onto, rows[0].numel()
+        found, finite = (
+            (rows, kernels.are_finite(rows)) if onto is None else kernels.add_finite(onto, rows)
+        )
+        good, numel = [i for i, fine in enumerate(finite) if fine], rows[0].numel()
         kept = found if len(good) == len(found) else [found[i] for i in good]
         own = [seeds[i] % SEEDS for i in good]
         sections = iter(in_pieces(lambda at: self._sections(kept[at], own[at], context), kept))

@@ -3,9 +3,7 @@
 import functools
 
 LARGE = 100_000  # elements of a vector from which compiled loops repay the import
-MANY = 10_000  # selected positions from which they do
-SOME, WORK = 300, 20_000_000  # so many at a time do, once a process has met so many
-LANES = 16  # floats in a vector of compiled loops: two of AVX2's, one of AVX-512's
+MANY = 1_000  # selected positions from which they do
 
 
 def compile_vector(numel: int) -> bool:
@@ -14,18 +12,8 @@ def compile_vector(numel: int) -> bool:
 
 
 def compile_positions(count: int) -> bool:
-    """Whether work for so many Rice-coded positions goes to the compiled loops: there is much of it, or there was in all."""
-    global _met
-    _met += count
-    return (count >= MANY or (count >= SOME and _met >= WORK)) and _numba_imports()
-
-
-def compile_values(numel: int) -> bool:
-    """Whether so many values go to the compiled loops: they are many, or loops are in use for positions anyway."""
-    return compile_vector(numel) or (numel >= SOME and _met >= WORK and _numba_imports())
-
-
-_met = 0  # positions that were asked about
+    """Whether work for so many Rice-coded positions goes to the compiled loops: there is much of it, and there is numba."""
+    return count >= MANY and _numba_imports()
 
 
 @functools.cache

@@ -6,7 +6,11 @@ maximum. Indices are unsigned: numba then leaves out the test for negative ones,
 """
 
 import functools
+import hashlib
+import os
+import shutil
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numba
@@ -17,16 +21,36 @@ BLOCK = 32
 
 
 def compiled(function: Callable | None = None, **options: Any) -> Callable:
-    """numba's compiler with its cache on disk, or without it where no folder for it can be written; as a decorator, options may be given.
-
-    The cache sees changes of the function's own file alone: after one to a constant or loop that it imports, delete __pycache__/*.nb?.
-    """
+    """Compile a function by numba, with a cache on disk if a folder for it can be written. As a decorator it takes numba's options."""
     if function is None:
         return functools.partial(compiled, **options)
+    before, folder = numba.config.CACHE_DIR, cache_folder()
+    numba.config.CACHE_DIR = folder or before
     try:
-        return numba.njit(nogil=True, cache=True, **options)(function)
-    except RuntimeError:
-        return numba.njit(nogil=True, **options)(function)
+        return numba.njit(nogil=True, cache=bool(folder), **options)(function)
+    finally:
+        numba.config.CACHE_DIR = before
+
+
+@functools.cache
+def cache_folder() -> str:
+    """Return the folder of the compiled loops of this version of the code, "" where none can be written; others beside it are removed.
+
+    It is named by a digest of all files of this folder: numba alone would see changes of a function's own file, not of what it imports.
+    """
+    here = Path(__file__).parent
+    sources = b"".join(file.read_bytes() for file in sorted(here.glob("*.py")))
+    name = f"numba-{hashlib.sha256(sources).hexdigest()[:16]}"
+    for parent in (here / "__pycache__", Path.home() / ".cache" / "fedcomp"):
+        try:
+            (parent / name).mkdir(parents=True, exist_ok=True)
+        except OSError:
+            continue
+        if os.access(parent / name, os.W_OK):
+            for old in set(parent.glob("numba-*")) - {parent / name}:
+                shutil.rmtree(old, ignore_errors=True)
+            return str(parent / name)
+    return ""
 
 
 @numba.njit(nogil=True, inline="always")
@@ -113,6 +137,23 @@ def add_signs_at(into, positions, raw, magnitude, weight):
     for i in range(uint64(positions.size)):
         positive = raw[i >> uint64(3)] << (i & uint64(7)) & uint64(128)
         into[uint64(positions[i])] += step if positive else -step
+
+
+@numba.njit(nogil=True, inline="always")
+def add_rows(sums, source, starts, factors, count):
+    """sums[j] += Σ factors[n] * source[starts[n] + j] over n < count, for all j; float32, starts int64. Four rows at a time."""
+    size = sums.size
+    whole = count - count % 4
+    for n in range(0, whole, 4):
+        a, b = source[starts[n] :][:size], source[starts[n + 1] :][:size]
+        c, d = source[starts[n + 2] :][:size], source[starts[n + 3] :][:size]
+        p, q, r, s = factors[n], factors[n + 1], factors[n + 2], factors[n + 3]
+        for j in range(size):
+            sums[j] += p * a[j] + q * b[j] + (r * c[j] + s * d[j])
+    for n in range(whole, count):
+        a, p = source[starts[n] :][:size], factors[n]
+        for j in range(size):
+            sums[j] += p * a[j]
 
 
 @numba.njit(nogil=True, inline="always")

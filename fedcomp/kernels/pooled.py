@@ -1,8 +1,8 @@
-"""A convolution whose outputs go through a maximum over patches and a ReLU, and its gradients.
+"""Gradients of a convolution whose outputs go through a maximum over patches and a ReLU.
 
 Of each patch of outputs one has a gradient, if the ReLU let it pass: with patches of 2×2 less than a quarter of them all. Only these are
 gone through, each with one patch of the inputs and one kernel, in place of products with all the zeros. The sums are those of the dense
-gradient in another order. Forward, kernels/winograd.py has the maxima where it can, and the outputs are never written down.
+gradient in another order.
 """
 
 import numpy as np
@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from . import winograd
 from .backend import compile_vector
 from .parallel import starmap
 
@@ -20,7 +19,7 @@ WORK = 1 << 22  # products of a dense gradient from which they are
 
 
 def suits(x: Tensor, weight: Tensor, padding: tuple[int, int], patch: tuple[int, int]) -> bool:
-    """Whether `outputs` and `gradients` are for inputs x [b, c, h, w] and a weight [k, c, i, j]."""
+    """Whether `gradients` is for inputs x [b, c, h, w] and a weight [k, c, i, j]."""
     (b, c, h, w), (_, _, rows, columns) = x.shape, weight.shape
     high, wide = h + 2 * padding[0] - rows + 1, w + 2 * padding[1] - columns + 1
     return (
@@ -33,23 +32,6 @@ def suits(x: Tensor, weight: Tensor, padding: tuple[int, int], patch: tuple[int,
         and b * high * wide * weight.numel() >= WORK
         and compile_vector(WORK)
     )
-
-
-def outputs(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    padding: tuple[int, int],
-    patch: tuple[int, int],
-    ceil: bool,
-) -> tuple[Tensor, Tensor]:
-    """relu(max_pool2d(conv2d(x, weight, bias, 1, padding), patch)), and where the maxima were, as max_pool2d says: both [b, k, i, j]."""
-    if winograd.suits(weight, patch) and not ceil:
-        return winograd.outputs(_padded(x, padding), weight, bias, EXAMPLES)
-    found, places = F.max_pool2d(
-        F.conv2d(x, weight, bias, padding=padding), patch, ceil_mode=ceil, return_indices=True
-    )
-    return F.relu(found), places
 
 
 def gradients(

@@ -2,11 +2,10 @@
 
 import numpy as np
 
-from .loops import compiled
-from .row_sums import add_rows
+from .loops import add_rows, compiled
 
 
-@compiled
+@compiled(fastmath={"contract"})
 def add_to_weights(x, slopes, places, begins, weights):
     """Add to weights [k, i, j·c] what slopes [b, o, k] at `places` of the outputs tell of x [b, h, w·c], padded."""
     (examples, outputs, kernels), line = slopes.shape, x.shape[2]
@@ -30,7 +29,7 @@ def add_to_weights(x, slopes, places, begins, weights):
                 add_rows(weights[k, i], flat[i * line :], starts[k], factors[k], counts[k])
 
 
-@compiled
+@compiled(fastmath={"contract"})
 def add_to_inputs(weights, slopes, places, begins, x):
     """Add to x [b, h, w·c], padded, what slopes [b, o, k] at `places` tell by weights [k, i, j·c]."""
     examples, outputs, kernels = slopes.shape

@@ -3,8 +3,7 @@
 import numpy as np
 from numpy import float32, uint64
 
-from .loops import compiled
-from .row_sums import add_rows
+from .loops import add_rows, compiled
 
 
 @compiled(fastmath={"contract", "nsz", "reassoc"})  # sums in vectors
@@ -30,7 +29,7 @@ def multiply(source, starts, weights, found):
             found[j0, o], found[j1, o], found[j2, o], found[j3, o] = sum_a, sum_b, sum_c, sum_d
 
 
-@compiled
+@compiled(fastmath={"contract"})
 def descend(inputs, targets, positions, sizes, lr, weights, biases, losses):
     """One client's steps. inputs [N, i], targets [N], positions [Σ sizes], sizes [s], weights [o, i], biases [o] or [0], losses [s]."""
     outputs, width = weights.shape
@@ -61,7 +60,7 @@ def descend(inputs, targets, positions, sizes, lr, weights, biases, losses):
                 biases[o] += slopes[o, :count].sum()
 
 
-@compiled
+@compiled(fastmath={"contract"})
 def descend_each(inputs, targets, positions, sizes, lr, stack, weights, biases, outputs, losses):
     """`descend` for clients: positions [m, Σ sizes], losses [m, s], and stack [m, n] with their weights and biases from these columns on;
     `biases` is -1 where there are none."""

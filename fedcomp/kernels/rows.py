@@ -11,8 +11,10 @@ Rows = Tensor | Sequence[Tensor]
 
 
 def stacked(rows: Rows) -> Tensor:
-    """Return m ≥ 1 vectors as a tensor [m, n]; one that is given is returned as it is."""
-    return rows if isinstance(rows, Tensor) else torch.stack(tuple(rows))
+    """Return m ≥ 1 vectors as a tensor [m, n]; a tensor is returned as it is, and one vector is not copied."""
+    if isinstance(rows, Tensor):
+        return rows
+    return torch.stack(tuple(rows)) if len(rows) > 1 else rows[0][None]
 
 
 def are_large(rows: Rows, onto: Sequence[Tensor] | None = None) -> bool:

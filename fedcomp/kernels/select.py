@@ -76,11 +76,10 @@ def values_at(rows: Rows, chosen: Chosen) -> Tensor:
     positions, counts = chosen
     if not len(rows):
         return torch.empty(0, dtype=torch.float32)
-    if rows[0].is_cuda:
-        row = torch.arange(len(counts)).repeat_interleave(torch.from_numpy(counts))
-        return stacked(rows)[row.to(positions.device), positions].to(torch.float32)
-    found = [_take(row, at) for row, at in zip(rows, positions.split(counts.tolist()), strict=True)]
-    return torch.cat(found) if len(found) > 1 else found[0]
+    stack, row = stacked(rows), np.arange(len(counts)).repeat(counts)
+    if stack.device.type == "cpu" and stack.dtype == torch.float32:
+        return torch.from_numpy(stack.numpy()[row, positions.numpy()])  # without torch's threads
+    return stack[torch.from_numpy(row).to(stack.device), positions].to(torch.float32)
 
 
 def means(values: Array, counts: Array) -> np.ndarray:
@@ -97,6 +96,8 @@ def are_finite(rows: Rows) -> list[bool]:
     """Return for each vector whether it holds neither NaN nor infinity."""
     if len(rows) and rows[0].is_cuda and rows[0].numel():
         return torch.stack(stacked(rows).aminmax(dim=1)).isfinite().all(0).tolist()
+    if isinstance(rows, Tensor) and not are_large(rows):
+        return np.isfinite(_floats(rows)).all(1).tolist()
     return [_is_finite(row) for row in rows]
 
 
@@ -112,16 +113,14 @@ def first_nonfinite(x: Tensor, onto: Tensor | None = None) -> int | None:
     return None
 
 
-def add_finite(onto: Sequence[Tensor], rows: Rows) -> list[bool]:
-    """`onto[i] += rows[i]`, in place, where the sum is finite; return where it is."""
-    if not len(onto) or not onto[0].is_cuda:
-        return [_add_finite(total, row) for total, row in zip(onto, rows, strict=True)]
-    sums = [total + row for total, row in zip(onto, rows, strict=True)]
-    finite = are_finite(sums)  # the device is waited for once
-    for total, added, good in zip(onto, sums, finite, strict=True):
-        if good:
-            total.copy_(added)
-    return finite
+def add_finite(onto: Sequence[Tensor], rows: Rows) -> tuple[Tensor, list[bool]]:
+    """`onto[i] += rows[i]`, in place, where the sum is finite; return the sums of m ≥ 1 vectors, [m, n], and where they are finite."""
+    sums = stacked(onto) + stacked(rows)
+    finite = are_finite(sums)
+    good = [i for i, fine in enumerate(finite) if fine]
+    if good:
+        torch._foreach_copy_([onto[i] for i in good], [sums[i] for i in good])
+    return sums, finite
 
 
 def nonfinite(
@@ -164,10 +163,11 @@ def _select(
                 select_large.add(summed)
         return [_joined(chosen) for chosen in found]
     if onto is not None:
-        for total, row, good in zip(onto, rows, add_finite(onto, rows), strict=True):
-            if not good:
-                raise nonfinite(row, total)
-        rows = onto
+        sums, finite = add_finite(onto, rows)
+        if not all(finite):
+            bad = finite.index(False)
+            raise nonfinite(rows[bad], onto[bad])
+        rows = sums
     selected = []
     for side in sides:
         keys = _keys(rows, side)
@@ -184,11 +184,8 @@ def _keys(rows: Rows, side: Side) -> Array:
     if not _on_cpu(rows[0]):
         bits = stacked(rows).to(torch.float32).contiguous().view(torch.int32)
         return (bits ^ side.flip) & side.mask
-    keys = np.empty((len(rows), rows[0].numel()), np.int32)
-    for key, row in zip(keys, rows, strict=True):
-        bits = _floats(row).view(np.int32)
-        np.bitwise_and(bits ^ side.flip if side.flip else bits, side.mask, out=key)
-    return keys
+    bits = _floats(stacked(rows)).view(np.int32)
+    return (bits ^ side.flip if side.flip else bits) & side.mask
 
 
 def _on_cpu(x: Tensor) -> bool:
@@ -234,22 +231,8 @@ def _joined(chosen: Sequence[Tensor]) -> Chosen:
     return Chosen(torch.cat(list(chosen)) if len(chosen) > 1 else chosen[0], counts)
 
 
-def _take(x: Tensor, positions: Tensor) -> Tensor:
-    """x[positions] as float32; through numpy where that works, which does not wait for torch's threads."""
-    if x.dtype == torch.float32:
-        return torch.from_numpy(x.numpy()[positions.numpy()])
-    return x[positions].to(torch.float32)
-
-
 def _floats(x: Tensor) -> np.ndarray:
     return x.numpy() if x.dtype == torch.float32 else x.to(torch.float32).numpy()
-
-
-def _add_finite(total: Tensor, x: Tensor) -> bool:
-    added = total + x
-    if finite := _is_finite(added):
-        total.copy_(added)
-    return finite
 
 
 def _is_finite(x: Tensor) -> bool:

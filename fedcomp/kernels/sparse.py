@@ -17,7 +17,7 @@ def all_finite(values: np.ndarray) -> bool:
     if (
         values.dtype == np.float32
         and values.flags.c_contiguous
-        and backend.compile_values(values.size)
+        and backend.compile_vector(values.size)
     ):
         return _compiled().all_finite(values if values.ndim == 1 else values.reshape(-1))
     return bool(np.isfinite(values).all())
@@ -58,7 +58,7 @@ def add_all_at(
 ) -> None:
     """`add_at` of many, one after the other: those of few positions in one pass. Raises IndexError like it, before anything is changed."""
     sizes = [at.size for at in positions]
-    if not into.is_cpu or max(sizes, default=0) >= backend.SOME:
+    if not into.is_cpu or max(sizes, default=0) >= backend.MANY:
         for at, some, weight in zip(positions, values, weights, strict=True):
             add_at(into, at, some, weight)
     elif any(sizes):

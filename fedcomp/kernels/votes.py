@@ -126,13 +126,16 @@ def disagreement(
         far = bitsliced_counter.at_least(digits, high) | ~bitsliced_counter.at_least(digits, low)
         lost, widely = bitsliced_counter.unlike(held, won, far)
         return lost, widely
-    rows, target = bitsliced_counter.Rows(held), bitsliced_counter.Rows([won])
 
     def work(start: int, stop: int) -> np.ndarray:
         found = np.zeros((2, len(held)), np.int64)
         for a, b in _blocks(start, stop):
-            far = rows.at_least(high, a, b) | ~rows.at_least(low, a, b)
-            found += rows.unlike(target, far, a, b)
+            rows = [row[a:b] for row in held]
+            digits = bitsliced_counter.digits(rows)
+            far = bitsliced_counter.at_least(digits, high) | ~bitsliced_counter.at_least(
+                digits, low
+            )
+            found += bitsliced_counter.unlike(rows, won[a:b], far)
         return found
 
     lost, widely = sum(map_ranges(numel, work))
@@ -181,11 +184,12 @@ def _opened(votes: Votes, numel: int) -> list:
 def _at_least(held: list, numel: int, count: int) -> np.ndarray | Tensor:
     if isinstance(held[0], Tensor):
         return _trimmed(bitsliced_counter.at_least(bitsliced_counter.digits(held), count), numel)
-    rows, out = bitsliced_counter.Rows(held), np.empty((numel + 7) // 8, np.uint8)
+    out = np.empty((numel + 7) // 8, np.uint8)
 
     def work(start: int, stop: int) -> None:
         for a, b in _blocks(start, stop):
-            rows.at_least(count, a, b, out[a:b])
+            digits = bitsliced_counter.digits(row[a:b] for row in held)
+            out[a:b] = bitsliced_counter.at_least(digits, count)
 
     map_ranges(numel, work)
     return _trimmed(out, numel)
@@ -193,12 +197,13 @@ def _at_least(held: list, numel: int, count: int) -> np.ndarray | Tensor:
 
 def _tally(held: list, numel: int, use: Callable[[int, list[np.ndarray]], object]) -> list:
     """use(first coordinate, digits of the counts) for every block, in main memory; the results in order."""
-    rows = bitsliced_counter.Rows(
-        [vote.cpu().numpy() for vote in held] if isinstance(held[0], Tensor) else held
-    )
+    rows = [vote.cpu().numpy() for vote in held] if isinstance(held[0], Tensor) else held
 
     def work(start: int, stop: int) -> list:
-        return [use(8 * a, rows.digits(a, b)) for a, b in _blocks(start, stop)]
+        return [
+            use(8 * a, bitsliced_counter.digits(row[a:b] for row in rows))
+            for a, b in _blocks(start, stop)
+        ]
 
     return [result for results in map_ranges(numel, work) for result in results]
 

@@ -347,15 +347,24 @@ def mask(vectors: Iterable[Tensor], sent: np.ndarray | None, dropped: Update | N
             vector[torch.from_numpy(sent).to(vector.device)] = 0
 
 
-def add_within(kept: Tensor, update: Update, weight: float = 1.0) -> None:
-    """kept += weight·update, in place, both finite. Sums beyond float32's range become its ends, so that the memory stays usable."""
+def add_within(kept: Sequence[Tensor], updates: Sequence[Update], weight: float = 1.0) -> None:
+    """kept[i] += weight·updates[i], in place, all finite. Sums beyond float32's range become its ends, so that the memory stays usable."""
     with np.errstate(over="ignore"):
-        update.add_to(kept, weight)
+        for vector, update in zip(kept, updates, strict=True):
+            update.add_to(vector, weight)
+    touched = [_touched(vector, update) for vector, update in zip(kept, updates, strict=True)]
+    if touched and all(update.positions is not None for update in updates):
+        touched = [torch.cat(touched)]
+    if not all(kernels.are_finite([some])[0] for some in touched):
+        for vector in kept:
+            vector.nan_to_num_()
+
+
+def _touched(vector: Tensor, update: Update) -> Tensor:
+    """Return the elements of a vector [numel] that an update touches."""
     at = update.positions
-    if at is not None and kept.is_cpu:  # numpy is faster for few positions
-        finite = kernels.all_finite(kept.numpy()[at])
-    else:
-        touched = kept if at is None else kept[torch.from_numpy(at).to(kept.device)]
-        (finite,) = kernels.are_finite([touched])
-    if not finite:
-        kept.nan_to_num_()
+    if at is None:
+        return vector
+    if vector.is_cpu:  # numpy is faster for few positions
+        return torch.from_numpy(vector.numpy()[at])
+    return vector[torch.from_numpy(at).to(vector.device)]

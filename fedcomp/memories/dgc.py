@@ -11,6 +11,7 @@ times, as the steps of momentum SGD do. The paper's warm-up of the density is th
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -85,8 +86,15 @@ class DGC(Vectors):
         v = kept["residual"] + u
         return {"velocity": u, "residual": v}, v
 
-    def _take(self, update: Update, dropped: Update | None) -> None:
-        mask((self.velocity, self.residual), update.positions, dropped)
+    @classmethod
+    def _take(
+        cls,
+        memories: Sequence["DGC"],
+        updates: Sequence[Update],
+        dropped: Sequence[Update | None],
+    ) -> None:
+        for memory, update, back in zip(memories, updates, dropped, strict=True):
+            mask((memory.velocity, memory.residual), update.positions, back)
 
     def _clipped(self, x: Tensor) -> Tensor:
         if not self.options.clip:

@@ -102,9 +102,9 @@ class LowRank(Memory):
             if memory.phase != LEFT:  # the first frame alone changes nothing
                 update = memory._read(frame)
                 memory.starts |= {} if memory.phase else _starts(update)
-                add_within(memory.residual, update, -1.0)
+                add_within([memory.residual], [update], -1.0)
             if back is not None:
-                add_within(memory.residual, back)
+                add_within([memory.residual], [back])
         cls._rollback(memories, frames)
 
     @classmethod

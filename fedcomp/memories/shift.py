@@ -84,7 +84,7 @@ class Shift(Memory):
         """Move the shift by an update that the server accepted."""
         if self.shift is None:
             self.shift = torch.zeros(self.numel, dtype=torch.float32)
-        add_within(self.shift, update, self.step / self.rate)
+        add_within([self.shift], [update], self.step / self.rate)
 
     def _state(self) -> State:
         shift = {} if self.shift is None else {"shift": self.shift}
@@ -163,7 +163,7 @@ class Shifts(Counterpart):
                     torch.zeros(self.numel, dtype=torch.float32) if row is None else row
                 )
                 rate = self.rates.get(client, self.rate)
-                add_within(self.rows[client], update, self.step / rate)
+                add_within([self.rows[client]], [update], self.step / rate)
                 self.members.add(client)
                 self.changed.add(client)
 

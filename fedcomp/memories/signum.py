@@ -9,6 +9,7 @@ u is not an error that waits to be sent: it stays when C(u) arrives, and when it
 paper's algorithm; β = 0 is signSGD.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -43,4 +44,10 @@ class Signum(Vectors):
         u = (kept["velocity"] * self.options.momentum).add_(x, alpha=1 - self.options.momentum)
         return {"velocity": u}, u
 
-    def _take(self, update: Update, dropped: Update | None) -> None: ...
+    @classmethod
+    def _take(
+        cls,
+        memories: Sequence["Signum"],
+        updates: Sequence[Update],
+        dropped: Sequence[Update | None],
+    ) -> None: ...

@@ -9,6 +9,7 @@ update e, which for plain SGD is −η·r, and as in error feedback e keeps what
 one step. The uplink's codec carries what was chosen, and its own density has no effect; `topk` suits best, as magnitudes differ widely.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -56,6 +57,13 @@ class Variance(Vectors):
             r * r > v * self.options.alpha, 0
         )
 
-    def _take(self, update: Update, dropped: Update | None) -> None:
-        super()._take(update, dropped)
-        mask((self.gradients, self.squares), update.positions, dropped)
+    @classmethod
+    def _take(
+        cls,
+        memories: Sequence["Variance"],
+        updates: Sequence[Update],
+        dropped: Sequence[Update | None],
+    ) -> None:
+        super()._take(memories, updates, dropped)
+        for memory, update, back in zip(memories, updates, dropped, strict=True):
+            mask((memory.gradients, memory.squares), update.positions, back)

@@ -32,11 +32,18 @@ class Vectors(Memory):
         """
         raise NotImplementedError(f"{type(self).__name__} has neither _move nor _propose")
 
-    def _take(self, update: Update, dropped: Update | None) -> None:
-        """`update` was accepted, but for what was `dropped` of it."""
-        add_within(self.residual, update, -1.0)
-        if dropped is not None:
-            add_within(self.residual, dropped)
+    @classmethod
+    def _take(
+        cls,
+        memories: Sequence["Vectors"],
+        updates: Sequence[Update],
+        dropped: Sequence[Update | None],
+    ) -> None:
+        """The updates of m memories were accepted, but for what was `dropped` of them."""
+        residuals = [memory.residual for memory in memories]
+        add_within(residuals, updates, -1.0)
+        back = [i for i, update in enumerate(dropped) if update is not None]
+        add_within([residuals[i] for i in back], [dropped[i] for i in back])
 
     @classmethod
     def _propose(
@@ -69,10 +76,7 @@ class Vectors(Memory):
         frames: Sequence[bytes],
         dropped: Sequence[Update | None],
     ) -> None:
-        for memory, update, back in zip(
-            memories, cls._open(memories, frames), dropped, strict=True
-        ):
-            memory._take(update, back)
+        cls._take(memories, cls._open(memories, frames), dropped)
 
     def _kept(self, like: Tensor) -> Kept:
         """Return the vectors, on the device of a float32 vector [numel]."""

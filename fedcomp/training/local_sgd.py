@@ -30,8 +30,8 @@ from ..errors import ConfigError, ProtocolError
 from ..layout import Layout
 from ..schedules import LARGEST, MOST
 from ..tasks.base import Data, Task
-from .chains import Chain, Product
 from .channels import may_be_last
+from .pooled_convolution import fused
 
 
 @dataclass(frozen=True)
@@ -236,8 +236,6 @@ def descend(
 
     `start`: the weights before the first step, for the proximal term.
     """
-    if not weights:  # the chain takes the steps of all parameters
-        return None
     if sgd.weight_decay:
         gradients = torch._foreach_add(gradients, weights, alpha=sgd.weight_decay)
     if sgd.proximal:
@@ -280,7 +278,7 @@ class SerialEngine:
         self.channels_last = (
             self.device.type == "cpu" and bool(convolutions) and all(map(may_be_last, convolutions))
         )
-        self.chain = Chain.of(self.model) if self.device.type == "cpu" else None
+        self.fused = fused(self.model) if self.device.type == "cpu" else self.model
         self._arrange()
         self.initial_buffers = {name: buffer.clone() for name, buffer in self.model.named_buffers()}
 
@@ -351,35 +349,30 @@ class SerialEngine:
         changes = (
             repeat(None) if drawn is None else torch.from_numpy(drawn).to(self.device).split(sizes)
         )
-        chain = (
-            None
-            if sgd.momentum or sgd.weight_decay or sgd.clip or sgd.proximal or traces
-            else self.chain
-        )
-        own = self.parameters if chain is None else chain.others(self.parameters)
         losses = []
-        momenta = traces.momenta(self.layout, own)
-        start = anchors(self.layout, base, own, sgd)
+        momenta = traces.momenta(self.layout, self.parameters)
+        start = anchors(self.layout, base, self.parameters, sgd)
         with _drawing_from(seeds.key(seed, "dropout", round, who), self.device):
             for rows, change in zip(index.split(sizes), changes, strict=False):
                 inputs = data.inputs.index_select(0, rows)
                 inputs = inputs if change is None else self.task.augment.apply(inputs, change)
-                outputs, products = self._outputs(inputs, chain, sgd)
-                loss = self.task.loss(outputs, data.targets.index_select(0, rows))
+                loss = self.task.loss(
+                    self._outputs(inputs, sgd), data.targets.index_select(0, rows)
+                )
                 losses.append(loss.detach())
-                wanted = [*own, *(product.outputs for product in products)]
                 gradients = torch.autograd.grad(
-                    loss, wanted, allow_unused=True, materialize_grads=True
+                    loss, self.parameters, allow_unused=True, materialize_grads=True
                 )
                 with torch.no_grad():
-                    gradients, slopes = gradients[: len(own)], gradients[len(own) :]
                     gradients = _clipped(gradients, sgd.clip) if sgd.clip else gradients
                     traces.step(self.layout, gradients)
                     momenta = descend(
-                        own, traces.pulled(self.layout, gradients), momenta, sgd, start
+                        self.parameters,
+                        traces.pulled(self.layout, gradients),
+                        momenta,
+                        sgd,
+                        start,
                     )
-                    for product, slope in zip(products, slopes, strict=True):
-                        product.descend(slope, sgd.lr)
         traces.end(self.layout, momenta)
         for parameter, view in self.apart:
             view.copy_(parameter.detach())
@@ -388,13 +381,11 @@ class SerialEngine:
             update, torch.stack(losses).mean(dtype=torch.float32).item(), self._changed_buffers()
         )
 
-    def _outputs(
-        self, inputs: Tensor, chain: Chain | None, sgd: LocalSGD
-    ) -> tuple[Any, list[Product]]:
-        """What the model gives; of a chain, the products in it that are to descend by themselves as well."""
+    def _outputs(self, inputs: Tensor, sgd: LocalSGD) -> Any:
+        """Return what the model gives, in float32."""
         with torch.autocast(self.device.type, torch.bfloat16, enabled=sgd.precision == "bfloat16"):
-            outputs, products = (self.model(inputs), []) if chain is None else chain.forward(inputs)
-        return (_full(outputs) if sgd.precision == "bfloat16" else outputs), products
+            outputs = self.fused(inputs)
+        return _full(outputs) if sgd.precision == "bfloat16" else outputs
 
     def _load(self, start: Tensor, buffers: dict[str, Tensor] | None) -> Tensor:
         """Puts weights and buffers in place. Returns the weights as they are then: `start`, rounded where the model is coarser."""

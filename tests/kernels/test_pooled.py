@@ -5,7 +5,7 @@ import torch
 from cases import for_each
 from torch.nn import functional as F
 
-from fedcomp.kernels import pooled, winograd
+from fedcomp.kernels import pooled
 
 SHAPES = {  # b, c, h, w, k, rows, columns, padding, patch, ceil
     "mnist-cnn's second": (20, 32, 14, 14, 64, 5, 5, (2, 2), 2, False),
@@ -59,50 +59,6 @@ def test_nothing_has_a_gradient_where_no_relu_let_it_pass():
     assert not of_x.any() and not of_weight.any()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("c", "k", "bias"), [(32, 64, True), (48, 32, False)])
-@pytest.mark.parametrize(
-    ("h", "w", "padding"), [(14, 14, (2, 2)), (13, 10, (0, 3)), (6, 6, (0, 0)), (7, 9, (1, 2))]
-)
-def test_maxima_are_torchs_to_rounding(c, k, bias, h, w, padding):
-    """By Winograd's products: places are the same but where two outputs are all but equal."""
-    x, weight, generator = drawn(9, c, h, w, k, 5, 5)
-    biases = torch.randn(k, generator=generator) if bias else None
-    assert winograd.suits(weight, (2, 2))
-    expected, where = F.max_pool2d(
-        F.conv2d(x, weight, biases, padding=padding), 2, return_indices=True
-    )
-    found, places = pooled.outputs(x, weight, biases, padding, (2, 2), ceil=False)
-    assert found.shape == expected.shape and found.is_contiguous(memory_format=torch.channels_last)
-    assert (found - F.relu(expected)).norm() <= 1e-5 * expected.norm()
-    assert (places == where).float().mean() > 0.999
-
-
-@for_each("value", [float("nan"), float("inf")])
-def test_an_input_that_is_not_finite_reaches_every_output_that_sees_it(value):
-    x, weight, _ = drawn(2, 32, 8, 8, 32, 5, 5)
-    x[1, 3, 4, 4] = value
-    found, _ = pooled.outputs(x, weight, None, (2, 2), (2, 2), ceil=False)
-    expected = F.relu(F.max_pool2d(F.conv2d(x, weight, padding=2), 2))
-    assert (
-        not expected[1].isfinite().all() and not found[1][~expected[1].isfinite()].isfinite().any()
-    )
-    assert torch.equal(
-        found[0], pooled.outputs(x[:1], weight, None, (2, 2), (2, 2), ceil=False)[0][0]
-    )
-
-
-def test_other_kernels_and_patches_are_torchs_to_the_bit():
-    for size, patch, ceil in ((3, 2, False), (5, 3, False), (5, 2, True)):
-        x, weight, generator = drawn(3, 32, 13, 13, 32, size, size)
-        biases = torch.randn(32, generator=generator)
-        expected, where = F.max_pool2d(
-            F.conv2d(x, weight, biases), patch, ceil_mode=ceil, return_indices=True
-        )
-        found, places = pooled.outputs(x, weight, biases, (0, 0), (patch, patch), ceil)
-        assert torch.equal(found, F.relu(expected)) and torch.equal(places, where)
-
-
 @for_each("slope", [float("nan"), float("inf")])
 def test_a_slope_that_is_not_finite_is_not_left_out(slope):
     x, weight, _ = drawn(2, 32, 8, 8, 4, 3, 3)
@@ -118,13 +74,11 @@ def test_a_slope_that_is_not_finite_is_not_left_out(slope):
 def test_the_default_precision_changes_nothing():
     x, weight, generator = drawn(9, 32, 14, 14, 32, 5, 5)
     slopes, found = torch.randn(9, 32, 7, 7, generator=generator), []
+    places = torch.randint(0, 196, (9, 32, 7, 7), generator=generator)
     try:
         for precision in (torch.float32, torch.float64):
             torch.set_default_dtype(precision)
-            outputs, places = pooled.outputs(x, weight, None, (2, 2), (2, 2), ceil=False)
-            found.append(
-                (outputs, *pooled.gradients(x, weight, slopes, places, (2, 2), inputs=True))
-            )
+            found.append(pooled.gradients(x, weight, slopes, places, (2, 2), inputs=True))
     finally:
         torch.set_default_dtype(torch.float32)
     assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
@@ -132,19 +86,13 @@ def test_the_default_precision_changes_nothing():
 
 def test_the_number_of_threads_changes_no_bit():
     x, weight, generator = drawn(20, 32, 14, 14, 16, 5, 5)
-    wider = torch.cat([weight, weight + 1]).contiguous(memory_format=torch.channels_last)
     slopes = torch.randn(20, 16, 7, 7, generator=generator)
     places = torch.randint(0, 196, (20, 16, 7, 7), generator=generator)
     threads, found = torch.get_num_threads(), []
     try:
         for count in (1, 4):
             torch.set_num_threads(count)
-            found.append(
-                (
-                    *pooled.gradients(x, weight, slopes, places, (2, 2), inputs=True),
-                    *pooled.outputs(x, wider, None, (2, 2), (2, 2), ceil=False),
-                )
-            )
+            found.append(pooled.gradients(x, weight, slopes, places, (2, 2), inputs=True))
     finally:
         torch.set_num_threads(threads)
     assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))

@@ -1,4 +1,4 @@
-"""Packed votes are tallied as sums of ±1 are: by every path, for any number of voters, ties by the seed's coins."""
+"""Packed votes are tallied as sums of ±1 are: for any number of voters, ties by the seed's coins."""
 
 import numpy as np
 import pytest
@@ -9,15 +9,10 @@ from hypothesis import strategies as st
 
 from fedcomp.codecs import codec
 from fedcomp.errors import FrameError
-from fedcomp.kernels import Signs, backend, bits, bitsliced_counter, philox, votes
+from fedcomp.kernels import Signs, bits, bitsliced_counter, philox, votes
 
 SIZES = (1, 8, 63, 64, 65, 1001)
 VOTERS = (1, 2, 3, 4, 7, 8, 15, 16, 17, 31, 46)
-
-
-@pytest.fixture(params=["numpy", "compiled"])
-def path(request, monkeypatch):
-    monkeypatch.setattr(backend, "LARGE", 0 if request.param == "compiled" else 10**9)
 
 
 def drawn(m: int, numel: int) -> np.ndarray:
@@ -39,7 +34,6 @@ def plain_majority(flags: np.ndarray, seed: int) -> np.ndarray:
     return np.packbits(np.where(twice == m, tossed, twice > m))
 
 
-@pytest.mark.usefixtures("path")
 @pytest.mark.parametrize("numel", SIZES)
 def test_everything_that_is_counted_is_what_sums_say(numel):
     for m in VOTERS:
@@ -104,7 +98,6 @@ def test_a_cuda_device_gives_the_same_bits():
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("path")
 @pytest.mark.parametrize("m", [256, 2**16])
 def test_many_voters(m):
     flags = np.random.default_rng(m).integers(0, 2, (m, 70), np.uint8)
@@ -117,7 +110,6 @@ def test_many_voters(m):
     )
 
 
-@pytest.mark.usefixtures("path")
 @settings(max_examples=50)
 @given(st.integers(1, 40), st.integers(1, 300), st.integers(0, 2**32), st.integers(0, 2**64 - 1))
 def test_any_tally(m, numel, draw, seed):
@@ -145,7 +137,6 @@ def test_large_votes_by_any_number_of_threads(m, threads):
     assert (lost[3], widely[3]) == (against.sum(), (against & (margin >= m - 2)).sum())
 
 
-@pytest.mark.usefixtures("path")
 def test_votes_are_read_wherever_and_however_they_lie():
     flags = drawn(6, 1001)
     packed = np.packbits(flags, axis=1)
@@ -183,7 +174,6 @@ def test_coins_are_fair_their_own_and_do_not_depend_on_the_length():
     assert not np.array_equal(votes.coins(5, 800), zeros)
 
 
-@pytest.mark.usefixtures("path")
 def test_what_is_no_vote_is_refused():
     good = np.full(2, 0xF0, np.uint8)  # 12 coordinates
     for bad in (b"", b"\xf0", bytes(10), b"\xf0\x01", b"\xf0\x00\x00\x01"):

@@ -156,7 +156,7 @@ def test_every_way_gives_what_one_client_after_the_other_gives(make, examples, w
     task, model, layout, start = parts(make, data)
     engine = BatchedEngine(task, model, layout, "cpu", way=way)
     assert_close(engine.train(start, data, plans, sgd), one_by_one(make, data, plans, sgd))
-    assert engine.way == {"auto": "grouped", "chain": "grouped"}.get(way, way)
+    assert engine.way == ("grouped" if way == "auto" else way)
 
 
 @for_each("at_once", [1, 2, 3, 7])
@@ -202,14 +202,14 @@ def test_a_loss_of_the_tasks_own_and_probabilities_as_targets():
         )
 
 
-CHAIN = (lambda: nn.Sequential(nn.Flatten(), nn.Linear(192, 4)), images)
+LINEAR = (lambda: nn.Sequential(nn.Flatten(), nn.Linear(192, 4)), images)
 
 
 @for_each("way", ["auto", "products", "mapped"])
 @for_each(
     "make, examples",
-    [MODELS["network"], MODELS["lstm"], CHAIN],
-    ids=["network", "lstm", "chain"],
+    [MODELS["network"], MODELS["lstm"], LINEAR],
+    ids=["network", "lstm", "linear"],
 )
 def test_bfloat16_is_for_the_passes_alone(make, examples, way):
     if way == "mapped" and examples is texts:

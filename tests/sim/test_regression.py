@@ -260,14 +260,20 @@ def bfloat16() -> nn.Module:
     return linear().to(torch.bfloat16)
 
 
+def doubled() -> nn.Module:
+    model = linear()
+    model.register_forward_hook(lambda module, inputs, output: 2 * output)
+    return model
+
+
 def another_loss(outputs, targets):
     return nn.functional.cross_entropy(outputs, targets, label_smoothing=0.1)
 
 
 @pytest.mark.parametrize(
     ("make", "options"),
-    [(hidden, {}), (frozen, {}), (linear, {"loss": another_loss})],
-    ids=["hidden", "frozen", "loss"],
+    [(hidden, {}), (frozen, {}), (doubled, {}), (linear, {"loss": another_loss})],
+    ids=["hidden", "frozen", "hook", "loss"],
 )
 def test_other_models_and_losses_are_something_else(make, options, descents):
     data = examples()

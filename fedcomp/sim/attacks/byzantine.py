@@ -1,7 +1,7 @@
 """The Byzantine clients of a run: who attacks in which round, and which updates of honest clients they see."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -9,8 +9,9 @@ from torch import Tensor
 
 from ... import seeds
 from ...clients.hooks import ClientHook
-from ...codecs import Codec, Context
+from ...clients.session import context_of
 from ...errors import ConfigError
+from ...memories import Memory
 from ...messages import Assignment, Report
 from ...strategies import RoundStrategy
 from ...strategies.client_algorithm import ClientAlgorithm
@@ -140,13 +141,13 @@ class ByzantineClients(ClientHook):
         scene = Scene(len(seen.cohort), attackers, clients, honest)
         return group.updates(updates, scene, [self.generator(a) for a in assignments])
 
-    def on_report(
-        self, assignment: Assignment, report: Report, codec: Codec, seed: int, context: Context
-    ) -> Report:
+    def on_report(self, assignment: Assignment, report: Report, memory: Memory) -> Report:
         attack = self.attack_of(assignment)
         if attack is None:
             return report
-        sender = Sender(codec, seed, context, self.generator(assignment), self.algorithm)
+        seed = self.algorithm.seed(memory.codec, self.seed, assignment)
+        context = replace(context_of(assignment), layout=memory.layout)
+        sender = Sender(memory.codec, seed, context, self.generator(assignment), self.algorithm)
         return attack.reply(report, sender)
 
     def _see(self, assignments: Sequence[Assignment], updates: Tensor) -> None:

@@ -6,7 +6,6 @@ from torch import nn
 from ...errors import ConfigError
 from ...tasks.base import Task
 from ..processes import possible
-from .chains import chain, chain_gradients
 from .convolutions import FORMS
 from .losses import Gradients
 from .mapped import mapped_gradients
@@ -18,8 +17,8 @@ CPU_BYTES = (
 CUDA_SHARE = 1 / 4  # of the device's memory, for the same
 MAP_POSITIONS = 256  # a convolution's outputs are reckoned as maps of 16x16
 
-CHAIN, MAPPED, AUTO = "chain", "mapped", "auto"
-WAYS = (AUTO, CHAIN, MAPPED, *FORMS)  # to the gradients of a stack
+MAPPED, AUTO = "mapped", "auto"
+WAYS = (AUTO, MAPPED, *FORMS)  # to the gradients of a stack
 
 
 def form(device: torch.device) -> str:
@@ -31,8 +30,6 @@ def gradients_of(
     task: Task, model: nn.Module, device: torch.device, asked: str = AUTO
 ) -> tuple[Gradients, str]:
     """How the gradients of a stack are found, and which of WAYS that is: the one that is asked for, where the model allows it."""
-    if asked in (AUTO, CHAIN) and (layers := chain(model)):
-        return chain_gradients(task, model, layers), CHAIN
     chosen = asked if asked in FORMS else form(device)
     if asked != MAPPED and (traced := traced_gradients(task, model, chosen)):
         return traced, chosen
@@ -62,7 +59,7 @@ def choose_engine(
     at_once = _at_once(model, device, batch_size)
     if device.type != "cuda" and dense:
         at_once = max(
-            at_once, 4 if chain(model) else 16
+            at_once, 16
         )  # fewer are no faster than serial, even where they fill more than the caches
     suits = not obstacle and (at_once > 1 if device.type == "cuda" else dense)
     return (

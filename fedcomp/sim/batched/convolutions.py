@@ -1,20 +1,16 @@
-"""Convolutions of a stack of clients, each with weights of its own, in three forms.
+"""Convolutions of a stack of clients, each with weights of its own, in two forms.
 
-    grouped        the clients' channels side by side, [b, m·c, h, w], and a convolution of m groups
-    grouped-last   the same, with the channels last in memory
-    products       the windows of the inputs as rows, [m, b·h'·w', k·k·c], and one batched product; channels last all the way
+    grouped    the clients' channels side by side, [b, m·c, h, w], and a convolution of m groups
+    products   the windows of the inputs as rows, [m, b·h'·w', k·k·c], and one batched product; channels last all the way
 
 The last takes k·k times the memory of its inputs for a while; nothing of that is kept for the way back, where the windows are cut anew.
 """
 
 from collections.abc import Callable
-from functools import partial
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-
-from ...training.channels import may_be_last
 
 Pair = tuple[int, int]
 Form = Callable[
@@ -22,20 +18,9 @@ Form = Callable[
 ]  # x [m·b, c, h, w], w [m, o, c, k, k], biases [m, o] → [m·b, o, h', w']
 
 
-def grouped(
-    layer: nn.Conv2d,
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    order: torch.memory_format = torch.contiguous_format,
-) -> Tensor:
+def grouped(layer: nn.Conv2d, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     m = len(weight)
-    side_by_side = (
-        x.unflatten(0, (len(weight), -1))
-        .transpose(0, 1)
-        .flatten(1, 2)
-        .contiguous(memory_format=order)
-    )
+    side_by_side = x.unflatten(0, (m, -1)).transpose(0, 1).flatten(1, 2)
     flat = None if bias is None else bias.flatten()
     out = F.conv2d(
         side_by_side,
@@ -51,20 +36,24 @@ def grouped(
 
 def products(layer: nn.Conv2d, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """Returns a tensor whose channels are last in memory. For layers of one group."""
-    if torch.is_autocast_enabled(x.device.type):
-        precision = torch.get_autocast_dtype(x.device.type)
-        x = x.to(precision)
-        weight = weight.to(precision)
-        bias = None if bias is None else bias.to(precision)
+    x, weight, bias = as_autocast(x, weight, bias)
     geometry = (_pair(layer.stride), _padding(layer), _pair(layer.dilation))
     x = x.permute(0, 2, 3, 1)
     out = _Products.apply(x, weight, bias, *geometry)
     return out.view(len(x), *_size(x, weight, *geometry), -1).permute(0, 3, 1, 2)
 
 
+def as_autocast(*tensors: Tensor | None) -> list[Tensor | None]:
+    """Return tensors in the precision of the autocast that is on, if one is: operations with gradients of their own need it."""
+    device = tensors[0].device.type
+    if not torch.is_autocast_enabled(device):
+        return list(tensors)
+    precision = torch.get_autocast_dtype(device)
+    return [None if tensor is None else tensor.to(precision) for tensor in tensors]
+
+
 FORMS: dict[str, Form] = {
     "grouped": grouped,
-    "grouped-last": partial(grouped, order=torch.channels_last),
     "products": products,
 }
 
@@ -74,11 +63,7 @@ def fits(layer: nn.Conv2d, form: str) -> bool:
     even = layer.padding != "same" or all(
         d * (k - 1) % 2 == 0 for d, k in zip(_pair(layer.dilation), layer.kernel_size, strict=True)
     )
-    return (
-        layer.padding_mode == "zeros"
-        and (form != "products" or (layer.groups == 1 and even))
-        and (form != "grouped-last" or may_be_last(layer))
-    )
+    return layer.padding_mode == "zeros" and (form != "products" or (layer.groups == 1 and even))
 
 
 class _Products(torch.autograd.Function):

@@ -8,7 +8,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from . import convolutions, recurrent
-from .chains import ACTIVATIONS
 
 Own = dict[str, Tensor]  # a layer's parameters by name, [m, *shape]
 Rule = Callable[
@@ -20,7 +19,15 @@ WIDEST_PRODUCT = (
 )
 
 PLAIN = (
-    *ACTIVATIONS,
+    nn.Identity,
+    nn.ReLU,
+    nn.LeakyReLU,
+    nn.ELU,
+    nn.GELU,
+    nn.SiLU,
+    nn.Sigmoid,
+    nn.Tanh,
+    nn.Softplus,
     nn.ReLU6,
     nn.Hardtanh,
     nn.Hardswish,
@@ -64,13 +71,34 @@ def rule(layer: nn.Module, form: str) -> Rule | None:
 
 
 def linear(own: Own, m: int, x: Tensor) -> Tensor:
-    rows, weight = x.reshape(m, -1, x.shape[-1]), own["weight"].mT
-    out = (
-        torch.baddbmm(own["bias"].unsqueeze(1), rows, weight)
-        if "bias" in own
-        else torch.bmm(rows, weight)
+    rows, weight, bias = convolutions.as_autocast(
+        x.reshape(m, -1, x.shape[-1]), own["weight"], own.get("bias")
     )
-    return out.view(*x.shape[:-1], -1)
+    return _Linear.apply(rows, weight, bias).view(*x.shape[:-1], -1)
+
+
+class _Linear(torch.autograd.Function):
+    """Rows [m, b, i], weights [m, o, i], biases [m, o] → [m, b, o].
+
+    The gradient of the weights is contiguous, unlike autograd's, and the step on it takes half the time.
+    """
+
+    @staticmethod
+    def forward(ctx, rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        ctx.save_for_backward(rows, weight)
+        if bias is None:
+            return torch.bmm(rows, weight.mT)
+        return torch.baddbmm(bias.unsqueeze(1), rows, weight.mT)
+
+    @staticmethod
+    def backward(ctx, slopes: Tensor):
+        rows, weight = ctx.saved_tensors
+        of_rows, of_weight, of_bias = ctx.needs_input_grad
+        return (
+            torch.bmm(slopes, weight) if of_rows else None,
+            torch.bmm(slopes.mT, rows) if of_weight else None,
+            slopes.sum(1) if of_bias else None,
+        )
 
 
 def _plain(layer: nn.Module) -> Rule:

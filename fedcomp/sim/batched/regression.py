@@ -11,7 +11,7 @@ from ...kernels import regression
 from ...layout import Layout
 from ...tasks.base import Data, Task
 from ...training.local_sgd import LocalSGD
-from .chains import chain
+from .traced import hooked
 
 
 @dataclass(frozen=True)
@@ -27,14 +27,17 @@ class Regression:
     @classmethod
     def of(cls, task: Task, model: nn.Module, layout: Layout) -> "Regression | None":
         """None for other models and losses, and where something of the layer is frozen."""
-        layers = [layer for layer in chain(model) if type(layer) is not nn.Identity]
-        if task.loss is not F.cross_entropy or [type(layer) for layer in layers[-1:]] != [
-            nn.Linear
-        ]:
+        layers = list(model) if type(model) is nn.Sequential else [model]
+        layers = [layer for layer in layers if type(layer) is not nn.Identity]
+        ends_linear = [type(layer) for layer in layers[-1:]] == [nn.Linear]
+        if task.loss is not F.cross_entropy or not ends_linear or hooked(model):
             return None
-        before, layer = [type(layer) for layer in layers[:-1]], layers[-1]
+        flattens = [
+            type(m) is nn.Flatten and (m.start_dim, m.end_dim) == (1, -1) for m in layers[:-1]
+        ]
+        layer = layers[-1]
         shape = layer.weight.shape  # of a layer whose weight was replaced, out_features is another
-        if before not in ([], [nn.Flatten]) or any(
+        if flattens not in ([], [True]) or any(
             p.dtype != torch.float32 or not p.requires_grad for p in layer.parameters()
         ):
             return None
@@ -43,7 +46,7 @@ class Regression:
         names = {parameter: name for name, parameter in model.named_parameters()}
         offsets = {entry.name: entry.offset for entry in layout}
         biases = None if layer.bias is None else offsets[names[layer.bias]]
-        return cls(*shape, offsets[names[layer.weight]], biases, bool(before))
+        return cls(*shape, offsets[names[layer.weight]], biases, bool(flattens))
 
     def suits(self, data: Data, sizes: Sequence[int], sgd: LocalSGD) -> bool:
         """Whether `descend` does what is asked, with batches of these sizes."""

@@ -14,7 +14,6 @@ from torch import Tensor, fx, nn
 from torch.nn import functional as F
 
 from ...tasks.base import Data, Task
-from .chains import hooked
 from .layers import Own, Rule, rule
 from .losses import Gradients, Parameters, losses_of
 
@@ -197,6 +196,13 @@ def _near(weight: Tensor, seed: int) -> Tensor:
 
 def _norm(tensors: Sequence[Tensor]) -> Tensor:
     return torch.stack([tensor.float().norm() for tensor in tensors]).norm()
+
+
+def hooked(model: nn.Module) -> bool:
+    return any(
+        m._forward_hooks or m._forward_pre_hooks or m._backward_hooks or m._backward_pre_hooks
+        for m in model.modules()
+    )
 
 
 def _traced(model: nn.Module) -> fx.Graph | None:

@@ -1,4 +1,4 @@
-"""A chain of known layers gives what the model gives, whose step autograd takes."""
+"""A model with fused layers trains as the model itself does."""
 
 import dataclasses
 
@@ -12,8 +12,8 @@ from torch.nn import functional as F
 from fedcomp.kernels import pooled as kernel
 from fedcomp.layout import Layout
 from fedcomp.tasks.base import Data, Task
-from fedcomp.training.chains import Chain, Pooled
 from fedcomp.training.local_sgd import LocalSGD, SerialEngine
+from fedcomp.training.pooled_convolution import PooledConvolution, fused
 
 SGD = LocalSGD(lr=0.1)
 
@@ -28,33 +28,6 @@ def convolutions() -> nn.Module:
         nn.ReLU(inplace=True),
         nn.Dropout(0.3),
         nn.Linear(128, 4),
-    )
-
-
-def tied_and_frozen() -> nn.Module:
-    model = nn.Sequential(
-        nn.Flatten(),
-        nn.Linear(768, 256),
-        nn.ReLU(),
-        nn.Linear(256, 256),
-        nn.Tanh(),
-        nn.Linear(256, 256, bias=False),
-        nn.Linear(256, 300),
-        nn.Linear(300, 4),
-    )
-    model[5].weight = model[3].weight
-    model[6].weight.requires_grad_(False)
-    return model
-
-
-def rows() -> nn.Module:
-    """Linear layers on [b, 3, 256], without biases."""
-    return nn.Sequential(
-        nn.Flatten(2),
-        nn.Linear(256, 300, bias=False),
-        nn.ELU(inplace=True),
-        nn.Flatten(),
-        nn.Linear(900, 4),
     )
 
 
@@ -74,13 +47,7 @@ def pooled() -> nn.Module:
     )
 
 
-MODELS = {  # and large products in them
-    "convolutions": (convolutions, 1),
-    "one linear layer": (lambda: nn.Sequential(nn.Flatten(), nn.Linear(768, 500)), 1),
-    "tied and frozen": (tied_and_frozen, 1),
-    "rows": (rows, 1),
-    "pooled": (pooled, 1),
-}
+MODELS = {"convolutions": convolutions, "pooled": pooled}
 
 
 def examples() -> Data:
@@ -90,52 +57,33 @@ def examples() -> Data:
     )
 
 
-def engine(make, with_chain: bool, loss=F.cross_entropy) -> SerialEngine:
+def engine(make, is_fused: bool) -> SerialEngine:
     torch.manual_seed(0)
     model = make()
-    made = SerialEngine(Task("chain", make, None, None, loss), model, Layout.of(model), "cpu")
-    made.chain = made.chain if with_chain else None
+    made = SerialEngine(
+        Task("pooled", make, None, None, F.cross_entropy), model, Layout.of(model), "cpu"
+    )
+    made.fused = made.fused if is_fused else made.model
     return made
 
 
-@for_each("precision", ["float32", "bfloat16"])
-@for_each("make, products", MODELS.values(), ids=MODELS)
-def test_updates_are_those_of_the_model_to_rounding(make, products, precision):
+@for_each("change", [{}, {"momentum": 0.9, "clip": 0.5}, {"precision": "bfloat16"}])
+@for_each("make", MODELS.values(), ids=MODELS)
+def test_updates_are_those_of_the_model_to_rounding(make, change):
     data, batches, sgd = (
         examples(),
         [np.arange(20) + 20 * i for i in range(3)],
-        dataclasses.replace(SGD, precision=precision),
+        dataclasses.replace(SGD, **change),
     )
-    chained, plain = engine(make, True), engine(make, False)
-    assert len(chained.chain.products) == products
+    plain = engine(make, False)
     start = plain.layout.gather(plain.model)
     found, expected = (
-        chained.train(start, data, batches, sgd, seed=1),
-        plain.train(start, data, batches, sgd, seed=1),
+        each.train(start, data, batches, sgd, seed=1) for each in (engine(make, True), plain)
     )
-    tolerance = 1e-5 if precision == "float32" else 0.1
+    tolerance = 0.1 if "precision" in change else 1e-5
     assert (found.update - expected.update).norm() < tolerance * expected.update.norm()
     assert found.loss == pytest.approx(expected.loss, rel=tolerance)
     assert (found.buffers or {}).keys() == (expected.buffers or {}).keys()
-
-
-@pytest.mark.parametrize(
-    "change",
-    [{"momentum": 0.9}, {"weight_decay": 0.1}, {"clip": 0.5}, {"proximal": 0.5}],
-    ids=lambda change: next(iter(change)),
-)
-def test_where_a_step_is_more_than_the_gradient_the_model_takes_it(change):
-    data, batches, sgd = (
-        examples(),
-        [np.arange(20), np.arange(20) + 20],
-        dataclasses.replace(SGD, **change),
-    )
-    chained, plain = engine(convolutions, True), engine(convolutions, False)
-    start = plain.layout.gather(plain.model)
-    assert torch.equal(
-        chained.train(start, data, batches, sgd).update,
-        plain.train(start, data, batches, sgd).update,
-    )
 
 
 def test_maxima_are_gone_by_where_it_pays(monkeypatch):
@@ -162,28 +110,34 @@ def test_what_is_no_number_reaches_the_gradients():
     )
     x = torch.randn(4, 32, 14, 14).contiguous(memory_format=torch.channels_last)
     x[2, 5, 6, 6] = float("nan")
-    outputs = Pooled.of([layer, maximum, nn.ReLU()])(x)
+    outputs = PooledConvolution(layer, maximum)(x)
     assert outputs[2].isnan().any() and outputs[[0, 1, 3]].isfinite().all()
     assert torch.autograd.grad(outputs.sum(), layer.weight)[0].isnan().any()
 
 
 @pytest.mark.parametrize(
-    "layers",
+    ("layer", "maximum"),
     [
-        (nn.Conv2d(32, 32, 3, stride=2), nn.MaxPool2d(2), nn.ReLU()),
-        (nn.Conv2d(32, 32, 3, groups=2), nn.MaxPool2d(2), nn.ReLU()),
-        (nn.Conv2d(32, 32, 3, dilation=2), nn.MaxPool2d(2), nn.ReLU()),
-        (nn.Conv2d(32, 32, 3, padding="same"), nn.MaxPool2d(2), nn.ReLU()),
-        (nn.Conv2d(32, 32, 3, padding=1, padding_mode="circular"), nn.MaxPool2d(2), nn.ReLU()),
-        (nn.Conv2d(32, 32, 3), nn.MaxPool2d(3, stride=2), nn.ReLU()),
-        (nn.Conv2d(32, 32, 3), nn.MaxPool2d(2, padding=1), nn.ReLU()),
-        (nn.Conv2d(32, 32, 3), nn.MaxPool2d(2), nn.Tanh()),
-        (nn.Conv2d(32, 32, 3), nn.MaxPool2d(2)),
+        (nn.Conv2d(32, 32, 5, stride=2), nn.MaxPool2d(2)),
+        (nn.Conv2d(32, 32, 5, groups=2), nn.MaxPool2d(2)),
+        (nn.Conv2d(32, 32, 5, dilation=2), nn.MaxPool2d(2)),
+        (nn.Conv2d(32, 32, 5, padding="same"), nn.MaxPool2d(2)),
+        (nn.Conv2d(32, 32, 5, padding=1, padding_mode="circular"), nn.MaxPool2d(2)),
+        (nn.Conv2d(32, 32, 5), nn.MaxPool2d(3, stride=2)),
+        (nn.Conv2d(32, 32, 5), nn.MaxPool2d(2, padding=1)),
     ],
     ids=str,
 )
-def test_what_skips_groups_or_overlaps_is_left_as_it_is(layers):
-    assert Pooled.of(layers) is None
+def test_what_skips_groups_or_overlaps_has_torchs_gradients(layer, maximum):
+    x = torch.randn(20, 32, 16, 16).contiguous(memory_format=torch.channels_last)
+    layer = layer.to(memory_format=torch.channels_last)
+    found = PooledConvolution(layer, maximum)(x)
+    expected = maximum(F.relu(layer(x)))
+    assert torch.equal(found, expected)
+    (mine,), (torchs,) = (
+        torch.autograd.grad(outputs.square().sum(), [layer.weight]) for outputs in (found, expected)
+    )
+    assert torch.equal(mine, torchs)
 
 
 def test_a_maximum_before_the_relu_changes_no_bit():
@@ -201,10 +155,7 @@ def test_a_maximum_before_the_relu_changes_no_bit():
 
     data, batches = examples(), [np.arange(20), np.arange(20) + 20]
     chained, plain = engine(small, True), engine(small, False)
-    assert [type(layer) for layer in chained.chain.layers[1:3]] == [
-        nn.MaxPool2d,
-        nn.ReLU,
-    ] and not chained.chain.products
+    assert [type(layer) for layer in chained.fused[:2]] == [PooledConvolution] * 2
     start = plain.layout.gather(plain.model)
     assert torch.equal(
         chained.train(start, data, batches, SGD).update,
@@ -213,7 +164,7 @@ def test_a_maximum_before_the_relu_changes_no_bit():
 
 
 class Own(nn.Sequential):
-    pass
+    """A model whose forward pass may be anything."""
 
 
 def hooked() -> nn.Module:
@@ -224,8 +175,15 @@ def hooked() -> nn.Module:
 
 @for_each(
     "make",
-    [lambda: Own(nn.Linear(4, 4)), lambda: nn.Sequential(nn.Linear(4, 4), nn.LSTM(4, 4)), hooked],
-    ids=["own forward", "unknown layer", "hook"],
+    [
+        lambda: Own(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.MaxPool2d(2)),
+        lambda: nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU()),
+        lambda: nn.Sequential(nn.Conv2d(3, 8, 3), nn.Tanh(), nn.MaxPool2d(2)),
+        lambda: nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.MaxPool2d(2, return_indices=True)),
+        hooked,
+    ],
+    ids=["own forward", "no maximum", "no relu", "indices", "hook"],
 )
-def test_other_models_are_no_chains(make):
-    assert Chain.of(make()) is None
+def test_other_models_are_left_as_they_are(make):
+    model = make()
+    assert fused(model) is model
