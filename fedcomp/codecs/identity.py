@@ -17,6 +17,11 @@ from .frame import EMPTY, Section, varint
 from .update import Dense, Update
 
 
+def _bytes_of(values: np.ndarray) -> memoryview:
+    """Return the bytes of an array without a copy."""
+    return memoryview(np.ascontiguousarray(values)).cast("B") if values.size else memoryview(b"")
+
+
 @dataclass(frozen=True)
 class Identity(Codec):
     """Every coordinate as float32: loses nothing."""
@@ -35,9 +40,8 @@ class Identity(Codec):
         return 0.0
 
     def _encode_row(self, x: Tensor, seed: int, context: Context) -> Section:
-        return Section(
-            x.numel(), x.to(torch.float32).cpu().numpy().astype("<f4", copy=False).tobytes()
-        )
+        values = x.to(torch.float32).cpu().numpy().astype("<f4", copy=False)
+        return Section(values.size, _bytes_of(values))
 
     def _decode_row(self, section: Section, layout: Layout, seed: int) -> Update:
         expect(
@@ -58,7 +62,7 @@ class Identity(Codec):
                 [np.frombuffer(s.body, "<f4") for s in sections], axis=0, dtype=np.float32
             )
         expect(kernels.all_finite(total), "the sum of the frames is not finite")
-        return Section(total.size, total.astype("<f4", copy=False).tobytes())
+        return Section(total.size, _bytes_of(total.astype("<f4", copy=False)))
 
 
 @dataclass(frozen=True)
