@@ -23,7 +23,6 @@ from typing import Any, Self
 
 from torch import Tensor
 
-from .compact_json import compact
 from .errors import ProtocolError
 
 UP_TO_DATE, FRAMES, OVERWRITE, DENSE = (
@@ -35,6 +34,7 @@ UP_TO_DATE, FRAMES, OVERWRITE, DENSE = (
 UPDATE, NEED_DENSE, FAILED = "update", "need-dense", "failed"  # kinds of a report
 TRAIN = "train"  # the phase of strategies that have one
 LENGTH = struct.Struct("<I")
+compact = functools.partial(json.dumps, separators=(",", ":"))  # JSON without spaces
 
 
 @dataclass

@@ -13,9 +13,9 @@ from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
 from torch import Tensor
 
-from ..compact_json import compact
 from ..errors import CheckpointError, ConfigError
 from ..memories import Memory
+from ..messages import compact
 
 BUFFERS = "buffers"  # among the values of a record
 MOMENTUM = "local-momentum"  # among the vectors

@@ -9,9 +9,9 @@ from typing import Any, Protocol, TypeVar
 import torch
 from torch import Tensor
 
-from ..compact_json import compact
 from ..errors import CheckpointError, RunFolderError
 from ..memories.base import Changes
+from ..messages import compact
 from ..tasks import Data
 from .checkpoint import Checkpoint
 from .round_loop import RoundLoop, RoundResult
