@@ -21,7 +21,9 @@ against accidents; it is no signature.
 
 import struct
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -63,6 +65,18 @@ class Section(NamedTuple):
 
 
 EMPTY = Section(0, b"")
+
+_trusted: ContextVar[bool] = ContextVar("trusted frames", default=False)
+
+
+@contextmanager
+def trusted_frames() -> Iterator[None]:
+    """Leave out the check of checksums while this is entered: the frames are made in this process and have not left it."""
+    token = _trusted.set(True)
+    try:
+        yield
+    finally:
+        _trusted.reset(token)
 
 
 def seal(
@@ -113,7 +127,7 @@ def unseal(
         and (layout is None or layout.numel == numel)
     ):
         rest = view[SECTIONS:]
-        if CRC.unpack_from(view, HEAD.size)[0] == zlib.crc32(rest, crc):
+        if _trusted.get() or CRC.unpack_from(view, HEAD.size)[0] == zlib.crc32(rest, crc):
             return 0, [(WHOLE, read_section(rest, numel))]  # as nearly all frames are
     if len(view) < SECTIONS:
         raise FrameError(f"{len(view)} bytes are too short for a frame")
@@ -127,7 +141,7 @@ def unseal(
     if found != codec:
         raise FrameError(f"a frame of codec {_name(found)} was given to {_name(codec)}")
     (checksum,) = CRC.unpack_from(view, HEAD.size)
-    if checksum != _checksum(view[: HEAD.size], numel, [view[SECTIONS:]]):
+    if not _trusted.get() and checksum != _checksum(view[: HEAD.size], numel, [view[SECTIONS:]]):
         raise FrameError(
             f"the checksum does not fit: the frame is damaged, or was made for another size than {numel}"
         )

@@ -14,6 +14,7 @@ from ..callbacks import Callback, Header, RoundRecord, Summary
 from ..clients.replica import Replica
 from ..clients.trainer import Trainer
 from ..codecs import codec
+from ..codecs.frame import trusted_frames
 from ..config import RunConfig, data_folder
 from ..errors import ConfigError, DataError, RunFolderError
 from ..memories import Memory, memory, with_memories
@@ -272,6 +273,8 @@ class Simulation(Preparation):
                 self.warnings(sentence)
             ends.callback(self.clients.store.close)
             ends.enter_context(_resting_collector())
+            if self.config.attack is None:
+                ends.enter_context(trusted_frames())
             self._rounds(recovery, done, ends.enter_context(Interruption()))
             return self._finish()
 

@@ -12,9 +12,29 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedcomp import FrameError, Layout, codec
-from fedcomp.codecs.frame import LAYER, MODEL, Section, read_varint, seal, unseal, varint
+from fedcomp.codecs.frame import (
+    LAYER,
+    MODEL,
+    Section,
+    read_varint,
+    seal,
+    trusted_frames,
+    unseal,
+    varint,
+)
 
 STC, TOPK = codec("stc").id, codec("topk").id
+
+
+def test_trusted_frames_are_read_without_their_checksum_and_others_are_not():
+    made = codec("identity").encode(torch.ones(3))
+    damaged = made[:5] + bytes(4) + made[9:]
+    with trusted_frames():
+        assert codec("identity").decode(damaged, numel=3).tolist() == [1, 1, 1]
+        with pytest.raises(FrameError):
+            codec("identity").decode(made[:-1], numel=3)
+    with pytest.raises(FrameError, match="checksum"):
+        codec("identity").decode(damaged, numel=3)
 
 
 def test_a_frame_byte_by_byte():
