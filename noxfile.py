@@ -17,6 +17,7 @@ def flower(session: nox.Session, flwr: str) -> None:
     session.install(
         ".[sim]",
         f"flwr[simulation]{flwr}",
+        "hatchling",  # a test builds the wheel of fedcomp
         "hypothesis>=6.130",
         "pytest>=8.4",
         "pytest-timeout>=2.4",
