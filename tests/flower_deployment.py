@@ -57,11 +57,13 @@ class FlowerStage:
         return (self.folder / f"{name}.txt").read_text()
 
     def link(self, *options: str, installs: bool = False) -> subprocess.Popen:
-        """Start the SuperLink with these options. `installs`: it installs the dependencies of an App, as it does by default."""
+        """Start the SuperLink with these options. `installs`: it installs the dependencies of an App, as newer versions do by default."""
         home = self.folder / "home"
         address, control = processes.superlink_options("127.0.0.1", self.port, home)
-        if installs:
-            address = [word for word in address if word != processes.NO_INSTALLATION]
+        if installs and processes.NO_INSTALLATION in address:
+            address.remove(processes.NO_INSTALLATION)
+        elif installs:
+            address.append("--allow-runtime-dependency-installation")
         (home / "config.toml").write_text(CONNECTION.format(control[1]))
         link = self.start("superlink", "flower-superlink", "--insecure", *address, *options)
         until(lambda: listens(control), link, lambda: self.said("superlink"))
