@@ -82,12 +82,12 @@ class FlowerStage:
             config,
         )
 
-    def submit(self, app: Path, **config: object) -> str:
-        """Start a run of an App. Returns the run's id."""
+    def submit(self, app: Path, *options: str, **config: object) -> str:
+        """Start a run of an App with these options and values of its configuration. Returns the run's id."""
         values = " ".join(
             f"{name.replace('_', '-')}={json.dumps(value)}" for name, value in config.items()
         )
-        return str(self.flwr("run", str(app), "here", "--run-config", values)["run-id"])
+        return str(self.flwr("run", str(app), "here", "--run-config", values, *options)["run-id"])
 
     def id_of(self, node: str) -> str:
         """The id that the SuperLink gave a SuperNode, "" while it has none."""

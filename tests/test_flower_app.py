@@ -158,7 +158,8 @@ def test_flower_installs_the_wheel_of_the_page_and_simulates_with_it(tmp_path, h
     with flower_stage(tmp_path) as stage:
         stage.environment |= {"UV_OFFLINE": "1", "UV_CACHE_DIR": str(tmp_path / "uv")}
         link = stage.link("--simulation", installs=True)
-        run = stage.submit(app, num_server_rounds=2, out=str(out))
+        two = ["--federation-config", "num-supernodes=2"]
+        run = stage.submit(app, *two, num_server_rounds=2, out=str(out))
         until(lambda: "2" in done(out), link, lambda: stage.log(run), seconds=300)
         until(lambda: "running" not in stage.status(), link, lambda: stage.log(run))
         assert stage.status() == "finished:completed"
