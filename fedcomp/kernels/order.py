@@ -2,64 +2,60 @@
 
 Knuth: The art of computer programming 3, 5.2.2, algorithm M (Batcher's merge exchange); what the wanted ranks do not need is left out.
 
-A comparator works on two rows, so that as many columns are compared at once as fit into a register.
+A comparator works on two whole rows: one operation compares thousands of columns.
 """
 
 from functools import lru_cache
 
 import numpy as np
 
-from . import backend
 from .parallel import map_ranges
 
 LARGEST = float(np.finfo(np.float32).max)
+TILE = 4096  # columns that are sorted together, near the processor
 
 
 def mean_of_ranks(stack: np.ndarray, first: int, last: int) -> np.ndarray:
-    """The mean of the ranks first..last-1, 0 the smallest, of every column of a finite float32 stack [m, n]: float32 [n].
+    """Return the mean of the ranks first..last-1, 0 the smallest, of every column of a finite float32 stack [m, n]: float32 [n].
 
     Summed in float64 from the smallest to the largest, so that it does not depend on the order of the rows. The stack is not touched.
     """
     m, n = stack.shape
     if not 0 <= first < last <= m:
         raise IndexError(f"ranks {first}..{last - 1} are not among those of {m} rows")
-    out = np.empty(n, np.float32)
-    if (
-        stack.dtype == np.float32
-        and stack.flags.c_contiguous
-        and backend.compile_vector(stack.size)
-    ):
-        from . import order_loops
+    out, pairs = np.empty(n, np.float32), network(m, first, last)
 
-        pairs = network(m, first, last)
-        map_ranges(
-            n,
-            lambda start, stop: order_loops.mean_of_ranks(
-                stack, pairs, first, last, start, stop, out
-            ),
-        )
-        return out
-    total = np.zeros(n)
-    for row in np.sort(stack, axis=0)[first:last]:
-        total += row
-    np.divide(total, last - first, out=total).clip(-LARGEST, LARGEST, out=total)
-    out[:] = total
+    def work(start: int, stop: int) -> None:
+        for left in range(start, stop, TILE):
+            columns = slice(left, min(left + TILE, stop))
+            rows = list(stack[:, columns].copy())
+            spare = np.empty_like(rows[0])
+            for i, j in pairs:
+                np.minimum(rows[i], rows[j], out=spare)
+                np.maximum(rows[i], rows[j], out=rows[j])
+                rows[i], spare = spare, rows[i]
+            total = np.zeros(spare.size)
+            for row in rows[first:last]:
+                total += row
+            out[columns] = np.divide(total, last - first, out=total).clip(-LARGEST, LARGEST)
+
+    map_ranges(n, work)
     return out
 
 
 @lru_cache(64)
-def network(m: int, first: int, last: int) -> np.ndarray:
-    """Comparators (i, j), i < j, int64 [c, 2], that bring the ranks first..last-1 of m numbers to their places, the smaller to i."""
+def network(m: int, first: int, last: int) -> list[tuple[int, int]]:
+    """Return comparators (i, j), i < j, that bring the ranks first..last-1 of m numbers to their places, the smaller to i."""
     needed, kept = set(range(first, last)), []
     for i, j in reversed(_merge_exchange(m)):
         if i in needed or j in needed:
             needed |= {i, j}
             kept.append((i, j))
-    return np.array(kept[::-1], np.int64).reshape(-1, 2)
+    return kept[::-1]
 
 
 def _merge_exchange(m: int) -> list[tuple[int, int]]:
-    """Comparators that sort m numbers."""
+    """Return comparators that sort m numbers."""
     top = 1 << max((m - 1).bit_length() - 1, 0)
     pairs, p = [], top
     while p > 0:
