@@ -106,7 +106,7 @@ def test_a_run_behind_relays_can_be_resumed(tmp_path):
     [
         (
             {"uplink": "stc"},
-            "those of stc.* do not add; use --uplink topk:density=1%.s2:union=[0-9]+, or identity",
+            "frames of stc.* cannot be added; use --uplink topk:density=1%.s2:union=[0-9]+, or identity",
         ),
         ({"uplink": "randomk"}, "with its own; use --uplink topk:density=1%.s2:union="),
         (
