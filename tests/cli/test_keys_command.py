@@ -177,7 +177,7 @@ def test_renew_a_client(folder):
     until = (utc_now() + timedelta(days=10)).strftime("%Y-%m-%d")
     assert (
         said
-        == f"Client 1 has a new key until {until}; copy {folder}/clients/1.toml to it, its old key is refused.\n"
+        == f"Client 1 has a new key until {until}; copy {folder}/clients/1.toml to it. Its old key is refused.\n"
     )
     assert read_registry(folder).id_of_hash(before.key_hash) is None
 
@@ -193,7 +193,7 @@ def test_renew_the_server_for_one_more_host(folder):
 
 def test_renew_what_ends_soon(folder):
     assert done("keys", "renew", "--keys", folder).startswith(
-        "No certificate ends within 30 days; name a client, a relay or 'server'"
+        "No certificate ends within 30 days; give the id of a client, relay-0 or 'server'"
     )
     keys.renew(folder, 1, days=3)
     keys.renew_server(folder, days=3)
@@ -329,7 +329,7 @@ def test_add_a_relay(folder):
     )
     assert said.splitlines() == [
         f"Relay 0 is enrolled for relay.example, 10.0.0.7, localhost, 127.0.0.1: {folder}/relays/0.toml. "
-        "Copy it to the relay, then there:",
+        "Copy the file to the relay, and run there:",
         "fedcomp relay --server HOST:PORT --enrolment 0.toml",
     ]
     shown = fedcomp("relay", "--help").stdout
@@ -388,7 +388,7 @@ def test_renew_a_relay_keeps_its_hosts_and_refuses_its_old_key(with_relay):
     before = relay(with_relay)
     said = done("keys", "renew", "relay-0", "--keys", with_relay, "--host", "b.example")
     assert re.fullmatch(
-        r"Relay 0 has a new key until \d{4}-\d\d-\d\d; copy \S+/relays/0\.toml to it, its old key is refused\.\n",
+        r"Relay 0 has a new key until \d{4}-\d\d-\d\d; copy \S+/relays/0\.toml to it\. Its old key is refused\.\n",
         said,
     )
     after = relay(with_relay)
@@ -409,7 +409,7 @@ def test_renew_a_relay_keeps_its_hosts_and_refuses_its_old_key(with_relay):
 def test_a_relay_without_its_file_is_renewed_for_the_hosts_that_are_named(with_relay):
     (with_relay / "relays" / "0.toml").unlink()
     assert sentence("keys", "renew", "relay-0", "--keys", with_relay) == (
-        f"{with_relay}/relays/0.toml, which names the hosts of relay 0, is not there; bring it back, or name them with --host HOST"
+        f"{with_relay}/relays/0.toml, which has the hosts of relay 0, is not there; bring it back, or give the hosts with --host HOST"
     )
     done("keys", "renew", "relay-0", "--keys", with_relay, "--host", "c.example")
     assert keys.hosts_of(relay(with_relay).leaf)[0] == "c.example"
@@ -433,7 +433,7 @@ def test_a_relay_whose_key_ends_soon_is_renewed_with_the_others(with_relay):
     [
         (
             ["add", "--relay"],
-            "--relay needs the address of the relay, which its certificate is for; give --host HOST",
+            "--relay needs the address of the relay for its certificate; give --host HOST",
         ),
         (
             ["add", "--relay", "--host", "a", "--count", "2"],
@@ -478,5 +478,5 @@ def test_a_folder_without_relays(folder):
 def test_a_client_with_the_enrolment_of_a_relay(with_relay):
     file = with_relay / "relays" / "0.toml"
     assert sentence("client", "--task", "spirals", "--server", "h:1", "--enrolment", file) == (
-        f"{file} is the enrolment of relay 0; give that of a client, or start: fedcomp relay"
+        f"{file} is the enrolment of relay 0; give the enrolment of a client, or run a relay with: fedcomp relay"
     )

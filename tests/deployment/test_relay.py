@@ -58,7 +58,7 @@ def test_clients_behind_a_relay_make_the_model_that_they_make_without(tmp_path, 
         assert relay.has_said(
             f"relays localhost:{run.port} on 127.0.0.1:{relay.port} to a run of 4"
         )
-        assert relay.has_said("and passes on each frame")
+        assert relay.has_said("and forwards each frame")
         assert relay.has_said("the run is over after round 3")
         assert not run.warnings
     assert model(tmp_path / "relay") == model(tmp_path / "direct")
@@ -285,7 +285,7 @@ def test_a_relay_without_an_enrolment(tmp_path, monkeypatch):
 def test_a_relay_with_the_enrolment_of_a_client(keys, monkeypatch):
     file = keys / "clients" / "1.toml"
     expected = (
-        f"{file} is the enrolment of client 1, and a relay needs its own; make one on the server with: "
+        f"{file} is the enrolment of client 1, but a relay needs its own; make one on the server with: "
         "fedcomp keys add --relay --host HOST"
     )
     assert sentence("relay", "--enrolment", file) == expected
@@ -296,9 +296,9 @@ def test_a_relay_with_the_enrolment_of_a_client(keys, monkeypatch):
 def test_options_of_a_relay_that_exclude_each_other(keys):
     file = keys / "relays" / "0.toml"
     assert sentence("relay", "--insecure", "--enrolment", file, "--server", "h:1") == (
-        "--insecure uses no keys, but --enrolment names some; give only one of the two"
+        "--insecure uses no keys, but --enrolment is given; give only one of the two"
     )
-    assert sentence("relay", "--insecure") == "no server is named; give --server host:port"
+    assert sentence("relay", "--insecure") == "--server is missing; give --server host:port"
     assert "--patience is inf" in sentence("relay", "--insecure", "--patience", "inf")
     assert "--port" in sentence("relay", "--insecure", "--server", "h:1", "--port", 65536)
     assert "'h'" in sentence("relay", "--insecure", "--server", "h")
@@ -348,5 +348,5 @@ def test_relays_do_not_go_with_flower(tmp_path):
         *("server", "start", "--insecure", "--task", TASK, "--out", tmp_path / "run"),
         *("--relays", 1, "--transport", "flower", "--uplink", "identity", "--port", 0),
     )
-    assert "--relays and --transport flower do not go together" in said
+    assert "--relays needs --transport grpc" in said
     assert not (tmp_path / "run").exists()

@@ -468,7 +468,7 @@ def test_an_expired_key_is_refused(folder):
     renew = f"fedcomp keys renew 2 --keys {folder}"
     assert (
         registry.reason(public_pem(folder, 2))
-        == f"the key of client 2 ended on {ends}; make it a new one: {renew}"
+        == f"the key of client 2 ended on {ends}; make a new one: {renew}"
     )
 
 

@@ -66,7 +66,7 @@ def test_relays_that_are_written_are_read(tmp_path):
     assert read_file(path) == (tuple(clients), tuple(made), None)
     path.write_text(text_of(made, None))
     assert read_file(path) == ((), tuple(made), None)
-    assert [entry.who for entry in [*clients, *made]] == [0, 1, "relay-0", "relay-1"]
+    assert [entry.holder for entry in [*clients, *made]] == [0, 1, "relay-0", "relay-1"]
 
 
 def test_a_key_of_a_relay_is_that_of_no_client(tmp_path, folder):
@@ -246,9 +246,9 @@ def test_a_registry_that_is_emptied_is_taken_to_be_damaged_and_not_to_turn_every
         path.read_text(),
     )
     path.write_text("")
-    assert "holds no client any more" in registry.problem
+    assert "has no clients any more" in registry.problem
     path.write_text("# nothing\n")
-    assert "holds no client any more" in registry.problem
+    assert "has no clients any more" in registry.problem
     path.write_text(whole)
     assert registry.problem == "" and registry.id_of(key) == 0
 
@@ -297,7 +297,7 @@ def test_a_key_hash_whose_time_is_over_is_refused(folder):
     registry, mine = Registry(folder / "registry.toml", now=lambda: later), client(folder, 0)
     assert registry.id_of_hash(mine.key_hash) is None
     assert registry.reason_of_hash(mine.key_hash) == (
-        f"the key of client 0 ended on {iso(mine.not_after)}; make it a new one: fedcomp keys renew 0 --keys {folder}"
+        f"the key of client 0 ended on {iso(mine.not_after)}; make a new one: fedcomp keys renew 0 --keys {folder}"
     )
 
 
