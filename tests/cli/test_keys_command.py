@@ -341,7 +341,7 @@ def test_add_a_relay(folder):
     assert (folder / "relays").stat().st_mode & 0o777 == 0o700
     assert (folder / "relays" / "0.toml").stat().st_mode & 0o777 == 0o600
 
-    # Relays and clients are numbered by themselves, and neither may pass for the other.
+    # Ids of relays and of clients are separate, and a key of one kind is not accepted as the other.
     assert done("keys", "add", "--relay", "--host", "b", "--keys", folder).startswith("Relay 1 is")
     assert done("keys", "add", "--keys", folder).startswith("Client 3 is enrolled")
     assert not Enrolment.read(folder / "clients" / "3.toml").relay
@@ -406,7 +406,7 @@ def test_renew_a_relay_keeps_its_hosts_and_refuses_its_old_key(with_relay):
     assert set(keys.hosts_of(relay(with_relay).leaf)) == hosts
 
 
-def test_a_relay_without_its_file_is_renewed_for_the_hosts_that_are_named(with_relay):
+def test_a_relay_without_its_file_is_renewed_for_the_given_hosts(with_relay):
     (with_relay / "relays" / "0.toml").unlink()
     assert sentence("keys", "renew", "relay-0", "--keys", with_relay) == (
         f"{with_relay}/relays/0.toml, which has the hosts of relay 0, is not there; bring it back, or give the hosts with --host HOST"
@@ -415,7 +415,7 @@ def test_a_relay_without_its_file_is_renewed_for_the_hosts_that_are_named(with_r
     assert keys.hosts_of(relay(with_relay).leaf)[0] == "c.example"
 
 
-def test_a_relay_whose_key_ends_soon_is_renewed_with_the_others(with_relay):
+def test_a_relays_key_that_ends_soon_is_renewed_with_the_others(with_relay):
     keys.renew(with_relay, "relay-0", days=3)
     keys.renew(with_relay, 2, days=3)
     assert keys.due(with_relay, 30) == [2, "relay-0"]
@@ -455,13 +455,13 @@ def test_a_relay_whose_key_ends_soon_is_renewed_with_the_others(with_relay):
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_a_mistake_with_relays_is_one_sentence_and_changes_nothing(given, said, with_relay):
+def test_an_error_with_relays_is_one_message_and_changes_nothing(given, said, with_relay):
     before = {path: path.read_bytes() for path in with_relay.rglob("*.*") if path.is_file()}
     assert sentence("keys", *given, "--keys", with_relay).startswith(said)
     assert {path: path.read_bytes() for path in with_relay.rglob("*.*") if path.is_file()} == before
 
 
-def test_a_relay_that_is_not_known_is_told_which_are(folder, with_relay):
+def test_the_error_for_an_unknown_relay_names_the_known_ones(folder, with_relay):
     assert sentence("keys", "renew", "relay-7", "--keys", folder) == (
         f"relay-7 is not in {folder}/registry.toml, which has relay-0; give one of these, "
         f"or: fedcomp keys add --relay --host HOST --keys {folder}"

@@ -69,7 +69,7 @@ def test_relays_that_are_written_are_read(tmp_path):
     assert [entry.holder for entry in [*clients, *made]] == [0, 1, "relay-0", "relay-1"]
 
 
-def test_a_key_of_a_relay_is_that_of_no_client(tmp_path, folder):
+def test_a_relays_key_is_not_accepted_as_a_clients(tmp_path, folder):
     mine = client(folder, 0)
     (id, _), registry = keys.add_relay(folder, ["relay.example"]), read_registry(folder)
     theirs = Enrolment.read(folder / "relays" / f"{id}.toml")
@@ -96,7 +96,7 @@ def test_a_relay_keeps_its_entry_when_clients_change(folder):
     assert after.replaced == (before[0].public_key,) and after.public_key != before[0].public_key
 
 
-def test_a_table_of_keys_follows_changes(folder):
+def test_the_table_of_keys_follows_changes_of_the_file(folder):
     later = utc_now() + timedelta(days=366)
     assert Registry(folder / "registry.toml", now=lambda: later).ids_by_hash() == {}
     registry, renewed = read_registry(folder), client(folder, 0)

@@ -1,4 +1,4 @@
-"""Clients at rest are the same wherever they lie: in memory, or in the checkpoint and back, read ahead, after a kill, on a full disk."""
+"""Client states are the same in memory, read back from the checkpoint, prefetched, after a kill, and on a full disk."""
 
 import json
 import os

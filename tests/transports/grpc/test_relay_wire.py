@@ -1,4 +1,4 @@
-"""Messages between a server and a relay: each comes back as it was sent, and any bytes are a message or a ProtocolError."""
+"""Messages between a server and a relay: decoding inverts encoding, and any bytes decode to a message or raise ProtocolError."""
 
 from dataclasses import replace
 
@@ -26,7 +26,7 @@ def sent(pieces: list[bytes], kind: Kind) -> Reader:
 
 
 class RelayEnd:
-    """The frames that a relay keeps, and the messages with bundles that it received."""
+    """The frames that a relay has cached, and the bundles that it received."""
 
     def __init__(self) -> None:
         self.kept: dict[int, bytes] = {}
@@ -49,7 +49,7 @@ class RelayEnd:
 
 
 def same_frames(kept: FrameCache, relay: RelayEnd) -> bool:
-    """Return whether server and relay agree about the frames that the relay keeps."""
+    """Return whether server and relay have the same record of the cached frames."""
     return {number: frame for frame, number in kept.numbers.items()} == relay.kept
 
 
@@ -85,7 +85,7 @@ def test_withdrawals_come_back(withdrawn):
 
 
 @given(CLIENTS, st.text(max_size=20), st.booleans())
-def test_an_order_to_disconnect_comes_back(client, sentence, again):
+def test_disconnect_comes_back(client, sentence, again):
     order = Disconnect(client, Refused(sentence, again))
     reader = sent(relay_wire.encode_disconnect(order), Kind.DISCONNECT)
     assert relay_wire.decode_disconnect(reader) == order
@@ -118,7 +118,7 @@ def test_a_loss_comes_back(client, sequence, stage, reason):
         unique_by=lambda entry: entry[3],
     )
 )
-def test_reports_come_back_unless_their_assignment_is_not_open(entries):
+def test_reports_on_open_assignments_come_back(entries):
     answers, open = [], {}
     for sequence, answer, asked, client, own, is_open in entries:
         asked = replace(asked, client=client)
@@ -163,7 +163,7 @@ def test_announced_values_are_shared_too():
     assert sum(relay.sizes) < 1.1 * len(keys)
 
 
-def test_a_relay_forgets_the_frames_whose_last_use_is_longest_ago(monkeypatch):
+def test_a_relay_forgets_the_least_recently_used_frames(monkeypatch):
     monkeypatch.setattr(relay_wire, "CACHE_BYTES", 1000)
     kept, relay = FrameCache(), RelayEnd()
     frames = [bytes([i]) * 300 for i in range(6)]
@@ -185,7 +185,7 @@ def test_a_relay_forgets_the_frames_whose_last_use_is_longest_ago(monkeypatch):
     assert send(5) < 300
 
 
-def test_one_frame_above_the_bound_is_kept_while_it_is_in_use(monkeypatch):
+def test_a_frame_larger_than_the_cache_is_kept_until_the_next_one(monkeypatch):
     monkeypatch.setattr(relay_wire, "CACHE_BYTES", 1000)
     kept, relay = FrameCache(), RelayEnd()
     large = [(i, assignment(i, 1, [b"x" * 5000])) for i in range(20)]
@@ -200,7 +200,7 @@ def test_one_frame_above_the_bound_is_kept_while_it_is_in_use(monkeypatch):
     st.lists(st.lists(st.integers(0, 9), min_size=1, max_size=4), min_size=1, max_size=12),
     st.integers(0, 40),
 )
-def test_server_and_relay_keep_the_same_frames(rounds, bound):
+def test_server_and_relay_have_the_same_frames(rounds, bound):
     kept, relay = FrameCache(), RelayEnd()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(relay_wire, "CACHE_BYTES", bound)
@@ -214,7 +214,7 @@ def test_server_and_relay_keep_the_same_frames(rounds, bound):
             assert kept.size <= bound or len(relay.kept) == 1
 
 
-def test_a_bundle_ends_when_it_is_large(monkeypatch):
+def test_a_large_bundle_is_divided(monkeypatch):
     monkeypatch.setattr(relay_wire, "BUNDLE_BYTES", 10_000)
     kept, relay = FrameCache(), RelayEnd()
     assignments = [
@@ -224,7 +224,7 @@ def test_a_bundle_ends_when_it_is_large(monkeypatch):
     assert len(relay.sizes) > 1 and max(relay.sizes) <= 10_000 + 3000
 
 
-def test_frames_that_are_returned_to_their_clients_fill_a_bundle_too(monkeypatch):
+def test_returned_frames_count_towards_the_size_of_a_bundle(monkeypatch):
     monkeypatch.setattr(relay_wire, "BUNDLE_BYTES", 10_000)
     kept, relay = FrameCache(), RelayEnd()
     assignments = [(i, replace(assignment(i), returned=b"r" * 1000)) for i in range(50)]
@@ -347,7 +347,7 @@ def test_malformed_messages_are_errors(kind, data):
         everything(bytes([kind]) + data, {0: b"f" * 50})
 
 
-def test_a_forgotten_frame_is_not_there_any_more(monkeypatch):
+def test_a_reference_to_a_forgotten_frame_is_an_error(monkeypatch):
     monkeypatch.setattr(relay_wire, "CACHE_BYTES", 100)
     kept, relay = FrameCache(), RelayEnd()
     for number in range(3):
