@@ -140,7 +140,10 @@ class Recovery:
         memory = broadcasts.memory.state_dict(copy=False)
         is_vector = {name: isinstance(value, Tensor) for name, value in memory.items()}
         for name, value in memory.items():
-            (vectors if is_vector[name] else values)[DOWNLINK_MEMORY + name] = value
+            if isinstance(value, Tensor):
+                vectors[DOWNLINK_MEMORY + name] = value
+            else:
+                values[DOWNLINK_MEMORY + name] = value
         for client in self.changed:
             dropped = loop.dropped.get(client, b"").hex()
             record = [

@@ -29,9 +29,7 @@ class Placement:
 
     name: str  # DEVICE, HOST or FILE
     budget_bytes: float = math.inf  # of clients that stay in memory
-    moves_to: torch.device | None = (
-        None  # for clients that are training; None: they stay where they are
-    )
+    moves_to: torch.device | None = None  # for training; None: vectors do not move
     client_bytes: int = 0  # of one client's vectors, an estimate until one is measured
 
     @property

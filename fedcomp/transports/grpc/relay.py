@@ -77,8 +77,8 @@ class Relay:
     """A relay: serves clients on a port of this machine while the connection to its server lasts.
 
     `opened` is called with the port's number and the terms of the run, `changed` with the new number of connected clients, and `warn`
-    with each warning. All three are called in the I/O thread. A client with an
-    assignment counts as lost after `silence_s` seconds without a message.
+    with each warning. All three are called in the I/O thread. A client with an assignment counts as lost after `silence_s` seconds
+    without a message.
     """
 
     def __init__(
@@ -113,6 +113,7 @@ class Relay:
 
 
 def _error(refused: Refused) -> UserError:
+    """Return the error for a REFUSED from the server: UnreachableError if the relay may try again."""
     return (
         UnreachableError(refused.sentence, "starting")
         if refused.again
