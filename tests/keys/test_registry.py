@@ -139,12 +139,12 @@ def malformed():
     yield (
         "a state",
         whole.replace('"enrolled"', '"enroled"', 1),
-        ": client 0: 'state' is not 'enrolled' or 'revoked'; mend it",
+        ": client 0: 'state' is not 'enrolled' or 'revoked'; correct it",
     )
     yield (
         "a list as state",
         whole.replace('"enrolled"', "[]", 1),
-        ": client 0: 'state' is not 'enrolled' or 'revoked'; mend it",
+        ": client 0: 'state' is not 'enrolled' or 'revoked'; correct it",
     )
     yield (
         "a date",
@@ -196,7 +196,7 @@ def malformed():
     )
     yield "relay", "relay = 3\n" + whole, r": 'relay' is no list of tables; write \[\[relay\]\]"
     yield "server", "server = 3\n" + whole, ": 'server' is not a text such as"
-    yield "a line", whole + "???\n", r" is not TOML: .*\(at line 14, column 1\); mend it"
+    yield "a line", whole + "???\n", r" is not TOML: .*\(at line 14, column 1\); correct it"
     yield "a cut", whole[:-40], " is not TOML: "
 
 

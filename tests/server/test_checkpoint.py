@@ -192,7 +192,7 @@ def test_vectors_are_read_while_others_are_written(store):
 
 
 def test_vectors_of_other_types_than_float32_are_refused(store):
-    with pytest.raises(ValueError, match="float32 vectors, and 'a' is"):
+    with pytest.raises(ValueError, match="float32 vectors, but 'a' is"):
         store.save({"a": torch.zeros(3, dtype=torch.int64)}, {})
 
 

@@ -43,9 +43,7 @@ FAREWELL_S = 10.0  # for clients to leave after the farewell
 # Silence is counted in ticks, not in seconds, so that clients are not lost while this process itself is suspended.
 PING_TICKS = 8  # of silence, after which the client is pinged
 SILENT_TICKS = 16  # of silence, after which the client counts as lost
-SPARE_CONNECTIONS = (
-    4096  # beyond one for each client, so that half-open ones do not keep clients out
-)
+SPARE_CONNECTIONS = 4096  # besides one for each client, for half-open connections
 
 EXPELLED = "its key is no longer accepted"
 REPORT_BYTES = 1024  # largest report without its frame, in a message of a relay

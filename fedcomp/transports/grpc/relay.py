@@ -28,8 +28,8 @@ from .stream import Answered, Event, Heard, Joined, Left, Open, Settings, Warned
 from .wire import Kind, Reader, Refused
 
 REFUSED_KEY = (
-    "its key is not enrolled for a client at the server of this relay, or was revoked; see fedcomp keys list on the server, and connect "
-    "relays to the server itself"
+    "its key is not enrolled for a client at the server of this relay, or was revoked; relays cannot connect to another "
+    "relay"
 )
 TERMS_BYTES = 64 << 20  # largest message with the terms or the keys of a run
 # The sequence number of an assignment, the report on it, and the assignment.

@@ -152,9 +152,7 @@ class Stream:
         self.closing = False
         self.timer: asyncio.TimerHandle | None = None
         self.searched = False  # whether `PortTraffic.search` has looked for its connection
-        self.before = self.counted = (
-            Traffic()
-        )  # bytes of its connection before this stream, and now
+        self.before = self.counted = Traffic()  # of its connection: before this stream, and now
         self._urgent: deque[bytes] = deque()
         self._work: deque[bytes] = deque()  # of the newest assignment
         self._on_sent: Callable[[], None] | None = None
