@@ -113,7 +113,7 @@ def test_a_relay_that_adds_gives_the_same_model_as_a_simulation(tmp_path, direct
         assert len(run.warnings) == 1 and "--insecure" in run.warnings[0]
     assert close(load_file(tmp_path / "run" / "model.safetensors"), expected)
     for line in lines(tmp_path):
-        assert line["accepted"] == 4
+        assert line["accepted"] == 4 and line["skipped"] == 0
         sent = [figures["uplink_bytes"] for figures in line["by_client"]]
         assert [bool(size) for size in sent] == [True, False, False, direct]
 
