@@ -310,7 +310,7 @@ def test_a_disk_that_is_full_between_checkpoints_ends_the_run_and_it_goes_on(
 
     monkeypatch.setattr(checkpoint, "save_file", fails)
     watched = Records()
-    with pytest.raises(CheckpointError, match="go on with --resume") as error:
+    with pytest.raises(CheckpointError, match="continue with --resume") as error:
         simulate(replace(config, out=out(tmp_path, "full")), watched)
     assert error.value.exit_status == 6 and len(watched.records) < 4
     monkeypatch.setattr(checkpoint, "save_file", save_file)
@@ -396,7 +396,7 @@ def test_a_file_that_may_not_grow_is_a_sentence_and_an_exit_status(tmp_path):
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert full.exit_code == 6 and "Traceback" not in full.stderr
-    assert "make room, then go on with --resume" in " ".join(full.stderr.split())
+    assert "make room, then continue with --resume" in " ".join(full.stderr.split())
     simulate(replace(config, resume=True))
     simulate(replace(config, out=out(tmp_path, "whole")))
     assert model_bytes(config.out) == model_bytes(out(tmp_path, "whole"))
