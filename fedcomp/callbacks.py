@@ -83,9 +83,8 @@ class RoundRecord:
     uplink_nonzeros: int = 0  # coordinates in the accepted updates
     skipped: int = 0  # of the accepted: clients that had nothing to send
     clipped: int = 0  # of the accepted: updates whose norm was more than --clip-update
-    relayed_bytes: int = (
-        0  # that relays sent to the server in place of uplink_bytes, which reached them
-    )
+    # In a simulation with relays: bytes from relays to the server; uplink_bytes are then those from clients to relays. Else 0.
+    relayed_bytes: int = 0
     # TCP payload of a deployment's port since the round before, with TLS, handshakes and keepalive; None in a simulation, and where
     # the platform does not count it.
     wire_bytes_in: int | None = None

@@ -34,7 +34,7 @@ NOT_TAKEN_OVER = {
 }  # by a resumed run, from the one before
 
 
-AUTO = "auto"  # of --checkpoint-every
+AUTO = "auto"  # default of --checkpoint-every
 
 
 class Usual(str):
@@ -208,7 +208,7 @@ class RunConfig:
     )
     relays: int = option(
         0,
-        "relays that add the frames of their clients and pass on the sum; 0 = each frame reaches the server",
+        "relays that add the frames of their clients and send the server the sum; 0 = each frame reaches the server",
         unit="relays",
         low=0,
         high=1_000_000,

@@ -1,4 +1,4 @@
-"""`fedcomp server start`, `fedcomp client` and `fedcomp relay`: from their options to a run, and what they print."""
+"""`fedcomp server start`, `fedcomp client` and `fedcomp relay`: checks of their options, and messages on the terminal."""
 
 import math
 import time
@@ -80,9 +80,7 @@ def serve(given: Mapping[str, Any], config: RunConfig, watch: Watch) -> None:
 
     insecure, keys = bool(given.get("insecure")), given.get("keys")
     if insecure and keys:
-        raise ConfigError(
-            "--insecure uses no keys, but --keys names some; give only one of the two"
-        )
+        raise ConfigError("--insecure uses no keys, but --keys is given; give only one of the two")
     folder = None if insecure else at_home(keys or "keys", "--keys")
     if folder is not None and not folder.is_dir():
         raise UserError(
@@ -101,14 +99,15 @@ def _port(text: str | None) -> int:
 
 
 def say(sentence: str) -> None:
+    """Print a message after the time."""
     print(f"{time.strftime('%H:%M:%S')} {one_line(sentence)}", flush=True)
 
 
 @contextmanager
 def saying(log_json: str | None) -> Iterator[Callable[[str], None]]:
-    """Yield the function that prints a client's messages and, with `log_json`, writes them to a log; "-" is a log on standard output only.
+    """Yield a function that prints messages and, with `log_json`, also writes them to that log.
 
-    Raises ConfigError if the log cannot be written.
+    With "-" the log is on standard output, and messages are not printed. Raises ConfigError if the log cannot be written.
     """
     from ..server.logs import STDOUT, JsonLog
 
@@ -122,6 +121,7 @@ def saying(log_json: str | None) -> Iterator[Callable[[str], None]]:
 
 
 def check_patience(patience: float | None) -> None:
+    """Raise ConfigError unless --patience is finite or not given."""
     if patience is not None and not math.isfinite(patience):
         raise ConfigError(
             f"--patience is {patience:g}; give seconds, or leave it out to try for ever"
@@ -214,10 +214,10 @@ def relay(
     if insecure:
         if enrolment is not None:
             raise ConfigError(
-                "--insecure uses no keys, but --enrolment names some; give only one of the two"
+                "--insecure uses no keys, but --enrolment is given; give only one of the two"
             )
         if server is None:
-            raise UserError("no server is named; give --server host:port")
+            raise UserError("--server is missing; give --server host:port")
         target = Target(*address(server))
     else:
         target = relay_target(server, enrolment)

@@ -164,7 +164,7 @@ def forecast(alternative: Alternative) -> Forecast:
         config.rounds,
         rehearsed,
         _ends(frames_up),
-        longest_frame(rehearsal.strategy.uplink, rehearsal.travels)
+        longest_frame(rehearsal.strategy.uplink, rehearsal.sent_layout)
         if len(rehearsal.strategy.client_algorithm.phases) == 1
         else None,
         _ends(frames_down),

@@ -1,4 +1,4 @@
-"""The clients that `fedcomp client` runs: one or many, with enrolments or, in a trial, without keys."""
+"""The identities of the clients that `fedcomp client` runs, and of a relay: with an enrolment, or without keys in a trial."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Identity:
-    """One client: its server, its logical id, its part of the data, its state folder, and its enrolment."""
+    """One client: its server, logical id, part of the data, state folder, and enrolment."""
 
     target: "Target"
     id: int
@@ -35,11 +35,11 @@ def identities(
     """Return the clients that the options describe. Raises UserError or ConfigError."""
     if insecure and enrolment is not None:
         raise ConfigError(
-            "--insecure uses no keys, but --enrolment names some; give only one of the two"
+            "--insecure uses no keys, but --enrolment is given; give only one of the two"
         )
     if not insecure and client_id is not None:
         raise ConfigError(
-            "--client-id is for --insecure alone, and an enrolment says itself which client it is; leave --client-id out, "
+            "--client-id needs --insecure, since an enrolment contains the id of its client; leave --client-id out, "
             "or give the --enrolment of that client"
         )
     enrolment = None if enrolment is None else Path(enrolment)
@@ -70,7 +70,7 @@ def identities(
 def _secure(
     server: str | None, enrolment: Path | None, count: int | None
 ) -> list[tuple["Target", int, "Enrolment | None"]]:
-    """Return target, id and enrolment of clients with enrolments."""
+    """Return server, id and enrolment of each client that has an enrolment. Raises UserError."""
     from ..deployment.client_process import Target
     from ..keys.connection import address
     from ..keys.enrolment import default_enrolment
@@ -86,7 +86,7 @@ def _secure(
     for path, enrolled in _enrolments(enrolment, count):
         if enrolled.relay:
             raise UserError(
-                f"{path} is the enrolment of relay {enrolled.id}; give that of a client, or start: fedcomp relay"
+                f"{path} is the enrolment of relay {enrolled.id}; give the enrolment of a client, or run a relay with: fedcomp relay"
             )
         enrolled.refuse_expired()
         if not (where := server or enrolled.server):
@@ -96,7 +96,7 @@ def _secure(
 
 
 def relay_target(server: str | None, enrolment: Path | None) -> "Target":
-    """Return the server of a relay, with the relay's enrolment. Raises UserError."""
+    """Return the server of a relay with the relay's credentials. Raises UserError if its enrolment is missing or not a relay's."""
     from ..deployment.client_process import Target
     from ..keys.connection import address
     from ..keys.enrolment import Enrolment, default_enrolment
@@ -111,7 +111,7 @@ def relay_target(server: str | None, enrolment: Path | None) -> "Target":
     enrolled = Enrolment.read(path)
     if not enrolled.relay:
         raise UserError(
-            f"{path} is the enrolment of client {enrolled.id}, and a relay needs its own; make one on the server with: {make}"
+            f"{path} is the enrolment of client {enrolled.id}, but a relay needs its own; make one on the server with: {make}"
         )
     enrolled.refuse_expired()
     if not (where := server or enrolled.server):
@@ -149,12 +149,13 @@ def _enrolments(given: Path, count: int | None) -> Sequence[tuple[Path, "Enrolme
 def _trial(
     server: str | None, client_id: int | None, partition_id: int | None, count: int
 ) -> list[tuple["Target", int, None]]:
+    """Return server and id of each client without an enrolment. Raises UserError."""
     from ..deployment.client_process import Target
     from ..keys.connection import address
     from ..keys.enrolment import LARGEST_ID
 
     if server is None:
-        raise UserError("no server is named; give --server host:port")
+        raise UserError("--server is missing; give --server host:port")
     who = partition_id if client_id is None else client_id
     if who is None:
         raise UserError(

@@ -1,6 +1,6 @@
 """`fedcomp keys`: make, list, add, renew and revoke the keys of a server, its clients and relays.
 
-Modules that read and write keys are imported inside of the functions, so that --help is fast.
+Modules that read and write keys are imported inside the functions, so that --help is fast.
 """
 
 import hashlib
@@ -39,7 +39,7 @@ Hosts = Annotated[
     typer.Option(
         "--host",
         metavar="HOST",
-        help="Name or address by which clients reach the server, or the relay; may be given again.",
+        help="Name or address by which clients reach the server or the relay; may be given more than once.",
     ),
 ]
 DEFAULT = Path(KEYS)
@@ -49,7 +49,7 @@ app = typer.Typer(add_completion=False, rich_markup_mode="rich")
 
 @app.callback(invoke_without_command=True)
 def keys(context: typer.Context) -> None:
-    """Make and change the keys of a server and its clients."""
+    """Make and change the keys of a server, its clients and relays."""
     if context.invoked_subcommand is None:
         print(context.get_help())
 
@@ -69,7 +69,7 @@ def init(
         ),
     ] = 8080,
 ) -> None:
-    """Make a CA, and certificates and keys signed by it: the server's, and an enrolment file for each client."""
+    """Make a CA, a certificate and key for the server, and an enrolment file for each client."""
     from ..keys import key_folder as keys
     from ..keys.connection import join_address
     from ..keys.enrolment import DEFAULT_PLACE, VARIABLE
@@ -114,21 +114,21 @@ def add(
     host: Hosts = None,
     days: Days = 365,
 ) -> None:
-    """Enrol new clients, whose ids follow the highest there is, or a relay. Needs ca.key, which signs their certificates."""
+    """Enrol new clients, whose ids follow the highest existing id, or a relay. Needs ca.key, which signs their certificates."""
     from ..keys import key_folder as keys
 
     folder = at_home(folder, "--keys")
     if relay:
         if not host:
             raise UserError(
-                "--relay needs the address of the relay, which its certificate is for; give --host HOST"
+                "--relay needs the address of the relay for its certificate; give --host HOST"
             )
         if count != 1:
             raise UserError("--relay enrols one relay at a time; leave --count out")
         id, names = keys.add_relay(folder, host, days)
         file = folder / keys.RELAYS / f"{id}.toml"
         print(
-            f"Relay {id} is enrolled for {', '.join(names)}: {file}. Copy it to the relay, then there:"
+            f"Relay {id} is enrolled for {', '.join(names)}: {file}. Copy the file to the relay, and run there:"
         )
         print(f"fedcomp relay --server HOST:PORT --enrolment {shlex.quote(file.name)}")
         return
@@ -153,26 +153,26 @@ def revoke(
     ],
     folder: Folder = DEFAULT,
 ) -> None:
-    """Refuse the keys of clients or relays from now on."""
+    """Revoke the keys of clients or relays. A running server disconnects them."""
     from ..keys import key_folder as keys
 
     folder = at_home(folder, "--keys")
-    gone = [_holder(id, folder, "revoke", "relay-0") for id in ids]
-    keys.revoke(folder, *gone)
-    clients = [one for one in gone if isinstance(one, int)]
-    said = [_clients(clients)] if clients else []
-    said += [f"Relay {one.removeprefix('relay-')} is" for one in gone if isinstance(one, str)]
-    revoked = ", ".join(f"{one} revoked" for one in said)
+    holders = [_holder(id, folder, "revoke", "relay-0") for id in ids]
+    keys.revoke(folder, *holders)
+    clients = [holder for holder in holders if isinstance(holder, int)]
+    subjects = [_clients(clients)] if clients else []
+    subjects += [f"Relay {h.removeprefix('relay-')} is" for h in holders if isinstance(h, str)]
+    revoked = ", ".join(f"{subject} revoked" for subject in subjects)
     print(f"{revoked}; a running server disconnects {'it' if len(ids) == 1 else 'them'}")
 
 
 @app.command()
 def renew(
-    who: Annotated[
+    holder: Annotated[
         str | None,
         typer.Argument(
             metavar="[ID|server]",
-            help=f"The client, relay-0 for a relay, or 'server'. Default: all whose certificates end within {SOON} days.",
+            help=f"Id of a client, relay-0 for a relay, or 'server'. Default: all whose certificates end within {SOON} days.",
             show_default=False,
         ),
     ] = None,
@@ -186,17 +186,17 @@ def renew(
     folder = at_home(folder, "--keys")
     chosen = (
         keys.due(folder, SOON)
-        if who is None
-        else [_holder(who, folder, "renew", "server", "relay-0")]
+        if holder is None
+        else [_holder(holder, folder, "renew", "server", "relay-0")]
     )
-    if host and (who is None or isinstance(chosen[0], int)):
+    if host and (holder is None or isinstance(chosen[0], int)):
         again = keys_command(folder, "renew", "server", "--host", host[0])
         raise UserError(
             f"--host is for the certificate of the server or a relay; give it as in: {again}"
         )
     if not chosen:
         print(
-            f"No certificate ends within {SOON} days; name a client, a relay or 'server' to renew one anyway."
+            f"No certificate ends within {SOON} days; give the id of a client, relay-0 or 'server' to renew one anyway."
         )
     for one in chosen:
         if one == "server":
@@ -210,13 +210,13 @@ def renew(
             id = one.removeprefix("relay-") if relay else one
             file = folder / (keys.RELAYS if relay else keys.CLIENTS) / f"{id}.toml"
             print(
-                f"{'Relay' if relay else 'Client'} {id} has a new key until {ends:%Y-%m-%d}; copy {file} to it, its old key is refused."
+                f"{'Relay' if relay else 'Client'} {id} has a new key until {ends:%Y-%m-%d}; copy {file} to it. Its old key is refused."
             )
 
 
 @app.command("list")
 def show(folder: Folder = DEFAULT) -> None:
-    """List all keys and the ends of their validity, as a table on a terminal and as lines with tabs elsewhere."""
+    """List all keys with their state and the end of their validity: a table on a terminal, lines with tabs elsewhere."""
     from ..keys import key_folder as keys
     from ..keys.enrolment import utc_now
 
@@ -256,7 +256,7 @@ def _row(entry: "Entry", file: Path, now: datetime) -> tuple[str, ...]:
     raw = hashlib.sha256(b64decode(entry.public_key.split()[1])).digest()
     fingerprint = "SHA256:" + b64encode(raw).decode().rstrip("=")  # as ssh-keygen -l shows it
     return (
-        str(entry.who),
+        str(entry.holder),
         state,
         f"{entry.not_after:%Y-%m-%d}",
         str(days_left(entry.not_after, now)),
@@ -298,7 +298,7 @@ def days_left(ends: datetime, now: datetime) -> int:
 
 
 def _holder(text: str, folder: Path, command: str, *others: str) -> int | str:
-    """Return a client's id as a number, or "server" or "relay-0" as it is. Raises UserError."""
+    """Return a client's id as a number, or one of `others` unchanged. "relay-0" stands for any relay. Raises UserError."""
     if text.isascii() and text.isdigit():
         return int(text[:12])
     if text in others or "relay-0" in others and RELAY.fullmatch(text):
@@ -310,6 +310,7 @@ def _holder(text: str, folder: Path, command: str, *others: str) -> int | str:
 
 
 def _clients(ids: list[int]) -> str:
+    """Return the ids as the beginning of a sentence, such as "Clients 0 to 3 are"."""
     if len(ids) == 1:
         return f"Client {ids[0]} is"
     run = ids == list(range(ids[0], ids[-1] + 1))

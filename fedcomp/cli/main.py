@@ -728,7 +728,7 @@ def relay(
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="This relay's enrolment, relays/ID.toml of the keys. Default: FEDCOMP_ENROLMENT, or "
+            help="This relay's enrolment, relays/ID.toml in the folder of keys. Default: FEDCOMP_ENROLMENT, or "
             "~/.config/fedcomp/enrolment.toml.",
         ),
     ] = None,
@@ -752,13 +752,13 @@ def relay(
         ),
     ] = None,
 ) -> None:
-    """Stand between clients and a server: send each broadcast over the server's link once, and bundle the clients' reports."""
+    """Run a relay between clients and a server. Each broadcast crosses the server's link once, and reports are sent together."""
     with Signals() as signals:
         try:
             with deployed.saying(log_json) as say:
                 deployed.relay(server, enrolment, insecure, host, port, patience, stay, say)
         except KeyboardInterrupt:
-            complain("stopped; the same command goes on, and clients reconnect to it")
+            complain("stopped; the same command continues, and clients reconnect to it")
             raise typer.Exit(128 + (signals.heard or signal.SIGINT)) from None
 
 

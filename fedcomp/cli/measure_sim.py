@@ -75,9 +75,9 @@ class Enough(Exception):
 
 
 class Turns(Callback):
-    """After every round that counts, everything that stands beside the run takes its turn.
+    """Calls each function in `beside` after every measured round.
 
-    Rounds count once the engine has settled, and then every other one, so that a round that counts follows another round.
+    Every other round is measured once the engine has settled, so that no function is called directly before a measured round.
     """
 
     def __init__(self, rounds: int):

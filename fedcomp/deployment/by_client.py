@@ -45,7 +45,7 @@ class ByClient:
             rejected.keys() - cost.seconds.keys()
         )  # clients without an answer, to which the port may not have sent the frames
         for client in sorted({*outcome.cohort, *cost.downlink}):
-            counted = carried.get(client)  # None: behind a relay, whose connection carries them all
+            counted = carried.get(client)  # None: behind a relay, or not counted on this platform
             wire = (counted or NOTHING).minus(self._recorded.get(client, NOTHING))
             self._recorded[client] = counted or NOTHING
             records.append(

@@ -1,4 +1,4 @@
-"""The relay process: keeps a relay connected to its server, and reports what happens."""
+"""The relay process: keeps a relay connected to its server, and reports events to the operator."""
 
 import asyncio
 import math
@@ -11,14 +11,14 @@ from ..errors import FedcompError, UnreachableError
 from ..transports.grpc import IoTasks, Relay, Terms
 from .client_process import RETRY_S, Retries, Target
 
-WAIT_S = 0.2  # longest time between two checks of whether the process has been told to end
+WAIT_S = 0.2  # between two checks whether `end` was called
 
 
 class RelayProcess:
-    """A relay on a port of this machine. `say` is called with a message whenever something changes, in the thread that calls `run`.
+    """A relay on a port of this machine. `say` is called with each message for the operator, in the thread that calls `run`.
 
-    `patience_s`: how long it tries to reach the server; None = for ever. `stay`: wait for the next run when one is over. `retry_s`:
-    pauses between attempts; the last one is repeated.
+    `patience_s`: how long to try to reach the server; None: for ever. `stay`: wait for the next run when one is over. `retry_s`: pauses
+    between attempts; the last one is repeated. `opened` is called in the I/O thread with the number of the port when clients can connect.
     """
 
     def __init__(
@@ -37,12 +37,13 @@ class RelayProcess:
         self.patience_s = math.inf if patience_s is None else patience_s
         self.stay, self.retry_s, self.opened = stay, retry_s, opened
         self._retries = Retries()
-        self._said: queue.SimpleQueue[str | FedcompError | None] = queue.SimpleQueue()
-        self._clients = 0
+        # Messages, an error that ends `run`, or None at the end.
+        self._messages: queue.SimpleQueue[str | FedcompError | None] = queue.SimpleQueue()
+        self._clients = 0  # connected, and not reported yet; -1: reported
         self._ended = False
 
     def end(self) -> None:
-        """Have `run` return soon. May be called from another thread."""
+        """Make `run` return within WAIT_S. May be called from another thread."""
         self._ended = True
 
     def run(self) -> None:
@@ -51,14 +52,14 @@ class RelayProcess:
             io.start(self._serve())
             while not self._ended:
                 try:
-                    said = self._said.get(timeout=WAIT_S)
+                    message = self._messages.get(timeout=WAIT_S)
                 except queue.Empty:
                     continue
-                if said is None:
+                if message is None:
                     return
-                if isinstance(said, Exception):
-                    raise said
-                self.say(said)
+                if isinstance(message, Exception):
+                    raise message
+                self.say(message)
 
     # In the I/O thread.
 
@@ -69,11 +70,11 @@ class RelayProcess:
         except asyncio.CancelledError:
             raise
         except FedcompError as error:
-            self._said.put(error)
+            self._messages.put(error)
         except Exception as error:
-            self._said.put(FedcompError(f"{type(error).__name__}: {error}"))
+            self._messages.put(FedcompError(f"{type(error).__name__}: {error}"))
         else:
-            self._said.put(None)
+            self._messages.put(None)
 
     async def _serve_once(self) -> bool:
         """Serve until the run is over or the server is lost. Return whether to connect again."""
@@ -84,7 +85,7 @@ class RelayProcess:
             self.target.credentials,
             opened=self._opened,
             changed=self._changed,
-            warn=lambda sentence: self._tell(sentence, "warning"),
+            warn=lambda sentence: self._report(sentence, "warning"),
         )
         try:
             farewell = await relay.run()
@@ -93,13 +94,13 @@ class RelayProcess:
             return True
         over = f"the run is over after round {farewell.round}"
         waiting = "; waiting for the next one" * self.stay
-        self._tell(over + waiting, "over", run=farewell.run, round=farewell.round)
+        self._report(over + waiting, "over", run=farewell.run, round=farewell.round)
         if self.stay:
             await asyncio.sleep(self.retry_s[-2])  # the server is about to exit
         return False
 
     async def _cause_of(self, error: UnreachableError) -> UnreachableError:
-        """Return the error with its cause. Raises it if trying again makes no sense."""
+        """Return the error, or a more precise one about the network. Raises it if trying again makes no sense."""
         if error.cause == "network":
             try:
                 await asyncio.to_thread(self.target.check)
@@ -111,10 +112,10 @@ class RelayProcess:
 
     def _opened(self, port: int, terms: Terms) -> None:
         self._retries.reset()
-        self.port = port  # clients look for the relay there when it comes back
-        how = "adds the frames of its clients" if terms.codec else "passes on each frame"
+        self.port = port  # used again after a reconnection, since clients connect to it
+        how = "adds the frames of its clients" if terms.codec else "forwards each frame"
         where = f"[{self.address}]" if ":" in self.address else self.address
-        self._tell(
+        self._report(
             f"relays {self.target.address} on {where}:{port} to a run of {terms.clients} clients, and {how}",
             "relaying",
             run=terms.run,
@@ -125,15 +126,17 @@ class RelayProcess:
         self.opened(port)
 
     def _changed(self, clients: int) -> None:
-        """Report the number of connected clients once it has stood still for a moment."""
+        """Report the number of connected clients if it stays the same for one second."""
         self._clients = clients
-        asyncio.get_running_loop().call_later(1.0, self._tell_clients, clients)
+        asyncio.get_running_loop().call_later(1.0, self._report_clients, clients)
 
-    def _tell_clients(self, clients: int) -> None:
+    def _report_clients(self, clients: int) -> None:
         if clients == self._clients:
-            self._clients = -1  # told
+            self._clients = -1
             plural = "" if clients == 1 else "s"
-            self._tell(f"{clients} client{plural} connected", "connected_clients", clients=clients)
+            self._report(
+                f"{clients} client{plural} connected", "connected_clients", clients=clients
+            )
 
     async def _wait(self, error: UnreachableError) -> None:
         """Report why the server cannot be reached, and wait before the next attempt. Raises the error after `patience_s`."""
@@ -150,10 +153,10 @@ class RelayProcess:
                 if last
                 else f"trying again in {pause_s:g} s"
             )
-            self._tell(f"{error}; {again}", "cut_off", reason=str(error), cause=error.cause)
+            self._report(f"{error}; {again}", "cut_off", reason=str(error), cause=error.cause)
             retries.told.add(str(error))
         retries.attempts += 1
         await asyncio.sleep(min(left_s, pause_s))
 
-    def _tell(self, sentence: str, event: str, **values: object) -> None:
-        self._said.put(Said(sentence, event, **values))
+    def _report(self, sentence: str, event: str, **values: object) -> None:
+        self._messages.put(Said(sentence, event, **values))

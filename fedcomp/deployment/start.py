@@ -25,7 +25,7 @@ from ..server.broadcasts import Broadcasts
 from ..server.evaluation import Evaluator
 from ..server.finite_loss import check_loss
 from ..server.initial_weights import start_from
-from ..server.recovery import Elsewhere, Recovery
+from ..server.recovery import Recovery, RemoteClients
 from ..server.results import (
     NOTHING_ACCEPTED,
     bandwidths_of,
@@ -65,7 +65,7 @@ LOOPBACK = "127.0.0.1"
 UPDATE_BYTES = 8  # per parameter
 BALLOT_BYTES = 1 / 4  # per parameter and client
 SPARE_BYTES = 1 << 20
-MOST_FRAMES = 16  # of the size of the model, in a message to a relay
+MOST_FRAMES = 16  # largest message to a relay, in multiples of the model's size
 
 
 @dataclass(frozen=True)
@@ -176,7 +176,7 @@ class Deployment:
             recovery = Recovery(
                 self.folder,
                 self.loop,
-                Elsewhere(self.train),
+                RemoteClients(self.train),
                 self.config.rounds,
                 {"warnings/": self.warnings},
             )
@@ -210,7 +210,7 @@ class Deployment:
             roster.miss(r.client for r in outcome.rejections if r.stage == DEADLINE)
             record = self._record(outcome, began + roster.waited_s - waited_s)
             length, saving = self.folder.append(record), time.perf_counter()
-            recovery.hear(outcome)
+            recovery.mark_changed(outcome)
             recovery.save(outcome.round, length)
             took_s = time.perf_counter() - saving
             self.callback.round_done(record)
@@ -292,7 +292,7 @@ class Deployment:
         }
 
     def _relay_terms(self, invitation: Invitation, largest_report: int) -> Terms:
-        """Return what relays are told. With --relays they add the frames of their clients, else they pass on each."""
+        """Return the terms for relays. With --relays they add the frames of their clients, else they forward each frame."""
         adds, layout = self.config.relays > 0, self.strategy.layout
         return Terms(
             invitation.run,
@@ -439,5 +439,5 @@ def refuse_what_is_simulated(config: RunConfig) -> None:
         )
     if config.checkpoint_every not in (AUTO, "1"):
         raise ConfigError(
-            "--checkpoint-every would let a resumed server fall behind its clients; leave it out: a server saves every round"
+            "--checkpoint-every would leave a resumed server behind its clients; leave it out: a server saves every round"
         )

@@ -1,6 +1,7 @@
-"""Certificates of a private CA, of the server, of relays and of the clients, all EC P-384.
+"""Certificates of a private CA, of the server, of relays and of clients, all EC P-384.
 
-All of them trust this CA alone. A client is identified by its public key; the names in its certificate are ignored.
+Server, relays and clients trust this CA only. Clients and relays are identified by their public keys; the names in their certificates are
+ignored.
 """
 
 import ipaddress
@@ -91,7 +92,7 @@ def of_relay(
     now: datetime,
     ends: datetime,
 ) -> x509.Certificate:
-    """Return a certificate by the CA for a relay: to its clients it is a server at these hosts, and to the server it is a client."""
+    """Return a certificate by the CA for a relay, with which it is a TLS server at `hosts` and a TLS client of the server."""
     purposes = [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]
     return _at_hosts(_leaf("fedcomp relay", key, purposes, now, ends), hosts, ca_key)
 
@@ -99,6 +100,7 @@ def of_relay(
 def _at_hosts(
     leaf: x509.CertificateBuilder, hosts: Sequence[str], ca_key: ec.EllipticCurvePrivateKey
 ) -> x509.Certificate:
+    """Return the certificate of a TLS server at `hosts`, signed by the CA."""
     names = x509.SubjectAlternativeName(list(map(_name, hosts)))
     issuer = x509.AuthorityKeyIdentifier.from_issuer_public_key(ca_key.public_key())
     return (

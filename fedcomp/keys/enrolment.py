@@ -1,13 +1,13 @@
 """The enrolment file: one TOML file with everything a client or a relay needs to join.
 
-    id = 3                                          its logical id; relays are numbered by themselves
+    id = 3                                          its logical id; ids of relays and of clients are separate
     server = "server.example:8080"                  the server's address, if it was known
     certificate = "-----BEGIN CERTIFICATE..."       signed by the CA; its public key identifies the client to the server
     private_key = "-----BEGIN PRIVATE KEY..."       of the certificate, EC P-384, PKCS8
     ca = "-----BEGIN CERTIFICATE..."                the CA that signed this certificate and the server's
 
-Whoever can read the file can act as the client, so only its owner may read it. The certificate of a relay is valid for its hosts, too:
-to its clients the relay is a server.
+Whoever can read the file can act as the client, so only its owner may read it. The certificate of a relay is also valid for the relay's
+hosts, since the relay is the server of its clients.
 """
 
 import hashlib
@@ -86,7 +86,7 @@ def pem(key: ec.EllipticCurvePublicKey) -> bytes:
 
 
 def key_hash(key: ec.EllipticCurvePublicKey) -> bytes:
-    """Return the identity of a client [32 bytes]: the SHA-256 of its public key as DER SubjectPublicKeyInfo."""
+    """Return the identity of a client or relay [32 bytes]: the SHA-256 of its public key (DER SubjectPublicKeyInfo)."""
     return hashlib.sha256(
         key.public_bytes(
             serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo
@@ -152,7 +152,7 @@ def logical_id(value: Any) -> int:
 
 @dataclass(frozen=True)
 class Enrolment:
-    """A client's logical id with its certificate, its private key and the CA of its server."""
+    """The id of a client or relay with its certificate, its private key and the CA of its server."""
 
     id: int
     certificate: str = field(repr=False)  # PEM
@@ -211,16 +211,17 @@ class Enrolment:
 
     @property
     def relay(self) -> bool:
-        """Whether this is a relay's enrolment."""
+        """Whether this is a relay's enrolment: only certificates of relays are for hosts."""
         return bool(hosts_of(self.leaf))
 
     @property
     def name(self) -> str:
+        """The name in messages."""
         return f"relay {self.id}" if self.relay else f"client {self.id}"
 
     @property
     def key_hash(self) -> bytes:
-        """The client's identity [32 bytes], see `key_hash`."""
+        """The identity of the client or relay [32 bytes], see `key_hash`."""
         return key_hash(self.pair[1])
 
     @property
@@ -229,7 +230,7 @@ class Enrolment:
         return self.leaf.not_valid_after_utc
 
     def credentials(self) -> tuple[bytes, bytes, bytes]:
-        """Return the CA's certificate, the client's certificate and its private key as PEM.
+        """Return the CA's certificate, this certificate and its private key as PEM.
 
         Mind the order: grpc.ssl_channel_credentials takes the private key before the client's certificate.
         """
@@ -241,10 +242,10 @@ class Enrolment:
         if begins <= now < self.not_after:
             return
         when = f"begins on {iso(begins)}" if now < begins else f"ended on {iso(self.not_after)}"
-        who = f"relay-{self.id}" if self.relay else self.id
+        holder = f"relay-{self.id}" if self.relay else self.id
         raise KeysError(
             f"the certificate of {self.name} {when}, and it is {iso(now)} by this machine's clock; "
-            f"correct the clock if it is wrong, else on the server: fedcomp keys renew {who}"
+            f"correct the clock if it is wrong, else on the server: fedcomp keys renew {holder}"
         )
 
     def text(self) -> str:

@@ -1,16 +1,16 @@
-"""The folder of keys: a CA, the server's certificate, an enrolment for each client, and the registry of clients.
+"""The folder of keys: a CA, the server's certificate, an enrolment for each client and relay, and their registry.
 
-    ca.crt  ca.key            EC P-384; ca.key signs the certificates of the server and the clients, and is needed for nothing else
-    server.crt  server.key    for the hosts that were named, and for localhost and 127.0.0.1
+    ca.crt  ca.key            EC P-384; ca.key signs the certificates of the server, clients and relays, and is needed for nothing else
+    server.crt  server.key    for the given hosts, and for localhost and 127.0.0.1
     clients/0.toml ...        the enrolment file of each client (keys/enrolment.py)
     relays/0.toml ...         the enrolment file of each relay, if there are any
     registry.toml             public key, state and end of each client and relay; read by the server
 
-A new folder is written under another name and renamed once it is complete. A file that changes is replaced by a complete one, the
-registry last: a kill at any moment leaves the previous state, and repeating the command completes the change. Private files are 0600
-and folders 0700 from the moment they exist.
+A new folder is written under another name and renamed once it is complete. Later changes replace whole files, the registry last. A kill
+at any moment leaves the previous state, and repeating the command completes the change. Private files are created with mode 0600 and
+folders with 0700.
 
-A renewed client gets a new key, so that its old enrolment file is of no use to anybody.
+A renewed client or relay gets a new key, so that its old enrolment file is of no use to anybody.
 """
 
 import fcntl
@@ -108,7 +108,7 @@ def make(
 def add(folder: str | Path, count: int = 1, days: int = DAYS) -> list[int]:
     """Enrol `count` new clients and return their ids, which follow the highest existing one.
 
-    Raises KeysError, also if ca.key is kept elsewhere or the CA has ended.
+    Raises KeysError, also if ca.key is kept elsewhere or the CA's certificate has ended.
     """
     with _changing(folder) as state:
         ca = state.authority()
@@ -122,9 +122,9 @@ def add(folder: str | Path, count: int = 1, days: int = DAYS) -> list[int]:
 
 
 def add_relay(folder: str | Path, hosts: Sequence[str], days: int = DAYS) -> tuple[int, list[str]]:
-    """Enrol a relay that clients reach at these hosts. Return its id and the hosts of its certificate.
+    """Enrol a relay that clients reach at `hosts`. Return its id and the hosts of its certificate.
 
-    Raises KeysError, also if a host is not valid, ca.key is kept elsewhere or the CA has ended.
+    Raises KeysError, also if a host is not valid, ca.key is kept elsewhere or the CA's certificate has ended.
     """
     names = certificates.hosts(hosts)
     with _changing(folder) as state:
@@ -136,37 +136,37 @@ def add_relay(folder: str | Path, hosts: Sequence[str], days: int = DAYS) -> tup
     return id, names
 
 
-def revoke(folder: str | Path, *who: int | str) -> None:
-    """Refuse the keys of clients, given by their ids, and of relays, given as "relay-0", from now on.
+def revoke(folder: str | Path, *holders: int | str) -> None:
+    """Revoke the keys of holders: ids of clients, and texts such as "relay-0" for relays.
 
-    Raises KeysError, and changes nothing, if one is not in the registry.
+    Raises KeysError, and changes nothing, if a holder is not in the registry.
     """
     with _changing(folder) as state:
-        gone = {state.entry(one).who for one in who}
+        revoked = {state.entry(holder).holder for holder in holders}
         state.write(
             [
-                replace(entry, state=REVOKED) if entry.who in gone else entry
+                replace(entry, state=REVOKED) if entry.holder in revoked else entry
                 for entry in state.entries
             ]
         )
 
 
 def renew(
-    folder: str | Path, who: int | str, days: int = DAYS, hosts: Sequence[str] = ()
+    folder: str | Path, holder: int | str, days: int = DAYS, hosts: Sequence[str] = ()
 ) -> datetime:
-    """Give a client or a relay a new key and certificate in a new enrolment file, and refuse its old key; a revoked one is let in again.
+    """Write a new enrolment file for a client or relay, with a new key, and refuse the old key. Return the end of the certificate.
 
-    A relay's new certificate is for the hosts of its enrolment file and for `hosts`. Return the end of the certificate. Raises KeysError
-    if `who` is not in the registry, a relay has no hosts, ca.key is kept elsewhere or the CA has ended.
+    A revoked holder is accepted again. A relay's new certificate is for the hosts of its enrolment file and for `hosts`. Raises KeysError
+    if `holder` is not in the registry, a relay has no hosts, ca.key is kept elsewhere or the CA's certificate has ended.
     """
     with _changing(folder) as state:
-        old = state.entry(who)
+        old = state.entry(holder)
         names = None
         if old.relay:
             file = state.folder / RELAYS / f"{old.id}.toml"
             if not file.exists() and not hosts:
                 raise KeysError(
-                    f"{file}, which names the hosts of {old.name}, is not there; bring it back, or name them with --host HOST"
+                    f"{file}, which has the hosts of {old.name}, is not there; bring it back, or give the hosts with --host HOST"
                 )
             had = hosts_of(Enrolment.read(file).leaf) if file.exists() else []
             names = certificates.hosts([*had, *hosts])
@@ -180,9 +180,9 @@ def renew(
 def renew_server(
     folder: str | Path, hosts: Sequence[str] = (), days: int = DAYS
 ) -> tuple[list[str], datetime]:
-    """Give the server a new key and certificate, for its present hosts and those named. Return the hosts and the end.
+    """Write a new key and certificate for the server, for its current hosts and `hosts`. Return all its hosts, and the certificate's end.
 
-    Clients need nothing new. Raises KeysError, also if ca.key is kept elsewhere or the CA has ended.
+    Clients need nothing new. Raises KeysError, also if ca.key is kept elsewhere or the CA's certificate has ended.
     """
     with _changing(folder) as state:
         ca = state.authority()
@@ -197,7 +197,10 @@ def renew_server(
 
 
 def due(folder: str | Path, within_days: int) -> list[int | str]:
-    """Return the holders of certificates that end within `within_days` days or have ended: "server", ids of enrolled clients, "relay-0"."""
+    """Return the holders of certificates that have ended or end within `within_days` days.
+
+    Holders are "server", the ids of enrolled clients, and texts such as "relay-0" for enrolled relays. Raises KeysError.
+    """
     folder = keys_folder(folder)
     limit = utc_now() + timedelta(days=within_days)
     server: list[int | str] = (
@@ -205,7 +208,7 @@ def due(folder: str | Path, within_days: int) -> list[int | str]:
     )
     clients, relays, _ = read_file(folder / REGISTRY)
     return server + [
-        entry.who
+        entry.holder
         for entry in (*clients, *relays)
         if entry.state == ENROLLED and entry.not_after <= limit
     ]
@@ -219,7 +222,7 @@ class _Authority:
     key: ec.EllipticCurvePrivateKey
 
     def ends(self, now: datetime, days: int) -> datetime:
-        """Return the end of a certificate for `days` days, which is not after the CA's."""
+        """Return the end of a certificate that is valid for `days` days, and no longer than the CA's."""
         ends = min(now + timedelta(days=days), self.certificate.not_valid_after_utc)
         return ends.replace(microsecond=0)
 
@@ -233,7 +236,7 @@ class _State:
     server: str | None
 
     def authority(self) -> _Authority:
-        """Read the CA's certificate and key. Raises KeysError if ca.key is kept elsewhere or the CA has ended."""
+        """Read the CA's certificate and key. Raises KeysError if ca.key is kept elsewhere or the CA's certificate has ended."""
         certificate = read_certificate(self.folder / CA_CRT)
         key = read_private_key(
             self.folder / CA_KEY,
@@ -250,20 +253,22 @@ class _State:
             )
         return _Authority(certificate, key)
 
-    def entry(self, who: int | str) -> Entry:
+    def entry(self, holder: int | str) -> Entry:
+        """Return the entry of a holder. Raises KeysError if there is none."""
         for entry in self.entries:
-            if entry.who == who:
+            if entry.holder == holder:
                 return entry
-        relay = isinstance(who, str)
-        ids = [str(entry.who) for entry in self.entries if entry.relay == relay]
+        relay = isinstance(holder, str)
+        ids = [str(entry.holder) for entry in self.entries if entry.relay == relay]
         known = " to ".join(dict.fromkeys(ids[:1] + ids[-1:]))
         add = keys_command(self.folder, "add", *(["--relay", "--host", "HOST"] if relay else []))
         raise KeysError(
-            f"{who if relay else f'client {who}'} is not in {self.folder / REGISTRY}, which has "
+            f"{holder if relay else f'client {holder}'} is not in {self.folder / REGISTRY}, which has "
             f"{f'{known}; give one of these, or' if ids else 'none yet; make one with'}: {add}"
         )
 
     def next_id(self, relay: bool) -> int:
+        """Return the id after the highest one of all relays or all clients."""
         return max((entry.id for entry in self.entries if entry.relay == relay), default=-1) + 1
 
     def write(self, entries: Sequence[Entry]) -> None:
@@ -272,6 +277,7 @@ class _State:
 
 @contextmanager
 def _changing(folder: str | Path) -> Iterator[_State]:
+    """Lock a folder of keys and yield its state. Raises KeysError."""
     folder = keys_folder(folder)
     with _writing(f"--keys {folder}", "make it writable"):
         lock = os.open(folder, os.O_RDONLY)
@@ -292,7 +298,7 @@ def read_registry(folder: str | Path) -> Registry:
 
 
 def keys_folder(folder: str | Path) -> Path:
-    """Return the path of a folder that `make` made. Raises KeysError if it is not one, or was not finished."""
+    """Return the path of a folder of keys. Raises KeysError if it is not one or is incomplete."""
     folder = Path(folder)
     if (folder / INCOMPLETE).exists():
         raise KeysError(
@@ -356,7 +362,7 @@ def serving_files(folder: str | Path, now: datetime | None = None) -> tuple[Path
 def _write_server(
     folder: Path, ca: _Authority, hosts: Sequence[str], now: datetime, days: int
 ) -> datetime:
-    """Write a new key and certificate for the server and return its end."""
+    """Write a new key and certificate for the server, and return the certificate's end."""
     key = ec.generate_private_key(CURVE())
     ends = ca.ends(now, days)
     certificate = certificates.of_server(key.public_key(), hosts, ca.key, now, ends)
@@ -374,7 +380,7 @@ def _enrol(
     server: str | None,
     relay_hosts: Sequence[str] | None = None,
 ) -> Entry:
-    """Write an enrolment file with a new key, and return its entry, which the caller adds to the registry.
+    """Write an enrolment file with a new key. Return its entry, which the caller adds to the registry.
 
     `relay_hosts`: the hosts of a relay; None for a client.
     """
@@ -409,7 +415,7 @@ def _enrol(
 
 def _mark(half: Path, folder: Path) -> None:
     text = (
-        f"This folder was to become {folder.name} and was not finished. Missing is whatever of these is not here:\n"
+        f"This folder is an incomplete {folder.name}: fedcomp keys init was interrupted. A complete folder has:\n"
         f"{CA_CRT} {CA_KEY} {SERVER_CRT} {SERVER_KEY} {CLIENTS}/ {REGISTRY}\n"
         "Nothing in it is in use: delete it and run fedcomp keys init again.\n"
     )
@@ -425,7 +431,7 @@ def _writing(what: str, remedy: str) -> Iterator[None]:
 
 
 def _replace(path: Path, data: bytes, mode: int) -> None:
-    """Replace a file by a complete one, flushed to the disk before it takes the name and after."""
+    """Write a new file, flush it to the disk, and rename it to `path`."""
     temporary = path.with_name(f".{path.name}.new")
     write_new(temporary, data, mode)
     os.replace(temporary, path)

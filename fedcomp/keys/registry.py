@@ -1,4 +1,4 @@
-"""The registry: which key belongs to which client or relay. Each has one key, and each key one holder.
+"""The registry: which key belongs to which client or relay. Each client and relay has one key, and no key has two holders.
 
     server = "server.example:8080"               the server's address, for the enrolment files of new clients
     [[client]]
@@ -6,10 +6,10 @@
     state = "enrolled"                           or "revoked"
     not_after = "2027-11-21T16:33:08Z"           the end of its certificate
     public_key = "ecdsa-sha2-nistp384 AAAA..."
-    replaced = []                                keys that it had before; they are never let in again
-    [[relay]]                                    a relay, with the same fields; relays have ids of their own
+    replaced = []                                its earlier keys, which stay refused
+    [[relay]]                                    a relay, with the same fields; ids of relays and of clients are separate
 
-A client is looked up by the SHA-256 of its certificate's public key (`key_hash` in enrolment.py).
+Clients and relays are looked up by the SHA-256 of their certificate's public key (`key_hash` in enrolment.py).
 """
 
 import os
@@ -40,8 +40,8 @@ from .enrolment import (
 )
 
 ENROLLED, REVOKED = "enrolled", "revoked"
-REMEDY = "mend it, or restore the file from a copy"
-CHECK_S = 0.5  # shortest time between two checks of the file's status by methods that are called for every message
+REMEDY = "correct it, or restore the file from a copy"
+CHECK_S = 0.5  # least time between two checks of the file by methods that are called often
 HEAD = "# The public key of each client and relay. Written by `fedcomp keys`; the server rereads it when it changes.\n"
 
 
@@ -51,29 +51,28 @@ class Entry:
 
     id: int
     public_key: str  # OpenSSH, one line
-    state: str  # enrolled or revoked
+    state: str  # ENROLLED or REVOKED
     not_after: datetime  # UTC
-    replaced: tuple[str, ...] = ()  # keys that it had before; they are never let in again
+    replaced: tuple[str, ...] = ()  # earlier keys, which stay refused
     relay: bool = False
 
     @property
     def name(self) -> str:
+        """The name in messages."""
         return f"relay {self.id}" if self.relay else f"client {self.id}"
 
     @property
-    def who(self) -> int | str:
-        """The argument by which `fedcomp keys revoke` and `renew` know it."""
+    def holder(self) -> int | str:
+        """The argument of `fedcomp keys revoke` and `renew`: a client's id, or a text such as "relay-0"."""
         return f"relay-{self.id}" if self.relay else self.id
 
     def refused(self, now: datetime, folder: str | Path = KEYS) -> str:
-        """Return why it is refused and how to let it in, for its folder of keys; "" if it is let in."""
+        """Return why the key is refused and how to renew it in `folder`, the folder of keys; "" if it is accepted."""
         if self.state == REVOKED:
-            return f"{self.name} is revoked; to let it in again: {keys_command(folder, 'renew', self.who)}"
+            return f"{self.name} is revoked; to let it in again: {keys_command(folder, 'renew', self.holder)}"
         if now >= self.not_after:
-            renew = keys_command(folder, "renew", self.who)
-            return (
-                f"the key of {self.name} ended on {iso(self.not_after)}; make it a new one: {renew}"
-            )
+            renew = keys_command(folder, "renew", self.holder)
+            return f"the key of {self.name} ended on {iso(self.not_after)}; make a new one: {renew}"
         return ""
 
 
@@ -84,17 +83,15 @@ class _Content:
     entries: tuple[Entry, ...]  # clients
     relays: tuple[Entry, ...]
     problem: str  # why the file cannot be used, "" if it can
-    version: int  # how often the file was read
-    holders: dict[
-        bytes, tuple[Entry, bool]
-    ]  # key hash → whose key it is, and whether it was replaced
+    version: int  # number of times that the file was read
+    holders: dict[bytes, tuple[Entry, bool]]  # key hash → entry, and whether the key was replaced
 
 
 class Registry:
-    """The present content of registry.toml: the file is read again whenever it has changed.
+    """The current content of registry.toml: the file is read again whenever it has changed.
 
-    Its methods may be called from any thread. The constructor raises KeysError if the file cannot be read. If the file becomes malformed
-    later, no client is accepted until it is repaired, and `problem` says why.
+    All methods may be called from any thread. The constructor raises KeysError if the file cannot be read. If the file becomes malformed
+    later, no client is accepted until it is repaired, and `problem` returns the reason.
     """
 
     def __init__(self, path: Path, now: Callable[[], datetime] = utc_now):
@@ -106,46 +103,46 @@ class Registry:
 
     @property
     def entries(self) -> tuple[Entry, ...]:
-        """All clients by id; none while the file is malformed."""
+        """All clients in the order of their ids; none while the file is malformed."""
         return self._look().entries
 
     @property
     def relays(self) -> tuple[Entry, ...]:
-        """All relays by id; none while the file is malformed."""
+        """All relays in the order of their ids; none while the file is malformed."""
         return self._look().relays
 
     @property
     def problem(self) -> str:
-        """Why the file cannot be used, "" if it can."""
+        """The reason why the file cannot be used, "" if it can."""
         return self._look().problem
 
     @property
     def version(self) -> int:
-        """How often the file was read: it grows when the file has changed, at most CHECK_S later.
+        """The number of times that the file was read. It grows at most CHECK_S after the file has changed.
 
-        A server that sees another version asks `id_of_hash` again for each connected client. Keys also end without a new version.
+        When it grows, a server calls `id_of_hash` again for each connected client. A key can expire without a new version.
         """
         return self._glance().version
 
     def id_of_hash(self, key_hash: bytes) -> int | None:
-        """Return the logical id of the client with this key hash; None if it is refused, and `reason_of_hash` says why.
+        """Return the logical id of the client with this key hash, None if it is refused. `reason_of_hash` returns the reason.
 
-        A dict lookup: a change of the file takes effect at most CHECK_S later.
+        This is a dict lookup. A change of the file takes effect at most CHECK_S later.
         """
         entry, why = self._judged(self._glance(), key_hash)
         return entry.id if entry and not why and not entry.relay else None
 
     def relay_of_hash(self, key_hash: bytes) -> int | None:
-        """Return the id of the relay with this key hash; None if it is refused, and `reason_of_hash` says why."""
+        """Return the id of the relay with this key hash, None if it is refused. `reason_of_hash` returns the reason."""
         entry, why = self._judged(self._glance(), key_hash)
         return entry.id if entry and not why and entry.relay else None
 
     def reason_of_hash(self, key_hash: bytes) -> str:
-        """Return why the client or relay with this key hash is refused, in one sentence; "" if it is let in."""
+        """Return why the client or relay with this key hash is refused, as one sentence; "" if it is accepted."""
         return self._judged(self._glance(), key_hash)[1]
 
     def ids_by_hash(self) -> dict[bytes, int]:
-        """Return key hash → logical id of all clients that are let in now."""
+        """Return key hash → logical id of all clients that are accepted now."""
         now = self.now()
         return {
             _parsed(entry.public_key)[1]: entry.id
@@ -154,25 +151,25 @@ class Registry:
         }
 
     def id_of(self, key: bytes | str) -> int | None:
-        """Return the logical id of the client with this public key, PEM or OpenSSH; None if it is refused."""
+        """Return the logical id of the client with this public key, PEM or OpenSSH, None if it is refused."""
         content, hashed = self._look(), _hash(key)
         entry, why = self._judged(content, hashed) if hashed else (None, "no key")
         return entry.id if entry and not why and not entry.relay else None
 
     def reason(self, key: bytes | str) -> str:
-        """Return why a public key is refused, in one sentence; "" if it is let in."""
+        """Return why a public key is refused, as one sentence; "" if it is accepted."""
         content, hashed = self._look(), _hash(key)
         if hashed is None and not content.problem:
             return f"its key is not an EC P-384 public key; give it its file from {self.path.parent / 'clients'}"
         return self._judged(content, hashed or b"")[1]
 
     def enrolled(self) -> dict[int, str]:
-        """Return logical id → public key as one OpenSSH line, of all clients that are let in now."""
+        """Return logical id → public key (one OpenSSH line) of all clients that are accepted now."""
         now = self.now()
         return {entry.id: entry.public_key for entry in self.entries if not entry.refused(now)}
 
     def write_public_keys(self, folder: Path) -> dict[int, Path]:
-        """Write a file `ID.pub` for each client that is let in, as `flwr supernode register` takes it."""
+        """Write a file `ID.pub`, as `flwr supernode register` reads it, for each accepted client. Return id → path."""
         written = {}
         for id, line in self.enrolled().items():
             written[id] = folder / f"{id}.pub"
@@ -180,6 +177,7 @@ class Registry:
         return written
 
     def _judged(self, content: _Content, key_hash: bytes) -> tuple[Entry | None, str]:
+        """Return the entry of a key hash, None if it is unknown, and the reason for a refusal, "" if it is accepted."""
         if content.problem:
             return None, content.problem
         if key_hash not in content.holders:
@@ -197,6 +195,7 @@ class Registry:
         return entry, entry.refused(self.now(), self.path.parent)
 
     def _stamp(self) -> tuple[int, ...]:
+        """Return inode, size and modification time of the file; () if it is not there."""
         try:
             status = os.stat(self.path)
         except OSError:
@@ -204,7 +203,7 @@ class Registry:
         return status.st_ino, status.st_size, status.st_mtime_ns
 
     def _glance(self) -> _Content:
-        """Return the content of CHECK_S ago or newer; while another thread reads the file, the previous content."""
+        """Return the content, at most CHECK_S old, or the previous one while another thread reads the file."""
         if monotonic() - self._looked >= CHECK_S and self._reading.acquire(blocking=False):
             try:
                 self._read_again()
@@ -213,7 +212,7 @@ class Registry:
         return self._content
 
     def _look(self) -> _Content:
-        """Return the present content."""
+        """Return the current content."""
         with self._reading:
             self._read_again()
         return self._content
@@ -229,7 +228,7 @@ class Registry:
             entries, relays, _ = read_file(self.path)
             if not entries and (old.entries or old.problem):
                 raise KeysError(
-                    f"{self.path} holds no client any more, as if it was emptied; {REMEDY}"
+                    f"{self.path} has no clients any more, as if it was emptied; {REMEDY}"
                 )
         except KeysError as error:
             problem = str(error)
@@ -239,7 +238,7 @@ class Registry:
 
 
 class News:
-    """Reports once that a registry has become malformed, and once that it has been repaired."""
+    """Reports once when a registry becomes malformed, and once when it is repaired."""
 
     def __init__(self, registry: Registry, say: Callable[[str], None]):
         self.registry, self.say, self._told = registry, say, ""
@@ -257,7 +256,7 @@ class News:
         self._told = problem
 
 
-@lru_cache(1 << 17)  # a registry that has changed is mostly the same
+@lru_cache(1 << 17)  # most entries of a changed registry are the same
 def _parsed(key: bytes | str) -> tuple[str, bytes]:
     """Return a public key as one OpenSSH line and its `key_hash`. Raises ValueError."""
     parsed = public_key(key)
@@ -272,7 +271,7 @@ def _hash(key: bytes | str) -> bytes | None:
 
 
 def read_file(path: Path) -> tuple[tuple[Entry, ...], tuple[Entry, ...], str | None]:
-    """Return the clients and the relays of a registry.toml by id, and the server's address, None if it is not known.
+    """Return the clients and the relays of a registry.toml in the order of their ids, and the server's address or None.
 
     Raises KeysError, which names the file and the line or field.
     """
@@ -291,7 +290,7 @@ def read_file(path: Path) -> tuple[tuple[Entry, ...], tuple[Entry, ...], str | N
 
 
 def _entries(table: dict[str, Any], kind: str, path: str) -> tuple[Entry, ...]:
-    """Return the clients or the relays of a registry by id."""
+    """Return the clients or the relays of a registry in the order of their ids."""
     tables = table.get(kind, [])
     if not isinstance(tables, list) or not all(isinstance(one, dict) for one in tables):
         raise KeysError(
@@ -310,14 +309,14 @@ def _entries(table: dict[str, Any], kind: str, path: str) -> tuple[Entry, ...]:
 
 
 def _refuse_shared_keys(entries: Sequence[Entry], path: Path) -> None:
-    """Raise KeysError if a key has two holders, or is both in use and replaced."""
+    """Raise KeysError if two holders have the same key, or a key is both current and replaced."""
     holders: dict[str, Entry] = {}
     for entry in entries:
         for key in (entry.public_key, *entry.replaced):
             if (other := holders.setdefault(key, entry)) is not entry:
                 raise KeysError(
                     f"{path}: {other.name} and {entry.name} have the same key; give one of them its own with: "
-                    f"{keys_command(path.parent, 'renew', entry.who)}, after taking out its [[{'relay' if entry.relay else 'client'}]] "
+                    f"{keys_command(path.parent, 'renew', entry.holder)}, after taking out its [[{'relay' if entry.relay else 'client'}]] "
                     "table"
                 )
         if entry.public_key in entry.replaced:
@@ -326,7 +325,9 @@ def _refuse_shared_keys(entries: Sequence[Entry], path: Path) -> None:
             )
 
 
-def _entry(client: dict[str, Any], kind: str, number: int, path: str) -> Entry:
+def _entry(table: dict[str, Any], kind: str, number: int, path: str) -> Entry:
+    """Return the entry of the `number`-th table of a kind, "client" or "relay". Raises KeysError."""
+
     def key(value: Any) -> str:
         return _parsed(_text(value))[0]
 
@@ -341,7 +342,7 @@ def _entry(client: dict[str, Any], kind: str, number: int, path: str) -> Entry:
         return tuple(map(key, value))
 
     id = take(
-        client,
+        table,
         "id",
         logical_id,
         f"a whole number from 0 to {LARGEST_ID}",
@@ -351,11 +352,11 @@ def _entry(client: dict[str, Any], kind: str, number: int, path: str) -> Entry:
     where = f"{path}: {kind} {id}"
     return Entry(
         id,
-        take(client, "public_key", key, "an EC P-384 public key in OpenSSH form", where, REMEDY),
-        take(client, "state", state, f"'{ENROLLED}' or '{REVOKED}'", where, REMEDY),
-        take(client, "not_after", moment, "a date such as 2027-11-21T16:33:08Z", where, REMEDY),
+        take(table, "public_key", key, "an EC P-384 public key in OpenSSH form", where, REMEDY),
+        take(table, "state", state, f"'{ENROLLED}' or '{REVOKED}'", where, REMEDY),
+        take(table, "not_after", moment, "a date such as 2027-11-21T16:33:08Z", where, REMEDY),
         take(
-            {"replaced": []} | client,
+            {"replaced": []} | table,
             "replaced",
             keys,
             "a list of EC P-384 public keys in OpenSSH form",
@@ -367,6 +368,7 @@ def _entry(client: dict[str, Any], kind: str, number: int, path: str) -> Entry:
 
 
 def _holders(entries: Sequence[Entry]) -> dict[bytes, tuple[Entry, bool]]:
+    """Return key hash → entry, and whether the key was replaced."""
     return {
         _parsed(key)[1]: (entry, replaced)
         for entry in entries

@@ -1,11 +1,11 @@
 """Checkpoints, from which an interrupted run continues.
 
-    state.sqlite            values by name, vectors of less than 1 MiB, the cache of broadcasts, and the names of the files below
-    files/7.safetensors     a larger vector, value or frame each, never overwritten
+    state.sqlite            vectors and values by name, the cached broadcasts, and the numbers of the files of large ones
+    files/7.safetensors     a vector, value or frame of 1 MiB or more; never overwritten
 
-A checkpoint writes what changed, and names it in one transaction: a kill or a power failure at any moment leaves the last whole
-checkpoint. What has to leave memory between two checkpoints is staged: it can be read back at once, and the next checkpoint takes it over
-without writing it again. No pickle.
+`save` writes the entries that changed, and refers to new files in one SQLite transaction: after a kill or a power failure at any moment,
+the folder has the previous checkpoint or the new one. `stage` writes entries that have to leave memory between two checkpoints. They can
+be read back at once, and the next `save` makes them part of the checkpoint without writing them again. Nothing is pickled.
 """
 
 import os
@@ -24,10 +24,10 @@ from torch import Tensor
 from ..errors import CheckpointError
 from .broadcasts import Broadcast
 
-SMALL = 1 << 20  # bytes; what is larger has a file of its own
-CACHE_KIB = 32_000  # of SQLite's pages in memory, at most
+SMALL = 1 << 20  # bytes from which an entry has a file of its own
+CACHE_KIB = 32_000  # largest page cache of SQLite
 STATE, FILES, SUFFIX = "state.sqlite", "files", ".safetensors"
-DATA = "data"  # the one tensor of a file
+DATA = "data"  # name of the only tensor in a file
 
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS entry (name TEXT PRIMARY KEY, file INTEGER, data BLOB);
@@ -37,28 +37,28 @@ CREATE INDEX IF NOT EXISTS entry_file ON entry (file) WHERE file IS NOT NULL;
 CREATE INDEX IF NOT EXISTS staged_file ON staged (file) WHERE file IS NOT NULL;
 DELETE FROM staged;
 """
-NAMED = " UNION ".join(
+REFERENCED = " UNION ".join(
     f"SELECT file FROM {table} WHERE file IS NOT NULL" for table in ("entry", "staged", "broadcast")
 )
 
-Row = tuple[str, int | None, bytes | None]  # name, the number of its file, or its content
+Row = tuple[str, int | None, bytes | None]  # name, number of the file or None, content or None
 
 
 def stored_bytes(folder: Path) -> int:
-    """Return the size of the large vectors of the checkpoint in a folder; 0 if there is none."""
+    """Return the bytes of the files of large entries of the checkpoint in a folder; 0 if there is none."""
     return sum(path.stat().st_size for path in (folder / FILES).glob(f"*{SUFFIX}"))
 
 
 class Checkpoint:
-    """A folder of checkpoints of float32 vectors and byte strings, open for writing. Any thread may read.
+    """The checkpoint of a run in a folder: float32 vectors and byte strings by name. Any thread may read, and one may write.
 
-    `beside`: files that are flushed to the disk before each checkpoint. Raises CheckpointError if the folder cannot be read.
+    `flushed`: further files that `save` flushes to the disk. The constructor raises CheckpointError if the folder cannot be read.
     """
 
-    def __init__(self, folder: Path, beside: Sequence[Path] = ()):
-        self.folder, self.beside = folder, beside
-        self._turn = threading.RLock()  # to use `_state` and to remove files
-        self._staged: set[str] = set()
+    def __init__(self, folder: Path, flushed: Sequence[Path] = ()):
+        self.folder, self.flushed = folder, flushed
+        self._lock = threading.RLock()  # for `_state` and the removal of files
+        self._staged: set[str] = set()  # names
         with self._reading():
             (folder / FILES).mkdir(parents=True, exist_ok=True)
             self._state = sqlite3.connect(folder / STATE, check_same_thread=False)
@@ -67,10 +67,10 @@ class Checkpoint:
             )
             numbers = [int(path.stem) for path in (folder / FILES).glob(f"*{SUFFIX}")]
             self._next = max(numbers, default=-1) + 1
-            self._remove_unnamed()
+            self._remove_unreferenced()
 
     def close(self) -> None:
-        """Release the files."""
+        """Close the database."""
         self._state.close()
 
     # Writing.
@@ -82,13 +82,14 @@ class Checkpoint:
         broadcasts: Sequence[Broadcast] = (),
         oldest: int = 0,
     ) -> None:
-        """Write vectors and values (None = forget it), add broadcasts, forget those before round `oldest`. All of it, or nothing.
+        """Write vectors and values, add broadcasts, and remove those of rounds before `oldest`: all of it, or nothing.
 
-        What is staged becomes part of the checkpoint. Raises CheckpointError, with the last checkpoint whole, if the disk is full.
+        A value of None removes the entry. Staged entries become part of the checkpoint. Raises CheckpointError if the disk is full; the
+        previous checkpoint is then intact.
         """
         with self._writing():
-            with self._turn:
-                staged = self._numbers("SELECT file FROM staged WHERE file IS NOT NULL")
+            with self._lock:
+                staged = self._file_numbers("SELECT file FROM staged WHERE file IS NOT NULL")
             rows = [self._row(name, vector) for name, vector in vectors.items()]
             rows += [self._row(name, value) for name, value in values.items() if value is not None]
             frames = [self._row("", broadcast.frame) for broadcast in broadcasts]
@@ -97,15 +98,15 @@ class Checkpoint:
                 _flush(self._path(number))
             if staged or written:
                 _flush(self.folder / FILES)
-            for path in self.beside:
+            for path in self.flushed:
                 if path.exists():
                     _flush(path)
-            gone = [(name,) for name, value in values.items() if value is None]
-            with self._turn, self._state as state:
-                before = self._numbers(NAMED)
+            removed = [(name,) for name, value in values.items() if value is None]
+            with self._lock, self._state as state:
+                before = self._file_numbers(REFERENCED)
                 state.execute("INSERT OR REPLACE INTO entry SELECT * FROM staged")
                 state.execute("DELETE FROM staged")
-                state.executemany("DELETE FROM entry WHERE name = ?", gone)
+                state.executemany("DELETE FROM entry WHERE name = ?", removed)
                 state.executemany("INSERT OR REPLACE INTO entry VALUES (?, ?, ?)", rows)
                 state.executemany(
                     "INSERT OR REPLACE INTO broadcast VALUES (?, ?, ?, ?, ?)",
@@ -115,30 +116,30 @@ class Checkpoint:
                     ],
                 )
                 state.execute("DELETE FROM broadcast WHERE round < ?", (oldest,))
-                after = self._numbers(NAMED)
+                after = self._file_numbers(REFERENCED)
             self._staged.clear()
             self._remove(before - after)
 
     def stage(self, vectors: Mapping[str, Tensor], values: Mapping[str, bytes]) -> None:
-        """Write vectors and values for the next `save`. Until then they are read back, and after a kill they are gone.
+        """Write vectors and values, which can be read back at once and become part of the checkpoint with the next `save`.
 
-        Raises CheckpointError, with the last checkpoint whole, if the disk is full.
+        After a kill before that, they are lost. Raises CheckpointError if the disk is full; the previous checkpoint is then intact.
         """
         with self._writing():
             rows = [self._row(name, entry) for name, entry in (*vectors.items(), *values.items())]
-            with self._turn, self._state as state:
-                before = self._numbers("SELECT file FROM staged WHERE file IS NOT NULL")
+            with self._lock, self._state as state:
+                before = self._file_numbers("SELECT file FROM staged WHERE file IS NOT NULL")
                 state.executemany("INSERT OR REPLACE INTO staged VALUES (?, ?, ?)", rows)
-                after = self._numbers("SELECT file FROM staged WHERE file IS NOT NULL")
+                after = self._file_numbers("SELECT file FROM staged WHERE file IS NOT NULL")
             self._staged |= {name for name, _, _ in rows}
             self._remove(before - after)
 
     def _row(self, name: str, entry: Tensor | bytes) -> Row:
-        """Return the row of an entry, whose file is written if it is large."""
+        """Return the row of an entry. The file of a large entry is written."""
         if isinstance(entry, Tensor):
             if entry.dtype != torch.float32:
                 raise ValueError(
-                    f"a checkpoint holds float32 vectors, and '{name}' is {entry.dtype}"
+                    f"a checkpoint holds float32 vectors, but '{name}' is {entry.dtype}"
                 )
             entry = entry.detach().cpu().contiguous()
             if entry.nbytes < SMALL:
@@ -154,21 +155,21 @@ class Checkpoint:
     # Reading.
 
     def vector(self, name: str) -> Tensor | None:
-        """Return a vector by its name, None if there is none. Raises CheckpointError if it cannot be read."""
-        found = self._find(name)
+        """Return the vector with this name [numel], None if there is none. Raises CheckpointError if it cannot be read."""
+        found = self._entry(name)
         if found is None or isinstance(found, Tensor):
             return found
         with self._reading():
             return torch.from_numpy(np.frombuffer(found, np.float32).copy())
 
     def value(self, name: str) -> bytes | None:
-        """Return a value by its name, None if there is none. Raises CheckpointError if it cannot be read."""
-        found = self._find(name)
+        """Return the value with this name, None if there is none. Raises CheckpointError if it cannot be read."""
+        found = self._entry(name)
         return found.numpy().tobytes() if isinstance(found, Tensor) else found
 
     def values(self, prefix: str) -> dict[str, bytes]:
-        """Return the values whose names begin with `prefix`, by the rest of their names."""
-        with self._reading(), self._turn:
+        """Return the values whose names begin with `prefix`, by their names without it."""
+        with self._reading(), self._lock:
             rows = self._state.execute(
                 "SELECT name FROM entry WHERE name >= ? AND name < ?",
                 (prefix, prefix + "\U0010ffff"),
@@ -176,8 +177,8 @@ class Checkpoint:
             return {name[len(prefix) :]: self.value(name) for (name,) in rows.fetchall()}
 
     def broadcasts(self, until: int) -> list[Broadcast]:
-        """Return the cached broadcasts up to a round, oldest first."""
-        with self._reading(), self._turn:
+        """Return the cached broadcasts up to and including round `until`, oldest first."""
+        with self._reading(), self._lock:
             rows = self._state.execute(
                 "SELECT round, base, version, file, data FROM broadcast WHERE round <= ? ORDER BY round",
                 (until,),
@@ -187,8 +188,8 @@ class Checkpoint:
                 for *row, file, data in rows
             ]
 
-    def _find(self, name: str) -> bytes | Tensor | None:
-        with self._reading(), self._turn:
+    def _entry(self, name: str) -> bytes | Tensor | None:
+        with self._reading(), self._lock:
             table = "staged" if name in self._staged else "entry"
             row = self._state.execute(
                 f"SELECT file, data FROM {table} WHERE name = ?", (name,)
@@ -205,20 +206,21 @@ class Checkpoint:
     def _path(self, number: int) -> Path:
         return self.folder / FILES / f"{number}{SUFFIX}"
 
-    def _numbers(self, query: str) -> set[int]:
+    def _file_numbers(self, query: str) -> set[int]:
         return {file for (file,) in self._state.execute(query)}
 
     def _remove(self, numbers: set[int]) -> None:
         for number in numbers:
             self._path(number).unlink(missing_ok=True)
 
-    def _remove_unnamed(self) -> None:
-        """Remove the files of checkpoints that were not completed."""
+    def _remove_unreferenced(self) -> None:
+        """Remove the files of saves that were not completed."""
         written = {int(path.stem) for path in (self.folder / FILES).glob(f"*{SUFFIX}")}
-        self._remove(written - self._numbers(NAMED))
+        self._remove(written - self._file_numbers(REFERENCED))
 
     @contextmanager
     def _reading(self) -> Iterator[None]:
+        """Raise CheckpointError for errors of the disk and for damaged files."""
         where = f"the checkpoint in {self.folder}"
         try:
             yield
@@ -233,12 +235,13 @@ class Checkpoint:
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
+        """Raise CheckpointError if the disk is full or cannot be written."""
         try:
             yield
         except (OSError, SafetensorError, sqlite3.Error) as error:
             raise CheckpointError(
-                f"the checkpoint in {self.folder} could not be written ({error}); the one before it is whole: make room, "
-                "then go on with --resume"
+                f"the checkpoint in {self.folder} could not be written ({error}); the one before it is intact: make room, "
+                "then continue with --resume"
             ) from error
 
 

@@ -8,8 +8,8 @@ class Clock:
 
     time_s: float = 0.0  # virtual seconds since the run began
 
-    begun_s: float = 0.0  # time at which the last exchange began
-    limit_s: float | None = None  # its time limit
+    begun_s: float = 0.0  # `now` at the start of the last exchange
+    limit_s: float | None = None  # of the last exchange, seconds; None: no limit
 
     def begin(self, limit_s: float | None) -> None:
         """Start an exchange with a time limit in seconds; None: no limit."""

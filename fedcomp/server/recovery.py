@@ -1,4 +1,4 @@
-"""The checkpoint from which a run can be resumed: the server's state and, in a simulation, that of the clients."""
+"""Saving and restoring a run: the server's state and, in a simulation, the clients' state."""
 
 import hashlib
 import json
@@ -17,42 +17,47 @@ from .checkpoint import Checkpoint
 from .round_loop import RoundLoop, RoundResult
 from .run_folder import CHECKPOINT, METRICS, RunFolder
 
-RUN, WEIGHTS, KEEPER, LEDGER = "run", "weights", "downlink.", "server/"  # names in the checkpoint
+# Names in the checkpoint, and prefixes of names.
+RUN, WEIGHTS, DOWNLINK_MEMORY, CLIENT = "run", "weights", "downlink.", "server/"
 STRATEGY, COUNTERPART, OPTIMIZER, LOOP = "strategy/", "counterpart/", "optimizer/", "loop/"
 
 T = TypeVar("T")
 
 
 class Clients(Protocol):
-    """The clients whose state is part of the checkpoint."""
+    """The clients of a run, as far as their state is part of the checkpoint."""
 
-    data: Data  # that the run learns from
+    data: Data  # training data
 
-    def keep_in(self, shelf: Checkpoint) -> None:
-        """Where those that are not in memory may be left, between checkpoints too, and are read back from."""
+    def use_checkpoint(self, checkpoint: Checkpoint) -> None:
+        """Set the checkpoint in which clients that do not fit into memory are staged, and from which they are read."""
 
-    def take_changes(self) -> Changes: ...
+    def take_changes(self) -> Changes:
+        """Return the vectors and values that changed since the last call, by name."""
 
-    def restore(self, weights: Tensor, version: str, passed: Iterable[str]) -> None: ...
+    def restore(self, weights: Tensor, version: str, passed: Iterable[str]) -> None:
+        """Return to the state of the checkpoint. `passed`: versions that the cached broadcasts start from."""
 
 
-class Part(Protocol):
+class Stateful(Protocol):
     """An object with its own state in the checkpoint: a strategy, its optimizer, a counterpart, or a virtual network."""
 
-    def take_changes(self) -> Changes: ...
+    def take_changes(self) -> Changes:
+        """Return the vectors and values that changed since the last call, by name."""
 
     def restore(
         self, vector: Callable[[str], Tensor | None], value: Callable[[str], bytes | None]
-    ) -> None: ...
+    ) -> None:
+        """Restore the state. `vector` and `value` return an entry by its name, None if there is none."""
 
 
-class Elsewhere:
-    """Clients that keep their state themselves, on other machines."""
+class RemoteClients:
+    """Real clients, which keep their state on their own machines."""
 
     def __init__(self, data: Data):
         self.data = data
 
-    def keep_in(self, shelf: Checkpoint) -> None: ...
+    def use_checkpoint(self, checkpoint: Checkpoint) -> None: ...
 
     def take_changes(self) -> Changes:
         return {}, {}
@@ -61,7 +66,7 @@ class Elsewhere:
 
 
 class Recovery:
-    """The checkpoint of a run whose loop stands before round 1. `restore` first, then `keep` after every round."""
+    """Saves and restores a run whose loop has not begun. Call `restore` first, `mark_changed` after each round, and `save` when due."""
 
     def __init__(
         self,
@@ -69,25 +74,25 @@ class Recovery:
         loop: RoundLoop,
         clients: Clients,
         rounds: int,
-        others: Mapping[str, Part] | None = None,
+        others: Mapping[str, Stateful] | None = None,
     ):
         """`others`: further objects with their own state, by the prefix of their names in the checkpoint."""
         self.folder, self.loop, self.clients, self.rounds = folder, loop, clients, rounds
-        self.checkpoint = Checkpoint(folder.path / CHECKPOINT, beside=[folder.path / METRICS])
-        self.saved = 0  # round of the last checkpoint
+        self.checkpoint = Checkpoint(folder.path / CHECKPOINT, flushed=[folder.path / METRICS])
+        self.saved_round = 0
         self.others = dict(others or {})
-        clients.keep_in(self.checkpoint)
-        self.heard: set[int] = (
-            set()
-        )  # clients of whom the server may have learned something since the last checkpoint
+        clients.use_checkpoint(self.checkpoint)
+        self.changed: set[int] = set()  # clients that took part since the last checkpoint
 
     def close(self) -> None:
+        """Close the checkpoint."""
         self.checkpoint.close()
 
     def restore(self) -> int:
-        """Bring loop, clients and metrics to where the last checkpoint stood. Returns its round, 0 before the first.
+        """Restore loop, clients and metrics from the checkpoint, or save a new run. Return the round of the checkpoint, 0 for a new run.
 
-        Raises RunFolderError when the task's model or data are not those of the run, or when more than `rounds` are done.
+        Raises RunFolderError if the task's model or data are not those of the run or more than `rounds` rounds are done, and
+        CheckpointError if the checkpoint is damaged.
         """
         stored = self.checkpoint.value(RUN)
         if stored is None:
@@ -106,10 +111,10 @@ class Recovery:
 
     def _restore(self, run: dict[str, Any]) -> int:
         where = f"the run in {self.folder.path}"
-        for what, mine in self._identity.items():
-            if run[what] != mine:
+        for difference, value in self._identity.items():
+            if run[difference] != value:
                 raise RunFolderError(
-                    f"{where} had {what}; undo the change to the task, or give another --out"
+                    f"{where} had {difference}; undo the change to the task, or give another --out"
                 )
         if run["round"] > self.rounds:
             raise RunFolderError(
@@ -119,81 +124,89 @@ class Recovery:
         self.folder.truncate_metrics(run["metrics_length"])
         passed = [broadcast.base for broadcast in self.loop.broadcasts.cache]
         self.clients.restore(self._vector(WEIGHTS), run["version"], passed)
-        self.saved = run["round"]
-        return self.saved
+        self.saved_round = run["round"]
+        return self.saved_round
 
-    def hear(self, outcome: RoundResult) -> None:
-        """Take note of the clients of a round, whose entries the next checkpoint writes."""
-        self.heard |= set(outcome.cohort)
+    def mark_changed(self, outcome: RoundResult) -> None:
+        """Mark the clients of a round. The next `save` writes their records."""
+        self.changed |= set(outcome.cohort)
 
     def save(self, round: int, metrics_length: int) -> None:
-        """Save the state after a round and before the next. `metrics_length`: bytes of the metrics until then."""
-        server, cache = self.loop, self.loop.broadcasts.cache
+        """Save the state after a round. `metrics_length`: bytes of metrics.jsonl after it."""
+        loop, broadcasts = self.loop, self.loop.broadcasts
+        cache = broadcasts.cache
         vectors, values = self.clients.take_changes()
-        vectors[WEIGHTS] = server.broadcasts.weights
-        kept = server.broadcasts.memory.state_dict(copy=False)
-        vectors |= {
-            KEEPER + name: value for name, value in kept.items() if isinstance(value, Tensor)
-        }
-        values |= {
-            KEEPER + name: value for name, value in kept.items() if not isinstance(value, Tensor)
-        }
-        for client in self.heard:
-            dropped = server.dropped.get(client, b"").hex()
-            known = [
-                server.versions.get(client),
-                server.tickets.get(client),
+        vectors[WEIGHTS] = broadcasts.weights
+        memory = broadcasts.memory.state_dict(copy=False)
+        is_vector = {name: isinstance(value, Tensor) for name, value in memory.items()}
+        for name, value in memory.items():
+            if isinstance(value, Tensor):
+                vectors[DOWNLINK_MEMORY + name] = value
+            else:
+                values[DOWNLINK_MEMORY + name] = value
+        for client in self.changed:
+            dropped = loop.dropped.get(client, b"").hex()
+            record = [
+                loop.versions.get(client),
+                loop.tickets.get(client),
                 dropped,
-                server.examples.get(client),
+                loop.examples.get(client),
             ]
-            values[f"{LEDGER}{client}"] = compact(known).encode()
-        for place, part in self._parts():
+            values[f"{CLIENT}{client}"] = compact(record).encode()
+        for prefix, part in self._parts():
             own_vectors, own_values = part.take_changes()
-            vectors |= {place + name: vector for name, vector in own_vectors.items()}
-            values |= {place + name: value for name, value in own_values.items()}
-        keeper = {name: isinstance(value, Tensor) for name, value in kept.items()}
-        b = server.broadcasts
+            vectors |= {prefix + name: vector for name, vector in own_vectors.items()}
+            values |= {prefix + name: value for name, value in own_values.items()}
         run = {
             "round": round,
             "metrics_length": metrics_length,
-            "version": b.version,
-            "newest_bytes": b.newest_bytes,
-            "keeper": keeper,
+            "version": broadcasts.version,
+            "newest_bytes": broadcasts.newest_bytes,
+            "downlink_memory": is_vector,
         }
         values[RUN] = json.dumps(run | self._identity).encode()
-        new = [broadcast for broadcast in cache if broadcast.round > self.saved]
+        new = [broadcast for broadcast in cache if broadcast.round > self.saved_round]
         self.checkpoint.save(vectors, values, new, oldest=cache[0].round if cache else round + 1)
-        self.heard.clear()
-        self.saved = round
+        self.changed.clear()
+        self.saved_round = round
 
     def _restore_server(self, run: dict[str, Any]) -> None:
-        server = self.loop
+        loop = self.loop
         read = {True: self._vector, False: self.checkpoint.value}
-        keeper = {name: read[is_vector](KEEPER + name) for name, is_vector in run["keeper"].items()}
+        memory = {
+            name: read[is_vector](DOWNLINK_MEMORY + name)
+            for name, is_vector in run["downlink_memory"].items()
+        }
         cache = self.checkpoint.broadcasts(until=run["round"])
-        server.broadcasts.restore(
-            self._vector(WEIGHTS), keeper, cache, run["version"], run["newest_bytes"]
+        loop.broadcasts.restore(
+            self._vector(WEIGHTS), memory, cache, run["version"], run["newest_bytes"]
         )
-        for client, record in self.checkpoint.values(LEDGER).items():
-            heard, ticket, dropped, examples = json.loads(record)
-            if heard is not None:
-                server.versions[int(client)] = heard
+        for client, record in self.checkpoint.values(CLIENT).items():
+            version, ticket, dropped, examples = json.loads(record)
+            if version is not None:
+                loop.versions[int(client)] = version
             if ticket is not None:
-                server.tickets[int(client)] = ticket
+                loop.tickets[int(client)] = ticket
             if dropped:
-                server.dropped[int(client)] = bytes.fromhex(dropped)
+                loop.dropped[int(client)] = bytes.fromhex(dropped)
             if examples is not None:
-                server.examples[int(client)] = examples
-        for place, part in self._parts():
+                loop.examples[int(client)] = examples
+        for prefix, part in self._parts():
             part.restore(
-                _below(place, self.checkpoint.vector), _below(place, self.checkpoint.value)
+                _prefixed(prefix, self.checkpoint.vector), _prefixed(prefix, self.checkpoint.value)
             )
 
-    def _parts(self) -> list[tuple[str, Part]]:
-        """Return the objects with their own state in the checkpoint, and the prefixes of their names."""
-        loop, kept = self.loop, self.loop.strategy.counterpart
-        own = [(STRATEGY, loop.strategy), (OPTIMIZER, loop.optimizer), (LOOP, loop)]
-        return [*own, *([(COUNTERPART, kept)] if kept is not None else []), *self.others.items()]
+    def _parts(self) -> list[tuple[str, Stateful]]:
+        """Return the objects with their own state in the checkpoint, each with the prefix of its names."""
+        loop, counterpart = self.loop, self.loop.strategy.counterpart
+        parts: list[tuple[str, Stateful]] = [
+            (STRATEGY, loop.strategy),
+            (OPTIMIZER, loop.optimizer),
+            (LOOP, loop),
+        ]
+        if counterpart is not None:
+            parts.append((COUNTERPART, counterpart))
+        return [*parts, *self.others.items()]
 
     def _vector(self, name: str) -> Tensor:
         vector = self.checkpoint.vector(name)
@@ -205,7 +218,7 @@ class Recovery:
 
     @cached_property
     def _identity(self) -> dict[str, str]:
-        """The properties that must not change when a run is resumed, by their names in error messages."""
+        """Properties that must not change when a run is resumed, by the words for a difference in the error message."""
         data = self.clients.data
         targets = hashlib.sha256(
             data.targets.cpu().contiguous().view(torch.uint8).numpy()
@@ -216,6 +229,6 @@ class Recovery:
         }
 
 
-def _below(place: str, read: Callable[[str], T]) -> Callable[[str], T]:
-    """`read` of names that stand below a place."""
-    return lambda name: read(place + name)
+def _prefixed(prefix: str, read: Callable[[str], T]) -> Callable[[str], T]:
+    """Return a function that reads the entry of a name with `prefix` before it."""
+    return lambda name: read(prefix + name)

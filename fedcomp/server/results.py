@@ -139,7 +139,8 @@ def record_of(
         seconds=seconds,
         catch_up_bytes=traffic.catch_up,
         first_download_bytes=traffic.first_download,
-        skipped=sum(a.update is None for a in outcome.accepted),
+        # A client whose relay has added its frame has a ticket.
+        skipped=sum(a.update is None and not a.ticket for a in outcome.accepted),
         uplink_nonzeros=sum(a.update.nonzeros for a in outcome.accepted if a.update is not None),
         rejections=tuple(outcome.rejections),
         suspicion=outcome.suspicion,

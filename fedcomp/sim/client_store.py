@@ -1,8 +1,8 @@
-"""Virtual clients at rest: those lately used are in memory, all others where the run's checkpoint has them.
+"""The states of virtual clients: the most recently used are in memory, the others in the run's checkpoint.
 
-A checkpoint holds every client's vectors anyway: a client that has to make room is forgotten if the last checkpoint has it as it is, and
-else staged, so that the next checkpoint takes it over without writing it again. Clients of the rounds to come are read ahead by a thread.
-What a run computes does not depend on where its clients were.
+The checkpoint holds every client's vectors anyway. A client that is evicted from memory is staged in the checkpoint if it has changed
+since the last save, and the next save does not write it again. A thread prefetches the clients of the next rounds. The results of a run do
+not depend on where the states are.
 """
 
 import itertools
@@ -17,14 +17,14 @@ from torch import Tensor
 from ..clients.state import ClientState
 from ..memories import Memory
 from ..memories.base import Changes
-from .placement import HERE, Placement
+from .placement import IN_MEMORY, Placement
 
-AHEAD = 1 / 2  # of the budget, for clients that are read ahead
-OBJECTS = 4096  # bytes of a state's objects, about
+AHEAD = 1 / 2  # share of the budget for prefetched clients
+OBJECT_BYTES = 4096  # of a state besides its vectors and its record, roughly
 
 
-class Shelf(Protocol):
-    """A checkpoint, as far as clients are put into it. Reading may be done in another thread."""
+class StateCheckpoint(Protocol):
+    """The part of a `Checkpoint` that a client store uses. It is read in another thread, too."""
 
     def vector(self, name: str) -> Tensor | None: ...
 
@@ -34,52 +34,52 @@ class Shelf(Protocol):
 
 
 class ClientStore:
-    """The states of clients by logical id; one that was never asked for is made when it is: a memory of `make_memory`, at `version`."""
+    """The states of clients by logical id. A new state has a memory from `make_memory` and is at `version`."""
 
-    def __init__(self, make_memory: Callable[[], Memory], version: str, home: Placement = HERE):
-        self.make_memory, self.version, self.home = make_memory, version, home
-        self.states: dict[int, ClientState] = {}  # in memory, those used last at the end
-        self.changed: set[int] = set()  # of these, since the last checkpoint
-        self.shelf: Shelf | None = None  # without one, all stay in memory
-        self.client_bytes = (
-            home.client_bytes + OBJECTS
-        )  # of the largest state that was measured so far
-        self._working: set[int] = set()  # brought last
-        self._ahead: dict[int, Future[ClientState | None]] = {}
+    def __init__(
+        self, make_memory: Callable[[], Memory], version: str, placement: Placement = IN_MEMORY
+    ):
+        self.make_memory, self.version, self.placement = make_memory, version, placement
+        self.states: dict[int, ClientState] = {}  # in memory, least recently used first
+        self.changed: set[int] = set()  # clients in memory that changed since the last checkpoint
+        self.checkpoint: StateCheckpoint | None = None  # None: all clients stay in memory
+        self.client_bytes = placement.client_bytes + OBJECT_BYTES  # of the largest state so far
+        self._working: set[int] = set()  # clients of the last call of `bring`
+        self._ahead: dict[int, Future[ClientState | None]] = {}  # prefetched
         self._reader: ThreadPoolExecutor | None = None
 
     def at(self, client: int) -> ClientState:
-        """The state of a client. Raises CheckpointError when it cannot be read back."""
+        """Return the state of a client. Raises CheckpointError if it cannot be read."""
         if client not in self.states:
-            coming = self._ahead.pop(client, None)
-            found = self._read(client) if coming is None or coming.cancel() else coming.result()
-            self.states[client] = found or ClientState(self.make_memory(), self.version)
+            ahead = self._ahead.pop(client, None)
+            state = self._read(client) if ahead is None or ahead.cancel() else ahead.result()
+            self.states[client] = state or ClientState(self.make_memory(), self.version)
         return self.states[client]
 
     def bring(self, clients: Sequence[int]) -> None:
-        """See that these are in memory, and of the others no more than there is room for.
+        """Load clients into memory, and on the device if they train there. Evict others that exceed the budget.
 
-        Raises CheckpointError when one cannot be read back, or when the disk is full.
+        Raises CheckpointError if a client cannot be read or the disk is full.
         """
         clients = list(dict.fromkeys(clients))
         here = [client for client in clients if client in self.states]
         self.states |= {client: self.states.pop(client) for client in here}
-        room = max((1 - AHEAD) * self.home.budget_bytes / self.client_bytes, len(clients))
+        room = max((1 - AHEAD) * self.placement.budget_bytes / self.client_bytes, len(clients))
         surplus = len(self.states) - len(here) + len(clients) - room
-        if surplus > 0 and self.shelf is not None:
-            self._put_away(list(itertools.islice(self.states, math.ceil(surplus))))
+        if surplus > 0 and self.checkpoint is not None:
+            self._evict(list(itertools.islice(self.states, math.ceil(surplus))))
         for client in clients:
             self.at(client)
-        if self.home.moves_to is not None:
-            self._move(set(clients), self.home.moves_to)
+        if self.placement.moves_to is not None:
+            self._move(set(clients), self.placement.moves_to)
 
     def expect(self, clients: Sequence[int]) -> None:
-        """These will be asked for, in this order: read ahead as many as there is room for."""
-        if self.shelf is None or not self.home.reads_ahead:
+        """Prefetch the clients that will be used next, in this order, as far as the budget allows."""
+        if self.checkpoint is None or not self.placement.reads_ahead:
             return
         for client in self._ahead.keys() - set(clients):
             self._ahead.pop(client).cancel()
-        room = int(AHEAD * self.home.budget_bytes / self.client_bytes) - len(self._ahead)
+        room = int(AHEAD * self.placement.budget_bytes / self.client_bytes) - len(self._ahead)
         missing = (
             client
             for client in dict.fromkeys(clients)
@@ -92,47 +92,49 @@ class ClientStore:
         }
 
     def touch(self, clients: Iterable[int]) -> None:
-        """These are not as the last checkpoint has them."""
+        """Mark clients in memory as changed since the last checkpoint."""
         touched = self.states.keys() & set(clients)
         self.changed |= touched
-        self._packed(itertools.islice(touched, 1))  # one is measured
+        self._packed(itertools.islice(touched, 1))  # measures one of them
 
     def take_changes(self) -> Changes:
-        """Vectors and values of the clients that changed since the last call and are in memory; the shelf has the others."""
+        """Return vectors and values of the clients in memory that changed since the last call. The others are in the checkpoint."""
         changes = self._packed(sorted(self.changed))
         self.changed.clear()
         return changes
 
     def clear(self) -> None:
-        """Stand where the shelf stands."""
+        """Forget all states in memory, so that they are read from the checkpoint."""
         self.expect(())
         self.states.clear()
         self.changed.clear()
 
     def close(self) -> None:
-        """Read nothing more."""
+        """Stop prefetching."""
         if self._reader is not None:
             self._reader.shutdown(cancel_futures=True)
 
     def _read(self, client: int) -> ClientState | None:
-        """As the shelf has it; None if it has not. In any thread."""
+        """Return a client's state from the checkpoint, None if it has none. May be called from any thread."""
         name = name_of(client)
-        record = self.shelf.value(name) if self.shelf is not None else None
+        record = self.checkpoint.value(name) if self.checkpoint is not None else None
         return (
             None
             if record is None
-            else ClientState.unpack(name, record, self.shelf.vector, self.make_memory)
+            else ClientState.unpack(name, record, self.checkpoint.vector, self.make_memory)
         )
 
-    def _put_away(self, clients: Collection[int]) -> None:
+    def _evict(self, clients: Collection[int]) -> None:
+        """Remove clients from memory. Those that have changed are staged first."""
         vectors, values = self._packed([client for client in clients if client in self.changed])
         if values:
-            self.shelf.stage(vectors, values)
+            self.checkpoint.stage(vectors, values)
         for client in clients:
             del self.states[client]
         self.changed.difference_update(clients)
 
     def _packed(self, clients: Iterable[int]) -> Changes:
+        """Return vectors and values of clients in memory, and update `client_bytes`."""
         vectors: dict[str, Tensor] = {}
         values: dict[str, bytes | None] = {}
         for client in clients:
@@ -141,12 +143,12 @@ class ClientStore:
             vectors |= mine
             self.client_bytes = max(
                 self.client_bytes,
-                sum(v.nbytes for v in mine.values()) + len(values[name]) + OBJECTS,
+                sum(v.nbytes for v in mine.values()) + len(values[name]) + OBJECT_BYTES,
             )
         return vectors, values
 
     def _move(self, clients: set[int], device: torch.device) -> None:
-        """Have the vectors of these on the device, and those of the clients before them in pinned memory of the host."""
+        """Move the vectors of these clients to the device, and those of the previous clients to pinned memory of the host."""
         for client in self._working - clients:
             if client in self.states:
                 self.states[client].move(_pinned)
@@ -156,10 +158,10 @@ class ClientStore:
 
 
 def name_of(client: int) -> str:
-    """Return the name of a client's record in a checkpoint; its vectors are named `client/7.residual`."""
+    """Return the name of a client's record in a checkpoint. Its vectors have names such as `client/7.residual`."""
     return f"client/{client}"
 
 
 def _pinned(vector: Tensor) -> Tensor:
-    """A vector in memory of the host from which the device copies by itself."""
+    """Return a copy of a vector in the host's memory, pinned if the vector is on a GPU, so that it is copied back asynchronously."""
     return torch.empty(vector.shape, dtype=vector.dtype, pin_memory=vector.is_cuda).copy_(vector)

@@ -13,10 +13,10 @@ from ..messages import Assignment, Report
 from ..strategies.client_algorithm import ClientAlgorithm
 from ..tasks.base import Data
 from .attacks import ByzantineClients
-from .client_store import ClientStore, Shelf
+from .client_store import ClientStore, StateCheckpoint
 from .contraction import Contraction
 from .growth import Growth
-from .placement import HERE, Placement
+from .placement import IN_MEMORY, Placement
 
 
 class VirtualClients:
@@ -33,7 +33,7 @@ class VirtualClients:
         warn: Callable[[str], None] = lambda sentence: None,
         feeds_back: bool = False,
         byzantine: ByzantineClients | None = None,
-        placement: Placement = HERE,
+        placement: Placement = IN_MEMORY,
     ):
         self.trainer, self.byzantine = trainer, byzantine or ByzantineClients()
         self.store = ClientStore(make_memory, replica.version, placement)
@@ -67,8 +67,8 @@ class VirtualClients:
 
     # Checkpoints.
 
-    def keep_in(self, shelf: Shelf) -> None:
-        self.store.shelf = shelf
+    def use_checkpoint(self, checkpoint: StateCheckpoint) -> None:
+        self.store.checkpoint = checkpoint
 
     def take_changes(self) -> Changes:
         return self.store.take_changes()

@@ -1,4 +1,4 @@
-"""Ctrl-C between checkpoints: the round that runs is finished first, so that nothing of what was shown is lost."""
+"""Ctrl-C during a simulation: the current round is finished and saved before the signal takes effect."""
 
 import signal
 import threading
@@ -9,34 +9,35 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Interruption:
-    """While entered, the first of the signals is kept until `act`; a second one acts at once. Does nothing outside of the main thread."""
+    """A context manager that defers the first signal until `act`. A second signal acts at once. Has no effect outside the main thread."""
 
     def __init__(self) -> None:
-        self.on = threading.current_thread() is threading.main_thread()
+        self.active = threading.current_thread() is threading.main_thread()
         self.first: tuple[int, FrameType | None] | None = None
-        self.before: dict[int, signal.Handlers] = {}
+        self.handlers: dict[int, signal.Handlers] = {}  # by signal number, those that were replaced
 
     @property
-    def asked(self) -> bool:
+    def requested(self) -> bool:
+        """Whether a signal has arrived."""
         return self.first is not None
 
     def __enter__(self) -> Self:
-        for number in SIGNALS if self.on else ():
+        for number in SIGNALS if self.active else ():
             if callable(signal.getsignal(number)):
-                self.before[number] = signal.signal(number, self._hear)
+                self.handlers[number] = signal.signal(number, self._defer)
         return self
 
     def __exit__(self, *error: object) -> None:
-        for number, handler in self.before.items():
+        for number, handler in self.handlers.items():
             signal.signal(number, handler)
 
     def act(self) -> None:
-        """Do what the first signal asked for, if one came."""
+        """Call the handler of the first signal if one has arrived."""
         if self.first is not None:
             number, frame = self.first
-            self.before[number](number, frame)
+            self.handlers[number](number, frame)
 
-    def _hear(self, number: int, frame: FrameType | None) -> None:
-        if self.asked:
-            self.before[number](number, frame)
+    def _defer(self, number: int, frame: FrameType | None) -> None:
+        if self.requested:
+            self.handlers[number](number, frame)
         self.first = number, frame

@@ -29,9 +29,7 @@ from .ray_engine import RayEngine
 from .workers import WorkerEngine
 
 TRIED = 3  # batches, before the first round
-HOME = (
-    "residuals"  # in [resolved]: where clients rest on this machine, chosen anew by a resumed run
-)
+HOME = "residuals"  # in [resolved]: the placement of clients on this machine, chosen anew by a resumed run
 SAID = {
     "serial": "serial",
     "batched": "batched, {} clients at once",

@@ -1,6 +1,7 @@
-"""Where clients at rest keep their vectors: on the device, in the host's memory, or in the run's checkpoint on the disk.
+"""The placement of clients' vectors between their rounds: on the device, in the host's memory, or in the run's checkpoint on disk.
 
-Chosen from what they may come to in the rounds of the run, and from what is free when it starts. What a run computes does not depend on it.
+It is chosen by the size that the vectors may reach in the run and by the memory that is free at its start. The results of a run do not
+depend on it.
 """
 
 import math
@@ -17,48 +18,46 @@ from ..memories import Memory
 from ..server.checkpoint import stored_bytes
 
 DEVICE, HOST, FILE = "device", "host", "file"  # of --residuals
-SHARE = 1 / 2  # of what is free on the device or in memory, for clients that all stay there
-CACHE = 1 / 8  # of the free memory, for those lately used of clients in a file
+SHARE = 1 / 2  # of the free memory of device or host, for clients that all stay there
+CACHE = 1 / 8  # of the free memory of the host, for recently used clients if all are on disk
 CGROUP = Path("/sys/fs/cgroup")
 
 
 @dataclass(frozen=True)
 class Placement:
-    """`budget_bytes` of clients stay in memory; those at work are on `moves_to`, if that is not where they rest.
+    """Where the vectors of clients are between their rounds."""
 
-    `client_bytes`: of one client's vectors, before that is measured.
-    """
-
-    name: str
-    budget_bytes: float = math.inf
-    moves_to: torch.device | None = None
-    client_bytes: int = 0
+    name: str  # DEVICE, HOST or FILE
+    budget_bytes: float = math.inf  # of clients that stay in memory
+    moves_to: torch.device | None = None  # for training; None: vectors do not move
+    client_bytes: int = 0  # of one client's vectors, an estimate until one is measured
 
     @property
     def reads_ahead(self) -> bool:
+        """Whether clients are prefetched from the checkpoint."""
         return self.budget_bytes < math.inf
 
     def __str__(self) -> str:
-        """In words, where it is not the memory in which clients compute."""
+        """Return a description, "" if clients stay in the memory in which they train."""
         if self.name == FILE:
             return f"in the checkpoint on the disk, up to {gigabytes(self.budget_bytes)} of them in memory"
         return (
             ""
             if self.moves_to is None
-            else "in the host's memory, on the device while their cohort is at work"
+            else "in the host's memory, on the device while their cohort is training"
         )
 
 
-HERE = Placement(HOST)
+IN_MEMORY = Placement(HOST)
 
 
 @dataclass(frozen=True)
 class Need:
-    """What clients at rest may come to."""
+    """The memory that the clients of a run may need between their rounds."""
 
-    clients: int  # that are asked at least once, at most
-    vectors: int  # of each
-    numel: int
+    clients: int  # upper bound of the clients that take part at least once
+    vectors: int  # of each client
+    numel: int  # of each vector
 
     @property
     def client_bytes(self) -> int:
@@ -69,18 +68,18 @@ class Need:
         return self.client_bytes * self.clients
 
 
-def choose_home(asked: str, device: torch.device, need: Need) -> Placement:
-    """The home that --residuals means. Raises ConfigError where all clients are to stay in what cannot hold them."""
+def choose_placement(asked: str, device: torch.device, need: Need) -> Placement:
+    """Return the placement for the value `asked` of --residuals. Raises ConfigError if the chosen memory cannot hold all clients."""
     host, cuda = free_memory(), device.type == "cuda"
     free = {HOST: host, **({DEVICE: torch.cuda.mem_get_info(device)[0]} if cuda else {})}
     if asked == DEVICE and not cuda:
-        asked = HOST  # the same here
+        asked = HOST  # the same on a CPU
     fitting = [name for name in (DEVICE, HOST) if name in free and need.bytes <= SHARE * free[name]]
     name = asked if asked != "auto" else next(iter(fitting), FILE)
     if name in free and need.bytes > free[name]:
         where = "the device" if name == DEVICE else "memory"
         raise ConfigError(
-            f"--residuals {name}: what {need.clients:,} clients keep may come to {gigabytes(need.bytes)}, and "
+            f"--residuals {name}: the vectors of {need.clients:,} clients may take {gigabytes(need.bytes)}, and "
             f"{gigabytes(free[name])} of {where} are free; leave it out, or give --residuals file"
         )
     return Placement(
@@ -91,8 +90,8 @@ def choose_home(asked: str, device: torch.device, need: Need) -> Placement:
     )
 
 
-def shortage(folder: Path, need: Need, cohort: int) -> str:
-    """A sentence where a checkpoint in `folder`, or above it where that is not there yet, may fill the disk; "" where it cannot."""
+def disk_warning(folder: Path, need: Need, cohort: int) -> str:
+    """Return a warning if the checkpoint in `folder`, which need not exist yet, may fill the disk; "" if it cannot."""
     there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     more = need.bytes + need.client_bytes * cohort - stored_bytes(folder)
     free = shutil.disk_usage(there).free
@@ -104,13 +103,13 @@ def shortage(folder: Path, need: Need, cohort: int) -> str:
     )
 
 
-def crowding(memory: Memory, need: Need) -> str:
-    """A sentence where what the server keeps of every client, beside what they keep, may not fit into main memory; "" where it does."""
+def memory_warning(memory: Memory, need: Need) -> str:
+    """Return a warning if the counterparts of all clients' memories may not fit into the server's main memory; "" if they do."""
     free = free_memory()
     if memory.counterpart is None or need.bytes <= free:
         return ""
     return (
-        f"memory '{memory.name}' has the server keep a vector of every client in main memory: they may come to "
+        f"memory '{memory.name}' makes the server keep a vector of every client in main memory: they may take "
         f"{gigabytes(need.bytes)}, and {gigabytes(free)} are free; use --memory residual, or fewer clients"
     )
 
@@ -120,7 +119,7 @@ def gigabytes(count: float) -> str:
 
 
 def free_memory() -> int:
-    """Bytes of main memory that this process may still take: of the machine, and of the control groups that it is in."""
+    """Return the bytes of main memory that this process may still use, by the machine and by its control groups."""
     return max(0, min([_machine(), *_groups()]))
 
 
@@ -135,7 +134,7 @@ def _machine() -> int:
 
 
 def _groups() -> Sequence[int]:
-    """What each control group (version 2) leaves, from the process's own up; file pages that could go count as free."""
+    """Return the free bytes of each control group (version 2) from the process's own up. Inactive file pages count as free."""
     left = []
     try:
         own = next(

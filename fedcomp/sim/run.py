@@ -1,4 +1,4 @@
-"""A simulation from its options to its summary: prepare, run round by round, write everything down."""
+"""A simulation from its options to its summary: prepare the run, run its rounds, write its files."""
 
 import dataclasses
 import gc
@@ -59,7 +59,7 @@ from .machine import HOME, Machine, cannot_map, engine_on, measured
 from .multi_device import MultiDevice
 from .network import Network, drawn, read_spec
 from .network_file import is_file, read_file
-from .placement import Need, choose_home, crowding, shortage
+from .placement import Need, choose_placement, disk_warning, memory_warning
 from .ray_engine import JOBS_PER_ACTOR, RayEngine
 from .relays import Relays
 from .save_times import SaveTimes
@@ -73,18 +73,18 @@ STACK_BYTES = 64 << 20  # updates of clients that are trained and packed togethe
 def simulate(
     config: RunConfig, callback: Callback | None = None, task: Task | None = None
 ) -> Summary:
-    """Run a simulation, or continue the one in `config.out` with `config.resume`. Returns what summary.json holds.
+    """Run a simulation, or continue the one in `config.out` with `config.resume`. Return the content of summary.json.
 
-    `task`: in place of loading the one that `config.task` names, which then says OBJECT and its name.
+    `task`: used instead of the task that `config.task` names, which is then OBJECT and the task's name.
 
-    Raises UserError, before anything is written, for options that cannot work, and OutOfMemoryError when memory runs out. A run that
-    is interrupted at any moment can be resumed.
+    Raises UserError, before anything is written, for options that cannot work, and OutOfMemoryError if memory runs out. A run that is
+    interrupted at any moment can be resumed.
     """
     simulation = None
     try:
         with (
             redirect_stdout(sys.stderr) if config.log_json == STDOUT else nullcontext()
-        ):  # the log's alone, whatever a task prints
+        ):  # standard output is for the log only, also if a task prints
             simulation = Simulation(config, callback or Callback(), task)
         return simulation.run()
     except (MemoryError, RuntimeError) as error:
@@ -93,21 +93,21 @@ def simulate(
         raise
     finally:
         if simulation is not None:
-            # its parts refer to it: data and model would stay until the collector comes by
+            # Breaks reference cycles, which would keep data and model in memory.
             vars(simulation).clear()
 
 
 class Preparation:
-    """What of a run is settled before anything is trained or written, in the order in which a mistake can be told soonest.
+    """The parts of a run that are made before anything is trained or written.
 
-    Raises UserError for options that cannot work.
+    They are made in an order in which errors in the options are found as early as possible. Raises UserError for options that cannot work.
     """
 
     def __init__(self, config: RunConfig, callback: Callback, task: Task | None = None):
         config = resolved(config)
-        _refuse_what_is_real(config)
+        _refuse_deployment_options(config)
         if task is not None:
-            _refuse_what_loads_tasks(config, task)
+            _refuse_task_object(config, task)
         self.config, self.callback = config, callback
         self.warnings = WarningLog(lambda sentence: self.callback.warning(sentence))
         self.network = _network(config)
@@ -128,11 +128,11 @@ class Preparation:
         self.sgd = LocalSGD.from_config(client_config(config, self.strategy))
         train, self.test = data_of(self.task, "train"), data_of(self.task, "test")
         self.layout = check(self.task, config.batch_size, train, self.test, config.augment)
-        self.travels = self.strategy.layout
-        self.config = config = with_memories(config, self.travels.numel)
-        waiting = self._memory()
+        self.sent_layout = self.strategy.layout  # of the vectors that are sent
+        self.config = config = with_memories(config, self.sent_layout.numel)
+        client_memory = self._memory()
         if config.relays:
-            check_relays(config, self.strategy, waiting)
+            check_relays(config, self.strategy, client_memory)
         self.train = train
         self.shards = partition(
             config.partition, train, config.clients, config.seed, self.task.name
@@ -140,8 +140,8 @@ class Preparation:
         self.model = initial_model(self.task, config.seed)
         self.weights = self.layout.gather(self.model)
         self.machine = self._machine(self.model)
-        self.need = self._need(waiting)
-        self.home = choose_home(config.residuals, self.device, self.need)
+        self.need = self._need(client_memory)
+        self.placement = choose_placement(config.residuals, self.device, self.need)
         self.broadcasts = Broadcasts.of(self.strategy, self.weights.clone())
         start_from(config, self.folder, self.task, self.strategy, self.broadcasts)
         self.bandwidths = bandwidths_of(
@@ -149,19 +149,22 @@ class Preparation:
         )
 
     def _memory(self) -> Memory:
-        return memory(self.config.memory, self.strategy.uplink, self.travels.numel, self.travels)
+        """Return a new client memory."""
+        return memory(
+            self.config.memory, self.strategy.uplink, self.sent_layout.numel, self.sent_layout
+        )
 
-    def _need(self, waiting: Memory) -> Need:
-        """What the memories may come to of the clients that are ever asked."""
+    def _need(self, memory: Memory) -> Need:
+        """Return the memory that clients may need between their rounds."""
         c = self.config
         vectors = sum(
-            isinstance(value, torch.Tensor) for value in waiting.state_dict(copy=False).values()
+            isinstance(value, torch.Tensor) for value in memory.state_dict(copy=False).values()
         )
-        vectors = (vectors or waiting.counterpart is not None) + c.keep_momentum
+        vectors = (vectors or memory.counterpart is not None) + c.keep_momentum
         return Need(
             min(c.clients, c.rounds * cohort_size(c.participation, c.clients)),
             vectors,
-            self.travels.numel,
+            self.sent_layout.numel,
         )
 
     def _machine(self, model: torch.nn.Module) -> Machine:
@@ -169,7 +172,7 @@ class Preparation:
             machine = Machine.stored(self.folder.stored.get("resolved"), self.folder.path)
             if not machine.device.startswith(self.device.type):
                 raise RunFolderError(
-                    f"the run in {self.folder.path} was on {machine.device}, not {self.device}; give a --device like it"
+                    f"the run in {self.folder.path} was on {machine.device}, not {self.device}; give the same --device as before"
                 )
             return machine
         machine = Machine.chosen(self.config, model, self.device)
@@ -177,7 +180,7 @@ class Preparation:
 
 
 class Simulation(Preparation):
-    """A run that was prepared, and what trains its clients."""
+    """A prepared run with its clients, transport and round loop."""
 
     def __init__(self, config: RunConfig, callback: Callback, task: Task | None = None):
         super().__init__(config, callback, task)
@@ -185,20 +188,19 @@ class Simulation(Preparation):
         model = self.model
         weights = self.weights
         shards = self.shards
-        home = self.home
-        if home.reads_ahead:
+        if self.placement.reads_ahead:
             devices.keep_freed_memory(
-                threads=True, vector_bytes=4 * self.travels.numel
-            )  # what one thread has read, another frees
+                threads=True, vector_bytes=4 * self.sent_layout.numel
+            )  # one thread reads vectors that another frees
         train = on(self.train, self.device)
-        del self.train, self.model, self.weights  # others hold what is still needed of them
+        del self.train, self.model, self.weights  # clients and broadcasts have their own references
         self.engine = self._engine(model, weights, train, shards[0])
         train = self.engine.resident(train)
         self.byzantine.follow(self.strategy, train)
         self.clients = VirtualClients(
             Replica(
                 self.strategy.client_algorithm.initial_global_state(weights.clone()),
-                self.travels,
+                self.sent_layout,
                 codec(config.downlink),
             ),
             Trainer(
@@ -208,7 +210,7 @@ class Simulation(Preparation):
                 self.sgd,
                 self.strategy.client_algorithm,
                 config.seed,
-                at_once=max(self.machine.at_once, STACK_BYTES // (4 * self.travels.numel))
+                at_once=max(self.machine.at_once, STACK_BYTES // (4 * self.sent_layout.numel))
                 * len(self.devices),
                 keeps_apart=isinstance(self.engine, MultiDevice)
                 and not self.byzantine.uses_updates,
@@ -219,7 +221,7 @@ class Simulation(Preparation):
             warn=self.warnings,
             feeds_back=self.strategy.feeds_back,
             byzantine=self.byzantine,
-            placement=home,
+            placement=self.placement,
         )
         self.relays = (
             Relays(self.clients, config.relays, self.strategy.uplink, self.layout)
@@ -243,11 +245,12 @@ class Simulation(Preparation):
         self.evaluator = Evaluator(config, self.task, self.layout, train, self.test, self.device)
 
     def run(self) -> Summary:
+        """Run or continue the simulation and return its summary."""
         with ExitStack() as ends:
             self.callback = ends.enter_context(watched(self.config, self.callback))
             ends.callback(self.engine.close)
             if isinstance(self.engine, RayEngine):
-                self._begin(self.engine)
+                self._start_actors(self.engine)
             self.folder.open()
             ends.callback(self.folder.close)
             if not self.folder.resumed:
@@ -263,16 +266,16 @@ class Simulation(Preparation):
                 self._write_config()
             self.callback.started(self._header(done + 1))
             cohort = cohort_size(self.config.participation, self.config.clients)
-            doubts = (
-                shortage(recovery.checkpoint.folder, self.need, cohort),
-                crowding(self._memory(), self.need),
+            doubts = (  # warnings, or ""
+                disk_warning(recovery.checkpoint.folder, self.need, cohort),
+                memory_warning(self._memory(), self.need),
                 devices.without(self.config.precision, self.device),
                 *self.evaluator.warnings,
             )
             for sentence in filter(None, doubts):
                 self.warnings(sentence)
             ends.callback(self.clients.store.close)
-            ends.enter_context(_resting_collector())
+            ends.enter_context(_less_frequent_gc())
             if self.config.attack is None:
                 ends.enter_context(trusted_frames())
             self._rounds(recovery, done, ends.enter_context(Interruption()))
@@ -287,9 +290,9 @@ class Simulation(Preparation):
                 self.timing.on_round_end(outcome)
             record = self._record(outcome, began)
             length = self.folder.append(record)
-            recovery.hear(outcome)
+            recovery.mark_changed(outcome)
             last = outcome.round == self.config.rounds
-            due = last or interruption.asked or times.due(outcome.round)
+            due = last or interruption.requested or times.due(outcome.round)
             took_s = self._save(recovery, outcome.round, length) if due else 0.0
             try:
                 self.callback.round_done(record)
@@ -312,16 +315,16 @@ class Simulation(Preparation):
         return time.perf_counter() - began
 
     def _look_ahead(self, round: int) -> None:
-        """Have the clients of a round and of the next one moved ahead of use."""
-        if self.clients.store.home.reads_ahead:
+        """Prefetch the clients of a round and of the next one."""
+        if self.placement.reads_ahead:
             everybody = range(self.config.clients)
             rounds = range(round, min(round + 2, self.config.rounds + 1))
             self.clients.store.expect(
                 [client for r in rounds for client in self.loop.expected(everybody, r)]
             )
 
-    def _begin(self, engine: RayEngine) -> None:
-        """How much is done at once is known when the actors are there."""
+    def _start_actors(self, engine: RayEngine) -> None:
+        """Start the Ray actors, whose number decides how many clients are trained at once."""
         self.machine = dataclasses.replace(self.machine, at_once=engine.start_actors())
         self.clients.trainer.at_once = max(
             self.clients.trainer.at_once, JOBS_PER_ACTOR * self.machine.at_once
@@ -335,14 +338,14 @@ class Simulation(Preparation):
 
     def _write_config(self) -> None:
         self.folder.write_config(
-            self.config, dataclasses.asdict(self.machine) | {HOME: self.clients.store.home.name}
+            self.config, dataclasses.asdict(self.machine) | {HOME: self.placement.name}
         )
 
     def _engine(
         self, model: torch.nn.Module, weights: torch.Tensor, data: Data, shard: np.ndarray
     ) -> Engine:
-        """The engine that was chosen; where auto chose batched and the model cannot be mapped, another one."""
-        instead = self._instead if self.config.engine == "auto" else None
+        """Return the chosen engine. With --engine auto, return another one if the model cannot be batched."""
+        instead = self._replace_engine if self.config.engine == "auto" else None
         engine = engine_on(
             self.devices,
             self.machine,
@@ -360,19 +363,19 @@ class Simulation(Preparation):
             return engine
         if self.config.engine != "auto":
             raise error
-        self._go_over(error)
+        self._choose_unbatched(error)
         return self._engine(model, weights, data, shard)
 
-    def _instead(self, error: NotMapped) -> Engine:
-        """The engine that goes on in a round in which the model shows that it cannot be mapped."""
-        self._go_over(error)
+    def _replace_engine(self, error: NotMapped) -> Engine:
+        """Return the engine that continues a round in which the model turned out not to be batchable."""
+        self._choose_unbatched(error)
         self._write_config()
         model = initial_model(self.task, self.config.seed)
         return engine_on(
             self.devices, self.machine, self.config, self.task, model, self.layout, self.warnings
         )
 
-    def _go_over(self, error: NotMapped) -> None:
+    def _choose_unbatched(self, error: NotMapped) -> None:
         self.machine = Machine.unbatched(self.device, self.config)
         self.warnings(f"{error.finding}; the engine is {self.machine} in its place")
 
@@ -398,7 +401,7 @@ class Simulation(Preparation):
             liars=self.byzantine.size,
             notice=self.strategy.notice,
             network=c.network or "",
-            residuals=str(self.clients.store.home),
+            residuals=str(self.placement),
             judged="loss" if self.task.accuracy is None else "accuracy",
             measures=tuple(self.task.metrics),
         )
@@ -410,22 +413,22 @@ class Simulation(Preparation):
         check_loss(self.warnings, outcome.round, measured.loss, self.test)
         record = record_of(outcome, self.layout, *measured, time.perf_counter() - began)
         if self.relays is not None:
-            record = self._relayed(outcome, record)
+            record = self._with_relays(outcome, record)
         if self.timing is not None:
             record = dataclasses.replace(record, simulated_hours=self.timing.clock.time_s / 3600)
         return dataclasses.replace(record, warnings=self.warnings.take())
 
-    def _relayed(self, outcome: RoundResult, record: RoundRecord) -> RoundRecord:
-        """The record of a round behind relays: what clients sent to them, and what they passed on."""
-        received, lost = self.relays.take(), inexact([a.update for a in outcome.accepted])
-        if lost:
-            sentence = inexact_warning(outcome.round, lost, record.uplink_nonzeros)
+    def _with_relays(self, outcome: RoundResult, record: RoundRecord) -> RoundRecord:
+        """Return the record with the bytes from clients to relays, and from relays to the server. Warn about inexact sums."""
+        traffic, missed = self.relays.take(), inexact([a.update for a in outcome.accepted])
+        if missed:
+            sentence = inexact_warning(outcome.round, missed, record.uplink_nonzeros)
             self.warnings(sentence, kind="inexact sums of relays")
         return dataclasses.replace(
             record,
-            uplink_bytes=received.client_bytes,
+            uplink_bytes=traffic.client_bytes,
             relayed_bytes=record.uplink_bytes,
-            skipped=received.empty,
+            skipped=traffic.empty,
         )
 
     # The end.
@@ -440,30 +443,30 @@ class Simulation(Preparation):
         return summary
 
 
-def _refuse_what_is_real(config: RunConfig) -> None:
-    """Options that have no meaning for virtual clients."""
+def _refuse_deployment_options(config: RunConfig) -> None:
+    """Raise ConfigError for options that do not apply to virtual clients."""
     if (config.deadline or config.quorum != 1) and not config.network:
         raise ConfigError(
-            "--deadline and --quorum are for real clients, virtual ones have no clock that runs out; give them one with "
-            "--network, or use fedcomp server start"
+            "--deadline and --quorum are for real clients: without --network, virtual clients answer at once; give --network, "
+            "or use fedcomp server start"
         )
     if config.relays and config.network:
         raise ConfigError(
-            "--network times what each client sends, and --relays add it up before it is heard of; leave one of them out"
+            "--network times the upload of each client to the server, but --relays add uploads on the way; leave one of them out"
         )
 
 
-def _refuse_what_loads_tasks(config: RunConfig, task: Task) -> None:
-    """An object is in this process alone."""
+def _refuse_task_object(config: RunConfig, task: Task) -> None:
+    """Raise ConfigError for engines of other processes, which cannot receive a task object."""
     if config.engine in ("processes", "ray"):
         raise ConfigError(
-            f"--engine {config.engine} trains in other processes, which cannot be given the object '{task.name}'; put the "
+            f"--engine {config.engine} trains in other processes, which cannot receive the task object '{task.name}'; put the "
             "task into a file and give its path/file.py:name, or leave the engine out"
         )
 
 
 def _network(config: RunConfig) -> Network | None:
-    """Raises UserError for a network that cannot be read."""
+    """Return the virtual network, None if there is none. Raises UserError if it cannot be read."""
     if config.network is None:
         return None
     n, seed = config.clients, config.seed
@@ -476,8 +479,8 @@ def _network(config: RunConfig) -> Network | None:
 
 
 @contextmanager
-def _resting_collector() -> Iterator[None]:
-    """Python's collector of cycles, less eager: what was made so far stays, and messages leave no cycles."""
+def _less_frequent_gc() -> Iterator[None]:
+    """Run Python's garbage collector less often, and not on existing objects. Messages leave no cycles."""
     thresholds = gc.get_threshold()
     gc.freeze()
     gc.set_threshold(COLLECT_AFTER)

@@ -78,7 +78,7 @@ class Accepted:
     """An update that passed every check."""
 
     client: int
-    update: Update | None  # None: the client had nothing to send
+    update: Update | None  # None: nothing to send, or added to another client's by a relay
     examples: int
     loss: float
     ticket: str

@@ -1,8 +1,8 @@
-"""Adding frames on the way: a relay passes on one frame, the sum of those of its clients.
+"""Addition of frames at relays: a relay sends the server one frame, the sum of its clients' frames.
 
 A relay adds frames of a linear codec without decoding them to vectors. The server still receives a report from each client, so that every
-proposal is committed or rolled back: the first report of a relay's clients carries the sum, and the others carry no frame. The strategy
-takes the mean over all of them, so every client has the same weight.
+proposal is committed or rolled back. The first report with an update carries the sum, and the other updates carry no frame. The strategy
+takes the mean over all updates, so every client has the same weight.
 """
 
 from collections.abc import Sequence
@@ -19,12 +19,12 @@ from ..messages import UPDATE, Assignment, Report, failure
 from ..server.exchange import MOST_EXAMPLES
 from ..strategies import RoundStrategy, cohort
 
-STRATEGIES = "average", "fetchsgd"  # need no more than the sum of the frames
-RELAY = "relay"  # the stage of clients whose frames cannot be added, or whose sum is not taken
+STRATEGIES = "average", "fetchsgd"  # strategies that need only the sum of the frames
+RELAY = "relay"  # stage of a failure: the frame cannot be added, or the server rejected the sum that contains it
 
 
-def adds(assignment: Assignment, report: Report) -> bool:
-    """Return whether a report has a frame to be added. The server would reject the others, which stay as they are."""
+def can_add(assignment: Assignment, report: Report) -> bool:
+    """Return whether a report has a frame, answers its assignment and is not one that the server would reject."""
     a, r = assignment, report
     return (
         r.kind == UPDATE
@@ -38,13 +38,13 @@ def adds(assignment: Assignment, report: Report) -> bool:
 def add_frames(
     codec: Codec, layout: Layout, assignments: Sequence[Assignment], reports: Sequence[Report]
 ) -> list[Report]:
-    """Return the reports that one relay passes on for these of its clients, in the same order.
+    """Return the reports that a relay sends to the server, in the order of the reports of its clients.
 
-    The first update carries the sum of all frames. A client whose frame cannot be added to those of most others fails in the stage
-    "relay". Reports without a frame, and those that do not answer their assignment, stay as they are.
+    The first update carries the sum of all frames. Frames that cannot be added to the largest sum become failures in the stage "relay".
+    Reports for which `can_add` returns False are unchanged.
     """
     passed = [*reports]
-    adding = [i for i, report in enumerate(reports) if adds(assignments[i], report)]
+    adding = [i for i, report in enumerate(reports) if can_add(assignments[i], report)]
     frames = [reports[i].frame for i in adding]
     if not frames:
         return passed
@@ -66,8 +66,8 @@ def add_frames(
 def _largest_sum(
     codec: Codec, layout: Layout, frames: Sequence[bytes]
 ) -> tuple[bytes, dict[int, str]]:
-    """Return the sum of as many frames as can be added to each other, and by position why others are left out."""
-    sums: list[tuple[bytes, list[int]]] = []  # and the positions of the frames in them
+    """Return the sum of the most frames that can be added, and position → reason for each frame that is left out."""
+    sums: list[tuple[bytes, list[int]]] = []  # each with the positions of its frames
     refused: dict[int, str] = {}
     for i, frame in enumerate(frames):
         for j, (total, added) in enumerate([*sums, (b"", [])]):
@@ -80,56 +80,56 @@ def _largest_sum(
                 break
     most, kept = max(sums, key=lambda found: len(found[1]), default=(b"", []))
     return most, {
-        i: refused.get(i, "this frame does not add to most of the others")
+        i: refused.get(i, "this frame cannot be added to most of the others")
         for i in range(len(frames))
         if i not in kept
     }
 
 
 def check(config: RunConfig, strategy: RoundStrategy, memory: Memory) -> None:
-    """Raise ConfigError for a run whose frames relays cannot add."""
+    """Raise ConfigError if relays cannot add the frames of this run."""
     uplink = strategy.uplink
-    advised = f"use --uplink topk:density=1%+s2:union={most_at_one(config)}"
+    advised = f"use --uplink topk:density=1%+s2:union={clients_per_relay(config)}"
     inner = uplink.inner if isinstance(uplink, LayerWise) else uplink
     if strategy.name not in STRATEGIES:
         raise ConfigError(
-            f"--relays pass on sums, and --strategy {strategy.name} needs each frame; use {' or '.join(STRATEGIES)}"
+            f"--relays pass on sums, but --strategy {strategy.name} needs each frame; use {' or '.join(STRATEGIES)}"
         )
     if not uplink.linear:
         raise ConfigError(
-            f"--relays add frames, and those of {uplink} do not add; {advised}, or identity"
+            f"--relays add frames, but frames of {uplink} cannot be added; {advised}, or identity"
         )
     if uplink.seeded and not uplink.shares_seed:
         raise ConfigError(
-            f"--relays add frames of one seed, and each client makes those of {uplink} with its own; {advised}"
+            f"--relays add frames of one seed, but each client encodes {uplink} with its own; {advised}"
         )
     if isinstance(inner, S2) and not inner.columns:
         raise ConfigError(
-            f"--relays add tables of one size, and that of {uplink} goes by an update's nonzeros; {advised}, or s2:columns=N"
+            f"--relays add tables of one size, but the table of {uplink} depends on an update's nonzeros; {advised}, or s2:columns=N"
         )
     if config.weights != "uniform":
         raise ConfigError(
-            f"--relays add frames as they are, and --weights {config.weights} weighs them first; use --weights uniform"
+            f"--relays add frames with equal weights, but --weights is {config.weights}; use --weights uniform"
         )
     if config.clip_update:
         raise ConfigError(
-            "--relays add frames before the server could clip what each client sent; leave --clip-update out"
+            "--relays add frames before the server could clip each update; leave --clip-update out"
         )
     if memory.counterpart is not None:
         raise ConfigError(
-            f"--relays pass on sums, and --memory {memory.name} needs each client's frame; use --memory residual"
+            f"--relays pass on sums, but --memory {memory.name} needs each client's frame; use --memory residual"
         )
 
 
-def most_at_one(config: RunConfig) -> int:
-    """Return the most clients of a round that one relay may have: a cohort is not divided evenly."""
+def clients_per_relay(config: RunConfig) -> int:
+    """Return the largest number of clients of one round behind one relay. A cohort may be divided unevenly among the relays."""
     return min(
         cohort.size(config.participation, config.clients), -(-config.clients // config.relays)
     )
 
 
 def inexact(updates: Sequence[Update | None]) -> int:
-    """Return how many coordinates of added frames could not be decoded exactly."""
+    """Return the number of coordinates of summed frames that could not be decoded exactly."""
     return sum(map(_inexact, updates))
 
 
@@ -139,9 +139,9 @@ def _inexact(update: Update | None) -> int:
     return update.missed if isinstance(update, Found) else 0
 
 
-def inexact_warning(round: int, coordinates: int, of: int) -> str:
-    """Return the warning about sums that could not be decoded exactly."""
+def inexact_warning(round: int, coordinates: int, total: int) -> str:
+    """Return the warning that `coordinates` of `total` coordinates could not be decoded exactly."""
     return (
-        f"round {round}: {coordinates} of {of} coordinates that relays added could not be decoded exactly; give s2 in --uplink "
+        f"round {round}: {coordinates} of {total} coordinates that relays added could not be decoded exactly; give s2 in --uplink "
         "a larger 'union', or more 'columns'"
     )

@@ -70,7 +70,7 @@ def test_a_long_run_keeps_few_points_its_ends_among_them():
 
 
 def test_a_long_run_is_drawn_as_well_at_its_beginning_as_at_its_end():
-    """0 in the first half, and 1 in the second."""
+    """The curve is 0 in the first half and 1 in the second."""
     lines = drawn([i // 50_000 for i in range(100_000)], 80, 10)
     top, bottom = ([i for i, c in enumerate(lines[row]) if ord(c) > 0x2800] for row in (0, 8))
     middle = (min(bottom) + max(top)) / 2

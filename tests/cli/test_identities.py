@@ -107,7 +107,7 @@ def test_a_folder_with_too_few_enrolments_or_one_twice_is_refused(keys, tmp_path
 
 def test_an_id_beside_an_enrolment_is_refused(keys):
     for enrolment in (keys / "0.toml", keys, None):
-        with pytest.raises(ConfigError, match="--client-id is for --insecure alone"):
+        with pytest.raises(ConfigError, match="--client-id needs --insecure"):
             of(enrolment=enrolment, client_id=1, partition_id=0)
 
 

@@ -177,7 +177,7 @@ def test_renew_a_client(folder):
     until = (utc_now() + timedelta(days=10)).strftime("%Y-%m-%d")
     assert (
         said
-        == f"Client 1 has a new key until {until}; copy {folder}/clients/1.toml to it, its old key is refused.\n"
+        == f"Client 1 has a new key until {until}; copy {folder}/clients/1.toml to it. Its old key is refused.\n"
     )
     assert read_registry(folder).id_of_hash(before.key_hash) is None
 
@@ -193,7 +193,7 @@ def test_renew_the_server_for_one_more_host(folder):
 
 def test_renew_what_ends_soon(folder):
     assert done("keys", "renew", "--keys", folder).startswith(
-        "No certificate ends within 30 days; name a client, a relay or 'server'"
+        "No certificate ends within 30 days; give the id of a client, relay-0 or 'server'"
     )
     keys.renew(folder, 1, days=3)
     keys.renew_server(folder, days=3)
@@ -329,7 +329,7 @@ def test_add_a_relay(folder):
     )
     assert said.splitlines() == [
         f"Relay 0 is enrolled for relay.example, 10.0.0.7, localhost, 127.0.0.1: {folder}/relays/0.toml. "
-        "Copy it to the relay, then there:",
+        "Copy the file to the relay, and run there:",
         "fedcomp relay --server HOST:PORT --enrolment 0.toml",
     ]
     shown = fedcomp("relay", "--help").stdout
@@ -341,7 +341,7 @@ def test_add_a_relay(folder):
     assert (folder / "relays").stat().st_mode & 0o777 == 0o700
     assert (folder / "relays" / "0.toml").stat().st_mode & 0o777 == 0o600
 
-    # Relays and clients are numbered by themselves, and neither may pass for the other.
+    # Ids of relays and of clients are separate, and a key of one kind is not accepted as the other.
     assert done("keys", "add", "--relay", "--host", "b", "--keys", folder).startswith("Relay 1 is")
     assert done("keys", "add", "--keys", folder).startswith("Client 3 is enrolled")
     assert not Enrolment.read(folder / "clients" / "3.toml").relay
@@ -388,7 +388,7 @@ def test_renew_a_relay_keeps_its_hosts_and_refuses_its_old_key(with_relay):
     before = relay(with_relay)
     said = done("keys", "renew", "relay-0", "--keys", with_relay, "--host", "b.example")
     assert re.fullmatch(
-        r"Relay 0 has a new key until \d{4}-\d\d-\d\d; copy \S+/relays/0\.toml to it, its old key is refused\.\n",
+        r"Relay 0 has a new key until \d{4}-\d\d-\d\d; copy \S+/relays/0\.toml to it\. Its old key is refused\.\n",
         said,
     )
     after = relay(with_relay)
@@ -406,16 +406,16 @@ def test_renew_a_relay_keeps_its_hosts_and_refuses_its_old_key(with_relay):
     assert set(keys.hosts_of(relay(with_relay).leaf)) == hosts
 
 
-def test_a_relay_without_its_file_is_renewed_for_the_hosts_that_are_named(with_relay):
+def test_a_relay_without_its_file_is_renewed_for_the_given_hosts(with_relay):
     (with_relay / "relays" / "0.toml").unlink()
     assert sentence("keys", "renew", "relay-0", "--keys", with_relay) == (
-        f"{with_relay}/relays/0.toml, which names the hosts of relay 0, is not there; bring it back, or name them with --host HOST"
+        f"{with_relay}/relays/0.toml, which has the hosts of relay 0, is not there; bring it back, or give the hosts with --host HOST"
     )
     done("keys", "renew", "relay-0", "--keys", with_relay, "--host", "c.example")
     assert keys.hosts_of(relay(with_relay).leaf)[0] == "c.example"
 
 
-def test_a_relay_whose_key_ends_soon_is_renewed_with_the_others(with_relay):
+def test_a_relays_key_that_ends_soon_is_renewed_with_the_others(with_relay):
     keys.renew(with_relay, "relay-0", days=3)
     keys.renew(with_relay, 2, days=3)
     assert keys.due(with_relay, 30) == [2, "relay-0"]
@@ -433,7 +433,7 @@ def test_a_relay_whose_key_ends_soon_is_renewed_with_the_others(with_relay):
     [
         (
             ["add", "--relay"],
-            "--relay needs the address of the relay, which its certificate is for; give --host HOST",
+            "--relay needs the address of the relay for its certificate; give --host HOST",
         ),
         (
             ["add", "--relay", "--host", "a", "--count", "2"],
@@ -455,13 +455,13 @@ def test_a_relay_whose_key_ends_soon_is_renewed_with_the_others(with_relay):
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_a_mistake_with_relays_is_one_sentence_and_changes_nothing(given, said, with_relay):
+def test_an_error_with_relays_is_one_message_and_changes_nothing(given, said, with_relay):
     before = {path: path.read_bytes() for path in with_relay.rglob("*.*") if path.is_file()}
     assert sentence("keys", *given, "--keys", with_relay).startswith(said)
     assert {path: path.read_bytes() for path in with_relay.rglob("*.*") if path.is_file()} == before
 
 
-def test_a_relay_that_is_not_known_is_told_which_are(folder, with_relay):
+def test_the_error_for_an_unknown_relay_names_the_known_ones(folder, with_relay):
     assert sentence("keys", "renew", "relay-7", "--keys", folder) == (
         f"relay-7 is not in {folder}/registry.toml, which has relay-0; give one of these, "
         f"or: fedcomp keys add --relay --host HOST --keys {folder}"
@@ -478,5 +478,5 @@ def test_a_folder_without_relays(folder):
 def test_a_client_with_the_enrolment_of_a_relay(with_relay):
     file = with_relay / "relays" / "0.toml"
     assert sentence("client", "--task", "spirals", "--server", "h:1", "--enrolment", file) == (
-        f"{file} is the enrolment of relay 0; give that of a client, or start: fedcomp relay"
+        f"{file} is the enrolment of relay 0; give the enrolment of a client, or run a relay with: fedcomp relay"
     )

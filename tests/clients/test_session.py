@@ -62,7 +62,7 @@ def test_a_failure_names_its_stage_and_leaves_the_memory_as_it_was(broken):
 
 
 def test_a_client_that_restarts_after_a_dense_download_catches_up_from_there():
-    """Its state names the newest versions, of which the dense model is one, however many came before."""
+    """The saved state names the newest versions, among them that of the dense model, however many came before."""
     federation = Federation(replace(RULES, downlink="topk:density=10%", cache=10.0))
     b, member = federation.loop.broadcasts, federation.members[0]
 

@@ -174,6 +174,6 @@ def test_levels_out_of_range(levels):
 
 @for_each("s", [3, 16, 1000])
 def test_the_largest_float32_is_a_level_where_those_above_it_cannot_be_sent(s):
-    """Rounded down alone, it would be biased."""
+    """If it were always rounded down, it would be biased."""
     x = torch.tensor([LARGEST, -LARGEST, 0.0])
     np.testing.assert_allclose(decoded(f"qsgd:levels={s}", x, 1), x.double(), rtol=1e-6)

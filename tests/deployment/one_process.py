@@ -29,7 +29,7 @@ PATIENCE_S = 30.0
 
 @dataclass
 class Process:
-    """A client or relay process in a thread: what it says, and the error that ended it."""
+    """A client or relay process in a thread, its messages, and the error that ended it."""
 
     said: list[str] = field(default_factory=list)
     error: FedcompError | None = None
@@ -79,7 +79,7 @@ class Relay(Process):
     port = 0
 
     def start(self, server_port: int, enrolled: Enrolment | None, **options) -> None:
-        """Start it and wait until it listens. The port of one that ended is used again."""
+        """Start the relay and wait until it listens. A relay that is started again uses the same port."""
         opened = threading.Event()
 
         def listens(port: int) -> None:
@@ -97,7 +97,7 @@ class Over(BaseException):
 
 
 class Scripted(Callback):
-    """Goes on with a script after each round, and keeps what the server warns about. `port()` returns the figures of its port."""
+    """Advances a script by one step after each round, and records the server's warnings. `port()` returns the figures of its port."""
 
     port: Callable[[], PortFigures]
 

@@ -354,7 +354,9 @@ def test_killed_anywhere_a_change_is_made_or_not_and_can_be_made_again(act, tmp_
 
 @pytest.mark.deploy
 @pytest.mark.parametrize("act", ["add_relay(F, ['b'])", "renew(F, 'relay-0')"])
-def test_killed_anywhere_a_change_of_a_relay_is_made_or_not_and_can_be_made_again(act, tmp_path):
+def test_a_change_of_a_relay_killed_at_any_point_is_complete_or_absent_and_can_be_repeated(
+    act, tmp_path
+):
     keys.make(tmp_path / "first", 2)
     keys.add_relay(tmp_path / "first", ["a"])
     before = read_file(tmp_path / "first" / "registry.toml")
@@ -468,7 +470,7 @@ def test_an_expired_key_is_refused(folder):
     renew = f"fedcomp keys renew 2 --keys {folder}"
     assert (
         registry.reason(public_pem(folder, 2))
-        == f"the key of client 2 ended on {ends}; make it a new one: {renew}"
+        == f"the key of client 2 ended on {ends}; make a new one: {renew}"
     )
 
 

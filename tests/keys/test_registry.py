@@ -66,10 +66,10 @@ def test_relays_that_are_written_are_read(tmp_path):
     assert read_file(path) == (tuple(clients), tuple(made), None)
     path.write_text(text_of(made, None))
     assert read_file(path) == ((), tuple(made), None)
-    assert [entry.who for entry in [*clients, *made]] == [0, 1, "relay-0", "relay-1"]
+    assert [entry.holder for entry in [*clients, *made]] == [0, 1, "relay-0", "relay-1"]
 
 
-def test_a_key_of_a_relay_is_that_of_no_client(tmp_path, folder):
+def test_a_relays_key_is_not_accepted_as_a_clients(tmp_path, folder):
     mine = client(folder, 0)
     (id, _), registry = keys.add_relay(folder, ["relay.example"]), read_registry(folder)
     theirs = Enrolment.read(folder / "relays" / f"{id}.toml")
@@ -96,7 +96,7 @@ def test_a_relay_keeps_its_entry_when_clients_change(folder):
     assert after.replaced == (before[0].public_key,) and after.public_key != before[0].public_key
 
 
-def test_a_table_of_keys_follows_changes(folder):
+def test_the_table_of_keys_follows_changes_of_the_file(folder):
     later = utc_now() + timedelta(days=366)
     assert Registry(folder / "registry.toml", now=lambda: later).ids_by_hash() == {}
     registry, renewed = read_registry(folder), client(folder, 0)
@@ -139,12 +139,12 @@ def malformed():
     yield (
         "a state",
         whole.replace('"enrolled"', '"enroled"', 1),
-        ": client 0: 'state' is not 'enrolled' or 'revoked'; mend it",
+        ": client 0: 'state' is not 'enrolled' or 'revoked'; correct it",
     )
     yield (
         "a list as state",
         whole.replace('"enrolled"', "[]", 1),
-        ": client 0: 'state' is not 'enrolled' or 'revoked'; mend it",
+        ": client 0: 'state' is not 'enrolled' or 'revoked'; correct it",
     )
     yield (
         "a date",
@@ -196,7 +196,7 @@ def malformed():
     )
     yield "relay", "relay = 3\n" + whole, r": 'relay' is no list of tables; write \[\[relay\]\]"
     yield "server", "server = 3\n" + whole, ": 'server' is not a text such as"
-    yield "a line", whole + "???\n", r" is not TOML: .*\(at line 14, column 1\); mend it"
+    yield "a line", whole + "???\n", r" is not TOML: .*\(at line 14, column 1\); correct it"
     yield "a cut", whole[:-40], " is not TOML: "
 
 
@@ -246,9 +246,9 @@ def test_a_registry_that_is_emptied_is_taken_to_be_damaged_and_not_to_turn_every
         path.read_text(),
     )
     path.write_text("")
-    assert "holds no client any more" in registry.problem
+    assert "has no clients any more" in registry.problem
     path.write_text("# nothing\n")
-    assert "holds no client any more" in registry.problem
+    assert "has no clients any more" in registry.problem
     path.write_text(whole)
     assert registry.problem == "" and registry.id_of(key) == 0
 
@@ -297,7 +297,7 @@ def test_a_key_hash_whose_time_is_over_is_refused(folder):
     registry, mine = Registry(folder / "registry.toml", now=lambda: later), client(folder, 0)
     assert registry.id_of_hash(mine.key_hash) is None
     assert registry.reason_of_hash(mine.key_hash) == (
-        f"the key of client 0 ended on {iso(mine.not_after)}; make it a new one: fedcomp keys renew 0 --keys {folder}"
+        f"the key of client 0 ended on {iso(mine.not_after)}; make a new one: fedcomp keys renew 0 --keys {folder}"
     )
 
 

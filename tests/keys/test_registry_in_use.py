@@ -21,7 +21,7 @@ def test_what_becomes_of_the_registry_is_said_once(tmp_path):
     path.write_text(whole + "???\n")
     (sentence,) = look()
     assert re.fullmatch(
-        rf"{path} is not TOML: .* line 1[0-9],.*; mend it, .*; until then no client is accepted, .*",
+        rf"{path} is not TOML: .* line 1[0-9],.*; correct it, .*; until then no client is accepted, .*",
         sentence,
     )
     path.write_text(

@@ -1,4 +1,4 @@
-"""Rounds that wait for nobody: who is late counts less, who is too late is given up, and the seed alone decides in virtual time."""
+"""Asynchronous rounds: late updates have less weight, clients that are too late are given up, and virtual time depends only on the seed."""
 
 from dataclasses import replace
 from functools import partial
@@ -47,7 +47,7 @@ def test_a_server_that_waits_for_all_is_the_average():
 
 
 @for_each("wait", [0.0, 0.4])
-def test_a_round_is_made_by_those_who_answer_first(wait):
+def test_a_round_ends_with_the_first_answers(wait):
     federation = virtual(wait=wait)
     seconds, ready, now = pace(HALF.seed), {}, 0.0
     for outcome in federation.loop.rounds(range(1, 15)):
@@ -63,7 +63,7 @@ def test_a_round_is_made_by_those_who_answer_first(wait):
         assert federation.loop.now == now
 
 
-def test_nobody_is_asked_who_is_at_work():
+def test_a_client_that_is_training_gets_no_new_assignment():
     federation = virtual(wait=0.0)
     handle, asked = federation.handle, []
 
@@ -80,7 +80,7 @@ def test_nobody_is_asked_who_is_at_work():
         asked.clear()
 
 
-def test_what_is_late_counts_less_by_its_lateness_and_the_rest_is_not_shared_out():
+def test_a_late_update_has_less_weight_and_the_others_do_not_gain_it():
     rules = replace(
         HALF, uplink="identity", downlink="identity", memory="none", downlink_memory="none"
     )
@@ -101,13 +101,13 @@ def test_what_is_late_counts_less_by_its_lateness_and_the_rest_is_not_shared_out
     assert len(late) > 1
 
 
-def test_without_decay_all_count_alike():
+def test_without_decay_all_updates_have_the_same_weight():
     federation = virtual(decay=0.0)
     run(federation, 6)
     assert federation.strategy.discount(Accepted(0, None, 1, 0.0, "", lateness=3)) == 1.0
 
 
-def test_who_is_too_late_is_given_up_and_nothing_is_lost():
+def test_a_client_that_is_too_late_is_given_up_and_keeps_its_update():
     federation = virtual(wait=0.0, staleness=3)
     accounts = Accounts(federation)
     given_up = 0
@@ -129,7 +129,7 @@ def test_who_is_too_late_is_given_up_and_nothing_is_lost():
 
 
 @for_each("staleness", [16, 1])
-def test_every_byte_of_a_round_is_a_byte_of_a_frame(staleness):
+def test_the_bytes_of_a_round_are_the_bytes_of_its_frames(staleness):
     federation = virtual(wait=0.4, staleness=staleness)
     handle, down, up, given_up = federation.handle, {}, {}, 0
 
@@ -149,14 +149,14 @@ def test_every_byte_of_a_round_is_a_byte_of_a_frame(staleness):
     assert bool(given_up) == (staleness == 1)
 
 
-def test_the_order_in_which_the_simulation_works_does_not_matter():
+def test_results_do_not_depend_on_the_order_in_which_clients_are_simulated():
     together, one_by_one = virtual(at_once=CLIENTS), virtual(at_once=1)
     one_by_one.use(ReversedTransport(one_by_one))
     run(together, 10), run(one_by_one, 10)
     assert same_bits(together.loop.broadcasts.weights, one_by_one.loop.broadcasts.weights)
 
 
-def test_some_are_slow_for_good_and_everybody_now_and_then():
+def test_some_clients_are_always_slow_and_all_are_sometimes():
     seconds = pace(1)
     times = torch.tensor(
         [[seconds(round, client) for round in range(200)] for client in range(20)],
@@ -170,11 +170,11 @@ def test_some_are_slow_for_good_and_everybody_now_and_then():
     assert seconds(7, 3) == pace(1)(7, 3) != pace(2)(7, 3)
 
 
-# Where clients answer when they do.
+# Clients that answer in real time.
 
 
 @pytest.mark.parametrize("slow", [30, None])
-def test_a_slow_client_keeps_nobody_waiting_and_is_given_up_in_the_end(slow):
+def test_a_slow_client_delays_no_round_and_is_given_up_in_the_end(slow):
     federation = Federation(
         replace(HALF, participation=1.0), clients=4, strategy=told(wait=0.5, staleness=5)
     )
@@ -202,7 +202,7 @@ def test_a_slow_client_keeps_nobody_waiting_and_is_given_up_in_the_end(slow):
         assert any(a.client == 1 for outcome in more for a in outcome.accepted)
 
 
-def test_answers_count_in_the_order_in_which_they_come():
+def test_answers_are_accepted_in_the_order_of_their_arrival():
     federation = Federation(replace(HALF, participation=1.0), clients=4, strategy=told(wait=0.25))
     federation.use(SlowTransport(federation, {0: 9, 1: 6, 2: 3}))
     assert [o.cohort for o in run(federation, 3)][0] == [3] and federation.loop.began.keys() >= {
@@ -212,7 +212,7 @@ def test_answers_count_in_the_order_in_which_they_come():
     assert all(bool(o.accepted) for o in run(federation, 12, 4))
 
 
-def test_a_client_that_lost_its_disk_gets_the_model_as_it_is_when_that_is_heard():
+def test_a_client_that_lost_its_state_gets_the_current_model():
     federation = Federation(replace(HALF, participation=1.0), clients=4, strategy=told(wait=0.25))
     run(federation, 4)
     (lost,) = set(range(4)) - federation.loop.began.keys()
@@ -233,7 +233,7 @@ def test_a_client_that_lost_its_disk_gets_the_model_as_it_is_when_that_is_heard(
     assert sum(o.traffic.downlink.get(lost, 0) for o in outcomes) > 4 * federation.layout.numel
 
 
-def test_a_phase_that_takes_too_long_closes_with_those_who_have_answered():
+def test_a_phase_that_takes_too_long_ends_with_the_answers_so_far():
     federation = Federation(
         replace(HALF, participation=1.0, timeout_s=0.01), clients=4, strategy=told(wait=1.0)
     )

@@ -1,4 +1,4 @@
-"""A checkpoint is whole or is not there; what is staged is part of the next one."""
+"""Checkpoints: each save is complete or has no effect, and staged entries become part of the next checkpoint."""
 
 import os
 import shutil
@@ -61,7 +61,7 @@ def test_vectors_values_and_broadcasts_come_back(store, numel):
 
 
 @pytest.mark.parametrize("numel", SIZES)
-def test_what_is_replaced_or_forgotten_takes_no_room(store, numel):
+def test_replaced_and_removed_entries_use_no_disk_space(store, numel):
     for round in range(20):
         broadcast = Broadcast(round, f"{round}", f"{round + 1}", bytes(4 * numel))
         store.save({"a": row(round, numel)}, {"b": bytes(4 * numel)}, [broadcast], oldest=round)
@@ -81,12 +81,12 @@ def test_vectors_that_did_not_change_are_not_written_again(store):
 
 
 @for_each("moment", ["save_file", "_flush"])
-def test_a_failure_before_the_end_leaves_the_last_checkpoint_whole(tmp_path, monkeypatch, moment):
+def test_a_save_that_fails_leaves_the_previous_checkpoint(tmp_path, monkeypatch, moment):
     store = Checkpoint(tmp_path / moment)
     store.save({name: row(1.0, SIZES[1]) for name in "abc"}, {"round": b"1"})
     with monkeypatch.context() as patched:
         patched.setattr(module, moment, full)
-        with pytest.raises(CheckpointError, match=r"No space left.*go on with --resume"):
+        with pytest.raises(CheckpointError, match=r"No space left.*continue with --resume"):
             store.save({name: row(2.0, SIZES[1]) for name in "abc"}, {"round": b"2"})
     store = reopened(store)
     assert store.value("round") == b"1" and len(files(store)) == 3
@@ -95,7 +95,7 @@ def test_a_failure_before_the_end_leaves_the_last_checkpoint_whole(tmp_path, mon
 
 
 def test_a_copy_made_at_any_moment_of_a_save_holds_the_old_state_or_the_new(tmp_path, monkeypatch):
-    """As after a kill or a power failure: each step of a save is a moment."""
+    """A copy is the folder after a kill or a power failure at that step of the save."""
     store, copies = Checkpoint(tmp_path / "store"), []
     store.save({"a": row(1.0, SIZES[1])}, {"round": b"1"}, [Broadcast(1, "x", "y", b"1")])
 
@@ -123,7 +123,7 @@ def test_a_copy_made_at_any_moment_of_a_save_holds_the_old_state_or_the_new(tmp_
 
 
 @pytest.mark.parametrize("numel", SIZES)
-def test_what_is_staged_is_read_at_once_and_gone_after_a_kill(store, numel):
+def test_staged_entries_are_read_at_once_and_lost_after_a_kill(store, numel):
     store.save({"a": row(1.0, numel)}, {"client/a": b"1"})
     store.stage({"a": row(2.0, numel), "b": row(3.0, numel)}, {"client/a": b"2", "client/b": b"3"})
     assert [store.vector(name)[0] for name in "ab"] == [2.0, 3.0]
@@ -134,7 +134,7 @@ def test_what_is_staged_is_read_at_once_and_gone_after_a_kill(store, numel):
 
 
 @pytest.mark.parametrize("numel", SIZES)
-def test_the_next_checkpoint_takes_over_what_is_staged(store, numel, monkeypatch):
+def test_the_next_save_makes_staged_entries_part_of_the_checkpoint(store, numel, monkeypatch):
     store.save({"a": row(1.0, numel)}, {})
     store.stage({"a": row(2.0, numel), "b": row(3.0, numel)}, {"client/a": b"2"})
     store.stage({"a": row(4.0, numel)}, {"client/a": b"4"})
@@ -148,7 +148,7 @@ def test_the_next_checkpoint_takes_over_what_is_staged(store, numel, monkeypatch
 
 
 @pytest.mark.parametrize("numel", SIZES)
-def test_what_is_saved_is_newer_than_what_was_staged(store, numel):
+def test_a_saved_entry_replaces_a_staged_one(store, numel):
     store.stage({"a": row(1.0, numel), "b": row(1.0, numel)}, {"client/a": b"1", "client/b": b"1"})
     store.save({"a": row(2.0, numel)}, {"client/a": b"2"})
     store = reopened(store)
@@ -162,7 +162,7 @@ def test_a_full_disk_while_staging_leaves_everything_as_it_was(store, monkeypatc
     store.stage({"a": row(2.0, numel)}, {"client/a": b"2"})
     with monkeypatch.context() as patched:
         patched.setattr(module, "save_file", full)
-        with pytest.raises(CheckpointError, match=r"No space left.*go on with --resume"):
+        with pytest.raises(CheckpointError, match=r"No space left.*continue with --resume"):
             store.stage({"a": row(3.0, numel)}, {"client/a": b"3"})
     assert store.vector("a")[0] == 2.0
     store.save({}, {"run": b"{}"})
@@ -170,7 +170,7 @@ def test_a_full_disk_while_staging_leaves_everything_as_it_was(store, monkeypatc
 
 
 def test_vectors_are_read_while_others_are_written(store):
-    """A simulation reads clients ahead in a thread."""
+    """A simulation prefetches clients in a thread."""
     numel, wrong, over = SIZES[1], [], threading.Event()
     store.save({f"{i}": row(i, numel) for i in range(4)}, {})
 
@@ -191,8 +191,8 @@ def test_vectors_are_read_while_others_are_written(store):
     assert not wrong
 
 
-def test_only_float32_vectors_are_taken(store):
-    with pytest.raises(ValueError, match="float32 vectors, and 'a' is"):
+def test_vectors_of_other_types_than_float32_are_refused(store):
+    with pytest.raises(ValueError, match="float32 vectors, but 'a' is"):
         store.save({"a": torch.zeros(3, dtype=torch.int64)}, {})
 
 
@@ -211,7 +211,7 @@ def remove_file(folder: Path) -> None:
 
 
 @for_each("damage", [damage_database, shorten_file, remove_file])
-def test_damage_is_one_sentence(tmp_path, damage):
+def test_a_damaged_checkpoint_is_one_error_message(tmp_path, damage):
     folder = tmp_path / damage.__name__
     store = Checkpoint(folder)
     store.save({"a": torch.from_numpy(np.zeros(SIZES[1], np.float32))}, {})

@@ -1,4 +1,4 @@
-"""What a run makes of its options before round 1."""
+"""Values that are derived from a run's options before round 1."""
 
 import pytest
 
@@ -14,7 +14,7 @@ def bandwidths(**options):
     return bandwidths_of(strategy_of(config, Layout.flat(100)), config)
 
 
-def test_bandwidths_are_dealt_out_in_turn():
+def test_bandwidths_are_assigned_to_clients_in_turn():
     assert bandwidths(budget="1kB", bandwidths="3kB,1kB,2kB") == {
         0: 3000,
         1: 1000,
@@ -31,7 +31,7 @@ def test_a_time_that_is_too_short_for_any_client_is_refused_before_round_1():
     assert bandwidths(budget="1s", bandwidths="1kB,1kB,1kB,500B")[3] == 500
 
 
-def test_a_budget_in_bytes_has_to_do_for_one_cohort():
+def test_a_budget_in_bytes_must_suffice_for_one_cohort():
     with pytest.raises(ConfigError, match="too small for 2 clients"):
         bandwidths(budget="20B")
     assert bandwidths(budget="60B") == {}

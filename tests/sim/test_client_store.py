@@ -1,4 +1,4 @@
-"""Clients at rest are the same wherever they lie: in memory, or in the checkpoint and back, read ahead, after a kill, on a full disk."""
+"""Client states are the same in memory, read back from the checkpoint, prefetched, after a kill, and on a full disk."""
 
 import json
 import os
@@ -33,14 +33,14 @@ from fedcomp.sim.client_store import ClientStore
 from fedcomp.sim.placement import (
     DEVICE,
     FILE,
-    HERE,
     HOST,
+    IN_MEMORY,
     Need,
     Placement,
-    choose_home,
-    crowding,
+    choose_placement,
+    disk_warning,
     free_memory,
-    shortage,
+    memory_warning,
 )
 
 NUMEL = 401
@@ -76,7 +76,7 @@ def made(name: str) -> Memory:
 
 def bounded(folder: Path, home: Placement = NOWHERE, name: str = "residual") -> ClientStore:
     store = ClientStore(lambda: made(name), "v0", home)
-    store.shelf = Checkpoint(folder)
+    store.checkpoint = Checkpoint(folder)
     return store
 
 
@@ -139,10 +139,10 @@ def test_every_memory_is_the_same_to_the_bit_wherever_it_was(tmp_path, name):
                 store.touch([client])
         assert len(away.states) <= 4
         if round % 3 == 0:
-            away.shelf.save(*away.take_changes())
+            away.checkpoint.save(*away.take_changes())
     assert all(same(kept(here, client), kept(away, client)) for client in range(9))
     away.close()
-    away.shelf.close()
+    away.checkpoint.close()
 
 
 @pytest.fixture
@@ -169,10 +169,10 @@ def test_without_room_only_those_at_work_are_in_memory_and_nothing_is_written_tw
             for client in piece:
                 worked(store, client, round)
             store.touch(piece)
-        store.shelf.save(*store.take_changes())
+        store.checkpoint.save(*store.take_changes())
     vectors = 3 * (6 + 3)  # six clients, three of whom have a momentum
     assert sum(written) == vectors
-    store.shelf.close()
+    store.checkpoint.close()
 
 
 def test_a_first_round_of_everybody_and_one_after_a_restart_keep_to_the_budget(tmp_path):
@@ -184,15 +184,15 @@ def test_a_first_round_of_everybody_and_one_after_a_restart_keep_to_the_budget(t
             worked(store, client, 0)
         store.touch([first, first + 1])
         assert len(store.states) <= 5
-    store.shelf.save(*store.take_changes())
+    store.checkpoint.save(*store.take_changes())
     again = ClientStore(store.make_memory, "v0", home)
-    again.shelf = store.shelf
+    again.checkpoint = store.checkpoint
     again.expect(range(40))
     assert len(again._ahead) == 5
     again.bring([39])
     assert again.at(39).ticket == "39000"
     again.close()
-    store.shelf.close()
+    store.checkpoint.close()
 
 
 def test_those_who_are_expected_are_read_by_another_thread_up_to_the_budget(tmp_path):
@@ -202,10 +202,10 @@ def test_those_who_are_expected_are_read_by_another_thread_up_to_the_budget(tmp_
         worked(store, client, 0)
         store.touch([client])
     store.bring([99])
-    store.shelf.save(*store.take_changes())
+    store.checkpoint.save(*store.take_changes())
     store.clear()
-    readers, read = [], store.shelf.vector
-    store.shelf.vector = lambda name: readers.append(threading.get_ident()) or read(name)
+    readers, read = [], store.checkpoint.vector
+    store.checkpoint.vector = lambda name: readers.append(threading.get_ident()) or read(name)
     store.expect(range(12))
     coming = dict(store._ahead)
     assert 3 <= len(coming) < 12 and list(coming) == [*range(len(coming))]
@@ -221,7 +221,7 @@ def test_those_who_are_expected_are_read_by_another_thread_up_to_the_budget(tmp_
     store.expect([11])
     assert set(store._ahead) == {11}
     store.close()
-    store.shelf.close()
+    store.checkpoint.close()
 
 
 def test_damage_found_while_reading_ahead_ends_the_run_that_needs_it(tmp_path, monkeypatch):
@@ -230,7 +230,7 @@ def test_damage_found_while_reading_ahead_ends_the_run_that_needs_it(tmp_path, m
     store.bring([7])
     worked(store, 7, 0)
     store.touch([7])
-    store.shelf.save(*store.take_changes())
+    store.checkpoint.save(*store.take_changes())
     store.clear()
     for path in (tmp_path / FILES).iterdir():
         os.truncate(path, 20)
@@ -238,7 +238,7 @@ def test_damage_found_while_reading_ahead_ends_the_run_that_needs_it(tmp_path, m
     with pytest.raises(CheckpointError, match="damaged"):
         store.bring([7])
     store.close()
-    store.shelf.close()
+    store.checkpoint.close()
 
 
 # Whole runs.
@@ -310,7 +310,7 @@ def test_a_disk_that_is_full_between_checkpoints_ends_the_run_and_it_goes_on(
 
     monkeypatch.setattr(checkpoint, "save_file", fails)
     watched = Records()
-    with pytest.raises(CheckpointError, match="go on with --resume") as error:
+    with pytest.raises(CheckpointError, match="continue with --resume") as error:
         simulate(replace(config, out=out(tmp_path, "full")), watched)
     assert error.value.exit_status == 6 and len(watched.records) < 4
     monkeypatch.setattr(checkpoint, "save_file", save_file)
@@ -396,7 +396,7 @@ def test_a_file_that_may_not_grow_is_a_sentence_and_an_exit_status(tmp_path):
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert full.exit_code == 6 and "Traceback" not in full.stderr
-    assert "make room, then go on with --resume" in " ".join(full.stderr.split())
+    assert "make room, then continue with --resume" in " ".join(full.stderr.split())
     simulate(replace(config, resume=True))
     simulate(replace(config, out=out(tmp_path, "whole")))
     assert model_bytes(config.out) == model_bytes(out(tmp_path, "whole"))
@@ -447,18 +447,20 @@ CPU = torch.device("cpu")
 
 def test_the_home_is_chosen_from_what_is_free(monkeypatch):
     monkeypatch.setattr(placement, "free_memory", lambda: 20 * 10**9)
-    assert choose_home("auto", CPU, Need(1000, 1, 10**6)) == replace(HERE, client_bytes=4 * 10**6)
-    large = choose_home("auto", CPU, Need(10_000, 1, 10**6))
+    assert choose_placement("auto", CPU, Need(1000, 1, 10**6)) == replace(
+        IN_MEMORY, client_bytes=4 * 10**6
+    )
+    large = choose_placement("auto", CPU, Need(10_000, 1, 10**6))
     assert (
         large == Placement(FILE, 2.5e9, None, 4 * 10**6)
         and large.reads_ahead
         and "2.5 GB" in str(large)
     )
-    assert choose_home("device", CPU, Need(10, 1, 10)).name == HOST and str(HERE) == ""
+    assert choose_placement("device", CPU, Need(10, 1, 10)).name == HOST and str(IN_MEMORY) == ""
     with pytest.raises(
         ConfigError, match=r"40 GB, and 20 GB of memory are free; .*--residuals file"
     ):
-        choose_home("host", CPU, Need(10_000, 1, 10**6))
+        choose_placement("host", CPU, Need(10_000, 1, 10**6))
 
 
 def test_on_a_device_clients_rest_there_while_they_fit_and_else_come_when_they_are_at_work(
@@ -469,17 +471,17 @@ def test_on_a_device_clients_rest_there_while_they_fit_and_else_come_when_they_a
     monkeypatch.setattr(
         placement.torch.cuda, "mem_get_info", lambda device: (20 * 10**9, 24 * 10**9)
     )
-    assert choose_home("auto", cuda, Need(1000, 1, 10**6)) == Placement(
+    assert choose_placement("auto", cuda, Need(1000, 1, 10**6)) == Placement(
         DEVICE, client_bytes=4 * 10**6
     )
-    assert choose_home("auto", cuda, Need(10_000, 1, 10**6)) == Placement(
+    assert choose_placement("auto", cuda, Need(10_000, 1, 10**6)) == Placement(
         HOST, moves_to=cuda, client_bytes=4 * 10**6
     )
-    assert choose_home("auto", cuda, Need(100_000, 1, 10**6)) == Placement(
+    assert choose_placement("auto", cuda, Need(100_000, 1, 10**6)) == Placement(
         FILE, 12.5e9, cuda, 4 * 10**6
     )
     with pytest.raises(ConfigError, match=r"20 GB of the device are free"):
-        choose_home("device", cuda, Need(10_000, 1, 10**6))
+        choose_placement("device", cuda, Need(10_000, 1, 10**6))
 
 
 def test_a_control_group_bounds_what_is_free(monkeypatch, tmp_path):
@@ -494,8 +496,8 @@ def test_a_control_group_bounds_what_is_free(monkeypatch, tmp_path):
 
 
 def test_a_disk_that_is_too_small_is_told_before_the_first_round(tmp_path, monkeypatch):
-    assert shortage(tmp_path / "not" / "yet", Need(10, 1, 10), 2) == ""
-    said = shortage(tmp_path / "not" / "yet", Need(10**9, 1, 10**6), 2)
+    assert disk_warning(tmp_path / "not" / "yet", Need(10, 1, 10), 2) == ""
+    said = disk_warning(tmp_path / "not" / "yet", Need(10**9, 1, 10**6), 2)
     assert "make room" in said and str(tmp_path) in said and "\n" not in said
     monkeypatch.setattr(
         placement.shutil, "disk_usage", lambda path: type("Usage", (), {"free": 100})
@@ -505,11 +507,11 @@ def test_a_disk_that_is_too_small_is_told_before_the_first_round(tmp_path, monke
     watched.warning = watched.warnings.append
     simulate(replace(TINY, rounds=1, out=out(tmp_path, "run")), watched)
     assert (
-        crowding(made("residual"), Need(10**9, 1, 10**6))
-        == crowding(made("ef21"), Need(10, 1, 10))
+        memory_warning(made("residual"), Need(10**9, 1, 10**6))
+        == memory_warning(made("ef21"), Need(10, 1, 10))
         == ""
     )
-    assert "the server keep a vector of every client" in crowding(
+    assert "the server keep a vector of every client" in memory_warning(
         made("ef21"), Need(10**9, 1, 10**6)
     )
     assert len(watched.warnings) == 1 and "make room" in watched.warnings[0]

@@ -573,7 +573,7 @@ def test_a_budget_of_time_is_what_each_uplink_sends_in_it(tmp_path, outcomes):
         ),
         (
             {"network": "mobile", "relays": 2},
-            "--network times what each client sends, and --relays add it up",
+            "--network times the upload of each client to the server, but --relays add uploads",
         ),
         (
             {"network": "mobile", "budget": "9kB", "bandwidths": "1kB"},

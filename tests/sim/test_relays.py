@@ -106,7 +106,7 @@ def test_a_run_behind_relays_can_be_resumed(tmp_path):
     [
         (
             {"uplink": "stc"},
-            "those of stc.* do not add; use --uplink topk:density=1%.s2:union=[0-9]+, or identity",
+            "frames of stc.* cannot be added; use --uplink topk:density=1%.s2:union=[0-9]+, or identity",
         ),
         ({"uplink": "randomk"}, "with its own; use --uplink topk:density=1%.s2:union="),
         (
@@ -115,9 +115,9 @@ def test_a_run_behind_relays_can_be_resumed(tmp_path):
         ),
         (
             {"uplink": "s2"},
-            "goes by an update's nonzeros; use --uplink topk:density=1%.s2:union=[0-9]+, or s2:columns=N",
+            "depends on an update's nonzeros; use --uplink topk:density=1%.s2:union=[0-9]+, or s2:columns=N",
         ),
-        ({"uplink": "s2@layer"}, "goes by an update's nonzeros"),
+        ({"uplink": "s2@layer"}, "depends on an update's nonzeros"),
         ({"weights": "examples"}, "use --weights uniform"),
         ({"strategy": "asynchronous"}, "needs each frame; use average or fetchsgd"),
         ({"memory": "ef21"}, "use --memory residual"),

@@ -430,7 +430,7 @@ def test_a_run_is_not_continued_on_another_kind_of_device(tmp_path):
         text.split("[resolved]")[0]
         + '[resolved]\ndevice = "cuda:0 (a GPU)"\nengine = "batched"\nat_once = 9\n'
     )
-    with pytest.raises(UserError, match="give a --device like it"):
+    with pytest.raises(UserError, match="give the same --device as before"):
         simulate(replace(TINY, rounds=2, device="cpu", out=out(tmp_path, "run"), resume=True))
 
 

@@ -1,4 +1,4 @@
-"""When a simulation is saved: after a number of rounds, or as often as a twentieth of its time allows."""
+"""The rounds after which a simulation is saved: every N rounds, or within a twentieth of its time."""
 
 import pytest
 
@@ -7,8 +7,8 @@ from fedcomp.errors import ConfigError, SpecError
 from fedcomp.sim.save_times import SaveTimes
 
 
-class Hand:
-    """A clock that is set by hand."""
+class ManualClock:
+    """A clock that the test sets."""
 
     def __init__(self):
         self.now_s = 0.0
@@ -18,7 +18,7 @@ class Hand:
 
 
 def saved_at(every: str, round_s: float, save_s: float, rounds: int) -> list[int]:
-    clock = Hand()
+    clock = ManualClock()
     times, found = SaveTimes(every, clock), []
     for round in range(1, rounds + 1):
         clock.now_s += round_s
@@ -33,15 +33,15 @@ def test_quick_saves_are_at_least_ten_seconds_apart():
     assert saved_at("auto", round_s=4.0, save_s=0.01, rounds=10) == [3, 6, 9]
 
 
-def test_slow_saves_cost_a_twentieth_of_the_time():
+def test_slow_saves_take_at_most_a_twentieth_of_the_time():
     assert saved_at("auto", round_s=1.0, save_s=2.0, rounds=100) == [10, 50, 90]
 
 
-def test_slow_rounds_are_saved_each():
+def test_every_slow_round_is_saved():
     assert saved_at("auto", round_s=60.0, save_s=1.0, rounds=3) == [1, 2, 3]
 
 
-def test_a_number_of_rounds():
+def test_a_save_every_three_rounds():
     assert saved_at("3", round_s=100.0, save_s=50.0, rounds=10) == [3, 6, 9]
 
 

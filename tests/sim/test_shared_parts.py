@@ -28,7 +28,7 @@ CODED = replace(
     [(None, 9), ("inverted:2", 9), ("code-aware:2", 9), ("label-flip:1", 18)],
 )
 def test_each_partition_is_trained_once_a_round(tmp_path, monkeypatch, attack, trainings):
-    """Liars who train on data of their own train besides, and change nothing for others; a row of a liar has all partitions or fewer."""
+    """Byzantine clients with data of their own train separately and change nothing for others; their rows may have all partitions."""
     count, train = [], SerialEngine.train
 
     def counted(self, *given, **told):

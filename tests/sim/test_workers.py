@@ -151,7 +151,7 @@ def test_a_client_fails_alone_and_one_whose_worker_dies_once_is_trained_by_anoth
 
 
 def test_workers_that_die_between_clients_that_are_trained_do_not_end_a_run(minded):
-    """As many deaths in a row would; client 2 kills two workers in each round."""
+    """The same number of deaths in a row would end it. Client 2 kills two workers in each round."""
     (engine, _), sgd, start = minded, LocalSGD(epochs=1, batch_size=8), start_of(serial("minded"))
     deadly = worker_tasks.marked(_30=worker_tasks.DEADLY)
     for round in range(3):

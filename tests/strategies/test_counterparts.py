@@ -530,7 +530,7 @@ def test_the_server_needs_a_memory_that_keeps_nothing_elsewhere(name):
 
 
 @one_each
-def test_both_sides_stay_in_step_where_the_server_waits_for_nobody(kind, name, uplink):
+def test_memories_and_counterparts_agree_in_asynchronous_rounds(kind, name, uplink):
     impatient = partial(Asynchronous, options=Asynchronous.Options(wait=0.0, staleness=4))
     federation = made(kind, name, uplink, strategy=impatient)
     federation.loop.pace = pace(3)

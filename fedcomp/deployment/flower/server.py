@@ -60,7 +60,7 @@ def serve(
     refuse_what_is_simulated(config)
     if config.relays:
         raise ConfigError(
-            "--relays and --transport flower do not go together; leave one of them out"
+            "--relays needs --transport grpc; leave --relays or --transport flower out"
         )
     door = dataclasses.replace(
         door, host=door.host or LOOPBACK, port=door.port or processes.free_port()

@@ -33,7 +33,7 @@ def peer_key(certificate_pem: bytes) -> PeerKey:
 
 
 def point_key(point: bytes) -> PeerKey:
-    """Return the public key that is a compressed point of P-384 [49 bytes]. Raises ProtocolError for other bytes."""
+    """Return the public key of a compressed P-384 point [49 bytes]. Raises ProtocolError if the bytes are not one."""
     return _peer_key(verifier(point))
 
 

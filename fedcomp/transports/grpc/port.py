@@ -1,6 +1,6 @@
-"""The I/O side of the server: the streams of all clients, served by gRPC in an event loop of its own.
+"""The port of a server or a relay: the streams of all clients, served by gRPC in an asyncio event loop.
 
-All code here runs in that loop. It informs the main thread through a queue of events.
+All code here runs in that loop. It reports events to the owner of the port, such as the main thread of a server.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ from ...server.transport import CUT_OFF, GRACE_S, Lost
 from . import relay_wire, wire
 from .credentials import PeerKey, peer_key, point_key
 from .options import server_options
-from .relay_stream import Relay, RelayedClient
+from .relay_stream import ConnectedRelay, RelayedClient
 from .stream import (
     Answered,
     End,
@@ -40,24 +40,24 @@ from .wire import Kind, Reader, Refused
 
 CLOSE_S = 5.0  # for the last message on a stream
 FAREWELL_S = 10.0  # for clients to leave after the farewell
-# Silence of a client that holds an assignment is counted in ticks, not in seconds: this process may have been stopped itself.
+# Silence is counted in ticks, not in seconds, so that clients are not lost while this process itself is suspended.
 PING_TICKS = 8  # of silence, after which the client is pinged
 SILENT_TICKS = 16  # of silence, after which the client counts as lost
-SPARE_CONNECTIONS = 4096  # beyond one for each client: half-open ones must not keep clients out
+SPARE_CONNECTIONS = 4096  # besides one for each client, for half-open connections
 
 EXPELLED = "its key is no longer accepted"
-REPORT_BYTES = 1024  # of a report without its frame, in a message of a relay
-RELAY_GRACE_S = 15.0  # for the clients of a relay that was lost: it may have to be started again
+REPORT_BYTES = 1024  # largest report without its frame, in a message of a relay
+RELAY_GRACE_S = 15.0  # for the clients of a lost relay, which may have to be started again
 
 
 class Events(Protocol):
-    """Takes the events of a port, for example a queue."""
+    """A receiver of the events of a port, such as a queue."""
 
     def put(self, event: Event) -> None: ...
 
 
 class Port:
-    """Serves the clients of a run. Methods are called in the event loop of `serve`."""
+    """Serves the clients of a run. All methods must be called in the event loop of `serve`."""
 
     def __init__(self, settings: Settings, events: Events):
         self.settings, self.events = settings, events
@@ -65,10 +65,10 @@ class Port:
         self.traffic: PortTraffic | None = None
         self._stop = asyncio.Event()
         self._streams: set[Stream] = set()
-        self._joining: dict[object, Stream] = {}  # by key, or by the id that is claimed
+        self._joining: dict[object, Stream] = {}  # by key hash, without TLS by claimed id
         self._joined: dict[int, Stream | RelayedClient] = {}
-        self._relays: dict[object, Stream] = {}  # by id, without TLS by connection
-        self._keys: dict[int, PeerKey] = {}  # that clients joined with
+        self._relays: dict[object, Stream] = {}  # by relay id, without TLS by address
+        self._keys: dict[int, PeerKey] = {}  # with which clients joined
         self._open: dict[int, Open] = {}
         self._parts = wire.shared_parts()
         self._rate = JoinRate()
@@ -80,7 +80,7 @@ class Port:
     # The server.
 
     async def serve(self, started: Callable[[int], None], connections: int) -> None:
-        """Listen until `stop`. Raises ConfigError if the port cannot be opened."""
+        """Listen until `stop`, and call `started` with the number of the port. Raises ConfigError if it cannot be opened."""
         s = self.settings
         server = grpc.aio.server(options=server_options(connections))
         handler = grpc.stream_stream_rpc_method_handler(self._attend)
@@ -126,7 +126,9 @@ class Port:
             await asyncio.sleep(self.settings.silence_s / SILENT_TICKS)
             if self.traffic is not None:
                 self.traffic.find()
-            waiting = {self._joined[who].carrier for who in self._open if who in self._joined}
+            waiting = {
+                self._joined[client].carrier for client in self._open if client in self._joined
+            }
             waiting |= {open.relay.stream for open in self._open.values() if open.relay is not None}
             for stream in waiting:
                 self._count(stream)
@@ -159,18 +161,18 @@ class Port:
             self._identify(stream)
             async for data in requests:
                 stream.silent_ticks = 0
-                self._take(stream, data)
-                del data  # else it stays until the next message
+                self._handle_message(stream, data)
+                del data  # else it would stay in memory until the next message
         except End as end:
             await self._finish(stream, end.refused)
         except ProtocolError as error:
             self.refused["malformed message"] += 1
             if stream.joined:
-                who = "a relay" if stream.relay else f"client {stream.client}"
+                name = "a relay" if stream.relay else f"client {stream.client}"
                 self._warn(
-                    f"{who} sent a malformed message, and its connection was closed: {error}"
+                    f"{name} sent a malformed message, and its connection was closed: {error}"
                 )
-                if stream.client in self._open:  # sent again, it would get the same answer
+                if stream.client in self._open:  # a second attempt would get the same answer
                     self.answer(stream.client, Lost(str(error)))
             await self._finish(
                 stream, Refused(f"the server received a malformed message: {error}", True)
@@ -182,7 +184,7 @@ class Port:
             self._end(stream)
 
     async def _finish(self, stream: Stream, refused: Refused | None) -> None:
-        """Send a last message from the stream's own task, which returns afterwards."""
+        """End a stream from its own task. Returns when its last message was sent."""
         self.leave(stream)
         stream.close(refused)
         self._cut_later(stream)
@@ -194,7 +196,7 @@ class Port:
     def _refuse(
         self, stream: Stream | RelayedClient, why: str, sentence: str, again: bool = True
     ) -> None:
-        """End a stream from outside of its task."""
+        """End a stream from outside its task."""
         if stream.closing:
             return
         self.refused[why] += 1
@@ -210,7 +212,7 @@ class Port:
         stream.timer = asyncio.get_running_loop().call_later(CLOSE_S, self._drop, stream)
 
     def _drop(self, stream: Stream) -> None:
-        """Cut a stream's connection at once. A client that does not read would otherwise keep its stream open for ever."""
+        """Cut a stream's connection at once. Otherwise a client that does not read would keep its stream open."""
         self.leave(stream)
         stream.closing = True
         if self.traffic is not None and stream.peer is not None:
@@ -219,22 +221,23 @@ class Port:
             stream.task.cancel()
 
     def leave(self, stream: Stream | RelayedClient) -> None:
-        """Remove a stream from the joined and the joining ones. With the stream of a relay, its clients leave."""
+        """Remove a stream from the joined and the joining ones, and with a relay's stream all its clients."""
         if isinstance(stream, Stream) and stream.relay is not None:
             self._leave_relay(stream.relay)
         if self._joined.get(stream.client) is stream:
             del self._joined[stream.client]
             self.events.put(Left(stream.client))
             open = self._open.get(stream.client)
-            if open is not None and open.relay is None:  # a relay waits for its clients itself
+            if open is not None and open.relay is None:  # else the relay waits for its client
                 self._start_grace(stream.client, open, GRACE_S)
-        for who in [who for who in self._identities(stream) if self._joining.get(who) is stream]:
-            del self._joining[who]
+        for identity in self._identities(stream):
+            if self._joining.get(identity) is stream:
+                del self._joining[identity]
 
-    def _leave_relay(self, relay: Relay) -> None:
+    def _leave_relay(self, relay: ConnectedRelay) -> None:
         relay.lost = True
-        for who in [who for who, stream in self._relays.items() if stream is relay.stream]:
-            del self._relays[who]
+        for identity in [i for i, stream in self._relays.items() if stream is relay.stream]:
+            del self._relays[identity]
         for client in [*relay.clients.values()]:
             self.leave(client)
         for client, open in self._open.items():
@@ -244,7 +247,7 @@ class Port:
                     self._start_grace(client, open, RELAY_GRACE_S)
 
     def _end(self, stream: Stream) -> None:
-        """Clean up after a stream that ended, and add its bytes to those of its client."""
+        """Forget a stream that ended, and add its bytes to its client's."""
         self.leave(stream)
         self._streams.discard(stream)
         if stream.timer is not None:
@@ -275,7 +278,7 @@ class Port:
         return [stream.client] if stream.client >= 0 else []
 
     def _identify(self, stream: Stream) -> None:
-        """Look up a TLS client by its key, and begin its join. Raises End for a refused key."""
+        """Identify a client or relay by its TLS key, and begin a client's join. Raises End for a refused key."""
         if self.settings.credentials is None:
             return
         shown = stream.context.auth_context().get("x509_pem_cert")
@@ -295,7 +298,7 @@ class Port:
         self._begin_join(stream, client)
 
     def _begin_relay(self, stream: Stream) -> None:
-        """Tell a relay about the run. Raises End if its connection is refused."""
+        """Send a relay the terms and keys of the run. Raises End if the relay is refused."""
         terms = self.settings.relay_terms
         if terms is None:
             raise self._refusal(
@@ -310,15 +313,15 @@ class Port:
                 "--host HOST",
                 again=False,
             )
-        who = stream.peer if stream.relay_id is None else stream.relay_id
-        if not self._rate.take(("relay", who)):
+        identity = stream.peer if stream.relay_id is None else stream.relay_id
+        if not self._rate.take(("relay", identity)):
             raise self._refusal("too many joins", "this relay joins too often")
-        if (older := self._relays.get(who)) is not None:
+        if (older := self._relays.get(identity)) is not None:
             self._refuse(older, "replaced", "this relay has opened a newer connection", False)
         if stream.timer is not None:
             stream.timer.cancel()
-        stream.joined, self._relays[who] = True, stream
-        stream.relay = Relay(self, stream)
+        stream.joined, self._relays[identity] = True, stream
+        stream.relay = ConnectedRelay(self, stream)
         stream.relay.send(relay_wire.encode_terms(terms))
         stream.relay.send(relay_wire.encode_keys(self.settings.ids_by_hash()))
         if self._farewell is not None:
@@ -343,12 +346,12 @@ class Port:
                 again=False,
             )
         stream.client = client
-        for who in self._identities(stream):
-            if not self._rate.take(who):
+        for identity in self._identities(stream):
+            if not self._rate.take(identity):
                 raise self._refusal("too many joins", f"client {client} joins too often")
-            if (older := self._joining.get(who)) is not None:
+            if (older := self._joining.get(identity)) is not None:
                 self._refuse(older, "replaced", "this client has opened a newer connection", False)
-            self._joining[who] = stream
+            self._joining[identity] = stream
 
     def _handle_hello(self, stream: Stream, reader: Reader) -> None:
         hello = wire.decode_hello(reader)
@@ -378,8 +381,8 @@ class Port:
         presence = wire.decode_presence(reader, stream.invitation)
         if presence.key:
             point_key(presence.key)  # raises ProtocolError if it is malformed
-        who = stream.client if stream.client >= 0 else presence.client
-        name = f"client {who}" if who >= 0 else "a client"
+        client = stream.client if stream.client >= 0 else presence.client
+        name = f"client {client}" if client >= 0 else "a client"
         if presence.run != stream.invitation.run:
             self._warn(f"{name} cannot take part: it answered for another run")
             raise self._refusal("other run", "the presence names another run")
@@ -399,10 +402,10 @@ class Port:
         if stream.timer is not None:
             stream.timer.cancel()
         stream.joined = True
-        self.welcome(stream, presence)
+        self._complete_join(stream, presence)
 
-    def join_relayed(self, relay: Relay, presence: Presence) -> None:
-        """Let a client of a relay join, or have the relay disconnect it. Raises ProtocolError for a malformed key."""
+    def join_relayed(self, relay: ConnectedRelay, presence: Presence) -> None:
+        """Let a client of a relay join, or tell the relay to disconnect it. Raises ProtocolError for a malformed key."""
         settings, client = self.settings, RelayedClient(relay, presence)
         why = ""
         if presence.run != settings.invitation.run or not 0 <= client.client < settings.clients:
@@ -419,13 +422,13 @@ class Port:
             client.close(Refused(f"client {client.client} joins too often", True))
         else:
             relay.clients[client.client] = client
-            self.welcome(client, presence)
+            self._complete_join(client, presence)
 
-    def welcome(self, stream: Stream | RelayedClient, presence: Presence) -> None:
-        """Make this stream the one of its client."""
+    def _complete_join(self, stream: Stream | RelayedClient, presence: Presence) -> None:
+        """Make this stream its client's, in place of an older one, and send the open assignment or the farewell."""
         client = stream.client
-        for who in self._identities(stream):
-            self._joining.pop(who, None)
+        for identity in self._identities(stream):
+            self._joining.pop(identity, None)
         older = self._joined.pop(client, None)
         if older is not None and not stream.replaces(older):
             self._refuse(
@@ -445,8 +448,8 @@ class Port:
 
     # Messages.
 
-    def _take(self, stream: Stream, data: bytes) -> None:
-        """Handle one gRPC message of a client. Raises ProtocolError or End."""
+    def _handle_message(self, stream: Stream, data: bytes) -> None:
+        """Handle one gRPC message of a client or relay. Raises ProtocolError or End."""
         if stream.closing:
             return
         if stream.joined:
@@ -462,7 +465,7 @@ class Port:
         if kind is Kind.PONG and stream.pinged:
             stream.pinged = False
         elif stream.relay is not None:
-            stream.relay.take(kind, reader)
+            stream.relay.handle(kind, reader)
             self._count(stream)
         elif kind is Kind.HELLO and stream.invitation is None:
             self._handle_hello(stream, reader)
@@ -488,23 +491,28 @@ class Port:
         self.answer(stream.client, report)
         self._count(stream)
 
-    def opened(self, client: int, sequence: int, relay: Relay) -> Assignment | None:
-        """Return an open assignment that a relay has, None if there is none."""
+    def open_assignment(
+        self, client: int, sequence: int, relay: ConnectedRelay
+    ) -> Assignment | None:
+        """Return the open assignment with this sequence number if it was sent to this relay, else None."""
         open = self._open.get(client)
         if open is None or open.sequence != sequence or open.relay is not relay:
             return None
         return open.assignment
 
     def answer(self, client: int, answer: Report | Lost) -> None:
-        self.events.put(self._answered(client, answer))
+        """Close the open assignment of a client with a report or a loss."""
+        self.events.put(self._close_assignment(client, answer))
 
-    def answer_together(self, reports: Mapping[int, Report], gone: list[int]) -> None:
-        """Answer with reports by client that may contain a sum. `gone`: clients in it whose assignments are no longer open."""
-        answers = [self._answered(client, report) for client, report in reports.items()]
-        self.events.put(Summed(answers, gone))
+    def answer_together(self, reports: Mapping[int, Report], closed: list[int]) -> None:
+        """Close the open assignments of clients with reports that may contain a sum.
 
-    def _answered(self, client: int, answer: Report | Lost) -> Answered:
-        """Close an open assignment."""
+        `closed`: further clients of the sum, whose assignments are no longer open.
+        """
+        answers = [self._close_assignment(client, report) for client, report in reports.items()]
+        self.events.put(Summed(answers, closed))
+
+    def _close_assignment(self, client: int, answer: Report | Lost) -> Answered:
         open = self._open.pop(client)
         if open.timer is not None:
             open.timer.cancel()
@@ -516,7 +524,7 @@ class Port:
     # Assignments.
 
     def assign(self, opens: Iterable[tuple[int, Open]]) -> None:
-        """Send assignments to their clients. A client that is disconnected receives its own if it joins within GRACE_S."""
+        """Send assignments, given with their clients. A disconnected client receives its assignment if it joins within GRACE_S."""
         for client, open in opens:
             self._withdraw(client)
             self._open[client] = open
@@ -556,6 +564,7 @@ class Port:
             )
 
     def _stage(self, client: int) -> str:
+        """Return the stage of a loss: whether the open assignment was sent."""
         return "reply" if self._open[client].sent else "send"
 
     def _withdraw(self, client: int) -> None:
@@ -566,7 +575,7 @@ class Port:
             open.relay.withdraw(client, open.sequence)
 
     def cancel(self, assignments: Iterable[tuple[int, int]]) -> None:
-        """Withdraw assignments, given as client and sequence number."""
+        """Withdraw assignments, given as (client, sequence number), if they are still open."""
         for client, sequence in assignments:
             open = self._open.get(client)
             if open is not None and open.sequence == sequence:
@@ -574,7 +583,7 @@ class Port:
                 if isinstance(stream := self._joined.get(client), Stream):
                     stream.withdraw()
 
-    # Other requests of the main thread, or of a relay.
+    # Other requests of the owner.
 
     def disconnect(self, client: int, refused: Refused) -> None:
         """End the connection of a client."""
@@ -582,7 +591,7 @@ class Port:
             self._refuse(stream, "server", refused.sentence, refused.again)
 
     def recheck(self) -> None:
-        """Close the streams of keys that are no longer accepted. Their assignments are lost at once."""
+        """Close the streams whose keys are no longer accepted, count their assignments as lost, and send relays the new table of keys."""
         if self.settings.credentials is None or self.settings.unsure():
             return
         for client in [*self._open]:
@@ -633,7 +642,7 @@ class Port:
         return TrafficReport(total, by_client)
 
     async def counts(self) -> dict[str, int]:
-        """Return the numbers of joined clients, streams and refusals, and of connections where the platform counts them."""
+        """Return the numbers of joined clients, streams, relays and refusals, and of connections if the platform counts them."""
         counts = {"clients": len(self._joined), "streams": len(self._streams)}
         counts["relays"] = len(self._relays)
         if self.traffic is not None:

@@ -1,6 +1,6 @@
-"""A relay: to the server one client with many logical ids, to its clients a server. It runs in the event loop of the gRPC streams.
+"""A relay: one connection to the server, and a port for many clients. It runs in the event loop of the gRPC streams.
 
-The relay keeps nothing that it could lose. Clients hold their state, and the server asks again for what was not answered.
+A relay needs no state on disk: clients keep theirs, and the server sends open assignments again when clients reconnect.
 """
 
 import asyncio
@@ -17,39 +17,41 @@ from ...keys.keyring import point_of
 from ...layout import Layout
 from ...messages import Assignment, Farewell, Report
 from ...server.transport import Lost
-from ..relays import add_frames, adds
+from ..relays import add_frames, can_add
 from . import relay_wire, wire
 from .client import GrpcConnection
 from .credentials import Credentials
 from .port import SPARE_CONNECTIONS, Port
-from .relay_wire import Bundle, Client, Disconnect, Terms
+from .relay_wire import AssignmentId, Bundle, Disconnect, Terms
 from .server import allow_connections
 from .stream import Answered, Event, Heard, Joined, Left, Open, Settings, Warned
 from .wire import Kind, Reader, Refused
 
 REFUSED_KEY = (
-    "its key is not that of a client that is enrolled at the server of this relay, or was revoked; relays cannot connect to another "
+    "its key is not enrolled for a client at the server of this relay, or was revoked; relays cannot connect to another "
     "relay"
 )
-TERMS_BYTES = 64 << 20  # of the terms and the keys of a run
-Answer = tuple[
-    int, Report, Assignment
-]  # sequence number, report, and the assignment that it answers
+TERMS_BYTES = 64 << 20  # largest message with the terms or the keys of a run
+# The sequence number of an assignment, the report on it, and the assignment.
+Answer = tuple[int, Report, Assignment]
 
 
 class RelayConnection(GrpcConnection):
-    """The stream of a relay to its server. `messages` yields Terms, key tables, bundles and withdrawals, too."""
+    """The stream of a relay to its server.
+
+    `messages` also yields Terms, key tables (dict), Bundle, withdrawn assignments (list) and Disconnect.
+    """
 
     def __init__(self, target: str, credentials: Credentials | None):
         super().__init__(target, largest=TERMS_BYTES, credentials=credentials, client=wire.RELAY)
-        self._kept: dict[int, bytes] = {}
+        self._frames: dict[int, bytes] = {}  # by number, for later assignments
 
     async def write(self, pieces: list[bytes]) -> None:
         """Send a message. Returns when gRPC's flow control has accepted it."""
         await self._write(wire.split(pieces))
 
     def fail(self, error: Exception) -> None:
-        """Have `messages` raise an error."""
+        """Make `messages` raise an error."""
         self._error = error
         self._news.set()
 
@@ -62,7 +64,7 @@ class RelayConnection(GrpcConnection):
         elif kind is Kind.KEYS:
             self._waiting.append(relay_wire.decode_keys(reader))
         elif kind is Kind.ASSIGNMENTS:
-            self._waiting.append(relay_wire.decode_bundle(reader, self._kept))
+            self._waiting.append(relay_wire.decode_bundle(reader, self._frames))
         elif kind is Kind.WITHDRAW:
             self._waiting.append(relay_wire.decode_withdrawn(reader))
         elif kind is Kind.DISCONNECT:
@@ -72,10 +74,11 @@ class RelayConnection(GrpcConnection):
 
 
 class Relay:
-    """Serves clients on a port of this machine for as long as the connection to the server lasts.
+    """A relay: serves clients on a port of this machine while the connection to its server lasts.
 
-    `opened` is called with the number of the port and the terms of the run, `changed` with the number of connected clients whenever it
-    changes, and `warn` with warnings. All are called in the I/O thread.
+    `opened` is called with the port's number and the terms of the run, `changed` with the new number of connected clients, and `warn`
+    with each warning. All three are called in the I/O thread. A client with an assignment counts as lost after `silence_s` seconds
+    without a message.
     """
 
     def __init__(
@@ -95,7 +98,10 @@ class Relay:
         self.opened, self.changed, self.warn = opened, changed, warn
 
     async def run(self) -> Farewell:
-        """Serve until the run is over. Raises UnreachableError if the server cannot be reached or is lost, and UserError if it refuses."""
+        """Serve until the run is over and return the farewell.
+
+        Raises UnreachableError if the server cannot be reached or is lost, and UserError if it refuses this relay.
+        """
         async with RelayConnection(self.server, self.credentials) as connection:
             messages = connection.messages()
             terms = await anext(messages)
@@ -107,6 +113,7 @@ class Relay:
 
 
 def _error(refused: Refused) -> UserError:
+    """Return the error for a REFUSED from the server: UnreachableError if the relay may try again."""
     return (
         UnreachableError(refused.sentence, "starting")
         if refused.again
@@ -115,28 +122,28 @@ def _error(refused: Refused) -> UserError:
 
 
 @dataclass
-class Adding:
-    """Reports whose frames are to be added. They travel in one message: the server receives the sum with all of them, or none."""
+class PendingSum:
+    """Reports whose frames are to be added. They are sent in one message, so that the server receives all of them or none."""
 
     answers: list[Answer]
 
 
 class _Session:
-    """The clients of one connection to a server."""
+    """One connection to a server, and the clients that are served with it."""
 
     def __init__(self, relay: Relay, connection: RelayConnection, terms: Terms):
         self.relay, self.connection, self.terms = relay, connection, terms
         self.clients: set[int] = set()
-        self.ids: dict[bytes, int] = {}
-        self.open: dict[int, tuple[int, Assignment]] = {}  # client → what it was asked
-        self.answered: dict[int, Answer] = {}  # reports whose frames wait to be added
+        self.ids: dict[bytes, int] = {}  # key hash → logical id
+        self.open: dict[int, tuple[int, Assignment]] = {}  # by client, with its sequence number
+        self.to_add: dict[int, Answer] = {}  # by client, reports whose frames are not added yet
         self.sum_timer: asyncio.TimerHandle | None = None
-        self.waiting = True  # until all clients have answered, or `sum_timer` ends
-        self.outgoing: deque[list[bytes] | Answer | Adding] = deque()
+        self.waiting = True  # for open assignments before frames are added; ends with `sum_timer`
+        self.outgoing: deque[list[bytes] | Answer | PendingSum] = deque()
         self.news = asyncio.Event()
         self.codec = codec(terms.codec) if terms.codec else None
         self.layout = Layout.from_shapes(json.loads(terms.shapes)) if terms.codec else None
-        self.served = Port(
+        self.port = Port(
             Settings(
                 relay.address,
                 relay.port,
@@ -156,24 +163,25 @@ class _Session:
         return self.ids.get(key_hash)
 
     async def run(self, messages: AsyncIterator[object]) -> Farewell:
+        """Serve until the farewell and return it. Raises UnreachableError if the connection ends before it."""
         port: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         connections = allow_connections(self.terms.clients + SPARE_CONNECTIONS)
-        serving = asyncio.create_task(self.served.serve(port.set_result, connections))
+        serving = asyncio.create_task(self.port.serve(port.set_result, connections))
         writing = asyncio.create_task(self._write())
         try:
-            self._take(await anext(messages))  # the keys
+            self._handle(await anext(messages))  # the keys
             await asyncio.wait({port, serving}, return_when=asyncio.FIRST_COMPLETED)
             if serving.done():
                 await serving  # raises the error
             self.relay.opened(port.result(), self.terms)
             async for message in messages:
                 if isinstance(message, Farewell):
-                    await self.served.dismiss(message)
+                    await self.port.dismiss(message)
                     return message
-                self._take(message)
+                self._handle(message)
             raise UnreachableError(f"{self.relay.server} ended the connection", "closed")
         finally:
-            self.served.stop()
+            self.port.stop()
             writing.cancel()
             if self.sum_timer is not None:
                 self.sum_timer.cancel()
@@ -182,17 +190,17 @@ class _Session:
 
     # From the server.
 
-    def _take(self, message: object) -> None:
+    def _handle(self, message: object) -> None:
         match message:
             case Bundle():
                 self._assign(message)
             case Disconnect(client, refused):
-                self.served.disconnect(client, refused)
+                self.port.disconnect(client, refused)
             case Refused():
                 raise _error(message)
             case dict():
                 self.ids = message
-                self.served.recheck()
+                self.port.recheck()
             case list():
                 self._withdraw(message)
 
@@ -201,40 +209,41 @@ class _Session:
         for sequence, assignment in bundle.assignments:
             self.open[assignment.client] = sequence, assignment
             opens.append((assignment.client, Open(sequence, assignment)))
-        self.served.assign(opens)
+        self.port.assign(opens)
         self.waiting = True
         if self.sum_timer is not None:
             self.sum_timer.cancel()
         if self.codec is not None and bundle.wait_s != relay_wire.UNTIL_ALL:
             self.sum_timer = asyncio.get_running_loop().call_later(
-                bundle.wait_s, self._wait_no_more
+                bundle.wait_s, self._stop_waiting
             )
 
-    def _withdraw(self, withdrawn: list[Client]) -> None:
+    def _withdraw(self, withdrawn: list[AssignmentId]) -> None:
         for client, sequence in withdrawn:
             if client in self.open and self.open[client][0] == sequence:
                 del self.open[client]
-            if client in self.answered and self.answered[client][0] == sequence:
-                del self.answered[client]
-        self.served.cancel(withdrawn)
-        self._add_if_complete()
+            if client in self.to_add and self.to_add[client][0] == sequence:
+                del self.to_add[client]
+        self.port.cancel(withdrawn)
+        self._queue_sum_if_complete()
 
-    # From the clients: the relay takes the events of its port.
+    # From the clients: this object is the event queue of its port.
 
     def put(self, event: Event) -> None:
+        """Handle an event of the port."""
         match event:
             case Joined(client, presence, public_key_pem):
                 if public_key_pem is not None:
                     presence = replace(presence, key=point_of(public_key(public_key_pem)))
-                self._send(relay_wire.encode_joined(presence))
+                self._queue(relay_wire.encode_joined(presence))
                 self.clients.add(client)
                 self.relay.changed(len(self.clients))
             case Left(client):
-                self._send(relay_wire.encode_client(Kind.LEFT, client))
+                self._queue(relay_wire.encode_client(Kind.LEFT, client))
                 self.clients.discard(client)
                 self.relay.changed(len(self.clients))
             case Heard(client):
-                self._send(relay_wire.encode_client(Kind.HEARD, client))
+                self._queue(relay_wire.encode_client(Kind.HEARD, client))
             case Warned(sentence):
                 self.relay.warn(sentence)
             case Answered(client, sequence, answer, _):
@@ -243,38 +252,36 @@ class _Session:
     def _answer(self, client: int, sequence: int, answer: Report | Lost) -> None:
         assignment = self.open.pop(client)[1]
         if isinstance(answer, Lost):
-            self._send(relay_wire.encode_lost(client, sequence, answer.stage, answer.reason))
-        elif self.codec is not None and adds(assignment, answer):
-            self.answered[client] = sequence, answer, assignment
+            self._queue(relay_wire.encode_lost(client, sequence, answer.stage, answer.reason))
+        elif self.codec is not None and can_add(assignment, answer):
+            self.to_add[client] = sequence, answer, assignment
         else:
             self._queue((sequence, answer, assignment))
-        self._add_if_complete()
+        self._queue_sum_if_complete()
 
-    def _wait_no_more(self) -> None:
+    def _stop_waiting(self) -> None:
         self.waiting = False
-        self._add()
+        self._queue_sum()
 
-    def _add_if_complete(self) -> None:
+    def _queue_sum_if_complete(self) -> None:
         if not self.open or not self.waiting:
-            self._add()
+            self._queue_sum()
 
-    def _add(self) -> None:
-        """Pass on the sum of the frames that wait for it."""
-        if self.answered:
-            self._queue(Adding([self.answered[client] for client in sorted(self.answered)]))
-            self.answered = {}
+    def _queue_sum(self) -> None:
+        """Queue the reports that are to be added, in the order of their clients."""
+        if self.to_add:
+            self._queue(PendingSum([self.to_add[client] for client in sorted(self.to_add)]))
+            self.to_add = {}
 
     # To the server.
 
-    def _send(self, pieces: list[bytes]) -> None:
-        self._queue(pieces)
-
-    def _queue(self, item: "list[bytes] | Answer | Adding") -> None:
+    def _queue(self, item: "list[bytes] | Answer | PendingSum") -> None:
+        """Queue an encoded message, a report, or reports to be added."""
         self.outgoing.append(item)
         self.news.set()
 
     async def _write(self) -> None:
-        """Send what is queued, in order."""
+        """Send the queued messages in order. Runs until it is cancelled; an error ends the session."""
         try:
             while True:
                 await self.news.wait()
@@ -285,7 +292,7 @@ class _Session:
             self.connection.fail(error)
 
     async def _next(self) -> list[bytes]:
-        """Return the next message. Reports that wait for it travel together."""
+        """Return the next message, encoded. Consecutive reports are sent in one message of up to wire.PART bytes of frames."""
         match self.outgoing.popleft():
             case tuple() as first:
                 answers, size = [first], len(first[1].frame)
@@ -295,12 +302,13 @@ class _Session:
                         break
                     answers.append(self.outgoing.popleft())
                 return relay_wire.encode_reports(answers)
-            case Adding(answers):
-                return relay_wire.encode_reports(await asyncio.to_thread(self._added, answers))
+            case PendingSum(answers):
+                return relay_wire.encode_reports(await asyncio.to_thread(self._add, answers))
             case pieces:
                 return pieces
 
-    def _added(self, answers: list[Answer]) -> list[Answer]:
+    def _add(self, answers: list[Answer]) -> list[Answer]:
+        """Return the answers with the sum of their frames in the first update."""
         sequences, reports, assignments = zip(*answers, strict=True)
         passed = add_frames(self.codec, self.layout, assignments, reports)
         return list(zip(sequences, passed, assignments, strict=True))

@@ -1,4 +1,4 @@
-"""The server's end of a relay: one stream that stands for the connections of many clients."""
+"""The server's end of a relay's connection: one stream that carries the messages of many clients."""
 
 import asyncio
 import time
@@ -11,7 +11,7 @@ from ...messages import Presence, Report
 from ...server.transport import Lost
 from . import relay_wire, wire
 from .credentials import PeerKey, point_key
-from .relay_wire import Disconnect, Kept
+from .relay_wire import Disconnect, FrameCache
 from .stream import Heard
 from .wire import Kind, Reader, Refused
 
@@ -20,33 +20,35 @@ if TYPE_CHECKING:
     from .stream import Open, Stream
 
 
-class Relay:
-    """A relay that is connected: its stream, its clients by logical id, and the frames that it keeps."""
+class ConnectedRelay:
+    """A relay that is connected to the server: its stream, its clients by logical id, and its cached frames."""
 
     def __init__(self, port: "Port", stream: "Stream"):
         self.port, self.stream = port, stream
         self.clients: dict[int, RelayedClient] = {}
         self.lost = False
-        self._kept = Kept()
+        self._cache = FrameCache()
         self._queued: list[Open] = []
 
     def assign(self, open: "Open") -> None:
-        """Send an assignment together with the others of this turn of the event loop."""
+        """Queue an assignment. Those of one turn of the event loop are sent together."""
         if not self._queued:
             asyncio.get_running_loop().call_soon(self._flush)
         self._queued.append(open)
 
     def send(self, pieces: Iterable[bytes]) -> None:
+        """Send a message to the relay unless its stream is closing."""
         if not self.stream.closing:
             self.stream.put(wire.split([*pieces]))
 
     def withdraw(self, client: int, sequence: int) -> None:
+        """Withdraw an assignment, whether it was sent or is still queued."""
         self._queued = [open for open in self._queued if open.sequence != sequence]
         if not self.lost:
             self.send(relay_wire.encode_withdrawn([(client, sequence)]))
 
-    def take(self, kind: Kind, reader: Reader) -> None:
-        """Handle a message of the relay. Raises ProtocolError."""
+    def handle(self, kind: Kind, reader: Reader) -> None:
+        """Handle a message from the relay. Raises ProtocolError if it is malformed or not expected."""
         port = self.port
         if kind is Kind.JOINED:
             port.join_relayed(self, relay_wire.decode_joined(reader))
@@ -57,40 +59,41 @@ class Relay:
         elif kind is Kind.HEARD:
             self._hear(relay_wire.decode_client(reader))
         elif kind is Kind.REPORTS:
-            self._take_reports(reader)
+            self._handle_reports(reader)
         elif kind is Kind.LOST:
-            who, sequence, stage, reason = relay_wire.decode_lost(reader)
-            if port.opened(who, sequence, self) is not None:
-                port.answer(who, Lost(reason, stage))
+            client_id, sequence, stage, reason = relay_wire.decode_lost(reader)
+            if port.open_assignment(client_id, sequence, self) is not None:
+                port.answer(client_id, Lost(reason, stage))
         else:
             raise ProtocolError(f"a relay sent a {kind.name}, which is not expected now")
 
-    def _take_reports(self, reader: Reader) -> None:
-        """Decode all reports before the first one counts: they may contain a sum."""
+    def _handle_reports(self, reader: Reader) -> None:
+        """Decode all reports of a message before any is counted, because they may belong to one sum."""
         reports: dict[int, Report] = {}
-        gone = []
-        answered = partial(self.port.opened, relay=self)
-        for who, _, report in relay_wire.decode_reports(reader, answered):
+        closed = []  # clients whose assignments are no longer open
+        open_assignment = partial(self.port.open_assignment, relay=self)
+        for client, _, report in relay_wire.decode_reports(reader, open_assignment):
             if report is None:
-                gone.append(who)
-            elif who in reports:
-                raise ProtocolError(f"a relay sent two reports of client {who} in one message")
+                closed.append(client)
+            elif client in reports:
+                raise ProtocolError(f"a relay sent two reports of client {client} in one message")
             else:
-                reports[who] = report
-        for who in gone:
-            self._hear(who)
+                reports[client] = report
+        for client in closed:
+            self._hear(client)
         terms = self.port.settings.relay_terms
         if terms is not None and terms.codec:
-            self.port.answer_together(reports, gone)
+            self.port.answer_together(reports, closed)
         else:
-            for who, report in reports.items():
-                self.port.answer(who, report)
+            for client, report in reports.items():
+                self.port.answer(client, report)
 
     def _hear(self, client: int) -> None:
         if client in self.clients:
             self.port.events.put(Heard(client))
 
     def _flush(self) -> None:
+        """Send the queued assignments."""
         opens, self._queued = self._queued, []
         if self.lost or not opens:
             return
@@ -98,18 +101,18 @@ class Relay:
         due_s = [open.due_s for open in opens if open.due_s is not None]
         wait_s = max(0.0, min(due_s) - time.monotonic()) if due_s else relay_wire.UNTIL_ALL
         assignments = [(open.sequence, open.assignment) for open in opens]
-        for pieces in relay_wire.encode_bundles(wait_s, assignments, self._kept):
+        for pieces in relay_wire.encode_bundles(wait_s, assignments, self._cache):
             self.send(pieces)
         for open in opens:
             open.sent = True
 
 
 class RelayedClient:
-    """A client that has joined through a relay, in place of its `Stream`. Raises ProtocolError for a malformed key."""
+    """A client that has joined through a relay; the port treats it like a `Stream`. Raises ProtocolError for a malformed key."""
 
     relay_id = None
 
-    def __init__(self, relay: Relay, presence: Presence):
+    def __init__(self, relay: ConnectedRelay, presence: Presence):
         self.relay, self.client = relay, presence.client
         self.key: PeerKey | None = point_key(presence.key) if presence.key else None
         self.closing = False
@@ -119,11 +122,11 @@ class RelayedClient:
         return self.relay.stream
 
     def replaces(self, older: "Stream | RelayedClient") -> bool:
-        """Return whether an older stream needs no message: the relay has ended it."""
+        """Return whether `older` is a connection to the same relay, which has already closed it."""
         return isinstance(older, RelayedClient) and older.relay is self.relay
 
     def close(self, refused: Refused | None = None) -> None:
-        """Have the relay disconnect the client."""
+        """Tell the relay to disconnect the client, for the reason `refused`."""
         if not self.closing:
             self.closing = True
             reason = refused or Refused("the server ended the connection", True)

@@ -34,11 +34,11 @@ from .stream import (
     Warned,
 )
 
-SPARE_FILES = 256  # descriptors of the process for everything else
+SPARE_FILES = 256  # descriptors that the process needs besides connections
 WAIT_S = 60.0  # longest wait for one event: a queue takes no infinite timeout
-MANY = 16  # open assignments, above which `receive` waits GATHER_S for more reports
+MANY = 16  # open assignments above which `receive` waits GATHER_S for more reports
 GATHER_S = 0.002
-RELAY_SHARE = 0.8  # of a phase's time limit, after which relays add the frames that they have
+RELAY_SHARE = 0.8  # of a phase's time limit; then relays add the frames that have arrived
 STOP_S = 10.0  # for the I/O thread to answer or to end
 T = TypeVar("T")
 
@@ -54,8 +54,8 @@ class GrpcTransport:
     the SHA-256 of a public key (DER SubjectPublicKeyInfo), or None for a refused key, and `reason_of` returns why a key is refused.
     `unsure` returns whether a key that is refused now may be accepted later.
 
-    Relays are accepted if `relay_terms` are given: with credentials, those for whose key hash `relay_of` returns an id. They learn from
-    `ids_by_hash` which keys may join. These five callbacks are called in the I/O thread.
+    Relays are accepted if `relay_terms` is given. With credentials, `relay_of` returns the relay's id for a key hash, or None, and
+    `ids_by_hash` returns the table of clients that relays may let in. All of these callbacks are called in the I/O thread.
 
     The other callbacks are called during `clients` and `receive`, in the thread that calls these: `on_look` at the start of each call,
     `on_joined` for each client that joins or reconnects, `on_left` for each client whose connection ended, and `on_heard` for a client
@@ -182,7 +182,7 @@ class GrpcTransport:
         self._call(lambda: self._port.recheck())
 
     def dismiss(self, round: int) -> None:
-        """Tell all clients that the run is over, and wait up to 10 s until they have left."""
+        """Tell all clients and relays that the run is over after `round`, and wait up to 10 s until they have left."""
         self._ask(lambda: self._port.dismiss(Farewell(self.invitation.run, round)))
 
     def traffic(self) -> TrafficReport | None:
@@ -192,7 +192,7 @@ class GrpcTransport:
         return self._ask(lambda: self._port.read_traffic())
 
     def counts(self) -> dict[str, int]:
-        """Return the numbers of joined clients, streams, connections and refused streams."""
+        """Return the numbers of joined clients, streams, relays, connections and refused streams (by reason)."""
         return self._ask(lambda: self._port.counts()) if self._serving else {}
 
     # Threads.
@@ -249,25 +249,33 @@ class GrpcTransport:
                     self._deliveries.append(Delivery(client, answer, arrived_s))
                 elif isinstance(answer, Report):
                     self.on_heard(client)
-            case Summed(answers, gone):
-                self._handle_sum(answers, gone)
+            case Summed(answers, closed):
+                self._handle_sum(answers, closed)
             case Stopped(error):
                 raise error
 
-    def _handle_sum(self, answers: Sequence[Answered], gone: Sequence[int]) -> None:
-        """Deliver reports that may contain a sum. If it contains a withdrawn update, its clients are lost, and keep what they sent."""
-        closed = [a.client for a in answers if self._open.get(a.client) != a.sequence]
+    def _handle_sum(self, answers: Sequence[Answered], closed: Sequence[int]) -> None:
+        """Deliver reports that may contain a sum.
+
+        If the sum contains an update whose assignment is no longer open, the other updates are delivered as lost, and their clients'
+        memories keep them. `closed`: clients without a report in `answers` whose assignments are no longer open.
+        """
+        late = [a.client for a in answers if self._open.get(a.client) != a.sequence]
+        withdrawn = [*closed, *late]
         for answered in answers:
             answer = answered.answer
-            if (left := [*gone, *closed]) and isinstance(answer, Report) and answer.kind == UPDATE:
-                if answered.client not in closed:
-                    why = f"its relay has added its update to that of client {left[0]}, which was withdrawn"
-                    answered = replace(answered, answer=Lost(why, RELAY))
+            is_update = isinstance(answer, Report) and answer.kind == UPDATE
+            if withdrawn and is_update and answered.client not in late:
+                reason = f"its relay has added its update to that of client {withdrawn[0]}, which was withdrawn"
+                answered = replace(answered, answer=Lost(reason, RELAY))
             self._handle(answered)
 
 
 def allow_connections(wanted: int) -> int:
-    """Raise the limit of open files as far as needed and allowed. Return how many connections it then permits, at most `wanted`."""
+    """Raise the limit of open files for `wanted` connections, as far as allowed. Return how many it permits, at most `wanted`.
+
+    Raises ConfigError if the limit is too low for any clients.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY or soft >= wanted + SPARE_FILES:
         return wanted

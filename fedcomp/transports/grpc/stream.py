@@ -1,4 +1,4 @@
-"""One stream of a client, what its port knows of it, and the events that the port reports."""
+"""The stream of one client or relay with its state, the settings of a port, and the events that the port reports."""
 
 import asyncio
 import time
@@ -17,9 +17,9 @@ from .tcp_info import Peer, Traffic, peer_of
 from .wire import Refused
 
 if TYPE_CHECKING:
-    from .relay_stream import Relay
+    from .relay_stream import ConnectedRelay
 
-JOINS, JOINS_PER_S = 10.0, 0.5  # of one key: burst, and sustained rate
+JOINS, JOINS_PER_S = 10.0, 0.5  # of one client or relay: burst, and sustained rate
 
 
 # Events for the main thread.
@@ -27,13 +27,17 @@ JOINS, JOINS_PER_S = 10.0, 0.5  # of one key: burst, and sustained rate
 
 @dataclass(frozen=True)
 class Joined:
+    """A client joined or reconnected."""
+
     client: int
     presence: Presence
-    public_key: bytes | None
+    public_key: bytes | None  # PEM; None without TLS
 
 
 @dataclass(frozen=True)
 class Left:
+    """The connection of a client ended."""
+
     client: int
 
 
@@ -46,30 +50,32 @@ class Heard:
 
 @dataclass(frozen=True)
 class Warned:
+    """A warning for the operator of the server."""
+
     sentence: str
 
 
 @dataclass(frozen=True)
 class Answered:
+    """An open assignment was answered, or counts as lost."""
+
     client: int
     sequence: int
     answer: Report | Lost
-    arrived_s: float
+    arrived_s: float  # time.monotonic()
 
 
 @dataclass(frozen=True)
 class Summed:
-    """Reports of which one may carry the sum of all their frames: they count together, or not at all."""
+    """Reports of which one may carry the sum of all their frames: the server accepts all their updates or none."""
 
     answers: list[Answered]
-    gone: list[
-        int
-    ]  # clients whose assignments are no longer open, and whose frames may be in the sum
+    closed: list[int]  # further clients of the sum, whose assignments are no longer open
 
 
 @dataclass(frozen=True)
 class Stopped:
-    """The I/O thread has ended on an error."""
+    """The port ended with an error."""
 
     error: BaseException
 
@@ -79,7 +85,7 @@ Event = Joined | Left | Heard | Warned | Answered | Summed | Stopped
 
 @dataclass
 class Settings:
-    """Settings of a port. The callbacks are called in the I/O thread."""
+    """Settings of a port. The callbacks are called in the I/O thread; `GrpcTransport` describes them."""
 
     address: str
     port: int
@@ -92,22 +98,21 @@ class Settings:
     unsure: Callable[[], bool]
     silence_s: float = 16.0
     join_s: float = 20.0
-    # Relays: None = no relay is accepted.
-    relay_terms: relay_wire.Terms | None = None
+    relay_terms: relay_wire.Terms | None = None  # None: no relay is accepted
     relay_of: Callable[[bytes], int | None] = lambda key_hash: None
     ids_by_hash: Callable[[], dict[bytes, int]] = dict
 
 
 @dataclass
 class Open:
-    """An assignment that waits for its report."""
+    """An assignment that is not answered yet."""
 
     sequence: int
     assignment: Assignment
-    due_s: float | None = None  # time at which a relay passes on a sum without this report
-    packed: wire.Packed | None = None  # once it was encoded
-    sent: bool = False  # its last byte was handed to a stream
-    relay: "Relay | None" = None  # that has it: the relay answers it, or reports its loss
+    due_s: float | None = None  # time.monotonic() at which a relay adds frames without this one
+    packed: wire.Packed | None = None  # once it is encoded
+    sent: bool = False  # whether its last part was handed to gRPC
+    relay: "ConnectedRelay | None" = None  # that it was sent to
     timer: asyncio.TimerHandle | None = None  # runs while its client is disconnected
 
 
@@ -120,34 +125,34 @@ class TrafficReport:
 
 
 class End(Exception):
-    """Ends a stream, after the last message `refused` if there is one."""
+    """Ends a stream. `refused` is sent as its last message if it is not None."""
 
     def __init__(self, refused: Refused | None = None):
         self.refused = refused
 
 
 class Stream:
-    """One stream of a client, from its HELLO to its end."""
+    """One stream of a client or a relay, from its HELLO to its end."""
 
     def __init__(self, context: grpc.aio.ServicerContext):
         self.context = context
         self.task = asyncio.current_task()
         self.peer: Peer | None = peer_of(context.peer())
         self.key: PeerKey | None = None
-        self.client = -1  # logical id, -1 while it is not known and for a relay
-        self.relay_id: int | None = None  # of the relay whose key it is
-        self.relay: Relay | None = None  # once a relay has joined with this stream
-        self.invitation: Invitation | None = None  # once it was sent
+        self.client = -1  # logical id; -1: not known yet, or a relay
+        self.relay_id: int | None = None  # if its key is a relay's
+        self.relay: ConnectedRelay | None = None  # once a relay has joined
+        self.invitation: Invitation | None = None  # once it is sent
         self.joined = False
         self.assembly = wire.Assembly(0)
-        self.sent = self.answered = 0  # newest sequence numbers
-        self.assignments = 0  # sent; each allows one report in parts
+        self.sent = self.answered = 0  # newest sequence numbers of assignments and of reports
+        self.assignments = 0  # number sent; each allows one report in parts
         self.silent_ticks = 0
         self.pinged = False
         self.closing = False
         self.timer: asyncio.TimerHandle | None = None
         self.searched = False  # whether `PortTraffic.search` has looked for its connection
-        self.before = self.counted = Traffic()  # of its connection: before this stream, last count
+        self.before = self.counted = Traffic()  # of its connection: before this stream, and now
         self._urgent: deque[bytes] = deque()
         self._work: deque[bytes] = deque()  # of the newest assignment
         self._on_sent: Callable[[], None] | None = None
@@ -155,9 +160,11 @@ class Stream:
 
     @property
     def carrier(self) -> "Stream":
+        """The stream that carries the client's messages: its own, or its relay's."""
         return self
 
     def replaces(self, older: object) -> bool:
+        """Return whether the other end has already closed `older`, which then needs no REFUSED."""
         return False
 
     def put(self, messages: Iterable[bytes]) -> None:
@@ -175,7 +182,7 @@ class Stream:
         self._work.clear()
 
     def close(self, refused: Refused | None = None) -> None:
-        """End the stream once its last message was sent."""
+        """End the stream after its last message, `refused` if it is not None."""
         if self.closing:
             return
         self.closing = True
@@ -189,7 +196,7 @@ class Stream:
             self._writer = asyncio.create_task(self._write())
 
     async def _write(self) -> None:
-        """Send the queued messages with one write at a time, as gRPC requires."""
+        """Send the queued messages one at a time, as gRPC requires."""
         try:
             while self._urgent or self._work:
                 urgent = bool(self._urgent)
@@ -198,9 +205,9 @@ class Stream:
                     self._on_sent()
                 await self.context.write(message)
                 if len(message) >= wire.PART:
-                    self.silent_ticks = 0  # the client made room for it
+                    self.silent_ticks = 0  # flow control: the client is reading
                 del message
-        except Exception:  # the stream has ended, which its reader notices
+        except Exception:  # the stream has ended; its reader handles that
             self._urgent.clear()
             self._work.clear()
         self._writer = None
@@ -209,15 +216,16 @@ class Stream:
 
 
 class JoinRate:
-    """A token bucket per key."""
+    """A token bucket for each client or relay, which limits how often it may join."""
 
     def __init__(self) -> None:
-        # key → tokens, and the time at which they were counted, in seconds
+        # identity → tokens, time.monotonic() when they were counted
         self._tokens: dict[object, tuple[float, float]] = {}
 
-    def take(self, who: object) -> bool:
+    def take(self, identity: object) -> bool:
+        """Take a token. Return False if there is none."""
         now = time.monotonic()
-        tokens, then = self._tokens.pop(who, (JOINS, now))
+        tokens, then = self._tokens.pop(identity, (JOINS, now))
         tokens = min(JOINS, tokens + (now - then) * JOINS_PER_S)
-        self._tokens[who] = (tokens - 1 if tokens >= 1 else tokens), now
+        self._tokens[identity] = (tokens - 1 if tokens >= 1 else tokens), now
         return tokens >= 1

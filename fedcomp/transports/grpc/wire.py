@@ -37,7 +37,7 @@ from ...messages import (
 )
 
 PROTOCOL = 1
-RELAY = -2  # in place of a logical id, in the HELLO of a relay
+RELAY = -2  # claimed id in the HELLO of a relay
 SERVICE = "fedcomp.Transport"
 METHOD = f"/{SERVICE}/Attend"
 PART = 1 << 18  # bytes; a message above this travels in parts of at most this size
@@ -76,7 +76,7 @@ class Kind(IntEnum):
     FAREWELL = 9
     BEGIN = 10
     PART = 11
-    # Only between a server and a relay (relay_wire.py).
+    # Between a server and a relay only (relay_wire.py).
     TERMS = 12
     KEYS = 13
     ASSIGNMENTS = 14
@@ -96,9 +96,7 @@ PING, PONG = bytes([Kind.PING]), bytes([Kind.PONG])
 class Hello:
     """The first message of a client."""
 
-    client: (
-        int  # logical id that it claims, -1 for none, RELAY for a relay; ids count only without TLS
-    )
+    client: int  # claimed id, ignored with TLS; -1: none, RELAY: this is a relay
     version: str  # of fedcomp
     protocol: int = PROTOCOL
 
@@ -184,7 +182,7 @@ class Reader:
         return self.take(self.varint())
 
     def count(self) -> int:
-        """Read the number of entries of a list, each of which has a byte or more."""
+        """Read the number of entries of a list. Raises ProtocolError for more entries than bytes are left."""
         count = self.varint()
         if count > len(self.data) - self.at:
             raise ProtocolError(f"a list claims {count} entries, more than its message has bytes")
@@ -377,7 +375,7 @@ def encode_assignment(
 ) -> list[bytes]:
     """Encode an assignment for a stream whose client id both sides know. Returns pieces; frames are not copied.
 
-    `refer` returns a reference that is sent in place of a frame or of something announced.
+    `refer` returns the reference that replaces an entry of `frames` or `announced`.
     """
     base = _assignment_base(assignment.client)
     if sum(map(len, assignment.frames)) <= DERIVED:
@@ -391,7 +389,7 @@ def encode_assignment(
 def decode_assignment(
     reader: Reader, client: int, resolve: Callable[[bytes], bytes] | None = None
 ) -> tuple[int, Assignment]:
-    """Return the sequence number and the assignment. `resolve` returns what a reference stands for."""
+    """Return the sequence number and the assignment. `resolve` is the inverse of `refer`."""
     sequence = reader.varint()
     assignment, left_out = decode_fields(_assignment_base(client), reader)
     if resolve is not None:
@@ -418,6 +416,7 @@ def decode_report(reader: Reader, answered: Assignment) -> Report:
 
 
 def whole(kind: Kind, pieces: Sequence[bytes]) -> list[bytes]:
+    """Return a message in pieces: its kind, then its body."""
     return [bytes([kind]), *pieces]
 
 
@@ -501,7 +500,7 @@ class Assembly:
 
         A message other than PART, PING and PONG discards an unfinished one. Raises ProtocolError.
         """
-        kind, reader = opened(data)
+        kind, reader = read_kind(data)
         if kind in (Kind.PING, Kind.PONG):
             reader.end()
             return kind, reader
@@ -533,13 +532,14 @@ class Assembly:
                 raise ProtocolError("a message has more parts than its size needs")
             return None
         self._buffer = None
-        kind, reader = opened(buffer)
+        kind, reader = read_kind(buffer)
         if kind in (Kind.PING, Kind.PONG, Kind.BEGIN, Kind.PART):
             raise ProtocolError(f"a message in parts is a {kind.name}")
         return kind, reader
 
 
-def opened(data: bytes | bytearray) -> tuple[Kind, Reader]:
+def read_kind(data: bytes | bytearray) -> tuple[Kind, Reader]:
+    """Return the kind of a message and a reader of its body. Raises ProtocolError for an unknown kind."""
     reader = Reader(data)
     number = reader.varint()
     try:

@@ -47,7 +47,7 @@ def assignment(client: int, round: int = 1, frames: list[bytes] | None = None) -
 
 
 def terms(clients: int, codec: str = "", shapes: str = "") -> Terms:
-    """Return what relays are told about a run."""
+    """Return the terms of a run for relays."""
     i = INVITATION
     return Terms(i.run, i.options, i.layout, i.version, clients, LARGEST, LARGEST, codec, shapes)
 
@@ -102,7 +102,7 @@ class Authority:
 
 
 class Enrolled:
-    """The keys of clients and of one relay, as a registry knows them."""
+    """The enrolled keys of clients and of one relay, with the callbacks of a registry."""
 
     def __init__(self, authority: Authority, clients: int):
         self.credentials = [authority.client() for _ in range(clients)]
@@ -131,7 +131,7 @@ class Enrolled:
 
 
 class Server:
-    """A transport on a free port of loopback, and what its callbacks heard."""
+    """A transport on a free port of loopback, and the calls of its callbacks."""
 
     def __init__(
         self,
@@ -225,7 +225,7 @@ class Loop:
 
 
 class RelayEnd:
-    """A relay in the event loop, on a port of loopback, and what its callbacks heard. `end`: its farewell or its error."""
+    """A relay in the event loop on a port of loopback, and the calls of its callbacks. `end`: its farewell or its error."""
 
     def __init__(
         self, loop: Loop, target: str, credentials: Credentials | None = None, port: int = 0
@@ -261,7 +261,7 @@ class RelayEnd:
             self._gone.set()
 
     def stop(self) -> None:
-        """End the relay as a kill does, and wait until its port is free."""
+        """End the relay without a farewell, as a kill does, and wait until its port is free."""
         self.end.cancel()
         assert self._gone.wait(20)
 

@@ -1,4 +1,4 @@
-"""Messages between a server and a relay: each comes back as it was sent, and any bytes are a message or a ProtocolError."""
+"""Messages between a server and a relay: decoding inverts encoding, and any bytes decode to a message or raise ProtocolError."""
 
 from dataclasses import replace
 
@@ -11,7 +11,7 @@ from test_wire import TEXTS, read, same, typed, values
 from fedcomp.errors import ProtocolError
 from fedcomp.messages import Assignment, Presence, Report
 from fedcomp.transports.grpc import Refused, relay_wire, wire
-from fedcomp.transports.grpc.relay_wire import UNTIL_ALL, Bundle, Disconnect, Kept, Terms
+from fedcomp.transports.grpc.relay_wire import UNTIL_ALL, Bundle, Disconnect, FrameCache, Terms
 from fedcomp.transports.grpc.wire import Kind, Reader
 
 CLIENTS = st.integers(0, (1 << 31) - 1)
@@ -26,7 +26,7 @@ def sent(pieces: list[bytes], kind: Kind) -> Reader:
 
 
 class RelayEnd:
-    """The frames that a relay keeps, and the messages with bundles that it received."""
+    """The frames that a relay has cached, and the bundles that it received."""
 
     def __init__(self) -> None:
         self.kept: dict[int, bytes] = {}
@@ -37,7 +37,7 @@ class RelayEnd:
         return relay_wire.decode_bundle(sent(pieces, Kind.ASSIGNMENTS), self.kept)
 
     def take_all(
-        self, wait_s: float, assignments: list[tuple[int, Assignment]], kept: Kept
+        self, wait_s: float, assignments: list[tuple[int, Assignment]], kept: FrameCache
     ) -> list[tuple[int, Assignment]]:
         """Return the assignments of all bundles."""
         got = []
@@ -48,8 +48,8 @@ class RelayEnd:
         return got
 
 
-def same_frames(kept: Kept, relay: RelayEnd) -> bool:
-    """Return whether server and relay agree about the frames that the relay keeps."""
+def same_frames(kept: FrameCache, relay: RelayEnd) -> bool:
+    """Return whether server and relay have the same record of the cached frames."""
     return {number: frame for frame, number in kept.numbers.items()} == relay.kept
 
 
@@ -70,7 +70,7 @@ def test_keys_come_back(ids):
     st.floats(allow_nan=False),
 )
 def test_assignments_come_back(assignments, wait_s):
-    kept, relay = Kept(), RelayEnd()
+    kept, relay = FrameCache(), RelayEnd()
     for _ in range(2):  # the second time every frame is known
         got = relay.take_all(wait_s, assignments, kept)
         assert [sequence for sequence, _ in got] == [sequence for sequence, _ in assignments]
@@ -85,7 +85,7 @@ def test_withdrawals_come_back(withdrawn):
 
 
 @given(CLIENTS, st.text(max_size=20), st.booleans())
-def test_an_order_to_disconnect_comes_back(client, sentence, again):
+def test_disconnect_comes_back(client, sentence, again):
     order = Disconnect(client, Refused(sentence, again))
     reader = sent(relay_wire.encode_disconnect(order), Kind.DISCONNECT)
     assert relay_wire.decode_disconnect(reader) == order
@@ -118,7 +118,7 @@ def test_a_loss_comes_back(client, sequence, stage, reason):
         unique_by=lambda entry: entry[3],
     )
 )
-def test_reports_come_back_unless_their_assignment_is_not_open(entries):
+def test_reports_on_open_assignments_come_back(entries):
     answers, open = [], {}
     for sequence, answer, asked, client, own, is_open in entries:
         asked = replace(asked, client=client)
@@ -146,7 +146,7 @@ def test_large_reports_travel_in_parts():
 
 
 def test_a_shared_frame_is_sent_once():
-    broadcast, kept, relay = bytes(range(256)) * 400, Kept(), RelayEnd()
+    broadcast, kept, relay = bytes(range(256)) * 400, FrameCache(), RelayEnd()
     first = [(i, assignment(i, 1, [broadcast])) for i in range(50)]
     again = [(50 + i, assignment(i, 2, [broadcast, b"newer"])) for i in range(50)]
     for assignments in (first, again):
@@ -157,15 +157,15 @@ def test_a_shared_frame_is_sent_once():
 
 
 def test_announced_values_are_shared_too():
-    keys, kept, relay = b"k" * 100_000, Kept(), RelayEnd()
+    keys, kept, relay = b"k" * 100_000, FrameCache(), RelayEnd()
     sent = [(i, replace(assignment(i), announced=[b"keys", keys])) for i in range(10)]
     assert relay.take_all(UNTIL_ALL, sent, kept) == sent
     assert sum(relay.sizes) < 1.1 * len(keys)
 
 
-def test_a_relay_forgets_the_frames_whose_last_use_is_longest_ago(monkeypatch):
-    monkeypatch.setattr(relay_wire, "KEPT", 1000)
-    kept, relay = Kept(), RelayEnd()
+def test_a_relay_forgets_the_least_recently_used_frames(monkeypatch):
+    monkeypatch.setattr(relay_wire, "CACHE_BYTES", 1000)
+    kept, relay = FrameCache(), RelayEnd()
     frames = [bytes([i]) * 300 for i in range(6)]
 
     def send(*which: int) -> int:
@@ -185,9 +185,9 @@ def test_a_relay_forgets_the_frames_whose_last_use_is_longest_ago(monkeypatch):
     assert send(5) < 300
 
 
-def test_one_frame_above_the_bound_is_kept_while_it_is_in_use(monkeypatch):
-    monkeypatch.setattr(relay_wire, "KEPT", 1000)
-    kept, relay = Kept(), RelayEnd()
+def test_a_frame_larger_than_the_cache_is_kept_until_the_next_one(monkeypatch):
+    monkeypatch.setattr(relay_wire, "CACHE_BYTES", 1000)
+    kept, relay = FrameCache(), RelayEnd()
     large = [(i, assignment(i, 1, [b"x" * 5000])) for i in range(20)]
     assert relay.take_all(UNTIL_ALL, large, kept) == large
     assert sum(relay.sizes) < 10_000
@@ -200,11 +200,11 @@ def test_one_frame_above_the_bound_is_kept_while_it_is_in_use(monkeypatch):
     st.lists(st.lists(st.integers(0, 9), min_size=1, max_size=4), min_size=1, max_size=12),
     st.integers(0, 40),
 )
-def test_server_and_relay_keep_the_same_frames(rounds, bound):
-    kept, relay = Kept(), RelayEnd()
+def test_server_and_relay_have_the_same_frames(rounds, bound):
+    kept, relay = FrameCache(), RelayEnd()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(relay_wire, "KEPT", bound)
-        patch.setattr(relay_wire, "BUNDLE", 15)
+        patch.setattr(relay_wire, "CACHE_BYTES", bound)
+        patch.setattr(relay_wire, "BUNDLE_BYTES", 15)
         for number, which in enumerate(rounds):
             frames = [bytes([i]) * (i + 1) for i in which]
             assignments = [(i, assignment(i, number, frames[i:])) for i in range(len(frames))]
@@ -214,9 +214,9 @@ def test_server_and_relay_keep_the_same_frames(rounds, bound):
             assert kept.size <= bound or len(relay.kept) == 1
 
 
-def test_a_bundle_ends_when_it_is_large(monkeypatch):
-    monkeypatch.setattr(relay_wire, "BUNDLE", 10_000)
-    kept, relay = Kept(), RelayEnd()
+def test_a_large_bundle_is_divided(monkeypatch):
+    monkeypatch.setattr(relay_wire, "BUNDLE_BYTES", 10_000)
+    kept, relay = FrameCache(), RelayEnd()
     assignments = [
         (i, replace(assignment(i, 1, [bytes([i]) * 1000]), returned=b"r" * 1000)) for i in range(30)
     ]
@@ -224,9 +224,9 @@ def test_a_bundle_ends_when_it_is_large(monkeypatch):
     assert len(relay.sizes) > 1 and max(relay.sizes) <= 10_000 + 3000
 
 
-def test_frames_that_are_returned_to_their_clients_fill_a_bundle_too(monkeypatch):
-    monkeypatch.setattr(relay_wire, "BUNDLE", 10_000)
-    kept, relay = Kept(), RelayEnd()
+def test_returned_frames_count_towards_the_size_of_a_bundle(monkeypatch):
+    monkeypatch.setattr(relay_wire, "BUNDLE_BYTES", 10_000)
+    kept, relay = FrameCache(), RelayEnd()
     assignments = [(i, replace(assignment(i), returned=b"r" * 1000)) for i in range(50)]
     assert relay.take_all(UNTIL_ALL, assignments, kept) == assignments
     assert max(relay.sizes) <= 12_000
@@ -283,7 +283,7 @@ def examples() -> list[bytes]:
     messages = [
         relay_wire.encode_terms(Terms("ab" * 16, "{}", "", "", 3, 4, 5, "identity", "{}")),
         relay_wire.encode_keys({bytes(32): 0, b"x" * 32: 300}),
-        *relay_wire.encode_bundles(1.5, asked, Kept()),
+        *relay_wire.encode_bundles(1.5, asked, FrameCache()),
         relay_wire.encode_withdrawn([(1, 2), (300, 4000)]),
         relay_wire.encode_disconnect(Disconnect(3, Refused("no", False))),
         relay_wire.encode_joined(Presence("ab" * 16, 3, "", "", b"p" * 49)),
@@ -347,11 +347,11 @@ def test_malformed_messages_are_errors(kind, data):
         everything(bytes([kind]) + data, {0: b"f" * 50})
 
 
-def test_a_forgotten_frame_is_not_there_any_more(monkeypatch):
-    monkeypatch.setattr(relay_wire, "KEPT", 100)
-    kept, relay = Kept(), RelayEnd()
+def test_a_reference_to_a_forgotten_frame_is_an_error(monkeypatch):
+    monkeypatch.setattr(relay_wire, "CACHE_BYTES", 100)
+    kept, relay = FrameCache(), RelayEnd()
     for number in range(3):
         relay.take_all(UNTIL_ALL, [(number, assignment(1, 1, [bytes([number]) * 60]))], kept)
     assert [*relay.kept] == [2]
-    with pytest.raises(ProtocolError, match="refers to the frame 0, which was not sent"):
+    with pytest.raises(ProtocolError, match="refers to frame 0, which this relay does not have"):
         everything(bytes([Kind.ASSIGNMENTS]) + bundle_of(wire.varint(0)), relay.kept)

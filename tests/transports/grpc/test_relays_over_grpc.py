@@ -1,4 +1,4 @@
-"""Clients behind a relay, over real sockets: the server hears what it would hear without the relay."""
+"""Clients behind a relay, over real sockets: the server receives what it would receive without the relay."""
 
 import asyncio
 import json
@@ -38,7 +38,7 @@ GONE = "its connection ended, and it did not reconnect in time"
 
 
 class Slow:
-    """A client's answer that waits until the test lets it go on."""
+    """A client's answer that waits until the test sets `go_on`."""
 
     def __init__(self, answer: Callable[[Assignment], Report | None] = report):
         self.answer = answer
@@ -70,7 +70,7 @@ def refused(end: "Future[Refused]", again: bool = False) -> str:
 # Rounds.
 
 
-def test_rounds_of_clients_behind_a_relay_and_before_it(loop):
+def test_rounds_with_clients_behind_a_relay_and_at_the_server(loop):
     with serving(4, relay_terms=terms(4)) as server:
         relay, seen = RelayEnd(loop, server.target), []
         where = [relay, relay, relay, server]
@@ -94,7 +94,7 @@ def test_rounds_of_clients_behind_a_relay_and_before_it(loop):
         assert not server.warnings and not relay.warnings
 
 
-def test_keys_say_who_clients_of_a_relay_are(loop, enrolled, server_credentials):
+def test_clients_behind_a_relay_are_identified_by_their_keys(loop, enrolled, server_credentials):
     options = {"enrolled": enrolled, "credentials": server_credentials, "relay_terms": terms(3)}
     with serving(3, **options) as server:
         relay = RelayEnd(loop, server.target, enrolled.relay)
@@ -109,7 +109,7 @@ def test_keys_say_who_clients_of_a_relay_are(loop, enrolled, server_credentials)
             assert enrolled.id_of(key_hash(key)) == client
 
 
-def test_the_key_of_a_client_without_tls_reaches_the_server(loop, enrolled):
+def test_without_tls_a_relay_forwards_the_key_of_the_presence(loop, enrolled):
     pem = peer_key(enrolled.credentials[0].certificate).pem
 
     async def join() -> None:
@@ -125,7 +125,7 @@ def test_the_key_of_a_client_without_tls_reaches_the_server(loop, enrolled):
         assert server.transport.public_key(0) == pem
 
 
-def test_large_messages_both_ways(loop):
+def test_large_messages_in_both_directions(loop):
     frame = bytes(range(256)) * (1 << 12) + b"odd"
     with serving(3, relay_terms=terms(3)) as server:
         relay = RelayEnd(loop, server.target)
@@ -140,7 +140,7 @@ def test_large_messages_both_ways(loop):
 
 
 @pytest.mark.skipif(not tcp_info.available(), reason="the platform counts no bytes of connections")
-def test_a_broadcast_crosses_the_port_of_the_server_once(loop):
+def test_a_broadcast_is_sent_to_a_relay_once(loop):
     clients, frame = range(6), bytes(range(250)) * 1200  # 300 kB
     with serving(6, relay_terms=terms(6)) as server:
         relay, seen = RelayEnd(loop, server.target), []
@@ -160,7 +160,7 @@ def test_a_broadcast_crosses_the_port_of_the_server_once(loop):
         assert not after.by_client
 
 
-def test_a_report_that_claims_to_be_of_another_client_answers_its_own_assignment(loop):
+def test_a_report_with_the_id_of_another_client_answers_its_senders_assignment(loop):
     with serving(2, relay_terms=terms(2)) as server:
         relay = RelayEnd(loop, server.target)
         loop.start(attend(connect(relay, 0), 0, lambda a: replace(report(a), client=1)))
@@ -188,7 +188,7 @@ def test_a_newer_assignment_replaces_an_older_one(loop):
         server.wait_for(lambda: server.heard == [0])
 
 
-def test_a_late_report_on_a_cancelled_assignment_is_only_heard_of(loop):
+def test_a_late_report_on_a_cancelled_assignment_is_not_delivered(loop):
     slow = Slow()
     with serving(2, relay_terms=terms(2)) as server:
         relay = RelayEnd(loop, server.target)
@@ -204,7 +204,7 @@ def test_a_late_report_on_a_cancelled_assignment_is_only_heard_of(loop):
         assert answers(server, 1) == reports(assignment(0, 2))
 
 
-def test_a_malformed_report_costs_its_client_alone_its_assignment(loop):
+def test_a_malformed_report_loses_only_its_clients_assignment(loop):
     async def send_junk() -> Refused:
         async with connect(relay, 0) as connection:
             async for message in connection.messages():
@@ -230,7 +230,7 @@ def test_a_malformed_report_costs_its_client_alone_its_assignment(loop):
         server.wait_for_clients(1)
 
 
-def test_a_malformed_key_costs_its_client_alone_the_connection(loop):
+def test_a_malformed_key_disconnects_only_its_client(loop):
     async def join() -> Refused:
         async with connect(relay, 0) as connection:
             async for message in connection.messages():
@@ -247,7 +247,7 @@ def test_a_malformed_key_costs_its_client_alone_the_connection(loop):
         assert answers(server, 1) == reports(assignment(1)) and not server.left
 
 
-# Who is let in.
+# Admission.
 
 
 def test_an_unknown_key_is_refused_at_the_relay(loop, authority, enrolled, server_credentials):
@@ -255,9 +255,7 @@ def test_an_unknown_key_is_refused_at_the_relay(loop, authority, enrolled, serve
     with serving(3, **options) as server:
         relay = RelayEnd(loop, server.target, enrolled.relay)
         end = loop.start(attend(connect(relay, credentials=authority.client()), 0))
-        assert "is not that of a client that is enrolled at the server of this relay" in refused(
-            end
-        )
+        assert "is not enrolled for a client at the server of this relay" in refused(end)
         loop.start(attend(connect(relay, credentials=enrolled.credentials[1]), 1))
         server.wait_for_clients(1)
 
@@ -315,7 +313,9 @@ def test_a_relay_whose_key_is_revoked_is_disconnected(loop, enrolled, server_cre
         assert server.transport.counts()["relays"] == 0
 
 
-def test_keys_of_the_other_kind_are_refused_with_the_way_out(loop, enrolled, server_credentials):
+def test_a_relay_with_a_clients_key_and_a_client_with_a_relays_key_are_refused(
+    loop, enrolled, server_credentials
+):
     options = {"enrolled": enrolled, "credentials": server_credentials, "relay_terms": terms(3)}
     with serving(3, **options) as server:
         with pytest.raises(UserError) as caught:
@@ -329,7 +329,7 @@ def test_keys_of_the_other_kind_are_refused_with_the_way_out(loop, enrolled, ser
         )
         relay = RelayEnd(loop, server.target, enrolled.relay)
         end = loop.start(attend(connect(relay, credentials=enrolled.relay), 0))
-        assert "is not that of a client" in refused(end)
+        assert "is not enrolled for a client" in refused(end)
         assert server.transport.counts()["relays"] == 1 and not server.joined
 
 
@@ -390,7 +390,7 @@ def test_a_relay_that_is_started_again_loses_no_report(loop):
         assert answers(server, 3) == reports(*(assignment(client, 2) for client in range(3)))
 
 
-def test_a_server_that_ends_ends_its_relay_and_the_relays_clients(loop):
+def test_when_the_server_ends_its_relay_and_the_relays_clients_end(loop):
     with serving(1, relay_terms=terms(1)) as server:
         relay = RelayEnd(loop, server.target)
         end = loop.start(attend(connect(relay, 0), 0))
@@ -471,7 +471,7 @@ def test_a_client_that_comes_back_to_its_relay_gets_its_assignment_again(loop):
 
 
 @pytest.mark.slow
-def test_a_client_that_leaves_its_relay_for_good_is_lost_alone(loop):
+def test_a_client_that_does_not_return_to_its_relay_is_lost_alone(loop):
     slow = Slow()
     with serving(2, relay_terms=terms(2)) as server:
         relay = RelayEnd(loop, server.target)
@@ -490,7 +490,7 @@ def test_a_client_that_leaves_its_relay_for_good_is_lost_alone(loop):
 
 
 @pytest.mark.slow
-def test_clients_of_a_relay_that_does_not_come_back_have_more_time_and_are_lost_then(loop):
+def test_clients_of_a_relay_that_does_not_return_are_lost_after_the_longer_grace_period(loop):
     slow = Slow(lambda a: None)
     with serving(2, relay_terms=terms(2)) as server:
         relay = RelayEnd(loop, server.target)
@@ -575,7 +575,7 @@ def test_a_report_on_an_assignment_that_a_relay_does_not_have_is_ignored(loop):
         assert answers(server, 1) == reports(assignment(0))
 
 
-def test_the_server_checks_whom_a_relay_lets_in(loop, enrolled, server_credentials):
+def test_the_server_checks_the_keys_of_a_relays_clients(loop, enrolled, server_credentials):
     points = [point_of(public_key(peer_key(c.certificate).pem)) for c in enrolled.credentials]
     told = []
 
@@ -637,7 +637,7 @@ def test_a_malformed_message_ends_the_stream_of_its_relay(loop, message):
         assert server.transport.counts()["relays"] == 0
 
 
-def test_reports_before_a_malformed_one_are_not_taken_without_it(loop):
+def test_a_malformed_report_invalidates_the_reports_before_it_in_its_message(loop):
     """Reports of one message may belong to one sum."""
 
     async def misbehave(connection, messages):
@@ -657,7 +657,7 @@ def test_reports_before_a_malformed_one_are_not_taken_without_it(loop):
         assert len(asked) == 2 and server.transport.receive(0.1) == []
 
 
-def test_a_relay_reports_once_on_a_client(loop):
+def test_two_reports_of_one_client_in_a_message_are_refused(loop):
     async def repeat(connection, messages):
         await connection.write(joined(0))
         ((sequence, asked),) = (await next_bundle(messages)).assignments
@@ -674,7 +674,7 @@ def test_a_relay_reports_once_on_a_client(loop):
 
 
 @pytest.mark.parametrize(("clients", "size"), [(12, 200_000), (1, 300_000)])
-def test_reports_that_travel_together_keep_to_the_limit_of_one(loop, clients, size):
+def test_reports_sent_together_stay_below_the_limit_of_a_single_report(loop, clients, size):
     frame = bytes(size)
     with serving(clients, largest=300_000, relay_terms=terms(clients)) as server:
         relay = RelayEnd(loop, server.target)
@@ -774,7 +774,7 @@ def test_a_relay_adds_the_frames_of_its_clients(loop):
             assert torch.equal(summed(got[1].frame), expected)
 
 
-def test_clients_that_fail_do_not_keep_the_sum_of_the_others_back(loop):
+def test_failed_clients_do_not_delay_the_sum_of_the_others(loop):
     def fail(a: Assignment) -> Report:
         return replace(report(a, b""), kind=FAILED, stage="train", reason="no", ticket="")
 
@@ -797,7 +797,7 @@ def test_clients_that_fail_do_not_keep_the_sum_of_the_others_back(loop):
 
 
 def test_a_report_that_does_not_answer_its_assignment_is_not_added(loop):
-    """The server rejects it, and would otherwise reject the sum or take an update that it rejects."""
+    """The server rejects that report. In a sum, it would reject the whole sum or accept an update that it should reject."""
     wrong = [
         {"round": 9},
         {"phase": "other"},
@@ -824,7 +824,7 @@ def test_a_report_that_does_not_answer_its_assignment_is_not_added(loop):
         assert got[second].frame == b""
 
 
-def test_a_silent_client_does_not_keep_the_others_sum_back_beyond_the_time_limit(loop):
+def test_a_silent_client_delays_the_sum_of_the_others_up_to_the_time_limit(loop):
     slow = Slow(update)
     with serving(3, relay_terms=terms(3, *ADDING)) as server:
         relay = RelayEnd(loop, server.target)
@@ -874,7 +874,7 @@ def test_the_time_limit_of_one_phase_does_not_end_the_next(loop):
         assert in_one_batch(server).keys() == {0, 1}
 
 
-def test_a_relay_that_is_asked_later_has_less_time(loop):
+def test_a_later_assignment_leaves_a_relay_less_time(loop):
     waits_s = []
 
     async def listen(connection, messages):
@@ -900,7 +900,7 @@ def test_a_relay_that_cannot_add_ends_with_the_reason(loop):
             relay.end.result(20)
 
 
-def test_a_withdrawn_client_does_not_keep_the_sum_back(loop):
+def test_a_withdrawn_assignment_does_not_delay_the_sum(loop):
     slow = Slow(update)
     with serving(3, relay_terms=terms(3, *ADDING)) as server:
         relay = RelayEnd(loop, server.target)
@@ -917,7 +917,7 @@ def test_a_withdrawn_client_does_not_keep_the_sum_back(loop):
         server.wait_for(lambda: server.heard == [1])
 
 
-def test_a_client_that_moves_does_not_keep_the_sum_back(loop):
+def test_a_client_that_moves_does_not_delay_the_sum(loop):
     slow = Slow(lambda a: None)
     with serving(2, relay_terms=terms(2, *ADDING)) as server:
         relay = RelayEnd(loop, server.target)
@@ -948,7 +948,7 @@ def test_a_client_that_moves_while_its_update_waits_to_be_added_counts_once(loop
         assert got.keys() == {1, 2} and torch.equal(summed(got[1].frame), vector(1) + vector(2))
 
 
-def test_a_report_that_waits_for_the_others_is_withdrawn_too(loop):
+def test_a_report_that_waits_to_be_added_can_be_withdrawn(loop):
     slow = Slow(update)
     with serving(3, relay_terms=terms(3, *ADDING)) as server:
         relay = RelayEnd(loop, server.target)
@@ -967,7 +967,7 @@ def test_a_report_that_waits_for_the_others_is_withdrawn_too(loop):
 
 @pytest.mark.parametrize("arrived", [False, True], ids=["on its way", "arrived"])
 @pytest.mark.parametrize("gone", [0, 1, 2])
-def test_a_sum_that_contains_a_withdrawn_update_is_not_taken(loop, gone, arrived):
+def test_a_sum_that_contains_a_withdrawn_update_is_not_accepted(loop, gone, arrived):
     """The clients of the sum are lost, so that their memories keep what they sent."""
     asked, go_on = [], threading.Event()
 
@@ -1000,7 +1000,7 @@ def test_a_sum_that_contains_a_withdrawn_update_is_not_taken(loop, gone, arrived
         server.wait_for(lambda: server.heard == [gone])
 
 
-def test_a_sum_of_tables(loop):
+def test_a_relay_adds_s2_tables(loop):
     c = codec("topk:density=1/4+s2:union=4")
 
     def table(a: Assignment) -> Report:
@@ -1019,7 +1019,7 @@ def test_a_sum_of_tables(loop):
         assert [len(got[client].frame) for client in (1, 2)] == [0, 0]
 
 
-def test_a_farewell_ends_a_relay_whose_clients_are_at_work(loop):
+def test_a_farewell_ends_a_relay_whose_clients_are_training(loop):
     slow = Slow()
     with serving(2, relay_terms=terms(2)) as server:
         relay = RelayEnd(loop, server.target)
