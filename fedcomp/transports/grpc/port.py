@@ -46,6 +46,7 @@ SILENT_TICKS = 16  # of silence, after which the client counts as lost
 SPARE_CONNECTIONS = 4096  # beyond one for each client: half-open ones must not keep clients out
 
 EXPELLED = "its key is no longer accepted"
+LONGEST_REASON = 1000  # characters, of the reason in a presence
 REPORT_BYTES = 1024  # of a report without its frame, in a message of a relay
 RELAY_GRACE_S = 15.0  # for the clients of a relay that was lost: it may have to be started again
 
@@ -384,7 +385,7 @@ class Port:
             self._warn(f"{name} cannot take part: it answered for another run")
             raise self._refusal("other run", "the presence names another run")
         if presence.reason:
-            self._warn(f"{name} cannot take part: {presence.reason}")
+            self._warn(f"{name} cannot take part: {presence.reason[:LONGEST_REASON]}")
             self.refused["cannot take part"] += 1
             raise End
         if stream.client < 0:
