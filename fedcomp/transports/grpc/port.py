@@ -315,7 +315,13 @@ class Port:
         if not self._rate.take(("relay", who)):
             raise self._refusal("too many joins", "this relay joins too often")
         if (older := self._relays.get(who)) is not None:
-            self._refuse(older, "replaced", "this relay has opened a newer connection", False)
+            self._refuse(
+                older,
+                "replaced",
+                "a newer connection has joined with the key of this relay; only the newer one counts: enrol each relay of its own "
+                "with: fedcomp keys add --relay --host HOST",
+                again=False,
+            )
         if stream.timer is not None:
             stream.timer.cancel()
         stream.joined, self._relays[who] = True, stream
