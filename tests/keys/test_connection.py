@@ -132,9 +132,14 @@ def test_another_host_name(ca, mine, tmp_path):
     )
 
 
-@for_each("ends, remedy", [(90, "renew relay-ID --host localhost"), (-2, "renew relay-ID")])
-def test_the_certificate_of_a_relay_is_renewed_as_that_of_a_relay(ends, remedy, ca, mine, tmp_path):
-    context = ca.context(tmp_path, ["relay.example"], -90, ends, certificates.of_relay)
+@for_each(
+    "host, ends, remedy",
+    [("relay.example", 90, "renew relay-ID --host localhost"), ("localhost", -2, "renew relay-ID")],
+)
+def test_the_certificate_of_a_relay_is_renewed_as_that_of_a_relay(
+    host, ends, remedy, ca, mine, tmp_path
+):
+    context = ca.context(tmp_path, [host], -90, ends, certificates.of_relay)
     with serving(SETTINGS, context) as port:
         assert str(refused("localhost", port, mine)).endswith(
             f"on the server: fedcomp keys {remedy}"
