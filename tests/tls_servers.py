@@ -3,7 +3,7 @@
 import socket
 import ssl
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import timedelta
@@ -36,13 +36,12 @@ class Authority:
         hosts: Sequence[str] = ("localhost", "127.0.0.1"),
         begins_days: float = 0,
         ends_days: float = 90,
+        make: Callable[..., x509.Certificate] = certificates.of_server,
     ) -> ssl.SSLContext:
         """What a server needs to show a certificate for `hosts` that begins and ends so many days from now."""
         key, now = ec.generate_private_key(CURVE()), utc_now()
         begins, ends = now + timedelta(days=begins_days), now + timedelta(days=ends_days)
-        made: x509.Certificate = certificates.of_server(
-            key.public_key(), hosts, self.key, begins, ends
-        )
+        made = make(key.public_key(), hosts, self.key, begins, ends)
         (folder / "its.crt").write_bytes(certificates.pem(made))
         (folder / "its.key").write_bytes(certificates.key_pem(key))
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)

@@ -22,12 +22,15 @@ def listen(host: str, port: int) -> socket.socket:
         listener = socket.create_server(
             address[:2], family=family, backlog=1024, dualstack_ipv6=both
         )
-    except OSError as error:
+    except (
+        OSError,
+        UnicodeError,
+    ) as error:  # UnicodeError: a label of the host is empty or too long
         fix = "choose another with --port, or stop the program that listens there"
-        if error.errno != errno.EADDRINUSE:
+        if getattr(error, "errno", None) != errno.EADDRINUSE:
             fix = "give --host an address of this machine, or --port one that you may use"
         raise ConfigError(
-            f"port {port} of {host} cannot be opened ({error.strerror}); {fix}"
+            f"port {port} of {host} cannot be opened ({getattr(error, 'strerror', None) or 'no host name'}); {fix}"
         ) from error
     listener.setblocking(False)
     return listener

@@ -10,6 +10,7 @@ from ..callbacks import Said
 from ..errors import FedcompError, UnreachableError
 from ..transports.grpc import IoTasks, Relay, Terms
 from .client_process import RETRY_S, Retries, Target
+from .ports import listen
 
 WAIT_S = 0.2  # between two checks whether `end` was called
 
@@ -47,7 +48,11 @@ class RelayProcess:
         self._ended = True
 
     def run(self) -> None:
-        """Serve until the run is over. Raises UserError if the server refuses the relay or cannot be reached in time."""
+        """Serve until the run is over.
+
+        Raises UserError if the port cannot be opened, or if the server refuses the relay or cannot be reached in time.
+        """
+        listen(self.address, self.port).close()
         with IoTasks() as io:
             io.start(self._serve())
             while not self._ended:

@@ -21,7 +21,7 @@ from ..errors import KeysError
 
 SERIAL_BITS = 64  # random
 EARLIER = timedelta(hours=1)  # certificates are backdated by this, for clocks that are slow
-ISSUER = "fedcomp CA"
+ISSUER, RELAY = "fedcomp CA", "fedcomp relay"
 USAGES = (
     "digital_signature",
     "content_commitment",
@@ -94,7 +94,7 @@ def of_relay(
 ) -> x509.Certificate:
     """Return a certificate by the CA for a relay, with which it is a TLS server at `hosts` and a TLS client of the server."""
     purposes = [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]
-    return _at_hosts(_leaf("fedcomp relay", key, purposes, now, ends), hosts, ca_key)
+    return _at_hosts(_leaf(RELAY, key, purposes, now, ends), hosts, ca_key)
 
 
 def _at_hosts(
@@ -175,6 +175,11 @@ def hosts_of(certificate: x509.Certificate) -> list[str]:
         *names.get_values_for_type(x509.DNSName),
         *map(str, names.get_values_for_type(x509.IPAddress)),
     ]
+
+
+def is_relay(certificate: x509.Certificate) -> bool:
+    """Return whether a certificate is that of a relay, for messages only."""
+    return certificate.subject == x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, RELAY)])
 
 
 def read_certificate(path: Path) -> x509.Certificate:

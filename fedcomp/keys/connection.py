@@ -17,7 +17,7 @@ from time import monotonic
 from cryptography import x509
 
 from ..errors import ConfigError, KeysError, UnreachableError
-from .certificates import hosts_of
+from .certificates import hosts_of, is_relay
 from .enrolment import Enrolment, iso, one_certificate, utc_now
 
 ENDED, NOT_BEGUN = 10, 9  # OpenSSL's codes for what is wrong with a certificate
@@ -195,7 +195,7 @@ class _Probe:
             )
             return UnreachableError(
                 f"the certificate of {self.where} {names}; correct --server, or on the server: "
-                f"fedcomp keys renew server --host {self.host}",
+                f"fedcomp keys renew {_name_of(shown)} --host {self.host}",
                 "host name",
             )
         if error.verify_code in (ENDED, NOT_BEGUN):
@@ -226,7 +226,8 @@ class _Probe:
             if begins
             else f"ended on {iso(wrong[0].not_valid_after_utc)}"
         )
-        whose, remedy = ("certificate", "renew server") if wrong[0] is shown else ("CA", "init")
+        renew = f"renew {_name_of(shown)}"
+        whose, remedy = ("certificate", renew) if wrong[0] is shown else ("CA", "init")
         return UnreachableError(
             f"the {whose} of {self.where} {when}, and it is {iso(now)} by this machine's clock; correct the clock "
             f"if it is wrong, else on the server: fedcomp keys {remedy}",
@@ -364,6 +365,11 @@ def _readable(text: str) -> int:
     with open(writing, "w") as file:
         file.write(text)
     return reading
+
+
+def _name_of(shown: x509.Certificate | None) -> str:
+    """Return the name of a certificate's owner for `fedcomp keys renew`."""
+    return "relay-ID" if shown and is_relay(shown) else "server"
 
 
 def _certificate(connection: ssl.SSLSocket) -> x509.Certificate:

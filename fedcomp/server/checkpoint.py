@@ -60,14 +60,25 @@ class Checkpoint:
         self._lock = threading.RLock()  # for `_state` and the removal of files
         self._staged: set[str] = set()  # names
         with self._reading():
-            (folder / FILES).mkdir(parents=True, exist_ok=True)
+            folder.mkdir(parents=True, exist_ok=True)
             self._state = sqlite3.connect(folder / STATE, check_same_thread=False)
+            self._refuse_other_versions()
+            (folder / FILES).mkdir(exist_ok=True)
             self._state.executescript(
                 f"PRAGMA journal_mode=WAL; PRAGMA synchronous=FULL; PRAGMA cache_size=-{CACHE_KIB};{SCHEMA}"
             )
             numbers = [int(path.stem) for path in (folder / FILES).glob(f"*{SUFFIX}")]
             self._next = max(numbers, default=-1) + 1
             self._remove_unreferenced()
+
+    def _refuse_other_versions(self) -> None:
+        """Raise CheckpointError for the tables of another version of fedcomp, which are left as they are."""
+        columns = {name for _, name, *_ in self._state.execute("PRAGMA table_info(broadcast)")}
+        if columns and "file" not in columns:
+            raise CheckpointError(
+                f"the checkpoint in {self.folder} was written by another version of fedcomp; continue the run with that version, or "
+                "start a new run with another --out"
+            )
 
     def close(self) -> None:
         """Close the database."""

@@ -14,6 +14,8 @@ from .broadcasts import Broadcasts, Download
 from .transport import Delivery, Lost, Transport
 
 MOST_EXAMPLES = 1 << 53  # in one report: float64 holds every integer up to here
+STAGES = frozenset(("phase", "download", "train", "encode", "relay", "send", "reply"))
+LONGEST_REASON = 1000  # characters, of a reason that a client or a relay gives
 POLL_S = 0.1  # longest wait for an answer before the phase checks again whether it is complete
 
 
@@ -177,7 +179,7 @@ class Exchange:
         """Return a report that has an update; None if the client was rejected or was sent the dense model."""
         client, answer = delivery.client, delivery.answer
         if isinstance(answer, Lost):
-            return self._reject(client, answer.stage, answer.reason)
+            return self._reject_as_told(client, answer.stage, answer.reason)
         seconds = self.traffic.seconds
         seconds[client] = seconds.get(client, 0.0) + delivery.arrived_s - self._sent_s[client]
         try:
@@ -200,7 +202,7 @@ class Exchange:
         if report.kind == NEED_DENSE and client not in self._sent_dense:
             return self._send_dense(assignment)
         if report.kind in (FAILED, NEED_DENSE):
-            return self._reject(client, report.stage, report.reason)
+            return self._reject_as_told(client, report.stage, report.reason)
         if (report.version, report.fingerprint) != (assignment.version, assignment.fingerprint):
             raise ProtocolError(
                 f"the update was made from version {report.version[:8]}, but the round's version is {assignment.version[:8]}"
@@ -227,6 +229,10 @@ class Exchange:
             "frames": download.frames,
         }
         self.send([replace(assignment, **now, returned=b"")])
+
+    def _reject_as_told(self, client: int, stage: str, reason: str) -> None:
+        """Reject a client with a stage and a reason that it named. Both are stored for each round, so they are bounded."""
+        self._reject(client, stage if stage in STAGES else "reply", reason[:LONGEST_REASON])
 
     def _reject(self, client: int, stage: str, reason: str) -> None:
         self.rejected[client] = Rejection(client, stage, reason)

@@ -32,6 +32,7 @@ def test_a_port_that_does_not_exist_is_named(port):
         ports.listen("127.0.0.1", port)
 
 
-def test_a_host_that_does_not_exist_is_named():
-    with pytest.raises(ConfigError, match="no-such-host.invalid"):
-        ports.listen("no-such-host.invalid", 0)
+@for_each("host", ["no-such-host.invalid", "a..b", 70 * "a"])
+def test_a_host_that_does_not_exist_is_named(host):
+    with pytest.raises(ConfigError, match=f"port 0 of {host} cannot be opened"):
+        ports.listen(host, 0)

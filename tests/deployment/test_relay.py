@@ -304,14 +304,15 @@ def test_options_of_a_relay_that_exclude_each_other(keys):
     assert "'h'" in sentence("relay", "--insecure", "--server", "h")
 
 
-def test_a_relay_whose_port_is_in_use(server):
+def test_a_relay_whose_port_is_in_use(server, capfd):
     with socket.create_server(("127.0.0.1", 0)) as used:
         port = used.getsockname()[1]
         said = sentence(
             "relay", "--insecure", "--server", f"localhost:{server.port}", "--port", port
         )
     assert said.startswith(f"port {port} of 127.0.0.1 cannot be opened")
-    assert "choose another with --port" in said
+    assert "choose another with --port" in said and "GRPC" not in said
+    assert "add_port" not in capfd.readouterr().err  # gRPC's own line
 
 
 def test_a_relay_of_a_server_that_is_not_there_or_another_one(server, tmp_path, keys):

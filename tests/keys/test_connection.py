@@ -13,7 +13,7 @@ from cases import for_each
 from tls_servers import SETTINGS, Authority, free_port, grpc_serving, serving
 
 from fedcomp.errors import ConfigError, KeysError, UnreachableError
-from fedcomp.keys import connection
+from fedcomp.keys import certificates, connection
 from fedcomp.keys import key_folder as keys
 from fedcomp.keys.connection import address, check_server, contact
 from fedcomp.keys.enrolment import Enrolment, moment, utc_now
@@ -130,6 +130,20 @@ def test_another_host_name(ca, mine, tmp_path):
         f"the certificate of localhost:{port} is for server.example, 10.0.0.5 and not for localhost; correct --server, "
         "or on the server: fedcomp keys renew server --host localhost"
     )
+
+
+@for_each(
+    "host, ends, remedy",
+    [("relay.example", 90, "renew relay-ID --host localhost"), ("localhost", -2, "renew relay-ID")],
+)
+def test_the_certificate_of_a_relay_is_renewed_as_that_of_a_relay(
+    host, ends, remedy, ca, mine, tmp_path
+):
+    context = ca.context(tmp_path, [host], -90, ends, certificates.of_relay)
+    with serving(SETTINGS, context) as port:
+        assert str(refused("localhost", port, mine)).endswith(
+            f"on the server: fedcomp keys {remedy}"
+        )
 
 
 def test_another_ca_of_the_same_name(mine, tmp_path):

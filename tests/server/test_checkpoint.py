@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import sqlite3
 import threading
 from pathlib import Path
 
@@ -219,3 +220,13 @@ def test_a_damaged_checkpoint_is_one_error_message(tmp_path, damage):
     damage(folder)
     with pytest.raises(CheckpointError, match="is damaged .*start a new run with another --out"):
         Checkpoint(folder).vector("a")
+
+
+def test_a_checkpoint_of_another_version_is_refused_and_left_as_it_is(tmp_path):
+    with sqlite3.connect(tmp_path / STATE) as older:
+        older.execute("CREATE TABLE broadcast (round INTEGER PRIMARY KEY, frame BLOB)")
+        older.execute("INSERT INTO broadcast VALUES (1, 'x')")
+    before = (tmp_path / STATE).read_bytes()
+    with pytest.raises(CheckpointError, match="written by another version of fedcomp; continue"):
+        Checkpoint(tmp_path)
+    assert (tmp_path / STATE).read_bytes() == before and os.listdir(tmp_path) == [STATE]

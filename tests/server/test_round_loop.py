@@ -7,8 +7,9 @@ import torch
 from cases import for_each
 from federation import AlteredTransport, Federation, ReversedTransport, sum_updates
 
+from fedcomp.callbacks import Rejection
 from fedcomp.layout import Layout
-from fedcomp.messages import DENSE, UPDATE
+from fedcomp.messages import DENSE, UPDATE, failure
 from fedcomp.strategies import Average, Phase, StrategyConfig
 from fedcomp.strategies.base import Accepted
 from fedcomp.strategies.cohort import sample, size
@@ -157,6 +158,17 @@ def test_a_rejection_names_client_stage_and_reason_and_the_run_goes_on():
     (rejection,) = first.rejections
     assert (rejection.client, rejection.stage) == (2, "reply") and "checksum" in rejection.reason
     assert len(first.accepted) == 5 and len(second.accepted) == 6
+
+
+def test_what_a_client_says_of_its_failure_is_bounded():
+    federation = Federation(ALL)
+    handle = federation.handle
+    federation.handle = lambda assignments: [
+        failure(a, stage="z" * 10**6, reason="y" * 10**6) if r.client == 1 else r
+        for a, r in zip(assignments, handle(assignments), strict=True)
+    ]
+    (outcome,) = run(federation, 1)
+    assert outcome.rejections == [Rejection(1, "reply", "y" * 1000)]
 
 
 def test_a_round_that_accepts_nobody_leaves_the_model_alone():

@@ -46,6 +46,7 @@ SILENT_TICKS = 16  # of silence, after which the client counts as lost
 SPARE_CONNECTIONS = 4096  # besides one for each client, for half-open connections
 
 EXPELLED = "its key is no longer accepted"
+LONGEST_REASON = 1000  # characters, of the reason in a presence
 REPORT_BYTES = 1024  # largest report without its frame, in a message of a relay
 RELAY_GRACE_S = 15.0  # for the clients of a lost relay, which may have to be started again
 
@@ -317,7 +318,13 @@ class Port:
         if not self._rate.take(("relay", identity)):
             raise self._refusal("too many joins", "this relay joins too often")
         if (older := self._relays.get(identity)) is not None:
-            self._refuse(older, "replaced", "this relay has opened a newer connection", False)
+            self._refuse(
+                older,
+                "replaced",
+                "a newer connection has joined with the key of this relay; only the newer one counts: enrol each relay of its own "
+                "with: fedcomp keys add --relay --host HOST",
+                again=False,
+            )
         if stream.timer is not None:
             stream.timer.cancel()
         stream.joined, self._relays[identity] = True, stream
@@ -387,7 +394,7 @@ class Port:
             self._warn(f"{name} cannot take part: it answered for another run")
             raise self._refusal("other run", "the presence names another run")
         if presence.reason:
-            self._warn(f"{name} cannot take part: {presence.reason}")
+            self._warn(f"{name} cannot take part: {presence.reason[:LONGEST_REASON]}")
             self.refused["cannot take part"] += 1
             raise End
         if stream.client < 0:

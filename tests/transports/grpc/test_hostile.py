@@ -160,18 +160,17 @@ def test_a_client_without_a_claim_names_its_id_in_its_presence(loop):
         at_work(server)
 
 
-def test_a_client_that_cannot_take_part_is_warned_about(loop):
+@pytest.mark.parametrize("reason", ["its data are missing", "because " * 50_000])
+def test_a_client_that_cannot_take_part_is_warned_about(loop, reason):
     async def refuse(connection: GrpcConnection):
         async with connection:
             async for message in connection.messages():
-                await connection.send(Presence(message.run, 0, "", "its data are missing"))
+                await connection.send(Presence(message.run, 0, "", reason))
 
     with serving(1) as server:
         with pytest.raises(UnreachableError):
             loop.run(refuse(connect(server, 0)))
-        server.wait_for(
-            lambda: server.warnings == ["client 0 cannot take part: its data are missing"]
-        )
+        server.wait_for(lambda: server.warnings == [f"client 0 cannot take part: {reason[:1000]}"])
         assert not server.joined
 
 

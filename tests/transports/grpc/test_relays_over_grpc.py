@@ -356,7 +356,7 @@ def test_a_newer_relay_with_the_same_key_replaces_the_older(loop, enrolled, serv
         loop.start(attend(connect(older, credentials=enrolled.credentials[0]), 0))
         server.wait_for_clients(0)
         newer = RelayEnd(loop, server.target, enrolled.relay)
-        with pytest.raises(UserError, match="newer connection"):
+        with pytest.raises(UserError, match="newer connection.*keys add --relay"):
             older.end.result(20)
         loop.start(attend(connect(newer, credentials=enrolled.credentials[0]), 0))
         server.wait_for_clients(0)
