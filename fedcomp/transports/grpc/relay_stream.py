@@ -68,11 +68,11 @@ class Relay:
     def _take_reports(self, reader: Reader) -> None:
         """Decode all reports before the first one counts: they may contain a sum."""
         reports: dict[int, Report] = {}
-        gone = []
+        gone: dict[int, None] = {}  # in order, each client once
         answered = partial(self.port.opened, relay=self)
         for who, _, report in relay_wire.decode_reports(reader, answered):
             if report is None:
-                gone.append(who)
+                gone[who] = None
             elif who in reports:
                 raise ProtocolError(f"a relay sent two reports of client {who} in one message")
             else:
@@ -81,7 +81,7 @@ class Relay:
             self._hear(who)
         terms = self.port.settings.relay_terms
         if terms is not None and terms.codec:
-            self.port.answer_together(reports, gone)
+            self.port.answer_together(reports, [*gone])
         else:
             for who, report in reports.items():
                 self.port.answer(who, report)
