@@ -70,11 +70,11 @@ class ConnectedRelay:
     def _handle_reports(self, reader: Reader) -> None:
         """Decode all reports of a message before any is counted, because they may belong to one sum."""
         reports: dict[int, Report] = {}
-        closed = []  # clients whose assignments are no longer open
+        closed: dict[int, None] = {}  # clients whose assignments are no longer open, each once
         open_assignment = partial(self.port.open_assignment, relay=self)
         for client, _, report in relay_wire.decode_reports(reader, open_assignment):
             if report is None:
-                closed.append(client)
+                closed[client] = None
             elif client in reports:
                 raise ProtocolError(f"a relay sent two reports of client {client} in one message")
             else:
@@ -83,7 +83,7 @@ class ConnectedRelay:
             self._hear(client)
         terms = self.port.settings.relay_terms
         if terms is not None and terms.codec:
-            self.port.answer_together(reports, closed)
+            self.port.answer_together(reports, [*closed])
         else:
             for client, report in reports.items():
                 self.port.answer(client, report)

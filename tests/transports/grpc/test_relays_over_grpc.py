@@ -673,6 +673,19 @@ def test_two_reports_of_one_client_in_a_message_are_refused(loop):
         assert server.transport.receive(0.1) == []
 
 
+def test_late_reports_of_one_message_are_heard_once_for_each_client(loop):
+    async def repeat(connection, messages):
+        await connection.write(joined(0))
+        late = [(7, report(assignment(0)), assignment(0))] * 1000
+        await connection.write(relay_wire.encode_reports(late))
+        await connection.write(joined(1))
+
+    with serving(2, relay_terms=terms(2)) as server:
+        loop.start(script(server, repeat))
+        server.wait_for_clients(0, 1)  # all that the relay said has arrived
+        assert server.heard == [0]
+
+
 @pytest.mark.parametrize(("clients", "size"), [(12, 200_000), (1, 300_000)])
 def test_reports_sent_together_stay_below_the_limit_of_a_single_report(loop, clients, size):
     frame = bytes(size)
