@@ -24,7 +24,8 @@ SIM = (
 
 
 def test_a_simulation_speaks_json_in_place_of_lines(tmp_path):
-    done = fedcomp(*SIM, "--out", tmp_path / "run", "--log-json", "-", "--metrics-port", 0)
+    shown = ["--log-json", "-", "--metrics-port", 0]
+    done = fedcomp(*SIM, "--out", tmp_path / "run", *shown, "--checkpoint-every", 1)
     assert done.exit_code == 0 and done.stderr == ""
     lines = [json.loads(line) for line in done.stdout.splitlines()]
     assert [line["event"] for line in lines if line["event"] != "progress"] == [

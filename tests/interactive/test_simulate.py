@@ -204,7 +204,7 @@ def test_runs_of_one_second_have_folders_of_their_own(tmp_path, monkeypatch):
 @pytest.mark.parametrize("engine", ["processes", "ray"])
 def test_other_processes_are_given_no_objects(tmp_path, engine):
     with pytest.raises(
-        ConfigError, match=f"--engine {engine} .* the object 'mine'; put the task into a file"
+        ConfigError, match=f"--engine {engine} .* the task object 'mine'; put the task into a file"
     ):
         fedcomp.simulate(MINE, out=tmp_path / "run", engine=engine, **SMALL)
     assert not (tmp_path / "run").exists()

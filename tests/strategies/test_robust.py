@@ -48,7 +48,7 @@ def scaled(factor: float):
 
 
 def lose(assignment, report):
-    return replace(report, kind="failed", frame=b"", stage="link", reason="lost")
+    return replace(report, kind="failed", frame=b"", stage="train", reason="lost")
 
 
 # How many clients.
@@ -106,7 +106,7 @@ def test_a_round_in_which_too_few_were_accepted_moves_nothing_and_loses_nothing(
     (second,) = f.loop.rounds((2,))
     assert second.broadcast is None and not second.accepted and f.loop.broadcasts.version == version
     assert f.loop.tickets == tickets
-    assert [r.stage for r in second.rejections] == ["link"] + ["aggregate"] * (least - 1)
+    assert [r.stage for r in second.rejections] == ["train"] + ["aggregate"] * (least - 1)
     for rejection in second.rejections[1:]:
         assert (
             rejection.reason
