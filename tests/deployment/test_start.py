@@ -291,7 +291,10 @@ def test_a_client_is_as_patient_as_it_is_told(tmp_path, monkeypatch, capsys):
     [
         ({"attack": "inverted:1"}, "leave --attack out"),
         ({"engine": "batched"}, "--engine and --cohort-batch are for a simulation"),
-        ({"checkpoint_every": 3}, "--checkpoint-every would leave a resumed server behind its clients"),
+        (
+            {"checkpoint_every": 3},
+            "--checkpoint-every would leave a resumed server behind its clients",
+        ),
     ],
 )
 def test_what_is_simulated_only_is_a_sentence(tmp_path, options, sentence):
