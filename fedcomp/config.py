@@ -313,9 +313,11 @@ class RunConfig:
         for f in dataclasses.fields(self):
             _check(f, getattr(self, f.name))
         if self.checkpoint_every != AUTO:
-            rounds = spec.convert(self.checkpoint_every, int, "--checkpoint-every")
-            if rounds < 1:
-                raise ConfigError(f"--checkpoint-every is {rounds}; give at least 1, or auto")
+            every = self.checkpoint_every
+            if not (every.isascii() and every.isdigit() and int(every[:9]) > 0):
+                raise ConfigError(
+                    f"--checkpoint-every is {every}; give a number of rounds, or auto"
+                )
         for schedule in schedules.of_options(self, self.horizon or self.rounds).values():
             schedule.check(self.rounds)
 

@@ -62,7 +62,7 @@ class _Pooled(torch.autograd.Function):
     @staticmethod
     def backward(ctx, slopes):
         x, weight, places, result = ctx.saved_tensors
-        slopes = slopes.masked_fill(result <= 0, 0.0)  # what is no number has a gradient
+        slopes = slopes.masked_fill(result <= 0, 0.0)  # NaN is not masked
         of_x, of_weight = pooled.gradients(
             x, weight, slopes, places, ctx.padding, ctx.needs_input_grad[0]
         )

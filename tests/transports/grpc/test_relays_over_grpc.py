@@ -4,14 +4,16 @@ import asyncio
 import json
 import threading
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import Future
+from contextlib import contextmanager
 from dataclasses import replace
 
 import pytest
 import torch
 from grpc_ends import (
     RUN,
+    Loop,
     RelayEnd,
     Server,
     assignment,
@@ -185,7 +187,8 @@ def test_a_newer_assignment_replaces_an_older_one(loop):
         server.transport.send([assignment(0, 3)])
         slow.go_on.set()
         assert answers(server, 1) == reports(assignment(0, 3))
-        server.wait_for(lambda: server.heard == [0])
+        # Its report on round 1 is late, and that on round 2 if it read this assignment before the third arrived.
+        server.wait_for(lambda: server.heard in ([0], [0, 0]))
 
 
 def test_a_late_report_on_a_cancelled_assignment_is_not_delivered(loop):
@@ -913,16 +916,24 @@ def test_a_relay_that_cannot_add_ends_with_the_reason(loop):
             relay.end.result(20)
 
 
-def test_a_withdrawn_assignment_does_not_delay_the_sum(loop):
+@contextmanager
+def waiting_for(loop: Loop, last: int) -> Iterator[tuple[Server, Slow]]:
+    """Yield a server whose relay has the updates of two clients and waits for that of client `last`."""
     slow = Slow(update)
     with serving(3, relay_terms=terms(3, *ADDING)) as server:
         relay = RelayEnd(loop, server.target)
-        for client, answer in enumerate([update, slow, update]):
+        for client in range(3):
+            answer = slow if client == last else update
             loop.start(attend(connect(relay, client), client, answer))
         server.wait_for_clients(0, 1, 2)
         server.transport.send([assignment(client) for client in range(3)])
         assert slow.begun.wait(20)
         assert server.transport.receive(0.3) == []
+        yield server, slow
+
+
+def test_a_withdrawn_assignment_does_not_delay_the_sum(loop):
+    with waiting_for(loop, 1) as (server, slow):
         server.transport.cancel([1])
         got = in_one_batch(server)
         assert torch.equal(summed(got[0].frame), vector(0) + vector(2)) and got.keys() == {0, 2}
@@ -945,15 +956,7 @@ def test_a_client_that_moves_does_not_delay_the_sum(loop):
 
 
 def test_a_client_that_moves_while_its_update_waits_to_be_added_counts_once(loop):
-    slow = Slow(update)
-    with serving(3, relay_terms=terms(3, *ADDING)) as server:
-        relay = RelayEnd(loop, server.target)
-        for client, answer in enumerate([update, update, slow]):
-            loop.start(attend(connect(relay, client), client, answer))
-        server.wait_for_clients(0, 1, 2)
-        server.transport.send([assignment(client) for client in range(3)])
-        assert slow.begun.wait(20)
-        assert server.transport.receive(0.3) == []
+    with waiting_for(loop, 2) as (server, slow):
         loop.start(attend(connect(server, 0), 0, update))
         assert answers(server, 1) == {0: update(assignment(0))}
         slow.go_on.set()
@@ -962,15 +965,7 @@ def test_a_client_that_moves_while_its_update_waits_to_be_added_counts_once(loop
 
 
 def test_a_report_that_waits_to_be_added_can_be_withdrawn(loop):
-    slow = Slow(update)
-    with serving(3, relay_terms=terms(3, *ADDING)) as server:
-        relay = RelayEnd(loop, server.target)
-        for client, answer in enumerate([update, slow, update]):
-            loop.start(attend(connect(relay, client), client, answer))
-        server.wait_for_clients(0, 1, 2)
-        server.transport.send([assignment(client) for client in range(3)])
-        assert slow.begun.wait(20)
-        assert server.transport.receive(0.3) == []
+    with waiting_for(loop, 1) as (server, slow):
         server.transport.cancel([0])
         time.sleep(0.2)
         slow.go_on.set()
