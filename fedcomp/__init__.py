@@ -11,6 +11,8 @@ _HOMES = {
     "FedcompError": "errors",
     "FrameError": "errors",
     "Layout": "layout",
+    "LazyData": "tasks",
+    "LocalRound": "training.own_loop",
     "NonFiniteError": "errors",
     "Run": "runs",
     "RunConfig": "config",

@@ -18,7 +18,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any, get_type_hints
 
-from . import schedules, spec
+from . import local_optimizer, schedules, spec
 from .errors import ConfigError, RunFolderError, SpecError, closest, nearest
 
 RUN_FILE = "config.toml"  # in a run folder
@@ -35,6 +35,10 @@ NOT_TAKEN_OVER = {
 
 
 AUTO = "auto"  # default of --checkpoint-every
+
+
+class DefaultRate(float):
+    """A learning rate that --lr did not give, so that --optimizer may have its own."""
 
 
 class Usual(str):
@@ -104,7 +108,36 @@ class RunConfig:
         low=1,
         high=1_000_000,
     )
-    lr: float = option(0.05, "learning rate of local SGD", above=0.0, high=schedules.LARGEST)
+    optimizer: str = option(
+        local_optimizer.SGD,
+        "optimizer of the clients, any of torch.optim: sgd, adamw:lr=3e-4,weight_decay=0.1, rmsprop:alpha=0.9",
+        reads=local_optimizer.read,
+        such_as="adamw:lr=3e-4",
+    )
+    optimizer_state: str = option(
+        "fresh",
+        "state of a client's optimizer, such as the moments of Adam: fresh in each round, or kept by the client",
+        choices=("fresh", "kept"),
+    )
+    lr: float = option(
+        DefaultRate(local_optimizer.SGD_LR),
+        "learning rate of the clients, for short; 0.05 for sgd and torch's default for other optimizers when not given",
+        above=0.0,
+        high=schedules.LARGEST,
+    )
+    step_schedule: str | None = option(
+        None,
+        "multiple of the learning rate by step within a round: cosine, linear:to=0.1, or values and from which step on: 0.1,1@5",
+        reads=schedules.RATE.read,
+        such_as="cosine",
+    )
+    accumulate: int = option(
+        1,
+        "batches whose gradients are accumulated before each step",
+        unit="batches",
+        low=1,
+        high=10_000,
+    )
     momentum: float = option(
         0.0, "momentum of local SGD, from zero in every round unless it is kept", low=0.0, high=1.0
     )
@@ -253,8 +286,8 @@ class RunConfig:
     precision: str = option(
         "float32",
         "of forward and backward of local SGD; weights and updates are float32. bfloat16 is faster where "
-        "the device has it: most GPUs, CPUs with AMX or AVX512-BF16",
-        choices=("float32", "bfloat16"),
+        "the device has it: most GPUs, CPUs with AMX or AVX512-BF16; float16 scales the loss",
+        choices=("float32", "bfloat16", "float16"),
     )
     cohort_batch: int = option(
         0,
@@ -312,6 +345,7 @@ class RunConfig:
             object.__setattr__(self, "checkpoint_every", str(self.checkpoint_every))
         for f in dataclasses.fields(self):
             _check(f, getattr(self, f.name))
+        self._settle_optimizer()
         if self.checkpoint_every != AUTO:
             every = self.checkpoint_every
             if not (every.isascii() and every.isdigit() and int(every[:9]) > 0):
@@ -321,6 +355,20 @@ class RunConfig:
         for schedule in schedules.of_options(self, self.horizon or self.rounds).values():
             schedule.check(self.rounds)
 
+    def _settle_optimizer(self) -> None:
+        """Take the learning rate from --optimizer where --lr is not given, and refuse options that the optimizer does not use."""
+        chosen = local_optimizer.read(self.optimizer)
+        if isinstance(self.lr, DefaultRate):
+            object.__setattr__(self, "lr", DefaultRate(chosen.default_lr))
+        elif chosen.lr is not None and chosen.lr != self.lr:
+            raise ConfigError(
+                f"--optimizer {self.optimizer} and --lr {self.lr:g} give two learning rates; leave one out"
+            )
+        if self.momentum and not chosen.takes("momentum"):
+            raise ConfigError(f"--momentum: {chosen.name} takes none; leave it out")
+        if self.keep_momentum and not chosen.plain_sgd:
+            raise ConfigError("--keep-momentum belongs to sgd; give --optimizer-state kept instead")
+
 
 def suggestion(
     name: str,
@@ -329,9 +377,6 @@ def suggestion(
     otherwise: str = "see fedcomp sim --help",
 ) -> str:
     """Return the end of a sentence about an unknown option of a run: the closest known option, or else `otherwise`."""
-    if name == "optimizer" and name not in known and "lr" in known:
-        local = ", ".join(map(spelled, ("lr", "momentum", "weight_decay")))
-        return f"clients train with SGD ({local}), and {spelled('server_optimizer')} sets the server's optimizer"
     close = closest(name, known)
     return f"did you mean {spelled(close)}?" if close else otherwise
 
@@ -350,7 +395,7 @@ def _check(f: dataclasses.Field, value: Any) -> None:
         if f.type is float
         else (f.type,)
     )
-    if type(value) not in (*kinds, Usual):
+    if type(value) not in (*kinds, Usual, DefaultRate):
         raise ConfigError(
             f"{name} is {value!r}, of type {type(value).__name__}; give {' or '.join(kind.__name__ for kind in kinds)}"
         )

@@ -9,7 +9,7 @@ from torch import Tensor
 from ..errors import ConfigError, ProtocolError
 from ..messages import Assignment
 from ..strategies.client_algorithm import ClientAlgorithm, DataPartition
-from ..tasks.base import Data
+from ..tasks.data import Examples
 from ..training.batches import plan_batches
 from ..training.engine import Engine, Job
 from ..training.local_sgd import LocalSGD
@@ -36,7 +36,7 @@ class PartitionTraining:
         self._results: dict[tuple[int, DataPartition], Result | Exception] = {}  # by id of the data
 
     def updates(
-        self, assignments: Sequence[Assignment], data: Data, start: Tensor
+        self, assignments: Sequence[Assignment], data: Examples, start: Tensor
     ) -> list[tuple[Tensor, float] | Exception]:
         """Return for each client its update [numel] and mean loss, or why it failed. `start`: the weights, on the engine's device."""
         if self._round != assignments[0].round:
@@ -84,7 +84,7 @@ class PartitionTraining:
             return error
 
     def _train(
-        self, partitions: Sequence[DataPartition], data: Data, a: Assignment, start: Tensor
+        self, partitions: Sequence[DataPartition], data: Examples, a: Assignment, start: Tensor
     ) -> None:
         jobs: dict[DataPartition, Job] = {}
         for partition in partitions:
@@ -92,7 +92,7 @@ class PartitionTraining:
                 sgd = self.sgd.as_told(a.lr, a.steps, a.batch_size)
                 shard = self._shard(partition)
                 plan = plan_batches(sgd, shard, self.seed, a.round, partition.number)
-                jobs[partition] = Job(a.round, partition.number, plan)
+                jobs[partition] = Job(a.round, partition.number, plan, rows=shard)
             except ConfigError:
                 raise
             except Exception as error:

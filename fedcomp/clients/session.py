@@ -272,6 +272,7 @@ class ClientSession:
             if reports[client].kind == UPDATE:
                 state.buffers = {**(t.buffers or {}), **own} or None
                 state.momentum = t.traces.momentum
+                state.training = t.state
             elif before[client] is not None and self.remembers:
                 self.rounds[client] = before[client]
             else:

@@ -7,7 +7,7 @@ import itertools
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Self
+from typing import Any, Self
 
 from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
@@ -16,8 +16,10 @@ from torch import Tensor
 from ..errors import CheckpointError, ConfigError
 from ..memories import Memory
 from ..messages import compact
+from . import nested_state
 
 BUFFERS = "buffers"  # among the values of a record
+TRAINING = "training"  # likewise
 MOMENTUM = "local-momentum"  # among the vectors
 
 
@@ -30,6 +32,9 @@ class ClientState:
     ticket: str = ""  # of the pending proposal of the memory
     buffers: dict[str, Tensor] | None = None  # running statistics, and what the algorithm keeps
     momentum: Tensor | None = None  # of local SGD after the last round, if it is kept
+    training: dict[str, Any] | None = (
+        None  # state of the optimizer or the user's loop, if it is kept
+    )
     after: str = ""  # ticket of the proposal that the memory last committed
 
     def move(self, moved: Callable[[Tensor], Tensor]) -> None:
@@ -61,6 +66,8 @@ class ClientState:
             values[BUFFERS] = save_tensors(
                 {key: value.cpu().contiguous() for key, value in self.buffers.items()}
             )
+        if self.training:
+            values[TRAINING] = nested_state.pack(self.training)
         record = {
             "version": self.version,
             "ticket": self.ticket,
@@ -90,6 +97,7 @@ class ClientState:
             ends = itertools.pairwise(itertools.accumulate(fields["values"].values(), initial=0))
             values = {key: rest[a:b] for key, (a, b) in zip(fields["values"], ends, strict=True)}
             buffers = values.pop(BUFFERS, None)
+            training = values.pop(TRAINING, None)
             vectors = {key: vector(f"{name}.{key}") for key in fields["vectors"]}
             momentum = vectors.pop(MOMENTUM, None)
             memory = make_memory()
@@ -100,6 +108,7 @@ class ClientState:
                 fields["ticket"],
                 load_tensors(buffers) if buffers else None,
                 momentum,
+                nested_state.unpack(training) if training else None,
                 fields["after"],
             )
         except (ValueError, KeyError, TypeError, AttributeError, ConfigError) as error:

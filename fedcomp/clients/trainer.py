@@ -1,7 +1,7 @@
 """Local training of the clients that a session hosts: assignments in, stacks of updates out."""
 
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -9,7 +9,7 @@ from torch import Tensor
 from ..errors import DataError, ProtocolError
 from ..messages import Assignment
 from ..strategies.client_algorithm import ClientAlgorithm
-from ..tasks.base import Data
+from ..tasks.data import Examples
 from ..training.batches import plan_each
 from ..training.engine import Engine, Job, Share
 from ..training.local_sgd import NO_TRACES, LocalSGD, Traces
@@ -25,6 +25,11 @@ class Trained(NamedTuple):
     buffers: dict[str, Tensor] | None
     traces: Traces
     lr_sum: float = 0.0  # sum of the learning rates of the steps
+    state: dict[str, Any] | None = (
+        None  # of the optimizer or the user's loop, if the client keeps it
+    )
+    metrics: Mapping[str, float] = {}  # further numbers of the user's loop
+    examples: int | None = None  # that the user's loop reports
 
 
 Stack = tuple[list[Trained], Tensor]  # clients that did not fail, and their updates [k, n]
@@ -36,7 +41,7 @@ class Trainer:
     def __init__(
         self,
         engine: Engine,
-        data: Data,
+        data: Examples,
         shards: Shards,
         sgd: LocalSGD,
         algorithm: ClientAlgorithm,
@@ -63,7 +68,7 @@ class Trainer:
     def train(
         self,
         assignments: Sequence[Assignment],
-        data: Data,
+        data: Examples,
         global_state: Tensor,
         state_of: Callable[[int], ClientState],
         failures: dict[int, Exception],
@@ -95,7 +100,7 @@ class Trainer:
     def _train_alike(
         self,
         assignments: Sequence[Assignment],
-        data: Data,
+        data: Examples,
         global_state: Tensor,
         state_of: Callable[[int], ClientState],
         failures: dict[int, Exception],
@@ -118,7 +123,17 @@ class Trainer:
         for a, plan in zip(assignments, plans, strict=True):
             state = state_of(a.client)
             traces = self._traces(state, start, global_state)
-            jobs.append(Job(a.round, a.client, plan, state.buffers, traces))
+            jobs.append(
+                Job(
+                    a.round,
+                    a.client,
+                    plan,
+                    state.buffers,
+                    traces,
+                    self.shards[a.client],
+                    state.training,
+                )
+            )
         if self.keeps_apart:
             shares = self.engine.train_apart(start, data, jobs, sgd, seed=self.seed)
         else:
@@ -132,14 +147,25 @@ class Trainer:
                     failures[a.client] = result
                 else:
                     lr_sum = sgd.lr * len(job.batches)
-                    trained.append(Trained(a, result.loss, result.buffers, job.traces, lr_sum))
+                    trained.append(
+                        Trained(
+                            a,
+                            result.loss,
+                            result.buffers,
+                            job.traces,
+                            lr_sum,
+                            result.state,
+                            result.metrics,
+                            result.examples,
+                        )
+                    )
             stacks.append((trained, share.updates))
         return stacks
 
     def _train_on_partitions(
         self,
         assignments: Sequence[Assignment],
-        data: Data,
+        data: Examples,
         global_state: Tensor,
         failures: dict[int, Exception],
     ) -> Stack:

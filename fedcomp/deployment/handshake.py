@@ -29,8 +29,8 @@ from ..strategies.sealed_election import SealedElectionClient
 from ..tasks import Data, Task, initial_model
 from ..tasks.check import check
 from ..tasks.partition import partition
-from ..training.engine import OneByOne
-from ..training.local_sgd import LocalSGD, SerialEngine
+from ..training.engine import OneByOne, one_at_a_time
+from ..training.local_sgd import LocalSGD
 
 # The options of a run that determine what a client does.
 TOLD = (
@@ -175,11 +175,9 @@ def _new_session(
     """Return a session of a run that hosts no clients yet."""
     common = own.common
     model = initial_model(own.task, config.seed)
-    data = common.once(
-        "data", (), lambda: Data(own.train.inputs.to(own.device), own.train.targets.to(own.device))
-    )
+    data = common.once("data", (), lambda: own.train.to(own.device))
     engine = common.once(
-        "engine", (config.seed,), lambda: SerialEngine(own.task, model, layout, own.device)
+        "engine", (config.seed,), lambda: one_at_a_time(own.task, model, layout, own.device)
     )
     layout_of_state = algorithm.global_layout(layout)
     replica = Replica(

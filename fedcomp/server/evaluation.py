@@ -12,11 +12,12 @@ from ..config import RunConfig
 from ..errors import TaskError
 from ..layout import Layout
 from ..profiling import timed
-from ..tasks import Data, Task, initial_model
+from ..tasks import Task, initial_model
 from ..tasks.check import changing_buffers
+from ..tasks.data import Examples
 from ..tasks.running_statistics import recalibrate, recalibrated
 from ..tasks.user_errors import SEE_TRACEBACK, describe, out_of_memory
-from ..training.local_sgd import Evaluation, evaluate
+from ..training.evaluation import Evaluation, evaluate
 
 NOT_EVALUATED = Evaluation(None, None, {})
 ROUNDING = 1e-6  # of a share that is a sum over batches
@@ -44,8 +45,8 @@ class Evaluator:
         config: RunConfig,
         task: Task,
         layout: Layout,
-        train: Data | None,
-        test: Data,
+        train: Examples | None,
+        test: Examples,
         device: torch.device,
     ):
         """`train`: None where the server has no training data. `test` is on `device`."""
@@ -56,11 +57,12 @@ class Evaluator:
         self.device = device
         self.model = initial_model(task, config.seed).to(device)
         self.warnings: list[str] = []  # about the buffers of the model
-        self.calibrates = bool(recalibrated(self.model))
+        self.calibrates = task.evaluate_fn is None and bool(recalibrated(self.model))
         if self.calibrates:
-            self.inputs = (test if train is None else train).inputs
+            self.calibration = test if train is None else train
             drawn = seeds.generator(config.seed, "recalibration")
-            self.sample = torch.from_numpy(drawn.permutation(len(self.inputs))[:CALIBRATION])
+            rows = drawn.permutation(len(self.calibration))[:CALIBRATION]
+            self.sample = torch.from_numpy(rows)
             self.warnings += [NO_TRAINING_DATA] * (train is None)
         if left := changing_buffers(task, self.model, test if train is None else train):
             self.warnings.append(
@@ -117,10 +119,11 @@ class Evaluator:
         """Put the weights into the model, with the running statistics that belong to them."""
         self.layout.scatter(weights.to(self.device), self.model)
         if self.calibrates:
-            rows = self.sample.to(self.inputs.device)
+            rows = self.sample.to(self.calibration.device)
             pieces = rows.tensor_split(-(-len(rows) // BATCH))
+            batches = (self.calibration.batch(piece).to(self.device) for piece in pieces)
             with torch.inference_mode():
-                recalibrate(self.model, (self.inputs[piece].to(self.device) for piece in pieces))
+                recalibrate(self.model, batches, lambda batch: self.task.outputs(self.model, batch))
 
     @contextmanager
     def _task_errors(self) -> Iterator[None]:

@@ -111,7 +111,7 @@ def bandwidths_of(
 
 def on(data: Data, device: torch.device) -> Data:
     """Return the data on a device."""
-    return dataclasses.replace(data, inputs=data.inputs.to(device), targets=data.targets.to(device))
+    return data.to(device)
 
 
 def record_of(

@@ -18,8 +18,8 @@ from ..tasks import OBJECT
 from ..tasks.base import Data, Task
 from ..training import devices
 from ..training.batches import plan_batches
-from ..training.engine import Engine, OneByOne
-from ..training.local_sgd import LocalSGD, SerialEngine
+from ..training.engine import Engine, OneByOne, one_at_a_time
+from ..training.local_sgd import LocalSGD
 from .batched import BatchedEngine, NotMapped, choose_engine, unbatched
 from .batched.room import CudaMeter, Meter, fitting
 from .engines import Together
@@ -117,7 +117,7 @@ def engine_of(
 ) -> Engine:
     """The engine of a machine; it takes `model` over. `instead`: what a batched one makes when it meets what cannot be mapped."""
     if machine.engine == "serial":
-        return OneByOne(SerialEngine(task, model, layout, device))
+        return OneByOne(one_at_a_time(task, model, layout, device))
     if machine.engine == "batched":
         return Together(
             BatchedEngine(task, model, layout, device, machine.at_once, warn=warn), instead

@@ -37,7 +37,7 @@ from ..layout import Layout
 from ..tasks import Data, initial_model, load
 from ..tasks.user_errors import client_error
 from ..training import devices
-from ..training.engine import Done, Engine, Job, moved, trained
+from ..training.engine import Done, Engine, Job, trained
 from ..training.local_sgd import LocalSGD, SerialEngine, Traces
 
 ACTORS_PER_GPU = 4
@@ -191,7 +191,7 @@ class RayEngine(Engine):
         return updates, [results[i] for i in range(len(jobs))]
 
     def resident(self, data: Data) -> Data:
-        return moved(data, self.device)
+        return data.to(self.device)
 
     def start_actors(self) -> int:
         """Start Ray and the actors unless they run. Return the number of actors.

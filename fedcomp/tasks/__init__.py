@@ -8,11 +8,13 @@ from ..errors import TaskError, nearest
 from ..registry import Registry
 from . import user
 from .augment import Augmentation
-from .base import Data, Task, initial_model, share_correct
+from .base import Task, initial_model, share_correct
+from .data import Data, LazyData
 
 __all__ = [
     "Augmentation",
     "Data",
+    "LazyData",
     "OBJECT",
     "Task",
     "available_tasks",

@@ -1,21 +1,23 @@
-"""What is learned: a model, its loss, its data, and how well it does."""
+"""A task: a model, its data, its loss and its metrics."""
 
 import copy
+import inspect
 import random
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.optim import Optimizer
 
 from ..errors import TaskError
 from .augment import Augmentation
-from .data import Data, Examples
+from .data import TARGET, Batch, Data, Source
 
 Measure = Callable[[Tensor, Tensor], Tensor]  # outputs, targets → a scalar
 Make = TypeVar("Make", bound=Callable)
@@ -28,26 +30,39 @@ def share_correct(outputs: Tensor, targets: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Task:
-    """A model with its data. What is given as functions is made when called, so that a task costs nothing until it runs.
+    """A model with its data. Functions are called when a run needs their result, so a task costs nothing until it runs.
 
-    `model()` may draw from the global generators of torch, numpy and random: fedcomp seeds them. In place of a function, a module starts
-    from the weights that it has now, and is itself left as it is. `loss(outputs, targets)` is the mean over the batch, a scalar: the lower,
-    the better. `accuracy(outputs, targets)` is a share, 0..1; None where there is none, as in a regression. `metrics` are further
-    measures of the test data, by the name that each has in metrics.jsonl and in `run.metrics`. Each function is called once per
-    evaluation with the outputs and targets of the whole test set, on the CPU, and returns one number. It need not be a mean: F1, AUC and
-    perplexity are exact.
+    `model()` may draw from the global generators of torch, numpy and random: fedcomp seeds them. A module in place of a function stands
+    for its present weights, and is not changed.
+
+    `train` and `test` are a fedcomp Data, a pair (inputs, targets) of tensors or arrays, a torch Dataset or a Hugging Face Dataset (both
+    are read batch by batch), or a list or dict of one of these for each client; or a function that returns one. A batch that is a tuple
+    passes its inputs to the model by position, a dict by keyword; `target` is the key of a dict's targets. `collate(items) → batch`
+    is that of `torch.utils.data.DataLoader`.
+
+    `loss(outputs, targets)` is the mean over the batch, a scalar. Without a loss of its own, a task takes `.loss` of the model's output
+    where the output has one, else the cross-entropy. Where the output has `.logits`, these are the outputs that loss, accuracy and
+    metrics get. `accuracy(outputs, targets)` is a share in 0..1; None for a regression. `metrics` are further measures of the test data by
+    name. Each function is called once per evaluation with the outputs and targets of the whole test set on the CPU, and returns a number.
+
+    `optimizer(parameters)` returns a torch optimizer that clients train with, in place of --optimizer. `train_fn(model, data, round)`
+    replaces the training loop of a client (see `LocalRound`), and `evaluate_fn(model, data)` the evaluation. Both return a dict of
+    numbers with at least "loss"; that of `train_fn` may hold "examples".
     """
 
     name: str
     model: Callable[[], nn.Module] | nn.Module
-    train: (
-        Callable[[], Data] | Any
-    )  # a Data, a pair (inputs, targets) of tensors or arrays, a torch Dataset of pairs, or what returns one
-    test: Callable[[], Data] | Any  # likewise
+    train: Data | Any
+    test: Data | Any
     loss: Measure = F.cross_entropy
     accuracy: Measure | None = share_correct
     augment: Augmentation | None = None  # how --augment changes the examples that clients train on
     metrics: Mapping[str, Measure] = field(default_factory=dict, hash=False)
+    collate: Callable[[list], Any] | None = None
+    target: str = TARGET
+    optimizer: Callable[[Any], Optimizer] | None = None
+    train_fn: Callable[[nn.Module, Any, Any], Mapping[str, float]] | None = None
+    evaluate_fn: Callable[[nn.Module, Any], Mapping[str, float]] | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str):
@@ -59,13 +74,54 @@ class Task:
                 f"task '{self.name}': metrics is of type {type(self.metrics).__name__}; give a dict, name → function of "
                 "(outputs, targets)"
             )
+        for name in ("collate", "optimizer", "train_fn", "evaluate_fn"):
+            if (given := getattr(self, name)) is not None and not callable(given):
+                raise TaskError(
+                    f"task '{self.name}': {name} is of type {type(given).__name__}; give a function"
+                )
         if isinstance(self.model, nn.Module):
             object.__setattr__(self, "model", partial(copy.deepcopy, copy.deepcopy(self.model)))
         for split in ("train", "test"):
             given = getattr(self, split)
-            object.__setattr__(
-                self, split, given if isinstance(given, Examples) else Examples(given)
-            )
+            if not isinstance(given, Source):
+                object.__setattr__(self, split, Source(given, self.collate, self.target))
+
+    def outputs(self, model: Callable[..., Any], batch: Batch) -> Any:
+        """Return what `model` gives for the inputs of a batch: a tensor, or an object with `.logits`.
+
+        A dict's inputs go to the model by keyword. Its targets are among them where the task has no loss of its own and `forward` takes
+        an argument of their name, so that the model can compute `.loss`.
+        """
+        inputs = batch.inputs
+        if isinstance(inputs, dict):
+            if self.target in inputs and not (
+                self.loss is F.cross_entropy and takes(model, self.target)
+            ):
+                inputs = {name: value for name, value in inputs.items() if name != self.target}
+            return model(**inputs)
+        return model(*inputs) if isinstance(inputs, tuple) else model(inputs)
+
+    def loss_of(self, outputs: Any, targets: Any) -> Tensor:
+        """Return the loss of a batch: the task's own, or `.loss` of the outputs, or the cross-entropy."""
+        if self.loss is F.cross_entropy and (own := getattr(outputs, "loss", None)) is not None:
+            return own
+        return self.loss(predictions(outputs), targets)
+
+
+def predictions(outputs: Any) -> Any:
+    """Return `.logits` of a model's outputs where they have one, else the outputs."""
+    return getattr(outputs, "logits", outputs)
+
+
+def takes(model: Any, name: str) -> bool:
+    """Whether the `forward` of a model takes a keyword argument of this name."""
+    signature = _signature(type(model))
+    return name in signature or any(p.kind is p.VAR_KEYWORD for p in signature.values())
+
+
+@cache
+def _signature(cls: type) -> Mapping[str, inspect.Parameter]:
+    return inspect.signature(cls.forward).parameters if hasattr(cls, "forward") else {}
 
 
 def named(name: str) -> Callable[[Make], Make]:

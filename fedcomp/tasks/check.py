@@ -15,8 +15,8 @@ from torch.nn.parameter import UninitializedParameter
 from ..callbacks import RoundRecord
 from ..errors import ConfigError, FedcompError, TaskError
 from ..layout import Layout
-from .base import Data, Measure, Task, initial_model, share_correct
-from .data import FORMS, non_finite
+from .base import Measure, Task, initial_model, predictions, share_correct
+from .data import FORMS, Batch, Data, Examples, LazyData, non_finite, tensors
 from .running_statistics import recalibrated
 from .user_errors import SEE_TRACEBACK, describe, out_of_memory
 
@@ -28,8 +28,8 @@ PRECISIONS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)  # of
 def check(
     task: Task,
     batch_size: int,
-    train: Data | None = None,
-    test: Data | None = None,
+    train: Examples | None = None,
+    test: Examples | None = None,
     augment: bool = False,
 ) -> Layout:
     """Try model, data, loss, accuracy and metrics on two examples, or one if batches are no larger. Return the layout of the model.
@@ -70,25 +70,26 @@ def layout_of(task: Task) -> Layout:
         return Layout.of(_model(task))
 
 
-def changing_buffers(task: Task, model: nn.Module, train: Data) -> list[str]:
+def changing_buffers(task: Task, model: nn.Module, train: Examples) -> list[str]:
     """Return the names of buffers that training changes and the server does not recalibrate, such as those of spectral normalization.
 
     Buffers are not sent: the server keeps the initial values of these. `model` is one of the task's; it is left in eval mode.
     """
     layers = recalibrated(model)
     names = [name for name, _ in model.named_buffers() if name.rpartition(".")[0] not in layers]
-    if not names:
+    if not names or task.train_fn is not None:
         return []
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         trained = _model(task).train()
         buffers = dict(trained.named_buffers())
         before = {name: buffers[name].clone() for name in names}
-        _tried(task, "model()(inputs)", lambda: trained(train.inputs[:2].cpu()))
+        batch = _first(task, "train", train).to("cpu")
+        _tried(task, "model()(inputs)", lambda: task.outputs(trained, batch))
         buffers = dict(trained.named_buffers())
         return [name for name in names if not _same(before[name], buffers[name])]
 
 
-def data_of(task: Task, split: str) -> Data:
+def data_of(task: Task, split: str) -> Examples:
     """The task's "train" or "test" data. Raises TaskError where making it fails or it is not examples with as many targets."""
     return _valid(task, split, _tried(task, f"{split}()", getattr(task, split)))
 
@@ -140,10 +141,16 @@ def _same(a: Tensor, b: Tensor) -> bool:
     )
 
 
-def _valid(task: Task, split: str, data: Data) -> Data:
-    if not isinstance(data, Data):
+def _valid(task: Task, split: str, data: Any) -> Examples:
+    if not isinstance(data, Data | LazyData):
         raise _broken(task, f"{split}()", _kind(data), FORMS)
-    for part, value in (("inputs", data.inputs), ("targets", data.targets)):
+    if isinstance(data, LazyData):
+        if not len(data):
+            raise _broken(task, f"{split}()", "no examples", "at least one")
+        return data
+    parts = {f"inputs{place}": value for place, value in _named(data.inputs).items()}
+    parts["targets"] = data.targets
+    for part, value in parts.items():
         if not isinstance(value, Tensor) or not value.ndim or value.layout != torch.strided:
             raise _broken(
                 task,
@@ -151,21 +158,39 @@ def _valid(task: Task, split: str, data: Data) -> Data:
                 _kind(value),
                 "a tensor with an example in each row, not sparse",
             )
-    if not len(data.inputs):
+    if not len(data):
         raise _broken(task, f"{split}()", "no examples", "at least one")
-    if len(data.inputs) != len(data.targets):
-        raise _broken(
-            task,
-            f"{split}()",
-            f"{len(data.inputs)} inputs and {len(data.targets)} targets",
-            "as many of one as of the other",
-        )
+    for part, value in parts.items():
+        if len(value) != len(data.targets):
+            raise _broken(
+                task,
+                f"{split}()",
+                f"{len(value)} {part} and {len(data.targets)} targets",
+                "as many of one as of the other",
+            )
     return data
 
 
-def _augmentation(task: Task, data: Data) -> None:
+def _named(inputs: Any) -> dict[str, Any]:
+    """Return the parts of a data set's inputs by what stands behind `inputs` for each: "" for a single one."""
+    if isinstance(inputs, dict):
+        return {f"[{name!r}]": value for name, value in inputs.items()}
+    if isinstance(inputs, tuple):
+        return {f"[{place}]": value for place, value in enumerate(inputs)}
+    return {"": inputs}
+
+
+def _first(task: Task, split: str, data: Examples, count: int = 2) -> Batch:
+    """Return the first examples. Raises TaskError where they cannot be read."""
+    rows = torch.arange(min(count, len(data)), device=data.device)
+    return _tried(task, f"the first examples of {split}", lambda: data.batch(rows))
+
+
+def _augmentation(task: Task, data: Examples) -> None:
     """Two examples, changed as in training."""
-    inputs, plan = data.inputs[:2], [np.arange(min(2, len(data)))]
+    inputs, plan = _first(task, "train", data).inputs, [np.arange(min(2, len(data)))]
+    if not isinstance(inputs, Tensor):
+        raise _broken(task, "train()", "several inputs", "one tensor, which --augment changes")
     drawn = _tried(
         task, "augment.draw(generator, count)", lambda: task.augment.drawn(plan, 0, 1, 0)
     )
@@ -186,12 +211,14 @@ def _augmentation(task: Task, data: Data) -> None:
         raise _broken(task, "augment.apply(inputs, drawn)", _kind(changed), _kind(inputs))
 
 
-def _step(task: Task, model: nn.Module, data: Data, count: int) -> None:
+def _step(task: Task, model: nn.Module, data: Examples, count: int) -> None:
     """A forward and backward pass in training."""
-    inputs, targets = data.inputs[:count], data.targets[:count]
-    outputs = _outputs(task, model.train(), inputs)
-    _labels(task, "train", data.targets, outputs)
-    loss = _tried(task, "loss(outputs, targets)", lambda: task.loss(outputs, targets))
+    if task.train_fn is not None:
+        return
+    batch = _first(task, "train", data, count)
+    outputs = _outputs(task, model.train(), batch)
+    _labels(task, "train", data, outputs)
+    loss = _tried(task, "loss(outputs, targets)", lambda: task.loss_of(outputs, batch.targets))
     if not isinstance(loss, Tensor) or loss.numel() != 1 or loss.ndim:
         raise _broken(
             task, "loss(outputs, targets)", _kind(loss), "a scalar tensor, the mean over the batch"
@@ -210,13 +237,18 @@ def _step(task: Task, model: nn.Module, data: Data, count: int) -> None:
     _tried(task, "loss(outputs, targets).backward()", loss.backward)
 
 
-def _evaluation(task: Task, model: nn.Module, data: Data) -> None:
+def _evaluation(task: Task, model: nn.Module, data: Examples) -> None:
     """Loss, accuracy and metrics as the server computes them, on two examples."""
+    if task.evaluate_fn is not None:
+        return
     with torch.inference_mode():
-        outputs = _outputs(task, model.eval(), data.inputs[:2])
-        _labels(task, "test", data.targets, outputs)
-        targets = data.targets[:2]
-        if task.accuracy is share_correct and targets.is_floating_point():
+        batch = _first(task, "test", data)
+        whole = _outputs(task, model.eval(), batch)
+        _labels(task, "test", data, whole)
+        outputs, targets = predictions(whole), batch.targets
+        if task.accuracy is share_correct and (
+            not isinstance(targets, Tensor) or targets.is_floating_point()
+        ):
             raise _broken(
                 task,
                 "test().targets",
@@ -237,7 +269,9 @@ def _evaluation(task: Task, model: nn.Module, data: Data) -> None:
                 raise _broken(
                     task, "accuracy(outputs, targets)", f"{share:g}", "a share from 0 to 1"
                 )
-        _tried(task, "loss(outputs, targets) on test()", lambda: float(task.loss(outputs, targets)))
+        _tried(
+            task, "loss(outputs, targets) on test()", lambda: float(task.loss_of(whole, targets))
+        )
         for name in task.metrics:
             if not isinstance(name, str) or not name.isidentifier() or name in TAKEN:
                 raise _broken(
@@ -259,10 +293,11 @@ def _metric(task: Task, name: str, outputs: Tensor, targets: Tensor) -> None:
         _number(task, what, task.metrics[name], outputs, targets, "one number")
 
 
-def _whole(task: Task, model: nn.Module, data: Data) -> tuple[Tensor, Tensor]:
+def _whole(task: Task, model: nn.Module, data: Examples) -> tuple[Tensor, Tensor]:
     """Return outputs and targets of the whole test set."""
-    parts = data.inputs.tensor_split(-(-len(data) // 250))
-    return torch.cat([_outputs(task, model, part) for part in parts]), data.targets
+    pairs = [(predictions(_outputs(task, model, b)), b.targets) for b in data.batches(250)]
+    outputs, targets = zip(*pairs, strict=True)
+    return torch.cat(outputs), torch.cat(targets)
 
 
 def _number(
@@ -278,21 +313,26 @@ def _number(
     return float(value)
 
 
-def _outputs(task: Task, model: nn.Module, inputs: Tensor) -> Tensor:
-    outputs = _tried(task, f"model()(inputs {_kind(inputs)})", lambda: model(inputs))
-    if not isinstance(outputs, Tensor) or not outputs.numel():
+def _outputs(task: Task, model: nn.Module, batch: Batch) -> Any:
+    """Return what the model gives for a batch: a tensor of outputs, or an object with `.logits` or `.loss`."""
+    kinds = ", ".join(map(_kind, tensors(batch.inputs)))
+    outputs = _tried(task, f"model()(inputs {kinds})", lambda: task.outputs(model, batch))
+    found = predictions(outputs)
+    if task.loss is not F.cross_entropy or getattr(outputs, "loss", None) is not None:
+        return outputs
+    if not isinstance(found, Tensor) or not found.numel():
         raise _broken(task, "model()(inputs)", _kind(outputs), "a tensor of outputs")
     return outputs
 
 
-def _labels(task: Task, split: str, targets: Tensor, outputs: Tensor) -> None:
-    """Cross-entropy of a label without an output fails in whichever round first meets it, so that all labels are looked at before."""
-    if (
-        task.loss is not F.cross_entropy
-        or outputs.ndim != 2
-        or targets.ndim != 1
-        or targets.is_floating_point()
-    ):
+def _labels(task: Task, split: str, data: Examples, outputs: Any) -> None:
+    """Raise TaskError for labels without an output, with which the cross-entropy fails in whichever round first meets them."""
+    if task.loss is not F.cross_entropy or not isinstance(data, Data):
+        return
+    targets = data.targets
+    if not isinstance(outputs, Tensor) or outputs.ndim != 2 or targets.ndim != 1:
+        return
+    if targets.is_floating_point():
         return
     low, high = (int(limit) for limit in targets.aminmax())
     classes = outputs.shape[1]

@@ -13,11 +13,11 @@ import torch
 from .. import seeds
 from .. import spec as specs
 from ..errors import ConfigError
-from .base import Data
+from .data import Examples
 
 
 class Rule(Protocol):
-    def owners(self, data: Data, clients: int, rng: np.random.Generator) -> np.ndarray:
+    def owners(self, data: Examples, clients: int, rng: np.random.Generator) -> np.ndarray:
         """The client, 0..clients-1, of each example: [N]. Raises ConfigError where data and rule do not go together."""
 
 
@@ -25,7 +25,7 @@ class Rule(Protocol):
 class IID:
     """At random; sizes differ by one at most."""
 
-    def owners(self, data: Data, clients: int, rng: np.random.Generator) -> np.ndarray:
+    def owners(self, data: Examples, clients: int, rng: np.random.Generator) -> np.ndarray:
         return rng.permutation(len(data)) % clients
 
 
@@ -47,7 +47,7 @@ class Classes:
                 f"--partition classes:{self.per_client} leaves clients without data; give classes:1 or more"
             )
 
-    def owners(self, data: Data, clients: int, rng: np.random.Generator) -> np.ndarray:
+    def owners(self, data: Examples, clients: int, rng: np.random.Generator) -> np.ndarray:
         labels = _labels(data, f"classes:{self.per_client}")
         sizes = np.bincount(labels)
         count, share = len(sizes), self.per_client
@@ -92,7 +92,7 @@ class Shards:
                 f"--partition shards:{self.per_client} leaves clients without data; give shards:1 or more"
             )
 
-    def owners(self, data: Data, clients: int, rng: np.random.Generator) -> np.ndarray:
+    def owners(self, data: Examples, clients: int, rng: np.random.Generator) -> np.ndarray:
         labels, shards = _labels(data, f"shards:{self.per_client}"), clients * self.per_client
         if shards > len(labels):
             raise ConfigError(
@@ -121,7 +121,7 @@ class Dirichlet:
                 f"--partition dirichlet:{self.alpha:g} is no concentration; give more than 0, such as dirichlet:0.1"
             )
 
-    def owners(self, data: Data, clients: int, rng: np.random.Generator) -> np.ndarray:
+    def owners(self, data: Examples, clients: int, rng: np.random.Generator) -> np.ndarray:
         labels = _labels(data, f"dirichlet:{self.alpha:g}")
         owners = np.empty(len(labels), np.int64)
         for label, size in enumerate(np.bincount(labels)):
@@ -148,19 +148,27 @@ class Dirichlet:
 
 @dataclass(frozen=True)
 class Natural:
-    """By the data's own groups, in sorted order: a group each for as many clients, else the g-th group goes to client g mod clients."""
+    """By the data's own groups, in sorted order: a group for each client; with fewer clients, the g-th group goes to client g mod clients.
 
-    def owners(self, data: Data, clients: int, rng: np.random.Generator) -> np.ndarray:
-        if data.groups is None:
+    `column` names the column that holds the group of each example, such as a user's id; None for the groups that the data has itself, as
+    data given as a list or dict of clients has.
+    """
+
+    column: str | None = None
+
+    def owners(self, data: Examples, clients: int, rng: np.random.Generator) -> np.ndarray:
+        column = data.column(self.column)
+        if column is None:
             raise ConfigError(
-                "--partition natural needs data with groups, and this task's has none; give iid, classes:2 or dirichlet:0.1"
+                "--partition natural needs data with groups, and this task's has none; name a column, such as "
+                "natural:column=user_id, or give iid, classes:2 or dirichlet:0.1"
             )
-        if len(data.groups) != len(data):
+        if len(column) != len(data):
             raise ConfigError(
                 f"--partition natural needs a group for each of the {len(data)} examples, and the task's data has "
-                f"{len(data.groups)}; make groups as long as inputs"
+                f"{len(column)}; make groups as long as inputs"
             )
-        names, groups = np.unique(data.groups, return_inverse=True)
+        names, groups = np.unique(column, return_inverse=True)
         if clients > len(names):
             raise ConfigError(
                 f"--clients {clients} is more than the {len(names)} groups of --partition natural; give at most {len(names)}"
@@ -184,7 +192,7 @@ def rule(text: str) -> Rule:
 
 
 def partition(
-    spec: str, data: Data, clients: int, seed: int, name: str = "the task"
+    spec: str, data: Examples, clients: int, seed: int, name: str = "the task"
 ) -> list[np.ndarray]:
     """The examples of each client, as increasing int64 indices into `data`: every example once, every client at least one.
 
@@ -203,9 +211,9 @@ def partition(
     return np.split(np.argsort(owners, kind="stable").astype(np.int64, copy=False), ends[:-1])
 
 
-def _labels(data: Data, what: str) -> np.ndarray:
+def _labels(data: Examples, what: str) -> np.ndarray:
     """The class of each example as 0..classes-1: [N]."""
-    targets = data.targets
+    targets = data.labels()
     if targets.ndim != 1 or targets.is_floating_point() or targets.is_complex():
         kind = f"{str(targets.dtype).removeprefix('torch.')} {list(targets.shape)}"
         raise ConfigError(

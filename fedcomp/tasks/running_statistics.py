@@ -6,11 +6,12 @@ leads to wider optima and better generalization. UAI 2018, section 3.2. This cos
 statistics. The alternative, averaging the clients' statistics, would cost bytes and let it do so.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from itertools import count
+from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
 NORMALIZATION = (
     nn.BatchNorm1d,
@@ -38,8 +39,12 @@ def recalibrated(model: nn.Module) -> dict[str, nn.Module]:
     return found
 
 
-def recalibrate(model: nn.Module, batches: Iterable[Tensor]) -> None:
+def recalibrate(
+    model: nn.Module, batches: Iterable[Any], forward: Callable[[Any], Any] | None = None
+) -> None:
     """Set running statistics to their averages over the batches. Leaves the model in eval mode.
+
+    `forward(batch)` runs a batch; by default it is the model itself.
 
     Only the recalibrated layers are in training mode meanwhile, so that dropout is off and other buffers stay as they are. A BatchNorm
     layer raises ValueError for a batch with one value per channel.
@@ -52,8 +57,8 @@ def recalibrate(model: nn.Module, batches: Iterable[Tensor]) -> None:
             restored.callback(_average(layer).remove)
             layer.reset_running_stats()
             layer.train()
-        for inputs in batches:
-            model(inputs)
+        for batch in batches:
+            (forward or model)(batch)
 
 
 def _average(layer: nn.Module):

@@ -2,17 +2,20 @@
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from ..tasks.base import Data
+from ..layout import Layout
+from ..tasks.base import Task
+from ..tasks.data import Examples
 from ..tasks.user_errors import client_error
 from .local_sgd import NO_TRACES, LocalSGD, SerialEngine, Traces
+from .own_loop import OwnLoopEngine
 
 
 class Job(NamedTuple):
@@ -23,6 +26,8 @@ class Job(NamedTuple):
     batches: Sequence[np.ndarray]  # positions in the data, one array a step
     buffers: dict[str, Tensor] | None = None  # those of the client after its last round
     traces: Traces = NO_TRACES  # float32 [n], changed in place
+    rows: np.ndarray | None = None  # positions of all examples of the client, for a train_fn
+    state: dict[str, Any] | None = None  # of the optimizer or the user's loop after the last round
 
 
 class Done(NamedTuple):
@@ -30,6 +35,11 @@ class Done(NamedTuple):
 
     loss: float  # mean over the steps of the loss before the step
     buffers: dict[str, Tensor] | None = None  # buffers that training changed; None without any
+    state: dict[str, Any] | None = (
+        None  # of the optimizer or the user's loop, if the client keeps it
+    )
+    metrics: Mapping[str, float] = {}  # further numbers of the user's loop
+    examples: int | None = None  # that the user's loop reports
 
 
 @dataclass(frozen=True)
@@ -48,7 +58,7 @@ class Engine(ABC):
 
     @abstractmethod
     def train(
-        self, start: Tensor, data: Data, jobs: Sequence[Job], sgd: LocalSGD, *, seed: int
+        self, start: Tensor, data: Examples, jobs: Sequence[Job], sgd: LocalSGD, *, seed: int
     ) -> tuple[Tensor, list[Done | Exception]]:
         """Train every job from `start` (float32 [n]) on `data`, both on the engine's device.
 
@@ -57,14 +67,14 @@ class Engine(ABC):
         """
 
     def train_apart(
-        self, start: Tensor, data: Data, jobs: Sequence[Job], sgd: LocalSGD, *, seed: int
+        self, start: Tensor, data: Examples, jobs: Sequence[Job], sgd: LocalSGD, *, seed: int
     ) -> list[Share]:
         """`train`, with updates left on the devices that computed them: consecutive jobs for each device."""
         return [Share(jobs, *self.train(start, data, jobs, sgd, seed=seed))]
 
-    def resident(self, data: Data) -> Data:
+    def resident(self, data: Examples) -> Examples:
         """Return the data where this engine reads it."""
-        return moved(data, self.device)
+        return data.to(self.device)
 
     def close(self) -> None:
         """End what the engine started."""
@@ -73,11 +83,11 @@ class Engine(ABC):
 class OneByOne(Engine):
     """One client after the other, in this process."""
 
-    def __init__(self, engine: SerialEngine):
+    def __init__(self, engine: SerialEngine | OwnLoopEngine):
         self.engine, self.device = engine, engine.device
 
     def train(
-        self, start: Tensor, data: Data, jobs: Sequence[Job], sgd: LocalSGD, *, seed: int
+        self, start: Tensor, data: Examples, jobs: Sequence[Job], sgd: LocalSGD, *, seed: int
     ) -> tuple[Tensor, list[Done | Exception]]:
         updates = torch.empty(len(jobs), len(start), device=self.device, dtype=torch.float32)
         results: list[Done | Exception] = []
@@ -89,9 +99,9 @@ class OneByOne(Engine):
 
 
 def trained(
-    engine: SerialEngine,
+    engine: SerialEngine | OwnLoopEngine,
     start: Tensor,
-    data: Data,
+    data: Examples,
     job: Job,
     sgd: LocalSGD,
     seed: int,
@@ -111,14 +121,19 @@ def trained(
             buffers=job.buffers,
             traces=job.traces,
             into=into,
+            rows=job.rows,
+            state=job.state,
         )
-        return Done(result.loss, result.buffers)
+        return Done(result.loss, result.buffers, result.state, result.metrics, result.examples)
     except (Exception, SystemExit) as error:
         if os.getpid() != process:
             raise
         return client_error(error)
 
 
-def moved(data: Data, device: torch.device) -> Data:
-    """Return the data with its tensors on the device."""
-    return replace(data, inputs=data.inputs.to(device), targets=data.targets.to(device))
+def one_at_a_time(
+    task: Task, model: nn.Module, layout: Layout, device: torch.device | str
+) -> SerialEngine | OwnLoopEngine:
+    """Return what trains one client after the other: the task's `train_fn` or an optimizer."""
+    made = OwnLoopEngine if task.train_fn is not None else SerialEngine
+    return made(task, model, layout, device)

@@ -13,12 +13,13 @@ With `keep_momentum`, u outlives the round and is zero where the last update was
 Wiedemann, Müller, Samek: Sparse binary compression. IJCNN 2019.
 """
 
+import copy
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import repeat
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -28,10 +29,12 @@ from .. import seeds
 from ..config import RunConfig
 from ..errors import ConfigError, ProtocolError
 from ..layout import Layout
-from ..schedules import LARGEST, MOST
-from ..tasks.base import Data, Task
-from .channels import may_be_last
-from .pooled_convolution import fused
+from ..local_optimizer import SGD
+from ..local_optimizer import read as read_optimizer
+from ..schedules import LARGEST, MOST, RATE, OptionSchedule
+from ..tasks.base import Task
+from ..tasks.data import Batch, Examples
+from .channels import NOT_CONTIGUOUS, channels_may_be_last
 
 
 @dataclass(frozen=True)
@@ -49,6 +52,11 @@ class LocalSGD:
     augment: bool = False  # the examples, in the task's way
     precision: str = "float32"  # or bfloat16: of forward and backward, by autocast; weights and updates are float32
     proximal: float = 0.0  # ρ, pull towards the weights before the first step; after clipping, as weight decay's towards 0
+    optimizer: str = SGD  # spec string of a torch optimizer
+    optimizer_state: str = "fresh"  # in every round, or kept by the client
+    accumulate: int = 1  # batches whose gradients make a step
+    step_schedule: str | None = None  # of the learning rate over the steps of a round
+    lr_multiple: float = 1.0  # by which the server changed the rate for this round
 
     def __post_init__(self) -> None:
         if self.keep_momentum and not self.momentum:
@@ -58,19 +66,41 @@ class LocalSGD:
 
     @classmethod
     def from_config(cls, config: RunConfig) -> "LocalSGD":
+        """Return the options of a run. Those that `--optimizer sgd:…` gives stand for the flags of the same name."""
+        optimizer = read_optimizer(config.optimizer)
+        own = dict(optimizer.options) if optimizer.plain_sgd else {}
         return cls(
             config.local_steps,
             config.local_epochs,
-            config.batch_size,
+            config.batch_size * config.accumulate,
             config.lr,
-            config.momentum,
-            config.weight_decay,
+            own.get("momentum", config.momentum),
+            own.get("weight_decay", config.weight_decay),
             config.clip,
             config.keep_momentum,
             config.augment,
             config.precision,
             config.proximal,
+            config.optimizer,
+            config.optimizer_state,
+            config.accumulate,
+            config.step_schedule,
         )
+
+    @property
+    def plain(self) -> bool:
+        """Whether a step is `descend`, which engines apply to several clients at once."""
+        return (
+            read_optimizer(self.optimizer).plain_sgd
+            and self.accumulate == 1
+            and not self.step_schedule
+            and self.precision != "float16"
+        )
+
+    @property
+    def keeps_state(self) -> bool:
+        """Whether a torch optimizer's state outlives the round."""
+        return self.optimizer_state == "kept"
 
     def as_told(self, lr: float = 1.0, steps: int = 0, batch_size: int = 0) -> "LocalSGD":
         """These options as an assignment changes them for a round: a multiple of the learning rate; steps, in place of epochs too, and
@@ -92,6 +122,7 @@ class LocalSGD:
         return replace(
             self,
             lr=self.lr * lr,
+            lr_multiple=self.lr_multiple * lr,
             steps=steps or self.steps,
             epochs=0 if steps else self.epochs,
             batch_size=batch_size or self.batch_size,
@@ -212,6 +243,11 @@ class Trained:
     buffers: (
         dict[str, Tensor] | None
     )  # copies of the buffers that training changed; None when there are none
+    state: dict[str, Any] | None = (
+        None  # of the optimizer or the user's loop, if the client keeps it
+    )
+    metrics: Mapping[str, float] = field(default_factory=dict)  # further numbers of the user's loop
+    examples: int | None = None  # that the user's loop reports; None: all of the client
 
 
 def plan_changes(
@@ -258,6 +294,123 @@ def anchors(layout: Layout, base: Tensor, weights: Sequence[Tensor], sgd: LocalS
     ]
 
 
+class PlainSteps:
+    """Steps of SGD with `descend`, on parameters that are views of one vector."""
+
+    def __init__(
+        self,
+        layout: Layout,
+        parameters: Sequence[Tensor],
+        sgd: LocalSGD,
+        traces: Traces,
+        anchor: Sequence[Tensor],
+    ):
+        self.layout, self.parameters, self.sgd = layout, parameters, sgd
+        self.traces, self.anchor = traces, anchor
+        self.momenta: Sequence[Tensor] | None = traces.momenta(layout, parameters)
+
+    def step(self, batch: Batch, loss_of: Callable[[Batch], Tensor]) -> Tensor:
+        """Take a step on a batch. Return its loss before the step, without a gradient."""
+        loss = loss_of(batch)
+        gradients = torch.autograd.grad(
+            loss, self.parameters, allow_unused=True, materialize_grads=True
+        )
+        with torch.no_grad():
+            if self.sgd.clip:
+                gradients = _clipped(gradients, self.sgd.clip)
+            self.traces.step(self.layout, gradients)
+            pulled = self.traces.pulled(self.layout, gradients)
+            self.momenta = descend(self.parameters, pulled, self.momenta, self.sgd, self.anchor)
+        return loss.detach()
+
+    def end(self) -> None:
+        self.traces.end(self.layout, self.momenta)
+
+
+class TorchSteps:
+    """Steps of a torch optimizer: the task's own, or that of --optimizer.
+
+    Gradients are accumulated over `sgd.accumulate` pieces of a batch, then clipped. `count` is the number of steps. `state` is what
+    the client kept of its last round; learning rates and other settings are always those of this round.
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        layout: Layout,
+        parameters: Sequence[Tensor],
+        sgd: LocalSGD,
+        traces: Traces,
+        anchor: Sequence[Tensor],
+        state: dict[str, Any] | None,
+        count: int,
+    ):
+        self.layout, self.parameters, self.sgd = layout, parameters, sgd
+        self.traces, self.anchor = traces, anchor
+        if task.optimizer is not None:
+            self.optimizer = task.optimizer(parameters)
+            for group in self.optimizer.param_groups:
+                group["lr"] *= sgd.lr_multiple
+        else:
+            self.optimizer = read_optimizer(sgd.optimizer).make(
+                parameters, sgd.lr, sgd.momentum, sgd.weight_decay
+            )
+        if state:
+            groups = self.optimizer.state_dict()["param_groups"]
+            own = {"state": copy.deepcopy(state), "param_groups": groups}
+            self.optimizer.load_state_dict(own)
+        self.rates = [group["lr"] for group in self.optimizer.param_groups]
+        self.schedule = OptionSchedule(
+            "--step-schedule", sgd.step_schedule, RATE, 1.0, horizon=count
+        )
+        device = parameters[0].device.type
+        self.scaler = torch.amp.GradScaler(device, enabled=sgd.precision == "float16")
+        self.taken = 0
+
+    def step(self, batch: Batch, loss_of: Callable[[Batch], Tensor]) -> Tensor:
+        """Take a step on a batch. Return its mean loss before the step, without a gradient."""
+        self.taken += 1
+        for group, rate in zip(self.optimizer.param_groups, self.rates, strict=True):
+            group["lr"] = rate * self.schedule.at(self.taken)
+        self.optimizer.zero_grad()
+        whole, total = len(batch), 0.0
+        for piece in batch.split(-(-whole // self.sgd.accumulate)):
+            loss = loss_of(piece) * (len(piece) / whole)
+            self.scaler.scale(loss).backward()
+            total = total + loss.detach()
+        self.scaler.unscale_(self.optimizer)
+        self._change_gradients()
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        return total
+
+    @torch.no_grad()
+    def _change_gradients(self) -> None:
+        """Clip the gradients, and add the terms of FedProx and of the strategy."""
+        if self.sgd.clip:
+            torch.nn.utils.clip_grad_norm_(self.parameters, self.sgd.clip)
+        if not (self.anchor or self.traces):
+            return
+        for parameter in self.parameters:
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+        gradients = [parameter.grad for parameter in self.parameters]
+        self.traces.step(self.layout, gradients)
+        pulled = self.traces.pulled(self.layout, gradients)
+        if self.anchor:
+            away = torch._foreach_sub(self.parameters, self.anchor)
+            pulled = torch._foreach_add(pulled, away, alpha=self.sgd.proximal)
+        for parameter, gradient in zip(self.parameters, pulled, strict=True):
+            parameter.grad = gradient
+
+    def end(self) -> None:
+        self.optimizer.zero_grad()
+
+    def state(self) -> dict[str, Any] | None:
+        """Return the optimizer's state if the client keeps it."""
+        return self.optimizer.state_dict()["state"] if self.sgd.keeps_state else None
+
+
 class SerialEngine:
     """Trains one client after the other in one resident model.
 
@@ -274,11 +427,7 @@ class SerialEngine:
         parameters = dict(self.model.named_parameters())
         self.parameters = [parameters[e.name] for e in layout]
         self.coarse = any(parameter.dtype != torch.float32 for parameter in self.parameters)
-        convolutions = [m for m in self.model.modules() if isinstance(m, nn.Conv2d)]
-        self.channels_last = (
-            self.device.type == "cpu" and bool(convolutions) and all(map(may_be_last, convolutions))
-        )
-        self.fused = fused(self.model) if self.device.type == "cpu" else self.model
+        self.channels_last = self.device.type == "cpu" and channels_may_be_last(self.model)
         self._arrange()
         self.initial_buffers = {name: buffer.clone() for name, buffer in self.model.named_buffers()}
 
@@ -300,7 +449,7 @@ class SerialEngine:
     def train(
         self,
         start: Tensor,
-        data: Data,
+        data: Examples,
         batches: Sequence[np.ndarray],
         sgd: LocalSGD,
         *,
@@ -310,19 +459,22 @@ class SerialEngine:
         buffers: dict[str, Tensor] | None = None,
         traces: Traces = NO_TRACES,
         into: Tensor | None = None,
+        rows: np.ndarray | None = None,
+        state: dict[str, Any] | None = None,
     ) -> Trained:
         """Local SGD from `start` (float32 [n]) over the batches of `data`, both on the engine's device.
 
         What the model draws comes from (seed, "dropout", round, who), what augmentation draws from plan_changes; torch's own generators
         are left as they were. `buffers` is what the client's last round returned; what it does not name is as in the initial model. A
         parameter that the loss does not reach has a zero gradient. In a tensor of another precision than float32, the update counts from
-        `start` as rounded. The update is written `into` a tensor (float32 [n]) where one is given.
+        `start` as rounded. The update is written `into` a tensor (float32 [n]) where one is given. `state` is that of the client's
+        optimizer after its last round, if it is kept; `rows`, all examples of the client, matter to a `train_fn` only.
         """
-        given = (start, data, batches, sgd, seed, round, who, buffers, traces, into)
+        given = (start, data, batches, sgd, seed, round, who, buffers, traces, into, state)
         try:
             return self._train(*given)
         except RuntimeError as error:
-            if not self.channels_last or "view size is not compatible" not in str(error):
+            if not self.channels_last or NOT_CONTIGUOUS not in str(error):
                 raise
             self.channels_last = False  # the model takes its activations for contiguous ones
             self._arrange()
@@ -331,7 +483,7 @@ class SerialEngine:
     def _train(
         self,
         start: Tensor,
-        data: Data,
+        data: Examples,
         batches: Sequence[np.ndarray],
         sgd: LocalSGD,
         seed: int,
@@ -340,6 +492,7 @@ class SerialEngine:
         buffers: dict[str, Tensor] | None,
         traces: Traces,
         into: Tensor | None,
+        state: dict[str, Any] | None,
     ) -> Trained:
         base = self._load(start, buffers)
         self.model.train()
@@ -350,42 +503,40 @@ class SerialEngine:
             repeat(None) if drawn is None else torch.from_numpy(drawn).to(self.device).split(sizes)
         )
         losses = []
-        momenta = traces.momenta(self.layout, self.parameters)
-        start = anchors(self.layout, base, self.parameters, sgd)
-        with _drawing_from(seeds.key(seed, "dropout", round, who), self.device):
+        plain = sgd.plain and self.task.optimizer is None
+        anchor = anchors(self.layout, base, self.parameters, sgd)
+        steps = (
+            PlainSteps(self.layout, self.parameters, sgd, traces, anchor)
+            if plain
+            else TorchSteps(
+                self.task, self.layout, self.parameters, sgd, traces, anchor, state, len(batches)
+            )
+        )
+        with drawing_from(seeds.key(seed, "dropout", round, who), self.device):
             for rows, change in zip(index.split(sizes), changes, strict=False):
-                inputs = data.inputs.index_select(0, rows)
-                inputs = inputs if change is None else self.task.augment.apply(inputs, change)
-                loss = self.task.loss(
-                    self._outputs(inputs, sgd), data.targets.index_select(0, rows)
-                )
-                losses.append(loss.detach())
-                gradients = torch.autograd.grad(
-                    loss, self.parameters, allow_unused=True, materialize_grads=True
-                )
-                with torch.no_grad():
-                    gradients = _clipped(gradients, sgd.clip) if sgd.clip else gradients
-                    traces.step(self.layout, gradients)
-                    momenta = descend(
-                        self.parameters,
-                        traces.pulled(self.layout, gradients),
-                        momenta,
-                        sgd,
-                        start,
-                    )
-        traces.end(self.layout, momenta)
+                batch = data.batch(rows)
+                if change is not None:
+                    batch = Batch(self.task.augment.apply(batch.inputs, change), batch.targets)
+                losses.append(steps.step(batch, lambda piece: self._loss(piece, sgd)))
+        steps.end()
         for parameter, view in self.apart:
             view.copy_(parameter.detach())
         update = torch.sub(self.weights, base, out=into)
         return Trained(
-            update, torch.stack(losses).mean(dtype=torch.float32).item(), self._changed_buffers()
+            update,
+            torch.stack(losses).mean(dtype=torch.float32).item(),
+            self._changed_buffers(),
+            None if plain else steps.state(),
         )
 
-    def _outputs(self, inputs: Tensor, sgd: LocalSGD) -> Any:
-        """Return what the model gives, in float32."""
-        with torch.autocast(self.device.type, torch.bfloat16, enabled=sgd.precision == "bfloat16"):
-            outputs = self.fused(inputs)
-        return _full(outputs) if sgd.precision == "bfloat16" else outputs
+    def _loss(self, batch: Batch, sgd: LocalSGD) -> Tensor:
+        """Return the loss of a batch; the forward pass is in the precision of `sgd`, the loss in float32."""
+        if sgd.precision == "float32":
+            outputs = self.task.outputs(self.model, batch)
+        else:
+            with torch.autocast(self.device.type, getattr(torch, sgd.precision)):
+                outputs = _full(self.task.outputs(self.model, batch))
+        return self.task.loss_of(outputs, batch.targets)
 
     def _load(self, start: Tensor, buffers: dict[str, Tensor] | None) -> Tensor:
         """Puts weights and buffers in place. Returns the weights as they are then: `start`, rounded where the model is coarser."""
@@ -418,10 +569,10 @@ def _kept_apart(model: nn.Module, device: torch.device, channels_last: bool) -> 
 
 
 def _full(outputs: Any) -> Any:
-    """What a model gave under autocast, in float32, so that the loss is."""
+    """Return what a model gave under autocast in float32, so that the loss is. An output with `.loss` is left as it is."""
     if isinstance(outputs, Tensor):
-        return outputs.float() if outputs.dtype == torch.bfloat16 else outputs
-    if isinstance(outputs, tuple | list):
+        return outputs.float() if outputs.dtype in (torch.bfloat16, torch.float16) else outputs
+    if type(outputs) in (tuple, list):
         return type(outputs)(map(_full, outputs))
     return outputs
 
@@ -432,7 +583,7 @@ def _clipped(gradients: Sequence[Tensor], limit: float) -> Sequence[Tensor]:
 
 
 @contextmanager
-def _drawing_from(seed: int, device: torch.device) -> Iterator[None]:
+def drawing_from(seed: int, device: torch.device) -> Iterator[None]:
     """torch's global generators, seeded for a while: a thirtieth of what torch.random.fork_rng costs."""
     generators = [torch.default_generator]
     if device.type == "cuda":
@@ -449,49 +600,3 @@ def _drawing_from(seed: int, device: torch.device) -> Iterator[None]:
     finally:
         for generator, state in zip(generators, states, strict=True):
             generator.set_state(state)
-
-
-class Evaluation(NamedTuple):
-    """Loss, accuracy and metrics of a model on the test data."""
-
-    loss: float | None  # mean over the examples
-    accuracy: float | None  # likewise; None: the task has none
-    metrics: Mapping[str, float]  # the task's own
-
-
-def evaluate(
-    task: Task,
-    model: nn.Module,
-    layout: Layout,
-    weights: Tensor,
-    data: Data,
-    device: torch.device | str,
-    batch: int = 0,
-) -> Evaluation:
-    """Evaluate `weights` [n] on `data`, which is on `device`.
-
-    Writes the weights into `model`, moved to `device` and left in eval mode; its buffers are used as they are. A forward pass takes
-    `batch` examples, by default 1,000 on a GPU and 250 on a CPU, whose caches then hold the activations. The task's metrics are called
-    once, with the outputs and targets of all examples on the CPU.
-    """
-    model = model.to(device).eval()
-    layout.scatter(weights, model)
-    means = [task.loss, *([task.accuracy] if task.accuracy else [])]
-    sums, kept = [0.0] * len(means), []
-    pieces = -(-len(data) // (batch or (250 if torch.device(device).type == "cpu" else 1000)))
-    with torch.inference_mode():
-        for inputs, targets in zip(
-            data.inputs.tensor_split(pieces), data.targets.tensor_split(pieces), strict=True
-        ):
-            outputs, share = model(inputs), len(inputs) / len(data)
-            sums = [
-                so_far + share * float(measure(outputs, targets))
-                for so_far, measure in zip(sums, means, strict=True)
-            ]
-            if task.metrics:
-                kept.append(outputs.cpu())
-        if task.metrics:
-            whole = torch.cat(kept), data.targets.cpu()
-        metrics = {name: float(measure(*whole)) for name, measure in task.metrics.items()}
-    loss, accuracy = sums if task.accuracy else (sums[0], None)
-    return Evaluation(loss, accuracy, metrics)

@@ -8,7 +8,8 @@ from fedcomp.tasks import Data, Task, initial_model
 from fedcomp.tasks.check import check
 from fedcomp.tasks.resnet import ResNet18
 from fedcomp.training.batches import plan_batches
-from fedcomp.training.local_sgd import LocalSGD, SerialEngine, evaluate
+from fedcomp.training.evaluation import evaluate
+from fedcomp.training.local_sgd import LocalSGD, SerialEngine
 
 
 def photographs(count: int, size: int = 8) -> Data:

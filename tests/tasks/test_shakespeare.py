@@ -23,7 +23,8 @@ from fedcomp.tasks.shakespeare import (
     speeches,
 )
 from fedcomp.training.batches import plan_batches
-from fedcomp.training.local_sgd import LocalSGD, SerialEngine, evaluate
+from fedcomp.training.evaluation import evaluate
+from fedcomp.training.local_sgd import LocalSGD, SerialEngine
 
 PLAY = """First  Citizen:
 Before we proceed any further,

@@ -13,7 +13,8 @@ from fedcomp.config import RunConfig
 from fedcomp.layout import Layout
 from fedcomp.tasks.base import Data, Task
 from fedcomp.training.batches import plan_batches
-from fedcomp.training.local_sgd import LocalSGD, SerialEngine, evaluate
+from fedcomp.training.evaluation import evaluate
+from fedcomp.training.local_sgd import LocalSGD, SerialEngine
 
 SGD = LocalSGD(steps=6, batch_size=8, lr=0.1)
 VARIANTS = {

@@ -1,0 +1,71 @@
+"""A generative adversarial network: two models and two optimizers in one training loop.
+
+    python examples/gan.py
+
+Clients hold points on a circle; the generator learns to draw such points from noise.
+"""
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.data import DataLoader, Dataset
+
+import fedcomp
+
+NOISE, RADIUS = 8, 2.0
+
+
+class GAN(nn.Module):
+    """A generator [B, 8] → points [B, 2], and a discriminator [B, 2] → scores [B, 1]."""
+
+    def __init__(self):
+        super().__init__()
+        self.generator = nn.Sequential(nn.Linear(NOISE, 64), nn.ReLU(), nn.Linear(64, 2))
+        self.discriminator = nn.Sequential(nn.Linear(2, 64), nn.LeakyReLU(0.2), nn.Linear(64, 1))
+
+    def draw(self, count: int) -> Tensor:
+        return self.generator(torch.randn(count, NOISE))
+
+
+def train(model: GAN, data: Dataset, round: fedcomp.LocalRound) -> dict[str, float]:
+    of_generator = torch.optim.Adam(model.generator.parameters(), 2e-3, betas=(0.5, 0.9))
+    of_discriminator = torch.optim.Adam(model.discriminator.parameters(), 2e-3, betas=(0.5, 0.9))
+    losses = []
+    for real, _ in DataLoader(data, batch_size=32, shuffle=True):
+        fake = model.draw(len(real))
+        judged = model.discriminator(torch.cat([real, fake.detach()])).squeeze(1)
+        wanted = torch.cat([torch.ones(len(real)), torch.zeros(len(real))])
+        of_discriminator.zero_grad()
+        F.binary_cross_entropy_with_logits(judged, wanted).backward()
+        of_discriminator.step()
+        loss = F.softplus(-model.discriminator(fake)).mean()
+        of_generator.zero_grad()
+        loss.backward()
+        of_generator.step()
+        losses.append(loss.item())
+    return {"loss": sum(losses) / len(losses), "examples": len(data)}
+
+
+def evaluate(model: GAN, data: Dataset) -> dict[str, float]:
+    radius = model.draw(1000).norm(dim=1)
+    return {"loss": (radius - RADIUS).abs().mean().item(), "radius": radius.mean().item()}
+
+
+def points(count: int, seed: int) -> tuple[Tensor, Tensor]:
+    angle = 2 * torch.pi * torch.rand(count, generator=torch.Generator().manual_seed(seed))
+    return RADIUS * torch.stack([angle.cos(), angle.sin()], dim=1), torch.zeros(count)
+
+
+def main() -> None:
+    task = fedcomp.Task(
+        "gan", GAN, points(2000, 1), points(10, 2), train_fn=train, evaluate_fn=evaluate
+    )
+    run = fedcomp.simulate(
+        task, clients=10, participation=0.5, rounds=60, uplink="qsgd:levels=16", progress=False
+    )
+    loss, radius = run.metrics["loss"], run.metrics["radius"]
+    print(f"mean distance from the circle {loss[0]:.2f} → {loss[-1]:.2f}, radius {radius[-1]:.2f}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,55 @@
+"""Nested values of a client's training, such as the `state_dict()` of an optimizer, as bytes: JSON, then tensors as safetensors."""
+
+import json
+from typing import Any
+
+from safetensors.torch import load as load_tensors
+from safetensors.torch import save as save_tensors
+from torch import Tensor
+
+from ..errors import TaskError
+
+
+def pack(value: Any) -> bytes:
+    """Return a dict, list or tuple of tensors, numbers, texts and further dicts, lists and tuples as bytes.
+
+    Raises TaskError for anything else, which a device could not store.
+    """
+    tensors: dict[str, Tensor] = {}
+    tree = json.dumps(_tree(value, tensors), separators=(",", ":"))
+    return tree.encode() + b"\n" + save_tensors(tensors)
+
+
+def unpack(packed: bytes) -> Any:
+    """Return what `pack` was given. Raises ValueError, KeyError or TypeError for other bytes."""
+    tree, _, tensors = packed.partition(b"\n")
+    return _value(json.loads(tree), load_tensors(tensors))
+
+
+def _tree(value: Any, tensors: dict[str, Tensor]) -> Any:
+    if isinstance(value, Tensor):
+        name = str(len(tensors))
+        tensors[name] = value.detach().cpu().contiguous().clone()
+        return {"tensor": name}
+    if isinstance(value, dict):
+        return {"dict": [[_tree(k, tensors), _tree(v, tensors)] for k, v in value.items()]}
+    if isinstance(value, list | tuple):
+        kind = "list" if isinstance(value, list) else "tuple"
+        return {kind: [_tree(part, tensors) for part in value]}
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    raise TaskError(
+        f"round.state holds a {type(value).__name__}; keep tensors, numbers, texts, and dicts and lists of them"
+    )
+
+
+def _value(tree: Any, tensors: dict[str, Tensor]) -> Any:
+    if not isinstance(tree, dict):
+        return tree
+    ((kind, content),) = tree.items()
+    if kind == "tensor":
+        return tensors[content]
+    if kind == "dict":
+        return {_value(key, tensors): _value(value, tensors) for key, value in content}
+    parts = [_value(part, tensors) for part in content]
+    return parts if kind == "list" else tuple(parts)

@@ -1,0 +1,119 @@
+"""Training by the user's own loop: the `train_fn` of a task."""
+
+import copy
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from numbers import Real
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from .. import seeds
+from ..errors import TaskError
+from ..layout import Layout
+from ..tasks.base import Task
+from ..tasks.data import Examples
+from .local_sgd import NO_TRACES, LocalSGD, Traces, Trained, drawing_from
+
+
+@dataclass
+class LocalRound:
+    """What a client's `train_fn` is told of its round.
+
+    A loop need not follow `lr`, `steps`, `epochs`, `batch_size` and `precision`; they are the run's options, with the schedules of the
+    server applied. `state` is kept from one round of the client to the next: tensors, numbers, texts, and lists and dicts of them,
+    such as the `state_dict()` of an optimizer.
+    """
+
+    round: int
+    client: int
+    lr: float
+    steps: int
+    epochs: int  # 0: train `steps` steps
+    batch_size: int
+    precision: str
+    device: torch.device
+    seed: int  # of this client in this round; torch's global generators start from it
+    state: dict[str, Any] = field(default_factory=dict)
+
+
+class OwnLoopEngine:
+    """Trains one client after the other by the task's `train_fn`."""
+
+    def __init__(self, task: Task, model: nn.Module, layout: Layout, device: torch.device | str):
+        self.task, self.layout, self.device = task, layout, torch.device(device)
+        self.model = model.to(self.device)
+        self.initial_buffers = {name: b.clone() for name, b in model.named_buffers()}
+
+    def train(
+        self,
+        start: Tensor,
+        data: Examples,
+        batches: Sequence[np.ndarray],
+        sgd: LocalSGD,
+        *,
+        seed: int = 0,
+        round: int = 0,
+        who: int = 0,
+        buffers: dict[str, Tensor] | None = None,
+        traces: Traces = NO_TRACES,
+        into: Tensor | None = None,
+        rows: np.ndarray | None = None,
+        state: dict[str, Any] | None = None,
+    ) -> Trained:
+        """Train from `start` (float32 [n]) on the examples `rows`; the drawn `batches` are those of a run without a `train_fn`.
+
+        The update is what the loop changed of the trainable parameters. Raises TaskError where `train_fn` returns no dict with a loss.
+        """
+        rows = np.concatenate(batches) if rows is None else rows
+        self.layout.scatter(start, self.model)
+        for name, buffer in self.model.named_buffers():
+            buffer.copy_((buffers or {}).get(name, self.initial_buffers[name]))
+        before = self.layout.gather(self.model)
+        own_seed = seeds.key(seed, "dropout", round, who)
+        told = LocalRound(
+            round,
+            who,
+            sgd.lr,
+            sgd.steps,
+            sgd.epochs,
+            sgd.batch_size,
+            sgd.precision,
+            self.device,
+            own_seed,
+            copy.deepcopy(state or {}),
+        )
+        self.model.train()
+        with drawing_from(own_seed, self.device):
+            found = self.task.train_fn(self.model, data.subset(rows), told)
+        numbers = numbers_of(self.task, "train_fn", found)
+        update = torch.sub(self.layout.gather(self.model), before, out=into)
+        changed = {
+            name: buffer.clone()
+            for name, buffer in self.model.named_buffers()
+            if not torch.equal(buffer, self.initial_buffers[name])
+        }
+        examples = int(numbers.pop("examples", len(rows)))
+        loss = numbers.pop("loss")
+        return Trained(update, loss, changed or None, told.state or None, numbers, examples)
+
+
+def numbers_of(task: Task, what: str, found: Any) -> dict[str, float]:
+    """Return what a function of the task returned, as floats by name. Raises TaskError where it is no dict of numbers with a loss."""
+    if not isinstance(found, Mapping) or "loss" not in found:
+        given = (
+            f"a dict without it ({', '.join(map(str, found))})"
+            if isinstance(found, Mapping)
+            else type(found).__name__
+        )
+        raise TaskError(
+            f"task '{task.name}': {what} returned {given}; return a dict with at least 'loss'"
+        )
+    for name, value in found.items():
+        if not isinstance(value, Real) and not (isinstance(value, Tensor) and value.numel() == 1):
+            raise TaskError(
+                f"task '{task.name}': {what} returned a {type(value).__name__} for '{name}'; return one number"
+            )
+    return {str(name): float(value) for name, value in found.items()}

@@ -1,0 +1,177 @@
+"""Data in every form that a task takes: several inputs, torch Datasets, Hugging Face Datasets, one data set for each client."""
+
+from dataclasses import dataclass
+
+import datasets
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.data import Dataset
+
+from fedcomp import Data, LazyData, Task
+from fedcomp.errors import ConfigError, TaskError
+from fedcomp.tasks.check import check
+from fedcomp.tasks.data import data_from
+from fedcomp.tasks.partition import partition
+
+ROWS = torch.tensor([3, 0])
+NUMBERS = torch.arange(8.0).reshape(4, 2)
+LABELS = torch.tensor([0, 1, 1, 0])
+
+
+class Pairs(Dataset):
+    """Reads an item when it is asked for, and counts."""
+
+    def __init__(self):
+        self.read = []
+
+    def __len__(self) -> int:
+        return len(NUMBERS)
+
+    def __getitem__(self, row):
+        self.read.append(row)
+        return NUMBERS[row], LABELS[row]
+
+
+def columns() -> datasets.Dataset:
+    return datasets.Dataset.from_dict(
+        {"words": NUMBERS.long().tolist(), "labels": LABELS.tolist(), "user": [7, 7, 5, 9]}
+    )
+
+
+def test_a_dataset_is_read_when_a_batch_needs_it():
+    dataset = Pairs()
+    data = data_from(dataset)
+    assert isinstance(data, LazyData) and dataset.read == [] and len(data) == 4
+    batch = data.batch(ROWS)
+    assert dataset.read == [3, 0]
+    assert torch.equal(batch.inputs, NUMBERS[ROWS]) and torch.equal(batch.targets, LABELS[ROWS])
+
+
+def test_collate_makes_the_batch():
+    def collate(items):
+        inputs, targets = zip(*items, strict=True)
+        return {"x": torch.stack(inputs) + 1, "labels": torch.stack(targets)}
+
+    batch = data_from(Pairs(), collate).batch(ROWS)
+    assert torch.equal(batch.inputs["x"], NUMBERS[ROWS] + 1)
+    assert torch.equal(batch.targets, LABELS[ROWS])
+
+
+def test_a_longer_tuple_holds_several_inputs():
+    class Triples(Pairs):
+        def __getitem__(self, row):
+            return NUMBERS[row], NUMBERS[row] * 2, LABELS[row]
+
+    batch = data_from(Triples()).batch(ROWS)
+    assert isinstance(batch.inputs, tuple) and torch.equal(batch.inputs[1], NUMBERS[ROWS] * 2)
+
+
+def test_columns_of_a_hugging_face_dataset_are_keyword_arguments():
+    data = data_from(columns())
+    batch = data.batch(ROWS)
+    assert torch.equal(batch.inputs["words"], NUMBERS.long()[ROWS])
+    assert torch.equal(batch.targets, LABELS[ROWS])
+    assert torch.equal(data.labels(), LABELS)
+    assert [int(item["user"]) for item in data.subset(np.array([2, 3]))] == [5, 9]
+
+
+def test_a_column_that_cannot_be_stacked_is_named():
+    uneven = datasets.Dataset.from_dict({"words": [[1], [1, 2]], "labels": [0, 1]})
+    with pytest.raises(ValueError, match="column 'words' cannot be stacked"):
+        data_from(uneven).batch(torch.tensor([0, 1]))
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        lambda part: (NUMBERS[part], LABELS[part]),
+        lambda part: datasets.Dataset.from_dict(
+            {"words": NUMBERS[part].tolist(), "labels": LABELS[part].tolist()}
+        ),
+    ],
+    ids=["tensors", "hugging-face"],
+)
+def test_data_of_each_client_is_joined_and_dealt_out_again(given):
+    data = data_from({"anna": given(slice(0, 1)), "bert": given(slice(1, 4))})
+    assert [list(rows) for rows in partition("natural", data, 2, 0)] == [[0], [1, 2, 3]]
+    assert torch.equal(data.batch(torch.tensor([3])).targets, LABELS[[3]])
+
+
+def test_clients_by_a_column():
+    shards = partition("natural:column=user", data_from(columns()), 3, 0)
+    assert [list(rows) for rows in shards] == [[2], [0, 1], [3]]
+    with pytest.raises(ConfigError, match="the task's data has no column 'person'"):
+        partition("natural:column=person", data_from(columns()), 3, 0)
+    with pytest.raises(ConfigError, match="--clients 4 is more than the 3 groups"):
+        partition("natural:column=user", data_from(columns()), 4, 0)
+
+
+def test_classes_are_read_from_the_labels():
+    for data in (data_from(columns()), data_from(Pairs())):
+        shards = partition("classes:1", data, 2, 0)
+        assert {len(set(LABELS[torch.from_numpy(rows)].tolist())) for rows in shards} == {1}
+
+
+@dataclass
+class Output:
+    logits: torch.Tensor
+    loss: torch.Tensor | None = None
+
+
+class Words(nn.Module):
+    """A model that returns its own loss, as those of transformers do."""
+
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Embedding(8, 2)
+
+    def forward(self, words, labels=None):
+        logits = self.table(words).sum(1)
+        return Output(logits, None if labels is None else 3 * F.cross_entropy(logits, labels))
+
+
+def test_a_model_may_return_its_own_loss():
+    data = data_from(columns().remove_columns("user"))
+    task = Task("words", Words, data, data)
+    model, batch = Words(), data.batch(ROWS)
+    outputs = task.outputs(model, batch)
+    assert torch.equal(task.loss_of(outputs, batch.targets), outputs.loss)
+    own = Task("words", Words, data, data, loss=lambda outputs, targets: outputs.sum())
+    outputs = own.outputs(model, batch)
+    assert outputs.loss is None
+    assert torch.equal(own.loss_of(outputs, batch.targets), outputs.logits.sum())
+    assert check(task, 2).numel == 16
+
+
+def test_several_inputs_go_to_the_model_by_position_or_keyword():
+    class Two(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(2, 2)
+
+        def forward(self, left, right):
+            return self.layer(left - right)
+
+    model = Two()
+    wanted = model(NUMBERS, 2 * NUMBERS)
+    for inputs in ((NUMBERS, 2 * NUMBERS), {"right": 2 * NUMBERS, "left": NUMBERS}):
+        data = Data(inputs, LABELS)
+        task = Task("two", Two, data, data)
+        assert torch.equal(task.outputs(model, data.batch(torch.arange(4))), wanted)
+        assert check(task, 2).numel == 6
+
+
+@pytest.mark.parametrize(
+    ("inputs", "said"),
+    [
+        ((NUMBERS, NUMBERS[:3]), r"3 inputs\[1\] and 4 targets"),
+        ({"a": NUMBERS, "b": [1, 2, 3, 4]}, r"train\(\).inputs\['b'\] gave list"),
+    ],
+)
+def test_inputs_that_do_not_fit_are_named(inputs, said):
+    task = Task("two", lambda: nn.Linear(2, 2), Data(inputs, LABELS), Data(NUMBERS, LABELS))
+    with pytest.raises(TaskError, match=said):
+        check(task, 2)

@@ -1,0 +1,116 @@
+"""A client trains with the task's own loop, and its state is kept as bytes between rounds."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader
+
+from fedcomp import Data, Task
+from fedcomp.clients import nested_state
+from fedcomp.errors import TaskError
+from fedcomp.layout import Layout
+from fedcomp.tasks import initial_model
+from fedcomp.training.engine import one_at_a_time
+from fedcomp.training.local_sgd import LocalSGD
+
+DATA = Data(torch.arange(12.0).reshape(6, 2), torch.arange(6))
+
+
+def network() -> nn.Module:
+    return nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3))
+
+
+def run(train_fn, state=None, rows=(1, 3, 4)):
+    task = Task("own", network, DATA, DATA, train_fn=train_fn)
+    model = initial_model(task, 0)
+    layout = Layout.of(model)
+    engine = one_at_a_time(task, model, layout, "cpu")
+    start = torch.linspace(-1, 1, layout.numel)
+    batches = [np.array(rows[:1])]
+    return engine.train(
+        start,
+        DATA,
+        batches,
+        LocalSGD(steps=7, lr=0.3),
+        round=5,
+        who=2,
+        rows=np.array(rows),
+        state=state,
+    )
+
+
+def test_the_update_is_what_the_loop_changed_and_the_numbers_are_its_own():
+    seen = {}
+
+    def train(model, data, round):
+        seen["targets"] = [int(target) for _, target in data]
+        seen["told"] = (round.round, round.client, round.steps, round.lr)
+        with torch.no_grad():
+            model[0].weight += 2.0
+        return {"loss": torch.tensor(1.5), "examples": 9, "perplexity": 4}
+
+    result = run(train)
+    assert seen == {"targets": [1, 3, 4], "told": (5, 2, 7, 0.3)}
+    assert torch.allclose(result.update[:6], torch.full((6,), 2.0))
+    assert not result.update[6:].any()
+    assert (result.loss, result.examples, result.metrics) == (1.5, 9, {"perplexity": 4.0})
+
+
+def test_buffers_that_the_loop_changed_and_its_state_are_returned():
+    def train(model, data, round):
+        optimizer = torch.optim.SGD(model.parameters(), 0.01, momentum=0.5)
+        if round.state:
+            optimizer.load_state_dict(round.state["sgd"])
+        for inputs, _ in DataLoader(data, batch_size=3):
+            model(inputs).square().mean().backward()
+            optimizer.step()
+        round.state["sgd"] = optimizer.state_dict()
+        return {"loss": 0.0}
+
+    first = run(train)
+    assert first.buffers["1.num_batches_tracked"] == 1
+    kept = nested_state.unpack(nested_state.pack(first.state))
+    second = run(train, state=kept)
+    assert torch.allclose(second.update, 1.5 * first.update, atol=1e-6)
+    again = run(train, state=kept)
+    assert torch.equal(again.update, second.update), "the kept state is not changed in place"
+
+
+def test_what_the_loop_draws_depends_on_the_round_alone():
+    def train(model, data, round):
+        with torch.no_grad():
+            model[0].bias += torch.randn(3)
+        return {"loss": 0.0}
+
+    torch.manual_seed(1)
+    first = run(train).update
+    torch.manual_seed(2)
+    assert torch.equal(run(train).update, first)
+
+
+@pytest.mark.parametrize(
+    ("returned", "said"),
+    [
+        (None, "train_fn returned NoneType"),
+        ({"examples": 3}, "train_fn returned a dict without it"),
+        ({"loss": "low"}, "train_fn returned a str for 'loss'"),
+        ({"loss": 1.0, "curve": [1, 2]}, "train_fn returned a list for 'curve'"),
+    ],
+)
+def test_a_loop_that_returns_something_else_is_a_sentence(returned, said):
+    with pytest.raises(TaskError, match=said):
+        run(lambda model, data, round: returned)
+
+
+def test_state_that_cannot_be_stored_is_a_sentence():
+    with pytest.raises(TaskError, match="round.state holds a Layout"):
+        nested_state.pack({"layout": Layout.flat(3)})
+
+
+def test_nested_values_come_back_as_they_were():
+    value = {"a": [1, 2.5, None, True], 3: (torch.ones(2, 2), {"b": "c"}), "empty": {}}
+    found = nested_state.unpack(nested_state.pack(value))
+    assert found["a"] == value["a"] and found["empty"] == {}
+    assert torch.equal(found[3][0], torch.ones(2, 2)) and found[3][1] == {"b": "c"}
+    assert isinstance(found[3], tuple)

@@ -1,0 +1,174 @@
+"""Local training with the optimizers of torch gives what torch's own loop gives."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from fedcomp import Data, Task, local_optimizer
+from fedcomp.errors import SpecError
+from fedcomp.layout import Layout
+from fedcomp.tasks import initial_model
+from fedcomp.training.engine import one_at_a_time
+from fedcomp.training.local_sgd import LocalSGD, Traces
+
+INPUTS = torch.randn(40, 6, generator=torch.Generator().manual_seed(1))
+DATA = Data(INPUTS, (INPUTS.sum(1) > 0).long())
+BATCHES = [np.arange(first, first + 8) for first in (0, 8, 16, 24)]
+
+
+def network() -> nn.Module:
+    return nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 2))
+
+
+def trained(options: LocalSGD, state=None, **task_fields):
+    """Return the engine's result, and the model that it started from."""
+    task = Task("tiny", network, DATA, DATA, **task_fields)
+    model = initial_model(task, 0)
+    layout = Layout.of(model)
+    start = layout.gather(model)
+    engine = one_at_a_time(task, initial_model(task, 0), layout, "cpu")
+    return engine.train(start, DATA, BATCHES, options, state=state), model, layout
+
+
+def torch_loop(model, optimizer, change=lambda step: None, clip=0.0, pieces=1):
+    """Train as torch's tutorials do. Return the mean loss."""
+    losses = []
+    for step, rows in enumerate(BATCHES, 1):
+        change(step)
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(INPUTS[rows]), DATA.targets[rows])
+        for piece in np.split(rows, pieces):
+            part = F.cross_entropy(model(INPUTS[piece]), DATA.targets[piece])
+            (part / pieces).backward()
+        if clip:
+            nn.utils.clip_grad_norm_(model.parameters(), clip)
+        optimizer.step()
+        losses.append(loss.item())
+    return np.mean(losses)
+
+
+def same(result, layout, before, after) -> None:
+    wanted = layout.gather(after) - before
+    assert torch.allclose(result.update, wanted, atol=1e-6)
+    assert result.update.abs().max() > 1e-4
+
+
+@pytest.mark.parametrize(
+    ("spec", "made"),
+    [
+        ("adamw:lr=0.01,weight_decay=0.1", lambda p: torch.optim.AdamW(p, 0.01, weight_decay=0.1)),
+        ("adam:lr=0.01,beta1=0.8,beta2=0.9", lambda p: torch.optim.Adam(p, 0.01, betas=(0.8, 0.9))),
+        ("rmsprop:lr=0.01,alpha=0.9", lambda p: torch.optim.RMSprop(p, 0.01, alpha=0.9)),
+        ("adagrad", lambda p: torch.optim.Adagrad(p, 0.05)),
+        (
+            "sgd:momentum=0.9,nesterov=true",
+            lambda p: torch.optim.SGD(p, 0.05, momentum=0.9, nesterov=True),
+        ),
+    ],
+)
+def test_updates_are_those_of_the_optimizer(spec, made):
+    chosen = local_optimizer.read(spec)
+    options = LocalSGD(lr=chosen.lr or 0.05, optimizer=spec)
+    result, model, layout = trained(options)
+    before = layout.gather(model)
+    loss = torch_loop(model, made(model.parameters()))
+    same(result, layout, before, model)
+    assert result.loss == pytest.approx(loss, rel=1e-5)
+
+
+def test_clipping_accumulation_and_a_schedule_within_the_round():
+    options = LocalSGD(lr=0.1, optimizer="adamw", clip=0.05, accumulate=4, step_schedule="0.1,1@3")
+    result, model, layout = trained(options)
+    before, optimizer = layout.gather(model), torch.optim.AdamW(model.parameters(), 0.1)
+
+    def change(step):
+        optimizer.param_groups[0]["lr"] = 0.1 * (0.1 if step < 3 else 1.0)
+
+    torch_loop(model, optimizer, change, clip=0.05, pieces=4)
+    same(result, layout, before, model)
+
+
+def test_kept_state_goes_on_where_the_last_round_ended():
+    options = LocalSGD(lr=0.01, optimizer="adam", optimizer_state="kept")
+    first, model, layout = trained(options)
+    second, _, _ = trained(options, state=first.state)
+    fresh, _, _ = trained(options)
+    optimizer = torch.optim.Adam(model.parameters(), 0.01)
+    torch_loop(model, optimizer)
+    again = initial_model(Task("tiny", network, DATA, DATA), 0)
+    before = layout.gather(again)
+    continued = torch.optim.Adam(again.parameters(), 0.01)
+    continued.load_state_dict(optimizer.state_dict())
+    torch_loop(again, continued)
+    same(second, layout, before, again)
+    assert not torch.allclose(second.update, fresh.update, atol=1e-4)
+
+
+def test_state_is_not_returned_where_it_is_fresh():
+    assert trained(LocalSGD(lr=0.01, optimizer="adam"))[0].state is None
+
+
+def test_a_callable_makes_the_optimizer_and_the_server_scales_its_rate():
+    def made(parameters):
+        return torch.optim.AdamW(parameters, 0.02)
+
+    result, model, layout = trained(LocalSGD(lr=0.05).as_told(0.5), optimizer=made)
+    before = layout.gather(model)
+    torch_loop(model, torch.optim.AdamW(model.parameters(), 0.01))
+    same(result, layout, before, model)
+
+
+def test_the_terms_of_fedprox_and_of_a_strategy_are_added_to_the_gradient():
+    pull = torch.linspace(-1, 1, 47)
+    options = LocalSGD(lr=0.01, optimizer="adam", proximal=0.5)
+    task = Task("tiny", network, DATA, DATA)
+    model = initial_model(task, 0)
+    layout = Layout.of(model)
+    start = layout.gather(model)
+    engine = one_at_a_time(task, initial_model(task, 0), layout, "cpu")
+    result = engine.train(start, DATA, BATCHES, options, traces=Traces(pull=pull))
+    optimizer = torch.optim.Adam(model.parameters(), 0.01)
+    for rows in BATCHES:
+        optimizer.zero_grad()
+        F.cross_entropy(model(INPUTS[rows]), DATA.targets[rows]).backward()
+        away = layout.gather(model) - start
+        for parameter, own, distance in zip(
+            model.parameters(),
+            layout.views(pull).values(),
+            layout.views(away).values(),
+            strict=True,
+        ):
+            parameter.grad += own + 0.5 * distance
+        optimizer.step()
+    same(result, layout, start, model)
+
+
+def test_float16_scales_the_loss():
+    result, model, layout = trained(LocalSGD(lr=0.01, optimizer="adamw", precision="float16"))
+    before = layout.gather(model)
+    torch_loop(model, torch.optim.AdamW(model.parameters(), 0.01))
+    assert torch.allclose(result.update, layout.gather(model) - before, atol=5e-3)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("adamv", "unknown optimizer 'adamv'"),
+        ("adamw:rate=1", "has no option 'rate'"),
+        ("adamw:lr=0", "lr is 0; give more than 0"),
+        ("adamw:lr=1e-3,lr=1e-4", "lr is given twice"),
+        ("lbfgs", "lbfgs evaluates the loss several times a step"),
+        ("adamw@layer", "has no scope"),
+    ],
+)
+def test_a_spec_that_is_wrong_is_a_sentence(text, said):
+    with pytest.raises(SpecError, match=said):
+        local_optimizer.read(text)
+
+
+def test_the_default_rate_is_that_of_torch():
+    assert local_optimizer.read("adamw").default_lr == 1e-3
+    assert local_optimizer.read("sgd").default_lr == 0.05
+    assert local_optimizer.read("adamw:3e-4").default_lr == 3e-4
