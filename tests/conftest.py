@@ -63,7 +63,7 @@ def _collect_elsewhere_first(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Run tests that start processes first, so that no worker is left with one of them at the end."""
+    """Give each worker a share of the files whose tests start processes, to run before its other tests."""
     if config.getoption("quick"):
         items[:] = [
             item for item in items if not MARKED & {mark.name for mark in item.iter_markers()}
@@ -75,7 +75,17 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             if item is first[item.nodeid.partition("[")[0]] or item.get_closest_marker("exhaustive")
         ]
     items.sort(key=lambda item: str(item.path))
-    items.sort(key=lambda item: item.get_closest_marker("deploy") is None)
+    deployed = [item for item in items if item.get_closest_marker("deploy")]
+    others = [item for item in items if not item.get_closest_marker("deploy")]
+    files = {path: number for number, path in enumerate(dict.fromkeys(i.path for i in deployed))}
+    workers, items[:] = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", 1)), []
+    for worker in range(workers):  # pytest-xdist cuts the list into as many near-equal pieces
+        left = workers - worker
+        mine = [item for item in deployed if files[item.path] % workers == worker]
+        number = max(0, (len(deployed) + len(others) - len(items)) // left - len(mine))
+        items += mine + others[:number]
+        del others[:number]
+    items += others
 
 
 @pytest.fixture(scope="session")
