@@ -75,17 +75,29 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             if item is first[item.nodeid.partition("[")[0]] or item.get_closest_marker("exhaustive")
         ]
     items.sort(key=lambda item: str(item.path))
-    deployed = [item for item in items if item.get_closest_marker("deploy")]
-    others = [item for item in items if not item.get_closest_marker("deploy")]
-    files = {path: number for number, path in enumerate(dict.fromkeys(i.path for i in deployed))}
-    workers, items[:] = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", 1)), []
-    for worker in range(workers):  # pytest-xdist cuts the list into as many near-equal pieces
-        left = workers - worker
-        mine = [item for item in deployed if files[item.path] % workers == worker]
-        number = max(0, (len(deployed) + len(others) - len(items)) // left - len(mine))
-        items += mine + others[:number]
-        del others[:number]
+    shares, others = _shares_by_file(items), [i for i in items if not _starts_processes(i)]
+    count, items[:] = len(items), []
+    for number, share in enumerate(shares):  # pytest-xdist cuts the list into near-equal pieces
+        filled = max(0, (count - len(items)) // (len(shares) - number) - len(share))
+        items += share + others[:filled]
+        del others[:filled]
     items += others
+
+
+def _starts_processes(item: pytest.Item) -> bool:
+    return item.get_closest_marker("deploy") is not None
+
+
+def _shares_by_file(items: list[pytest.Item]) -> list[list[pytest.Item]]:
+    """Deal out the files whose tests start processes. Two Rays at once start too slowly, so one worker has all that start Ray."""
+    shares = [[] for _ in range(int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", 1)))]
+    deployed = [item for item in items if _starts_processes(item)]
+    with_ray = {item.path for item in deployed if item.get_closest_marker("ray")}
+    shares[0] += [item for item in deployed if item.path in with_ray]
+    others = dict.fromkeys(item.path for item in deployed if item.path not in with_ray)
+    for number, path in enumerate(others):
+        shares[-1 - number % max(1, len(shares) - 1)] += [i for i in deployed if i.path == path]
+    return shares
 
 
 @pytest.fixture(scope="session")
