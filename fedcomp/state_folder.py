@@ -20,6 +20,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from . import durable_files
 from .errors import CheckpointError, UserError
 
 FILE, LOCK = "state.bin", "lock"
@@ -53,29 +54,12 @@ class StateFolder:
     def save(self, kept: Kept, name: str = FILE) -> None:
         """Replace what is kept; on the disk when this returns. Raises CheckpointError, with the last state whole, when it is full."""
         try:
-            self._replace(name, packed(kept))
+            durable_files.replace(self.path / name, packed(kept), 0o600)
         except OSError as error:
             raise CheckpointError(
                 f"--state-dir {self.path} cannot be written ({error.strerror}); the state before is whole, make room "
                 "and start again"
             ) from error
-
-    def _replace(self, name: str, parts: list[bytes | memoryview]) -> None:
-        new = self.path / f".{name}.new"
-        with os.fdopen(
-            os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb", buffering=0
-        ) as file:
-            for part in parts:
-                view = memoryview(part)
-                while view:
-                    view = view[file.write(view) :]
-            os.fsync(file.fileno())
-        os.replace(new, self.path / name)
-        folder = os.open(self.path, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
 
     def load(self, name: str = FILE) -> dict[str, Tensor | bytes]:
         """What was kept, nothing before the first time. Raises CheckpointError when it is damaged."""

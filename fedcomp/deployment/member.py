@@ -13,15 +13,14 @@ from cryptography.hazmat.primitives.serialization import load_pem_private_key
 from ..clients import device_state
 from ..clients.session import ClientSession, reason
 from ..errors import CheckpointError, FedcompError
-from ..keys.certificates import key_pem
-from ..keys.enrolment import CURVE
+from ..keys.certificates import CURVE, key_pem
 from ..keys.keyring import point_of
 from ..keys.signature_log import Past
 from ..messages import UPDATE, Assignment, Invitation, Presence, Report, failure
 from ..state_folder import StateFolder
 from ..strategies import signed_attempts
 from ..strategies.client_algorithm import RoundState
-from ..strategies.sealed_election import SealedElectionClient, with_keys
+from ..strategies.sealed_election import SealedElectionClient
 from ..strategies.signed_attempts import SIGNED
 from .handshake import Own, session_for
 
@@ -58,19 +57,7 @@ class Member:
             if self.session is None or invitation.run != self.run:
                 if self.session is not None:
                     self._remember(self.run, self.who, self.round_state)
-                self.who, self.session = session_for(
-                    invitation,
-                    self.own,
-                    lambda algorithm, who: with_keys(
-                        algorithm,
-                        invitation.run,
-                        invitation.options,
-                        who,
-                        self.key,
-                        self.own.roster,
-                        self.past,
-                    ),
-                )
+                self.who, self.session = session_for(invitation, self.own, self.key, self.past)
                 self.run, self._report, self._accepted = invitation.run, None, ""
                 self._restore()
                 self._recall()

@@ -17,11 +17,11 @@ from time import monotonic
 from cryptography import x509
 
 from ..errors import ConfigError, KeysError, UnreachableError
-from .certificates import hosts_of, is_relay
-from .enrolment import Enrolment, iso, one_certificate, utc_now
+from .certificates import hosts_of, is_relay, one_certificate
+from .enrolment import Enrolment, out_of_date, utc_now
 
-ENDED, NOT_BEGUN = 10, 9  # OpenSSL's codes for what is wrong with a certificate
-OTHER_HOST = (62, 64)
+OUT_OF_DATE = {9: "not yet valid", 10: "expired"}  # OpenSSL's codes for an error of a certificate
+OTHER_HOST = (62, 64)  # likewise
 ALPN = "h2"
 HANDSHAKE = 0.6  # share of the time for the TLS handshake; the rest is for finding why it failed
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))  # empty SETTINGS
@@ -56,13 +56,6 @@ def address(text: str, name: str = "--server") -> tuple[str, int]:
 def join_address(host: str, port: int) -> str:
     """Return `host:port`, or `[::1]:port` for an address of IPv6."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
-def check_server(
-    host: str, port: int, trust: Enrolment | bytes | str | None, timeout_s: float = 5.0
-) -> None:
-    """Check that a trusted server can be reached and accepts the client's certificate. Arguments and errors are those of `contact`."""
-    contact(host, port, trust, timeout_s)
 
 
 def contact(
@@ -198,40 +191,27 @@ class _Probe:
                 f"fedcomp keys renew {_name_of(shown)} --host {self.host}",
                 "host name",
             )
-        if error.verify_code in (ENDED, NOT_BEGUN):
-            return self._untimely(shown)
+        if cause := OUT_OF_DATE.get(error.verify_code):
+            return self._out_of_date(shown, cause)
         return UnreachableError(
             f"the certificate of {self.where} is not signed by the CA that this client trusts; give the enrolment file "
             "that was made with this server's keys, or correct --server",
             "ca",
         )
 
-    def _untimely(self, shown: x509.Certificate | None) -> UnreachableError:
+    def _out_of_date(self, shown: x509.Certificate | None, cause: str) -> UnreachableError:
         """Return the error for a certificate, the server's or the CA's, that is not valid now by this machine's clock."""
-        now = utc_now()
-        wrong = [
-            c
-            for c in (shown, self.ca)
-            if c and not c.not_valid_before_utc <= now < c.not_valid_after_utc
-        ]
-        if not wrong:
-            return UnreachableError(
-                f"the certificate of {self.where} is not valid now, and it is {iso(now)} by this machine's clock; "
-                "correct the clock if it is wrong, else on the server: fedcomp keys renew server",
-                "expired",
-            )
-        begins = now < wrong[0].not_valid_before_utc
-        when = (
-            f"begins on {iso(wrong[0].not_valid_before_utc)}"
-            if begins
-            else f"ended on {iso(wrong[0].not_valid_after_utc)}"
-        )
-        renew = f"renew {_name_of(shown)}"
-        whose, remedy = ("certificate", renew) if wrong[0] is shown else ("CA", "init")
+        remedies = ("certificate", shown, f"renew {_name_of(shown)}"), ("CA", self.ca, "init")
+        for whose, certificate, remedy in remedies:
+            if certificate and (when := out_of_date(certificate, utc_now())):
+                return UnreachableError(
+                    f"the {whose} of {self.where} {when} on the server: fedcomp keys {remedy}",
+                    cause,
+                )
         return UnreachableError(
-            f"the {whose} of {self.where} {when}, and it is {iso(now)} by this machine's clock; correct the clock "
-            f"if it is wrong, else on the server: fedcomp keys {remedy}",
-            "not yet valid" if begins else "expired",
+            f"the certificate of {self.where} is not valid now; correct this machine's clock if it is wrong, else on the "
+            "server: fedcomp keys renew server",
+            cause,
         )
 
     def _no_tls(self, error: Exception) -> UnreachableError:

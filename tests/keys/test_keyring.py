@@ -53,7 +53,7 @@ def test_a_key_that_is_no_point_is_not_pinned():
 def test_with_a_list_the_server_is_not_asked(tmp_path):
     path = tmp_path / "registry.toml"
     lines = (
-        f'[[client]]\nid = {i}\nstate = "enrolled"\npublic_key = "{openssh(KEYS[i].public_key())}"\n'
+        f'[[client]]\nid = {i}\nstate = "enrolled"\nnot_after = "2099-01-01T00:00:00Z"\npublic_key = "{openssh(KEYS[i].public_key())}"\n'
         for i in (0, 1)
     )
     path.write_text('server = "here:1"\n' + "".join(lines))
