@@ -90,7 +90,6 @@ def test_every_option_says_what_it_does(f):
     assert f.metadata["help"]
     assert set(f.metadata) <= {
         "help",
-        "unit",
         "local",
         "low",
         "high",
