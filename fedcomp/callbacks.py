@@ -89,12 +89,10 @@ class RoundRecord:
     rejections: Sequence[Rejection] = ()
     warnings: Sequence[str] = ()  # found in this round, each once a run
     by_client: Sequence[ClientRecord] = ()  # in a deployment; a simulation has none
-    # By client: share of its votes that lost by a wide margin.
-    suspicion: Mapping[int, float] = field(default_factory=dict)
+    suspicion: Mapping[int, float] = field(default_factory=dict)  # share of votes lost by far
     simulated_s: float | None = None  # duration on a virtual network; None: there is none
     simulated_hours: float | None = None  # of this round and those before it
-    # The task's own metrics, on the test set.
-    metrics: Mapping[str, float | None] = field(default_factory=dict)
+    metrics: Mapping[str, float | None] = field(default_factory=dict)  # the task's own
 
 
 @dataclass(frozen=True)
@@ -132,8 +130,7 @@ class Summary:
     warnings: Sequence[str] = ()
     rejections: Sequence[Rejections] = ()  # the most frequent first
     simulated_hours: float | None = None  # to the last accuracy, on a virtual network
-    # The task's own metrics, as measured last.
-    metrics: Mapping[str, float | None] = field(default_factory=dict)
+    metrics: Mapping[str, float | None] = field(default_factory=dict)  # as measured last
 
 
 def values_of(record: RoundRecord | Summary) -> dict[str, Any]:
