@@ -202,7 +202,7 @@ def test_a_port_without_tls(answer, mine):
         error = refused("localhost", port, mine)
         without = refused("localhost", port, None)
     if answer:
-        assert error.cause == "no tls" and " speaks no TLS 1.3 (" in str(error)
+        assert error.cause == "other tls" and " speaks no TLS 1.3 (" in str(error)
     else:  # as a server that ends, or has too many connections
         assert error.cause == "starting" in UnreachableError.passing
     assert (without.cause, str(without)) == (
