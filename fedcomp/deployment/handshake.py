@@ -22,7 +22,7 @@ from ..clients.trainer import Trainer
 from ..codecs import codec
 from ..config import RunConfig, from_values
 from ..errors import ProtocolError, UserError
-from ..keys.signature_log import Past
+from ..keys.signature_log import SignatureLog
 from ..layout import Layout
 from ..memories import memory
 from ..messages import Invitation
@@ -121,7 +121,7 @@ def session_for(
     invitation: Invitation,
     own: Own,
     key: ec.EllipticCurvePrivateKey | None = None,
-    log: Past | None = None,
+    log: SignatureLog | None = None,
 ) -> tuple[int, ClientSession]:
     """Return the client's logical id and its session before round 1.
 

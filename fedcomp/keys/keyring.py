@@ -19,7 +19,7 @@ from ..errors import ProtocolError
 from .certificates import CURVE
 from .enrolment import public_key
 from .registry import read_file
-from .signature_log import Past
+from .signature_log import SignatureLog
 
 POINT = 49  # bytes of a public key as it is announced: a P-384 point, compressed
 PIN = "key/"  # prefix of the pins in the signature log: key/CLIENT → public key
@@ -104,11 +104,11 @@ class PinnedKeys:
     roster: Mapping[int, bytes] | None = (
         None  # points by logical id, from --roster; None: pin the keys that the server announces
     )
-    past: Past = field(default_factory=Past)
+    log: SignatureLog = field(default_factory=SignatureLog)
     _pins: dict[int, bytes] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        kept = self.past.of(self.run).items()
+        kept = self.log.of(self.run).items()
         self._pins = {
             int(name.removeprefix(PIN)): point for name, point in kept if name.startswith(PIN)
         }
@@ -154,7 +154,7 @@ class PinnedKeys:
         return self._keep(client, told)
 
     def _keep(self, client: int, point: bytes) -> bytes:
-        self.past.add(self.run, {f"{PIN}{client}": point})
+        self.log.add(self.run, {f"{PIN}{client}": point})
         self._pins[client] = point
         return point
 
