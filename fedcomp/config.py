@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 from . import schedules, spec
-from .errors import ConfigError, RunFolderError, SpecError, closest, nearest
+from .errors import ConfigError, DataError, RunFolderError, SpecError, closest, nearest
 
 RUN_FILE = "config.toml"  # in a run folder
 ALTERNATIVES_FILE = "alternatives.toml"  # in the folder of several
@@ -468,9 +468,16 @@ def largest_batch(config: RunConfig) -> int:
 
 
 def data_folder(config: RunConfig) -> Path | None:
-    """Return the folder that the data is read from, if one is named."""
-    folder = config.data or os.environ.get("FEDCOMP_DATA")
-    return at_home(folder, "--data" if config.data else "FEDCOMP_DATA") if folder else None
+    """Return the folder that the data is read from, if one is named. Raises DataError if --data is not a folder."""
+    if not config.data:
+        folder = os.environ.get("FEDCOMP_DATA")
+        return at_home(folder, "FEDCOMP_DATA") if folder else None
+    folder = at_home(config.data, "--data")
+    if not folder.is_dir():
+        raise DataError(
+            f"--data {config.data} is no folder; give the one that holds the task's data"
+        )
+    return folder
 
 
 def at_home(folder: str | Path, name: str) -> Path:

@@ -12,7 +12,7 @@ from typing import Any
 
 from ..callbacks import Callback, Header, RoundRecord, Summary
 from ..config import AUTO, RunConfig, data_folder, keys_command
-from ..errors import ConfigError, DataError, RunFolderError, TaskError
+from ..errors import ConfigError, RunFolderError, TaskError
 from ..formatting import named_clients
 from ..keys.key_folder import CA_CRT, REGISTRY, serving_files
 from ..keys.registry import News, Registry
@@ -132,12 +132,7 @@ class Deployment:
         self.name = self._name()
         self.registry = Registry(door.keys / REGISTRY) if door.keys else None
         self.news = News(self.registry, callback.warning) if self.registry else None
-        folder = data_folder(config)
-        if folder is not None and config.data and not folder.is_dir():
-            raise DataError(
-                f"--data {config.data} is no folder; give the one that holds the task's data"
-            )
-        self.task: Task = load(config.task, folder)
+        self.task: Task = load(config.task, data_folder(config))
         self.strategy = strategy_of(config, layout_of(self.task), warn=self.warnings)
         test = data_of(self.task, "test")
         train = self._training_data()
