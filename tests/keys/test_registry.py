@@ -198,7 +198,7 @@ def malformed():
         r": 'relay' is not a list of tables with \[\[relay\]\] above",
     )
     yield "server", "server = 3\n" + whole, ": 'server' is not a text such as"
-    yield "a line", whole + "???\n", r" is not TOML: .*\(at line 14, column 1\); correct it"
+    yield "a line", whole + "???\n", r" is not TOML: .*\(at line 13, column 1\); correct it"
     yield "a cut", whole[:-40], " is not TOML: "
 
 
