@@ -150,9 +150,9 @@ class ClientProcess:
         self.numel = sum(parameter.numel() for parameter in own.task.model().parameters())
         self.batch = max(1, STACK_BYTES // (4 * self.numel))
         self._requests: queue.SimpleQueue[Request] = queue.SimpleQueue()
-        self._said: queue.SimpleQueue[tuple[int, Said]] = queue.SimpleQueue()
-        self._untold: dict[str, tuple[set[int], Said]] = {}  # messages by their texts
-        self._untold_since_s = 0.0  # monotonic time
+        self._said: queue.SimpleQueue[tuple[int, Said, float]] = queue.SimpleQueue()
+        # By text: the clients that said it, and until when others may join them (monotonic time).
+        self._untold: dict[str, tuple[set[int], Said, float]] = {}
         self._ended = False
 
     def end(self) -> None:
@@ -167,8 +167,8 @@ class ClientProcess:
                 io.start(self._attend(who, seat, gate))
             while not self._ended and not all(seat.done for seat in self.seats.values()):
                 self._answer_requests(TELL_S, savers)
-                self._tell(GATHER_S)
-        self._tell(0.0)
+                self._tell(time.monotonic())
+        self._tell(math.inf)
         failed = {who: seat.error for who, seat in self.seats.items() if seat.error is not None}
         if failed:
             first = next(iter(failed.values()))
@@ -220,24 +220,21 @@ class ClientProcess:
         if report.kind == UPDATE and (others := unknown_keys(request.message, state)):
             self._queue_message(request.who, log_messages.unknown(request.message, others))
 
-    def _tell(self, gather_s: float) -> None:
-        """Pass the clients' messages to `say`. Messages of several clients wait up to `gather_s` seconds for equal ones."""
+    def _tell(self, now_s: float) -> None:
+        """Pass the clients' messages to `say`. Combine equal messages of several clients."""
         with suppress(queue.Empty):
             while True:
-                who, said = self._said.get_nowait()
+                who, said, until_s = self._said.get_nowait()
                 if self._alone:
                     self.say(said)
-                    continue
-                if not self._untold:
-                    self._untold_since_s = time.monotonic()
-                self._untold.setdefault(str(said), (set(), said))[0].add(who)
-        if time.monotonic() - self._untold_since_s < gather_s:
-            return
-        for clients, said in self._untold.values():
-            values = {name: value for name, value in said.values.items() if name != "client"}
-            sentence = f"{named_clients(clients)}: {said}"
-            self.say(Said(sentence, said.event, **values | {"clients": sorted(clients)}))
-        self._untold = {}
+                else:
+                    self._untold.setdefault(str(said), (set(), said, until_s))[0].add(who)
+        for text, (clients, said, until_s) in [*self._untold.items()]:
+            if until_s <= now_s:
+                del self._untold[text]
+                values = {name: value for name, value in said.values.items() if name != "client"}
+                sentence = f"{named_clients(clients)}: {said}"
+                self.say(Said(sentence, said.event, **values | {"clients": sorted(clients)}))
 
     # In the I/O thread.
 
@@ -254,7 +251,7 @@ class ClientProcess:
                         raise
                     pause_s, said = seat.retries.pause(error, self.retry_s, self.patience_s)
                     if said:
-                        self._queue_message(who, said)
+                        self._queue_message(who, said, GATHER_S)
                     await asyncio.sleep(pause_s)
         except FedcompError as error:
             self._fail(who, seat, error)
@@ -304,7 +301,7 @@ class ClientProcess:
     ) -> None:
         if isinstance(message, Farewell):
             if message.run == seat.member.run:
-                self._queue_message(who, log_messages.over(message, self.stay))
+                self._queue_message(who, log_messages.over(message, self.stay), GATHER_S)
                 seat.over = not self.stay
             return
         request = Request(who, seat, message)
@@ -325,10 +322,12 @@ class ClientProcess:
         if answer is not None:
             await connection.send(answer)
 
-    def _queue_message(self, who: int, said: Said) -> None:
-        self._said.put((who, said))
+    def _queue_message(self, who: int, said: Said, gather_s: float = 0.0) -> None:
+        """Have a message printed, with equal messages of other clients within `gather_s` seconds."""
+        self._said.put((who, said, time.monotonic() + gather_s))
 
     def _fail(self, who: int, seat: Seat, error: FedcompError) -> None:
         seat.error = error
         if not self._alone:
-            self._queue_message(who, Said(f"ended: {error}", "failed", reason=str(error)))
+            gather_s = GATHER_S if isinstance(error, UnreachableError) else 0.0
+            self._queue_message(who, Said(f"ended: {error}", "failed", reason=str(error)), gather_s)
