@@ -29,7 +29,7 @@ from ..codecs.base import nonfinite_rows
 from ..codecs.update import Dense
 from ..errors import FrameError, ProtocolError
 from ..keys.keyring import DerivedKeys, PinnedKeys, Ring, UnknownKey, point_of, verifier
-from ..keys.signature_log import Past
+from ..keys.signature_log import SignatureLog
 from ..memories import Memory
 from ..messages import Assignment
 from ..privacy.ballots import (
@@ -269,7 +269,7 @@ def with_keys(
     client: int,
     key: ec.EllipticCurvePrivateKey,
     roster: Mapping[int, bytes] | None,
-    log: Past,
+    log: SignatureLog,
 ) -> ClientAlgorithm:
     """Return the client half with a device's own keys, if it signs."""
     if not isinstance(algorithm, SealedElectionClient):

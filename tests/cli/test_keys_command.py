@@ -219,7 +219,7 @@ def test_renew_what_ends_soon(folder):
         ),
         (
             ["init", "--clients", "1", "--host", "a:1"],
-            "--host 'a:1' is no host; give a name such as server.example or an address such as",
+            "--host 'a:1' is not a host; give a name such as server.example or an address such as",
         ),
         (
             ["init", "--clients", "1", "--out", "~nosuch/k"],
@@ -443,7 +443,7 @@ def test_a_relays_key_that_ends_soon_is_renewed_with_the_others(with_relay):
             ["add", "--host", "a"],
             "--host is for the certificate of a relay; add --relay, or leave --host out",
         ),
-        (["add", "--relay", "--host", "a:1"], "--host 'a:1' is no host; give a name such as"),
+        (["add", "--relay", "--host", "a:1"], "--host 'a:1' is not a host; give a name such as"),
         (["revoke", "relay-7"], "relay-7 is not in "),
         (["revoke", "0", "relay-7"], "relay-7 is not in "),
         (["renew", "relay-7"], "relay-7 is not in "),

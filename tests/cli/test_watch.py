@@ -19,7 +19,7 @@ def rejected(record: RoundRecord, *given: tuple[int, str]) -> RoundRecord:
 
 def test_who_lies_stands_in_the_header(told):
     header = replace(told(3).header, attack="inverted 3/7, alie 12", liars=3)
-    assert ("attack", "3 of 500 clients lie: inverted 3/7, alie 12") in facts(header)
+    assert ("attack", "3 of 500 clients are Byzantine: inverted 3/7, alie 12") in facts(header)
     assert "attack" not in dict(facts(told(3).header))
 
 

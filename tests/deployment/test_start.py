@@ -290,7 +290,7 @@ def test_a_client_is_as_patient_as_it_is_told(tmp_path, monkeypatch, capsys):
     "options, sentence",
     [
         ({"attack": "inverted:1"}, "leave --attack out"),
-        ({"engine": "batched"}, "--engine and --cohort-batch are for a simulation"),
+        ({"engine": "batched"}, "--engine is for a simulation"),
         (
             {"checkpoint_every": 3},
             "--checkpoint-every would leave a resumed server behind its clients",

@@ -40,8 +40,8 @@ def _remedy(asked: Asked) -> str:
 def keys_folder(folder: Path, enrolment: "Enrolment | None") -> Iterator[Check]:
     """Check the CA, the server's certificate, the registry and its enrolment files, and whether the registry accepts `enrolment`."""
     from ...keys import key_folder as keys
-    from ...keys.certificates import read_certificate
-    from ...keys.enrolment import one_certificate, utc_now
+    from ...keys.certificates import one_certificate, read_certificate
+    from ...keys.enrolment import utc_now
 
     try:
         registry = keys.read_registry(folder)

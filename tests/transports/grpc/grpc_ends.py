@@ -79,7 +79,9 @@ class Authority:
     def relay(self) -> Credentials:
         key = ec.generate_private_key(ec.SECP384R1())
         hosts = certificates.hosts([])
-        made = certificates.of_relay(key.public_key(), hosts, self.key, self.now, self.ends)
+        made = certificates.of_server(
+            key.public_key(), hosts, self.key, self.now, self.ends, relay=True
+        )
         return Credentials(certificates.pem(made), certificates.key_pem(key), self.ca)
 
     def client(self, ca: bytes | None = None) -> Credentials:
