@@ -49,7 +49,6 @@ def ways(numel: int, voters: int) -> tuple[dict[str, Callable[[], object]], list
         "majority": lambda: votes.majority(packed, numel, 0),
         "margin_counts": lambda: votes.margin_counts(packed, numel),
         "disagreement": lambda: votes.disagreement(packed, result, numel, WIDE),
-        "margins": lambda: votes.margins(packed, numel),
     }
     return baselines | ours, list(baselines)
 

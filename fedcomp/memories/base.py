@@ -18,7 +18,8 @@ from torch import Tensor
 
 from .. import kernels
 from ..codecs import Codec, Context, Update, at_density
-from ..codecs.base import NO_CONTEXT, check_vector, or_raise
+from ..codecs.base import NO_CONTEXT, or_raise
+from ..codecs.checks import check_vector
 from ..errors import ConfigError, NonFiniteError
 from ..kernels import Rows
 from ..layout import Layout

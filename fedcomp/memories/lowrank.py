@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from ..codecs import Codec, Context, Update, codec
-from ..codecs.base import nonfinite_rows
+from ..codecs.checks import nonfinite_rows
 from ..codecs.matrices import LARGEST, Product, shaped, size
 from ..codecs.powersgd import PowerSGD, Split, start_name
 from ..codecs.update import Sections

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ..codecs import Codec, Context, LayerWise, Update, at_density
-from ..codecs.base import nonfinite_rows
+from ..codecs.checks import nonfinite_rows
 from ..codecs.selection import Selective
 from ..errors import ConfigError, MismatchError, NonFiniteError
 from ..kernels import Rows

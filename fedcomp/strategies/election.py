@@ -40,7 +40,7 @@ from torch import Tensor
 
 from .. import spec
 from ..codecs import Codec, Context, Update
-from ..codecs.base import nonfinite_rows
+from ..codecs.checks import nonfinite_rows
 from ..codecs.sign import Sign
 from ..errors import ConfigError, FrameError, NonFiniteError, SpecError
 from ..kernels import votes

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from .. import kernels
 from ..codecs import Codec, Context
-from ..codecs.base import nonfinite_rows
+from ..codecs.checks import nonfinite_rows
 from ..codecs.update import Dense
 from ..errors import FrameError, ProtocolError
 from ..keys.keyring import DerivedKeys, PinnedKeys, Ring, UnknownKey, point_of, verifier

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from .. import spec
 from ..codecs import Codec, Context, LayerWise, Update, codec
-from ..codecs.base import nonfinite_rows
+from ..codecs.checks import nonfinite_rows
 from ..codecs.identity import Identity
 from ..codecs.terngrad import SCALE as FLOAT
 from ..codecs.terngrad import TernGrad

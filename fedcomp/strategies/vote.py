@@ -129,7 +129,7 @@ class Vote(RoundStrategy):
 
     def _ballot(self, round: int, client: int, update: Update) -> np.ndarray | bytes:
         if isinstance(update, Bits):
-            return update.words
+            return update.raw
         zeros = seeds.key(self.config.seed, "zeros", round, client)
         return kernels.bits.signs(update.dense(), zeros)
 

@@ -13,7 +13,7 @@ from fedcomp.codecs import LayerWise, longest_frame
 from fedcomp.codecs.frame import SECTIONS, unseal
 from fedcomp.codecs.randomk import level
 from fedcomp.errors import ConfigError
-from fedcomp.kernels import backend, draw
+from fedcomp.kernels import draw
 from fedcomp.strategies.schedule import Schedule
 
 NUMEL = 401
@@ -280,15 +280,6 @@ def test_a_value_of_the_common_magnitude_costs_two_bits_and_its_position():
     frame = codec("randomk:density=1%,by=magnitude,scaled=true").encode(x)
     _, ((_, section),) = unseal(frame, codec("randomk").id, 100_000, None, True)
     assert 8 * len(frame) / section.count < 2 + 8.3 + 0.5
-
-
-def test_what_is_large_goes_through_the_compiled_loops_with_the_same_bytes(monkeypatch):
-    for spec in ("randomk:density=1%", "randomk:density=1%,by=magnitude,scaled=true"):
-        x = normal(150_000) ** 3
-        frame = codec(spec).encode(x, seed=8)
-        monkeypatch.setattr(backend, "_numba_imports", lambda: False)
-        assert codec(spec).encode(x, seed=8) == frame
-        monkeypatch.undo()
 
 
 # Frames that no encoder makes.
