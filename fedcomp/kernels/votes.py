@@ -27,7 +27,6 @@ TIES = 4  # stream of the coins for ties
 BLOCK = (
     1 << 17
 )  # bytes of each vote that are tallied at a time, so that the digits of their counts stay near the processor
-NARROW = 256  # voters from which counts are tabled one by one, not by their digits
 
 Array = TypeVar("Array", np.ndarray, Tensor)
 Vote = bytes | memoryview | np.ndarray
@@ -86,26 +85,6 @@ def margins(votes: Votes, numel: int) -> np.ndarray:
     ones = counts(votes, numel)
     rest = ones.dtype.type(len(votes)) - ones
     return np.maximum(ones, rest) - np.minimum(ones, rest)
-
-
-def margin_counts(votes: Votes, numel: int) -> np.ndarray:
-    """In how many coordinates each margin occurred: int64 [m + 1], entry d for |2·ones − m| = d."""
-    held = _opened(votes, numel)
-    m = len(held)
-
-    def table(start: int, digits: list[np.ndarray]) -> np.ndarray:
-        if m < NARROW:
-            return _table(digits, m)
-        numbers = sum(
-            np.unpackbits(digit).astype(np.int64) << place for place, digit in enumerate(digits)
-        )
-        return np.bincount(numbers, minlength=m + 1)
-
-    ones = np.sum([np.zeros(m + 1, np.int64), *_tally(held, numel, table)], axis=0)
-    ones[0] -= -numel % 8  # the padding
-    found = np.zeros(m + 1, np.int64)
-    np.add.at(found, np.abs(2 * np.arange(m + 1) - m), ones)
-    return found
 
 
 def disagreement(
@@ -212,23 +191,6 @@ def _blocks(start: int, stop: int) -> Iterator[tuple[int, int]]:
     """The bytes of coordinates start..stop-1, block by block."""
     first, last = start // 8, (stop + 7) // 8
     return ((a, min(a + BLOCK, last)) for a in range(first, last, BLOCK))
-
-
-def _table(digits: list[np.ndarray], m: int) -> np.ndarray:
-    """How many of the counts, padding included, are 0..m: int64 [m + 1]. Each digit halves the sets of the one above it."""
-    found = np.zeros(m + 1, np.int64)
-
-    def split(inside: np.ndarray, place: int, number: int) -> None:
-        if number > m:
-            return
-        if place < 0:
-            found[number] = bitsliced_counter.ones(inside)
-        else:
-            split(inside & ~digits[place], place - 1, number)
-            split(inside & digits[place], place - 1, number | 1 << place)
-
-    split(np.full_like(digits[0], 255), len(digits) - 1, 0)
-    return found
 
 
 def _trimmed(packed: Array, numel: int) -> Array:
