@@ -23,7 +23,7 @@ from ..profiling import timed
 from ..strategies.base import Accepted, Aggregation, Phase, PhaseResult, RoundStrategy, RoundUpdates
 from ..strategies.cohort import sample
 from ..strategies.optimizers import optimizer
-from ..strategies.round_completion import QuorumOrDeadline
+from ..strategies.round_completion import RoundCompletion
 from .broadcasts import Broadcast, Broadcasts
 from .exchange import Exchange, Traffic
 from .transport import Transport
@@ -106,7 +106,7 @@ class RoundLoop:
             ]
             exchange.run(
                 assignments,
-                phase.completion or QuorumOrDeadline(self.config.quorum, self.config.timeout_s),
+                phase.completion or RoundCompletion(self.config.quorum, self.config.timeout_s),
             )
             phases[phase.name] = self.end_phase(phase, exchange)
             rejected |= exchange.rejected

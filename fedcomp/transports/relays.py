@@ -8,7 +8,7 @@ takes the mean over all updates, so every client has the same weight.
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ..codecs import Codec, LayerWise, Update
+from ..codecs import Codec, Update
 from ..codecs.s2 import S2, Found
 from ..codecs.update import Sections
 from ..config import RunConfig
@@ -90,7 +90,7 @@ def check(config: RunConfig, strategy: RoundStrategy, memory: Memory) -> None:
     """Raise ConfigError if relays cannot add the frames of this run."""
     uplink = strategy.uplink
     advised = f"use --uplink topk:density=1%+s2:union={clients_per_relay(config)}"
-    inner = uplink.inner if isinstance(uplink, LayerWise) else uplink
+    inner = uplink.unscoped
     if strategy.name not in STRATEGIES:
         raise ConfigError(
             f"--relays pass on sums, but --strategy {strategy.name} needs each frame; use {' or '.join(STRATEGIES)}"

@@ -379,7 +379,11 @@ def move(a: Path, b: Path) -> None:
             "server.key",
             "may be read by others (mode 604)",
         ),
-        (lambda f: (f / "server.key").write_bytes(b"no"), "keys", "server.key is not an EC P-384 private key"),
+        (
+            lambda f: (f / "server.key").write_bytes(b"no"),
+            "keys",
+            "server.key is not an EC P-384 private key",
+        ),
         (lambda f: (f / "server.crt").unlink(), "keys", "server.crt cannot be read"),
         (
             lambda f: (f / "ca.crt").write_bytes(Authority().pem),
