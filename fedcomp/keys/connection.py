@@ -131,8 +131,8 @@ class _Probe:
                 last = error if not isinstance(last, ConnectionRefusedError) else last
         if isinstance(last, ConnectionRefusedError):
             raise UnreachableError(
-                f"nothing listens on {self.where}; start the server there with fedcomp server start --port {self.port}"
-                f"{' --insecure' * (self.ca is None)}, or correct --server",
+                f"nothing listens on {self.where}; start the server or relay there (fedcomp server start or fedcomp relay, with "
+                f"--port {self.port}{' --insecure' * (self.ca is None)}), or correct --server",
                 "closed",
             ) from last
         if isinstance(last, TimeoutError):
