@@ -157,13 +157,13 @@ def revoke(
     from ..keys import key_folder as keys
 
     folder = at_home(folder, "--keys")
-    holders = [_holder(id, folder, "revoke", "relay-0") for id in ids]
+    holders = list(dict.fromkeys(_holder(id, folder, "revoke", "relay-0") for id in ids))
     keys.revoke(folder, *holders)
     clients = [holder for holder in holders if isinstance(holder, int)]
     subjects = [_clients(clients)] if clients else []
     subjects += [f"Relay {h.removeprefix('relay-')} is" for h in holders if isinstance(h, str)]
     revoked = ", ".join(f"{subject} revoked" for subject in subjects)
-    print(f"{revoked}; a running server disconnects {'it' if len(ids) == 1 else 'them'}")
+    print(f"{revoked}; a running server disconnects {'it' if len(holders) == 1 else 'them'}")
 
 
 @app.command()

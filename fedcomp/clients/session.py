@@ -57,20 +57,6 @@ class States(Protocol):
         """Mark the states of these clients as changed."""
 
 
-class OneState:
-    """The state of the one client of a device."""
-
-    def __init__(self, state: ClientState):
-        self.state = state
-
-    def at(self, client: int) -> ClientState:
-        return self.state
-
-    def bring(self, clients: Sequence[int]) -> None: ...
-
-    def touch(self, clients: Sequence[int]) -> None: ...
-
-
 class HostedStates:
     """The states of the clients that a process hosts, by logical id."""
 

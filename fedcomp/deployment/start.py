@@ -45,7 +45,7 @@ from ..tasks import Data, Task, initial_model, load
 from ..tasks.check import check, data_of, layout_of
 from ..tasks.partition import partition
 from ..training import devices
-from ..transports.grpc import Credentials, GrpcTransport, Terms
+from ..transports.grpc import Credentials, GrpcTransport, Settings, Terms
 from ..transports.relays import check as check_relays
 from ..transports.relays import inexact, inexact_warning
 from .by_client import ByClient
@@ -257,32 +257,22 @@ class Deployment:
             return self.make_transport(invitation, self.config.clients, **hooks)
         per_parameter = UPDATE_BYTES + BALLOT_BYTES * self._cohort
         largest_report = int(per_parameter * self.strategy.layout.numel) + SPARE_BYTES
-        return GrpcTransport(
+        settings = Settings(
             self.door.address,
             self.door.port,
             invitation,
             self.config.clients,
-            largest_report=largest_report,
-            relay_terms=self._relay_terms(invitation, largest_report),
-            credentials=self.door.credentials(),
-            **self._registry_checks(),
+            largest_report,
+            self.door.credentials(),
+            self.registry,
+            self._relay_terms(invitation, largest_report),
+        )
+        return GrpcTransport(
+            settings,
             on_left=lambda client: self.roster.leave(client),
             on_look=self._on_look,
             **hooks,
         )
-
-    def _registry_checks(self) -> dict[str, Any]:
-        """Return the transport's callbacks that check keys. While the registry is malformed, clients are told to try again."""
-        registry = self.registry
-        if registry is None:
-            return {}
-        return {
-            "id_of": registry.id_of_hash,
-            "reason_of": registry.reason_of_hash,
-            "unsure": lambda: bool(registry.problem),
-            "relay_of": registry.relay_of_hash,
-            "ids_by_hash": registry.ids_by_hash,
-        }
 
     def _relay_terms(self, invitation: Invitation, largest_report: int) -> Terms:
         """Return the terms for relays. With --relays they add the frames of their clients, else they forward each frame."""

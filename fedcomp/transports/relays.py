@@ -92,33 +92,22 @@ def check(config: RunConfig, strategy: RoundStrategy, memory: Memory) -> None:
     advised = f"use --uplink topk:density=1%+s2:union={clients_per_relay(config)}"
     inner = uplink.unscoped
     if strategy.name not in STRATEGIES:
-        raise ConfigError(
-            f"--relays pass on sums, but --strategy {strategy.name} needs each frame; use {' or '.join(STRATEGIES)}"
-        )
-    if not uplink.linear:
-        raise ConfigError(
-            f"--relays add frames, but frames of {uplink} cannot be added; {advised}, or identity"
-        )
-    if uplink.seeded and not uplink.shares_seed:
-        raise ConfigError(
-            f"--relays add frames of one seed, but each client encodes {uplink} with its own; {advised}"
-        )
-    if isinstance(inner, S2) and not inner.columns:
-        raise ConfigError(
-            f"--relays add tables of one size, but the table of {uplink} depends on an update's nonzeros; {advised}, or s2:columns=N"
-        )
-    if config.weights != "uniform":
-        raise ConfigError(
-            f"--relays add frames with equal weights, but --weights is {config.weights}; use --weights uniform"
-        )
-    if config.clip_update:
-        raise ConfigError(
-            "--relays add frames before the server could clip each update; leave --clip-update out"
-        )
-    if memory.counterpart is not None:
-        raise ConfigError(
-            f"--relays pass on sums, but --memory {memory.name} needs each client's frame; use --memory residual"
-        )
+        why = f"pass on sums, but --strategy {strategy.name} needs each frame; use {' or '.join(STRATEGIES)}"
+    elif not uplink.linear:
+        why = f"add frames, but frames of {uplink} cannot be added; {advised}, or identity"
+    elif uplink.seeded and not uplink.shares_seed:
+        why = f"add frames of one seed, but each client encodes {uplink} with its own; {advised}"
+    elif isinstance(inner, S2) and not inner.columns:
+        why = f"add tables of one size, but the table of {uplink} depends on an update's nonzeros; {advised}, or s2:columns=N"
+    elif config.weights != "uniform":
+        why = f"add frames with equal weights, but --weights is {config.weights}; use --weights uniform"
+    elif config.clip_update:
+        why = "add frames before the server could clip each update; leave --clip-update out"
+    elif memory.counterpart is not None:
+        why = f"pass on sums, but --memory {memory.name} needs each client's frame; use --memory residual"
+    else:
+        return
+    raise ConfigError(f"--relays {why}")
 
 
 def clients_per_relay(config: RunConfig) -> int:

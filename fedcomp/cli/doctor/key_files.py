@@ -2,6 +2,7 @@
 
 import stat
 from collections.abc import Iterator
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,6 +13,7 @@ from .check import FAILED, OK, Check, parted, refused, validity
 
 if TYPE_CHECKING:
     from ...keys.enrolment import Enrolment
+    from ...keys.registry import Entry
 
 
 def checks(asked: Asked) -> Iterator[Check]:
@@ -66,11 +68,6 @@ def keys_folder(folder: Path, enrolment: "Enrolment | None") -> Iterator[Check]:
     for name in (keys.CA_KEY, keys.SERVER_KEY):
         if (folder / name).exists():
             yield private(folder / name, name)
-    counts = {"let in": len(registry.enrolled())}
-    counts["revoked"] = sum(entry.state == "revoked" for entry in registry.entries)
-    counts["expired"] = len(registry.entries) - sum(counts.values())
-    said = ", ".join(f"{count} {state}" for state, count in counts.items() if count) or "none"
-    expired = counts["expired"] > 0
     if not registry.entries and any((folder / keys.CLIENTS).glob("*.toml")):
         yield Check(
             "registry",
@@ -79,13 +76,11 @@ def keys_folder(folder: Path, enrolment: "Enrolment | None") -> Iterator[Check]:
             "bring back a copy of it; without one, make new keys in another folder",
         )
         return
-    yield Check(
-        "registry",
-        FAILED if expired else OK,
-        f"clients: {said}",
-        keys_command(folder, "renew") if expired else "",
-    )
-    yield files_of(folder, registry.entries)
+    yield keys_of(folder, keys.CLIENTS, registry.entries, now)
+    yield files_of(folder, keys.CLIENTS, registry.entries)
+    if registry.relays:
+        yield keys_of(folder, keys.RELAYS, registry.relays, now)
+        yield files_of(folder, keys.RELAYS, registry.relays)
     if enrolment is not None:
         why = registry.reason_of_hash(enrolment.key_hash)
         here = registry.id_of_hash(enrolment.key_hash)
@@ -100,15 +95,24 @@ def keys_folder(folder: Path, enrolment: "Enrolment | None") -> Iterator[Check]:
         )
 
 
-def files_of(folder: Path, entries: tuple) -> Check:
-    """Check that the enrolment files in the folder match the registry and are private. Files that were removed are not needed."""
-    from ...keys import key_folder as keys
+def keys_of(folder: Path, place: str, entries: "tuple[Entry, ...]", now: datetime) -> Check:
+    """Check that no key of the clients or the relays in the registry has expired. `place`: "clients" or "relays"."""
+    counts = {"let in": sum(not entry.refused(now) for entry in entries)}
+    counts["revoked"] = sum(entry.state == "revoked" for entry in entries)
+    counts["expired"] = len(entries) - sum(counts.values())
+    said = ", ".join(f"{count} {state}" for state, count in counts.items() if count) or "none"
+    expired = counts["expired"] > 0
+    renew = keys_command(folder, "renew") if expired else ""
+    return Check("registry", FAILED if expired else OK, f"{place}: {said}", renew)
+
+
+def files_of(folder: Path, place: str, entries: "tuple[Entry, ...]") -> Check:
+    """Check that the enrolment files in `place` match the registry and are private. Files that were removed are not needed."""
     from ...keys.enrolment import Enrolment, openssh
 
-    clients = folder / keys.CLIENTS
     for entry in entries:
-        renew = keys_command(folder, "renew", entry.id)
-        path = clients / f"{entry.id}.toml"
+        renew = keys_command(folder, "renew", entry.holder)
+        path = folder / place / f"{entry.id}.toml"
         if not path.is_file():
             continue  # copied to its device and deleted
         try:
@@ -117,26 +121,28 @@ def files_of(folder: Path, entries: tuple) -> Check:
             return Check("files", FAILED, *parted(str(error).rpartition(";")[0] + f"; {renew}"))
         if (enrolment.id, openssh(enrolment.pair[1])) != (entry.id, entry.public_key):
             return Check(
-                "files", FAILED, f"{path} does not match the registry's client {entry.id}", renew
+                "files", FAILED, f"{path} does not match the registry's {entry.name}", renew
             )
         if (found := private(path, "files")).state == FAILED:
             return found
     unknown = [
         path
-        for path in sorted(clients.glob("*.toml"))
+        for path in sorted((folder / place).glob("*.toml"))
         if path.stem not in {str(entry.id) for entry in entries}
     ]
     if unknown:
-        more = keys_command(folder, "add")
+        more = keys_command(folder, "add", *["--relay", "--host", "HOST"] * (place == "relays"))
         return Check(
             "files",
             FAILED,
-            f"{unknown[0]} belongs to no client in the registry",
+            f"{unknown[0]} belongs to none of the {place} in the registry",
             f"delete it; {more} makes new ones",
         )
-    there = sum((clients / f"{entry.id}.toml").is_file() for entry in entries)
+    there = sum((folder / place / f"{entry.id}.toml").is_file() for entry in entries)
     return Check(
-        "files", OK, f"{there} of {len(entries)} enrolment files are here, as the registry says"
+        "files",
+        OK,
+        f"{there} of {len(entries)} enrolment files in {place} are here, as the registry says",
     )
 
 
