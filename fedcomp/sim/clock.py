@@ -1,6 +1,6 @@
 """Virtual time: a clock that jumps from one answer to the next and stands still while anybody computes."""
 
-from ..server.clock import Clock
+from ..server.transport import Clock
 
 
 class VirtualClock(Clock):
