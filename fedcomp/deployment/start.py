@@ -23,7 +23,6 @@ from ..server.asynchronous_loop import loop_of
 from ..server.availability import Quota
 from ..server.broadcasts import Broadcasts
 from ..server.evaluation import Evaluator
-from ..server.finite_loss import check_loss
 from ..server.initial_weights import start_from
 from ..server.recovery import Recovery, RemoteClients
 from ..server.results import (
@@ -37,7 +36,7 @@ from ..server.results import (
 )
 from ..server.round_loop import RoundResult
 from ..server.run_folder import RunFolder
-from ..server.warning_log import WarningLog
+from ..server.warning_log import WarningLog, check_loss
 from ..server.watching import watched
 from ..strategies import resolved
 from ..strategies.cohort import size as cohort_size

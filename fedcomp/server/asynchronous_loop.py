@@ -59,12 +59,10 @@ class AsynchronousLoop(RoundLoop):
         self.now = 0.0  # virtual seconds
         self.began: dict[int, int] = {}  # client at work → round in which it started
         self.answers: dict[int, Answer] = {}  # of clients at work, not yet taken by a round
-        self.changed: set[int] = (
-            set()
-        )  # clients whose answers arrived or were taken since the last checkpoint
-        self._exchanges: dict[
-            int, Exchange
-        ] = {}  # with clients at work, by the round in which they started
+        # Clients whose answers arrived or were taken since the last checkpoint.
+        self.changed: set[int] = set()
+        # Exchanges with clients at work, by the round in which they started.
+        self._exchanges: dict[int, Exchange] = {}
         self._reports: dict[int, Report] = {}  # received, but not yet part of an answer
         self._seconds: dict[int, float] = {}  # from assignment to answer, of answers not yet taken
 
@@ -83,11 +81,8 @@ class AsynchronousLoop(RoundLoop):
         traffic.lateness = {
             client: round - answer.round for client, answer in taken.items() if answer.round < round
         }
-        traffic.seconds = {
-            client: self._seconds.pop(client)
-            for client in [*taken, *late]
-            if client in self._seconds
-        }
+        measured = self._seconds.keys() & {*taken, *late}
+        traffic.seconds = {client: self._seconds.pop(client) for client in measured}
         for client in taken:
             self._leave(client)
         self.clock.move_to(self.now)
@@ -121,7 +116,7 @@ class AsynchronousLoop(RoundLoop):
         ]
         self.began |= dict.fromkeys(begin, round)
         for earlier in self._exchanges.values():
-            earlier.charge_to(traffic)  # a dense model that a client still needs counts here
+            earlier.traffic = traffic  # a dense model that a client still needs counts here
         if self.pace is None:
             exchange.send(assignments)
         else:
@@ -130,39 +125,28 @@ class AsynchronousLoop(RoundLoop):
     def _first(self, round: int, started: float) -> dict[int, Answer]:
         """Wait for as many answers as end a round, and return them by client."""
         wanted = min(len(self.began), max(1, math.floor(self.options.wait * len(self.began) + 0.5)))
+        timeout_s = math.inf if self.config.timeout_s is None else self.config.timeout_s
         told = 0
         self._collect()
         while True:
-            self._receive(POLL_S if self._exchanges and len(self.answers) < wanted else 0.0)
+            if waiting := list(self._exchanges.values()):
+                poll_s = POLL_S if len(self.answers) < wanted else 0.0
+                deliveries = self.transport.receive(poll_s)
+                for exchange in waiting:
+                    exchange.receive(deliveries)
             self._collect()
             for count in range(told + 1, min(wanted, len(self.answers)) + 1):
                 self.on_answer(round, count, wanted)
             told = min(wanted, len(self.answers))
-            over = (
-                self.config.timeout_s is not None
-                and time.perf_counter() - started > self.config.timeout_s
-            )
+            over = time.perf_counter() - started > timeout_s
             if told == wanted or not self._exchanges or over:
                 break
-        first = sorted(self.answers.values(), key=lambda answer: (answer.due, answer.client))[
-            :wanted
-        ]
-        limit = (
-            self.now + self.config.timeout_s
-            if self.pace and self.config.timeout_s is not None
-            else math.inf
-        )
-        if any(answer.due > limit for answer in first):
+        by_arrival = sorted(self.answers.values(), key=lambda answer: (answer.due, answer.client))
+        first, limit = by_arrival[:wanted], self.now + timeout_s
+        if self.pace and any(answer.due > limit for answer in first):
             first, self.now = [answer for answer in first if answer.due <= limit], limit
         self.now = max([self.now, *(answer.due for answer in first)])
         return {answer.client: answer for answer in first}
-
-    def _receive(self, timeout_s: float) -> None:
-        """Pass on the answers that arrived to the exchanges that wait for them."""
-        waiting = list(self._exchanges.values())
-        deliveries = self.transport.receive(timeout_s) if waiting else []
-        for exchange in waiting:
-            exchange.receive(deliveries)
 
     def _on_answer(self, round: int, answered: int, asked: int) -> None:
         """Do nothing: `_first` reports the answers that a round takes."""

@@ -39,9 +39,8 @@ class RoundResult:
     rejections: list[Rejection]
     traffic: Traffic
     broadcast: Broadcast | None  # None: no update was accepted, the model did not move
-    suspicion: Mapping[int, float] = field(
-        default_factory=dict
-    )  # by client, 0..1; empty unless the strategy judges votes
+    # By client, from 0 to 1; empty unless the strategy judges votes.
+    suspicion: Mapping[int, float] = field(default_factory=dict)
     simulated_s: float | None = None  # virtual duration in seconds; None: time is real
     clipped: int = 0  # accepted updates whose norm was bounded
 
@@ -78,9 +77,8 @@ class RoundLoop:
         self.versions: dict[int, str] = {}  # last version that each client reported
         self.tickets: dict[int, str] = {}  # of each client's last accepted proposal
         self.examples: dict[int, int] = {}  # example count in each client's last accepted report
-        self.dropped: dict[
-            int, bytes
-        ] = {}  # frame of the entries dropped from that proposal, until the client has received it
+        # Frame of the entries dropped from that proposal, until the client has received it.
+        self.dropped: dict[int, bytes] = {}
 
     @property
     def model(self) -> Tensor:
@@ -124,12 +122,11 @@ class RoundLoop:
         return Exchange(
             self.transport,
             self.broadcasts,
-            lambda frames: self.strategy.open(phase, frames),
+            self.strategy,
+            phase,
             traffic,
             self._on_report,
             lambda answered, asked: self._on_answer(round, answered, asked),
-            in_step=self.strategy.counterpart is not None,
-            vet=lambda client, frame: self.strategy.vet(phase, client, frame),
         )
 
     def assignment(
@@ -151,13 +148,8 @@ class RoundLoop:
             announced |= counterpart.announce()
         flat = [part for name, value in announced.items() for part in (name.encode(), value)]
         returned = self.dropped.get(client, b"")
-        traffic.sent(
-            client,
-            download,
-            [*flat, returned],
-            first=client not in self.versions,
-            newest=b.newest_bytes,
-        )
+        first = client not in self.versions
+        traffic.sent(client, download, [*flat, returned], first=first, newest=b.newest_bytes)
         return Assignment(
             round,
             phase.name,
@@ -250,10 +242,8 @@ class RoundLoop:
             self.examples,
             len(self.versions),
         )
-        with (
-            timed("aggregation"),
-            np.errstate(over="ignore", invalid="ignore"),
-        ):  # `prepare` detects values outside of float32
+        # `prepare` detects values outside of float32.
+        with timed("aggregation"), np.errstate(over="ignore", invalid="ignore"):
             aggregation = self.strategy.aggregate(updates, update)
             update = self.optimizer.step(update)
         with timed("downlink"):
