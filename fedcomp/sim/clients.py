@@ -5,14 +5,13 @@ from collections.abc import Callable, Iterable, Sequence
 from torch import Tensor
 
 from ..clients.replica import Replica
-from ..clients.session import ClientSession
+from ..clients.session import ClientHook, ClientSession
 from ..clients.trainer import Trainer
 from ..memories import Memory
 from ..memories.base import Changes
 from ..messages import Assignment, Report
 from ..strategies.client_algorithm import ClientAlgorithm
 from ..tasks.base import Data
-from .attacks import ByzantineClients
 from .client_store import ClientStore, StateCheckpoint
 from .contraction import Contraction
 from .growth import Growth
@@ -32,10 +31,10 @@ class VirtualClients:
         *,
         warn: Callable[[str], None] = lambda sentence: None,
         feeds_back: bool = False,
-        byzantine: ByzantineClients | None = None,
+        hook: ClientHook | None = None,
         placement: Placement = IN_MEMORY,
     ):
-        self.trainer, self.byzantine = trainer, byzantine or ByzantineClients()
+        self.trainer = trainer
         self.store = ClientStore(make_memory, replica.version, placement)
         self.watch = UpdateWatch(algorithm, seed, warn, feeds_back)
         self.session = ClientSession(
@@ -44,7 +43,7 @@ class VirtualClients:
             trainer,
             algorithm,
             seed,
-            hook=self.byzantine,
+            hook=hook,
             watch=self.watch,
         )
 
@@ -59,7 +58,8 @@ class VirtualClients:
     @property
     def at_once(self) -> int:
         """Assignments to handle together."""
-        whole = self.byzantine.needs_whole_cohort or self.session.algorithm.trains_on_partitions
+        session = self.session
+        whole = session.hook.needs_whole_cohort or session.algorithm.trains_on_partitions
         return self.clients if whole else self.trainer.at_once
 
     def handle(self, assignments: Sequence[Assignment]) -> list[Report]:

@@ -219,7 +219,7 @@ class Simulation(Preparation):
             config.seed,
             warn=self.warnings,
             feeds_back=self.strategy.feeds_back,
-            byzantine=self.byzantine,
+            hook=self.byzantine if config.attack else None,
             placement=self.placement,
         )
         self.relays = (
