@@ -24,7 +24,7 @@ from ..server.availability import Quota
 from ..server.broadcasts import Broadcasts
 from ..server.evaluation import Evaluator
 from ..server.initial_weights import start_from
-from ..server.recovery import Recovery, RemoteClients
+from ..server.recovery import Recovery
 from ..server.results import (
     NOTHING_ACCEPTED,
     bandwidths_of,
@@ -172,13 +172,8 @@ class Deployment:
             ends.callback(self.folder.close)
             if not self.folder.resumed:
                 self._write_config()
-            recovery = Recovery(
-                self.folder,
-                self.loop,
-                RemoteClients(self.train),
-                self.config.rounds,
-                {"warnings/": self.warnings},
-            )
+            others = {"warnings/": self.warnings}
+            recovery = Recovery(self.folder, self.loop, self.train, self.config.rounds, others)
             ends.callback(recovery.close)
             done = recovery.restore()
             if self.folder.resumed:

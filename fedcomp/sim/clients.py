@@ -11,7 +11,6 @@ from ..memories import Memory
 from ..memories.base import Changes
 from ..messages import Assignment, Report
 from ..strategies.client_algorithm import ClientAlgorithm
-from ..tasks.base import Data
 from .client_store import ClientStore, StateCheckpoint
 from .contraction import Contraction
 from .growth import Growth
@@ -50,10 +49,6 @@ class VirtualClients:
     @property
     def clients(self) -> int:
         return len(self.trainer.shards)
-
-    @property
-    def data(self) -> Data:
-        return self.trainer.data
 
     @property
     def at_once(self) -> int:

@@ -257,7 +257,8 @@ class Simulation(Preparation):
             others = {"warnings/": self.warnings}
             if self.timing:
                 others["network/"] = self.timing
-            recovery = Recovery(self.folder, self.loop, self.clients, self.config.rounds, others)
+            data, rounds = self.clients.trainer.data, self.config.rounds
+            recovery = Recovery(self.folder, self.loop, data, rounds, others, self.clients)
             ends.callback(recovery.close)
             done = recovery.restore()
             self.clients.watch.contraction.resume(done)
