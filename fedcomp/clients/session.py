@@ -111,8 +111,8 @@ class HostedStates(States):
 class ClientSession:
     """Answers assignments with reports.
 
-    `trainer`: None where the caller trains, who calls `download` and `encode` in place of `handle`. `remembers`: keep the round state of
-    a client until its next round, in place of the end of the round.
+    `trainer`: None if the caller trains and calls `download` and `encode` in place of `handle`. `remembers`: keep a client's round state
+    until its next round; by default it is dropped when the next round begins.
     """
 
     def __init__(

@@ -108,7 +108,7 @@ class AsynchronousLoop(RoundLoop):
         free = set(clients) - self.began.keys() - set(besides)
         room = max(0, size(self.config.participation, len(clients)) - len(self.began))
         begin = draw([*free], min(room, len(free)), self.config.seed, round)
-        exchange = self._exchanges[round] = self.exchange(round, Phase(), traffic)
+        exchange = self._exchanges[round] = self.exchange(Phase(), traffic)
         configs = self.strategy.schedule.for_clients(round, begin, self.bandwidths)
         assignments = [
             self.assignment(traffic, client, round, Phase(), {}, configs[client])
@@ -147,9 +147,6 @@ class AsynchronousLoop(RoundLoop):
             first, self.now = [answer for answer in first if answer.due <= limit], limit
         self.now = max([self.now, *(answer.due for answer in first)])
         return {answer.client: answer for answer in first}
-
-    def _on_answer(self, round: int, answered: int, asked: int) -> None:
-        """Do nothing: `_first` reports the answers that a round takes."""
 
     def _on_report(self, report: Report) -> None:
         self._reports[report.client] = report

@@ -66,8 +66,8 @@ class Traffic:
 class Exchange:
     """The messages of one phase with one cohort. `accepted` and `rejected` grow while reports arrive.
 
-    `on_report` is called with each report, `on_answer(answered, asked)` with the counts after each answer. The bytes that are sent and
-    received are counted in `traffic`.
+    `on_report` is called with each report, and the attribute `on_answer(answered, asked)` with the counts after each answer. The bytes that
+    are sent and received are counted in `traffic`.
     """
 
     def __init__(
@@ -78,11 +78,11 @@ class Exchange:
         phase: Phase,
         traffic: Traffic,
         on_report: Callable[[Report], None],
-        on_answer: Callable[[int, int], None],
     ):
         self.transport, self.broadcasts = transport, broadcasts
         self.strategy, self.phase, self.traffic = strategy, phase, traffic
-        self.on_report, self.on_answer = on_report, on_answer
+        self.on_report = on_report
+        self.on_answer: Callable[[int, int], None] = lambda answered, asked: None
         self.accepted: dict[int, Accepted] = {}
         self.rejected: dict[int, Rejection] = {}
         self.proven: set[int] = set()  # clients rejected for bytes that no honest client sends

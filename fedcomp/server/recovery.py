@@ -155,9 +155,8 @@ class Recovery:
 
     def _restore_server(self, run: dict[str, Any]) -> None:
         loop = self.loop
-        read = {True: self._vector, False: self.checkpoint.value}
         memory = {
-            name: read[is_vector](DOWNLINK_MEMORY + name)
+            name: (self._vector if is_vector else self.checkpoint.value)(DOWNLINK_MEMORY + name)
             for name, is_vector in run["downlink_memory"].items()
         }
         cache = self.checkpoint.broadcasts(until=run["round"])

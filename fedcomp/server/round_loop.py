@@ -7,6 +7,7 @@ client's cheapest download, checks every report as it arrives, closes phases, ap
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import numpy as np
 import torch
@@ -97,7 +98,8 @@ class RoundLoop:
         phases: dict[str, list[Accepted]] = {}
         asked, configs = cohort, strategy.schedule.for_clients(round, cohort, self.bandwidths)
         for phase in strategy.phases(round):
-            exchange = self.exchange(round, phase, traffic)
+            exchange = self.exchange(phase, traffic)
+            exchange.on_answer = partial(self.on_answer, round)
             assignments = [
                 self.assignment(traffic, client, round, phase, phases, configs[client])
                 for client in asked
@@ -117,7 +119,7 @@ class RoundLoop:
 
     # The parts of a round.
 
-    def exchange(self, round: int, phase: Phase, traffic: Traffic) -> Exchange:
+    def exchange(self, phase: Phase, traffic: Traffic) -> Exchange:
         """Return the exchange of a phase, before anything is sent."""
         return Exchange(
             self.transport,
@@ -126,7 +128,6 @@ class RoundLoop:
             phase,
             traffic,
             self._on_report,
-            lambda answered, asked: self._on_answer(round, answered, asked),
         )
 
     def assignment(
@@ -219,9 +220,6 @@ class RoundLoop:
         )
         strategy.on_round_end(round, broadcast.frame if broadcast is not None else None)
         return result
-
-    def _on_answer(self, round: int, answered: int, asked: int) -> None:
-        self.on_answer(round, answered, asked)
 
     def _on_report(self, report: Report) -> None:
         """Record the client's version, and that it has received its dropped entries."""

@@ -116,7 +116,7 @@ class FlowerStrategy(Strategy):
             )
         cohort = made.choose(loop.gather(), server_round, loop.broadcasts.fingerprint)
         configs = made.schedule.for_clients(server_round, cohort, loop.bandwidths)
-        exchange = loop.exchange(server_round, phase, traffic := Traffic())
+        exchange = loop.exchange(phase, traffic := Traffic())
         assignments = [
             loop.assignment(traffic, client, server_round, phase, {}, configs[client])
             for client in cohort
