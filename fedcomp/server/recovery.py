@@ -13,6 +13,7 @@ from ..errors import CheckpointError, RunFolderError
 from ..memories.base import Changes
 from ..messages import compact
 from ..tasks import Data
+from .asynchronous_loop import AsynchronousLoop
 from .checkpoint import Checkpoint
 from .round_loop import RoundLoop, RoundResult
 from .run_folder import CHECKPOINT, METRICS, RunFolder
@@ -182,7 +183,9 @@ class Recovery:
     def _parts(self) -> dict[str, Stateful]:
         """Return the objects with their own state in the checkpoint, by the prefix of their names."""
         loop, counterpart = self.loop, self.loop.strategy.counterpart
-        parts = {STRATEGY: loop.strategy, OPTIMIZER: loop.optimizer, LOOP: loop}
+        parts: dict[str, Stateful] = {STRATEGY: loop.strategy, OPTIMIZER: loop.optimizer}
+        if isinstance(loop, AsynchronousLoop):
+            parts[LOOP] = loop
         if counterpart is not None:
             parts[COUNTERPART] = counterpart
         return parts | self.others

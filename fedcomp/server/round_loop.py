@@ -18,7 +18,6 @@ from ..callbacks import Rejection
 from ..codecs import decay
 from ..errors import NonFiniteError
 from ..kernels.sums import sum_squares
-from ..memories.base import Changes
 from ..messages import FAILED, Assignment, ClientRoundConfig, Report
 from ..profiling import timed
 from ..strategies.base import Accepted, Aggregation, Phase, PhaseResult, RoundStrategy, RoundUpdates
@@ -280,14 +279,3 @@ class RoundLoop:
         _, frame = decay.unwrap(broadcast.frame, layout.numel)
         step = self.broadcasts.codec.decode(frame, numel=layout.numel, layout=layout)
         return sum_squares(step) / self.config.server_lr / self.config.server_lr
-
-    # Checkpoints.
-
-    def take_changes(self) -> Changes:
-        """Return the loop's own state, without the model and the clients, as far as it changed since the last call."""
-        return {}, {}
-
-    def restore(
-        self, vector: Callable[[str], Tensor | None], value: Callable[[str], bytes | None]
-    ) -> None:
-        """Continue from a checkpoint. `vector` and `value` read the entries of `take_changes` by name."""
