@@ -69,15 +69,14 @@ class AsynchronousLoop(RoundLoop):
     def run_round(self, round: int) -> RoundResult:
         started = time.perf_counter()
         traffic = Traffic(seconds=self._seconds)
-        late = self._too_late(round)
+        late = [c for c, began in self.began.items() if round - began > self.options.staleness]
         unread = {client: self.answers[client] for client in late if client in self.answers}
         rejected = {client: self._give_up(client, round) for client in late}
         self._begin(round, traffic, besides=rejected.keys())
         taken = self._first(round, started)
-        traffic.uplink = {
-            client: len(answer.report.frame) if answer.report else 0
-            for client, answer in (unread | taken).items()
-        }
+        traffic.uplink.clear()  # what arrived counts in the round that takes it
+        for client, answer in (unread | taken).items():
+            traffic.uplink[client] = len(answer.report.frame) if answer.report else 0
         traffic.lateness = {
             client: round - answer.round for client, answer in taken.items() if answer.round < round
         }
@@ -160,11 +159,6 @@ class AsynchronousLoop(RoundLoop):
                 self.changed.add(client)
             if not exchange.waiting:
                 del self._exchanges[began]
-
-    def _too_late(self, round: int) -> list[int]:
-        return [
-            client for client, began in self.began.items() if round - began > self.options.staleness
-        ]
 
     def _give_up(self, client: int, round: int) -> Rejection:
         reason = f"no answer in the {round - self.began[client]} rounds since it started"

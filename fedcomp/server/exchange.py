@@ -1,5 +1,6 @@
 """One phase of a round: send assignments, check reports as they arrive, and count the bytes of both."""
 
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -37,8 +38,8 @@ def accepted_of(report: Report, update: Update | None, rate: float = 1.0) -> Acc
 class Traffic:
     """The traffic of a round by client: bytes of frames, announcements and returned frames, and the duration of answers."""
 
-    uplink: dict[int, int] = field(default_factory=dict)
-    downlink: dict[int, int] = field(default_factory=dict)
+    uplink: Counter[int] = field(default_factory=Counter)
+    downlink: Counter[int] = field(default_factory=Counter)
     # Seconds from assignment to answer, summed over phases; no entry: no answer.
     seconds: dict[int, float] = field(default_factory=dict, compare=False)
     # Versions that the client had missed when it was asked; None: unknown.
@@ -53,14 +54,11 @@ class Traffic:
     ) -> None:
         """Count a download. `beside`: announcements and returned frames that are sent with it."""
         size = download.bytes
-        self.downlink[client] = self.downlink.get(client, 0) + size + sum(map(len, beside))
+        self.downlink[client] += size + sum(map(len, beside))
         if first:
             self.first_download += size
         else:
             self.catch_up += max(0, size - newest)
-
-    def received(self, client: int, frame: bytes) -> None:
-        self.uplink[client] = self.uplink.get(client, 0) + len(frame)
 
 
 class Exchange:
@@ -185,7 +183,7 @@ class Exchange:
                 f"the reply names client {report.client}, round {report.round}, phase '{report.phase}'"
             )
         self.on_report(report)
-        self.traffic.received(client, report.frame)
+        self.traffic.uplink[client] += len(report.frame)
         if report.kind == NEED_DENSE and client not in self._sent_dense:
             return self._send_dense(assignment)
         if report.kind in (FAILED, NEED_DENSE):
