@@ -4,7 +4,8 @@ from collections.abc import Iterable
 
 from torch import Tensor
 
-from ..codecs import Codec, codec, decay, overwrite
+from ..codecs import Codec, codec, overwrite
+from ..codecs.frame import unwrap_decay
 from ..errors import FrameError, ProtocolError
 from ..layout import Layout
 from ..messages import (
@@ -67,7 +68,7 @@ class Replica:
         elif assignment.form == FRAMES:
             numel, steps = self.weights.numel(), []
             for frame in self._missing(assignment):
-                factor, step = decay.unwrap(frame, numel)
+                factor, step = unwrap_decay(frame, numel)
                 steps.append((factor, self.downlink.open(step, numel, self.layout)))
             for factor, update in steps:
                 if factor != 1:

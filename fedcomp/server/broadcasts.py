@@ -19,7 +19,8 @@ import numpy as np
 from torch import Tensor
 
 from ..clients.replica import DENSE_CODEC
-from ..codecs import Codec, decay, overwrite
+from ..codecs import Codec, overwrite
+from ..codecs.frame import unwrap_decay, wrap_decay
 from ..errors import ConfigError, MismatchError
 from ..layout import Layout
 from ..memories import Memory, memory
@@ -150,12 +151,12 @@ class Broadcasts:
         step = self.memory.propose(update, seed=seed)
         if step is None:
             return None
-        frame = decay.wrap(factor, step, update.numel())
+        frame = wrap_decay(factor, step, update.numel())
         return Broadcast(round, self.version, next_version(self.version, frame), frame)
 
     def publish(self, broadcast: Broadcast) -> None:
         """Move the model by a prepared broadcast, and keep it for clients that miss it."""
-        factor, step = decay.unwrap(broadcast.frame, self.weights.numel())
+        factor, step = unwrap_decay(broadcast.frame, self.weights.numel())
         if factor != 1:
             self.weights.mul_(factor)
         self.codec.accumulate(step, self.weights, layout=self.layout)
@@ -230,7 +231,7 @@ class Broadcasts:
 
     def _positions(self, broadcast: Broadcast) -> np.ndarray | None:
         """Return the positions that a broadcast touched, None for all."""
-        factor, step = decay.unwrap(broadcast.frame, self.weights.numel())
+        factor, step = unwrap_decay(broadcast.frame, self.weights.numel())
         if factor != 1:
             return None
         return self.codec.open(step, self.weights.numel(), self.layout).positions

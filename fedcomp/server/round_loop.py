@@ -15,7 +15,7 @@ from torch import Tensor
 
 from .. import seeds
 from ..callbacks import Rejection
-from ..codecs import decay
+from ..codecs.frame import unwrap_decay
 from ..errors import NonFiniteError
 from ..kernels.sums import sum_squares
 from ..messages import FAILED, Assignment, ClientRoundConfig, Report
@@ -276,6 +276,6 @@ class RoundLoop:
         if broadcast is None:
             return 0.0
         layout = self.broadcasts.layout
-        _, frame = decay.unwrap(broadcast.frame, layout.numel)
+        _, frame = unwrap_decay(broadcast.frame, layout.numel)
         step = self.broadcasts.codec.decode(frame, numel=layout.numel, layout=layout)
         return sum_squares(step) / self.config.server_lr / self.config.server_lr
