@@ -22,9 +22,8 @@ from ..server.asynchronous_loop import loop_of
 from ..server.availability import Quota
 from ..server.broadcasts import Broadcasts
 from ..server.evaluation import Evaluator
-from ..server.finite_loss import check_loss
 from ..server.initial_weights import start_from
-from ..server.recovery import Recovery, RemoteClients
+from ..server.recovery import Recovery
 from ..server.results import (
     NOTHING_ACCEPTED,
     bandwidths_of,
@@ -36,7 +35,7 @@ from ..server.results import (
 )
 from ..server.round_loop import RoundResult
 from ..server.run_folder import RunFolder
-from ..server.warning_log import WarningLog
+from ..server.warning_log import WarningLog, check_loss
 from ..server.watching import watched
 from ..strategies import resolved
 from ..strategies.cohort import size as cohort_size
@@ -171,13 +170,8 @@ class Deployment:
             ends.callback(self.folder.close)
             if not self.folder.resumed:
                 self._write_config()
-            recovery = Recovery(
-                self.folder,
-                self.loop,
-                RemoteClients(self.train),
-                self.config.rounds,
-                {"warnings/": self.warnings},
-            )
+            others = {"warnings/": self.warnings}
+            recovery = Recovery(self.folder, self.loop, self.train, self.config.rounds, others)
             ends.callback(recovery.close)
             done = recovery.restore()
             if self.folder.resumed:

@@ -5,15 +5,13 @@ from collections.abc import Callable, Iterable, Sequence
 from torch import Tensor
 
 from ..clients.replica import Replica
-from ..clients.session import ClientSession
+from ..clients.session import ClientHook, ClientSession
 from ..clients.trainer import Trainer
 from ..memories import Memory
 from ..memories.base import Changes
 from ..messages import Assignment, Report
 from ..server.checkpoint import Checkpoint
 from ..strategies.client_algorithm import ClientAlgorithm
-from ..tasks.base import Data
-from .attacks import ByzantineClients
 from .client_store import ClientStore
 from .placement import IN_MEMORY, Placement
 from .update_watch import UpdateWatch
@@ -31,10 +29,10 @@ class VirtualClients:
         seed: int,
         *,
         warn: Callable[[str], None] = lambda sentence: None,
-        byzantine: ByzantineClients | None = None,
+        hook: ClientHook | None = None,
         placement: Placement = IN_MEMORY,
     ):
-        self.trainer, self.byzantine = trainer, byzantine or ByzantineClients()
+        self.trainer = trainer
         self.store = ClientStore(make_memory, replica.version, placement)
         self.session = ClientSession(
             replica,
@@ -42,7 +40,7 @@ class VirtualClients:
             trainer,
             algorithm,
             seed,
-            hook=self.byzantine,
+            hook=hook,
             watch=UpdateWatch(warn),
         )
 
@@ -51,13 +49,10 @@ class VirtualClients:
         return len(self.trainer.shards)
 
     @property
-    def data(self) -> Data:
-        return self.trainer.data
-
-    @property
     def at_once(self) -> int:
         """Assignments to handle together."""
-        whole = self.byzantine.needs_whole_cohort or self.session.algorithm.trains_on_partitions
+        session = self.session
+        whole = session.hook.needs_whole_cohort or session.algorithm.trains_on_partitions
         return self.clients if whole else self.trainer.at_once
 
     def handle(self, assignments: Sequence[Assignment]) -> list[Report]:

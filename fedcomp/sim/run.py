@@ -22,7 +22,6 @@ from ..profiling import timed, timed_each
 from ..server.asynchronous_loop import loop_of
 from ..server.broadcasts import Broadcasts
 from ..server.evaluation import Evaluator
-from ..server.finite_loss import check_loss
 from ..server.initial_weights import start_from
 from ..server.logs import STDOUT
 from ..server.recovery import Recovery
@@ -37,7 +36,7 @@ from ..server.results import (
 )
 from ..server.round_loop import RoundResult
 from ..server.run_folder import RunFolder
-from ..server.warning_log import WarningLog
+from ..server.warning_log import WarningLog, check_loss
 from ..server.watching import watched
 from ..strategies import resolved
 from ..strategies.cohort import size as cohort_size
@@ -215,7 +214,7 @@ class Simulation(Preparation):
             self.strategy.client_algorithm,
             config.seed,
             warn=self.warnings,
-            byzantine=self.byzantine,
+            hook=self.byzantine if config.attack else None,
             placement=self.placement,
         )
         self.relays = (
@@ -253,7 +252,8 @@ class Simulation(Preparation):
             others = {"warnings/": self.warnings}
             if self.timing:
                 others["network/"] = self.timing
-            recovery = Recovery(self.folder, self.loop, self.clients, self.config.rounds, others)
+            data, rounds = self.clients.trainer.data, self.config.rounds
+            recovery = Recovery(self.folder, self.loop, data, rounds, others, self.clients)
             ends.callback(recovery.close)
             done = recovery.restore()
             if self.folder.resumed:

@@ -7,7 +7,7 @@ import pytest
 from fedcomp.callbacks import Rejection, Rejections, RoundRecord
 from fedcomp.cli.dashboard import Dashboard
 from fedcomp.cli.plain import Plain
-from fedcomp.server.rejected import CLIENTS, REASONS, rejections_of
+from fedcomp.server.results import CLIENTS, REASONS, rejections_of
 from fedcomp.watch import Totals, facts, rejections, suspects, verdict
 
 

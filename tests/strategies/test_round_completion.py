@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 from fedcomp import RunConfig
 from fedcomp.errors import ConfigError
 from fedcomp.layout import Layout
-from fedcomp.server.clock import Clock
 from fedcomp.server.results import strategy_of
-from fedcomp.server.transport import Delivery
+from fedcomp.server.transport import Clock, Delivery
 from fedcomp.sim import simulate
 from fedcomp.strategies import Average, StrategyConfig, resolved
 from fedcomp.strategies.powersgd import PowerSGD

@@ -8,8 +8,7 @@ from flwr.serverapp import Grid
 
 from ...errors import ProtocolError
 from ...messages import Assignment, Report, Values
-from ...server.clock import Clock
-from ...server.transport import Delivery, Lost, Transport
+from ...server.transport import Clock, Delivery, Lost, Transport
 from .records import M, from_records, to_records
 
 # Logical client id → Flower node id, of the clients that can be reached now.

@@ -120,7 +120,8 @@ class Model:
             raise ProtocolError(
                 f"the reply names client {report.client}, round {report.round}, phase '{report.phase}'"
             )
-        asked.traffic.received(report.client, report.frame + b"".join(parcel.bodies))
+        size = len(report.frame) + sum(map(len, parcel.bodies))
+        asked.traffic.uplink[report.client] += size
         if report.version:
             self.versions[report.client] = report.version
         if report.kind == NEED_DENSE:

@@ -13,8 +13,7 @@ from ...errors import ConfigError
 from ...keys.enrolment import pem
 from ...keys.keyring import verifier
 from ...messages import UPDATE, Assignment, Farewell, Presence, Report
-from ...server.clock import Clock
-from ...server.transport import Delivery, Lost
+from ...server.transport import Clock, Delivery, Lost
 from ..relays import RELAY
 from .io_loop import io_loop
 from .port import SPARE_CONNECTIONS, Port
