@@ -80,6 +80,7 @@ def parsed(words: list[str]) -> str:
     given = command.make_context(name, words, parent=context).params
     if name == "sim":
         own = {"dry_run", "side_by_side", "target_accuracy"}
+        own |= {"rounds", "loops", "trace", "json"} if context.info_name == "bench" else set()
         alternatives(
             flags.run_values(
                 {key: value for key, value in given.items() if key not in own} | {"resume": None},

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from ..config import ALTERNATIVES_FILE, RUN_FILE, SPANNING, read_toml
 from ..errors import FedcompError, RunFolderError, UserError
-from ..runs import Run, load
+from ..runs import load
 from .comparison.alternatives import alternatives
 from .report.page import write
 from .results import share
@@ -51,23 +51,19 @@ def _runs_in(folder: Path) -> list[Path]:
 
 def after_run(folder: Path, warn: Callable[[str], None], target: float | None = None) -> None:
     """Write report.html into the folder of a run that has ended, if it was begun; pass an error to `warn`."""
-    if not (folder / RUN_FILE).is_file():
-        return
-    try:
-        write([load(folder)], folder / REPORT, target=target)
-    except FedcompError as error:
-        warn(f"{REPORT} is not written: {error}")
+    if (folder / RUN_FILE).is_file():
+        draw([folder], folder / REPORT, warn, target)
 
 
 def draw(
-    runs: Sequence[Run],
+    folders: Sequence[Path],
     page: Path,
     warn: Callable[[str], None],
     target: float | None = None,
     failed: Mapping[str, str] | None = None,
 ) -> None:
-    """Write a page on runs that have ended; pass an error to `warn`. `failed`: the error of each failed run, by folder."""
+    """Write a page on the runs in `folders`; pass an error to `warn`. `failed`: the error of each failed run, by folder."""
     try:
-        write(runs, page, target=target, failed=failed)
+        write([load(folder) for folder in folders], page, target=target, failed=failed)
     except FedcompError as error:
         warn(f"{REPORT} is not written: {error}")
