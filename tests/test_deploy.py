@@ -18,7 +18,7 @@ import yaml
 from tls_servers import grpc_serving
 from typer.main import get_command
 
-from fedcomp.cli import deployed, flags
+from fedcomp.cli import flags
 from fedcomp.cli.comparison.alternatives import alternatives
 from fedcomp.cli.main import app
 from fedcomp.config import SPANNING
@@ -88,9 +88,9 @@ def parsed(words: list[str]) -> str:
             )
         )
     if name == "start":
+        door = {"port", "host", "keys", "insecure", "transport"}
         flags.run_config(
-            {key: value for key, value in given.items() if key not in deployed.DOOR_NAMES}
-            | {"resume": None}
+            {key: value for key, value in given.items() if key not in door} | {"resume": None}
         )
     return name
 

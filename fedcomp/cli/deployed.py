@@ -1,17 +1,16 @@
 """`fedcomp server start`, `fedcomp client` and `fedcomp relay`: checks of their options, and messages on the terminal."""
 
-import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
+import click
 import typer
 
-from .. import spec
-from ..config import RunConfig, at_home
+from ..config import KEYS, RunConfig, at_home
 from ..errors import ConfigError, UserError
 from ..formatting import one_line
 from ..watch import Watch
@@ -19,8 +18,8 @@ from . import flags
 from .exits import stoppable
 from .identities import identities, relay_target
 
-DOOR, DOOR_NAMES = "The server's port", ("port", "host", "keys", "insecure", "transport")
-TRANSPORTS = ("grpc", "flower")
+PORT = 8080
+TRANSPORTS = click.Choice(["grpc", "flower"])
 TRANSPORT_HELP = (
     "what carries the messages: gRPC, or stock flower-superlink and flower-supernode processes"
 )
@@ -35,7 +34,10 @@ Insecure = Annotated[bool, typer.Option("--insecure", help="Without TLS and keys
 Patience = Annotated[
     float | None,
     typer.Option(
-        metavar="SECONDS", min=0, help="How long to try to reach the server. Default: for ever."
+        metavar="SECONDS",
+        min=0,
+        max=1e9,
+        help="How long to try to reach the server. Default: for ever.",
     ),
 ]
 Stay = Annotated[bool, typer.Option("--stay", help="Wait for the next run when one is over.")]
@@ -48,40 +50,32 @@ LogJson = Annotated[
 ]
 
 
-def over_flower(transport: str | None) -> bool:
-    """Return whether --transport names Flower. Raises ConfigError for a transport that does not exist."""
-    if transport not in (None, *TRANSPORTS):
-        raise ConfigError(f"--transport is '{transport}'; give one of: {', '.join(TRANSPORTS)}")
-    return transport == "flower"
-
-
-def serve(given: Mapping[str, Any], config: RunConfig, watch: Watch) -> None:
+def serve(
+    config: RunConfig,
+    watch: Watch,
+    port: int | None = None,
+    host: str | None = None,
+    keys: str | None = None,
+    insecure: bool | None = None,
+    transport: str | None = None,
+) -> None:
     """Run the server. Raises UserError."""
     from ..deployment.start import Door
 
-    if over_flower(given.get("transport")):
+    if transport == "flower":
         from ..deployment.flower.server import serve as run
     else:
         from ..deployment.start import serve as run
 
-    insecure, keys = bool(given.get("insecure")), given.get("keys")
     if insecure and keys:
         raise ConfigError("--insecure uses no keys, but --keys is given; give only one of the two")
-    folder = None if insecure else at_home(keys or "keys", "--keys")
+    folder = None if insecure else at_home(keys or KEYS, "--keys")
     if folder is not None and not folder.is_dir():
         raise UserError(
             f"there is no folder of keys {folder}; make one with: fedcomp keys init --out {folder} --clients {config.clients} "
             "--host HOST, or give --insecure for a trial on this machine"
         )
-    door = Door(_port(given.get("port")), given.get("host") or "", folder)
-    run(config, door, watch)
-
-
-def _port(text: str | None) -> int:
-    port = spec.convert(text, int, "--port") if text is not None else 8080
-    if not 0 <= port < 65536:
-        raise ConfigError(f"--port is {port}; give 1 to 65535, or 0 for a free one")
-    return port
+    run(config, Door(PORT if port is None else port, host or "", folder), watch)
 
 
 def say(sentence: str) -> None:
@@ -103,14 +97,6 @@ def saying(log_json: str | None) -> Iterator[Callable[[str], None]]:
     with JsonLog(log_json) as log:
         yield (
             log.said if log_json == STDOUT else lambda sentence: (say(sentence), log.said(sentence))
-        )
-
-
-def check_patience(patience: float | None) -> None:
-    """Raise ConfigError unless --patience is finite or not given."""
-    if patience is not None and not math.isfinite(patience):
-        raise ConfigError(
-            f"--patience is {patience:g}; give seconds, or leave it out to try for ever"
         )
 
 
@@ -170,9 +156,7 @@ def client(
     ),
     log_json: LogJson = None,
     transport: str = typer.Option(
-        "grpc",
-        metavar=f"[{'|'.join(TRANSPORTS)}]",
-        help=f"The server's transport, {TRANSPORT_HELP}.",
+        "grpc", click_type=TRANSPORTS, help=f"The server's transport, {TRANSPORT_HELP}."
     ),
 ) -> None:
     """Take part in a federation until its run is over. Nothing that a server sends is executed."""
@@ -181,14 +165,12 @@ def client(
         return f"{why}; the state of this client is in its state folder, and the same command continues"
 
     with stoppable(stopped), saying(log_json) as say, ExitStack() as ends:
-        check_patience(patience)
         who = identities(server, enrolment, insecure, client_id, partition_id, state_dir, count)
         if partitions is not None and partition_id is None:
             raise ConfigError(
                 "--partitions is the number of parts of the data; give --partition-id as well"
             )
-        flower = over_flower(transport)
-        if flower and len(who) > 1:
+        if transport == "flower" and len(who) > 1:
             raise ConfigError(
                 "--transport flower runs one client per process; start each client with a command of its own"
             )
@@ -206,7 +188,7 @@ def client(
         folder = flags.existing_data_folder(data)
         loaded = load(task, folder)
         known = read_roster(roster) if roster is not None else None
-        if flower:
+        if transport == "flower":
             from ..deployment.flower.client import ClientOptions, FlowerClient
             from ..keys.enrolment import default_enrolment
 
@@ -276,7 +258,6 @@ def relay(
         return f"{why}; the same command continues, and clients reconnect to it"
 
     with stoppable(stopped), saying(log_json) as say:
-        check_patience(patience)
         target = relay_target(server, enrolment, insecure)
         host = host or (LOOPBACK if insecure else "0.0.0.0")
         RelayProcess(target, host, port, say, patience_s=patience, stay=stay).run()

@@ -169,10 +169,7 @@ def resume_command(
             flag = config.flag(name)
             if isinstance(value, bool):
                 words += [flag if value else "--no-" + flag.removeprefix("--")]
-            else:
-                words += [
-                    word
-                    for one in ([value] if isinstance(value, str) else value)
-                    for word in (flag, one)
-                ]
+                continue
+            for one in value if isinstance(value, list | tuple) else [value]:
+                words += [flag, str(one)]
     return shlex.join([*words, "--out", out, "--resume"])

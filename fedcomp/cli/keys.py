@@ -15,7 +15,7 @@ import typer
 
 from ..config import KEYS, at_home, keys_command
 from ..errors import KeysError, UserError
-from ..formatting import NOTHING
+from ..formatting import NOTHING, named_clients
 from .exits import command_group, stoppable
 from .tables import print_table
 
@@ -270,8 +270,4 @@ def _holder(text: str, folder: Path, command: str, *others: str) -> int | str:
 
 
 def _clients(ids: list[int]) -> str:
-    """Return the ids as the beginning of a sentence, such as "Clients 0 to 3 are"."""
-    if len(ids) == 1:
-        return f"Client {ids[0]} is"
-    run = ids == list(range(ids[0], ids[-1] + 1))
-    return f"Clients {f'{ids[0]} to {ids[-1]}' if run else ', '.join(map(str, ids))} are"
+    return f"{named_clients(ids).capitalize()} {'is' if len(ids) == 1 else 'are'}"

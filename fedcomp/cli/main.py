@@ -12,7 +12,7 @@ import typer
 from typer.main import get_command
 
 from .. import __version__, spec
-from ..config import SPANNING, RunConfig
+from ..config import KEYS, SPANNING, RunConfig
 from ..errors import UserError
 from ..formatting import one_line
 from . import deployed, doctor, flags, keys, reproduce, results
@@ -22,7 +22,7 @@ from .exits import OneSentence, command_group, stoppable
 if TYPE_CHECKING:
     from ..watch import Watch
 
-COMPARISON = "Comparison"  # panel of the help
+COMPARISON, PORT = "Comparison", "The server's port"  # panels of the help
 
 app = typer.Typer(
     cls=OneSentence,
@@ -359,34 +359,36 @@ def bench_sim(
 @server.command("start")
 @flags.with_run_flags(without=("network",))
 def start(
-    port: str | None = typer.Option(
+    port: int | None = typer.Option(
         None,
         metavar="N",
-        rich_help_panel=deployed.DOOR,
-        help=r"port to listen on [dim]\[default: 8080][/dim]",
+        min=0,
+        max=65_535,
+        rich_help_panel=PORT,
+        help=rf"port to listen on, 0 = a free one [dim]\[default: {deployed.PORT}][/dim]",
     ),
     host: str | None = typer.Option(
         None,
         metavar="HOST",
-        rich_help_panel=deployed.DOOR,
+        rich_help_panel=PORT,
         help="address of this machine to listen on; all addresses by default, loopback with --insecure",
     ),
     keys: str | None = typer.Option(
         None,
         metavar="DIR",
-        rich_help_panel=deployed.DOOR,
-        help=r"folder of keys, made by fedcomp keys init [dim]\[default: keys][/dim]",
+        rich_help_panel=PORT,
+        help=rf"folder of keys, made by fedcomp keys init [dim]\[default: {KEYS}][/dim]",
     ),
     insecure: bool | None = typer.Option(
         None,
         "--insecure",
-        rich_help_panel=deployed.DOOR,
+        rich_help_panel=PORT,
         help="without TLS and keys, for a trial on one machine",
     ),
     transport: str | None = typer.Option(
         None,
-        metavar=f"[{'|'.join(deployed.TRANSPORTS)}]",
-        rich_help_panel=deployed.DOOR,
+        click_type=deployed.TRANSPORTS,
+        rich_help_panel=PORT,
         help=rf"{deployed.TRANSPORT_HELP} [dim]\[default: grpc][/dim]",
     ),
     **given: Any,
@@ -396,9 +398,9 @@ def start(
     Clients come through one port, with TLS and the keys of fedcomp keys init. The options of the run are those of fedcomp sim.
     """
     config = flags.run_config(given)
-    door = dict(zip(deployed.DOOR_NAMES, (port, host, keys, insecure, transport), strict=True))
+    door = {"port": port, "host": host, "keys": keys, "insecure": insecure, "transport": transport}
     _run(
-        lambda watch: deployed.serve(door, config, watch),
+        lambda watch: deployed.serve(config, watch, **door),
         config,
         door | given,
         ("fedcomp", "server", "start"),
