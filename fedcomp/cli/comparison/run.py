@@ -134,8 +134,10 @@ class Comparison:
         ]
         if runs:
             page = self.folder.path / reports.REPORT
-            begun = [run.folder for run in runs]
-            reports.draw(begun, page, self.watch.warning, self.target, failed)
+            try:
+                reports.write([run.folder for run in runs], page, self.target, failed)
+            except FedcompError as error:
+                self.watch.warning(f"{page.name} is not written: {error}")
         self.folder.write_comparison(
             {
                 "version": __version__,

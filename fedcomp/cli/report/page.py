@@ -1,19 +1,16 @@
 """The report: one HTML file that needs nothing else, neither scripts nor a network."""
 
-import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
-from pathlib import Path
 from statistics import mean
 
 import numpy as np
 
 from ... import __version__
 from ...config import flag
-from ...errors import RunFolderError
 from ...formatting import NOTHING, decimal, duration, percent, ratio
-from ...runs import ALIKE, Group, Run, groups
+from ...runs import ALIKE, Group, Run
 from ..results import FRONT, cells, legend, results
 from ..results import head as titles
 from . import svg
@@ -24,34 +21,13 @@ MOST_NAMED = 12  # clients in a cell
 MOST_IN_COLUMN = 8  # entries of the legend
 
 
-def write(
-    runs: Sequence[Run],
-    page: Path,
-    *,
-    target: float | None = None,
-    failed: Mapping[str, str] | None = None,
-) -> None:
-    """Write the report on `runs`.
-
-    `target`: an accuracy, 0..1, for which rounds and bytes are reported; `failed`: the error of each failed run, by folder. Raises
-    RunFolderError when the file cannot be written.
-    """
-    text = html(groups(runs), target, failed)
-    new = page.with_name(f".{page.name}.new")
-    try:
-        page.parent.mkdir(parents=True, exist_ok=True)
-        new.write_text(text, encoding="utf-8")
-        os.replace(new, page)
-    except OSError as error:
-        raise RunFolderError(
-            f"{page} cannot be written ({error.strerror}); give another --out"
-        ) from error
-
-
 def html(
     found: Sequence[Group], target: float | None, failed: Mapping[str, str] | None = None
 ) -> str:
-    """Return the report as an HTML document."""
+    """Return the report on groups of runs as an HTML document.
+
+    `target`: an accuracy, 0..1, for which rounds and bytes are reported; `failed`: the error of each failed run, by folder.
+    """
     lines = results(found, target, failed)
     drawn = panels(found, lines)
     entries = {id(entry.group): entry for panel in drawn for entry in panel.entries}

@@ -33,7 +33,7 @@ MARKERS = (
 
 @dataclass(frozen=True)
 class Scale:
-    """A linear or logarithmic map from values to pixels. Values are finite, and positive where `log` is set."""
+    """A map from values to pixels. With `log`, values are positive, and `low` and `high` are powers of ten."""
 
     low: float
     high: float
@@ -50,35 +50,30 @@ class Scale:
         if log:
             low, high = math.log10(low), math.log10(high)
         beyond = MARGIN * (high - low) or abs(low) * MARGIN or 1.0
-        low, high = low - beyond, high + beyond
-        return cls(10**low, 10**high, start, end, True) if log else cls(low, high, start, end)
+        return cls(low - beyond, high + beyond, start, end, log)
 
     def __call__(self, value: float) -> float:
-        low, high = self.low, self.high
-        if self.log:
-            value, low, high = math.log10(value), math.log10(low), math.log10(high)
-        return self.start + (value - low) / (high - low) * (self.end - self.start)
+        value = math.log10(value) if self.log else value
+        return self.start + (value - self.low) / (self.high - self.low) * (self.end - self.start)
 
     def ticks(self, count: int, whole: bool = False) -> list[float]:
         """Return about `count` round numbers on the scale, only integers if `whole`."""
+        low, high = self.low, self.high
         if self.log:
-            low, high = math.log10(self.low), math.log10(self.high)
             decades = range(math.ceil(low), math.floor(high) + 1)
             if len(decades) >= 3:
                 return [10.0**power for power in decades[:: math.ceil(len(decades) / count)]]
-            found = [
-                m * 10.0**power
-                for power in range(math.floor(low), math.floor(high) + 1)
-                for m in (1, 2, 5)
-                if self.low <= m * 10.0**power <= self.high
-            ]
+            powers = range(math.floor(low), math.floor(high) + 1)
+            found = [m * 10.0**power for power in powers for m in (1, 2, 5)]
+            found = [value for value in found if low <= math.log10(value) <= high]
             if len(found) >= 2:
                 return found
-        raw = (self.high - self.low) / count
+            low, high = 10**low, 10**high
+        raw = (high - low) / count
         power = 10.0 ** math.floor(math.log10(raw))
         step = next(m * power for m in (1, 2, 5, 10) if m * power >= raw * (1 - 1e-9))
         step = max(step, 1.0) if whole else step
-        first, last = math.ceil(self.low / step - 1e-9), math.floor(self.high / step + 1e-9)
+        first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
         return [i * step for i in range(first, last + 1)]
 
 
