@@ -379,7 +379,7 @@ def test_revoke_a_relay(with_relay):
 def test_revoke_clients_and_a_relay_together(with_relay):
     assert (
         done("keys", "revoke", "2", "relay-0", "1", "--keys", with_relay)
-        == "Clients 2, 1 are revoked, Relay 0 is revoked; a running server disconnects them\n"
+        == "Clients 1, 2 are revoked, Relay 0 is revoked; a running server disconnects them\n"
     )
     assert sorted(read_registry(with_relay).enrolled()) == [0]
 
