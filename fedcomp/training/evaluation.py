@@ -39,8 +39,8 @@ def evaluate(
     """Evaluate `weights` [n] on `data`, which is on `device`.
 
     Writes the weights into `model`, moved to `device` and left in eval mode; its buffers are used as they are. A forward pass takes
-    `batch` examples, by default 1,000 on a GPU, 250 on a CPU and 50 images with their channels last. The task's metrics are called once, with the outputs and targets of all
-    examples on the CPU. A task with an `evaluate_fn` is evaluated by that alone.
+    `batch` examples, by default 1,000 on a GPU, 250 on a CPU and 50 images with their channels last. The task's metrics are called
+    once, with the outputs and targets of all examples on the CPU. A task with an `evaluate_fn` is evaluated by that alone.
     """
     model = model.to(device).eval()
     layout.scatter(weights, model)

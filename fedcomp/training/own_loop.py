@@ -86,6 +86,7 @@ class OwnLoopEngine:
             copy.deepcopy(state or {}),
         )
         self.model.train()
+        self.model.zero_grad()  # of the client before
         with drawing_from(own_seed, self.device):
             found = self.task.train_fn(self.model, data.subset(rows), told)
         numbers = numbers_of(self.task, "train_fn", found)
@@ -116,4 +117,7 @@ def numbers_of(task: Task, what: str, found: Any) -> dict[str, float]:
             raise TaskError(
                 f"task '{task.name}': {what} returned a {type(value).__name__} for '{name}'; return one number"
             )
-    return {str(name): float(value) for name, value in found.items()}
+    return {
+        str(name): float(value.item() if isinstance(value, Tensor) else value)
+        for name, value in found.items()
+    }

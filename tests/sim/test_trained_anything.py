@@ -1,0 +1,141 @@
+"""Runs whose clients train with any optimizer, on any batches, or by the task's own loop, in every engine and through a resume."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import Dataset
+
+import fedcomp
+from fedcomp import Data, RunConfig, Task
+from fedcomp.errors import ConfigError
+from fedcomp.sim import simulate
+
+HERE = Path(__file__).resolve()
+GENERATOR = torch.Generator().manual_seed(3)
+INPUTS = torch.randn(120, 6, generator=GENERATOR)
+LABELS = (INPUTS.sum(1) > 0).long()
+
+
+class Pairs(Dataset):
+    def __len__(self) -> int:
+        return len(LABELS)
+
+    def __getitem__(self, row):
+        return INPUTS[row], LABELS[row]
+
+
+class Halves(nn.Module):
+    """Takes each half of the inputs by keyword."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(6, 2)
+
+    def forward(self, left, right):
+        return self.layer(torch.cat([left, right], 1))
+
+
+def own_loop(model, data, round):
+    optimizer = torch.optim.Adam(model.parameters(), 0.02)
+    if round.state:
+        optimizer.load_state_dict(round.state["adam"])
+    inputs, labels = (torch.stack(part) for part in zip(*data, strict=True))
+    loss = nn.functional.cross_entropy(model(inputs), labels)
+    loss.backward()
+    optimizer.step()
+    round.state["adam"] = optimizer.state_dict()
+    return {"loss": loss, "examples": len(data)}
+
+
+def failing_loop(model, data, round):
+    if round.client == 1:
+        raise RuntimeError("no such file: words.txt")
+    return {"loss": 1.0}
+
+
+def evaluate(model, data):
+    return {"loss": 0.5, "accuracy": 0.25, "fluency": 7}
+
+
+lazy = Task("lazy", lambda: nn.Linear(6, 2), Pairs, (INPUTS, LABELS))
+keywords = Task(
+    "keywords",
+    Halves,
+    Data({"left": INPUTS[:, :2], "right": INPUTS[:, 2:]}, LABELS),
+    Data({"left": INPUTS[:, :2], "right": INPUTS[:, 2:]}, LABELS),
+)
+own = Task("own", lambda: nn.Linear(6, 2), Pairs(), Pairs(), train_fn=own_loop)
+failing = Task("failing", lambda: nn.Linear(6, 2), Pairs(), Pairs(), train_fn=failing_loop)
+evaluated = Task("evaluated", lambda: nn.Linear(6, 2), Pairs(), Pairs(), evaluate_fn=evaluate)
+
+
+def config(out, name: str, **options) -> RunConfig:
+    return RunConfig(
+        task=f"{HERE}:{name}",
+        clients=6,
+        participation=0.5,
+        rounds=options.pop("rounds", 4),
+        uplink="topk:density=50%",
+        out=str(out),
+        **options,
+    )
+
+
+def model_of(folder) -> bytes:
+    return (folder / "model.safetensors").read_bytes()
+
+
+ADAM = {"optimizer": "adam:lr=0.02", "optimizer_state": "kept"}
+CASES = [("lazy", ADAM), ("keywords", {"optimizer": "adamw"}), ("own", {})]
+
+
+@pytest.mark.parametrize(("name", "options"), CASES, ids=[name for name, _ in CASES])
+def test_a_run_learns_and_is_the_same_when_it_was_interrupted(tmp_path, name, options):
+    whole = simulate(config(tmp_path / "whole", name, engine="serial", **options))
+    records = fedcomp.load(tmp_path / "whole").metrics
+    assert whole.rounds == 4 and records["loss"][-1] < records["loss"][0]
+    begun = config(tmp_path / "parts", name, engine="serial", rounds=2, horizon=4, **options)
+    simulate(begun)
+    simulate(config(tmp_path / "parts", name, engine="serial", resume=True, **options))
+    assert model_of(tmp_path / "parts") == model_of(tmp_path / "whole")
+
+
+@pytest.mark.slow
+@pytest.mark.deploy
+@pytest.mark.parametrize(("name", "options"), CASES, ids=[name for name, _ in CASES])
+def test_worker_processes_give_the_model_of_the_serial_engine(tmp_path, name, options):
+    for engine in ("serial", "processes"):
+        simulate(config(tmp_path / engine, name, engine=engine, rounds=3, **options))
+    assert model_of(tmp_path / "processes") == model_of(tmp_path / "serial")
+
+
+def test_an_error_of_the_loop_is_a_rejection_with_file_and_line(tmp_path):
+    simulate(config(tmp_path / "run", "failing", engine="serial"))
+    records = fedcomp.load(tmp_path / "run").records
+    rejected = [rejection for record in records for rejection in record.rejections]
+    assert rejected and {(r.client, r.stage) for r in rejected} == {(1, "train")}
+    assert "test_trained_anything.py, line" in rejected[0].reason
+    assert "in failing_loop: RuntimeError: no such file: words.txt" in rejected[0].reason
+
+
+def test_evaluate_fn_gives_the_numbers_of_the_round(tmp_path):
+    simulate(config(tmp_path / "run", "evaluated"))
+    metrics = fedcomp.load(tmp_path / "run").metrics
+    assert np.all(metrics["accuracy"] == 0.25) and np.all(metrics["fluency"] == 7)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "why"),
+    [
+        ("own", {}, "by a train_fn"),
+        ("lazy", {}, "on data that is read batch by batch"),
+        ("keywords", {}, "on several inputs"),
+        ("keywords", {"optimizer": "adamw"}, "with --optimizer adamw"),
+    ],
+)
+def test_the_batched_engine_says_what_it_cannot_train(tmp_path, name, options, why):
+    with pytest.raises(ConfigError, match=f"--engine batched cannot train {why}"):
+        simulate(config(tmp_path / "run", name, engine="batched", **options))
