@@ -28,15 +28,17 @@ class GAN(nn.Module):
 
 
 def train(model: GAN, data: Dataset, round: fedcomp.LocalRound) -> dict[str, float]:
-    of_generator = torch.optim.Adam(model.generator.parameters(), 2e-3, betas=(0.5, 0.9))
-    of_discriminator = torch.optim.Adam(model.discriminator.parameters(), 2e-3, betas=(0.5, 0.9))
+    of_generator = torch.optim.Adam(model.generator.parameters(), 2e-3, betas=(0.0, 0.9))
+    of_discriminator = torch.optim.Adam(model.discriminator.parameters(), 2e-3, betas=(0.0, 0.9))
     losses = []
     for real, _ in DataLoader(data, batch_size=32, shuffle=True):
         fake = model.draw(len(real))
-        judged = model.discriminator(torch.cat([real, fake.detach()])).squeeze(1)
-        wanted = torch.cat([torch.ones(len(real)), torch.zeros(len(real))])
+        of_real = model.discriminator(real.requires_grad_())
+        of_fake = model.discriminator(fake.detach())
+        [slope] = torch.autograd.grad(of_real.sum(), real, create_graph=True)
+        penalty = slope.square().sum(1).mean()  # R1, Mescheder et al. 2018: keeps the game stable
         of_discriminator.zero_grad()
-        F.binary_cross_entropy_with_logits(judged, wanted).backward()
+        (F.softplus(-of_real).mean() + F.softplus(of_fake).mean() + penalty).backward()
         of_discriminator.step()
         loss = F.softplus(-model.discriminator(fake)).mean()
         of_generator.zero_grad()
@@ -61,7 +63,7 @@ def main() -> None:
         "gan", GAN, points(2000, 1), points(10, 2), train_fn=train, evaluate_fn=evaluate
     )
     run = fedcomp.simulate(
-        task, clients=10, participation=0.5, rounds=60, uplink="qsgd:levels=16", progress=False
+        task, clients=10, participation=1.0, rounds=80, uplink="topk:density=20%", progress=False
     )
     loss, radius = run.metrics["loss"], run.metrics["radius"]
     print(f"mean distance from the circle {loss[0]:.2f} → {loss[-1]:.2f}, radius {radius[-1]:.2f}")

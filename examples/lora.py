@@ -7,7 +7,9 @@ The mean of the As times the mean of the Bs is not the mean of the products B·A
 averaging is exact, and half as many numbers travel.
 """
 
+import copy
 import sys
+from functools import cache
 
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
@@ -24,42 +26,52 @@ CONFIG = LlamaConfig(
     num_attention_heads=4,
     max_position_embeddings=LENGTH,
 )
-LORA = LoraConfig(r=4, lora_alpha=8, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
+LORA = LoraConfig(r=4, lora_alpha=8, target_modules="all-linear", task_type="CAUSAL_LM")
 
 
-def base() -> LlamaForCausalLM:
-    return LlamaForCausalLM(CONFIG)
-
-
-def texts(count: int, seed: int) -> fedcomp.Data:
-    """Sequences that count upwards by one; every token is also the target, which the model shifts itself."""
+def texts(count: int, step: int, seed: int) -> fedcomp.Data:
+    """Sequences that count upwards in steps; every token is also the target, which the model shifts itself."""
     first = torch.randint(0, WORDS, (count, 1), generator=torch.Generator().manual_seed(seed))
-    words = (first + torch.arange(LENGTH)) % WORDS
+    words = (first + step * torch.arange(LENGTH)) % WORDS
     return fedcomp.Data({"input_ids": words, "labels": words}, words)
+
+
+@cache
+def pretrained() -> LlamaForCausalLM:
+    """Return a base that counts in steps of one, in place of one that you would download."""
+    torch.manual_seed(0)
+    model = LlamaForCausalLM(CONFIG)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    for seed in range(100):
+        optimizer.zero_grad()
+        model(**texts(32, step=1, seed=seed).inputs).loss.backward()
+        optimizer.step()
+    return model
 
 
 def main(a_frozen: bool = "--freeze-a" in sys.argv) -> None:
     def model() -> PeftModel:
-        adapted = get_peft_model(base(), LORA)
+        adapted = get_peft_model(copy.deepcopy(pretrained()), LORA)
         for name, parameter in adapted.named_parameters():
             if a_frozen and "lora_A" in name:
                 parameter.requires_grad_(False)
         return adapted
 
-    task = fedcomp.Task("lora", model, texts(400, seed=1), texts(50, seed=2), accuracy=None)
+    train, test = texts(400, step=2, seed=1000), texts(50, step=2, seed=1001)
     run = fedcomp.simulate(
-        task,
+        fedcomp.Task("lora", model, train, test, accuracy=None),
         clients=10,
         participation=0.5,
         rounds=20,
+        local_steps=10,
         optimizer="adamw:lr=1e-2",
         uplink="topk:density=10%",
         progress=False,
     )
     run.model().save_pretrained(f"{run.folder}/adapter")  # as peft writes them
-    print(f"loss {run.metrics['loss'][0]:.2f} → {run.metrics['loss'][-1]:.2f}")
-    again = PeftModel.from_pretrained(base(), f"{run.folder}/adapter")
+    again = PeftModel.from_pretrained(copy.deepcopy(pretrained()), f"{run.folder}/adapter")
     trained = sum(p.numel() for p in model().parameters() if p.requires_grad)
+    print(f"loss {run.metrics['loss'][0]:.2f} → {run.metrics['loss'][-1]:.2f}")
     print(f"{trained:,} of {again.num_parameters():,} parameters travel; {run.folder}/adapter")
 
 

@@ -19,7 +19,7 @@ def model() -> nn.Module:
 
 
 def train(model: nn.Module, data: Dataset, round: fedcomp.LocalRound) -> dict[str, float]:
-    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     if "optimizer" in round.state:  # of this client's last round
         optimizer.load_state_dict(round.state["optimizer"])
     warm_up = torch.optim.lr_scheduler.LinearLR(optimizer, 0.1, total_iters=3)
@@ -48,7 +48,7 @@ def main() -> None:
         train_fn=train,
     )
     run = fedcomp.simulate(
-        task, clients=20, participation=0.5, rounds=15, uplink="topk:density=5%", progress=False
+        task, clients=20, participation=0.5, rounds=25, uplink="topk:density=10%", progress=False
     )
     print(f"accuracy {run.accuracy:.1%}, {run.metrics['uplink_bytes'].sum():,.0f} bytes up")
 

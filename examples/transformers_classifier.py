@@ -25,14 +25,14 @@ CONFIG = BertConfig(
 
 
 def sentences(count: int, seed: int) -> datasets.Dataset:
-    """Word numbers with a label: whether words below 50 are the majority; `user` wrote the sentence."""
+    """Word numbers, a label that the first word decides, and the user who wrote the sentence."""
     draw = torch.Generator().manual_seed(seed)
     words = torch.randint(1, WORDS, (count, LENGTH), generator=draw)
     return datasets.Dataset.from_dict(
         {
             "input_ids": words.tolist(),
             "attention_mask": torch.ones_like(words).tolist(),
-            "labels": ((words < WORDS // 2).sum(1) > LENGTH // 2).long().tolist(),
+            "labels": (words[:, 0] < WORDS // 2).long().tolist(),
             "user": (torch.arange(count) % 20).tolist(),
         }
     ).with_format("torch", ["input_ids", "attention_mask", "labels"])

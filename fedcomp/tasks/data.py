@@ -167,7 +167,7 @@ class LazyData:
     def labels(self) -> Tensor:
         """Return the target of every example; reads all items where the dataset has no `targets` and no column of targets."""
         if _is_hugging_face(self.dataset):
-            return self._label_tensor(self.dataset[self.target])
+            return self._label_tensor(_whole_column(self.dataset, self.target))
         for name in ("targets", "labels"):  # as the datasets of torchvision have them
             if (known := getattr(self.dataset, name, None)) is not None:
                 return self._label_tensor(known)
@@ -181,7 +181,7 @@ class LazyData:
         if name is None:
             return self.groups
         if _is_hugging_face(self.dataset) and name in self.dataset.column_names:
-            return np.asarray(self.dataset[name])
+            return _whole_column(self.dataset, name)
         if (known := getattr(self.dataset, name, None)) is not None and len(known) == len(self):
             return np.asarray(known)
         raise ConfigError(
@@ -359,6 +359,11 @@ def _pieces(count: int, size: int) -> Iterator[tuple[int, int]]:
 def _is_hugging_face(given: Any) -> bool:
     """Whether an object is a Hugging Face Dataset, by what it can do: the library is not imported."""
     return all(hasattr(given, name) for name in ("column_names", "with_format", "select"))
+
+
+def _whole_column(dataset: Any, name: str) -> np.ndarray:
+    """Return a column of a Hugging Face Dataset, also one that its format leaves out of batches."""
+    return np.asarray(dataset.with_format("numpy", columns=[name])[:][name])
 
 
 def _is_pair(given: list) -> bool:

@@ -101,7 +101,9 @@ def test_data_of_each_client_is_joined_and_dealt_out_again(given):
 
 
 def test_clients_by_a_column():
-    shards = partition("natural:column=user", data_from(columns()), 3, 0)
+    chosen = columns().with_format("torch", ["words", "labels"])
+    assert list(data_from(chosen).batch(ROWS).inputs) == ["words", "labels"]
+    shards = partition("natural:column=user", data_from(chosen), 3, 0)
     assert [list(rows) for rows in shards] == [[2], [0, 1], [3]]
     with pytest.raises(ConfigError, match="the task's data has no column 'person'"):
         partition("natural:column=person", data_from(columns()), 3, 0)
