@@ -308,6 +308,14 @@ def flag(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
+def option_type(name: str) -> type:
+    """Return int, float, bool or str: the type of a field that is not None."""
+    hint = RunConfig.__dataclass_fields__[name].type
+    if isinstance(hint, type):
+        return hint
+    return next(kind for kind in hint.__args__ if kind is not types.NoneType)
+
+
 def _check(f: dataclasses.Field, value: Any) -> None:
     limits, name = f.metadata, flag(f.name)
     kinds = (

@@ -145,6 +145,21 @@ def convert(raw: str, to: Any, what: str) -> Any:
         raise SpecError(f"{what} cannot be '{raw}'; give {_wanted(to)}") from None
 
 
+def check_ranges(options: Any, **ranges: tuple[float, float]) -> None:
+    """Raise SpecError for an option of a dataclass instance outside of its range (low, high), which includes both ends."""
+    for name, (low, high) in ranges.items():
+        if not low <= (value := getattr(options, name)) <= high:
+            wanted = f"at least {low:g}" if high == math.inf else f"{low:g} to {high:g}"
+            raise SpecError(f"{name} is {value:g}; give {wanted}")
+
+
+def check_decays(options: Any, *names: str) -> None:
+    """Raise SpecError for a momentum or another decay of a dataclass instance that is not in [0, 1)."""
+    for name in names:
+        if not 0 <= (value := getattr(options, name)) < 1:
+            raise SpecError(f"{name} is {value:g}; give at least 0 and less than 1, such as 0.9")
+
+
 def number(raw: str) -> float:
     """Parse a number; 0.01, 1e-2, 1% and 1/100 are the same. Raises ValueError on anything that is not finite."""
     text = _digits(raw).strip()

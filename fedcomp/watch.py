@@ -123,6 +123,13 @@ class Watch(Callback):
         return self.header.first_round - 1 if self.header else 0
 
     @property
+    def reached(self) -> str:
+        """How far the run is: "after round 7 of 20"."""
+        if not self.last_round:
+            return "before round 1 was done"
+        return f"after round {self.last_round} of {self.header.rounds}"
+
+    @property
     def seconds_a_round(self) -> float | None:
         return (self.ends[-1] - self.ends[0]) / (len(self.ends) - 1) if len(self.ends) > 1 else None
 

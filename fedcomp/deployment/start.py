@@ -22,9 +22,8 @@ from ..server.asynchronous_loop import loop_of
 from ..server.availability import Quota
 from ..server.broadcasts import Broadcasts
 from ..server.evaluation import Evaluator
-from ..server.finite_loss import check_loss
 from ..server.initial_weights import start_from
-from ..server.recovery import Recovery, RemoteClients
+from ..server.recovery import Recovery
 from ..server.results import (
     NOTHING_ACCEPTED,
     bandwidths_of,
@@ -36,7 +35,7 @@ from ..server.results import (
 )
 from ..server.round_loop import RoundResult
 from ..server.run_folder import RunFolder
-from ..server.warning_log import WarningLog
+from ..server.warning_log import WarningLog, check_loss
 from ..server.watching import watched
 from ..strategies import resolved
 from ..strategies.cohort import size as cohort_size
@@ -45,7 +44,7 @@ from ..tasks import Data, Task, initial_model, load
 from ..tasks.check import check, data_of, layout_of
 from ..tasks.partition import partition
 from ..training import devices
-from ..transports.grpc import Credentials, GrpcTransport, Terms
+from ..transports.grpc import Credentials, GrpcTransport, Settings, Terms
 from ..transports.relays import check as check_relays
 from ..transports.relays import inexact, inexact_warning
 from .by_client import ByClient
@@ -171,13 +170,8 @@ class Deployment:
             ends.callback(self.folder.close)
             if not self.folder.resumed:
                 self._write_config()
-            recovery = Recovery(
-                self.folder,
-                self.loop,
-                RemoteClients(self.train),
-                self.config.rounds,
-                {"warnings/": self.warnings},
-            )
+            others = {"warnings/": self.warnings}
+            recovery = Recovery(self.folder, self.loop, self.train, self.config.rounds, others)
             ends.callback(recovery.close)
             done = recovery.restore()
             if self.folder.resumed:
@@ -257,32 +251,22 @@ class Deployment:
             return self.make_transport(invitation, self.config.clients, **hooks)
         per_parameter = UPDATE_BYTES + BALLOT_BYTES * self._cohort
         largest_report = int(per_parameter * self.strategy.layout.numel) + SPARE_BYTES
-        return GrpcTransport(
+        settings = Settings(
             self.door.address,
             self.door.port,
             invitation,
             self.config.clients,
-            largest_report=largest_report,
-            relay_terms=self._relay_terms(invitation, largest_report),
-            credentials=self.door.credentials(),
-            **self._registry_checks(),
+            largest_report,
+            self.door.credentials(),
+            self.registry,
+            self._relay_terms(invitation, largest_report),
+        )
+        return GrpcTransport(
+            settings,
             on_left=lambda client: self.roster.leave(client),
             on_look=self._on_look,
             **hooks,
         )
-
-    def _registry_checks(self) -> dict[str, Any]:
-        """Return the transport's callbacks that check keys. While the registry is malformed, clients are told to try again."""
-        registry = self.registry
-        if registry is None:
-            return {}
-        return {
-            "id_of": registry.id_of_hash,
-            "reason_of": registry.reason_of_hash,
-            "unsure": lambda: bool(registry.problem),
-            "relay_of": registry.relay_of_hash,
-            "ids_by_hash": registry.ids_by_hash,
-        }
 
     def _relay_terms(self, invitation: Invitation, largest_report: int) -> Terms:
         """Return the terms for relays. With --relays they add the frames of their clients, else they forward each frame."""

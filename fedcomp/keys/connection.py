@@ -31,7 +31,8 @@ FRAME_HEAD, SETTINGS = 9, b"\x04"  # bytes; the type of a frame
 
 ERRORS = {  # by UnreachableError.cause
     "unknown host": "the host '{host}' cannot be resolved; correct --server, or check this machine's DNS settings",
-    "closed": "nothing listens on {where}; start the server there with fedcomp server start --port {port}{insecure}, or correct --server",
+    "closed": "nothing listens on {where}; start the server or relay there (fedcomp server start or fedcomp relay, with "
+    "--port {port}{insecure}), or correct --server",
     "network": "{where} cannot be reached ({why}); check this machine's network, or correct --server",
     "silent": "{where} does not answer within {timeout_s:g} s ({why}); check that the server runs and that no firewall blocks port {port}",
     "host name": "the certificate of {where} is {names}; correct --server, or on the server: fedcomp keys renew {holder} --host {host}",

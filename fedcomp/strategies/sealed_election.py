@@ -25,7 +25,7 @@ from torch import Tensor
 
 from .. import kernels
 from ..codecs import Codec, Context
-from ..codecs.base import nonfinite_rows
+from ..codecs.checks import nonfinite_rows
 from ..codecs.update import Dense
 from ..errors import FrameError, ProtocolError
 from ..keys.keyring import DerivedKeys, PinnedKeys, Ring, UnknownKey, point_of, verifier
@@ -46,7 +46,6 @@ from ..privacy.ballots import (
 from . import signed_attempts
 from .base import Accepted
 from .client_algorithm import ClientAlgorithm, Frame, RoundState, encode_each
-from .complaints import NO_COMPLAINTS, Proof, pack_complaints, split_vote
 from .local_election import BALLOTS, ROW, TALLY, Row, announcements, ballots_of_row, vote_of
 from .sealed_messages import (
     ATTEMPT,
@@ -54,13 +53,17 @@ from .sealed_messages import (
     KEY_OF,
     MIN_PARTITIONS,
     NO_CARD,
+    NO_COMPLAINTS,
     PROOF_OF,
     RECOUNT,
     TERMS,
+    Proof,
     client_number,
     full_row,
+    pack_complaints,
     partitions_with_ballots,
     slot_of,
+    split_vote,
     terms_of,
     too_few,
 )

@@ -262,8 +262,8 @@ def test_a_closed_port(mine):
     error = refused("127.0.0.1", port, mine)
     assert error.cause == "closed" in UnreachableError.passing
     assert str(error) == (
-        f"nothing listens on 127.0.0.1:{port}; start the server there with fedcomp server start --port {port}, or "
-        "correct --server"
+        f"nothing listens on 127.0.0.1:{port}; start the server or relay there (fedcomp server start or fedcomp relay, "
+        f"with --port {port}), or correct --server"
     )
 
 
