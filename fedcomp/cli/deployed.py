@@ -10,7 +10,7 @@ from typing import Annotated
 import click
 import typer
 
-from ..config import KEYS, RunConfig, at_home
+from ..config import KEYS, RunConfig, at_home, data_folder
 from ..errors import ConfigError, UserError
 from ..formatting import one_line
 from ..watch import Watch
@@ -185,7 +185,7 @@ def client(
         from ..training import devices
 
         where = devices.choose(device)
-        folder = flags.existing_data_folder(data)
+        folder = data_folder(data)
         loaded = load(task, folder)
         known = read_roster(roster) if roster is not None else None
         if transport == "flower":

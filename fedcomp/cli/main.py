@@ -12,7 +12,7 @@ import typer
 from typer.main import get_command
 
 from .. import __version__, spec
-from ..config import KEYS, SPANNING, RunConfig
+from ..config import KEYS, SPANNING, RunConfig, data_folder
 from ..errors import UserError
 from ..formatting import one_line
 from . import deployed, doctor, flags, keys, reproduce, results
@@ -239,7 +239,7 @@ def tasks(data: flags.Data = None) -> None:
     """List the built-in tasks: parameters, examples, and where each finds its data."""
     from .listing import print_tasks
 
-    print_tasks(flags.existing_data_folder(data))
+    print_tasks(data_folder(data))
 
 
 @app.command()
@@ -315,7 +315,7 @@ def bench_codecs(
     if task is None:
         vector = normal(count, where)
     else:
-        vector = update_of(task, flags.existing_data_folder(data), where)
+        vector = update_of(task, data_folder(data), where)
     bench(vector, codec or (), repeats, json, picture)
 
 

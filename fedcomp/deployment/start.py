@@ -131,7 +131,7 @@ class Deployment:
         self.name = self._name()
         self.registry = Registry(door.keys / REGISTRY) if door.keys else None
         self.news = News(self.registry, callback.warning) if self.registry else None
-        self.task: Task = load(config.task, data_folder(config))
+        self.task: Task = load(config.task, data_folder(config.data))
         self.strategy = strategy_of(config, layout_of(self.task), warn=self.warnings)
         test = data_of(self.task, "test")
         train = self._training_data()

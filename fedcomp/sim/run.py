@@ -16,7 +16,7 @@ from ..clients.trainer import Trainer
 from ..codecs import codec
 from ..codecs.frame import trusted_frames
 from ..config import RunConfig, data_folder
-from ..errors import ConfigError, DataError, RunFolderError
+from ..errors import ConfigError, RunFolderError
 from ..memories import Memory, memory, with_memories
 from ..profiling import timed, timed_each
 from ..server.asynchronous_loop import loop_of
@@ -115,11 +115,7 @@ class Preparation:
         self.device = self.devices[0]
         devices.keep_freed_memory()
         self.folder = RunFolder(config)
-        folder = data_folder(config)
-        if folder is not None and config.data and not folder.is_dir():
-            raise DataError(
-                f"--data {config.data} is no folder; give the one that holds the task's data"
-            )
+        folder = data_folder(config.data)
         self.task: Task = load(config.task, folder) if task is None else task
         self.strategy = strategy_of(config, layout_of(self.task), warn=self.warnings)
         self.sgd = LocalSGD.from_config(client_config(config, self.strategy))
