@@ -28,7 +28,7 @@ from ..handshake import Own
 from ..member import Member
 
 FOLDER = "fedcomp-state"  # in the node config
-SETUP, INVITED, SAID, OVER = "setup.json", "invitation.bin", "said.jsonl", "over"
+SETUP, INVITED, SAID = "setup.json", "invitation.bin", "said.jsonl"
 INVITATION, REFUSED = "invitation", "refused"
 
 app = ClientApp()
@@ -71,7 +71,6 @@ def leave(message: Message, context: Context) -> Message:
     farewell = from_records(message.content, Farewell)
     with _member(context) as (member, folder):
         _say(folder, log_messages.over(farewell, stay=False))
-        (folder.path / OVER).touch()
         return Message(to_records(Presence(farewell.run, member.who, "", "")), reply_to=message)
 
 
