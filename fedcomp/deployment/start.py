@@ -48,7 +48,7 @@ from ..transports.grpc import Credentials, GrpcTransport, Settings, Terms
 from ..transports.relays import check as check_relays
 from ..transports.relays import inexact, inexact_warning
 from .by_client import ByClient
-from .handshake import told
+from .handshake import pack_options
 from .ports import listen
 from .roster import Roster
 
@@ -240,7 +240,9 @@ class Deployment:
         config = dataclasses.replace(
             client_config(self.config, self.strategy), uplink=str(self.strategy.uplink)
         )
-        invitation = Invitation(self.name, -1, told(config), self.layout.fingerprint, first_version)
+        invitation = Invitation(
+            self.name, -1, pack_options(config), self.layout.fingerprint, first_version
+        )
         hooks: dict[str, Callable[..., None]] = {
             "on_joined": self._on_joined,
             "on_heard": lambda client: self.roster.hear(client),
