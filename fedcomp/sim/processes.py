@@ -100,9 +100,9 @@ class Worker:
         return f"ended with exit status {status}"
 
     def kill(self) -> None:
-        self.connection.close()
         self.process.kill()
         self.process.wait()
+        self.connection.close()
 
 
 @dataclass

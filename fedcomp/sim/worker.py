@@ -5,6 +5,7 @@ import os
 import signal
 import threading
 import time
+from contextlib import suppress
 from dataclasses import replace
 from multiprocessing.connection import Connection
 from typing import NamedTuple
@@ -71,12 +72,13 @@ def main(channel: int, parent: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
     threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
     connection = Connection(channel)
-    worker = TrainingWorker(*connection.recv())
-    answer = worker.load() or Loaded(digest(worker.engine.model))
-    while True:
-        connection.send(answer)
-        start, inputs, targets, updates, row, job, sgd, seed = connection.recv()
-        answer = worker.train(start, Data(inputs, targets), job, sgd, seed, updates[row])
+    with suppress(EOFError, ConnectionError):  # the parent has ended
+        worker = TrainingWorker(*connection.recv())
+        answer = worker.load() or Loaded(digest(worker.engine.model))
+        while True:
+            connection.send(answer)
+            start, inputs, targets, updates, row, job, sgd, seed = connection.recv()
+            answer = worker.train(start, Data(inputs, targets), job, sgd, seed, updates[row])
 
 
 def digest(model: nn.Module) -> str:
