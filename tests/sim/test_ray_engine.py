@@ -33,7 +33,7 @@ from fedcomp.sim.ray_engine import RayEngine
 from fedcomp.training.engine import Done
 from fedcomp.training.local_sgd import LocalSGD
 
-pytestmark = [pytest.mark.slow, pytest.mark.deploy]
+pytestmark = [pytest.mark.slow, pytest.mark.deploy, pytest.mark.ray]
 
 TINY = Path(__file__).parents[1] / "tiny_task.py"
 DEADLY = Path(__file__).parents[1] / "deadly_task.py"
