@@ -47,7 +47,6 @@ def ways(numel: int, voters: int) -> tuple[dict[str, Callable[[], object]], list
         baselines["stack.sum(0, int8)"] = lambda: stack.sum(0, dtype=torch.int8).sign()
     ours: dict[str, Callable[[], object]] = {
         "majority": lambda: votes.majority(packed, numel, 0),
-        "margin_counts": lambda: votes.margin_counts(packed, numel),
         "disagreement": lambda: votes.disagreement(packed, result, numel, WIDE),
     }
     return baselines | ours, list(baselines)

@@ -63,7 +63,7 @@ def _collect_elsewhere_first(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Run tests that start processes first, so that no worker is left with one of them at the end."""
+    """Give each worker a share of the files whose tests start processes, to run before its other tests."""
     if config.getoption("quick"):
         items[:] = [
             item for item in items if not MARKED & {mark.name for mark in item.iter_markers()}
@@ -75,7 +75,29 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             if item is first[item.nodeid.partition("[")[0]] or item.get_closest_marker("exhaustive")
         ]
     items.sort(key=lambda item: str(item.path))
-    items.sort(key=lambda item: item.get_closest_marker("deploy") is None)
+    shares, others = _shares_by_file(items), [i for i in items if not _starts_processes(i)]
+    count, items[:] = len(items), []
+    for number, share in enumerate(shares):  # pytest-xdist cuts the list into near-equal pieces
+        filled = max(0, (count - len(items)) // (len(shares) - number) - len(share))
+        items += share + others[:filled]
+        del others[:filled]
+    items += others
+
+
+def _starts_processes(item: pytest.Item) -> bool:
+    return item.get_closest_marker("deploy") is not None
+
+
+def _shares_by_file(items: list[pytest.Item]) -> list[list[pytest.Item]]:
+    """Deal out the files whose tests start processes. Two Rays at once start too slowly, so one worker has all that start Ray."""
+    shares = [[] for _ in range(int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", 1)))]
+    deployed = [item for item in items if _starts_processes(item)]
+    with_ray = {item.path for item in deployed if item.get_closest_marker("ray")}
+    shares[0] += [item for item in deployed if item.path in with_ray]
+    others = dict.fromkeys(item.path for item in deployed if item.path not in with_ray)
+    for number, path in enumerate(others):
+        shares[-1 - number % max(1, len(shares) - 1)] += [i for i in deployed if i.path == path]
+    return shares
 
 
 @pytest.fixture(scope="session")

@@ -20,9 +20,10 @@ import fedcomp
 APP = Path(__file__).resolve().parent / "flower_app"
 ROOT = APP.parents[1]
 TEMPLATE = ROOT / "examples" / "flower-app"
-pytestmark = pytest.mark.timeout(
-    400
-)  # processes that import torch start slowly where others compute as well
+pytestmark = [
+    pytest.mark.ray,
+    pytest.mark.timeout(400),  # processes that import torch start slowly where others compute
+]
 
 
 @pytest.fixture

@@ -22,7 +22,7 @@ from packaging.requirements import Requirement
 
 import fedcomp
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.deploy, pytest.mark.timeout(300)]
 ROOT = Path(__file__).resolve().parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 NAME = f"fedcomp-{fedcomp.__version__}"

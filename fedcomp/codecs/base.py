@@ -79,6 +79,15 @@ class Codec(ABC):
     def __str__(self) -> str:
         return spec.show(self.name, self)
 
+    @property
+    def unscoped(self) -> "Codec":
+        """The codec without `@layer`."""
+        return self
+
+    def spans(self, layout: Layout) -> list[slice]:
+        """Return the spans of a vector that are encoded one by one."""
+        return [slice(0, layout.numel)]
+
     # Facts, for vectors of numel elements.
 
     def contraction(self, numel: int) -> float | None:

@@ -32,6 +32,7 @@ from ..layout import Entry, Layout
 MAGIC, VERSION = b"fc", 1
 MODEL, LAYER = 0, 1
 HEAD, CRC, SEED = struct.Struct("<2sBBB"), struct.Struct("<I"), struct.Struct("<Q")
+FACTOR = struct.Struct("<f")  # of a decay frame
 SCOPE, SECTIONS = 4, HEAD.size + CRC.size  # offsets
 
 
@@ -226,3 +227,28 @@ def read_varint(data: memoryview) -> tuple[int, int]:
                 raise FrameError("a count is not in its shortest form")
             return value, length
     raise FrameError("a count is cut short or too large")
+
+
+def wrap_decay(factor: float, step: bytes, numel: int) -> bytes:
+    """Return the frame that multiplies weights [numel] by `factor` before it adds `step`; `step` itself for a factor of 1.
+
+    The body is the factor, a float32 from 0 to below 1, and then the frame of the step.
+    """
+    if factor == 1:
+        return step
+    return seal(DECAY, MODEL, numel, [Section(numel, FACTOR.pack(factor) + step)])
+
+
+def unwrap_decay(data: bytes, numel: int) -> tuple[float, bytes]:
+    """Return the factor of a broadcast, 1 unless it decays weights, and the frame of its step. Raises FrameError."""
+    if data[:SCOPE] != bytes([*MAGIC, VERSION, DECAY]):
+        return 1.0, data
+    _, ((_, (count, body)),) = unseal(data, DECAY, numel)
+    if count != numel:
+        raise FrameError(f"a decay of {count} weights was sent for a model of {numel}")
+    if len(body) < FACTOR.size:
+        raise FrameError("a decay frame ends before its factor")
+    (factor,) = FACTOR.unpack_from(body)
+    if not 0 <= factor < 1:
+        raise FrameError(f"a decay frame has the factor {factor:g}; expected 0 to below 1")
+    return factor, bytes(body[FACTOR.size :])

@@ -38,6 +38,13 @@ class LayerWise(Codec):
     def __str__(self) -> str:
         return f"{self.inner}@layer"
 
+    @property
+    def unscoped(self) -> Codec:
+        return self.inner
+
+    def spans(self, layout: Layout) -> list[slice]:
+        return [entry.span for entry in layout]
+
     def contraction(self, numel: int) -> float | None:
         whole = self.inner.contraction(numel)
         # k of the whole can be a third up, that of a tensor down.

@@ -77,18 +77,6 @@ def counts(votes: Votes, numel: int) -> np.ndarray:
     return out
 
 
-def margin_counts(votes: Votes, numel: int) -> np.ndarray:
-    """In how many coordinates each margin occurred: int64 [m + 1], entry d for |2·ones − m| = d."""
-    m, ones = len(votes), counts(votes, numel)
-    pieces = (ones[start : start + BLOCK] for start in range(0, numel, BLOCK))
-    table = sum(
-        (np.bincount(piece, minlength=m + 1) for piece in pieces), np.zeros(m + 1, np.int64)
-    )
-    found = np.zeros(m + 1, np.int64)
-    np.add.at(found, abs(2 * np.arange(m + 1) - m), table)
-    return found
-
-
 def disagreement(
     votes: Votes, result: Vote, numel: int, wide: int
 ) -> tuple[np.ndarray, np.ndarray]:

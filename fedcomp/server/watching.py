@@ -1,7 +1,7 @@
 """The callbacks that options add to a run: a log of JSON lines, a metrics page for Prometheus, scalars for TensorBoard."""
 
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 
 from ..callbacks import Callback, CallbackList
 from ..config import RunConfig
@@ -21,7 +21,7 @@ def watched(config: RunConfig, callback: Callback) -> Iterator[CallbackList]:
         beside: dict[str, Callback] = {}
         address = ""
         if config.tensorboard:
-            beside["--tensorboard"] = ends.enter_context(TensorBoard())
+            beside["--tensorboard"] = ends.enter_context(closing(TensorBoard()))
         if config.metrics_port >= 0:
             beside["--metrics-port"] = metrics = Metrics()
             address = ends.enter_context(MetricsPort(config.metrics_port, metrics.text)).address

@@ -5,18 +5,16 @@ from collections.abc import Callable, Iterable, Sequence
 from torch import Tensor
 
 from ..clients.replica import Replica
-from ..clients.session import ClientSession
+from ..clients.session import ClientHook, ClientSession
 from ..clients.trainer import Trainer
 from ..memories import Memory
 from ..memories.base import Changes
 from ..messages import Assignment, Report
+from ..server.checkpoint import Checkpoint
 from ..strategies.client_algorithm import ClientAlgorithm
-from ..tasks.base import Data
-from .attacks import ByzantineClients
-from .client_store import ClientStore, StateCheckpoint
-from .contraction import Contraction
-from .growth import Growth
+from .client_store import ClientStore
 from .placement import IN_MEMORY, Placement
+from .update_watch import UpdateWatch
 
 
 class VirtualClients:
@@ -31,21 +29,19 @@ class VirtualClients:
         seed: int,
         *,
         warn: Callable[[str], None] = lambda sentence: None,
-        feeds_back: bool = False,
-        byzantine: ByzantineClients | None = None,
+        hook: ClientHook | None = None,
         placement: Placement = IN_MEMORY,
     ):
-        self.trainer, self.byzantine = trainer, byzantine or ByzantineClients()
+        self.trainer = trainer
         self.store = ClientStore(make_memory, replica.version, placement)
-        self.watch = UpdateWatch(algorithm, seed, warn, feeds_back)
         self.session = ClientSession(
             replica,
             self.store,
             trainer,
             algorithm,
             seed,
-            hook=self.byzantine,
-            watch=self.watch,
+            hook=hook,
+            watch=UpdateWatch(warn),
         )
 
     @property
@@ -53,13 +49,10 @@ class VirtualClients:
         return len(self.trainer.shards)
 
     @property
-    def data(self) -> Data:
-        return self.trainer.data
-
-    @property
     def at_once(self) -> int:
         """Assignments to handle together."""
-        whole = self.byzantine.needs_whole_cohort or self.session.algorithm.trains_on_partitions
+        session = self.session
+        whole = session.hook.needs_whole_cohort or session.algorithm.trains_on_partitions
         return self.clients if whole else self.trainer.at_once
 
     def handle(self, assignments: Sequence[Assignment]) -> list[Report]:
@@ -67,7 +60,7 @@ class VirtualClients:
 
     # Checkpoints.
 
-    def use_checkpoint(self, checkpoint: StateCheckpoint) -> None:
+    def use_checkpoint(self, checkpoint: Checkpoint) -> None:
         self.store.checkpoint = checkpoint
 
     def take_changes(self) -> Changes:
@@ -77,25 +70,3 @@ class VirtualClients:
         """Return to the state of the checkpoint. States of clients are read when they are first used."""
         self.session.replica.restore(weights, version, passed)
         self.store.clear()
-
-
-class UpdateWatch:
-    """Warns about residuals that grow without bound and sketches that do not contract."""
-
-    def __init__(
-        self, algorithm: ClientAlgorithm, seed: int, warn: Callable[..., None], feeds_back: bool
-    ):
-        self.algorithm, self.seed = algorithm, seed
-        self.growth, self.contraction = Growth(warn), Contraction(warn, feeds_back)
-
-    def __call__(
-        self, assignments: Sequence[Assignment], memories: Sequence[Memory], updates: Tensor
-    ) -> None:
-        """Look at the updates [m, numel] that clients are about to encode."""
-        self.growth.look([a.client for a in assignments], memories, updates)
-        # With several phases exact values are asked for, which are not misread.
-        if not assignments or self.contraction.over or len(self.algorithm.phases) > 1:
-            return
-        first, memory = assignments[0], memories[0]
-        seed = self.algorithm.seed(memory.codec, self.seed, first)
-        self.contraction.look(first.round, memory.codec, seed, memory.layout, updates)

@@ -15,7 +15,7 @@ clients send what is to be added. η is the server's step (`server_lr`), which t
 same as the paper's η S_u, since it does not change. That S_u forgets what was sent is the masking of momentum of Lin et al. 2018. The
 authors' code does what `zero` says: it throws away whatever else lay in these cells, and S_e stays bounded. With sketches that contract
 both learned alike (MNIST, 5 × 3000 cells for 7,850 coordinates, 200 rounds: 91.4 % each), with shorter ones `zero` alone (3 × 1308: 89.6
-and 10 %), so it is the default. sim/contraction.py warns of sketches that are too short.
+and 10 %), so it is the default.
 
 All frames of a run are made with one hash, and of the whole model: with `@layer` there would be no k largest of all. k is the strategy's
 `density`, of which the uplink codec's own has no part.
@@ -33,7 +33,7 @@ from .. import kernels, seeds, spec
 from ..codecs import Codec, Update, at_density
 from ..codecs.sketch import Cells, Sketch, summed
 from ..codecs.topk import TopK
-from ..errors import ConfigError, FrameError, NonFiniteError, SpecError
+from ..errors import ConfigError, FrameError, NonFiniteError
 from ..kernels import count_sketch
 from ..memories.base import Changes
 from ..memories.none import Nothing
@@ -49,16 +49,12 @@ FLOAT = np.dtype("<f4")
 @dataclass(frozen=True)
 class Options:
     momentum: float = 0.9  # ρ; 0 = none
-    error: Literal["subtract", "zero"] = (
-        "zero"  # what becomes of the sketch where the model was moved
-    )
+    error: Literal["subtract", "zero"] = "zero"  # how the sketch forgets what moved the model
     density: float = 1 / 100  # share of the coordinates that a round moves
 
     def __post_init__(self) -> None:
-        if not 0 <= self.momentum < 1:
-            raise SpecError(f"momentum is {self.momentum:g}; give at least 0 and less than 1")
-        if not 0 < self.density <= 1:
-            raise SpecError("density must be in (0, 1]; try density=1%")
+        spec.check_decays(self, "momentum")
+        TopK(self.density)  # checks it
 
 
 def sketch_seed(run_seed: int) -> int:
@@ -78,6 +74,8 @@ class FetchSGD(Average):
 
     name: ClassVar[str] = "fetchsgd"
     Options: ClassVar[type] = Options
+    only_memory: ClassVar[str] = Nothing.name
+    fixed_size: ClassVar[bool] = True
     own_step: ClassVar[bool] = True
     clips: ClassVar[bool] = False
     client_algorithm: ClassVar[ClientAlgorithm] = FetchSGDClient()
@@ -85,7 +83,6 @@ class FetchSGD(Average):
     def __init__(self, *args: Any, **options: Any):
         super().__init__(*args, **options)
         self.uplink = at_density(self.uplink, self.options.density)
-        self.feeds_back = self.options.error == "subtract"
         self.seed = sketch_seed(self.config.seed)
         self.shape = self.uplink.rows, self.uplink.width(self.layout.numel)
         self.momentum = np.zeros(self.shape, FLOAT)  # S_u
@@ -94,7 +91,6 @@ class FetchSGD(Average):
 
     def _check_settings(self) -> None:
         super()._check_settings()
-        given = self.config
         if not isinstance(self.uplink, Sketch):
             raise ConfigError(
                 f"--strategy {self.name} adds sketches of the whole model, which {self.uplink} does not make; "
@@ -105,19 +101,10 @@ class FetchSGD(Average):
                 f"--strategy {self.name} reads a share of {self.options.density:g}, the uplink {self.uplink.density:g}; "
                 f"give --strategy {self.name}:density={self.uplink.density:g}"
             )
-        for flag, name in (
-            ("--memory", given.memory),
-            ("--downlink-memory", given.downlink_memory),
-        ):
-            if spec.parse(name).parts[0].name != Nothing.name:
-                raise ConfigError(
-                    f"--strategy {self.name} keeps in its sketch what was not sent, which memory '{name}' would keep again; "
-                    f"leave {flag} out, or give none"
-                )
-        if given.density_warmup or given.density_schedule or given.budget_bytes or given.budget_s:
+        if spec.parse(self.config.downlink_memory).parts[0].name != Nothing.name:
             raise ConfigError(
-                f"--strategy {self.name} sends sketches of one size; leave --density-warmup, "
-                "--density-schedule and --budget out"
+                f"--strategy {self.name} keeps what was not sent in its sketch, and memory '{self.config.downlink_memory}' "
+                "would keep it again; leave --downlink-memory out, or give none"
             )
 
     @classmethod

@@ -14,6 +14,7 @@ from fedcomp.codecs.frame import SECTIONS, unseal
 from fedcomp.codecs.randomk import level
 from fedcomp.errors import ConfigError
 from fedcomp.kernels import draw
+from fedcomp.strategies import StrategyConfig
 from fedcomp.strategies.schedule import Schedule
 
 NUMEL = 401
@@ -353,7 +354,7 @@ def test_other_codecs_draw_nothing():
 
 def test_a_budget_needs_drawn_coordinates():
     assert (
-        Schedule(codec("randomk"), Layout.flat(1000), budget_bytes=5000)
+        Schedule(StrategyConfig(budget_bytes=5000), codec("randomk"), Layout.flat(1000))
         .for_clients(1, [0], {})[0]
         .density
         > 0
@@ -361,4 +362,6 @@ def test_a_budget_needs_drawn_coordinates():
     with pytest.raises(
         ConfigError, match="--budget needs a codec whose frames have a largest size"
     ):
-        Schedule(codec("randomk:by=magnitude"), Layout.flat(1000), budget_bytes=5000)
+        Schedule(
+            StrategyConfig(budget_bytes=5000), codec("randomk:by=magnitude"), Layout.flat(1000)
+        )
