@@ -9,7 +9,7 @@ with how far honest updates lie apart, and momentum of the clients, which brings
 the ‖x_i − v‖ unless a radius is given: with n > 2f no larger than the largest distance of an honest update.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -19,7 +19,7 @@ from torch import Tensor
 from .. import spec
 from ..codecs import Update
 from ..codecs.update import Dense
-from ..memories.base import Changes
+from ..memories.base import Changes, ReadValue, ReadVector
 from .base import Aggregation, RoundUpdates
 from .blocks import lengths_from
 from .robust import ByDistance
@@ -82,7 +82,5 @@ class CenteredClipping(ByDistance):
         changed, self._changed = self._changed, False
         return ({CENTER: self.center} if changed else {}), {}
 
-    def restore(
-        self, vector: Callable[[str], Tensor | None], value: Callable[[str], bytes | None]
-    ) -> None:
+    def restore(self, vector: ReadVector, value: ReadValue) -> None:
         self.center, self._changed = vector(CENTER), False
