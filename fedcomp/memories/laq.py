@@ -130,9 +130,8 @@ class LAQ(Shift):
 
     def _load_state(self, state: State) -> None:
         super()._load_state(state)
-        self.age, self.error, self.waiting = (
-            json.loads(state["clock"]) if "clock" in state else (NEVER, 0.0, 0.0)
-        )
+        clock = json.loads(state["clock"]) if "clock" in state else (NEVER, 0.0, 0.0)
+        self.age, self.error, self.waiting = clock
 
 
 def _threshold(context: Context) -> float:

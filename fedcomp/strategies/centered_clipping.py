@@ -49,7 +49,6 @@ class CenteredClipping(ByDistance):
         super().__init__(*args, **options)
         self.center: Tensor | None = None  # v [numel]; None = 0
         self._next: Tensor | None = None  # v, if the model moves
-        self._changed = False  # since the last checkpoint
 
     def needs(self) -> int:
         return 2 * self.f + 1
@@ -75,12 +74,11 @@ class CenteredClipping(ByDistance):
 
     def on_round_end(self, round: int, broadcast: bytes | None) -> None:
         if broadcast is not None:
-            self.center, self._changed = self._next, True
+            self.center = self._next
         self._next = None
 
     def take_changes(self) -> Changes:
-        changed, self._changed = self._changed, False
-        return ({CENTER: self.center} if changed else {}), {}
+        return ({} if self.center is None else {CENTER: self.center}), {}
 
     def restore(self, vector: ReadVector, value: ReadValue) -> None:
-        self.center, self._changed = vector(CENTER), False
+        self.center = vector(CENTER)

@@ -169,11 +169,9 @@ class FetchSGD(Average):
         self.momentum, self.error = self._stored(value(MOMENTUM)), self._stored(value(ERROR))
 
     def _of_this_run(self, update: Update | FrameError) -> Update | FrameError:
-        """The update if its cells add to those of the server, else an error."""
-        if isinstance(update, Cells) and (update.cells.shape, update.seed) != (
-            self.shape,
-            self.seed,
-        ):
+        """Return the update if its cells add to those of the server, else an error."""
+        own = self.shape, self.seed
+        if isinstance(update, Cells) and (update.cells.shape, update.seed) != own:
             return FrameError(
                 f"the sketch has another size than {self.shape[0]} × {self.shape[1]}, or another hash than those of this run"
             )

@@ -64,7 +64,6 @@ class Optimizer(ABC):
         self.options = options
         self.kept: dict[str, Tensor] = {}
         self._next: dict[str, Tensor] = {}
-        self._changed = False
 
     @property
     def plain(self) -> bool:
@@ -78,15 +77,14 @@ class Optimizer(ABC):
     def commit(self) -> None:
         """The model has moved."""
         if self._next:
-            self.kept, self._next, self._changed = self._next, {}, True
+            self.kept, self._next = self._next, {}
 
     def take_changes(self) -> Changes:
-        changed, self._changed = self._changed, False
-        return (dict(self.kept) if changed else {}), {}
+        return dict(self.kept), {}
 
     def restore(self, vector: ReadVector, value: ReadValue) -> None:
         self.kept = {name: held for name in (FIRST, SECOND) if (held := vector(name)) is not None}
-        self._next, self._changed = {}, False
+        self._next = {}
 
 
 class SGD(Optimizer):
