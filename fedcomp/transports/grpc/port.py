@@ -52,7 +52,7 @@ HEAD_BYTES = 4096  # largest report without its frame
 REPORT_BYTES = 1024  # the same for each client of a relay in a message with several reports
 RELAY_GRACE_S = 15.0  # for the clients of a lost relay, which may have to be started again
 # A connection is cut if it receives more bytes than FLOOD_BYTES, twice those of its messages, and an eighth of those that it sent.
-FLOOD_BYTES = 8 << 20
+FLOOD_BYTES = 4 << 20
 FLOOD_PAUSE_S = 60.0  # in which a client that was cut for this may not join
 
 
