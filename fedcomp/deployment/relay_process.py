@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 
 from ..callbacks import Said
 from ..errors import FedcompError, UnreachableError
+from ..keys.connection import join_address
 from ..transports.grpc import IoTasks, Relay, Terms
 from .client_process import RETRY_S, Retries, Target
 from .ports import listen
@@ -117,9 +118,9 @@ class RelayProcess:
         self._retries.reset()
         self.port = port  # used again after a reconnection, since clients connect to it
         how = "adds the frames of its clients" if terms.codec else "forwards each frame"
-        where = f"[{self.address}]" if ":" in self.address else self.address
+        where = join_address(self.address, port)
         self._report(
-            f"relays {self.target.address} on {where}:{port} to a run of {terms.clients} clients, and {how}",
+            f"relays {self.target.address} on {where} to a run of {terms.clients} clients, and {how}",
             "relaying",
             run=terms.run,
             server=self.target.address,

@@ -4,6 +4,7 @@ All code here runs in that loop. It reports events to the owner of the port, suc
 """
 
 import asyncio
+import resource
 import time
 from collections import Counter
 from collections.abc import AsyncIterable, Callable, Iterable
@@ -14,6 +15,7 @@ import grpc
 
 from ... import __version__
 from ...errors import ConfigError, ProtocolError
+from ...keys.connection import join_address
 from ...messages import Assignment, Farewell, Presence, Report
 from ...server.transport import CUT_OFF, GRACE_S, Lost
 from . import relay_wire, wire
@@ -45,6 +47,7 @@ FAREWELL_S = 10.0  # for clients to leave after the farewell
 PING_TICKS = 8  # of silence, after which the client is pinged
 SILENT_TICKS = 16  # of silence, after which the client counts as lost
 SPARE_CONNECTIONS = 4096  # besides one for each client, for half-open connections
+SPARE_FILES = 256  # descriptors that the process needs besides connections
 
 EXPELLED = "its key is no longer accepted"
 LONGEST_REASON = 1000  # characters, of the reason in a presence
@@ -77,16 +80,17 @@ class Port:
 
     # The server.
 
-    async def serve(self, started: Callable[[int], None], connections: int) -> None:
+    async def serve(self, started: Callable[[int], None]) -> None:
         """Listen until `stop`, and call `started` with the number of the port. Raises ConfigError if it cannot be opened."""
         s = self.settings
+        connections = allow_connections(s.clients + SPARE_CONNECTIONS)
         server = grpc.aio.server(options=server_options(connections))
         handler = grpc.stream_stream_rpc_method_handler(self._attend)
         name = wire.METHOD.rpartition("/")[2]
         server.add_generic_rpc_handlers(
             (grpc.method_handlers_generic_handler(wire.SERVICE, {name: handler}),)
         )
-        where = f"[{s.address}]:{s.port}" if ":" in s.address else f"{s.address}:{s.port}"
+        where = join_address(s.address, s.port)
         try:
             if s.credentials is None:
                 port = server.add_insecure_port(where)
@@ -645,3 +649,21 @@ class Port:
             self.traffic.total()
             counts["connections"] = self.traffic.connections
         return counts | {f"refused: {why}": count for why, count in self.refused.items()}
+
+
+def allow_connections(wanted: int) -> int:
+    """Raise the limit of open files for `wanted` connections, as far as allowed. Return how many it permits, at most `wanted`.
+
+    Raises ConfigError if the limit is too low for any clients.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    files = wanted + SPARE_FILES
+    if soft == resource.RLIM_INFINITY or soft >= files:
+        return wanted
+    soft = files if hard == resource.RLIM_INFINITY else min(hard, files)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    if soft <= 2 * SPARE_FILES:
+        raise ConfigError(
+            f"the limit of {soft} open files is too low for clients; raise it with ulimit -n"
+        )
+    return min(wanted, soft - SPARE_FILES)

@@ -22,9 +22,8 @@ from ..relays import add_frames, can_add
 from . import relay_wire, wire
 from .client import GrpcConnection
 from .credentials import Credentials
-from .port import SPARE_CONNECTIONS, Port
+from .port import Port
 from .relay_wire import AssignmentId, Bundle, Disconnect
-from .server import allow_connections
 from .stream import Answered, Event, Heard, Joined, Left, Open, Settings, Warned
 from .wire import Kind, Reader, Refused, Terms
 
@@ -147,8 +146,7 @@ class Relay:
 
     async def _serve(self, messages: AsyncIterator[object]) -> Farewell:
         port: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        connections = allow_connections(self.terms.clients + SPARE_CONNECTIONS)
-        serving = asyncio.create_task(self.port.serve(port.set_result, connections))
+        serving = asyncio.create_task(self.port.serve(port.set_result))
         writing = asyncio.create_task(self._write())
         try:
             self._handle(await anext(messages))  # the keys
