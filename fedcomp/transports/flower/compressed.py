@@ -178,14 +178,14 @@ class Compressed(Strategy):
             broadcasts = Broadcasts(
                 form.vector(arrays), form.layout, self.downlink, kept, cached_bytes
             )
-            told = {
+            announced = {
                 "training": self._training,
                 "uplink": str(self.uplink),
                 "downlink": str(self.downlink),
                 "layout": form.layout.fingerprint,
                 "seed": str(self.seed),
             }
-            self.model = Model(arrays, form, self.uplink, broadcasts, self.seed, told, tickets)
+            self.model = Model(arrays, form, self.uplink, broadcasts, self.seed, announced, tickets)
         return self.model.arrays
 
     def _downlink_memory(self, layout: Layout) -> Memory:

@@ -44,8 +44,8 @@ class Model:
     uplink: Codec
     broadcasts: Broadcasts
     seed: int
-    # Values that each message names. "training" is unique: clients discard the state of another one.
-    told: dict[str, str]
+    # Values that each message announces. "training" is unique: clients discard the state of another one.
+    announced: dict[str, str]
     tickets: dict[int, str]  # of each client's last accepted update
     versions: dict[int, str] = field(default_factory=dict)  # that each client last reported
 
@@ -77,12 +77,12 @@ class Model:
         b, client = self.broadcasts, node % IDS
         known = client in self.versions
         download = b.download(self.versions[client]) if known else b.dense()
-        told = dict(self.told)
+        values = dict(self.announced)
         if download.form == DENSE:
-            told["form"] = self.form.pack().decode()
+            values["form"] = self.form.pack().decode()
         if not known and self.tickets:
-            told["taken"] = "".join(self.tickets.values())
-        announced = [part.encode() for pair in told.items() for part in pair]
+            values["taken"] = "".join(self.tickets.values())
+        announced = [part.encode() for pair in values.items() for part in pair]
         assignment = Assignment(
             exchange.round,
             exchange.phase,

@@ -78,6 +78,16 @@ class Port:
         self._farewell: Farewell | None = None
         self._ended: dict[int, Traffic] = {}  # by client, of streams that ended
 
+    @property
+    def clients(self) -> int:
+        """The number of joined clients."""
+        return len(self._joined)
+
+    @property
+    def waiting(self) -> bool:
+        """Whether an assignment is open."""
+        return bool(self._open)
+
     # The server.
 
     async def serve(self, started: Callable[[int], None]) -> None:
@@ -527,7 +537,7 @@ class Port:
         """Close the open assignment of a client, and return the event."""
         open = self._open.pop(client)
         open.stop_timer()
-        return Answered(client, open.sequence, answer, time.monotonic())
+        return Answered(open.sequence, open.assignment, answer, time.monotonic())
 
     def _warn(self, sentence: str) -> None:
         self.emit(Warned(sentence))
@@ -643,7 +653,7 @@ class Port:
 
     async def counts(self) -> dict[str, int]:
         """Return the numbers of joined clients, streams, relays and refusals, and of connections if the platform counts them."""
-        counts = {"clients": len(self._joined), "streams": len(self._streams)}
+        counts = {"clients": self.clients, "streams": len(self._streams)}
         counts["relays"] = len(self._relays)
         if self.traffic is not None:
             self.traffic.total()

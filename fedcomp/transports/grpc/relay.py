@@ -113,11 +113,9 @@ class Relay:
         self.server, self.address, self.port_number = server, address, port
         self.credentials = credentials
         self.opened, self.changed, self.warn = opened, changed, warn
-        self.clients: set[int] = set()
         self.served = False  # whether a client has joined
         self.joined_s: dict[int, list[float]] = {}  # the last two joins since a DISCONNECT
         self.ids: dict[bytes, int] = {}  # key hash → logical id
-        self.open: dict[int, tuple[int, Assignment]] = {}  # by client, with its sequence number
         self.to_add: dict[int, Answer] = {}  # by client, reports whose frames are not added yet
         self.sum_timer: asyncio.TimerHandle | None = None
         self.waiting = True  # for open assignments before frames are added; ends with `sum_timer`
@@ -206,11 +204,7 @@ class Relay:
         self.port.disconnect(client, refused)
 
     def _assign(self, bundle: Bundle) -> None:
-        opens = []
-        for sequence, assignment in bundle.assignments:
-            self.open[assignment.client] = sequence, assignment
-            opens.append(Open(sequence, assignment))
-        self.port.assign(opens)
+        self.port.assign(Open(sequence, assignment) for sequence, assignment in bundle.assignments)
         self.waiting = True
         if self.sum_timer is not None:
             self.sum_timer.cancel()
@@ -221,8 +215,6 @@ class Relay:
 
     def _withdraw(self, withdrawn: list[AssignmentId]) -> None:
         for client, sequence in withdrawn:
-            if client in self.open and self.open[client][0] == sequence:
-                del self.open[client]
             if client in self.to_add and self.to_add[client][0] == sequence:
                 del self.to_add[client]
         self.port.cancel(withdrawn)
@@ -238,37 +230,32 @@ class Relay:
                     presence = replace(presence, key=point_of(public_key(public_key_pem)))
                 self._queue(wire.encode(Kind.JOINED, presence))
                 self.joined_s[client] = [*self.joined_s.get(client, [])[-1:], time.monotonic()]
-                self.clients.add(client)
                 self.served = True
-                self.changed(len(self.clients))
+                self.changed(self.port.clients)
             case Left(client):
                 self._queue(relay_wire.encode_rows(Kind.LEFT, [(client,)]))
-                self.clients.discard(client)
-                self.changed(len(self.clients))
+                self.changed(self.port.clients)
             case Heard(client):
                 self._queue(relay_wire.encode_rows(Kind.HEARD, [(client,)]))
             case Warned(sentence):
                 self.warn(sentence)
-            case Answered(client, sequence, answer, _):
-                self._answer(client, sequence, answer)
-
-    def _answer(self, client: int, sequence: int, answer: Report | Lost) -> None:
-        assignment = self.open.pop(client)[1]
-        if isinstance(answer, Lost):
-            row = client, sequence, answer.stage, answer.reason
-            self._queue(relay_wire.encode_rows(Kind.LOST, [row]))
-        elif self.codec is not None and can_add(assignment, answer):
-            self.to_add[client] = sequence, answer, assignment
-        else:
-            self._queue_report((sequence, answer, assignment))
-        self._queue_sum_if_complete()
+            case Answered(sequence, assignment, Lost(reason, stage)):
+                row = assignment.client, sequence, stage, reason
+                self._queue(relay_wire.encode_rows(Kind.LOST, [row]))
+                self._queue_sum_if_complete()
+            case Answered(sequence, assignment, Report() as report):
+                if self.codec is not None and can_add(assignment, report):
+                    self.to_add[assignment.client] = sequence, report, assignment
+                else:
+                    self._queue_report((sequence, report, assignment))
+                self._queue_sum_if_complete()
 
     def _stop_waiting(self) -> None:
         self.waiting = False
         self._queue_sum()
 
     def _queue_sum_if_complete(self) -> None:
-        if not self.open or not self.waiting:
+        if not self.port.waiting or not self.waiting:
             self._queue_sum()
 
     def _queue_sum(self) -> None:
