@@ -90,10 +90,8 @@ def check(config: RunConfig, strategy: RoundStrategy, memory: Memory) -> None:
     """Raise ConfigError if relays cannot add the frames of this run."""
     uplink = strategy.uplink
     clients = cohort.size(config.participation, config.clients)
-    behind_one = min(
-        clients, -(-config.clients // config.relays)
-    )  # a cohort may be divided unevenly
-    advised = f"use --uplink topk:density=1%+s2:union={behind_one}"
+    per_relay = -(-config.clients // config.relays)  # a cohort may be divided unevenly
+    advised = f"use --uplink topk:density=1%+s2:union={min(clients, per_relay)}"
     inner = uplink.inner if isinstance(uplink, LayerWise) else uplink
     if strategy.name not in STRATEGIES:
         why = f"pass on sums, but --strategy {strategy.name} needs each frame; use {' or '.join(STRATEGIES)}"

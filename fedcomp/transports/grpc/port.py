@@ -137,10 +137,8 @@ class Port:
         while True:
             await asyncio.sleep(self.settings.silence_s / SILENT_TICKS)
             if self.traffic is not None:
-                self.traffic.find()
-            for stream in [*self._streams]:
-                self._count(stream)
-                self._cut_flood(stream)
+                self._read_all(self.traffic)
+                self._cut_floods(self.traffic)
             joined = [self._joined.get(client) for client in self._open]
             waiting = {stream for stream in joined if isinstance(stream, Stream)}
             waiting |= {open.relay.stream for open in self._open.values() if open.relay is not None}
@@ -155,18 +153,23 @@ class Port:
                     stream.pinged = True
                     stream.put([wire.PING])
 
-    def _cut_flood(self, stream: Stream) -> None:
-        """Cut a connection that receives far more bytes than its messages have, such as HTTP/2 pings."""
-        received, sent = stream.counted
-        if received <= FLOOD_BYTES + 2 * stream.received + sent // 8 or stream.closing:
-            return
-        self.refused["flood"] += 1
-        name = f"relay {stream.relay_id}" if stream.relay else f"client {stream.client}"
-        self._warn(f"{name} sent {received} bytes around its messages, and its connection was cut")
-        self._rate.pause(
-            self._relay_identity(stream) if stream.relay else stream.identity, FLOOD_PAUSE_S
-        )
-        self._drop(stream)
+    def _cut_floods(self, traffic: PortTraffic) -> None:
+        """Cut connections that receive far more bytes than their messages have, such as HTTP/2 pings."""
+        streams = {stream.peer: stream for stream in self._streams}
+        for peer, (received, sent) in traffic.readings():
+            stream = streams.get(peer)
+            messages = 0 if stream is None else stream.received
+            if received <= FLOOD_BYTES + 2 * messages + sent // 8:
+                continue
+            if stream is None:
+                traffic.cut(peer)
+            elif not stream.closing:
+                self.refused["flood"] += 1
+                name = f"relay {stream.relay_id}" if stream.relay else f"client {stream.client}"
+                self._warn(f"{name} sent {received} bytes around its messages and was cut off")
+                identity = self._relay_identity(stream) if stream.relay else stream.identity
+                self._rate.pause(identity, FLOOD_PAUSE_S)
+                self._drop(stream)
 
     # Streams.
 
@@ -640,13 +643,19 @@ class Port:
         farewell = wire.encode(Kind.FAREWELL, self._farewell, self.settings.invitation)
         stream.put(wire.split(farewell))
 
+    def _read_all(self, traffic: PortTraffic) -> Traffic:
+        """Read the byte counters of all connections, and return their sum with those that have ended."""
+        total, readings = traffic.total(), dict(traffic.readings())
+        for stream in self._streams:
+            stream.counted = readings.get(stream.peer, stream.counted)
+        return total
+
     async def read_traffic(self) -> TrafficReport | None:
         if self.traffic is None:
             return None
-        total, by_client = self.traffic.total(), dict(self._ended)
+        total, by_client = self._read_all(self.traffic), dict(self._ended)
         for stream in self._streams:
             if stream.client >= 0:
-                stream.counted = self.traffic.last(stream.peer) or stream.counted
                 so_far = by_client.get(stream.client, Traffic())
                 by_client[stream.client] = so_far.plus(stream.counted)
         return TrafficReport(total, by_client)
