@@ -17,7 +17,7 @@ from ..layout import Layout
 from ..memories import Memory
 from ..messages import UPDATE, Assignment, Report, failure
 from ..server.exchange import MOST_EXAMPLES
-from ..strategies import RoundStrategy, cohort
+from ..strategies import RoundStrategy
 
 STRATEGIES = "average", "fetchsgd"  # strategies that need only the sum of the frames
 RELAY = "relay"  # stage of a failure: the frame cannot be added, or the server rejected the sum that contains it
@@ -108,13 +108,6 @@ def check(config: RunConfig, strategy: RoundStrategy, memory: Memory) -> None:
     else:
         return
     raise ConfigError(f"--relays {why}")
-
-
-def clients_per_relay(config: RunConfig) -> int:
-    """Return the largest number of clients of one round behind one relay. A cohort may be divided unevenly among the relays."""
-    return min(
-        cohort.size(config.participation, config.clients), -(-config.clients // config.relays)
-    )
 
 
 def inexact(updates: Sequence[Update | None]) -> int:
