@@ -29,11 +29,9 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from fedcomp import codec, memory
 from fedcomp.layout import Layout
-from fedcomp.sim.batched import BatchedEngine
+from fedcomp.sim.batched import BatchedEngine, Together
 from fedcomp.sim.batched.choice import AUTO, MAPPED
 from fedcomp.sim.batched.convolutions import FORMS
-from fedcomp.sim.batched.room import CudaMeter, fitting
-from fedcomp.sim.engines import Together
 from fedcomp.sim.multi_device import MultiDevice
 from fedcomp.tasks import cifar10, mnist, resnet, shakespeare
 from fedcomp.tasks.base import Data, Task, initial_model
@@ -216,11 +214,9 @@ class Bench:
     def _room(self, engine: BatchedEngine, sgd: LocalSGD) -> int:
         if self.device.type != "cuda":
             return 0
-        meter = CudaMeter(self.device)
-        fitting(engine, self.start, self.data, sgd, meter)
         some = [plan[:2] for plan in self.plans[:8]]
         few, more = (
-            meter.peak(lambda m=m: engine.train(self.start, self.data, some[:m], sgd))
+            peak_bytes(self.device, lambda m=m: engine.train(self.start, self.data, some[:m], sgd))
             for m in (4, 8)
         )
         return max(0, more - few) // 4
@@ -316,14 +312,22 @@ def waits(work: Callable[[], None]) -> int:
     return sum("synchroniz" in str(warning.message) for warning in caught)
 
 
+def peak_bytes(device: torch.device, run: Callable[[], object]) -> int:
+    """Return the most memory that `run` had at any time, beyond what was allocated before."""
+    before = torch.cuda.memory_allocated(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    run()
+    return torch.cuda.max_memory_allocated(device) - before
+
+
 def memory_runs_out(device: torch.device) -> bool:
     """Whether clients for whom a real allocator has no room are trained in smaller batches, with the same updates."""
     bench, said = Bench("mnist-cnn", 64, device, 1), []
     engine = BatchedEngine(bench.task, bench.fresh(), bench.layout, device, warn=said.append)
     expected = engine.train(bench.start, bench.data, bench.plans, bench.case.sgd)[0]
     each = (
-        CudaMeter(device).peak(
-            lambda: engine.train(bench.start, bench.data, bench.plans, bench.case.sgd)
+        peak_bytes(
+            device, lambda: engine.train(bench.start, bench.data, bench.plans, bench.case.sgd)
         )
         // 64
     )
@@ -354,7 +358,7 @@ def on_several(device: torch.device, clients: int) -> bool:
         for place in places
     ]
     jobs = [Job(1, who, plan) for who, plan in enumerate(bench.plans)]
-    several, found = MultiDevice(engines), {}
+    several, found = MultiDevice(engines, []), {}
     for name, engine in (("one", engines[0]), ("several", several)):
         taken = seconds(
             lambda e=engine: e.train(bench.start, bench.data, jobs, bench.case.sgd, seed=0),

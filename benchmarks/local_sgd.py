@@ -25,7 +25,7 @@ from fedcomp import config, tasks
 from fedcomp.cli.plain_loops import lean_loop, usual_loop
 from fedcomp.layout import Layout
 from fedcomp.sim.batched import BatchedEngine, choose_engine
-from fedcomp.sim.workers import WorkerEngine
+from fedcomp.sim.processes import WorkerEngine
 from fedcomp.tasks.base import Data, Task, initial_model
 from fedcomp.training.batches import plan_batches
 from fedcomp.training.devices import keep_freed_memory
@@ -87,7 +87,7 @@ def main() -> None:
     serial = SerialEngine(task, initial_model(task, 0), layout, "cpu")
     batched = BatchedEngine(task, initial_model(task, 0), layout, "cpu", at_once)
     workers = WorkerEngine(
-        task, initial_model(task, 0), layout, given.task, folder, 0, given.threads
+        config.RunConfig(task=given.task, seed=0), task, initial_model(task, 0), given.threads
     )
     data, jobs = workers.resident(data), [Job(1, who, batches) for who, batches in enumerate(plans)]
     loop = lean_loop(task, data, plans, sgd)

@@ -1,4 +1,4 @@
-"""Where the time of a simulated round goes: named stretches of it, one inside the other. While nobody records, `timed` does nothing.
+"""Where the time of a simulated round goes: named spans, which nest. `timed` does nothing unless a recorder is on.
 
 with recording(Recorder()) as recorder:
     ...  # code that says `with timed("evaluation"):`
@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 SERVER, CLIENTS, BESIDE = "server", "clients", "plain loops"  # tracks
-TRACKS = {  # of each stretch; what stands beside the run is on the third
+TRACKS = {  # by span; all others are on the third track
     "round": SERVER,
     "aggregation": SERVER,
     "downlink": SERVER,
@@ -33,13 +33,13 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Event:
-    """A stretch that is over. Times in seconds, from when the recorder was made."""
+    """A span that has ended. Times in seconds since the recorder was made."""
 
     name: str
     start_s: float
     seconds: float
-    own_s: float  # without the stretches inside it
-    depth: int  # stretches around it
+    own_s: float  # without the spans inside it
+    depth: int  # spans around it
     about: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -48,7 +48,7 @@ class Event:
 
 
 class Recorder:
-    """Hears of the stretches in the thread that made it. `synchronise` waits until the device has done what it was asked for."""
+    """Records the spans in the thread that made it. `synchronise` waits until the device is idle."""
 
     def __init__(
         self,
@@ -64,7 +64,7 @@ class Recorder:
 
     @contextmanager
     def span(self, name: str, about: dict[str, Any]) -> Iterator[None]:
-        """A stretch, recorded when it ends, by an exception too."""
+        """Record a span when it ends, also by an exception."""
         if threading.get_ident() != self._thread:
             yield
             return
@@ -86,12 +86,12 @@ class Recorder:
 
 
 def timed(name: str, **about: Any) -> AbstractContextManager[None]:
-    """A stretch of the round, with figures that a trace shows beside its name."""
+    """Record the block as a span, with details that a trace shows."""
     return _OFF if _recorder is None else _recorder.span(name, about)
 
 
 def timed_each(name: str, items: Iterable[T]) -> Iterator[T]:
-    """The items of an iterable, the making of each a stretch."""
+    """Yield the items of an iterable; the time to make each is a span."""
     source = iter(items)
     while True:
         with timed(name):
@@ -104,7 +104,7 @@ def timed_each(name: str, items: Iterable[T]) -> Iterator[T]:
 
 @contextmanager
 def recording(recorder: Recorder) -> Iterator[Recorder]:
-    """Stretches are told to `recorder` until the block ends."""
+    """Record spans with `recorder` until the block ends."""
     global _recorder
     before, _recorder = _recorder, recorder
     try:
@@ -114,25 +114,16 @@ def recording(recorder: Recorder) -> Iterator[Recorder]:
 
 
 def trace(events: Iterable[Event], process: str) -> dict[str, Any]:
-    """Events in the Trace Event Format of Chrome, which Perfetto opens: complete events in µs, a thread for each track.
+    """Return events in the Trace Event Format of Chrome, which Perfetto opens: complete events in µs, a thread for each track.
 
     Source: Duca, Sinclair: Trace Event Format. Chromium 2016.
     """
-    numbers = {track: number for number, track in enumerate((SERVER, CLIENTS, BESIDE), 1)}
+    tracks = [SERVER, CLIENTS, BESIDE]
     named = [{"name": "process_name", "ph": "M", "pid": 1, "tid": 0, "args": {"name": process}}]
-    for track, number in numbers.items():
-        named.append(
-            {"name": "thread_name", "ph": "M", "pid": 1, "tid": number, "args": {"name": track}}
-        )
-        named.append(
-            {
-                "name": "thread_sort_index",
-                "ph": "M",
-                "pid": 1,
-                "tid": number,
-                "args": {"sort_index": number},
-            }
-        )
+    for tid, track in enumerate(tracks, 1):
+        thread = {"ph": "M", "pid": 1, "tid": tid}
+        named.append(thread | {"name": "thread_name", "args": {"name": track}})
+        named.append(thread | {"name": "thread_sort_index", "args": {"sort_index": tid}})
     complete = [
         {
             "name": e.name,
@@ -141,7 +132,7 @@ def trace(events: Iterable[Event], process: str) -> dict[str, Any]:
             "ts": 1e6 * e.start_s,
             "dur": 1e6 * e.seconds,
             "pid": 1,
-            "tid": numbers[e.track],
+            "tid": 1 + tracks.index(e.track),
             "args": e.about,
         }
         for e in sorted(events, key=lambda e: (e.start_s, e.depth))

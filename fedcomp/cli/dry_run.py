@@ -156,7 +156,6 @@ def forecast(alternative: Alternative) -> Forecast:
         dense.append(4 * rehearsal.layout.numel * (len(outcome.cohort) + len(traffic.downlink)))
         frames_up += traffic.uplink.values()
         frames_down += [len(outcome.broadcast.frame)] if outcome.broadcast else []
-    rehearsal.clients.store.close()
     return Forecast(
         alternative.name,
         rehearsal.layout.numel,

@@ -1,15 +1,12 @@
 """The states of virtual clients: the most recently used are in memory, the others in the run's checkpoint.
 
 The checkpoint holds every client's vectors anyway. A client that is evicted from memory is staged in the checkpoint if it has changed
-since the last save, and the next save does not write it again. A thread prefetches the clients of the next rounds. The results of a run do
-not depend on where the states are.
+since the last save, and the next save does not write it again. The results of a run do not depend on where the states are.
 """
 
 import itertools
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Protocol
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 import torch
 from torch import Tensor
@@ -17,20 +14,10 @@ from torch import Tensor
 from ..clients.state import ClientState
 from ..memories import Memory
 from ..memories.base import Changes
+from ..server.checkpoint import Checkpoint
 from .placement import IN_MEMORY, Placement
 
-AHEAD = 1 / 2  # share of the budget for prefetched clients
 OBJECT_BYTES = 4096  # of a state besides its vectors and its record, roughly
-
-
-class StateCheckpoint(Protocol):
-    """The part of a `Checkpoint` that a client store uses. It is read in another thread, too."""
-
-    def vector(self, name: str) -> Tensor | None: ...
-
-    def value(self, name: str) -> bytes | None: ...
-
-    def stage(self, vectors: Mapping[str, Tensor], values: Mapping[str, bytes]) -> None: ...
 
 
 class ClientStore:
@@ -42,18 +29,16 @@ class ClientStore:
         self.make_memory, self.version, self.placement = make_memory, version, placement
         self.states: dict[int, ClientState] = {}  # in memory, least recently used first
         self.changed: set[int] = set()  # clients in memory that changed since the last checkpoint
-        self.checkpoint: StateCheckpoint | None = None  # None: all clients stay in memory
+        self.checkpoint: Checkpoint | None = None  # None: all clients stay in memory
         self.client_bytes = placement.client_bytes + OBJECT_BYTES  # of the largest state so far
         self._working: set[int] = set()  # clients of the last call of `bring`
-        self._ahead: dict[int, Future[ClientState | None]] = {}  # prefetched
-        self._reader: ThreadPoolExecutor | None = None
 
     def at(self, client: int) -> ClientState:
         """Return the state of a client. Raises CheckpointError if it cannot be read."""
         if client not in self.states:
-            ahead = self._ahead.pop(client, None)
-            state = self._read(client) if ahead is None or ahead.cancel() else ahead.result()
-            self.states[client] = state or ClientState(self.make_memory(), self.version)
+            self.states[client] = self._read(client) or ClientState(
+                self.make_memory(), self.version
+            )
         return self.states[client]
 
     def bring(self, clients: Sequence[int]) -> None:
@@ -64,7 +49,7 @@ class ClientStore:
         clients = list(dict.fromkeys(clients))
         here = [client for client in clients if client in self.states]
         self.states |= {client: self.states.pop(client) for client in here}
-        room = max((1 - AHEAD) * self.placement.budget_bytes / self.client_bytes, len(clients))
+        room = max(self.placement.budget_bytes / self.client_bytes, len(clients))
         surplus = len(self.states) - len(here) + len(clients) - room
         if surplus > 0 and self.checkpoint is not None:
             self._evict(list(itertools.islice(self.states, math.ceil(surplus))))
@@ -72,24 +57,6 @@ class ClientStore:
             self.at(client)
         if self.placement.moves_to is not None:
             self._move(set(clients), self.placement.moves_to)
-
-    def expect(self, clients: Sequence[int]) -> None:
-        """Prefetch the clients that will be used next, in this order, as far as the budget allows."""
-        if self.checkpoint is None or not self.placement.reads_ahead:
-            return
-        for client in self._ahead.keys() - set(clients):
-            self._ahead.pop(client).cancel()
-        room = int(AHEAD * self.placement.budget_bytes / self.client_bytes) - len(self._ahead)
-        missing = (
-            client
-            for client in dict.fromkeys(clients)
-            if client not in self.states and client not in self._ahead
-        )
-        self._reader = self._reader or ThreadPoolExecutor(1, "clients-ahead")
-        self._ahead |= {
-            client: self._reader.submit(self._read, client)
-            for client in itertools.islice(missing, max(0, room))
-        }
 
     def touch(self, clients: Iterable[int]) -> None:
         """Mark clients in memory as changed since the last checkpoint."""
@@ -105,17 +72,11 @@ class ClientStore:
 
     def clear(self) -> None:
         """Forget all states in memory, so that they are read from the checkpoint."""
-        self.expect(())
         self.states.clear()
         self.changed.clear()
 
-    def close(self) -> None:
-        """Stop prefetching."""
-        if self._reader is not None:
-            self._reader.shutdown(cancel_futures=True)
-
     def _read(self, client: int) -> ClientState | None:
-        """Return a client's state from the checkpoint, None if it has none. May be called from any thread."""
+        """Return a client's state from the checkpoint, None if it has none."""
         name = name_of(client)
         record = self.checkpoint.value(name) if self.checkpoint is not None else None
         return (
@@ -148,10 +109,10 @@ class ClientStore:
         return vectors, values
 
     def _move(self, clients: set[int], device: torch.device) -> None:
-        """Move the vectors of these clients to the device, and those of the previous clients to pinned memory of the host."""
+        """Move the vectors of these clients to the device, and those of the previous clients to the host."""
         for client in self._working - clients:
             if client in self.states:
-                self.states[client].move(_pinned)
+                self.states[client].move(lambda vector: vector.cpu())
         for client in clients - self._working:
             self.states[client].move(lambda vector: vector.to(device, non_blocking=True))
         self._working = clients
@@ -160,8 +121,3 @@ class ClientStore:
 def name_of(client: int) -> str:
     """Return the name of a client's record in a checkpoint. Its vectors have names such as `client/7.residual`."""
     return f"client/{client}"
-
-
-def _pinned(vector: Tensor) -> Tensor:
-    """Return a copy of a vector in the host's memory, pinned if the vector is on a GPU, so that it is copied back asynchronously."""
-    return torch.empty(vector.shape, dtype=vector.dtype, pin_memory=vector.is_cuda).copy_(vector)

@@ -10,11 +10,11 @@ from ..clients.trainer import Trainer
 from ..memories import Memory
 from ..memories.base import Changes
 from ..messages import Assignment, Report
+from ..server.checkpoint import Checkpoint
 from ..strategies.client_algorithm import ClientAlgorithm
-from .client_store import ClientStore, StateCheckpoint
-from .contraction import Contraction
-from .growth import Growth
+from .client_store import ClientStore
 from .placement import IN_MEMORY, Placement
+from .update_watch import UpdateWatch
 
 
 class VirtualClients:
@@ -29,13 +29,11 @@ class VirtualClients:
         seed: int,
         *,
         warn: Callable[[str], None] = lambda sentence: None,
-        feeds_back: bool = False,
         hook: ClientHook | None = None,
         placement: Placement = IN_MEMORY,
     ):
         self.trainer = trainer
         self.store = ClientStore(make_memory, replica.version, placement)
-        self.watch = UpdateWatch(algorithm, seed, warn, feeds_back)
         self.session = ClientSession(
             replica,
             self.store,
@@ -43,7 +41,7 @@ class VirtualClients:
             algorithm,
             seed,
             hook=hook,
-            watch=self.watch,
+            watch=UpdateWatch(warn),
         )
 
     @property
@@ -62,7 +60,7 @@ class VirtualClients:
 
     # Checkpoints.
 
-    def use_checkpoint(self, checkpoint: StateCheckpoint) -> None:
+    def use_checkpoint(self, checkpoint: Checkpoint) -> None:
         self.store.checkpoint = checkpoint
 
     def take_changes(self) -> Changes:
@@ -72,25 +70,3 @@ class VirtualClients:
         """Return to the state of the checkpoint. States of clients are read when they are first used."""
         self.session.replica.restore(weights, version, passed)
         self.store.clear()
-
-
-class UpdateWatch:
-    """Warns about residuals that grow without bound and sketches that do not contract."""
-
-    def __init__(
-        self, algorithm: ClientAlgorithm, seed: int, warn: Callable[..., None], feeds_back: bool
-    ):
-        self.algorithm, self.seed = algorithm, seed
-        self.growth, self.contraction = Growth(warn), Contraction(warn, feeds_back)
-
-    def __call__(
-        self, assignments: Sequence[Assignment], memories: Sequence[Memory], updates: Tensor
-    ) -> None:
-        """Look at the updates [m, numel] that clients are about to encode."""
-        self.growth.look([a.client for a in assignments], memories, updates)
-        # With several phases exact values are asked for, which are not misread.
-        if not assignments or self.contraction.over or len(self.algorithm.phases) > 1:
-            return
-        first, memory = assignments[0], memories[0]
-        seed = self.algorithm.seed(memory.codec, self.seed, first)
-        self.contraction.look(first.round, memory.codec, seed, memory.layout, updates)

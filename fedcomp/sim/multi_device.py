@@ -1,6 +1,6 @@
-"""Several devices of one machine: each trains consecutive clients of a cohort and compresses their updates, beside the others.
+"""Several devices of one machine: each trains consecutive clients of a cohort and compresses their updates, in parallel.
 
-Beyond rounding, a client's update does not depend on the number of devices. The host adds the frames in the order of the clients.
+Except for rounding, a client's update does not depend on the number of devices. The host adds the frames in the order of the clients.
 """
 
 from collections.abc import Callable, Sequence
@@ -13,21 +13,27 @@ from torch import Tensor
 
 from ..tasks.base import Data
 from ..training.engine import Done, Engine, Job, Share
-from ..training.local_sgd import LocalSGD, Traces
+from ..training.local_sgd import LocalSGD
+from .jobs import copy_traces, map_traces
 
 
 class MultiDevice(Engine):
     """An engine for each device, each driven by its own thread. Weights and data are given on the first device.
 
-    `hear` is called after every training, in the thread that asked for it.
+    `warnings`: filled by the engines in their threads. `warn` is called with them after every training, in the caller's thread.
     """
 
-    def __init__(self, engines: Sequence[Engine], hear: Callable[[], None] = lambda: None):
-        self.engines, self.device, self.hear = engines, engines[0].device, hear
+    def __init__(
+        self,
+        engines: Sequence[Engine],
+        warnings: list[str],
+        warn: Callable[[str], None] = lambda sentence: None,
+    ):
+        self.engines, self.device = engines, engines[0].device
+        self.warnings, self.warn = warnings, warn
         self._threads = ThreadPoolExecutor(len(engines), "device")
-        self._copies: dict[
-            tuple[int, int], tuple[Tensor, Tensor]
-        ] = {}  # by tensor and engine: the tensor, and it on that device
+        # By identity of a tensor and position of an engine: the tensor, and its copy on that device.
+        self._copies: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
 
     def train(
         self, start: Tensor, data: Data, jobs: Sequence[Job], sgd: LocalSGD, *, seed: int
@@ -35,7 +41,7 @@ class MultiDevice(Engine):
         """Train on all devices and gather the updates on the first."""
         shares = self.train_apart(start, data, jobs, sgd, seed=seed)
         for job, there in zip(jobs, (job for share in shares for job in share.jobs), strict=True):
-            _copy(there.traces, job.traces)
+            copy_traces(there.traces, job.traces)
         updates = [
             start.new_empty(0, len(start)),
             *(share.updates.to(self.device) for share in shares),
@@ -54,20 +60,25 @@ class MultiDevice(Engine):
             for i, run in runs
         ]
         wait(waiting)
-        self.hear()
+        while self.warnings:
+            self.warn(self.warnings.pop(0))
         return [future.result() for future in waiting]
 
     def _share(
         self, i: int, start: Tensor, data: Data, jobs: Sequence[Job], sgd: LocalSGD, seed: int
     ) -> Share:
         engine = self.engines[i]
+
+        def move(tensor: Tensor) -> Tensor:
+            return tensor.to(engine.device)
+
         with at(engine.device):
-            mine = [job._replace(traces=_moved(job.traces, engine.device)) for job in jobs]
+            mine = [job._replace(traces=map_traces(move, job.traces)) for job in jobs]
             updates, results = engine.train(start.to(engine.device), data, mine, sgd, seed=seed)
             return Share(mine, updates, results)
 
     def _there(self, i: int, data: Data) -> Data:
-        """The data on an engine's device, copied once."""
+        """Return the data on an engine's device, copied once."""
         inputs, targets = (self._copy_of(i, tensor) for tensor in (data.inputs, data.targets))
         return replace(data, inputs=inputs, targets=targets)
 
@@ -86,36 +97,6 @@ class MultiDevice(Engine):
             engine.close()
 
 
-class Later:
-    """Sentences that are said in any thread, and heard in the one that asks for them."""
-
-    def __init__(self, warn: Callable[[str], None]):
-        self.warn, self._said = warn, []
-
-    def say(self, sentence: str) -> None:
-        self._said.append(sentence)
-
-    def hear(self) -> None:
-        while self._said:
-            self.warn(self._said.pop(0))
-
-
 def at(device: torch.device) -> AbstractContextManager:
-    """What is launched in this block is launched on the device."""
+    """Make a device the current one for a block."""
     return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
-
-
-def _moved(traces: Traces, device: torch.device) -> Traces:
-    momentum = None if traces.momentum is None else traces.momentum.to(device)
-    moments = traces.moments and (traces.moments[0].to(device), traces.moments[1].to(device))
-    return Traces(momentum, moments, None if traces.pull is None else traces.pull.to(device))
-
-
-def _copy(given: Traces, into: Traces) -> None:
-    for a, b in zip(
-        (given.momentum, *(given.moments or ())),
-        (into.momentum, *(into.moments or ())),
-        strict=True,
-    ):
-        if a is not None and a is not b:
-            b.copy_(a)

@@ -1,17 +1,17 @@
-"""The virtual network: what lies between each client and the server, and how fast it computes.
+"""The virtual network: the line between each client and the server, and the client's speed.
 
     seconds of an exchange = latency + bytes down / down + steps · step · swing + bytes up / up + latency
 
 `--network NAME:option=value,...` draws the clients' values from the seed; a path to a CSV file gives them one by one (network_file.py).
-`uniform` gives all clients the same. `lognormal` takes the values for medians and draws three factors e^(spread·z) for a client, z standard
-normal: one for its line (up and down), one for its latency, one for its machine. The others are `lognormal` with figures of their own:
+`uniform` gives all clients the same values. `lognormal` takes the values as medians and draws three factors e^(spread·z) for each client, z
+standard normal: one for its line (up and down), one for its latency, one for its machine. The others are `lognormal` with other defaults:
 
     fixed, mobile   means of all tests in the Speedtest Global Index of September 2020, taken for medians: 85.73 and 35.96 Mbit/s down,
                     45.74 and 11.22 Mbit/s up, round trips of 21 and 40 ms
     lte-m           the peak rate of 3GPP category M1 (release 13), 1 Mbit/s both ways
     lora            the rate of LoRaWAN's data rate 5 in Europe (LoRaWAN regional parameters, EU868), 5,470 bit/s both ways
 
-Steps, spreads, and the latencies of the last two are assumptions: say your own.
+Steps, spreads, and the latencies of the last two are assumptions; give your own.
 """
 
 import dataclasses
@@ -25,7 +25,7 @@ from .. import seeds, spec
 from ..errors import SpecError
 from .availability import Absences
 
-LEAST_STRETCH_S = 5.0  # of an absence; a server takes nobody for gone before
+LEAST_STRETCH_S = 5.0  # of an absence; a server waits this long for a client to reconnect
 LIMITS: Mapping[str, tuple[float, float]] = {  # lowest and highest value of each option
     "up": (1, 1e15),
     "down": (1, 1e15),
@@ -61,7 +61,7 @@ class Seconds(float):
 
 @dataclass(frozen=True)
 class Uniform:
-    """All clients alike but for who is slow. Raises SpecError for a value out of range."""
+    """All clients alike, except for slow ones. Raises SpecError for a value out of range."""
 
     up: Rate = Rate(1e5)
     down: Rate = Rate(1e6)
@@ -70,10 +70,12 @@ class Uniform:
     spread: float = 0.0  # standard deviation of the logarithms
     absent: float = 0.0  # share of the time that a client is away
     stretch: Seconds = Seconds(600.0)  # for how long, at a time
-    slow: float = 0.0  # share of the clients whose steps take `factor` times as long for good
+    slow: float = 0.0  # share of the clients whose steps always take `factor` times as long
     stall: float = 0.0  # share of its rounds in which a client's steps take `factor` times as long
     factor: float = 4.0
-    swing: float = 0.0  # of the time of a client's steps, up or down, from round to round
+    swing: float = (
+        0.0  # largest relative change of the time of a client's steps, from round to round
+    )
 
     def __post_init__(self) -> None:
         for f in dataclasses.fields(self):
@@ -132,14 +134,14 @@ KINDS: Mapping[str, type[Uniform]] = {
 
 
 def out_of_range(name: str, value: float) -> str:
-    """The end of a sentence about a value that is not allowed; "" for one that is."""
+    """Return the end of a sentence about a value that is not allowed; "" if it is."""
     low, high = LIMITS[name]
     return "" if low <= value <= high else f"is {value:g}; give {low:g} to {high:g}"
 
 
 @dataclass(frozen=True)
 class Profiles:
-    """Of each client, float64 [clients]: bytes a second, seconds, shares; the names of `Uniform`'s options."""
+    """The values of each client, float64 [clients], in bytes a second, seconds or shares, named as the options of `Uniform`."""
 
     up: np.ndarray
     down: np.ndarray
@@ -156,7 +158,7 @@ class Profiles:
 
     @property
     def fingerprint(self) -> str:
-        """16 hex digits of all that is in it."""
+        """16 hex digits of all values."""
         return hashlib.sha256(
             b"".join(getattr(self, f.name).tobytes() for f in dataclasses.fields(self))
         ).hexdigest()[:16]
@@ -166,7 +168,7 @@ COLUMNS = tuple(f.name for f in dataclasses.fields(Profiles))
 
 
 def drawn(kind: Uniform, clients: int, seed: int) -> Profiles:
-    """What each client's line and machine are, by the seed."""
+    """Return profiles drawn from the seed."""
     line, latency, machine = np.exp(
         kind.spread * seeds.generator(seed, "network").standard_normal((3, clients))
     )
@@ -184,32 +186,29 @@ def drawn(kind: Uniform, clients: int, seed: int) -> Profiles:
 
 
 def read_spec(text: str) -> Uniform:
-    """What `mobile` or `uniform:up=100kB` says. Raises SpecError."""
+    """Return the options in a spec string such as `mobile` or `uniform:up=100kB`. Raises SpecError."""
     with spec.reading(text, "--network"):
         return spec.build(spec.only_part(text, "network"), KINDS, "network")
 
 
 class Network:
-    """How long exchanges take, and who can be reached."""
+    """The duration of exchanges, and the clients that can be reached."""
 
     def __init__(self, profiles: Profiles, seed: int):
         self.profiles, self.seed = profiles, seed
         self.absences = Absences(profiles.absent, profiles.stretch, seed)
-        self._pace: tuple[int, np.ndarray, np.ndarray] = (
-            -1,
-            np.empty(0),
-            np.empty(0),
-        )  # round, and what was drawn for it
+        # The last round, and what was drawn for it.
+        self._pace: tuple[int, np.ndarray, np.ndarray] = (-1, np.empty(0), np.empty(0))
 
     def seconds(self, client: int, round: int, bytes_down: int, steps: int, bytes_up: int) -> float:
-        """From question to answer, of a client that does nothing else."""
+        """Return the duration of an exchange with a client that is not busy."""
         p = self.profiles
         down, up = bytes_down / float(p.down[client]), bytes_up / float(p.up[client])
         latency = float(p.latency[client])
         return latency + down + self.work_s(client, round, steps) + up + latency
 
     def work_s(self, client: int, round: int, steps: int) -> float:
-        """That so many local steps of a round take."""
+        """Return the duration of local steps."""
         p = self.profiles
         swing, stall = float(p.swing[client]), float(p.stall[client])
         took = steps * float(p.step[client])
@@ -220,7 +219,7 @@ class Network:
         return took * float(p.factor[client]) if stalls[client] < stall else took
 
     def _drawn(self, round: int) -> tuple[np.ndarray, np.ndarray]:
-        """Of each client in a round, how it swings, -1..1, and what decides whether it stalls, 0..1: float64 [clients]."""
+        """Return for each client the draws of a round for its swing, -1..1, and for whether it stalls, 0..1: float64 [clients]."""
         if self._pace[0] != round:
             draw, n = seeds.generator(self.seed, "pace", round), len(self.profiles)
             self._pace = round, draw.uniform(-1.0, 1.0, n), draw.random(n)

@@ -32,11 +32,6 @@ class Placement:
     moves_to: torch.device | None = None  # for training; None: vectors do not move
     client_bytes: int = 0  # of one client's vectors, an estimate until one is measured
 
-    @property
-    def reads_ahead(self) -> bool:
-        """Whether clients are prefetched from the checkpoint."""
-        return self.budget_bytes < math.inf
-
     def __str__(self) -> str:
         """Return a description, "" if clients stay in the memory in which they train."""
         if self.name == FILE:

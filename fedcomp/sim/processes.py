@@ -1,108 +1,315 @@
-"""A worker process, as its parent sees it: an interpreter of its own at the other end of a socket.
+"""`--engine processes`: a worker process for each core, on one thread each.
 
-It is started by its name, not forked: a fork of a process with threads of OpenMP or numba may stand still for good.
+A convolution gains little from a second thread, but two clients on two cores take the time of one. Each worker is an interpreter of its own
+with a SerialEngine: the update of a client equals that engine's on one thread, bit for bit. Weights, data, updates and traces lie in shared
+memory; the rest of a job goes through a pipe.
+
+A worker that dies is replaced, and its client is trained once more. If that worker dies too, the client fails.
 """
 
-import builtins
-import json
 import os
 import signal
-import socket
 import subprocess
 import sys
+import time
+import weakref
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from multiprocessing import Pipe
+from multiprocessing.connection import wait
 from typing import Any
 
-from .. import errors
+import torch
+from torch import Tensor, nn
 
-LARGEST = 1 << 18  # bytes of an answer: more than a socket takes at once
+from ..config import RunConfig
+from ..errors import ConfigError, FedcompError, TaskError, UserError
+from ..layout import Layout
+from ..tasks import initial_model
+from ..tasks.base import Data, Task
+from ..training.engine import Done, Engine, Job, trained
+from ..training.local_sgd import LocalSGD, SerialEngine, Traces
+from .jobs import copy_traces, map_traces, packed
+from .shared_memory import SharedTensor
+from .worker import digest, with_absolute_paths
+
+ALONE_S = 0.5  # of training in this process before workers are started
+FAILED_STARTS = 3  # workers in a row that end before they are ready; then the run ends
+DEATHS = 2  # of each worker, in a row, without a trained client; then the run ends
 PROGRAM = (
     "import sys; channel, parent, *path = sys.argv[1:]; sys.path[:], sys.argv[1:] = path, []; "
     "from fedcomp.sim.worker import main; main(int(channel), int(parent))"
 )
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-TUNABLES, HUGE_PAGES = (
-    "GLIBC_TUNABLES",
-    "glibc.malloc.hugetlb=1",
-)  # where the system grants them, a tenth of the time of a step
+TUNABLES = "GLIBC_TUNABLES"
+HUGE_PAGES = "glibc.malloc.hugetlb=1"  # saves a tenth of a step where the system grants them
+Result = Done | Exception
 
 
-def possible() -> str:
-    """Why worker processes cannot be used on this system; "" where they can."""
-    return (
-        ""
-        if hasattr(os, "memfd_create") and hasattr(socket, "SOCK_SEQPACKET")
-        else "anonymous shared memory, which Linux has"
-    )
+def available() -> bool:
+    """Return whether this system has what worker processes need: anonymous shared memory."""
+    return hasattr(os, "memfd_create")
 
 
 class Worker:
-    """A worker process, as its parent sees it."""
+    """A worker process and the connection to it.
 
-    def __init__(self, hello: dict[str, Any], folder: str):
-        self.link, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    It is a new interpreter, since a fork of a process with threads of OpenMP or numba may deadlock.
+    """
+
+    def __init__(self, *hello: Any):
+        self.ready, self.job = False, -1  # position of the job that it trains
+        self.connection, other = Pipe()
+        tunables = ":".join(filter(None, [os.environ.get(TUNABLES), HUGE_PAGES]))
         path = [place for place in sys.path if isinstance(place, str)]
-        with other:  # a process group of its own: Ctrl-C is for the parent
+        with other:
             self.process = subprocess.Popen(
                 [sys.executable, "-c", PROGRAM, str(other.fileno()), str(os.getpid()), *path],
                 stdin=subprocess.DEVNULL,
                 stdout=2,
                 pass_fds=[other.fileno()],
-                env=_environment(),
-                process_group=0,
-                cwd=folder,
+                env=os.environ | ONE_THREAD | {TUNABLES: tunables},
+                process_group=0,  # Ctrl-C is for the parent
             )
-            self.send(hello)
-        self.ready, self.job, self.known = False, -1, set[int]()
+            self.send(*hello)
 
-    def send(self, order: dict[str, Any], file: int | None = None) -> None:
-        """Raises OSError when the process has ended."""
-        socket.send_fds(self.link, [json.dumps(order).encode()], [] if file is None else [file])
+    def send(self, *message: Any) -> None:
+        """Send a message. Raises OSError if the process has ended."""
+        self.connection.send(message)
 
-    def answer(self) -> dict[str, Any] | None:
-        """What it has said; None when it has ended."""
+    def receive(self) -> Any:
+        """Return the next answer; None if the process has ended."""
         try:
-            said = self.link.recv(LARGEST)
-        except ConnectionError:
-            said = b""
-        return json.loads(said) if said else None
+            return self.connection.recv()
+        except (EOFError, OSError):
+            return None
 
     def end(self) -> str:
-        """Kill the process if it is there. Returns how it ended."""
-        self.link.close()
+        """Kill the process if it still runs. Return how it ended."""
+        self.connection.close()
         try:
             status = self.process.wait(0.2)
         except subprocess.TimeoutExpired:
-            self.process.kill()
-            return f"was ended ({self.process.wait()})"
-        return (
-            f"was killed by {signal.Signals(-status).name}"
-            if status < 0
-            else f"ended with exit status {status}"
-        )
+            self.kill()
+            return "was ended"
+        if status < 0:
+            return f"was killed by {signal.Signals(-status).name}"
+        return f"ended with exit status {status}"
 
     def kill(self) -> None:
-        self.link.close()
+        self.connection.close()
         self.process.kill()
         self.process.wait()
 
 
-def _environment() -> dict[str, str]:
-    tunables = ":".join(filter(None, [os.environ.get(TUNABLES), HUGE_PAGES]))
-    return os.environ | ONE_THREAD | {TUNABLES: tunables}
+@dataclass
+class Cohort:
+    """Jobs that are being trained."""
+
+    jobs: Sequence[Job]
+    start: SharedTensor
+    data: tuple[SharedTensor, SharedTensor]
+    sgd: LocalSGD
+    seed: int
+    updates: SharedTensor
+    results: list[Result | None]
+    waiting: deque[int]  # positions of jobs that nobody trains yet
+    traces: dict[int, Traces] = field(default_factory=dict)  # shared with workers, by position
+    deaths: Counter[int] = field(default_factory=Counter)  # of workers, by position
 
 
-def error_of(whose: str, name: str, text: str) -> Exception:
-    """An exception that reads as the one that a worker met."""
-    kind = getattr(errors if whose else builtins, name, None)
-    if not isinstance(kind, type) or not issubclass(kind, Exception):
-        kind = type(name, (Exception,), {})
-    try:
-        return kind(text)
-    except TypeError:
-        return type(name, (Exception,), {})(text)
+class WorkerEngine(Engine):
+    """Trains clients in `count` processes. They load the task that `config` names anew.
+
+    With `helps`, this process trains on `model` until it has done so for ALONE_S, so that short runs start no workers. `warn` is called
+    when a worker dies.
+    """
+
+    device = torch.device("cpu")
+
+    def __init__(
+        self,
+        config: RunConfig,
+        task: Task,
+        model: nn.Module,
+        count: int,
+        *,
+        helps: bool = False,
+        warn: Callable[[str], None] = lambda sentence: None,
+    ):
+        if not available():
+            raise ConfigError(
+                "--engine processes needs anonymous shared memory, which Linux has; give --engine serial"
+            )
+        self.config, self.task, self.count, self.warn = config, task, count, warn
+        self.helper = SerialEngine(task, model, Layout.of(model), "cpu") if helps else None
+        self.workers: list[Worker] = []
+        self._hello = with_absolute_paths(config), "cpu", torch.get_default_dtype()
+        # Tensors of data, and these tensors in shared memory, by identity.
+        self._data: dict[int, tuple[Tensor, SharedTensor]] = {}
+        self._alone_s, self._deaths = 0.0, 0
+        weakref.finalize(self, _kill_all, self.workers, os.getpid())
+
+    def train(
+        self, start: Tensor, data: Data, jobs: Sequence[Job], sgd: LocalSGD, *, seed: int
+    ) -> tuple[Tensor, list[Result]]:
+        """Train each job in an idle worker. Raises UserError if workers cannot load the task, or die without training anybody."""
+        m = len(jobs)
+        cohort = Cohort(
+            jobs,
+            SharedTensor.copy_of(start),
+            (self._shared(data.inputs), self._shared(data.targets)),
+            sgd,
+            seed,
+            SharedTensor((m, len(start))),
+            [None] * m,
+            deque(range(m)),
+        )
+        try:
+            self._help(cohort, start, data)
+            while None in cohort.results:
+                while len(self.workers) < min(self.count, m):
+                    self.workers.append(Worker(*self._hello))
+                self._deal(cohort)
+                self._receive(cohort)
+        except BaseException:
+            self.close()
+            raise
+        kept = [i for i, result in enumerate(cohort.results) if isinstance(result, Done)]
+        updates = cohort.updates.tensor
+        return (updates if len(kept) == m else updates[kept]), cohort.results
+
+    def resident(self, data: Data) -> Data:
+        """Return the data in shared memory, where this process and the workers read it."""
+        inputs, targets = SharedTensor.copy_of(data.inputs), SharedTensor.copy_of(data.targets)
+        self._data |= {id(shared.tensor): (shared.tensor, shared) for shared in (inputs, targets)}
+        return replace(data, inputs=inputs.tensor, targets=targets.tensor)
+
+    @property
+    def settled(self) -> bool:
+        """Whether all workers are ready, so that the next rounds are trained like the last one."""
+        started = self.helper is None or self._alone_s >= ALONE_S
+        return started and all(worker.ready for worker in self.workers)
+
+    def close(self) -> None:
+        """End the workers. The engine can be used again."""
+        _kill_all(self.workers, os.getpid())
+
+    def _shared(self, tensor: Tensor) -> SharedTensor:
+        """Return a tensor of the data in shared memory."""
+        if id(tensor) not in self._data:
+            self._data[id(tensor)] = tensor, SharedTensor.copy_of(tensor)
+        return self._data[id(tensor)][1]
+
+    @cached_property
+    def _digest(self) -> str:
+        return digest(initial_model(self.task, self.config.seed))
+
+    def _deal(self, cohort: Cohort) -> None:
+        """Give a job to every idle worker."""
+        for worker in [w for w in self.workers if w.ready and w.job < 0]:
+            if cohort.waiting:
+                i = cohort.waiting.popleft()
+                job = packed(cohort.jobs[i], pack_trace=SharedTensor.copy_of)
+                cohort.traces[i] = job.traces
+                try:
+                    worker.send(
+                        cohort.start, *cohort.data, cohort.updates, i, job, cohort.sgd, cohort.seed
+                    )
+                    worker.job = i
+                except OSError:  # it died while it was idle
+                    cohort.waiting.appendleft(i)
+                    self._replace_dead(worker, cohort)
+
+    def _help(self, cohort: Cohort, start: Tensor, data: Data) -> None:
+        """Train jobs in this process until ALONE_S has passed. On one thread, so that the updates are those of a worker."""
+        while self.helper is not None and self._alone_s < ALONE_S and cohort.waiting:
+            began, i = time.perf_counter(), cohort.waiting.popleft()
+            job, update = cohort.jobs[i], cohort.updates.tensor[i]
+            with _one_thread():
+                cohort.results[i] = trained(
+                    self.helper, start, data, job, cohort.sgd, cohort.seed, update
+                )
+            self._alone_s += time.perf_counter() - began
+
+    def _receive(self, cohort: Cohort) -> None:
+        """Wait for answers of workers."""
+        workers = {worker.connection: worker for worker in self.workers}
+        for connection in wait(list(workers)):
+            worker = workers[connection]
+            answer = worker.receive()
+            if answer is None:
+                self._replace_dead(worker, cohort)
+            elif worker.ready:
+                self._take(worker, answer, cohort)
+            else:
+                self._check_model(answer)
+                worker.ready = True
+
+    def _check_model(self, answer: Any) -> None:
+        """Raise TaskError unless a worker has loaded the model that this process has."""
+        if isinstance(answer, str):
+            raise TaskError(
+                f"a worker process cannot load --task {self.config.task} as this one did: {answer}; give --engine serial"
+            )
+        if answer.digest != self._digest:
+            raise TaskError(
+                f"--task {self.config.task} gives a worker process another model than it gave this one; "
+                "let it always give the same, or give --engine serial"
+            )
+
+    def _take(self, worker: Worker, answer: Done | str, cohort: Cohort) -> None:
+        i, worker.job = worker.job, -1
+        traces = cohort.traces.pop(i)
+        if isinstance(answer, str):
+            cohort.results[i] = FedcompError(answer)
+            return
+        copy_traces(map_traces(lambda shared: shared.tensor, traces), cohort.jobs[i].traces)
+        self._deaths = 0
+        cohort.results[i] = answer
+
+    def _replace_dead(self, worker: Worker, cohort: Cohort) -> None:
+        """Remove a dead worker. Its job waits for another one, or fails if it has killed two.
+
+        Raises UserError if too many workers have died in a row.
+        """
+        how, i = worker.end(), worker.job
+        self.workers.remove(worker)
+        self._deaths += 1
+        if self._deaths >= (DEATHS * max(3, self.count) if worker.ready else FAILED_STARTS):
+            raise UserError(
+                f"{self._deaths} worker processes in a row have ended: the last {how}; give --engine serial to see why"
+            )
+        if i < 0:
+            return
+        cohort.deaths[i] += 1
+        why = "memory may be short" if "SIGKILL" in how else "the task's own code may be why"
+        if cohort.deaths[i] == 1:
+            cohort.waiting.appendleft(i)
+            client = cohort.jobs[i].who
+            self.warn(
+                f"a worker process {how} while it trained client {client}, which is trained once more; {why}"
+            )
+        else:
+            cohort.results[i] = FedcompError(
+                f"the worker process that trained this client {how}, twice; {why}"
+            )
 
 
-def end_all(workers: list[Worker], owner: int) -> None:
+def _kill_all(workers: list[Worker], owner: int) -> None:
     if os.getpid() == owner:  # not in a fork of it
         while workers:
             workers.pop().kill()
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)

@@ -19,31 +19,25 @@ import socket
 import sys
 import tempfile
 import threading
-import warnings
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from ..clients.session import reason
-from ..config import RunConfig, data_folder
+from ..config import RunConfig
 from ..errors import ConfigError, FedcompError, TaskError, UserError
-from ..layout import Layout
-from ..tasks import Data, initial_model, load
-from ..tasks.user_errors import client_error
-from ..training import devices
-from ..training.engine import Done, Engine, Job, moved, trained
-from ..training.local_sgd import LocalSGD, SerialEngine, Traces
+from ..tasks.base import Data
+from ..training.engine import Done, Engine, Job, moved
+from ..training.local_sgd import LocalSGD, Traces
+from .jobs import PickledTensor, copy_traces, map_buffers, map_traces, packed
+from .worker import TrainingWorker, with_absolute_paths
 
 ACTORS_PER_GPU = 4
 JOBS_PER_ACTOR = 4  # in one call of `train`, so that no actor waits for the next call
-DATA_SETS = 8  # in the object store: the run's and those of attacks
-INIT_ATTEMPTS = 3  # Ray gives up after 30 s on a busy machine
 CONNECT_TIMEOUT_S = 10.0
 ADDRESS = "RAY_ADDRESS"
 QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
@@ -67,86 +61,47 @@ def check(config: RunConfig) -> None:
         )
 
 
-@dataclass(frozen=True, eq=False)
-class SharedTensor:
-    """A tensor that Ray pickles as a NumPy array.
-
-    Processes of a machine read one copy of the array in the object store: the tensor that they get must not be written to.
-    """
-
-    tensor: Tensor
-
-    def __reduce__(self) -> tuple:
-        tensor = self.tensor.detach().cpu().contiguous()
-        array = tensor.reshape(-1).view(torch.uint8).numpy()
-        return _shared_tensor, (array, tensor.dtype, tensor.shape)
-
-
-def _shared_tensor(array: np.ndarray, dtype: torch.dtype, shape: torch.Size) -> SharedTensor:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # the array is read-only
-        return SharedTensor(torch.from_numpy(array).view(dtype).reshape(shape))
-
-
 class TrainResult(NamedTuple):
-    update: SharedTensor  # float32 [n]
+    """The result of an actor, with packed tensors."""
+
+    update: Any  # float32 [n]
     done: Done
     traces: Traces  # after the last step
 
 
-class TrainingActor:
-    """Trains one client at a time in a process of Ray's. Loads the task once, at the first call.
-
-    config: `task` and `data` are absolute paths.
-    """
+class TrainingActor(TrainingWorker):
+    """A worker in a process of Ray's."""
 
     def __init__(self, config: RunConfig, device: str, dtype: torch.dtype):
-        self.config, self.device, self.dtype = config, torch.device(device), dtype
-        self._engine: SerialEngine | None = None
+        super().__init__(config, device, dtype)
         self._fetched: dict[str, tuple[Any, list[Tensor]]] = {}
 
-    def load_task(self) -> str:
-        """Return why the task cannot be loaded, or "" if it is loaded."""
-        if self._engine is None:
-            try:
-                torch.set_num_threads(1)
-                torch.set_default_dtype(self.dtype)
-                devices.keep_freed_memory()
-                task = load(self.config.task, data_folder(self.config))
-                model = initial_model(task, self.config.seed)
-                self._engine = SerialEngine(task, model, Layout.of(model), self.device)
-            except Exception as error:
-                return reason(error)
-        return ""
+    def train_job(
+        self, job: Job, sgd: LocalSGD, seed: int, refs: dict[str, Any]
+    ) -> TrainResult | str:
+        """Train a job. Return the result, or why training failed.
 
-    def train(self, job: Job, sgd: LocalSGD, seed: int, refs: dict[str, Any]) -> TrainResult | str:
-        """Train a job on the data and from the start weights in the object store. Return the result, or why training failed.
-
-        refs: a reference to [inputs, targets] as "data", and one to [weights] as "start".
+        refs: references to [inputs, targets] as "data" and to [weights] as "start", in the object store.
         """
-        if error := self.load_task():
+        if error := self.load():
             return error
         data, [start] = (
             Data(*self._fetch("data", refs["data"])),
             self._fetch("start", refs["start"]),
         )
-        job, update = _copied(job, self.device), torch.empty_like(start)
-        try:
-            done = trained(self._engine, start, data, job, sgd, seed, update)
-        except KeyboardInterrupt as error:  # raised by the task's own code
-            return reason(client_error(error))
-        if isinstance(done, Exception):
-            return reason(done)
-        job = _copied(job._replace(buffers=done.buffers), "cpu")
-        return TrainResult(SharedTensor(update), Done(done.loss, job.buffers), job.traces)
+        update = torch.empty_like(start)
+        traces = map_traces(lambda trace: trace.to(self.device, copy=True), job.traces)
+        done = self.train(start, data, job._replace(traces=traces), sgd, seed, update)
+        if isinstance(done, str):
+            return done
+        return TrainResult(PickledTensor(update), done, map_traces(PickledTensor, traces))
 
     def _fetch(self, name: str, ref: Any) -> list[Tensor]:
         """Return the tensors behind a reference, on this actor's device. The last ones of each name are kept."""
         import ray
 
         if name not in self._fetched or self._fetched[name][0] != ref:
-            tensors = [shared.tensor.to(self.device) for shared in ray.get(ref)]
-            self._fetched[name] = ref, tensors
+            self._fetched[name] = ref, [tensor.to(self.device) for tensor in ray.get(ref)]
         return self._fetched[name][1]
 
 
@@ -179,12 +134,10 @@ class RayEngine(Engine):
             if isinstance(result, str):
                 results[i] = FedcompError(result)
             else:
-                results[i] = result.done
-                updates[i].copy_(result.update.tensor)
-                for kept, new in zip(
-                    _tensors(jobs[i].traces), _tensors(result.traces), strict=True
-                ):
-                    kept.copy_(new)
+                buffers = map_buffers(torch.clone, result.done.buffers)
+                results[i] = Done(result.done.loss, buffers)
+                updates[i].copy_(result.update)
+                copy_traces(result.traces, jobs[i].traces)
         trained = [i for i in range(len(jobs)) if isinstance(results[i], Done)]
         if len(trained) < len(jobs):
             updates = updates[trained]
@@ -220,17 +173,14 @@ class RayEngine(Engine):
         while waiting or running:
             while waiting and free:
                 (i, job), actor = waiting.popleft(), free.pop()
-                running[actor.train.remote(_copied(job, "cpu"), sgd, seed, refs)] = i, actor
+                running[actor.train_job.remote(packed(job), sgd, seed, refs)] = i, actor
             [call], _ = ray.wait(list(running))
             i, actor = running.pop(call)
             free.append(actor)
             try:
                 result = ray.get(call)
             except RayActorError:
-                result = (
-                    "the Ray actor that trained this client died, twice; memory may be short, or the task's own code may "
-                    "be why"
-                )
+                result = "the Ray actor that trained this client died, twice; memory may be short, or the task's own code may be why"
             except RayError as error:
                 result = f"Ray could not train this client: {reason(error)}"
             yield i, result
@@ -239,9 +189,7 @@ class RayEngine(Engine):
         import ray
 
         if id(data) not in self._data:
-            if len(self._data) == DATA_SETS:
-                del self._data[next(iter(self._data))]
-            tensors = [SharedTensor(data.inputs), SharedTensor(data.targets)]
+            tensors = [PickledTensor(data.inputs), PickledTensor(data.targets)]
             self._data[id(data)] = data, ray.put(tensors)
         return self._data[id(data)][1]
 
@@ -249,7 +197,7 @@ class RayEngine(Engine):
         import ray
 
         if self._start is None or not torch.equal(self._start[0], start):
-            self._start = start.clone(), ray.put([SharedTensor(start)])
+            self._start = start.clone(), ray.put([PickledTensor(start)])
         return self._start[1]
 
     def _started(self, cleanup: ExitStack) -> list[Any]:
@@ -270,12 +218,7 @@ class RayEngine(Engine):
             raise UserError(
                 f"--engine ray: no machine that Ray knows has {needed} for an actor; give another --device"
             )
-        folder = data_folder(self.config)
-        config = replace(
-            self.config,
-            task=_absolute(self.config.task),
-            data=str(folder.absolute()) if folder else None,
-        )
+        config = with_absolute_paths(self.config)
         actor_class = ray.remote(TrainingActor).options(
             num_cpus=1,
             num_gpus=gpus,
@@ -287,7 +230,7 @@ class RayEngine(Engine):
             actors.append(actor_class.remote(config, self.device.type, torch.get_default_dtype()))
             cleanup.callback(ray.kill, actors[-1])
         try:
-            errors = [error for error in ray.get([a.load_task.remote() for a in actors]) if error]
+            errors = [error for error in ray.get([a.load.remote() for a in actors]) if error]
         except RayError as error:
             errors = [reason(error)]
         if errors:
@@ -318,18 +261,13 @@ def _init_ray(address: str | None, gpus: int, cleanup: ExitStack) -> None:
             "_temp_dir": folder,
         }
     cleanup.callback(ray.shutdown)
-    for attempt in range(1, INIT_ATTEMPTS + 1):
-        try:
-            with _kept_sigterm_handler():
-                ray.init(**init)
-            return
-        except Exception as error:  # Ray raises built-in exceptions
-            if "timed out" not in str(error) or attempt == INIT_ATTEMPTS:
-                raise UserError(
-                    f"--engine ray: Ray does not start ({reason(error)}); set {ADDRESS} to the address of a running cluster, or "
-                    "unset it"
-                ) from error
-            ray.shutdown()
+    try:
+        with _kept_sigterm_handler():
+            ray.init(**init)
+    except Exception as error:  # Ray raises built-in exceptions
+        raise UserError(
+            f"--engine ray: Ray does not start ({reason(error)}); set {ADDRESS} to the address of a running cluster, or unset it"
+        ) from error
 
 
 @contextmanager
@@ -369,37 +307,3 @@ def _room(resources: dict[str, float], gpus: float) -> int:
 
 def _cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def _absolute(task: str) -> str:
-    """Return the name of a task with an absolute path, if it has a path."""
-    path, separator, name = task.rpartition(":")
-    return f"{os.path.abspath(os.path.expanduser(path))}:{name}" if separator else task
-
-
-def _tensors(traces: Traces) -> list[Tensor]:
-    every = (traces.momentum, *(traces.moments or ()), traces.pull)
-    return [tensor for tensor in every if tensor is not None]
-
-
-def _copied(job: Job, device: torch.device | str) -> Job:
-    """Return a job with copies of its arrays and tensors on a device.
-
-    Pickled copies are small: pickling a view of a tensor sends its whole storage. Copies on the other side are writable.
-    """
-
-    def copy(tensor: Tensor | None) -> Tensor | None:
-        if tensor is None:
-            return None
-        return tensor.detach().to(device, copy=True, memory_format=torch.contiguous_format)
-
-    traces = job.traces
-    return job._replace(
-        batches=[batch.copy() for batch in job.batches],
-        buffers=job.buffers and {name: copy(buffer) for name, buffer in job.buffers.items()},
-        traces=Traces(
-            copy(traces.momentum),
-            traces.moments and (copy(traces.moments[0]), copy(traces.moments[1])),
-            copy(traces.pull),
-        ),
-    )

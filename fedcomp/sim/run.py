@@ -51,19 +51,17 @@ from ..transports.inprocess import InProcessTransport
 from ..transports.relays import check as check_relays
 from ..transports.relays import inexact, inexact_warning
 from .attacks import ByzantineClients, attacks
-from .batched import NotMapped
 from .clients import VirtualClients
 from .interruption import Interruption
-from .machine import HOME, Machine, cannot_map, engine_on, measured
+from .machine import HOME, Machine, cannot_map, engine_on
 from .multi_device import MultiDevice
 from .network import Network, drawn, read_spec
 from .network_file import is_file, read_file
-from .placement import Need, choose_placement, disk_warning, memory_warning
+from .placement import FILE, Need, choose_placement, disk_warning, memory_warning
 from .ray_engine import JOBS_PER_ACTOR, RayEngine
 from .relays import Relays
 from .save_times import SaveTimes
-from .stragglers import pace, steps_by
-from .timing import Timing
+from .timing import Timing, pace, steps_by
 
 COLLECT_AFTER = 50_000  # new objects
 STACK_BYTES = 64 << 20  # updates of clients that are trained and packed together
@@ -187,13 +185,11 @@ class Simulation(Preparation):
         model = self.model
         weights = self.weights
         shards = self.shards
-        if self.placement.reads_ahead:
-            devices.keep_freed_memory(
-                threads=True, vector_bytes=4 * self.sent_layout.numel
-            )  # one thread reads vectors that another frees
+        if self.placement.name == FILE:  # vectors of clients come and go
+            devices.keep_freed_memory(vector_bytes=4 * self.sent_layout.numel)
         train = on(self.train, self.device)
         del self.train, self.model, self.weights  # clients and broadcasts have their own references
-        self.engine = self._engine(model, weights, train, shards[0])
+        self.engine = self._engine(model, weights, train, max(shards, key=len))
         train = self.engine.resident(train)
         self.byzantine.follow(self.strategy, train)
         self.clients = VirtualClients(
@@ -218,7 +214,6 @@ class Simulation(Preparation):
             self.strategy.client_algorithm,
             config.seed,
             warn=self.warnings,
-            feeds_back=self.strategy.feeds_back,
             hook=self.byzantine if config.attack else None,
             placement=self.placement,
         )
@@ -261,7 +256,6 @@ class Simulation(Preparation):
             recovery = Recovery(self.folder, self.loop, data, rounds, others, self.clients)
             ends.callback(recovery.close)
             done = recovery.restore()
-            self.clients.watch.contraction.resume(done)
             if self.folder.resumed:
                 self._write_config()
             self.callback.started(self._header(done + 1))
@@ -274,7 +268,6 @@ class Simulation(Preparation):
             )
             for sentence in filter(None, doubts):
                 self.warnings(sentence)
-            ends.callback(self.clients.store.close)
             ends.enter_context(_less_frequent_gc())
             if self.config.attack is None:
                 ends.enter_context(trusted_frames())
@@ -284,7 +277,6 @@ class Simulation(Preparation):
     def _rounds(self, recovery: Recovery, done: int, interruption: Interruption) -> None:
         began, times = time.perf_counter(), SaveTimes(self.config.checkpoint_every)
         rounds = range(done + 1, self.config.rounds + 1)
-        self._look_ahead(done + 1)
         for outcome in timed_each("round", self.loop.rounds(rounds)):
             if self.timing:
                 self.timing.on_round_end(outcome)
@@ -305,7 +297,6 @@ class Simulation(Preparation):
                     self._save(recovery, outcome.round, length)
                 raise
             began = time.perf_counter()
-            self._look_ahead(outcome.round + 1)
 
     def _save(self, recovery: Recovery, round: int, metrics_length: int) -> float:
         """Save the state after a round. Return the seconds that it took."""
@@ -313,15 +304,6 @@ class Simulation(Preparation):
         with timed("checkpoint"):
             recovery.save(round, metrics_length)
         return time.perf_counter() - began
-
-    def _look_ahead(self, round: int) -> None:
-        """Prefetch the clients of a round and of the next one."""
-        if self.placement.reads_ahead:
-            everybody = range(self.config.clients)
-            rounds = range(round, min(round + 2, self.config.rounds + 1))
-            self.clients.store.expect(
-                [client for r in rounds for client in self.loop.expected(everybody, r)]
-            )
 
     def _start_actors(self, engine: RayEngine) -> None:
         """Start the Ray actors, whose number decides how many clients are trained at once."""
@@ -344,40 +326,16 @@ class Simulation(Preparation):
     def _engine(
         self, model: torch.nn.Module, weights: torch.Tensor, data: Data, shard: np.ndarray
     ) -> Engine:
-        """Return the chosen engine. With --engine auto, return another one if the model cannot be batched."""
-        instead = self._replace_engine if self.config.engine == "auto" else None
-        engine = engine_on(
-            self.devices,
-            self.machine,
-            self.config,
-            self.task,
-            model,
-            self.layout,
-            self.warnings,
-            instead,
-        )
+        """Return the chosen engine; with --engine auto, an unbatched one if the model cannot be batched."""
+        engine = engine_on(self.devices, self.machine, self.config, self.task, model, self.warnings)
         error = cannot_map(engine, weights.to(self.device), data, self.sgd, shard)
         if error is None:
-            if not self.folder.resumed:
-                self.machine = measured(self.machine, self.config, engine, weights, data)
             return engine
         if self.config.engine != "auto":
             raise error
-        self._choose_unbatched(error)
-        return self._engine(model, weights, data, shard)
-
-    def _replace_engine(self, error: NotMapped) -> Engine:
-        """Return the engine that continues a round in which the model turned out not to be batchable."""
-        self._choose_unbatched(error)
-        self._write_config()
-        model = initial_model(self.task, self.config.seed)
-        return engine_on(
-            self.devices, self.machine, self.config, self.task, model, self.layout, self.warnings
-        )
-
-    def _choose_unbatched(self, error: NotMapped) -> None:
         self.machine = Machine.unbatched(self.device, self.config)
         self.warnings(f"{error.finding}; the engine is {self.machine} in its place")
+        return self._engine(model, weights, data, shard)
 
     def _header(self, first: int) -> Header:
         c = self.config

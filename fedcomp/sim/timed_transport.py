@@ -12,15 +12,60 @@ import math
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
-import numpy as np
-
 from ..messages import FAILED, NEED_DENSE, UPDATE, Assignment, Report
-from ..server.transport import CUT_OFF, GRACE_S, Delivery, Lost, Transport
-from .clock import VirtualClock
+from ..server.transport import CUT_OFF, GRACE_S, Clock, Delivery, Lost, Transport
 from .network import Network
 
 SILENT = "reply"  # the stage of a virtual client that does not answer
 TRAINED = "train", "encode"  # stages of failure that come after training, or in it
+
+
+class VirtualClock(Clock):
+    """Virtual time: it jumps from one answer to the next and stands still while a client computes.
+
+    Seconds of an exchange count from zero, so that a deadline does not depend on the duration of earlier rounds.
+    """
+
+    def __init__(self) -> None:
+        self.elapsed_s, self.limit_s = 0.0, None  # of the exchange
+        self.expected = 1  # answers that may come at once
+        self._began_s, self._round_s, self._taken_s = 0.0, 0.0, 0.0
+
+    @property
+    def time_s(self) -> float:
+        return self._began_s + self.elapsed_s
+
+    def begin(self, limit_s: float | None) -> None:
+        self._settle()
+        self.limit_s, self.expected = limit_s, 1
+
+    def expect(self, answers: int) -> None:
+        self.expected = answers
+
+    def now(self) -> float:
+        return self.elapsed_s
+
+    def go_to(self, elapsed_s: float) -> None:
+        """Advance to a time of the exchange, unless it is past."""
+        self.elapsed_s = max(self.elapsed_s, elapsed_s)
+
+    def wait(self, seconds: float) -> None:
+        """Let time pass between exchanges."""
+        self._settle()
+        self._began_s, self._round_s = self._began_s + seconds, self._round_s + seconds
+
+    def move_to(self, time_s: float) -> None:
+        self.elapsed_s, self._began_s, self._round_s = 0.0, time_s, time_s - self._taken_s
+
+    def take(self) -> float:
+        self._settle()
+        taken, self._round_s, self._taken_s = self._round_s, 0.0, self._began_s
+        return taken
+
+    def _settle(self) -> None:
+        self._began_s = self._began_s + self.elapsed_s
+        self._round_s = self._round_s + self.elapsed_s
+        self.elapsed_s = 0.0
 
 
 @dataclass(frozen=True, order=True)
@@ -136,17 +181,15 @@ class TimedTransport(Transport):
 
     def _lose_the_absent(self, arrivals: Sequence[Arrival]) -> list[Arrival]:
         """Replace the answers of clients that go offline before their answer arrived."""
-        absences, asked_s, found = self.network.absences, self.clock.time_s, list(arrivals)
-        if not absences.any or not found:
-            return found
-        until_s = np.array([a.began_s + a.due_s if a.due_s < math.inf else asked_s for a in found])
-        leaving = absences.leaving(np.array([a.client for a in found]), asked_s, until_s)
-        for i in np.flatnonzero(leaving):
-            client, began_s = found[i].client, found[i].began_s
-            gone_s = absences.gone(client, asked_s, float(until_s[i]), GRACE_S)
+        asked_s, found = self.clock.time_s, []
+        for arrival in arrivals:
+            client, began_s = arrival.client, arrival.began_s
+            until_s = began_s + arrival.due_s if arrival.due_s < math.inf else asked_s
+            gone_s = self.network.absences.gone(client, asked_s, until_s, GRACE_S)
             if gone_s is not None:
                 self.busy[client] = min(self.busy.get(client, (asked_s, 0.0))[0], gone_s), gone_s
-                found[i] = Arrival(gone_s - began_s, client, Lost(CUT_OFF), began_s)
+                arrival = Arrival(gone_s - began_s, client, Lost(CUT_OFF), began_s)
+            found.append(arrival)
         return found
 
     def _begins(self, client: int, began_s: float, asked_s: float) -> float:

@@ -8,8 +8,10 @@ import json
 import math
 from collections.abc import Callable, Sequence
 
+import numpy as np
 from torch import Tensor
 
+from .. import seeds
 from ..config import RunConfig
 from ..errors import RunFolderError
 from ..memories.base import Changes
@@ -17,13 +19,16 @@ from ..messages import Assignment
 from ..server.availability import Attendance, Quota
 from ..server.round_loop import RoundResult
 from ..server.transport import Transport
+from ..strategies.client_algorithm import ClientAlgorithm
 from ..strategies.cohort import size
 from ..strategies.round_completion import DEADLINE
-from .clock import VirtualClock
+from ..training.local_sgd import LocalSGD
 from .network import Network
-from .timed_transport import TimedTransport
+from .timed_transport import TimedTransport, VirtualClock
 
 STATE = "state"  # in a checkpoint
+SLOWEST = 4.0  # the slowest clients take this many times as long as the fastest
+SWING = 0.5  # largest relative change of a client's time from round to round
 
 
 class Timing:
@@ -53,14 +58,11 @@ class Timing:
 
     def gather(self) -> Sequence[int]:
         """Advance virtual time until enough clients are online. Return the clients that a round may be drawn from."""
-        everybody, absences, waited_s = self.transport.clients(), self.network.absences, 0.0
+        waited_s = 0.0
         while True:
             self._hear()
-            if not absences.any and not self._attendance.silent:
-                self._attendance.usual = len(everybody)
-                return everybody
-            away = absences.away(self.clock.time_s) if absences.any else None
-            here = everybody if away is None else [c for c in everybody if not away[c]]
+            away = self.network.absences.away(self.clock.time_s)
+            here = [client for client in self.transport.clients() if not away[client]]
             if (cohort := self._attendance.cohort_of(here, self._quota, waited_s)) is not None:
                 return cohort
             step_s = self._until_news(waited_s)
@@ -126,3 +128,35 @@ class Timing:
         self.transport.late = dict(state["late"])
         self._attendance.silent = set(state["silent"])
         self._attendance.usual = math.inf if state["usual"] is None else state["usual"]
+
+
+def pace(seed: int) -> Callable[[int, int], float]:
+    """Return a function of (round, client): the virtual seconds of a client's round without a network, drawn from the seed."""
+
+    def seconds(round: int, client: int) -> float:
+        lasting = seeds.generator(seed, "speed", 0, client).uniform(1.0, SLOWEST)
+        return lasting * seeds.generator(seed, "pace", round, client).uniform(
+            1.0 - SWING, 1.0 + SWING
+        )
+
+    return seconds
+
+
+def steps_by(
+    algorithm: ClientAlgorithm, sgd: LocalSGD, shards: Sequence[np.ndarray]
+) -> Callable[[Assignment], int]:
+    """Return the number of local steps of an assignment: on the client's own data, or on all partitions that it trains on."""
+
+    def steps(a: Assignment) -> int:
+        if a.phase != algorithm.phases[0]:
+            return 0
+        told = sgd.as_told(1.0, a.steps, a.batch_size)
+        parts = [
+            sum(len(shards[client]) for client in part.clients) for part in algorithm.partitions(a)
+        ]
+        return sum(
+            told.epochs * -(-examples // told.batch_size) or told.steps
+            for examples in parts or [len(shards[a.client])]
+        )
+
+    return steps

@@ -1,138 +1,108 @@
-"""What a worker process does: train the client that it is told to, in memory that it shares with who tells it, and say so.
+"""The other side of the engines that train in other processes: a worker loads the task and trains the clients that it is given."""
 
-Started by sim.workers, in an interpreter of its own. It ends when the other end of its socket is closed, whatever it is doing.
-"""
-
-import json
+import hashlib
 import os
-import select
 import signal
-import socket
 import threading
-from pathlib import Path
-from queue import SimpleQueue
-from typing import Any
+import time
+from dataclasses import replace
+from multiprocessing.connection import Connection
+from typing import NamedTuple
 
 import torch
+from torch import Tensor, nn
 
-from ..errors import FedcompError
+from ..config import RunConfig, data_folder
 from ..layout import Layout
 from ..tasks import initial_model, load
 from ..tasks.base import Data
 from ..tasks.user_errors import client_error
 from ..training import devices
 from ..training.engine import Done, Job, trained
-from ..training.local_sgd import LocalSGD, SerialEngine, Traces
-from .buffers import Buffers
-from .engines import likeness
-from .shared_memory import Region, opened
+from ..training.local_sgd import LocalSGD, SerialEngine
+from .jobs import PickledTensor, map_buffers
 
-LARGEST = (
-    1 << 18
-)  # bytes of an order, more than a socket takes at once: what is large is in shared memory
-LOOK_S = 2.0  # between looks at whether the parent is still there
-LONGEST = 500  # characters of a reason
+POLL_S = 0.5  # how often a worker looks whether its parent is still there
+
+
+class Loaded(NamedTuple):
+    """The first answer of a worker process that has loaded the task."""
+
+    digest: str  # of the model
+
+
+class TrainingWorker:
+    """Trains one client at a time, on one thread. Loads the task once, when it is first needed."""
+
+    def __init__(self, config: RunConfig, device: str, dtype: torch.dtype):
+        """`config`: with absolute paths, as `with_absolute_paths` returns it. `dtype`: torch's default."""
+        self.config, self.device, self.dtype = config, torch.device(device), dtype
+        self.engine: SerialEngine | None = None
+
+    def load(self) -> str:
+        """Load the task. Return why it cannot be loaded, "" if it could."""
+        if self.engine is None:
+            try:
+                torch.set_num_threads(1)
+                torch.set_default_dtype(self.dtype)
+                devices.keep_freed_memory()
+                task = load(self.config.task, data_folder(self.config))
+                model = initial_model(task, self.config.seed)
+                self.engine = SerialEngine(task, model, Layout.of(model), self.device)
+            except Exception as error:
+                return _line(error)
+        return ""
+
+    def train(
+        self, start: Tensor, data: Data, job: Job, sgd: LocalSGD, seed: int, update: Tensor
+    ) -> Done | str:
+        """Train a job and write its update [n] into `update`. Return the result with packed buffers, or why training failed."""
+        try:
+            result = trained(self.engine, start, data, job, sgd, seed, update)
+        except KeyboardInterrupt as error:  # raised by the task's own code
+            result = client_error(error)
+        if isinstance(result, Exception):
+            return _line(result)
+        return Done(result.loss, map_buffers(PickledTensor, result.buffers))
 
 
 def main(channel: int, parent: int) -> None:
-    """Obey what comes through the socket with descriptor `channel`, from the process `parent`."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent's to act on
-    torch.set_num_threads(1)
-    devices.keep_freed_memory()
-    link = socket.socket(fileno=channel)
-    orders: SimpleQueue[tuple[dict[str, Any], list[int]]] = SimpleQueue()
-    threading.Thread(target=_listen, args=(link, orders, parent), daemon=True).start()
-    try:
-        worker = Worker(orders.get()[0])
-    except Exception as error:
-        link.send(json.dumps({"broken": _said(error)}).encode())
-        return
-    link.send(json.dumps({"ready": worker.layout.fingerprint}).encode())
+    """Train the clients that arrive through the connection with descriptor `channel`, until the process `parent` ends."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
+    threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
+    connection = Connection(channel)
+    worker = TrainingWorker(*connection.recv())
+    answer = worker.load() or Loaded(digest(worker.engine.model))
     while True:
-        if answer := worker.obey(*orders.get()):
-            link.send(json.dumps(answer).encode())
+        connection.send(answer)
+        start, inputs, targets, updates, row, job, sgd, seed = connection.recv()
+        answer = worker.train(start, Data(inputs, targets), job, sgd, seed, updates[row])
 
 
-def _listen(link: socket.socket, orders: SimpleQueue, parent: int) -> None:
-    """In a thread, so that the end of the parent is heard while a client is trained."""
-    try:
-        while os.getppid() == parent:
-            if select.select([link], [], [], LOOK_S)[0]:
-                order, files, _, _ = socket.recv_fds(link, LARGEST, 1)
-                if not order:
-                    break
-                orders.put((json.loads(order), files))
-    finally:
-        os._exit(0)
+def digest(model: nn.Module) -> str:
+    """Return a digest of the parts of an initial model that the weights of a round do not replace."""
+    digest = hashlib.blake2b(Layout.of(model).fingerprint.encode(), digest_size=16)
+    frozen = [(name, p) for name, p in model.named_parameters() if not p.requires_grad]
+    for name, tensor in [*frozen, *model.named_buffers()]:
+        flat = tensor.detach().cpu().contiguous().flatten()
+        digest.update(name.encode() + flat.view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
 
 
-class Worker:
-    """The engine of a worker process. `hello` says what to load."""
-
-    def __init__(self, hello: dict[str, Any]):
-        torch.set_default_dtype(getattr(torch, hello["dtype"]))
-        task = load(hello["task"], Path(hello["folder"]) if hello["folder"] else None)
-        model = initial_model(task, hello["seed"])
-        self.layout = Layout.of(model)
-        self.engine, self.buffers = SerialEngine(task, model, self.layout, "cpu"), Buffers.of(model)
-        self.regions: dict[int, Region] = {}
-
-    def obey(self, order: dict[str, Any], files: list[int]) -> dict[str, Any] | None:
-        if "map" in order:
-            name, size = order["map"]
-            self.regions[name] = Region(name, size, files[0])
-            self.regions[name].close()
-            return None
-        if "drop" in order:
-            del self.regions[order["drop"]]
-            return None
-        if "like" in order:
-            start, inputs, targets = (
-                opened(self.regions, order["like"][name]) for name in ("start", "inputs", "targets")
-            )
-            return {"like": likeness(self.engine, start, Data(inputs, targets))}
-        return self._train(order)
-
-    def _train(self, order: dict[str, Any]) -> dict[str, Any]:
-        whole = ("start", "update", "inputs", "targets", "plan")
-        start, update, inputs, targets, plan = (opened(self.regions, order[name]) for name in whole)
-        held = opened(self.regions, order["buffers"]) if order["buffers"] else None
-        kept = self.buffers.read(held, order["given"]) if held is not None else None
-        traces = [opened(self.regions, named) for named in order["traces"]]
-        momentum = traces.pop(0) if order["momentum"] else None
-        pull = traces.pop() if order["pull"] else None
-        batches = plan[: order["examples"]].split(plan[order["examples"] :].tolist())
-        job = Job(
-            order["round"],
-            order["who"],
-            [batch.numpy() for batch in batches],
-            kept or None,
-            Traces(momentum, tuple(traces) if traces else None, pull),
-        )
-        try:
-            result = trained(
-                self.engine,
-                start,
-                Data(inputs, targets),
-                job,
-                LocalSGD(**order["sgd"]),
-                order["seed"],
-                update,
-            )
-        except KeyboardInterrupt as error:  # Ctrl-C is not heard here: it is the task's own
-            result = client_error(error)
-        if not isinstance(result, Done):
-            return {"failed": _said(result)}
-        return {
-            "loss": result.loss,
-            "changed": self.buffers.write(held, result.buffers or {}) if held is not None else [],
-        }
+def with_absolute_paths(config: RunConfig) -> RunConfig:
+    """Return a config whose task and data are found from any folder."""
+    path, separator, name = config.task.rpartition(":")
+    task = f"{os.path.abspath(os.path.expanduser(path))}:{name}" if separator else config.task
+    folder = data_folder(config)
+    return replace(config, task=task, data=str(folder.absolute()) if folder else None)
 
 
-def _said(error: Exception) -> list[str]:
-    """An exception for the other side: whose it is, its name, and its first line."""
-    return [
-        "fedcomp" if isinstance(error, FedcompError) else "",
-        type(error).__name__,
-        str(error).strip().split("\n")[0][:LONGEST],
-    ]
+def _end_with(parent: int) -> None:
+    """End this process when its parent has ended, also while a client is trained."""
+    while os.getppid() == parent:
+        time.sleep(POLL_S)
+    os._exit(0)
+
+
+def _line(error: Exception) -> str:
+    return str(client_error(error)).strip().split("\n")[0]

@@ -134,7 +134,6 @@ class RoundStrategy(ABC):
     client_algorithm: ClassVar[ClientAlgorithm] = ClientAlgorithm()  # the client half
     fewest: int = 1  # clients with whom a round can move the model
     notice: str = ""  # what a run says of it before its first round
-    feeds_back: bool = False  # what it reads of sketches is subtracted from what waits in them
     clips: ClassVar[bool] = False  # adds updates one by one, and so can bound the norm of each
     own_step: ClassVar[bool] = (
         False  # decides the step itself, with an option `momentum`, and leaves none to a server optimizer

@@ -15,7 +15,7 @@ clients send what is to be added. η is the server's step (`server_lr`), which t
 same as the paper's η S_u, since it does not change. That S_u forgets what was sent is the masking of momentum of Lin et al. 2018. The
 authors' code does what `zero` says: it throws away whatever else lay in these cells, and S_e stays bounded. With sketches that contract
 both learned alike (MNIST, 5 × 3000 cells for 7,850 coordinates, 200 rounds: 91.4 % each), with shorter ones `zero` alone (3 × 1308: 89.6
-and 10 %), so it is the default. sim/contraction.py warns of sketches that are too short.
+and 10 %), so it is the default.
 
 All frames of a run are made with one hash, and of the whole model: with `@layer` there would be no k largest of all. k is the strategy's
 `density`, of which the uplink codec's own has no part.
@@ -85,7 +85,6 @@ class FetchSGD(Average):
     def __init__(self, *args: Any, **options: Any):
         super().__init__(*args, **options)
         self.uplink = at_density(self.uplink, self.options.density)
-        self.feeds_back = self.options.error == "subtract"
         self.seed = sketch_seed(self.config.seed)
         self.shape = self.uplink.rows, self.uplink.width(self.layout.numel)
         self.momentum = np.zeros(self.shape, FLOAT)  # S_u

@@ -11,7 +11,7 @@ from federation import Federation, ReversedTransport, SlowTransport
 from test_round_loop import Accounts
 
 from fedcomp.messages import DENSE
-from fedcomp.sim.stragglers import pace
+from fedcomp.sim.timing import pace
 from fedcomp.strategies import Asynchronous, StrategyConfig
 from fedcomp.strategies.base import Accepted
 

@@ -178,7 +178,7 @@ def test_label_flip_trains_on_the_other_labels():
         5,
         -100,
     ]
-    with pytest.raises(ConfigError, match="no whole numbers"):
+    with pytest.raises(ConfigError, match="not whole numbers"):
         attack.data(Data(torch.zeros(2, 1), torch.zeros(2)))
 
 
@@ -421,14 +421,14 @@ def test_code_aware_needs_a_matrix():
         ("inverted:clients=3/12", "0 to 9"),
         ("inverted:clients=3+mimic:clients=3", "two attacks"),
         ("inverted:6+alie:5", "11 Byzantine clients"),
-        ("mimic:clients=3,of=3", "no honest one"),
+        ("mimic:clients=3,of=3", "not honest"),
         ("mimic:3,of=10", "name another"),
-        ("constant:1,value=1e39", "float32"),
-        ("gaussian:1,sigma=-1", "0 or more"),
+        ("constant:1,value=1e39", "give -3.40282e+38 to 3.40282e+38"),
+        ("gaussian:1,sigma=-1", "sigma is -1; give 0 to"),
         ("rescaled:1,decades=99", "0 to 30"),
-        ("low-margin:1,margin=0", "at least 1"),
+        ("low-margin:1,margin=0", "margin is 0; give 1 to"),
         ("infinity:1,value=none", "known: inf"),
-        ("equivocation:1,share=0", "at most 1"),
+        ("equivocation:1,share=0", "share is 0; give 1e-09 to 1"),
         ("perjury:1", "unknown attack"),
     ],
 )

@@ -1,11 +1,10 @@
-"""Client states are the same in memory, read back from the checkpoint, prefetched, after a kill, and on a full disk."""
+"""Client states are the same in memory, read back from the checkpoint, after a kill, and on a full disk."""
 
 import json
 import os
 import resource
 import shutil
 import signal
-import threading
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -130,7 +129,6 @@ def test_every_memory_is_the_same_to_the_bit_wherever_it_was(tmp_path, name):
         np.random.default_rng(round).choice(9, 3, replace=False).tolist() for round in range(10)
     ]
     for round, cohort in enumerate(cohorts):
-        away.expect([client for later in cohorts[round : round + 2] for client in later])
         for client in cohort:  # each in a piece of its own
             for store in (here, away):
                 store.bring([client])
@@ -141,7 +139,6 @@ def test_every_memory_is_the_same_to_the_bit_wherever_it_was(tmp_path, name):
         if round % 3 == 0:
             away.checkpoint.save(*away.take_changes())
     assert all(same(kept(here, client), kept(away, client)) for client in range(9))
-    away.close()
     away.checkpoint.close()
 
 
@@ -183,48 +180,18 @@ def test_a_first_round_of_everybody_and_one_after_a_restart_keep_to_the_budget(t
         for client in (first, first + 1):
             worked(store, client, 0)
         store.touch([first, first + 1])
-        assert len(store.states) <= 5
+        assert len(store.states) <= 10
     store.checkpoint.save(*store.take_changes())
     again = ClientStore(store.make_memory, "v0", home)
     again.checkpoint = store.checkpoint
-    again.expect(range(40))
-    assert len(again._ahead) == 5
-    again.bring([39])
+    for client in range(40):
+        again.bring([client])
+        assert len(again.states) <= 10
     assert again.at(39).ticket == "39000"
-    again.close()
     store.checkpoint.close()
 
 
-def test_those_who_are_expected_are_read_by_another_thread_up_to_the_budget(tmp_path):
-    store = bounded(tmp_path, Placement(FILE, 10 * (4 * 2 * NUMEL + 8192)))
-    for client in range(12):
-        store.bring([client])
-        worked(store, client, 0)
-        store.touch([client])
-    store.bring([99])
-    store.checkpoint.save(*store.take_changes())
-    store.clear()
-    readers, read = [], store.checkpoint.vector
-    store.checkpoint.vector = lambda name: readers.append(threading.get_ident()) or read(name)
-    store.expect(range(12))
-    coming = dict(store._ahead)
-    assert 3 <= len(coming) < 12 and list(coming) == [*range(len(coming))]
-    store.expect(range(12))
-    assert store._ahead == coming, "those that are read already take their room"
-    for future in coming.values():
-        future.result(60)
-    store.bring([*coming])
-    assert readers and threading.get_ident() not in readers
-    assert [store.at(client).ticket for client in coming] == [
-        f"{1000 * client}" for client in coming
-    ]
-    store.expect([11])
-    assert set(store._ahead) == {11}
-    store.close()
-    store.checkpoint.close()
-
-
-def test_damage_found_while_reading_ahead_ends_the_run_that_needs_it(tmp_path, monkeypatch):
+def test_a_client_whose_file_is_damaged_cannot_be_read(tmp_path, monkeypatch):
     monkeypatch.setattr(checkpoint, "SMALL", 100)
     store = bounded(tmp_path, Placement(FILE, 1e9))
     store.bring([7])
@@ -234,10 +201,8 @@ def test_damage_found_while_reading_ahead_ends_the_run_that_needs_it(tmp_path, m
     store.clear()
     for path in (tmp_path / FILES).iterdir():
         os.truncate(path, 20)
-    store.expect([7])
     with pytest.raises(CheckpointError, match="damaged"):
         store.bring([7])
-    store.close()
     store.checkpoint.close()
 
 
@@ -410,7 +375,7 @@ from fedcomp import Data, RunConfig, Task
 from fedcomp.callbacks import Callback
 from fedcomp.sim import placement, run, simulate
 
-placement.free_memory, run.STACK_BYTES = lambda: 400_000_000, 0  # room for 56 clients
+placement.free_memory, run.STACK_BYTES = lambda: 200_000_000, 0  # room for 56 clients
 data = Data(torch.randn(1200, 100), torch.arange(1200) % 10)
 task = Task("wide", lambda: nn.Sequential(nn.Linear(100, 1000), nn.ReLU(), nn.Linear(1000, 10)), lambda: data, lambda: data)
 
@@ -451,11 +416,7 @@ def test_the_home_is_chosen_from_what_is_free(monkeypatch):
         IN_MEMORY, client_bytes=4 * 10**6
     )
     large = choose_placement("auto", CPU, Need(10_000, 1, 10**6))
-    assert (
-        large == Placement(FILE, 2.5e9, None, 4 * 10**6)
-        and large.reads_ahead
-        and "2.5 GB" in str(large)
-    )
+    assert large == Placement(FILE, 2.5e9, None, 4 * 10**6) and "2.5 GB" in str(large)
     assert choose_placement("device", CPU, Need(10, 1, 10)).name == HOST and str(IN_MEMORY) == ""
     with pytest.raises(
         ConfigError, match=r"40 GB, and 20 GB of memory are free; .*--residuals file"

@@ -11,8 +11,7 @@ from torch import nn
 from fedcomp.config import RunConfig
 from fedcomp.errors import ConfigError
 from fedcomp.layout import Layout
-from fedcomp.sim.batched import BatchedEngine
-from fedcomp.sim.engines import Together
+from fedcomp.sim.batched import BatchedEngine, Together
 from fedcomp.sim.machine import Machine
 from fedcomp.tasks.base import Data, Task
 from fedcomp.training.batches import plan_batches

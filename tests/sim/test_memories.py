@@ -13,8 +13,9 @@ from fedcomp import UserError, codec
 from fedcomp.callbacks import Callback
 from fedcomp.codecs.topk import TopK
 from fedcomp.memories import memory
+from fedcomp.messages import TRAIN, UP_TO_DATE, Assignment
 from fedcomp.sim import simulate
-from fedcomp.sim.growth import Growth
+from fedcomp.sim.update_watch import UpdateWatch
 from fedcomp.strategies import StrategyConfig
 from fedcomp.strategies.gtopk import GTopK
 from fedcomp.tasks.partition import partition
@@ -203,11 +204,12 @@ def test_after_a_checkpoint_what_was_kept_counts_as_put_in():
     sentences: list[str] = []
     keeper = memory("residual", codec("stc"), 4)
     keeper.load_state_dict({"residual": torch.full((4,), 100.0)})
-    growth, x = Growth(lambda sentence, kind: sentences.append(sentence)), torch.ones(1, 4)
+    watch, x = UpdateWatch(lambda sentence, kind: sentences.append(sentence)), torch.ones(1, 4)
+    asked = [Assignment(1, TRAIN, 3, UP_TO_DATE, "", "", "", [], "")]
     for _ in range(20):
-        growth.look([3], [keeper], x)
+        watch(asked, [keeper], x)
     assert not sentences
     keeper.residual *= 100
-    growth.look([3], [keeper], x)
-    growth.look([3], [keeper], x)
+    watch(asked, [keeper], x)
+    watch(asked, [keeper], x)
     assert len(sentences) == 1 and "client 3" in sentences[0]

@@ -1,5 +1,6 @@
 """Cohorts that are dealt out to several devices; here two engines of their own on the CPU, driven by two threads."""
 
+import threading
 from dataclasses import replace
 
 import pytest
@@ -12,11 +13,10 @@ from test_batched_engine import SGD, images, limited, network, one_by_one, parts
 from fedcomp import RunConfig
 from fedcomp.config import read_run
 from fedcomp.errors import ConfigError, UserError
-from fedcomp.sim import clients as virtual
 from fedcomp.sim import simulate
-from fedcomp.sim.batched import BatchedEngine
-from fedcomp.sim.engines import Together
-from fedcomp.sim.multi_device import Later, MultiDevice
+from fedcomp.sim.batched import BatchedEngine, Together
+from fedcomp.sim.multi_device import MultiDevice
+from fedcomp.sim.update_watch import UpdateWatch
 from fedcomp.training import devices
 from fedcomp.training.engine import Done, Job
 from fedcomp.training.local_sgd import Traces
@@ -25,14 +25,14 @@ CPU = torch.device("cpu")
 
 
 def several(
-    count: int, hear=lambda: None, warn=lambda sentence: None, at_once: int = 0
+    count: int, warn=lambda sentence: None, at_once: int = 0
 ) -> tuple[MultiDevice, torch.Tensor]:
-    made = [parts(network, images()) for _ in range(count)]
+    made, warnings = [parts(network, images()) for _ in range(count)], []
     engines = [
-        Together(BatchedEngine(task, model, layout, "cpu", at_once, warn=warn))
+        Together(BatchedEngine(task, model, layout, "cpu", at_once, warn=warnings.append))
         for task, model, layout, _ in made
     ]
-    return MultiDevice(engines, hear), made[0][3]
+    return MultiDevice(engines, warnings, warn), made[0][3]
 
 
 def jobs(clients: int, momentum: bool = False) -> list[Job]:
@@ -105,10 +105,10 @@ def test_a_client_that_fails_is_left_out_of_its_share():
 def test_what_is_said_in_threads_is_heard_afterwards(monkeypatch):
     limited(monkeypatch, 2, torch.OutOfMemoryError())
     said = []
-    later = Later(said.append)
-    engine, start = several(2, later.hear, later.say)
+    engine, start = several(2, lambda sentence: said.append((sentence, threading.get_ident())))
     engine.train(start, images(), jobs(8), SGD, seed=0)
-    assert len(said) == 2 and all("too small to train" in sentence for sentence in said)
+    assert len(said) == 2 and all("too small to train" in sentence for sentence, _ in said)
+    assert {thread for _, thread in said} == {threading.get_ident()}
     assert [each.engine.at_once for each in engine.engines] == [
         2,
         1,
@@ -175,13 +175,13 @@ def test_a_run_on_several_devices_learns_what_it_learns_on_one(tmp_path, monkeyp
 
 
 def test_each_device_compresses_what_it_trained(tmp_path, monkeypatch):
-    stacks, watch = [], virtual.UpdateWatch.__call__
+    stacks, watch = [], UpdateWatch.__call__
 
     def noted(self, assignments, memories, updates):
         stacks.append([a.client for a in assignments])
         watch(self, assignments, memories, updates)
 
-    monkeypatch.setattr(virtual.UpdateWatch, "__call__", noted)
+    monkeypatch.setattr(UpdateWatch, "__call__", noted)
     run_on(
         monkeypatch,
         2,

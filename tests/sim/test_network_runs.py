@@ -27,10 +27,11 @@ from fedcomp.errors import ConfigError, RunFolderError
 from fedcomp.server.results import NOTHING_ACCEPTED
 from fedcomp.server.round_loop import RoundResult
 from fedcomp.sim import simulate
-from fedcomp.sim.clients import UpdateWatch, VirtualClients
+from fedcomp.sim.clients import VirtualClients
 from fedcomp.sim.network import Network, Profiles
 from fedcomp.sim.network_file import read_file
 from fedcomp.sim.timing import Timing
+from fedcomp.sim.update_watch import UpdateWatch
 from fedcomp.strategies import StrategyConfig
 
 LINES = "client,up,down,latency,step"

@@ -28,7 +28,8 @@ from fedcomp import RunConfig
 from fedcomp.clients.session import reason
 from fedcomp.errors import ConfigError, TaskError
 from fedcomp.sim import ray_engine, simulate
-from fedcomp.sim.ray_engine import RayEngine, SharedTensor
+from fedcomp.sim.jobs import PickledTensor
+from fedcomp.sim.ray_engine import RayEngine
 from fedcomp.training.engine import Done
 from fedcomp.training.local_sgd import LocalSGD
 
@@ -312,7 +313,7 @@ def test_a_task_that_actors_cannot_load_is_a_sentence(ray_with_two_cores):
 )
 def test_tensors_of_every_kind_are_shared(tensor):
     buffers: list[pickle.PickleBuffer] = []
-    pickled = pickle.dumps(SharedTensor(tensor), protocol=5, buffer_callback=buffers.append)
+    pickled = pickle.dumps(PickledTensor(tensor), protocol=5, buffer_callback=buffers.append)
     read_only = [bytes(buffer.raw()) for buffer in buffers]
-    shared = pickle.loads(pickled, buffers=read_only).tensor
+    shared = pickle.loads(pickled, buffers=read_only)
     assert shared.dtype == tensor.dtype and torch.equal(shared, tensor)

@@ -102,11 +102,12 @@ class Viewed(nn.Module):
 
 
 class Projected(nn.Module):
-    """With a constant that each process has by `constant`."""
+    """With a constant among its buffers."""
 
     def __init__(self, constant: torch.Tensor) -> None:
         super().__init__()
-        self.constant, self.inner = constant, model()
+        self.register_buffer("constant", constant)
+        self.inner = model()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.inner(x * self.constant)

@@ -24,7 +24,7 @@ from fedcomp.errors import ConfigError
 from fedcomp.memories import Memory
 from fedcomp.memories.laq import NUMBER, THRESHOLD
 from fedcomp.messages import FAILED, UPDATE, Assignment, Report, failure, ticket
-from fedcomp.sim.stragglers import pace
+from fedcomp.sim.timing import pace
 from fedcomp.strategies import Asynchronous, Average, StrategyConfig
 
 CLIENTS = 6

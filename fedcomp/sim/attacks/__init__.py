@@ -17,7 +17,7 @@ def available_attacks() -> dict[str, type[Attack]]:
 
 
 def attacks(text: str) -> list[Attack]:
-    """The attacks of a spec string such as `inverted:2` or `alie:3,z=1.5+mimic:clients=7`. Raises SpecError."""
+    """Return the attacks of a spec string such as `inverted:2` or `alie:3,z=1.5+mimic:clients=7`. Raises SpecError."""
     with spec.reading(text, "--attack"):
         parsed = spec.parse(text)
         if parsed.scope:

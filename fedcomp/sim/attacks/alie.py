@@ -1,12 +1,12 @@
-"""A little is enough: a shift within the spread of the honest, so that no rule finds it far away.
+"""A little is enough: a shift within the spread of the honest updates, so that no rule finds it far away.
 
 Baruch, Baruch, Goldberg: A little is enough: circumventing defenses for distributed learning. NeurIPS 2019, algorithm 3.
 
     s = ⌊n/2⌋ + 1 − f,  z = Φ⁻¹((n − f − s) / (n − f)),  x = μ − z·σ
 
-n clients in the cohort, f of them liars; μ and σ are the mean and the sample deviation of each coordinate over the honest. Where f is too
-small for supporters, z ≤ 0: the formula then asks for no shift, and `z` may be given. The authors' program shifts down; `shift=up`
-adds, and `shift=against` moves each coordinate towards the other sign: of a vote, it turns those with |μ| < z·σ.
+n clients in the cohort, f of them Byzantine; μ and σ are the mean and the sample deviation of each coordinate over the honest updates. For
+small f, z ≤ 0: the formula then asks for no shift, and `z` may be given. The authors' program shifts down. `shift=up` adds, and
+`shift=against` moves each coordinate towards the other sign: it turns the votes of coordinates with |μ| < z·σ.
 """
 
 import math
@@ -20,12 +20,12 @@ from torch import Tensor
 
 from .base import Attack, Scene
 
-LARGEST = 1 - 1e-6  # share of the normal distribution, where liars need no supporters
+LARGEST = 1 - 1e-6  # share of the normal distribution if no supporters are needed
 
 
 @dataclass(frozen=True)
 class ALIE(Attack):
-    z: float | None = None  # deviations; from n and f when not given
+    z: float | None = None  # deviations; computed from n and f if not given
     shift: Literal["down", "up", "against"] = "down"
 
     name: ClassVar[str] = "alie"
@@ -41,7 +41,7 @@ class ALIE(Attack):
 
 
 def deviations(n: int, f: int) -> float:
-    """z of the paper, at least 0, for f liars among n clients."""
+    """Return z of the paper, at least 0, for f Byzantine clients among n."""
     supporters = max(0, n // 2 + 1 - f)
     share = (n - f - supporters) / (n - f) if n > f else LARGEST
     z = NormalDist().inv_cdf(min(max(share, 0.5), LARGEST))

@@ -1,15 +1,15 @@
-"""What an attack is: what a virtual Byzantine client does in place of its part.
+"""The interface of an attack: what a virtual Byzantine client does differently from an honest one.
 
-A liar is a client like others up to one point: what it trains on (`data`), what its update is (`updates`), what it sends (`reply`), or
-whether it answers at all (`silent`). What it draws depends on (seed, round, client) alone, and nothing outlives a round, so that an
-attacked run is the same run, interrupted or not, in whatever pieces its cohorts are worked on.
+An attack may change what its clients train on (`data`), their updates (`updates`), their reports (`reply`), or whether they answer at all
+(`silent`). Random draws depend on (seed, round, client) alone, and an attack keeps no state from round to round. An attacked run is
+therefore the same when it is interrupted, and however its cohorts are split.
 
-`updates` is asked again where a later phase makes something new, such as a vote on ballots that were passed on. `reply` hears of every
-phase of a round.
+`updates` is called again in a later phase that makes something new, such as a vote on ballots that were passed on. `reply` is called in
+every phase of a round.
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -22,28 +22,28 @@ from ...messages import Report
 from ...strategies.client_algorithm import ClientAlgorithm
 from ...tasks.base import Data
 
-LONGEST = 1_000_000  # clients in a range of names
+LONGEST = 1_000_000  # clients in a range of ids
 
 
 @dataclass(frozen=True)
 class Scene:
-    """What the liars of one attack know of a round when they make their updates."""
+    """What the Byzantine clients of one attack know of a round when they make their updates."""
 
     cohort: int  # clients that were asked
-    liars: int  # of them, those of this attack
-    clients: tuple[int, ...]  # the honest whose updates can be seen, ascending
-    honest: Tensor  # [h, n], those updates before memory and codec, all finite; without honest ones, what the liars have trained
+    liars: int  # Byzantine clients of this attack among them
+    clients: tuple[int, ...]  # honest clients whose updates are known, ascending
+    honest: Tensor  # [h, n], their updates before memory and codec, all finite; without honest clients, what the attackers trained
 
 
 @dataclass(frozen=True)
 class Sender:
-    """What a liar makes its frames with."""
+    """What a Byzantine client makes its frames with."""
 
     codec: Codec
-    seed: int  # that an honest client would encode with
+    seed: int  # an honest client would encode with it
     context: Context  # with the layout of the model
     generator: np.random.Generator
-    algorithm: ClientAlgorithm = ClientAlgorithm()  # noqa: RUF009 — a frozen value: the client half, which knows what it signs with
+    algorithm: ClientAlgorithm = ClientAlgorithm()  # noqa: RUF009 — a frozen value; it knows the client's signing key
 
     @property
     def numel(self) -> int:
@@ -54,27 +54,33 @@ class Sender:
 class Attack:
     """An attack with its options. Subclasses are frozen dataclasses; their fields, after these two, are the options of the spec string."""
 
-    count: int = 0  # liars; as many as are named when not given
-    clients: str = ""  # which, as in 3/7/10-14; drawn when not given
+    count: int = 0  # Byzantine clients; as many as are named if not given
+    clients: str = ""  # their ids, as in 3/7/10-14; drawn if not given
 
     name: ClassVar[str]
     source: ClassVar[str] = "–"
-    looks: ClassVar[bool] = False  # at what the cohort's honest clients have trained
+    limits: ClassVar[Mapping[str, tuple[float, float]]] = {}  # lowest and highest value of options
+    looks: ClassVar[bool] = False  # whether it uses the updates of the cohort's honest clients
     follows: ClassVar[bool] = (
-        False  # the rows of an allocation matrix: who lies is chosen anew in every round
+        False  # whether its clients are chosen anew in every round, by the allocation matrix
     )
 
     def __post_init__(self) -> None:
+        named = len(self.named)
         if self.count < 0:
             raise SpecError(f"attack '{self.name}' has a count of {self.count}; give at least 1")
-        if not self.count and not self.named:
+        if not self.count and not named:
             raise SpecError(
-                f"attack '{self.name}' needs to know how many lie; write {self.name}:2 or {self.name}:clients=3/7"
+                f"attack '{self.name}' needs a number of Byzantine clients; write {self.name}:2 or {self.name}:clients=3/7"
             )
-        if self.named and self.count not in (0, len(self.named)):
+        if self.count and named and self.count != named:
             raise SpecError(
-                f"attack '{self.name}' has a count of {self.count} and names {len(self.named)} clients; leave the count out"
+                f"attack '{self.name}' has a count of {self.count} and names {named} clients; leave the count out"
             )
+        for option, (low, high) in self.limits.items():
+            value = getattr(self, option)
+            if value is not None and not low <= value <= high:
+                raise SpecError(f"{option} is {value:g}; give {low:g} to {high:g}")
 
     @property
     def named(self) -> list[int]:
@@ -92,21 +98,21 @@ class Attack:
 
     @property
     def size(self) -> int:
-        """How many lie."""
+        """Number of Byzantine clients."""
         return self.count or len(self.named)
 
     def data(self, data: Data) -> Data:
-        """What the liars train on, in place of the data of all."""
+        """Return what Byzantine clients train on in place of `data`."""
         return data
 
     def updates(self, x: Tensor, scene: Scene, generators: Sequence[np.random.Generator]) -> Tensor:
-        """The updates [k, n] that liars give to their memories in place of what they have trained, x [k, n], which may be overwritten."""
+        """Return the updates [k, n] that enter the memories in place of the trained ones, x [k, n], which may be overwritten."""
         return x
 
     def reply(self, report: Report, sender: Sender) -> Report:
-        """What a liar sends in place of a report that brings a frame, or says that there is nothing to send."""
+        """Return what a Byzantine client sends in place of an honest report."""
         return report
 
     def silent(self, generator: np.random.Generator) -> str:
-        """Why a liar does not answer in this round at all; "" where it does."""
+        """Return why a Byzantine client does not answer in this round; "" if it does."""
         return ""

@@ -1,4 +1,4 @@
-"""Liars that know nothing but their own update.
+"""Attacks by Byzantine clients that know nothing but their own update.
 
 Bernstein, Zhao, Azizzadenesheli, Anandkumar: signSGD with majority vote is communication efficient and fault tolerant. ICLR 2019,
 section 3.3: blind multiplicative adversaries.
@@ -16,7 +16,7 @@ Blanchard, El Mhamdi, Guerraoui, Stainer: Machine learning with adversaries. Neu
     gaussian     xᵢ ~ N(0, σ²)
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -24,7 +24,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...errors import SpecError
 from .base import Attack, Scene
 
 Generators = Sequence[np.random.Generator]
@@ -48,11 +47,7 @@ class Rescaled(Attack):
 
     name: ClassVar[str] = "rescaled"
     source: ClassVar[str] = "Bernstein 2019"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not 0 <= self.decades <= 30:
-            raise SpecError(f"decades is {self.decades:g}; give 0 to 30")
+    limits: ClassVar[Mapping[str, tuple[float, float]]] = {"decades": (0, 30)}
 
     def updates(self, x: Tensor, scene: Scene, generators: Generators) -> Tensor:
         factors = [10 ** g.uniform(-self.decades, self.decades) for g in generators]
@@ -77,11 +72,7 @@ class Constant(Attack):
 
     name: ClassVar[str] = "constant"
     source: ClassVar[str] = "Li 2019"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not abs(self.value) <= LARGEST:
-            raise SpecError(f"value is {self.value:g}; give a number of float32, such as 1e38")
+    limits: ClassVar[Mapping[str, tuple[float, float]]] = {"value": (-LARGEST, LARGEST)}
 
     def updates(self, x: Tensor, scene: Scene, generators: Generators) -> Tensor:
         return x.fill_(self.value)
@@ -93,11 +84,7 @@ class Gaussian(Attack):
 
     name: ClassVar[str] = "gaussian"
     source: ClassVar[str] = "Blanchard 2017"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.sigma < 0:
-            raise SpecError(f"sigma is {self.sigma:g}; give 0 or more")
+    limits: ClassVar[Mapping[str, tuple[float, float]]] = {"sigma": (0, LARGEST)}
 
     def updates(self, x: Tensor, scene: Scene, generators: Generators) -> Tensor:
         for row, generator in zip(x, generators, strict=True):

@@ -24,25 +24,19 @@ NAMED = 8  # clients whose ids are printed
 
 
 @dataclass
-class Seen:
-    """A round, as its Byzantine clients know it."""
+class AttackedRound:
+    """What the Byzantine clients know of a round."""
 
     cohort: frozenset[int]
     attackers: dict[int, Attack]
-    honest: dict[int, Tensor] = field(default_factory=dict)  # updates [n], finite, by client
-    stacked: tuple[tuple[int, ...], Tensor] | None = (
-        None  # the same, as one stack [h, n] in the order of the ids
-    )
-
-    def look(self, client: int, update: Tensor) -> None:
-        self.honest[client], self.stacked = update.clone(), None
+    honest: dict[int, Tensor] = field(default_factory=dict)  # finite updates [n] by client
 
     def stack(self) -> tuple[tuple[int, ...], Tensor]:
-        if self.stacked is None:
-            clients = tuple(sorted(self.honest))
-            self.stacked = clients, torch.stack([self.honest[client] for client in clients])
-            self.honest = dict(zip(clients, self.stacked[1], strict=True))  # held once
-        return self.stacked
+        """Return the honest clients, ascending, and their updates [h, n]."""
+        clients = tuple(sorted(self.honest))
+        stack = torch.stack([self.honest[client] for client in clients])
+        self.honest = dict(zip(clients, stack, strict=True))  # frees the single updates
+        return clients, stack
 
 
 class ByzantineClients(ClientHook):
@@ -58,7 +52,7 @@ class ByzantineClients(ClientHook):
         self.needs_whole_cohort = self.sees or any(attack.follows for attack in attacks)
         self.uses_updates = bool(attacks)
         self.algorithm, self.allocation = ClientAlgorithm(), None
-        self._rounds: dict[int, Seen] = {}
+        self._rounds: dict[int, AttackedRound] = {}
         self._data: dict[Attack, Data] = {}
 
     def __str__(self) -> str:
@@ -77,14 +71,14 @@ class ByzantineClients(ClientHook):
         return sum(attack.size for attack in self.attacks)
 
     def follow(self, strategy: RoundStrategy, data: Data) -> None:
-        """Take note of the strategy and of the clients' data. Raises ConfigError for an attack that cannot work with them."""
+        """Set the strategy and the clients' data. Raises ConfigError for an attack that cannot work with them."""
         self.algorithm, self.allocation = strategy.client_algorithm, strategy.allocation
         for attack in self.attacks:
             self._data[attack] = attack.data(data)
             if attack.follows and not attack.named and self.allocation is None:
                 raise ConfigError(
-                    f"attack '{attack.name}' goes by an allocation matrix, and the strategy has none; use inverted, or a "
-                    "strategy that hands out partitions"
+                    f"attack '{attack.name}' needs an allocation matrix, and the strategy has none; use inverted, or a strategy "
+                    "that hands out partitions"
                 )
 
     def attack_of(self, a: Assignment) -> Attack | None:
@@ -94,7 +88,7 @@ class ByzantineClients(ClientHook):
         return attackers.get(a.client)
 
     def generator(self, a: Assignment) -> np.random.Generator:
-        """Return the generator that an attacker draws from in a phase."""
+        """Return the generator of an attacker."""
         return seeds.generator(self.seed, PURPOSE, a.round, a.client)
 
     # The hook. Groups are attacks; the key of the honest clients is None.
@@ -107,7 +101,8 @@ class ByzantineClients(ClientHook):
             self._rounds = {round: seen for round, seen in self._rounds.items() if round in rounds}
         for round, cohort in rounds.items():
             if round not in self._rounds or not self._rounds[round].cohort.issuperset(cohort):
-                self._rounds[round] = Seen(frozenset(cohort), self._attackers(sorted(cohort)))
+                attackers = self._attackers(sorted(cohort))
+                self._rounds[round] = AttackedRound(frozenset(cohort), attackers)
 
     def silence(self, assignment: Assignment) -> str:
         attack = self.attack_of(assignment)
@@ -128,11 +123,9 @@ class ByzantineClients(ClientHook):
     def on_updates(
         self, group: Attack | None, assignments: Sequence[Assignment], updates: Tensor
     ) -> Tensor:
-        if group is None:
-            if self.sees:
-                self._see(assignments, updates)
-            return updates
-        if not len(updates):
+        if group is None and self.sees:
+            self._see(assignments, updates)
+        if group is None or not len(updates):
             return updates
         seen = self._rounds[assignments[0].round]
         clients, honest = seen.stack() if seen.honest else ((), updates)
@@ -153,7 +146,7 @@ class ByzantineClients(ClientHook):
         finite = updates.isfinite().all(1).tolist()
         for a, update, is_finite in zip(assignments, updates, finite, strict=True):
             if is_finite:
-                self._rounds[a.round].look(a.client, update)
+                self._rounds[a.round].honest[a.client] = update.clone()
 
     def _attackers(self, cohort: Sequence[int]) -> dict[int, Attack]:
         """Return the attackers of a cohort with their attacks."""
@@ -183,25 +176,17 @@ def _assigned(attacks: Sequence[Attack], clients: int, seed: int) -> dict[int, A
         raise ConfigError(
             f"--attack has {wanted} Byzantine clients, and there are {clients} clients; give fewer attackers or more --clients"
         )
-    free = iter(
-        [
-            int(c)
-            for c in seeds.generator(seed, PURPOSE).permutation(clients)
-            if int(c) not in attackers
-        ]
-        if attacks
-        else ()
-    )
+    if not attacks:
+        return {}
+    drawn = seeds.generator(seed, PURPOSE).permutation(clients).tolist()
+    free = iter([client for client in drawn if client not in attackers])
     for attack in attacks:
         if not attack.named and not attack.follows:
             attackers |= {next(free): attack for _ in range(attack.count)}
     for attack in attacks:
-        if (
-            isinstance(attack, Mimic)
-            and attack.of is not None
-            and (attack.of not in range(clients) or attack.of in attackers)
-        ):
+        copied = attack.of if isinstance(attack, Mimic) else None
+        if copied is not None and (copied not in range(clients) or copied in attackers):
             raise ConfigError(
-                f"attack '{attack.name}' is to copy client {attack.of}, who is no honest one here; name another in 'of'"
+                f"attack '{attack.name}' cannot copy client {copied}, which is not honest here; name another in 'of'"
             )
     return attackers

@@ -1,17 +1,16 @@
-"""Equivocation: another ballot for some voters than for the others.
+"""Equivocation: send some voters another ballot than the others.
 
-Under sealed ballots (docs/ballots.md) a sender signs one hash and one ciphertext, so all that is left to it is to wrap a key for some
-voters with which the ballot does not open. They prove it, it is named and left out. Where ballots are not sealed all voters are passed the
-same one, and this liar is an honest client.
+Under sealed ballots (docs/ballots.md) a sender signs one hash and one ciphertext. It can only wrap a key for some voters that does not open
+the ballot; they prove this, and the sender is named and left out. Without sealed ballots all voters get the same one, and the client is
+honest.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from ...errors import SpecError
 from ...messages import Report, ticket
 from ...privacy.ballots import HEAD, KEY, TAG, WRAP, Slot, sign, signed_text
 from ...strategies.local_election import BALLOTS
@@ -21,14 +20,10 @@ from .base import Attack, Sender
 
 @dataclass(frozen=True)
 class Equivocation(Attack):
-    share: float = 0.5  # of the voters, who get a key that opens nothing
+    share: float = 0.5  # of the voters, which get a key that opens nothing
 
     name: ClassVar[str] = "equivocation"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not 0 < self.share <= 1:
-            raise SpecError(f"share is {self.share:g}; give more than 0, at most 1")
+    limits: ClassVar[Mapping[str, tuple[float, float]]] = {"share": (1e-9, 1)}
 
     def reply(self, report: Report, sender: Sender) -> Report:
         if report.phase != BALLOTS or not isinstance(sender.algorithm, SealedElectionClient):
@@ -48,7 +43,7 @@ def crooked(
     key: ec.EllipticCurvePrivateKey,
     noise: Callable[[int], bytes],
 ) -> bytes:
-    """A sealed ballot whose wraps at these places are noise, under a good signature."""
+    """Return a sealed ballot whose wraps at the positions `deceived` are noise, with a valid signature."""
     point, held, _, count = HEAD.unpack_from(data)
     end = HEAD.size + count * WRAP.size
     wraps = list(WRAP.iter_unpack(data[HEAD.size : end]))

@@ -1,4 +1,4 @@
-"""Frames as an attacker can write them: by hand, byte by byte, with whatever checksum."""
+"""Frames as an attacker can write them: byte by byte, with any checksum."""
 
 import struct
 import zlib
@@ -24,7 +24,7 @@ from ...layout import Layout
 
 
 def resealed(frame: bytes, numel: int) -> bytes:
-    """A frame with the checksum that it needs for a vector [numel]."""
+    """Return a frame with the checksum of a frame for a vector [numel]."""
     head, rest = frame[: HEAD.size], frame[SECTIONS:]
     return (
         head
@@ -34,8 +34,9 @@ def resealed(frame: bytes, numel: int) -> bytes:
 
 
 def of_floats(frame: bytes, number: float, most: int) -> bytes:
-    """The frame of an `identity` codec of the same size that holds nothing but `number`. Raises FrameError for bytes that are no frame
-    of at most `most` coordinates.
+    """Return a frame of codec `identity` of the same size whose coordinates are all `number`.
+
+    Raises FrameError for bytes that are no frame of at most `most` coordinates.
     """
     numel, _ = claimed_size(frame)
     if not frame.startswith(MAGIC + bytes([VERSION])) or numel > most:
@@ -44,9 +45,9 @@ def of_floats(frame: bytes, number: float, most: int) -> bytes:
 
 
 def with_numbers(frame: bytes, twin: bytes, codec: Codec, layout: Layout, number: float) -> bytes:
-    """A frame of `codec` with `number` in the place of every float32 that is twice as large in `twin`, the frame of the doubled vector.
+    """Return a frame of `codec` with `number` in place of every float32 that is twice as large in `twin`, the frame of the doubled vector.
 
-    Where a codec writes no float32, the bodies of its sections are ones, which is NaN in every floating point form.
+    If the codec writes no float32, all bits of the bodies of its sections are set, which is NaN in every floating-point format.
     """
     start = header_bytes(codec.id, codec.seeded)
     places = doubled(frame, twin, start)
@@ -59,7 +60,7 @@ def with_numbers(frame: bytes, twin: bytes, codec: Codec, layout: Layout, number
 
 
 def doubled(frame: bytes, twin: bytes, start: int) -> list[int]:
-    """Offsets from `start` on, four bytes apart or more, at which a float32 stands that is twice as large in `twin`."""
+    """Return the offsets from `start` on, at least four bytes apart, of the float32 values that are twice as large in `twin`."""
     if len(frame) != len(twin) or len(frame) - start < 4:
         return []
     values, others = (

@@ -1,10 +1,10 @@
-"""Inner product manipulation: what is summed points away from the mean of the honest.
+"""Inner product manipulation: the sum of the updates points away from the honest mean.
 
 Xie, Koyejo, Gupta: Fall of empires: breaking Byzantine-tolerant SGD by inner product manipulation. UAI 2019, section 4.
 
     x = −ε·μ
 
-μ is the mean of the honest updates. A small ε hides among the honest, a large one turns a mean around; ε = 1 is also called sign flipping.
+μ is the mean of the honest updates. A small ε hides among them, a large one reverses the mean; ε = 1 is also called sign flipping.
 """
 
 from collections.abc import Sequence

@@ -3,8 +3,8 @@
     y ← classes − 1 − y
 
 Fang, Cao, Jia, Gong: Local model poisoning attacks to Byzantine-robust federated learning. USENIX Security 2020, section 4.1; as a data
-attack, Biggio, Nelson, Laskov: Support vector machines under adversarial label noise. ACML 2011. Targets below 0, which a loss leaves out,
-stay.
+attack, Biggio, Nelson, Laskov: Support vector machines under adversarial label noise. ACML 2011. Targets below 0, which a loss ignores, do
+not change.
 """
 
 from dataclasses import dataclass, replace
@@ -21,13 +21,9 @@ class LabelFlip(Attack):
     source: ClassVar[str] = "Fang 2020"
 
     def data(self, data: Data) -> Data:
-        if (
-            data.targets.is_floating_point()
-            or data.targets.is_complex()
-            or not data.targets.numel()
-        ):
+        if data.targets.is_floating_point() or data.targets.is_complex():
             raise ConfigError(
-                "attack 'label-flip' flips classes, and the targets of this task are no whole numbers; use inverted"
+                "attack 'label-flip' flips classes, and the targets of this task are not whole numbers; use inverted"
             )
         last = data.targets.max()
         return replace(data, targets=(last - data.targets).where(data.targets >= 0, data.targets))

@@ -1,12 +1,12 @@
-"""Low margin: votes against the majority where it is thin, and with the liar's own update elsewhere.
+"""Low margin: vote against thin majorities, and with the client's own update elsewhere.
 
     S = Σ_i sign(x_i) over the honest;  x_j ← −sign(S_j)·|x_j| where 0 < |S_j| ≤ b, else x_j
 
-b is the number of this attack's liars in the cohort unless it is given: votes that they can turn or tie. All their votes go where they
-count, and a look at how often a vote lost by a wide margin finds nothing.
+b is the number of this attack's clients in the cohort unless it is given: the votes that they can turn or tie. All their votes count, and
+a rule that looks for votes which lost by a wide margin finds none.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -14,7 +14,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...errors import SpecError
 from .base import Attack, Scene
 
 
@@ -24,11 +23,7 @@ class LowMargin(Attack):
 
     name: ClassVar[str] = "low-margin"
     looks: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.margin is not None and self.margin < 1:
-            raise SpecError(f"margin is {self.margin}; give at least 1")
+    limits: ClassVar[Mapping[str, tuple[float, float]]] = {"margin": (1, 1e9)}
 
     def updates(self, x: Tensor, scene: Scene, generators: Sequence[np.random.Generator]) -> Tensor:
         tally = scene.honest.sign().sum(0)

@@ -1,11 +1,11 @@
-"""Mimic: all liars copy one honest client, whose data then counts more than anybody's.
+"""Mimic: all attackers copy one honest client, whose data then counts more than any other's.
 
 Karimireddy, He, Jaggi: Byzantine-robust learning on heterogeneous datasets via bucketing. ICLR 2022, section 3.2 and appendix B.
 
     z = argmax_{‖z‖=1} zᵀ (Σ_i (x_i − μ)(x_i − μ)ᵀ) z,  i* = argmax_i |zᵀ x_i|,  x = x_{i*}
 
-The paper learns z over a warm-up of many rounds and keeps i*; here it is that of the round that runs, so that nothing outlives a round, and
-cohorts may change. `of` names i* for good; where that client is not in the cohort, or could not train, the rule chooses.
+The paper learns z over a warm-up of many rounds and keeps i*. Here both are of the current round, since cohorts change. `of` fixes i*; if
+that client is not in the cohort or could not train, the formula chooses.
 """
 
 from collections.abc import Sequence
@@ -35,7 +35,7 @@ class Mimic(Attack):
 
 
 def most_apart(updates: Tensor) -> int:
-    """The row of [h, n] that stands out most along the direction in which rows differ most; the first, where none differs."""
+    """Return the row of [h, n] that stands out most along the direction in which the rows differ most; 0 if none differs."""
     rows = len(updates)
     apart = torch.zeros(rows, rows, dtype=torch.float64)
     along = torch.zeros(rows, rows, dtype=torch.float64)

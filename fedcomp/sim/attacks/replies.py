@@ -1,7 +1,7 @@
-"""What no honest client sends: NaN and infinity, bytes that are no frame, nothing at all.
+"""Reports that no honest client sends: NaN and infinity, bytes that are no frame, no answer at all.
 
-A liar's memory is that of an honest client. What it sends is not what the memory proposed, and bears a ticket of its own: where a server
-took it, the next message names a proposal that the memory never made, and the memory rolls back.
+The memory of a Byzantine client is that of an honest one. What it sends is not what the memory proposed, and has its own ticket: if the
+server accepts it, the next message names a proposal that the memory never made, and the memory rolls back.
 """
 
 from dataclasses import dataclass, replace
@@ -22,7 +22,7 @@ KINDS = ("garbage", "truncated", "size", "checksum", "body")
 
 @dataclass(frozen=True)
 class Infinity(Attack):
-    """Numbers that poison every sum, in frames written by hand, since codecs refuse to write them; or the largest that there is."""
+    """NaN, infinity or the largest float32. The frames are written byte by byte, since codecs refuse to encode these numbers."""
 
     value: Literal["nan", "inf", "largest"] = "nan"
 
@@ -31,26 +31,25 @@ class Infinity(Attack):
 
     def reply(self, report: Report, sender: Sender) -> Report:
         number = NUMBERS[self.value]
-        if report.frame and report.frame[:4] != MAGIC + bytes(
-            [VERSION, sender.codec.id]
-        ):  # of another codec, or of none
-            return _bringing(report, self._floats(report.frame, number, sender))
+        of_codec = MAGIC + bytes([VERSION, sender.codec.id])
+        if report.frame and not report.frame.startswith(of_codec):
+            return _with_frame(report, self._floats(report.frame, number, sender))
         x = torch.from_numpy(sender.generator.standard_normal(sender.numel, np.float32))
         try:
             if self.value == "largest":
-                return _bringing(report, self._encoded(x.sign().mul_(number), sender))
+                return _with_frame(report, self._encoded(x.sign().mul_(number), sender))
             frame, twin = self._encoded(x, sender), self._encoded(2 * x, sender)
-            return _bringing(
+            return _with_frame(
                 report, with_numbers(frame, twin, sender.codec, sender.context.layout, number)
             )
         except FedcompError:  # the codec does not work without its memory
-            return _bringing(
+            return _with_frame(
                 report, resealed(report.frame[:9] + b"\xff" * (len(report.frame) - 9), sender.numel)
             )
 
     @staticmethod
     def _floats(frame: bytes, number: float, sender: Sender) -> bytes:
-        """In a phase whose frames are plain floats; noise of the same length where they are something else, such as what is sealed."""
+        """Return a frame of floats that are all `number`; noise if `frame` holds something else, such as a sealed ballot."""
         try:
             return of_floats(frame, number, max(sender.numel, len(frame)))
         except FrameError:
@@ -65,11 +64,10 @@ class Infinity(Attack):
 
 @dataclass(frozen=True)
 class Malformed(Attack):
-    """Bytes that are no frame: noise; a frame cut short, for a model of another size, or damaged; noise under a checksum that fits."""
+    """Bytes that are no frame: noise; a frame that is cut short, of another size, or damaged; noise with a valid checksum."""
 
-    how: Literal["any", "garbage", "truncated", "size", "checksum", "body"] = (
-        "any"  # any = drawn in each round
-    )
+    # any: drawn in each round
+    how: Literal["any", "garbage", "truncated", "size", "checksum", "body"] = "any"
 
     name: ClassVar[str] = "malformed"
 
@@ -77,16 +75,16 @@ class Malformed(Attack):
         frame, g = report.frame or b"fc\x01\x01\x00" + bytes(4), sender.generator
         how = KINDS[g.integers(len(KINDS))] if self.how == "any" else self.how
         if how == "truncated":
-            return _bringing(report, frame[: g.integers(1, len(frame))])
+            return _with_frame(report, frame[: g.integers(1, len(frame))])
         if how == "size":
-            return _bringing(report, resealed(frame, sender.numel + 1))
+            return _with_frame(report, resealed(frame, sender.numel + 1))
         if how == "checksum":
-            return _bringing(
+            return _with_frame(
                 report, frame[:5] + bytes(255 - byte for byte in frame[5:9]) + frame[9:]
             )
         if how == "body":
-            return _bringing(report, resealed(frame[:9] + g.bytes(len(frame) - 9), sender.numel))
-        return _bringing(report, g.bytes(len(frame)))
+            return _with_frame(report, resealed(frame[:9] + g.bytes(len(frame) - 9), sender.numel))
+        return _with_frame(report, g.bytes(len(frame)))
 
 
 @dataclass(frozen=True)
@@ -101,5 +99,5 @@ class Abstention(Attack):
         return "no answer: this client abstains" if generator.random() < self.share else ""
 
 
-def _bringing(report: Report, frame: bytes) -> Report:
+def _with_frame(report: Report, frame: bytes) -> Report:
     return replace(report, frame=frame, ticket=ticket(report.round, report.client, frame))

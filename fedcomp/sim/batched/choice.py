@@ -1,48 +1,65 @@
-"""What is trained how: by rules on the model and the device, never by a stopwatch."""
+"""The choice of engine, and of the way to the gradients of a stack, by rules on model and device."""
+
+from collections.abc import Sequence
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.func import functional_call, grad_and_value, vmap
 
 from ...errors import ConfigError
 from ...tasks.base import Task
-from ..processes import possible
+from ..processes import available
 from .convolutions import FORMS
-from .losses import Gradients
-from .mapped import mapped_gradients
+from .losses import Gradients, Parameters
 from .traced import program, traced_gradients
 
-CPU_BYTES = (
-    8 << 20
-)  # what the clients trained at once may fill: they should stay in the processor's caches
+CPU_BYTES = 8 << 20  # for the clients trained at once, which should stay in the processor's caches
 CUDA_SHARE = 1 / 4  # of the device's memory, for the same
-MAP_POSITIONS = 256  # a convolution's outputs are reckoned as maps of 16x16
+MAP_POSITIONS = 256  # the outputs of a convolution are estimated as maps of 16x16
 
 MAPPED, AUTO = "mapped", "auto"
 WAYS = (AUTO, MAPPED, *FORMS)  # to the gradients of a stack
 
 
 def form(device: torch.device) -> str:
-    """In which form convolutions are batched. benchmarks/gpu_sim.py compares them."""
+    """Return the form in which convolutions are batched. benchmarks/gpu_sim.py compares them."""
     return "products" if device.type == "cuda" else "grouped"
 
 
 def gradients_of(
     task: Task, model: nn.Module, device: torch.device, asked: str = AUTO
 ) -> tuple[Gradients, str]:
-    """How the gradients of a stack are found, and which of WAYS that is: the one that is asked for, where the model allows it."""
+    """Return a function for the gradients of a stack, and its name in WAYS: the one that is asked for, if the model allows it."""
     chosen = asked if asked in FORMS else form(device)
     if asked != MAPPED and (traced := traced_gradients(task, model, chosen)):
         return traced, chosen
     return mapped_gradients(task, model), MAPPED
 
 
+def mapped_gradients(task: Task, model: nn.Module) -> Gradients:
+    """Return gradients of a stack by torch.func: the loss of a client is a function of its weights and its batch."""
+
+    def loss(parameters: Parameters, inputs: Tensor, targets: Tensor) -> Tensor:
+        return task.loss(functional_call(model, parameters, (inputs,)), targets)
+
+    mapped = vmap(grad_and_value(loss))
+
+    def gradients(
+        parameters: Parameters, inputs: Tensor, targets: Tensor
+    ) -> tuple[Sequence[Tensor], Tensor]:
+        gradient, losses = mapped(parameters, inputs, targets)
+        return [gradient[name] for name in parameters], losses
+
+    return gradients
+
+
 def choose_engine(
     model: nn.Module, device: torch.device | str, asked: str = "auto", batch_size: int = 20
 ) -> tuple[str, int]:
-    """("serial" or "batched", clients at once), by what the model is made of and the device's memory.
+    """Return "serial" or "batched", and the number of clients at once, by the model's layers and the device's memory.
 
-    Serial where a layer draws, keeps statistics, or recurs in a form of its own. Else batched: on CUDA where two clients fit, on a CPU
-    where all weights are those of nn.Linear and nn.Embedding. Raises ConfigError where batched was asked for and cannot be.
+    Serial if a layer draws at random, keeps statistics, or recurs in an unknown form. Else batched: on CUDA if two clients fit, on a CPU if
+    all weights belong to nn.Linear and nn.Embedding. Raises ConfigError if batched was asked for and is impossible.
     """
     device, obstacle = torch.device(device), next(filter(None, map(_obstacle, model.modules())), "")
     if obstacle and program(model, form(device)) is not None:
@@ -60,7 +77,7 @@ def choose_engine(
     if device.type != "cuda" and dense:
         at_once = max(
             at_once, 16
-        )  # fewer are no faster than serial, even where they fill more than the caches
+        )  # fewer are no faster than serial, even if they exceed the caches
     suits = not obstacle and (at_once > 1 if device.type == "cuda" else dense)
     return (
         ("batched", max(at_once, 2))
@@ -70,10 +87,10 @@ def choose_engine(
 
 
 def unbatched(device: torch.device) -> str:
-    """What trains a model that is not batched: worker processes where they can share several cores."""
+    """Return the engine for a model that is not batched: worker processes if there are several cores."""
     return (
         "processes"
-        if device.type == "cpu" and torch.get_num_threads() > 1 and not possible()
+        if device.type == "cpu" and torch.get_num_threads() > 1 and available()
         else "serial"
     )
 
@@ -89,7 +106,7 @@ class NotMapped(ConfigError):
 
 
 def _in_a_clause(why: str) -> str:
-    """What PyTorch says, in short."""
+    """Return the message of PyTorch, shortened."""
     if ".item()" in why or "data-dependent control flow" in why:
         return "its forward pass or loss decides by the data (.item() or if on a tensor)"
     return why.strip().split("\n")[0].split(". ")[0].removesuffix(".")[:120]
@@ -112,7 +129,7 @@ def _obstacle(module: nn.Module) -> str:
 
 
 def _at_once(model: nn.Module, device: torch.device, batch_size: int) -> int:
-    """How many clients the budget holds: of each, four vectors of weights and the inputs and outputs of its layers."""
+    """Return how many clients fit into the budget: of each, four vectors of weights and the inputs and outputs of its layers."""
     weights = [p for p in model.parameters() if p.dim() > 1]
     widths = sum(sum(p.shape[:2]) * (MAP_POSITIONS if p.dim() > 2 else 1) for p in weights)
     client = 4 * (4 * sum(p.numel() for p in model.parameters()) + batch_size * widths)

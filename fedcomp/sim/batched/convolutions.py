@@ -1,9 +1,9 @@
-"""Convolutions of a stack of clients, each with weights of its own, in two forms.
+"""Convolutions of a stack of clients, each with its own weights, in two forms.
 
     grouped    the clients' channels side by side, [b, m·c, h, w], and a convolution of m groups
-    products   the windows of the inputs as rows, [m, b·h'·w', k·k·c], and one batched product; channels last all the way
+    products   the windows of the inputs as rows, [m, b·h'·w', k·k·c], and one batched product; channels last throughout
 
-The last takes k·k times the memory of its inputs for a while; nothing of that is kept for the way back, where the windows are cut anew.
+`products` needs k·k times the memory of its inputs temporarily. The windows are not kept, but cut again for the backward pass.
 """
 
 from collections.abc import Callable
@@ -13,9 +13,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 Pair = tuple[int, int]
-Form = Callable[
-    [nn.Conv2d, Tensor, Tensor, Tensor | None], Tensor
-]  # x [m·b, c, h, w], w [m, o, c, k, k], biases [m, o] → [m·b, o, h', w']
+# x [m·b, c, h, w], w [m, o, c, k, k], biases [m, o] → [m·b, o, h', w']
+Form = Callable[[nn.Conv2d, Tensor, Tensor, Tensor | None], Tensor]
 
 
 def grouped(layer: nn.Conv2d, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -35,7 +34,7 @@ def grouped(layer: nn.Conv2d, x: Tensor, weight: Tensor, bias: Tensor | None) ->
 
 
 def products(layer: nn.Conv2d, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """Returns a tensor whose channels are last in memory. For layers of one group."""
+    """Return a tensor with channels last in memory. For layers of one group."""
     x, weight, bias = as_autocast(x, weight, bias)
     geometry = (_pair(layer.stride), _padding(layer), _pair(layer.dilation))
     x = x.permute(0, 2, 3, 1)
@@ -44,7 +43,7 @@ def products(layer: nn.Conv2d, x: Tensor, weight: Tensor, bias: Tensor | None) -
 
 
 def as_autocast(*tensors: Tensor | None) -> list[Tensor | None]:
-    """Return tensors in the precision of the autocast that is on, if one is: operations with gradients of their own need it."""
+    """Return tensors in the precision of autocast, if it is on. Custom autograd functions need it."""
     device = tensors[0].device.type
     if not torch.is_autocast_enabled(device):
         return list(tensors)
@@ -52,14 +51,11 @@ def as_autocast(*tensors: Tensor | None) -> list[Tensor | None]:
     return [None if tensor is None else tensor.to(precision) for tensor in tensors]
 
 
-FORMS: dict[str, Form] = {
-    "grouped": grouped,
-    "products": products,
-}
+FORMS: dict[str, Form] = {"grouped": grouped, "products": products}
 
 
 def fits(layer: nn.Conv2d, form: str) -> bool:
-    """Whether a layer has this form."""
+    """Return whether a layer has this form."""
     even = layer.padding != "same" or all(
         d * (k - 1) % 2 == 0 for d, k in zip(_pair(layer.dilation), layer.kernel_size, strict=True)
     )
@@ -111,10 +107,10 @@ class _Products(torch.autograd.Function):
 def _back(
     slope: Tensor, weight: Tensor, shape: torch.Size, stride: Pair, padding: Pair, dilation: Pair
 ) -> Tensor:
-    """The gradient for x, of the gradient [m·b, h', w', o] for what came of it."""
+    """Return the gradient for x from the gradient [m·b, h', w', o] for the output."""
     m, o, c, kh, kw = weight.shape
     outer = (dilation[0] * (kh - 1) - padding[0], dilation[1] * (kw - 1) - padding[1])
-    if stride == (1, 1) and min(outer) >= 0:  # a convolution as well, with the weights turned round
+    if stride == (1, 1) and min(outer) >= 0:  # a convolution as well, with reversed weights
         turned = weight.flip(-1, -2).permute(0, 3, 4, 1, 2).reshape(m, kh * kw * o, c)
         return torch.bmm(_rows(slope, m, (kh, kw), stride, outer, dilation), turned).view(shape)
     windows = torch.bmm(slope.view(m, -1, o), _flat(weight).mT).view(*slope.shape[:3], kh, kw, c)
@@ -128,7 +124,7 @@ def _back(
 
 
 def _rows(x: Tensor, m: int, kernel: Pair, stride: Pair, padding: Pair, dilation: Pair) -> Tensor:
-    """The windows of x [m·b, h, w, c] as rows, [m, b·h'·w', k·k·c]."""
+    """Return the windows of x [m·b, h, w, c] as rows, [m, b·h'·w', k·k·c]."""
     x, c = (
         F.pad(x, (0, 0, padding[1], padding[1], padding[0], padding[0])) if any(padding) else x,
         x.shape[-1],

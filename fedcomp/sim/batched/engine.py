@@ -8,27 +8,27 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from ...errors import ConfigError
 from ...layout import Layout
 from ...tasks.base import Data, Task
-from ...tasks.user_errors import ran_out_of_memory
-from ...training.local_sgd import NO_TRACES, LocalSGD, Traces, anchors, descend
-from .choice import MAPPED, NotMapped, gradients_of
+from ...tasks.user_errors import client_error, ran_out_of_memory
+from ...training.engine import Done, Engine, Job
+from ...training.local_sgd import NO_TRACES, LocalSGD, Traces, anchors, descend, plan_changes
+from .choice import MAPPED, NotMapped, gradients_of, mapped_gradients
 from .convolutions import FORMS
 from .losses import Parameters
-from .mapped import mapped_gradients
 from .regression import Regression
-from .room import does_not_fit, release
 from .traced import agrees
 
-# Positions in the data [m, b], and what augmentation drew for each [m, b, ...].
+# Positions in the data [m, b], and the draws of augmentation for each [m, b, ...].
 Batch = tuple[Tensor, Tensor | None]
 
 
 class BatchedEngine:
-    """Trains a stack of clients, at most `at_once` of them together; 0 = all whose batches have the same sizes.
+    """Trains a stack of clients, at most `at_once` of them together; 0: all whose batches have the same sizes.
 
-    Takes `model` over: moves it to `device`. Of its tensors only the frozen ones and the buffers are used. `way` is one of choice.WAYS.
-    Where the memory of the device is not enough, half as many clients are trained together from then on, and `warn` hears of it once.
+    Takes `model` over and moves it to `device`. Only its frozen tensors and buffers are used. `way` is one of choice.WAYS. If the device
+    runs out of memory, half as many clients are trained together from then on, and `warn` is called once.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class BatchedEngine:
         self.layout = layout
         self.device = torch.device(device)
         self.at_once = at_once
-        self.warn, self._said = warn, False
+        self.warn, self._warned = warn, False
         parameters = dict(model.named_parameters())
         self.coarse = {
             e.name: parameters[e.name].dtype
@@ -68,11 +68,12 @@ class BatchedEngine:
         traces: Traces = NO_TRACES,
         changes: Sequence[np.ndarray] = (),
     ) -> tuple[Tensor, Tensor]:
-        """Local SGD from `start` (float32 [n]) for every client of `plans`, its batches of `data`; all on the engine's device.
+        """Run local SGD from `start` (float32 [n]) for every client, on its batches of `data`; all on the engine's device.
 
-        `changes`: for each client what plan_changes drew, nothing without augmentation. Returns the updates, float32 [m, n], and each
-        client's mean over its steps of the loss before the step, float32 [m]. Clients whose batches have the same sizes are trained
-        together. Raises NotMapped for a model that cannot be batched, and ConfigError where the device's memory does not hold one client.
+        `plans`: the batches of each client. `changes`: what plan_changes drew for each client; empty without augmentation. Return the
+        updates, float32 [m, n], and each client's mean over its steps of the loss before the step, float32 [m]. Clients whose batches
+        have the same sizes are trained together. Raises NotMapped for a model that cannot be batched, and ConfigError if the device's
+        memory does not hold one client.
         """
         self.model.train()
         updates = torch.empty(
@@ -83,21 +84,18 @@ class BatchedEngine:
         order = sorted(range(len(plans)), key=sizes.__getitem__)
         done = 0
         for size, group in itertools.groupby(order, key=sizes.__getitem__):
-            waiting = [np.asarray(list(group))]
-            if not self._regresses(data, size, sgd, traces):
-                waiting = self._pieces(waiting[0])
+            waiting, whole = list(group), self._regresses(data, size, sgd, traces)
             while waiting:
-                some = waiting.pop()
-                rows, place = slice(done, done + len(some)), torch.from_numpy(some).to(self.device)
+                at_once = len(waiting) if whole or not self.at_once else self.at_once
+                some = waiting[: math.ceil(len(waiting) / math.ceil(len(waiting) / at_once))]
+                rows, place = slice(done, done + len(some)), torch.tensor(some, device=self.device)
                 mine, batches = traces.rows(place), self._batches(plans, changes, some, size)
                 found = self._within_memory(start, updates[rows], data, batches, sgd, mine)
-                if found is None:
-                    left = [client for piece in reversed(waiting) for client in piece]
-                    waiting = self._pieces([*some, *left])
+                if found is None:  # fewer are trained at once now
                     continue
                 losses[rows] = found
                 traces.put(place, mine)
-                done = rows.stop
+                waiting, done = waiting[len(some) :], rows.stop
         if order == sorted(order):
             return updates, losses
         place = torch.from_numpy(np.argsort(order)).to(self.device)
@@ -107,43 +105,36 @@ class BatchedEngine:
         self,
         plans: Sequence[Sequence[np.ndarray]],
         changes: Sequence[np.ndarray],
-        some: np.ndarray,
+        some: Sequence[int],
         size: Sequence[int],
     ) -> list[Batch]:
-        """Of some clients, step by step."""
-        positions = (
-            torch.from_numpy(np.stack([np.concatenate(plans[client]) for client in some]))
-            .to(self.device)
-            .split(size, dim=1)
-        )
-        if not changes:
-            return [(each, None) for each in positions]
-        drawn = (
-            torch.from_numpy(np.stack([changes[client] for client in some]))
-            .to(self.device)
-            .split(size, dim=1)
-        )
-        return list(zip(positions, drawn, strict=True))
+        """Return the batches of some clients, step by step."""
 
-    def _pieces(self, members: Sequence[int]) -> list[np.ndarray]:
-        """The clients that are trained together, the first ones last."""
-        return np.array_split(
-            np.asarray(members), math.ceil(len(members) / (self.at_once or len(members)))
-        )[::-1]
+        def split(rows: list[np.ndarray]) -> Sequence[Tensor]:
+            return torch.from_numpy(np.stack(rows)).to(self.device).split(size, dim=1)
+
+        positions = split([np.concatenate(plans[client]) for client in some])
+        drawn = split([changes[client] for client in some]) if changes else itertools.repeat(None)
+        return list(zip(positions, drawn, strict=False))
 
     def _within_memory(self, start: Tensor, stack: Tensor, *rest: object) -> Tensor | None:
-        """`_train`, or None where the memory was not enough, and fewer are trained together from now on."""
+        """Call `_train`. Return None if memory ran out; fewer clients are trained together from then on."""
         try:
             return self._train(start, stack, *rest)
         except (RuntimeError, MemoryError) as error:
             if not ran_out_of_memory(error):
                 raise
-        release(self.device)  # now that nothing holds what the step had made
+        if self.device.type == "cuda":
+            with torch.cuda.device(self.device):
+                torch.cuda.empty_cache()
         if len(stack) == 1:
-            raise does_not_fit(self.device)
+            other = "" if self.device.type == "cpu" else ", or --device cpu"
+            raise ConfigError(
+                f"the memory of {self.device} does not hold the training of one client; give a smaller --batch-size{other}"
+            )
         self.at_once = len(stack) // 2
-        if not self._said:
-            self._said = True
+        if not self._warned:
+            self._warned = True
             self.warn(
                 f"the memory of {self.device} is too small to train {len(stack)} clients at once; fewer are from now on"
             )
@@ -158,7 +149,7 @@ class BatchedEngine:
         sgd: LocalSGD,
         traces: Traces,
     ) -> Tensor:
-        """Leaves the updates in `stack` [m, n]; returns the losses [m]."""
+        """Write the updates into `stack` [m, n] and return the losses [m]."""
         base = self._rounded(start)
         stack.copy_(base.expand_as(stack))
         if self._regresses(data, [positions.shape[1] for positions, _ in batches], sgd, traces):
@@ -186,7 +177,7 @@ class BatchedEngine:
         return torch.stack(losses).mean(0, dtype=torch.float32)
 
     def _regresses(self, data: Data, sizes: Sequence[int], sgd: LocalSGD, traces: Traces) -> bool:
-        """Whether the model and what is asked of it are the regression's, which needs no memory but the updates'."""
+        """Return whether softmax regression trains these batches; it needs no memory besides the updates."""
         return (
             self.regression is not None and not traces and self.regression.suits(data, sizes, sgd)
         )
@@ -194,7 +185,7 @@ class BatchedEngine:
     def _gradients(
         self, parameters: Parameters, data: Data, batch: Batch, sgd: LocalSGD
     ) -> tuple[Sequence[Tensor], Tensor]:
-        """The gradients of a batch [m, *shape], clipped, and the losses [m]."""
+        """Return the gradients of a batch [m, *shape], clipped, and the losses [m]."""
         (positions, changes), lower = batch, sgd.precision != "float32"
         inputs, targets = _gathered(data.inputs, positions), _gathered(data.targets, positions)
         if changes is not None:
@@ -219,7 +210,7 @@ class BatchedEngine:
         return _clipped(gradients, sgd.clip) if sgd.clip else gradients, losses
 
     def _rounded(self, start: Tensor) -> Tensor:
-        """`start` as the model can hold it."""
+        """Return `start` in the precision of the model."""
         rounded = start.clone() if self.coarse else start
         for name, view in self.layout.views(rounded).items():
             if name in self.coarse:
@@ -227,12 +218,51 @@ class BatchedEngine:
         return rounded
 
 
+class Together(Engine):
+    """Trains jobs as stacks. If a stack fails, its clients are trained one by one, so that only those fail that must."""
+
+    def __init__(self, engine: BatchedEngine):
+        self.engine, self.device = engine, engine.device
+
+    def train(
+        self, start: Tensor, data: Data, jobs: Sequence[Job], sgd: LocalSGD, *, seed: int
+    ) -> tuple[Tensor, list[Done | Exception]]:
+        if not jobs:
+            return start.new_empty(0, len(start)), []
+        try:
+            return self._train(start, data, jobs, sgd, seed)
+        except ConfigError:
+            raise
+        except (Exception, SystemExit) as error:
+            if len(jobs) == 1:
+                return start.new_empty(0, len(start)), [client_error(error)]
+        alone = [self.train(start, data, [job], sgd, seed=seed) for job in jobs]
+        return torch.cat([updates for updates, _ in alone]), [
+            result for _, results in alone for result in results
+        ]
+
+    def _train(
+        self, start: Tensor, data: Data, jobs: Sequence[Job], sgd: LocalSGD, seed: int
+    ) -> tuple[Tensor, list[Done | Exception]]:
+        stack = Traces.stack([job.traces for job in jobs])
+        plans, changes = [job.batches for job in jobs], []
+        if sgd.augment:
+            changes = [
+                plan_changes(self.engine.task, sgd, job.batches, seed, job.round, job.who)
+                for job in jobs
+            ]
+        updates, losses = self.engine.train(start, data, plans, sgd, traces=stack, changes=changes)
+        for i, job in enumerate(jobs):
+            job.traces.take(stack, i)
+        return updates, [Done(loss) for loss in losses.tolist()]
+
+
 def _gathered(examples: Tensor, positions: Tensor) -> Tensor:
     return examples.index_select(0, positions.flatten()).view(*positions.shape, *examples.shape[1:])
 
 
 def _clipped(gradients: Sequence[Tensor], limit: float) -> list[Tensor]:
-    """Gradients [m, ...] with the norm of each row over all tensors at most `limit`."""
+    """Scale gradients [m, ...] so that the norm of each row over all tensors is at most `limit`."""
     norms = torch.stack(
         [gradient.reshape(len(gradient), -1).float().norm(dim=1) for gradient in gradients]
     ).norm(dim=0)

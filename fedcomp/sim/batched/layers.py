@@ -1,5 +1,8 @@
-"""Layers of a stack of clients. The examples of all clients are one axis, client after client; what a layer makes of an example does not
-depend on the others, so that only layers with parameters need a form of their own."""
+"""Layers of a stack of clients.
+
+The examples of all clients are one axis, client after client. A layer treats each example by itself, so only layers with parameters need a
+batched form.
+"""
 
 from collections.abc import Callable
 
@@ -10,12 +13,10 @@ from torch.nn import functional as F
 from . import convolutions, recurrent
 
 Own = dict[str, Tensor]  # a layer's parameters by name, [m, *shape]
-Rule = Callable[
-    ..., object
-]  # (parameters, clients m, x [m·b, ...], ...) → what the layer gives for x
+Rule = Callable[..., object]  # (parameters, clients m, x [m·b, ...], ...) → outputs of the layer
 
 WIDEST_PRODUCT = (
-    4096  # tokens; more are looked up, which on CUDA adds their gradients in no fixed order
+    4096  # tokens; with more, CUDA adds the gradients of the embedding in no fixed order
 )
 
 PLAIN = (
@@ -45,7 +46,7 @@ PLAIN = (
 
 
 def rule(layer: nn.Module, form: str) -> Rule | None:
-    """How a layer is run for a stack of clients, convolutions in this form where they have it; None for a layer without a rule."""
+    """Return how a layer is run for a stack, convolutions in this form if possible; None for a layer without a rule."""
     if type(layer) in PLAIN:
         return _plain(layer) if _keeps_examples(layer) else None
     if type(layer) is nn.Linear:
@@ -114,7 +115,7 @@ def _keeps_examples(layer: nn.Module) -> bool:
 
 
 def _scaled(x: Tensor, own: Own, m: int, first: int) -> Tensor:
-    """x [m·b, ...] times weights and plus biases [m, ...] that belong to its axes from `first` on."""
+    """Return x [m·b, ...] times weights plus biases [m, ...], which belong to its axes from `first` on."""
     if not own:
         return x
     rest = [1] * (x.dim() - first - own["weight"].dim() + 1)
@@ -134,7 +135,7 @@ def _convolution(layer: nn.Conv2d, form: str) -> Rule | None:
 
 
 def _embedded(layer: nn.Embedding, weight: Tensor, tokens: Tensor) -> Tensor:
-    """The rows of weights [m, v, d] that tokens [m·b, ...] name."""
+    """Return the rows of weights [m, v, d] for tokens [m·b, ...]."""
     m, v, d = weight.shape
     if layer.padding_idx is not None:  # its row is used and does not learn
         weight = torch.where(
@@ -152,7 +153,7 @@ def _embedded(layer: nn.Embedding, weight: Tensor, tokens: Tensor) -> Tensor:
 
 
 def looked_up(weight: Tensor, tokens: Tensor) -> Tensor:
-    """The rows of weights [m, v, d] that tokens [m, t] name, [m, t, d]."""
+    """Return the rows [m, t, d] of weights [m, v, d] for tokens [m, t]."""
     m, v, _ = weight.shape
     return F.embedding(
         tokens + v * torch.arange(m, device=weight.device).unsqueeze(1), weight.flatten(0, 1)
@@ -160,5 +161,5 @@ def looked_up(weight: Tensor, tokens: Tensor) -> Tensor:
 
 
 def multiplied(weight: Tensor, tokens: Tensor) -> Tensor:
-    """The same, as a product with what is 1 where a token is."""
+    """Return the same by a product with one-hot vectors."""
     return torch.bmm(F.one_hot(tokens, weight.shape[1]).to(weight.dtype), weight)

@@ -1,4 +1,4 @@
-"""The losses of a stack of clients, and where gradients begin."""
+"""The losses of a stack of clients, and their gradients for the outputs."""
 
 from collections.abc import Callable, Sequence
 
@@ -10,17 +10,16 @@ from torch.nn import functional as F
 from ...tasks.base import Task
 
 Parameters = dict[str, Tensor]  # name → [m, *shape]
-Gradients = Callable[
-    [Parameters, Tensor, Tensor], tuple[Sequence[Tensor], Tensor]
-]  # parameters, inputs, targets → gradients, losses [m]
+# parameters, inputs, targets → gradients, losses [m]
+Gradients = Callable[[Parameters, Tensor, Tensor], tuple[Sequence[Tensor], Tensor]]
 
-IGNORED = -100  # the target that cross_entropy leaves out
+IGNORED = -100  # the target that cross_entropy ignores
 
 
 def losses_of(task: Task, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """Each client's loss [m], and its gradient for the outputs [m, ...]. Losses of coarser outputs are float32.
+    """Return each client's loss [m], and its gradient for the outputs [m, ...]. Losses of bfloat16 and float16 outputs are float32.
 
-    Where cross_entropy leaves out every target of a client, the loss is NaN and the gradient zero, as torch has it.
+    If cross_entropy ignores every target of a client, the loss is NaN and the gradient zero, as in torch.
     """
     if outputs.dtype in (torch.bfloat16, torch.float16):
         losses, slope = losses_of(task, outputs.float(), targets)

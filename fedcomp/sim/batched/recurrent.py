@@ -1,10 +1,10 @@
-"""LSTM of a stack of clients: a cell of batched products.
+"""LSTM of a stack of clients, by batched products.
 
 Hochreiter, Schmidhuber: Long short-term memory. Neural Computation 1997, in the form of torch.nn.LSTM:
 
     i, f, o = σ(·), g = tanh(·) of W x_t + b + U h_{t−1} + b';  c_t = f ∘ c_{t−1} + i ∘ g;  h_t = o ∘ tanh(c_t)
 
-What does not wait for the step before is one product for all steps: W x on the way there, and on the way back the gradients for W, U and x.
+Products that do not depend on the previous step are computed for all steps at once: W x, and the gradients for W, U and x.
 """
 
 import torch
@@ -14,14 +14,14 @@ State = tuple[Tensor, Tensor]
 
 
 def fits(layer: nn.LSTM) -> bool:
-    """Whether a layer has this form."""
+    """Return whether a layer has this form."""
     return not (layer.bidirectional or layer.proj_size or layer.dropout)
 
 
 def lstm(
     layer: nn.LSTM, own: dict[str, Tensor], m: int, x: Tensor, state: State | None = None
 ) -> tuple[Tensor, State]:
-    """As nn.LSTM on x [m·b, t, i], or [t, m·b, i] unless batch_first, with weights [m, 4h, i]; states are [layers, m·b, h]."""
+    """Run nn.LSTM on x [m·b, t, i], or [t, m·b, i] unless batch_first, with weights [m, 4h, i]; states are [layers, m·b, h]."""
     x = (x.transpose(0, 1) if layer.batch_first else x).unflatten(1, (m, -1))  # [t, m, b, i]
     ends: list[State] = []
     for i in range(layer.num_layers):

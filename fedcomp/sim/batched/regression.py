@@ -1,4 +1,4 @@
-"""A model that is one linear layer under the cross-entropy: softmax regression, whose steps have kernels of their own on a CPU."""
+"""Softmax regression, one linear layer with cross-entropy, whose steps have kernels on a CPU."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from .traced import hooked
 
 @dataclass(frozen=True)
 class Regression:
-    """The shape of the weights, and where in a client's vector they are, and the biases if there are some."""
+    """The shape of the weights, and the positions of weights and biases in a client's vector."""
 
     outputs: int
     width: int
@@ -26,7 +26,7 @@ class Regression:
 
     @classmethod
     def of(cls, task: Task, model: nn.Module, layout: Layout) -> "Regression | None":
-        """None for other models and losses, and where something of the layer is frozen."""
+        """Return the regression of a model; None for other models and losses, and for frozen parameters."""
         layers = list(model) if type(model) is nn.Sequential else [model]
         layers = [layer for layer in layers if type(layer) is not nn.Identity]
         ends_linear = [type(layer) for layer in layers[-1:]] == [nn.Linear]
@@ -36,7 +36,7 @@ class Regression:
             type(m) is nn.Flatten and (m.start_dim, m.end_dim) == (1, -1) for m in layers[:-1]
         ]
         layer = layers[-1]
-        shape = layer.weight.shape  # of a layer whose weight was replaced, out_features is another
+        shape = layer.weight.shape  # out_features is not updated when a weight is replaced
         if flattens not in ([], [True]) or any(
             p.dtype != torch.float32 or not p.requires_grad for p in layer.parameters()
         ):
@@ -49,7 +49,7 @@ class Regression:
         return cls(*shape, offsets[names[layer.weight]], biases, bool(flattens))
 
     def suits(self, data: Data, sizes: Sequence[int], sgd: LocalSGD) -> bool:
-        """Whether `descend` does what is asked, with batches of these sizes."""
+        """Return whether `descend` can train batches of these sizes with these options."""
         plain = (
             not (sgd.momentum or sgd.weight_decay or sgd.clip or sgd.proximal or sgd.augment)
             and sgd.precision == "float32"
@@ -59,7 +59,7 @@ class Regression:
         return regression.suits(data.inputs, data.targets, self.outputs, self.width, max(sizes))
 
     def descend(self, stack: Tensor, data: Data, positions: Sequence[Tensor], lr: float) -> Tensor:
-        """A step on each of the batches, positions [m, b], in place for stack [m, n]. Returns the mean of the losses before them [m]."""
+        """Take a step on each batch, positions [m, b], and change stack [m, n] in place. Return the mean loss before the steps [m]."""
         sizes, together = [batch.shape[1] for batch in positions], torch.cat(list(positions), 1)
         where = self.weights, self.biases, self.outputs
         return regression.descend(

@@ -1,7 +1,7 @@
-"""A model's forward pass, traced by torch.fx, run for a stack of clients layer by layer.
+"""A model's forward pass, traced by torch.fx and run for a stack of clients layer by layer.
 
-Tracing sees neither what a forward pass does besides (blocks under no_grad or autocast, counters, draws of other libraries), nor whether an
-operation mixes the examples of clients. So a traced pass is believed only after its gradients for two clients with different weights agreed
+Tracing does not see side effects of a forward pass (blocks under no_grad or autocast, counters, draws of other libraries), nor whether an
+operation mixes the examples of clients. A traced pass is therefore used only if its gradients for two clients with different weights agree
 with those of the model itself.
 """
 
@@ -83,7 +83,7 @@ class Program:
         }
 
     def run(self, parameters: Parameters, m: int, x: Tensor) -> Tensor:
-        """x [m·b, ...] → the model's outputs [m·b, ...], with the weights [m, *shape] of m clients; frozen ones are the model's."""
+        """Return the model's outputs [m·b, ...] for x [m·b, ...], with the weights [m, *shape] of m clients; frozen ones are shared."""
         values: dict[fx.Node, Any] = {}
         for node in self.nodes:
             args, options = fx.node.map_arg((node.args, node.kwargs), values.__getitem__)
@@ -109,7 +109,7 @@ class Program:
 
 
 def program(model: nn.Module, form: str) -> Program | None:
-    """The forward pass for a stack of clients, convolutions in `form`; None where it cannot be traced or a layer has no rule."""
+    """Return the forward pass for a stack, with convolutions in `form`; None if it cannot be traced or a layer has no rule."""
     if hooked(model) or any(p.dtype != torch.float32 for p in model.parameters()):
         return None
     graph = _traced(model)
@@ -127,7 +127,7 @@ def program(model: nn.Module, form: str) -> Program | None:
 
 
 def traced_gradients(task: Task, model: nn.Module, form: str) -> Gradients | None:
-    """Gradients by the traced pass and torch.autograd; None where there is no such pass."""
+    """Return gradients by the traced pass and torch.autograd; None if there is no such pass."""
     passes = program(model, form)
     if passes is None:
         return None
@@ -152,9 +152,9 @@ def traced_gradients(task: Task, model: nn.Module, form: str) -> Gradients | Non
 def agrees(
     gradients: Gradients, task: Task, model: nn.Module, parameters: Parameters, data: Data
 ) -> bool:
-    """Whether `gradients` are the model's own on the first examples of the data, for the first client's weights and for some near them.
+    """Return whether `gradients` are the model's own on the first examples, for the first client's weights and for perturbed ones.
 
-    Leaves the latter in the model.
+    Leaves the perturbed weights in the model.
     """
     inputs, targets = data.inputs[:COMPARED], data.targets[:COMPARED]
     pair = {
@@ -211,9 +211,9 @@ def _traced(model: nn.Module) -> fx.Graph | None:
             return rule(m, "grouped") is not None or super().is_leaf_module(m, qualified_name)
 
     try:
-        whole = nn.Sequential(model)  # so that a model that is one layer is called, not looked into
+        whole = nn.Sequential(model)  # so that a model of one layer is called, not traced
         graph = Tracer().trace(whole)
-    except Exception:  # of the user's model, which asks a value of a tensor that has none yet
+    except Exception:  # of the user's model, which needs the value of a tensor
         return None
     for node in graph.nodes:
         if node.op == "call_module":
