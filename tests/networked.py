@@ -30,7 +30,7 @@ from fedcomp.server.round_loop import RoundResult
 from fedcomp.strategies import resolved
 from fedcomp.strategies.round_completion import DEADLINE
 from fedcomp.tasks import Task, initial_model
-from fedcomp.transports.grpc import GrpcTransport
+from fedcomp.transports.grpc import GrpcTransport, Settings
 
 PATIENCE_S = 60.0  # with anything that has to come about
 
@@ -72,12 +72,9 @@ class Networked:
         )
         name = secrets.token_hex(16)
         invitation = Invitation(name, -1, told(options), self.layout.fingerprint, broadcasts.first)
+        largest_report = 8 * self.strategy.layout.numel + (1 << 20)
         self.transport = GrpcTransport(
-            "127.0.0.1",
-            0,
-            invitation,
-            config.clients,
-            largest_report=8 * self.strategy.layout.numel + (1 << 20),
+            Settings("127.0.0.1", 0, invitation, config.clients, largest_report),
             on_joined=self._on_joined,
             on_heard=lambda client: self.roster.hear(client),
             on_look=self._check,

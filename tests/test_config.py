@@ -10,7 +10,7 @@ from cases import for_each
 
 from fedcomp import config
 from fedcomp.config import RunConfig
-from fedcomp.errors import ConfigError, RunFolderError
+from fedcomp.errors import ConfigError, DataError, RunFolderError
 
 FIELDS = fields(RunConfig)
 # A value for each option that is allowed and is not its default.
@@ -90,7 +90,6 @@ def test_every_option_says_what_it_does(f):
     assert f.metadata["help"]
     assert set(f.metadata) <= {
         "help",
-        "unit",
         "local",
         "low",
         "high",
@@ -349,7 +348,9 @@ def test_data_comes_from_the_flag_or_the_environment(monkeypatch):
     assert config.data_folder(RunConfig()) is None
     monkeypatch.setenv("FEDCOMP_DATA", "~/sets")
     assert config.data_folder(RunConfig()) == Path("~/sets").expanduser()
-    assert config.data_folder(RunConfig(data="elsewhere")) == Path("elsewhere")
+    assert config.data_folder(RunConfig(data=".")) == Path(".")
+    with pytest.raises(DataError, match="^--data elsewhere is no folder"):
+        config.data_folder(RunConfig(data="elsewhere"))
 
 
 @for_each(

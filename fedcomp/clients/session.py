@@ -88,16 +88,6 @@ class States(Protocol):
         """Mark the states of these clients as changed, for checkpoints."""
 
 
-class OneState(States):
-    """The state of the one client of a device, whatever id its assignments have."""
-
-    def __init__(self, state: ClientState):
-        self.state = state
-
-    def at(self, client: int) -> ClientState:
-        return self.state
-
-
 class HostedStates(States):
     """The states of the clients that a process hosts, by logical id."""
 

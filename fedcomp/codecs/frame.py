@@ -24,7 +24,6 @@ import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from functools import lru_cache
 from typing import NamedTuple
 
 from ..errors import FrameError
@@ -81,18 +80,9 @@ def trusted_frames() -> Iterator[None]:
 
 
 def seal(
-    codec: int,
-    scope: int,
-    numel: int,
-    sections: Sequence[Section],
-    seed: int | None = None,
+    codec: int, scope: int, numel: int, sections: Sequence[Section], seed: int | None = None
 ) -> bytes:
     """A whole frame for a vector [numel]; with the seed, mod 2⁶⁴, if one is given."""
-    head, crc = _plain(codec, numel, seed is not None)
-    if head and scope == MODEL:
-        ((count, body),) = sections
-        size = varint(count)
-        return b"".join([head, CRC.pack(zlib.crc32(body, zlib.crc32(size, crc))), size, body])
     parts = [_halves(codec)] if seed is None else [_halves(codec), SEED.pack(seed % 2**64)]
     for count, body in sections:
         head = varint(count)
@@ -109,11 +99,7 @@ def header_bytes(codec: int, seeded: bool) -> int:
 
 
 def unseal(
-    data: bytes,
-    codec: int,
-    numel: int,
-    layout: Layout | None = None,
-    seeded: bool = False,
+    data: bytes, codec: int, numel: int, layout: Layout | None = None, seeded: bool = False
 ) -> tuple[int, list[tuple[Entry, Section]]]:
     """The seed in a frame, 0 if it is not `seeded`, and its sections, each with the tensor of the vector [numel] that it is for.
 
@@ -121,15 +107,6 @@ def unseal(
     elements whose sections fit `layout`.
     """
     view = memoryview(data)
-    head, crc = _plain(codec, numel, seeded)
-    if (
-        view[: HEAD.size] == head
-        and len(view) >= SECTIONS
-        and (layout is None or layout.numel == numel)
-    ):
-        rest = view[SECTIONS:]
-        if _trusted.get() or CRC.unpack_from(view, HEAD.size)[0] == zlib.crc32(rest, crc):
-            return 0, [(WHOLE, read_section(rest, numel))]  # as nearly all frames are
     if len(view) < SECTIONS:
         raise FrameError(f"{len(view)} bytes are too short for a frame")
     magic, version, found, scope = HEAD.unpack_from(view)
@@ -188,13 +165,6 @@ def read_section(data: memoryview, numel: int) -> Section:
     if count == 0 and start < len(data):
         raise FrameError("a section without coordinates has a body")
     return Section(count, data[start:])
-
-
-@lru_cache(1024, typed=True)  # a ProductId equals PRODUCT
-def _plain(codec: int, numel: int, seeded: bool) -> tuple[bytes, int]:
-    """The head of a frame of one section right after its checksum, and its part of that; no head for other frames."""
-    head = HEAD.pack(MAGIC, VERSION, codec, MODEL)
-    return b"" if seeded or _halves(codec) else head, _checksum(head, numel, [])
 
 
 def _checksum(head: bytes | memoryview, numel: int, parts: Sequence[bytes | memoryview]) -> int:

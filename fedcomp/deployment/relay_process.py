@@ -72,8 +72,6 @@ class RelayProcess:
         try:
             while await self._serve_once() or self.stay:
                 pass
-        except asyncio.CancelledError:
-            raise
         except FedcompError as error:
             self._messages.put(error)
         except Exception as error:
@@ -152,12 +150,9 @@ class RelayProcess:
             raise error
         pause_s = self.retry_s[min(retries.attempts, len(self.retry_s) - 1)]
         if retries.attempts < len(self.retry_s) or str(error) not in retries.told:
-            last = retries.attempts >= len(self.retry_s) - 1
-            again = (
-                f"trying every {pause_s:g} s from now on"
-                if last
-                else f"trying again in {pause_s:g} s"
-            )
+            again = f"trying again in {pause_s:g} s"
+            if retries.attempts >= len(self.retry_s) - 1:
+                again = f"trying every {pause_s:g} s from now on"
             self._report(f"{error}; {again}", "cut_off", reason=str(error), cause=error.cause)
             retries.told.add(str(error))
         retries.attempts += 1

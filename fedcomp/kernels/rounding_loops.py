@@ -4,7 +4,7 @@ import numpy as np
 from numpy import float32, float64, int32, int64, uint32, uint64
 
 from .loops import compiled, draw
-from .rounding import BITS, FRACTION, MAGNITUDE, ONE
+from .rounding import FRACTION, MAGNITUDE, ONE
 
 LINE = 1024  # words that are drawn at a time
 
@@ -36,15 +36,17 @@ def powers(x, arguments, low, high, start, out):
 
 @compiled
 def levels(x, arguments, low, high, start, out):
-    edges, cells, levels, up = arguments
+    edges, levels, up = arguments
     words = np.empty(LINE, np.uint32)
     for first in range(0, x.size, LINE):
         draw(low, high, 0, start + first, words)
         for i in range(uint64(min(LINE, x.size - first))):
             value = float32(x[uint64(first) + i])
-            cell = uint64(cells[uint64(value.view(uint32) >> uint32(32 - BITS))])
-            while cell < uint64(edges.size) and edges[cell] <= value:
-                cell += uint64(1)
+            cell, step = uint64(0), uint64(edges.size + 1) >> uint64(1)
+            while step:  # edges.size is a power of two less one
+                if edges[cell + step - uint64(1)] <= value:
+                    cell += step
+                step >>= uint64(1)
             above = int64(min(max((float64(value) - levels[cell]) * up[cell], 0.0), ONE) + 0.5)
             out[uint64(first) + i] = cell + uint64((above + int64(words[i])) >> 32)
 
@@ -58,20 +60,3 @@ def tally(x, factor, first, width, table):
         at = uint64((key >> width) - first)
         table[0, at] += 1
         table[1, at] += key & below
-
-
-@compiled
-def spread(symbols, values, out):
-    for i in range(uint64(symbols.size)):
-        out[i] = values[uint64(symbols[i])]
-
-
-@compiled
-def signed(codes, bits, values, out):
-    """Fill `out` from a table of 256 values and their negatives. Returns whether no code 0 has a sign."""
-    zeros = uint64(0)
-    for i in range(uint64(codes.size)):
-        negative = uint64(bits[i >> uint64(3)]) >> (uint64(7) - (i & uint64(7))) & uint64(1)
-        zeros += negative & uint64(codes[i] == 0)
-        out[i] = values[uint64(codes[i]) + (negative << uint64(8))]
-    return zeros == 0

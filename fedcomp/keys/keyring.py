@@ -16,8 +16,10 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from ..errors import ProtocolError
-from .enrolment import CURVE, logical_id, public_key, read_toml, take
-from .signature_log import Past
+from .certificates import CURVE
+from .enrolment import public_key
+from .registry import read_file
+from .signature_log import SignatureLog
 
 POINT = 49  # bytes of a public key as it is announced: a P-384 point, compressed
 PIN = "key/"  # prefix of the pins in the signature log: key/CLIENT → public key
@@ -102,11 +104,11 @@ class PinnedKeys:
     roster: Mapping[int, bytes] | None = (
         None  # points by logical id, from --roster; None: pin the keys that the server announces
     )
-    past: Past = field(default_factory=Past)
+    log: SignatureLog = field(default_factory=SignatureLog)
     _pins: dict[int, bytes] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        kept = self.past.of(self.run).items()
+        kept = self.log.of(self.run).items()
         self._pins = {
             int(name.removeprefix(PIN)): point for name, point in kept if name.startswith(PIN)
         }
@@ -152,38 +154,12 @@ class PinnedKeys:
         return self._keep(client, told)
 
     def _keep(self, client: int, point: bytes) -> bytes:
-        self.past.add(self.run, {f"{PIN}{client}": point})
+        self.log.add(self.run, {f"{PIN}{client}": point})
         self._pins[client] = point
         return point
 
 
 def read_roster(path: Path) -> dict[int, bytes]:
-    """Return the keys in a registry.toml as points by logical id. Raises KeysError."""
-    remedy = "copy it anew from the folder of keys on the server"
-    clients = take(
-        {"client": []} | read_toml(path, remedy),
-        "client",
-        _tables,
-        "a list of [[client]] tables",
-        str(path),
-        remedy,
-    )
-    roster: dict[int, bytes] = {}
-    for number, entry in enumerate(clients, 1):
-        where = f"{path}: [[client]] number {number}"
-        client = take(entry, "id", logical_id, "a whole number", where, remedy)
-        roster[client] = take(
-            entry,
-            "public_key",
-            lambda text: point_of(public_key(text)),
-            "an EC P-384 public key",
-            where,
-            remedy,
-        )
-    return roster
-
-
-def _tables(value: object) -> list[dict]:
-    if not isinstance(value, list) or not all(isinstance(entry, dict) for entry in value):
-        raise ValueError(value)
-    return value
+    """Return the public keys of all clients in a registry.toml as points by logical id. Raises KeysError."""
+    clients, _, _ = read_file(path)
+    return {entry.id: point_of(public_key(entry.public_key)) for entry in clients}

@@ -45,19 +45,16 @@ class Residual(Vectors):
 
 
 def _contracting(codec: Codec, numel: int) -> str:
-    """The codec with an option changed so that it contracts; stc where there is no such option."""
-    return next(
-        (str(other) for other in _tamer(codec) if other.contraction(numel) is not None), "stc"
-    )
+    """Return the codec with an option changed so that it contracts; stc where there is no such option."""
+    changed = (str(other) for other in _biased(codec) if other.contraction(numel) is not None)
+    return next(changed, "stc")
 
 
-def _tamer(codec: Codec) -> Iterator[Codec]:
-    """A codec with what makes it unbiased turned off, in itself or in what it is made of."""
+def _biased(codec: Codec) -> Iterator[Codec]:
+    """Yield the codec without the scaling that makes it, or a codec inside it, unbiased."""
     options = {f.name for f in fields(codec)}
-    if "damped" in options:
-        yield replace(codec, damped=True)
-    if "scaled" in options:
-        yield replace(codec, scaled=False)
-    for part in ("inner", "first", "second"):
-        if part in options:
-            yield from (replace(codec, **{part: other}) for other in _tamer(getattr(codec, part)))
+    for option, value in (("damped", True), ("scaled", False)):
+        if option in options:
+            yield replace(codec, **{option: value})
+    for part in [p for p in ("inner", "first", "second") if p in options]:
+        yield from (replace(codec, **{part: other}) for other in _biased(getattr(codec, part)))

@@ -22,7 +22,7 @@ from ..memories.base import Changes
 from ..messages import TRAIN, Report
 from ..strategies.base import Accepted, Phase, RoundStrategy
 from ..strategies.cohort import draw, size
-from ..strategies.round_completion import DEADLINE, AllAnswered
+from ..strategies.round_completion import DEADLINE, RoundCompletion
 from .broadcasts import Broadcasts
 from .exchange import POLL_S, Exchange, Traffic, accepted_of
 from .round_loop import RoundLoop, RoundResult
@@ -116,7 +116,7 @@ class AsynchronousLoop(RoundLoop):
         if self.pace is None:
             exchange.send(assignments)
         else:
-            exchange.run(assignments, AllAnswered())
+            exchange.run(assignments, RoundCompletion())
 
     def _first(self, round: int, started: float) -> dict[int, Answer]:
         """Wait for as many answers as end a round, and return them by client."""

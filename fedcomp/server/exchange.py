@@ -102,16 +102,12 @@ class Exchange:
 
     def send(self, assignments: Sequence[Assignment]) -> None:
         """Send assignments."""
-        self.expect(assignments)
-        self.transport.send(assignments)
-
-    def expect(self, assignments: Sequence[Assignment]) -> None:
-        """Register assignments that other code sends, so that their answers are accepted."""
         now_s = self.transport.clock.now()
         for assignment in assignments:
             self._asked[assignment.client] = assignment
             self._sent_s[assignment.client] = now_s
             self.waiting.add(assignment.client)
+        self.transport.send(assignments)
 
     def leave_out(self, client: int, reason: str) -> None:
         """Reject a client whose report was accepted."""
@@ -153,8 +149,19 @@ class Exchange:
             except FrameError as error:
                 self.proven.add(report.client)
                 self._reject(report.client, "reply", str(error))
+        for delivery in news:
+            if delivery.client in self.rejected:
+                self._reject_sum(delivery)
         for answered in range(before + 1, len(self.accepted) + len(self.rejected) + 1):
             self.on_answer(answered, len(self._asked))
+
+    def _reject_sum(self, delivery: Delivery) -> None:
+        """Reject the updates that a relay may have added to a rejected one."""
+        reason = self.rejected[delivery.client].reason
+        for client in delivery.summed:
+            if self.accepted.pop(client, None) is not None:
+                why = f"its relay has added its update to that of client {delivery.client}, which was rejected: {reason}"
+                self._reject(client, "relay", why)
 
     def answers(self) -> Iterator[Accepted]:
         """Yield the accepted updates in the order of client ids."""

@@ -22,7 +22,7 @@ from ..messages import FAILED, Assignment, ClientRoundConfig, Report
 from ..profiling import timed
 from ..strategies.base import Accepted, Aggregation, Phase, PhaseResult, RoundStrategy, RoundUpdates
 from ..strategies.optimizers import optimizer
-from ..strategies.round_completion import QuorumOrDeadline
+from ..strategies.round_completion import RoundCompletion
 from .broadcasts import Broadcast, Broadcasts
 from .exchange import Exchange, Traffic
 from .transport import Transport
@@ -104,7 +104,7 @@ class RoundLoop:
             ]
             exchange.run(
                 assignments,
-                phase.completion or QuorumOrDeadline(self.config.quorum, self.config.timeout_s),
+                phase.completion or RoundCompletion(self.config.quorum, self.config.timeout_s),
             )
             phases[phase.name] = self.end_phase(phase, exchange)
             rejected |= exchange.rejected

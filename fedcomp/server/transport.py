@@ -26,6 +26,7 @@ class Delivery:
     client: int
     answer: Report | Lost
     arrived_s: float  # by the transport's clock
+    summed: tuple[int, ...] = ()  # clients whose updates a relay may have added to this one
 
 
 class Clock:

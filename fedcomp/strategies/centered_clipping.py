@@ -16,9 +16,9 @@ from typing import Any, ClassVar
 import numpy as np
 from torch import Tensor
 
+from .. import spec
 from ..codecs import Update
 from ..codecs.update import Dense
-from ..errors import SpecError
 from ..memories.base import Changes
 from .base import Aggregation, RoundUpdates
 from .blocks import lengths_from
@@ -35,10 +35,7 @@ class Options(RobustOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 0 <= self.radius <= 1e30:
-            raise SpecError(f"radius is {self.radius:g}; give a length above 0, or leave it out")
-        if not 1 <= self.iterations <= 10_000:
-            raise SpecError(f"iterations is {self.iterations}; give 1 to 10000")
+        spec.check_ranges(self, radius=(0, 1e30), iterations=(1, 10_000))
 
 
 class CenteredClipping(ByDistance):

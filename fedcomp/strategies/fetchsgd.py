@@ -33,7 +33,7 @@ from .. import kernels, seeds, spec
 from ..codecs import Codec, Update, at_density
 from ..codecs.sketch import Cells, Sketch, summed
 from ..codecs.topk import TopK
-from ..errors import ConfigError, FrameError, NonFiniteError, SpecError
+from ..errors import ConfigError, FrameError, NonFiniteError
 from ..kernels import count_sketch
 from ..memories.base import Changes
 from ..memories.none import Nothing
@@ -49,16 +49,12 @@ FLOAT = np.dtype("<f4")
 @dataclass(frozen=True)
 class Options:
     momentum: float = 0.9  # ρ; 0 = none
-    error: Literal["subtract", "zero"] = (
-        "zero"  # what becomes of the sketch where the model was moved
-    )
+    error: Literal["subtract", "zero"] = "zero"  # how the sketch forgets what moved the model
     density: float = 1 / 100  # share of the coordinates that a round moves
 
     def __post_init__(self) -> None:
-        if not 0 <= self.momentum < 1:
-            raise SpecError(f"momentum is {self.momentum:g}; give at least 0 and less than 1")
-        if not 0 < self.density <= 1:
-            raise SpecError("density must be in (0, 1]; try density=1%")
+        spec.check_decays(self, "momentum")
+        TopK(self.density)  # checks it
 
 
 def sketch_seed(run_seed: int) -> int:
@@ -78,6 +74,8 @@ class FetchSGD(Average):
 
     name: ClassVar[str] = "fetchsgd"
     Options: ClassVar[type] = Options
+    only_memory: ClassVar[str] = Nothing.name
+    fixed_size: ClassVar[bool] = True
     own_step: ClassVar[bool] = True
     clips: ClassVar[bool] = False
     client_algorithm: ClassVar[ClientAlgorithm] = FetchSGDClient()
@@ -93,7 +91,6 @@ class FetchSGD(Average):
 
     def _check_settings(self) -> None:
         super()._check_settings()
-        given = self.config
         if not isinstance(self.uplink, Sketch):
             raise ConfigError(
                 f"--strategy {self.name} adds sketches of the whole model, which {self.uplink} does not make; "
@@ -104,19 +101,10 @@ class FetchSGD(Average):
                 f"--strategy {self.name} reads a share of {self.options.density:g}, the uplink {self.uplink.density:g}; "
                 f"give --strategy {self.name}:density={self.uplink.density:g}"
             )
-        for flag, name in (
-            ("--memory", given.memory),
-            ("--downlink-memory", given.downlink_memory),
-        ):
-            if spec.parse(name).parts[0].name != Nothing.name:
-                raise ConfigError(
-                    f"--strategy {self.name} keeps in its sketch what was not sent, which memory '{name}' would keep again; "
-                    f"leave {flag} out, or give none"
-                )
-        if given.density_warmup or given.density_schedule or given.budget_bytes or given.budget_s:
+        if spec.parse(self.config.downlink_memory).parts[0].name != Nothing.name:
             raise ConfigError(
-                f"--strategy {self.name} sends sketches of one size; leave --density-warmup, "
-                "--density-schedule and --budget out"
+                f"--strategy {self.name} keeps what was not sent in its sketch, and memory '{self.config.downlink_memory}' "
+                "would keep it again; leave --downlink-memory out, or give none"
             )
 
     @classmethod

@@ -31,21 +31,12 @@ FIRST, SECOND = "optimizer-m", "optimizer-v"  # in a checkpoint
 
 
 @dataclass(frozen=True)
-class Steps:
-    """The options of an optimizer that keeps a momentum."""
-
-    def _share(self, name: str) -> None:
-        if not 0 <= (value := getattr(self, name)) < 1:
-            raise SpecError(f"{name} is {value:g}; give at least 0 and less than 1, such as 0.9")
-
-
-@dataclass(frozen=True)
-class SGDOptions(Steps):
+class SGDOptions:
     momentum: float = 0.0  # μ
     nesterov: bool = False
 
     def __post_init__(self) -> None:
-        self._share("momentum")
+        spec.check_decays(self, "momentum")
         if self.nesterov and not self.momentum:
             raise SpecError(
                 "nesterov looks ahead along the momentum, and there is none; give momentum=0.9"
@@ -53,16 +44,14 @@ class SGDOptions(Steps):
 
 
 @dataclass(frozen=True)
-class AdaptiveOptions(Steps):
+class AdaptiveOptions:
     beta1: float = 0.9  # β₁
     beta2: float = 0.99  # β₂
     tau: float = 1e-3  # τ, in the unit of updates
 
     def __post_init__(self) -> None:
-        for name in ("beta1", "beta2"):
-            self._share(name)
-        if not 1e-18 <= self.tau <= 1e18:  # its square is a float32
-            raise SpecError(f"tau is {self.tau:g}; give a length above 0, such as 0.001")
+        spec.check_decays(self, "beta1", "beta2")
+        spec.check_ranges(self, tau=(1e-18, 1e18))  # its square is a float32
 
 
 class Optimizer(ABC):
@@ -85,7 +74,7 @@ class Optimizer(ABC):
 
     @abstractmethod
     def step(self, update: Tensor) -> Tensor:
-        """The step of a round with this averaged update [numel]; may be the same tensor, changed. It is kept once `commit` is called."""
+        """Return the step of a round from its averaged update [numel], which may be modified. State is kept once `commit` is called."""
 
     def commit(self) -> None:
         """The model has moved."""
@@ -154,16 +143,11 @@ class Yogi(Adam):
         return v - (v - squares).sign_().mul_(squares).mul_(1 - self.options.beta2)
 
 
-_OPTIMIZERS: dict[str, type[Optimizer]] = {cls.name: cls for cls in (SGD, Adam, Yogi)}
-
-
-def available_optimizers() -> dict[str, type[Optimizer]]:
-    """Every server optimizer that a spec string may name: name → class."""
-    return dict(_OPTIMIZERS)
+OPTIMIZERS: dict[str, type[Optimizer]] = {cls.name: cls for cls in (SGD, Adam, Yogi)}
 
 
 def optimizer(text: str) -> Optimizer:
-    """The optimizer of a spec string such as `sgd:momentum=0.9,nesterov=true`. Raises SpecError."""
+    """Return the optimizer of a spec string such as `sgd:momentum=0.9,nesterov=true`. Raises SpecError."""
     with spec.reading(text):
-        cls, options = spec.choose(spec.only_part(text, "optimizer"), _OPTIMIZERS, "optimizer")
+        cls, options = spec.choose(spec.only_part(text, "optimizer"), OPTIMIZERS, "optimizer")
     return cls(options)

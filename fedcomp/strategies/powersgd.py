@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .. import seeds, spec
+from .. import seeds
 from ..codecs import Update
 from ..codecs.identity import Identity
 from ..codecs.matrices import FLOAT, shaped, size
@@ -50,6 +50,7 @@ class PowerSGD(Average):
 
     name: ClassVar[str] = "powersgd"
     Options: ClassVar[type] = Options
+    only_memory: ClassVar[str] = LowRank.name
     clips: ClassVar[bool] = False
     client_algorithm: ClassVar[ClientAlgorithm] = ClientAlgorithm((LEFT, RIGHT))
 
@@ -69,16 +70,10 @@ class PowerSGD(Average):
 
     def _check_settings(self) -> None:
         super()._check_settings()
-        own = self.defaults(self.options)
         if self.uplink != Factors(self.options.rank):
             raise ConfigError(
                 f"--strategy {self.name} sends factors of rank {self.options.rank}, not {self.uplink}; "
-                f"leave --uplink out, or give {own['uplink']}"
-            )
-        if spec.parse(self.config.memory).parts[0].name != LowRank.name:
-            raise ConfigError(
-                f"--strategy {self.name} has two phases, for which memory '{self.config.memory}' has no frames; "
-                f"leave --memory out, or give {own['memory']}"
+                f"leave --uplink out, or give {Factors(self.options.rank)}"
             )
 
     @classmethod

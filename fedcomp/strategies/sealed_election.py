@@ -25,11 +25,11 @@ from torch import Tensor
 
 from .. import kernels
 from ..codecs import Codec, Context
-from ..codecs.base import nonfinite_rows
+from ..codecs.checks import nonfinite_rows
 from ..codecs.update import Dense
 from ..errors import FrameError, ProtocolError
 from ..keys.keyring import DerivedKeys, PinnedKeys, Ring, UnknownKey, point_of, verifier
-from ..keys.signature_log import Past
+from ..keys.signature_log import SignatureLog
 from ..memories import Memory
 from ..messages import Assignment
 from ..privacy.ballots import (
@@ -46,7 +46,6 @@ from ..privacy.ballots import (
 from . import signed_attempts
 from .base import Accepted
 from .client_algorithm import ClientAlgorithm, Frame, RoundState, encode_each
-from .complaints import NO_COMPLAINTS, Proof, pack_complaints, split_vote
 from .local_election import BALLOTS, ROW, TALLY, Row, announcements, ballots_of_row, vote_of
 from .sealed_messages import (
     ATTEMPT,
@@ -54,13 +53,17 @@ from .sealed_messages import (
     KEY_OF,
     MIN_PARTITIONS,
     NO_CARD,
+    NO_COMPLAINTS,
     PROOF_OF,
     RECOUNT,
     TERMS,
+    Proof,
     client_number,
     full_row,
+    pack_complaints,
     partitions_with_ballots,
     slot_of,
+    split_vote,
     terms_of,
     too_few,
 )
@@ -269,7 +272,7 @@ def with_keys(
     client: int,
     key: ec.EllipticCurvePrivateKey,
     roster: Mapping[int, bytes] | None,
-    log: Past,
+    log: SignatureLog,
 ) -> ClientAlgorithm:
     """Return the client half with a device's own keys, if it signs."""
     if not isinstance(algorithm, SealedElectionClient):

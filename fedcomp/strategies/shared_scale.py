@@ -19,9 +19,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .. import spec
-from ..codecs import Codec, Context, LayerWise, Update, codec
-from ..codecs.base import nonfinite_rows
+from ..codecs import Codec, Context, Update, codec
+from ..codecs.checks import nonfinite_rows
 from ..codecs.identity import Identity
 from ..codecs.terngrad import SCALE as FLOAT
 from ..codecs.terngrad import TernGrad
@@ -84,43 +83,30 @@ class SharedScaleClient(ClientAlgorithm):
 
 def scales(ternary: Codec, x: Tensor, layout: Layout | None) -> list[float]:
     """The scale of each section that the codec makes of x [numel]."""
-    return (
-        [ternary.inner.scale(x[e.span]) for e in layout]
-        if isinstance(ternary, LayerWise)
-        else [ternary.scale(x)]
-    )
+    spans = ternary.spans(layout or Layout.flat(x.numel()))
+    return [ternary.unscoped.scale(x[span]) for span in spans]
 
 
 class SharedScale(Average):
     """The weighted mean of ternary updates of one scale."""
 
     name: ClassVar[str] = "shared-scale"
+    only_memory: ClassVar[str] = Nothing.name
     clips: ClassVar[bool] = False
     client_algorithm: ClassVar[ClientAlgorithm] = SharedScaleClient()
 
     def __init__(self, *args: Any, **options: Any):
         super().__init__(*args, **options)
-        self.spans = (
-            [e.span for e in self.layout]
-            if isinstance(self.uplink, LayerWise)
-            else [slice(0, self.layout.numel)]
-        )
+        self.spans = self.uplink.spans(self.layout)
         self.scales = np.zeros(len(self.spans), FLOAT)  # of the round
         self._shared: Sequence[Accepted] | None = None  # what they were made of
 
     def _check_settings(self) -> None:
         super()._check_settings()
-        if not isinstance(
-            self.uplink.inner if isinstance(self.uplink, LayerWise) else self.uplink, TernGrad
-        ):
+        if not isinstance(self.uplink.unscoped, TernGrad):
             raise ConfigError(
                 f"--strategy {self.name} shares the scale of ternary updates, which {self.uplink} does not make; "
                 "leave --uplink out, or give terngrad or terngrad@layer"
-            )
-        if spec.parse(self.config.memory).parts[0].name != Nothing.name:
-            raise ConfigError(
-                f"--strategy {self.name} shares the scale of updates as they are, to which memory '{self.config.memory}' "
-                "adds; leave --memory out, or give none"
             )
 
     @classmethod

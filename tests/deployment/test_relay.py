@@ -17,9 +17,10 @@ from fedcomp import RunConfig
 from fedcomp.cli.main import app
 from fedcomp.errors import UserError
 from fedcomp.keys.key_folder import add_relay, make, revoke
+from fedcomp.keys.registry import Registry
 from fedcomp.messages import Invitation
 from fedcomp.sim import simulate
-from fedcomp.transports.grpc import Credentials, GrpcTransport, Terms, tcp_info
+from fedcomp.transports.grpc import Credentials, GrpcTransport, Settings, Terms, tcp_info
 
 ADDED = {"uplink": "topk:density=1/4+s2:union=4", "downlink": "identity", "clients": 4}
 
@@ -267,7 +268,7 @@ def sentence(*words: object) -> str:
 def server() -> Iterator[GrpcTransport]:
     terms = Terms("ab" * 16, "{}", "", "", 1, 1 << 20, 1 << 20)
     invitation = Invitation("ab" * 16, -1, "{}", "", "")
-    made = GrpcTransport("127.0.0.1", 0, invitation, 1, largest_report=1 << 20, relay_terms=terms)
+    made = GrpcTransport(Settings("127.0.0.1", 0, invitation, 1, 1 << 20, relay_terms=terms))
     made.open()
     yield made
     made.close()
@@ -332,9 +333,9 @@ class GrpcServer:
         make(folder / "other", 1)
         read = [(folder / "other" / n).read_bytes() for n in ("server.crt", "server.key", "ca.crt")]
         invitation = Invitation("ab" * 16, -1, "{}", "", "")
-        self.transport = GrpcTransport(
-            "127.0.0.1", 0, invitation, 1, largest_report=1 << 20, credentials=Credentials(*read)
-        )
+        keys = Registry(folder / "other" / "registry.toml")
+        settings = Settings("127.0.0.1", 0, invitation, 1, 1 << 20, Credentials(*read), keys)
+        self.transport = GrpcTransport(settings)
 
     def __enter__(self) -> int:
         self.transport.open()

@@ -131,10 +131,10 @@ def test_a_density_may_change_under_one_memory():
 @for_each(
     "options, says",
     [
-        ("momentum=1", "from 0 to below 1"),
-        ("momentum=-0.1", "from 0 to below 1"),
+        ("momentum=1", "less than 1"),
+        ("momentum=-0.1", "less than 1"),
         ("clip=-1", "at least 0"),
-        ("nodes=0", "one node"),
+        ("nodes=0", "at least 1"),
     ],
 )
 def test_options_out_of_range(options, says):

@@ -280,7 +280,7 @@ def test_the_tiny_task_is_learned_and_options_are_the_strategys(tmp_path):
             {"uplink": "qsgd"},
             "does not make; leave --uplink out, or give terngrad or terngrad@layer",
         ),
-        ({"memory": "ecq"}, "memory 'ecq' adds; leave --memory out, or give none"),
+        ({"memory": "ecq"}, "does not work with memory 'ecq'; leave --memory out, or give none"),
         (
             {"strategy": "shared-scale:x=1"},
             "strategy 'shared-scale' has no option 'x'; it takes none",

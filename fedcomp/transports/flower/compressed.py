@@ -21,6 +21,7 @@ from ...errors import ConfigError, FedcompError, MismatchError, NonFiniteError
 from ...layout import Layout
 from ...memories import Memory, memory
 from ...messages import TRAIN
+from ...server.broadcasts import Broadcasts
 from ...server.exchange import Traffic
 from .packed_records import BUFFERS, Form
 from .whole_models import ADD_MOD, IDS, Model, PhaseExchange, alike
@@ -71,9 +72,7 @@ class Compressed(Strategy):
         self._asked: dict[str, PhaseExchange] = {}  # by phase
         self._asked_to_train, self._accepted = 0, 0  # clients, over the rounds of a run
         self._last_rejection = ""  # of an update
-        self._own = {
-            name: getattr(strategy, name) for name in HOOKS
-        }  # the wrapped strategy's steps
+        self._own = {name: getattr(strategy, name) for name in HOOKS}  # the strategy's steps
         self._keeper(Layout.flat(1))
 
     # Flower's loop.
@@ -97,14 +96,9 @@ class Compressed(Strategy):
         before = {name: attributes[name] for name in HOOKS if name in attributes}
         attributes.update({name: getattr(self, name) for name in HOOKS})
         try:
+            configs = train_config, evaluate_config
             result = self.strategy.start(
-                grid,
-                initial_arrays,
-                num_rounds,
-                timeout,
-                train_config,
-                evaluate_config,
-                evaluate_fn,
+                grid, initial_arrays, num_rounds, timeout, *configs, evaluate_fn
             )
         finally:
             for name in HOOKS:
@@ -126,9 +120,7 @@ class Compressed(Strategy):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """Return the wrapped strategy's messages, with the model replaced by the broadcasts that each node has missed."""
-        messages = self._packed(
-            server_round, TRAIN, self._current(arrays), self._own["configure_train"], config, grid
-        )
+        messages = self._packed(server_round, TRAIN, arrays, config, grid)
         self._asked_to_train += len(self._asked[TRAIN].assignments)
         return messages
 
@@ -156,14 +148,7 @@ class Compressed(Strategy):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """Return the wrapped strategy's messages, with the model replaced by the broadcasts that each node has missed."""
-        return self._packed(
-            server_round,
-            EVALUATE,
-            self._current(arrays),
-            self._own["configure_evaluate"],
-            config,
-            grid,
-        )
+        return self._packed(server_round, EVALUATE, arrays, config, grid)
 
     def aggregate_evaluate(
         self, server_round: int, replies: Iterable[Message]
@@ -188,18 +173,19 @@ class Compressed(Strategy):
                     "the model has no array of floats that could be compressed; leave Compressed out, or change whole="
                 )
             tickets = self.model.tickets if self.model else {}
+            cached_bytes = int(self.cache * 4 * form.layout.numel)
             keeper = self._keeper(form.layout)
-            self.model = Model(
-                arrays,
-                self.uplink,
-                self.downlink,
-                keeper,
-                form,
-                self.cache,
-                self.seed,
-                self._training,
+            broadcasts = Broadcasts(
+                form.vector(arrays), form.layout, self.downlink, keeper, cached_bytes
             )
-            self.model.tickets = tickets
+            told = {
+                "training": self._training,
+                "uplink": str(self.uplink),
+                "downlink": str(self.downlink),
+                "layout": form.layout.fingerprint,
+                "seed": str(self.seed),
+            }
+            self.model = Model(arrays, form, self.uplink, broadcasts, self.seed, told, tickets)
         return self.model.arrays
 
     def _keeper(self, layout: Layout) -> Memory:
@@ -216,31 +202,18 @@ class Compressed(Strategy):
         return keeper
 
     def _packed(
-        self,
-        round: int,
-        phase: str,
-        arrays: ArrayRecord,
-        configure: Callable[..., Iterable[Message]],
-        config: ConfigRecord,
-        grid: Grid,
+        self, round: int, phase: str, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> list[Message]:
+        """Return the wrapped strategy's messages of a phase with the model packed."""
+        arrays = self._current(arrays)
         asked = self._asked[phase] = PhaseExchange(round, phase)
         self.traffic[round, phase], self.rejections[round, phase] = asked.traffic, []
-        messages = list(configure(round, arrays, config, grid) or [])
-        keys: dict[
-            int, str
-        ] = {}  # id() of a message's records, which messages share → key of the model in them
+        messages = list(self._own[f"configure_{phase}"](round, arrays, config, grid) or [])
         for message in messages:
-            content = message.content
-            if id(content) not in keys:
-                held = [
-                    key
-                    for key, record in content.items()
-                    if isinstance(record, ArrayRecord) and self.model.holds(record)
-                ]
-                keys[id(content)] = held[0] if held else ""
-            if key := keys[id(content)]:
-                self.model.pack(message, key, asked)
+            for key, record in message.content.items():
+                if isinstance(record, ArrayRecord) and self.model.holds(record):
+                    self.model.pack(message, key, asked)
+                    break
         return messages
 
     def _opened(self, asked: PhaseExchange, replies: Iterable[Message]) -> list[Message]:

@@ -13,7 +13,6 @@ from flwr.app import ArrayRecord, Message
 from ... import seeds
 from ...codecs import Codec
 from ...errors import ConfigError, NonFiniteError, ProtocolError
-from ...memories import Memory
 from ...messages import DENSE, NEED_DENSE, UPDATE, Assignment, Report
 from ...server.broadcasts import Broadcasts
 from ...server.exchange import Traffic
@@ -33,43 +32,30 @@ class PhaseExchange:
     traffic: Traffic = field(default_factory=Traffic)
     assignments: dict[int, Assignment] = field(default_factory=dict)  # by node
     answered: set[int] = field(default_factory=set)
-    tickets: dict[int, str] = field(
-        default_factory=dict
-    )  # of the updates that were opened, by client
+    tickets: dict[int, str] = field(default_factory=dict)  # of opened updates, by client
 
 
 class Model:
     """A model whose broadcasts keep clients up to date. `arrays` is the model as a Flower record.
 
-    `training` is a unique name. A client that has stored the state of a training with another name discards it.
+    `told` has the values that each message names. Its "training" is a unique name: a client that has stored the state of another
+    training discards it. `tickets` has the ticket of each client's last accepted update.
     """
 
     def __init__(
         self,
         arrays: ArrayRecord,
-        uplink: Codec,
-        downlink: Codec,
-        keeper: Memory,
         form: Form,
-        cache: float,
+        uplink: Codec,
+        broadcasts: Broadcasts,
         seed: int,
-        training: str,
+        told: dict[str, str],
+        tickets: dict[int, str],
     ):
-        self.form, self.uplink, self.seed = form, uplink, seed
-        self.broadcasts = Broadcasts(
-            form.vector(arrays), form.layout, downlink, keeper, int(cache * 4 * form.layout.numel)
-        )
+        self.arrays, self.form, self.uplink, self.broadcasts = arrays, form, uplink, broadcasts
+        self.seed, self.tickets, self._told = seed, tickets, told
         self.whole = form.whole(arrays)
-        self.arrays = arrays
         self.versions: dict[int, str] = {}  # that each client last reported
-        self.tickets: dict[int, str] = {}  # of each client's last accepted update
-        self._told = {
-            "training": training,
-            "uplink": str(uplink),
-            "downlink": str(downlink),
-            "layout": form.layout.fingerprint,
-            "seed": str(seed),
-        }
 
     def holds(self, arrays: ArrayRecord) -> bool:
         """Return whether a record equals the present model."""
@@ -93,14 +79,12 @@ class Model:
         b, client = self.broadcasts, node % IDS
         known = client in self.versions
         download = b.download(self.versions[client]) if known else b.dense()
-        told = self._told | ({"form": self.form.pack()} if download.form == DENSE else {})
+        told = dict(self._told)
+        if download.form == DENSE:
+            told["form"] = self.form.pack().decode()
         if not known and self.tickets:
             told["taken"] = "".join(self.tickets.values())
-        announced = [
-            part.encode() if isinstance(part, str) else part
-            for pair in told.items()
-            for part in pair
-        ]
+        announced = [part.encode() for pair in told.items() for part in pair]
         assignment = Assignment(
             asked.round,
             asked.phase,
@@ -131,11 +115,8 @@ class Model:
             raise ProtocolError(f"it sent an uncompressed record; {ADD_MOD}")
         parcel = Parcel.take(reply.content)
         report = Report.unpack(parcel.message)
-        if (report.client, report.round, report.phase) != (
-            assignment.client,
-            assignment.round,
-            assignment.phase,
-        ):
+        a = assignment
+        if (report.client, report.round, report.phase) != (a.client, a.round, a.phase):
             raise ProtocolError(
                 f"the reply names client {report.client}, round {report.round}, phase '{report.phase}'"
             )
@@ -147,9 +128,9 @@ class Model:
             self.versions.pop(report.client, None)
         if report.kind != UPDATE:
             raise ProtocolError(f"{report.stage}: {report.reason}")
-        if (report.version, report.fingerprint) != (assignment.version, assignment.fingerprint):
+        if (report.version, report.fingerprint) != (a.version, a.fingerprint):
             raise ProtocolError(
-                f"the reply was made from version {report.version[:8]}, but the round's version is {assignment.version[:8]}"
+                f"the reply was made from version {report.version[:8]}, but the round's version is {a.version[:8]}"
             )
         arrays = self._trained(report, parcel) if parcel.record else None
         reply.content = parcel.replaced(reply.content, arrays)

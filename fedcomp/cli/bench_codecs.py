@@ -1,0 +1,257 @@
+"""`fedcomp bench codecs`: speed, size, error and memory of codecs, beside a plain copy of the vector."""
+
+import ctypes
+import json
+import math
+import statistics
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from .. import __version__, spec
+from ..codecs import Codec, available_codecs, codec
+from ..errors import UserError
+from ..formatting import NOTHING, human_bytes
+from ..layout import Layout
+from ..tasks import initial_model, load
+from ..tasks.check import check, data_of
+from ..training.batches import plan_batches
+from ..training.local_sgd import LocalSGD, SerialEngine
+from .plain_loops import seconds_of
+from .report import svg
+from .tables import print_table
+
+COLUMNS = "codec encode copies decode copies frame bits bound error memory".split()
+LEGEND = """encode, decode: million values a second, and how many plain copies of the vector take as long
+bits, bound: a parameter, as sent and by the entropy of what is decoded;  error: ‖x−C(x)‖²/‖x‖²;  memory: what both add at their peak"""
+# Decoded values count as levels if they are at most LEVELS different ones, each met REPEATED times on average.
+LEVELS, REPEATED = 1 << 12, 16
+STATUS, CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
+
+
+@dataclass(frozen=True)
+class Vector:
+    """A vector [numel] to compress, its layout, and its description."""
+
+    what: str
+    values: Tensor
+    layout: Layout
+
+
+@dataclass(frozen=True)
+class CodecMeasurement:
+    """One codec on one vector. Times are medians, in seconds."""
+
+    codec: str
+    encode_s: float
+    decode_s: float
+    encode_values_per_s: float
+    decode_values_per_s: float
+    encode_copies: float  # how many plain copies of the vector take as long
+    decode_copies: float
+    frame_bytes: int
+    bits_per_parameter: float
+    # Entropy of the decoded values, each coordinate alone; None where all differ, or a seed determines some.
+    bound_bits_per_parameter: float | None
+    error: float  # ‖x − C(x)‖² / ‖x‖²
+    # Memory that encoding and decoding add; None where the platform does not tell.
+    peak_bytes: int | None
+
+
+def normal(numel: int, device: torch.device | str = "cpu") -> Vector:
+    """Return standard normal values: a square matrix, and the remainder as a vector."""
+    side = math.isqrt(numel)
+    shapes = {"weight": (side, side)} | (
+        {"rest": (numel - side * side,)} if numel > side * side else {}
+    )
+    values = torch.randn(numel, generator=torch.Generator().manual_seed(0))
+    return Vector(f"{numel:,} normal values", values.to(device), Layout.from_shapes(shapes))
+
+
+def update_of(task_name: str, data: Path | None, device: torch.device) -> Vector:
+    """Return the update of a client that trained a task's initial model for five steps of twenty examples."""
+    task, sgd = load(task_name, data), LocalSGD()
+    examples = data_of(task, "train")
+    layout, model = check(task, sgd.batch_size, examples), initial_model(task, 0)
+    engine = SerialEngine(task, model, layout, "cpu")
+    trained = engine.train(
+        layout.gather(model), examples, plan_batches(sgd, np.arange(len(examples)), 0, 1, 0), sgd
+    )
+    return Vector(
+        f"an update of {task.name}, {layout.numel:,} parameters", trained.update.to(device), layout
+    )
+
+
+def measure(vector: Vector, codecs: Iterable[Codec], repeats: int) -> Iterator[CodecMeasurement]:
+    """Encode and decode with each codec, in turns with plain copies."""
+    x, layout = vector.values, vector.layout
+    there = torch.empty_like(x)
+    for c in codecs:
+        frame = c.encode(x, seed=1, layout=layout)
+        y = c.decode(frame, numel=x.numel(), device=x.device, layout=layout)
+        ways: dict[str, Callable[[], object]] = {
+            "copy": lambda: there.copy_(x),
+            "encode": lambda c=c: c.encode(x, seed=1, layout=layout),
+            "decode": lambda c=c, frame=frame: c.decode(
+                frame, numel=x.numel(), device=x.device, layout=layout
+            ),
+        }
+        error, bound = _error(x, y), None if c.seeded else _bound_bits(y)
+        del y
+        peak = _peak_bytes([ways["encode"], ways["decode"]], x.device)
+        taken = _seconds(ways, repeats, x.device)
+        size = max(x.numel(), 1)
+        yield CodecMeasurement(
+            str(c),
+            taken["encode"],
+            taken["decode"],
+            x.numel() / taken["encode"],
+            x.numel() / taken["decode"],
+            taken["encode"] / taken["copy"],
+            taken["decode"] / taken["copy"],
+            len(frame),
+            8 * len(frame) / size,
+            None if bound is None else bound / size,
+            error,
+            peak,
+        )
+
+
+def _seconds(
+    ways: dict[str, Callable[[], object]], repeats: int, device: torch.device
+) -> dict[str, float]:
+    """Return the median time of each way; the ways take turns."""
+    taken: dict[str, list[float]] = {name: [] for name in ways}
+    for _ in range(repeats):
+        for name, way in ways.items():
+            taken[name].append(seconds_of(way, device))
+    return {name: max(statistics.median(times), 1e-9) for name, times in taken.items()}
+
+
+def _error(x: Tensor, y: Tensor) -> float:
+    """Return ‖x − y‖² / ‖x‖², computed in float64 by pieces to save memory."""
+    lost = total = 0.0
+    for a, b in zip(x.split(1 << 22), y.split(1 << 22), strict=True):
+        wide = a.double()
+        lost = lost + float((wide - b.double()).square().sum())
+        total = total + float(wide.square().sum())
+    return lost / total if total else 0.0
+
+
+def _bound_bits(y: Tensor) -> float | None:
+    """Return n·H of the decoded values if they are levels; of a sparse vector, the entropy of its support plus 32 bits for each value."""
+    nonzero = int(y.count_nonzero())
+    if y[y != 0][: REPEATED * LEVELS].unique().numel() <= LEVELS:
+        counts = y.unique(return_counts=True)[1].cpu().numpy()
+        if REPEATED * counts.size <= nonzero + REPEATED:
+            return float((counts * np.log2(y.numel() / counts)).sum()) if counts.size else 0.0
+    if 2 * nonzero > y.numel():
+        return None
+    p = np.array([nonzero, y.numel() - nonzero]) / y.numel()
+    return float(-(p * np.log2(p)).sum() * y.numel() + 32 * nonzero)
+
+
+def _peak_bytes(ways: Sequence[Callable[[], object]], device: torch.device) -> int | None:
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        for way in ways:
+            way()
+        return torch.cuda.max_memory_allocated() - before
+    try:
+        ctypes.CDLL(None).malloc_trim(0)
+        CLEAR.write_text("5")  # Linux: the peak starts anew
+        before = _held("VmRSS")
+        for way in ways:
+            way()
+        return max(0, _held("VmHWM") - before)
+    except (OSError, AttributeError, StopIteration, ValueError):
+        return None
+
+
+def _held(what: str) -> int:
+    """Return the bytes in a line of /proc/self/status."""
+    line = next(line for line in STATUS.read_text().splitlines() if line.startswith(what))
+    return 1024 * int(line.split()[1])
+
+
+def bench(
+    vector: Vector, specs: Sequence[str], repeats: int, as_json: bool, picture: Path | None
+) -> None:
+    """Measure the codecs of spec strings, all codecs if there are none, and print the results."""
+    if picture is not None and (picture.suffix != ".svg" or not picture.parent.is_dir()):
+        raise UserError(
+            f"--picture {picture} cannot be written; name a file that ends in .svg in an existing folder"
+        )
+    with spec.reading(flag="--codec"):
+        codecs = [codec(text) for text in specs or available_codecs()]
+    progress = not as_json and sys.stderr.isatty()
+    rows = []
+    for row in measure(vector, codecs, repeats):
+        rows.append(row)
+        if progress:
+            end = "" if len(rows) < len(codecs) else "\r\033[K"
+            print(f"\r\033[K{len(rows)} of {len(codecs)}: {row.codec}", end=end, file=sys.stderr)
+            sys.stderr.flush()
+    device, threads = str(vector.values.device), torch.get_num_threads()
+    if as_json:
+        found = {
+            "vector": vector.what,
+            "device": device,
+            "threads": threads,
+            "torch": torch.__version__,
+            "fedcomp": __version__,
+            "codecs": [asdict(row) for row in rows],
+        }
+        print(json.dumps(found, indent=2))
+    else:
+        title = f"{vector.what}; {device}, {threads} threads, medians of {repeats}"
+        print_table(COLUMNS, [_cells(row) for row in rows], {"codec"}, title=title, legend=LEGEND)
+    if picture is not None:
+        try:
+            picture.write_text(drawn(vector.what, rows), encoding="utf-8")
+        except OSError as error:
+            raise UserError(
+                f"--picture {picture} cannot be written ({error.strerror}); name another file"
+            ) from None
+
+
+def _cells(row: CodecMeasurement) -> list[str]:
+    bound, peak = row.bound_bits_per_parameter, row.peak_bytes
+    return [
+        row.codec,
+        f"{row.encode_values_per_s / 1e6:,.0f} M/s",
+        f"{row.encode_copies:.1f}",
+        f"{row.decode_values_per_s / 1e6:,.0f} M/s",
+        f"{row.decode_copies:.1f}",
+        human_bytes(row.frame_bytes),
+        f"{row.bits_per_parameter:.3f}",
+        NOTHING if bound is None else f"{bound:.3f}",
+        f"{row.error:.3g}",
+        NOTHING if peak is None else human_bytes(peak),
+    ]
+
+
+def drawn(what: str, rows: Sequence[CodecMeasurement]) -> str:
+    """Return an SVG: error against bits a parameter, both logarithmic. Exact codecs are drawn with an error of 0 on the lowest line."""
+    least = min([row.error for row in rows if row.error > 0], default=1e-9)
+    zero = 10.0 ** (math.floor(math.log10(least)) - 1)
+    points = [(max(row.bits_per_parameter, 1e-6), max(row.error, zero)) for row in rows]
+    bits, errors = zip(*points, strict=True)
+    across = svg.Axis.around("bits a parameter", bits, "{:g}".format, across=True, log=True)
+    up = svg.Axis.around(
+        "error ‖x−C(x)‖²/‖x‖²",
+        [*errors, zero],
+        lambda error: "0" if error < 1.1 * zero else f"{error:g}",
+        log=True,
+    )
+    series = []
+    for style, (row, (x, y)) in enumerate(zip(rows, points, strict=True)):
+        text = f"{row.bits_per_parameter:.3f} bits, error {row.error:.3g}"
+        series.append(svg.Series(row.codec, style, [svg.Point(x, y, text)]))
+    return svg.picture(what, across, up, series)
