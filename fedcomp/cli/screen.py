@@ -87,7 +87,7 @@ def facts_panel(
     path: str,
     note: Sequence[str] = (),
 ) -> Panel:
-    """Return labels and values in a frame, in as many columns as fit, and the lines of a note below them. Values beyond `max_rows` are omitted."""
+    """Return labels and values in a frame, in as many columns as fit and at most `max_rows` rows, with a note below them."""
     indent = 1 + max(len(label) for label, _ in pairs)
     cells = [Text.assemble((label.ljust(indent), LABEL), value) for label, value in pairs]
     for columns in (4, 3, 2, 1):
