@@ -1,4 +1,4 @@
-"""`fedcomp bench codecs`: speed, size, error and memory of codecs, beside a plain copy of the vector."""
+"""`fedcomp bench codecs`: speed, frame size and error of codecs, beside a plain copy of the vector."""
 
 import json
 import math
