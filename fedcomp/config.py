@@ -31,10 +31,6 @@ NOT_TAKEN_OVER = {"out", "resume", "plain", "log_json", "metrics_port", "tensorb
 AUTO = "auto"
 
 
-class DefaultRate(float):
-    """A learning rate that --lr did not give, so that --optimizer may have its own."""
-
-
 class Usual(str):
     """A default that a strategy may replace. The same text given explicitly is never replaced."""
 
@@ -99,9 +95,9 @@ class RunConfig:
         "state of a client's optimizer, such as the moments of Adam: fresh in each round, or kept by the client",
         choices=("fresh", "kept"),
     )
-    lr: float = option(
-        DefaultRate(local_optimizer.SGD_LR),
-        "learning rate of the clients, for short; 0.05 for sgd and torch's default for other optimizers when not given",
+    lr: float | None = option(
+        None,
+        "learning rate of the clients; when not given, that of --optimizer, 0.05 for sgd, and torch's default for others",
         above=0.0,
         high=schedules.LARGEST,
     )
@@ -311,7 +307,7 @@ class RunConfig:
             object.__setattr__(self, "checkpoint_every", str(self.checkpoint_every))
         for f in dataclasses.fields(self):
             _check(f, getattr(self, f.name))
-        self._settle_optimizer()
+        self._check_optimizer()
         if self.checkpoint_every != AUTO:
             every = self.checkpoint_every
             if not (every.isascii() and every.isdigit() and int(every[:9]) > 0):
@@ -321,12 +317,15 @@ class RunConfig:
         for schedule in schedules.of_options(self, self.horizon or self.rounds).values():
             schedule.check(self.rounds)
 
-    def _settle_optimizer(self) -> None:
-        """Take the learning rate from --optimizer where --lr is not given, and refuse options that the optimizer does not use."""
+    @property
+    def learning_rate(self) -> float:
+        """The learning rate of the clients, from --lr or --optimizer."""
+        return local_optimizer.read(self.optimizer).default_lr if self.lr is None else self.lr
+
+    def _check_optimizer(self) -> None:
+        """Raise ConfigError for options that the optimizer does not use."""
         chosen = local_optimizer.read(self.optimizer)
-        if isinstance(self.lr, DefaultRate):
-            object.__setattr__(self, "lr", DefaultRate(chosen.default_lr))
-        elif chosen.lr is not None and chosen.lr != self.lr:
+        if None not in (self.lr, chosen.lr) and chosen.lr != self.lr:
             raise ConfigError(
                 f"--optimizer {self.optimizer} and --lr {self.lr:g} give two learning rates; leave one out"
             )
@@ -362,22 +361,18 @@ def option_type(name: str) -> type:
 
 def _check(f: dataclasses.Field, value: Any) -> None:
     limits, name = f.metadata, flag(f.name)
-    kinds = (
-        f.type.__args__
-        if isinstance(f.type, types.UnionType)
-        else (f.type, int)
-        if f.type is float
-        else (f.type,)
-    )
-    if type(value) not in (*kinds, Usual, DefaultRate):
+    kinds = f.type.__args__ if isinstance(f.type, types.UnionType) else (f.type,)
+    if type(value) not in (*kinds, *[int] * (float in kinds), Usual):
         raise ConfigError(
             f"{name} is {value!r}, of type {type(value).__name__}; give {' or '.join(kind.__name__ for kind in kinds)}"
         )
+    if value is None:
+        return
     if isinstance(value, str) and (not value.strip() or not value.isprintable()):
         raise ConfigError(f"{name} is {value!r}; give a text of printable characters")
     if isinstance(value, float) and not math.isfinite(value):
         raise ConfigError(f"{name} is {value}; give a finite number")
-    if "reads" in limits and value is not None:
+    if "reads" in limits:
         try:
             with spec.reading(value, name):
                 limits["reads"](value)

@@ -241,7 +241,7 @@ def of_options(options: Any, horizon: int) -> dict[str, OptionSchedule]:
             f"--{name.replace('_', '-')}-schedule",
             getattr(options, f"{name}_schedule"),
             kind,
-            getattr(options, name),
+            options.learning_rate if (own := getattr(options, name)) is None else own,
             options.lr_warmup if name == "lr" else 0,
             horizon,
         )

@@ -27,6 +27,10 @@ OTHER = {
     "local_steps": 2,
     "local_epochs": 1,
     "batch_size": 8,
+    "optimizer": "sgd:lr=0.5",
+    "optimizer_state": "kept",
+    "step_schedule": "cosine",
+    "accumulate": 2,
     "lr": 0.5,
     "momentum": 0.9,
     "weight_decay": 1e-4,
@@ -108,7 +112,7 @@ def test_ranges_hold_at_their_ends(f):
     whole = isinstance(f.default, int)
     for end in ("low", "high"):
         if end in f.metadata:
-            limit = type(f.default)(f.metadata[end])
+            limit = (int if whole else float)(f.metadata[end])
             assert getattr(RunConfig(**{f.name: limit}), f.name) == limit
             beyond = -1 if end == "low" else 1
             outside = limit + beyond if whole else math.nextafter(limit, beyond * math.inf)
@@ -229,7 +233,9 @@ def test_settings_leave_out_what_is_not_set():
         "budget",
         "bandwidths",
         "log_json",
+        "lr",
         "lr_schedule",
+        "step_schedule",
         "local_steps_schedule",
         "batch_size_schedule",
         "density_schedule",
@@ -288,7 +294,7 @@ def test_a_value_of_another_type_is_refused(name):
         ["word", True, 2.5]
         if type(default) is int
         else ["0.1", True]
-        if isinstance(default, float)
+        if isinstance(default, float) or name == "lr"
         else [1]
     )
     if name == "checkpoint_every":

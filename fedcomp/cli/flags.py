@@ -20,8 +20,9 @@ PANELS = {
     "Task and data": "task data init partition clients seed",
     "Rounds": "rounds participation quorum deadline network strategy weights weight_cap relays attack eval_every horizon",
     "Server step": "clip_update server_optimizer server_lr",
-    "Local training": "local_steps local_steps_schedule local_epochs batch_size batch_size_schedule lr lr_warmup lr_schedule momentum "
-    "keep_momentum weight_decay proximal clip augment",
+    "Local training": "local_steps local_steps_schedule local_epochs batch_size batch_size_schedule accumulate augment",
+    "Optimizer of the clients": "optimizer optimizer_state lr lr_warmup lr_schedule step_schedule momentum keep_momentum "
+    "weight_decay proximal clip",
     "Compression": "uplink memory density_warmup density_schedule budget bandwidths downlink downlink_memory cache",
     "Machine": "device residuals engine cohort_batch precision",
     "Output": "out resume checkpoint_every plain log_json metrics_port tensorboard",

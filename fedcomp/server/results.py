@@ -32,7 +32,7 @@ def strategy_of(config: RunConfig, layout: Layout, **settings: Any) -> RoundStra
     options = {field.name for field in dataclasses.fields(config)}
     shared = [f.name for f in dataclasses.fields(StrategyConfig) if f.name in options]
     strategy_config = StrategyConfig(
-        **{name: getattr(config, name) for name in shared},
+        **{name: getattr(config, name) for name in shared} | {"lr": config.learning_rate},
         budget_bytes=budget_bytes,
         budget_s=budget_s,
         timeout_s=config.deadline or None,

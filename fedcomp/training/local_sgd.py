@@ -73,7 +73,7 @@ class LocalSGD:
             config.local_steps,
             config.local_epochs,
             config.batch_size * config.accumulate,
-            config.lr,
+            config.learning_rate,
             own.get("momentum", config.momentum),
             own.get("weight_decay", config.weight_decay),
             config.clip,

@@ -72,6 +72,8 @@ def other(f: Any) -> Any:
         if isinstance(f.default, int)
         else f.default / 2 + 0.25
         if isinstance(f.default, float)
+        else 0.25
+        if f.name == "lr"
         else "7"
         if f.name == "checkpoint_every"
         else "a word"
@@ -171,7 +173,7 @@ def test_flags_win_over_the_file_and_the_file_over_defaults(tmp_path, runs):
 @pytest.mark.parametrize("f", FIELDS, ids=lambda f: f.name)
 def test_a_flag_wins_even_where_it_says_the_default(f, tmp_path, runs):
     if f.default is None:
-        expected = "1" if "such_as" in f.metadata else "word"
+        expected = 0.75 if f.name == "lr" else "1" if "such_as" in f.metadata else "word"
         given = words(f, expected)
     else:
         given, expected = (
@@ -217,8 +219,16 @@ def test_a_resumed_run_takes_over_what_it_is_not_told(by_file, tmp_path, runs):
         (["server", "start", "--codec", "stc"], "no such option '--codec'; did you mean --uplink?"),
         (["client", "--lr", "1"], "no such option '--lr'; see fedcomp client --help"),
         (
-            ["sim", "--optimizer", "adam"],
-            "no such option '--optimizer'; clients train with SGD (--lr, --momentum, --weight-decay), and --server-optimizer",
+            ["sim", "--optimizer", "adamv"],
+            "--optimizer adamv: unknown optimizer 'adamv'; did you mean 'adam'? known: adadelta, ",
+        ),
+        (
+            ["sim", "--optimizer", "adamw:lr=1e-3", "--lr", "0.1"],
+            "--optimizer adamw:lr=1e-3 and --lr 0.1 give two learning rates; leave one out",
+        ),
+        (
+            ["sim", "--optimizer", "adamw", "--momentum", "0.9"],
+            "--momentum: adamw takes none; leave it out",
         ),
         (["sim", "--zzz"], "no such option '--zzz'; see fedcomp sim --help"),
         (["smi"], "no such command 'smi'; did you mean sim?"),
