@@ -63,7 +63,13 @@ def main() -> None:
         "gan", GAN, points(2000, 1), points(10, 2), train_fn=train, evaluate_fn=evaluate
     )
     run = fedcomp.simulate(
-        task, clients=10, participation=1.0, rounds=80, uplink="topk:density=20%", progress=False
+        task,
+        clients=10,
+        participation=1.0,
+        rounds=60,
+        uplink="topk:density=20%",
+        downlink="identity",
+        progress=False,
     )
     loss, radius = run.metrics["loss"], run.metrics["radius"]
     print(f"mean distance from the circle {loss[0]:.2f} → {loss[-1]:.2f}, radius {radius[-1]:.2f}")

@@ -17,6 +17,29 @@ if TYPE_CHECKING:
     from torch import nn
 
 
+def model_fingerprint(model: "nn.Module") -> str:
+    """Return the fingerprint of a model's layout and, after a plus, 16 hex digits of its frozen parameters if it has any.
+
+    Frozen parameters are never sent, so every party has to build the same ones.
+    """
+    frozen = hashlib.sha256()
+    some = False
+    for name, parameter in model.named_parameters():
+        if not parameter.requires_grad:
+            some = True
+            flat = parameter.detach().cpu().contiguous().reshape(-1).view(dtype=_bytes())
+            frozen.update(f"{name}:{tuple(parameter.shape)}:{parameter.dtype}".encode())
+            frozen.update(flat.numpy())
+    layout = Layout.of(model).fingerprint
+    return f"{layout}+{frozen.hexdigest()[:16]}" if some else layout
+
+
+def _bytes() -> "torch.dtype":
+    import torch
+
+    return torch.uint8
+
+
 @dataclass(frozen=True)
 class Entry:
     name: str

@@ -5,6 +5,7 @@ from cases import for_each
 from torch import nn
 
 from fedcomp import Layout
+from fedcomp.layout import model_fingerprint
 
 
 class Mixed(nn.Module):
@@ -99,3 +100,21 @@ def test_a_parameter_without_dimensions_has_a_place_too():
     )["scale"].shape == (4,)
     layout.scatter(torch.tensor([7.0]), model)
     assert model.scale.item() == 7.0
+
+
+def test_the_fingerprint_of_a_model_covers_its_frozen_parameters():
+    def model(value: float, frozen: bool) -> nn.Module:
+        made = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1))
+        with torch.no_grad():
+            for parameter in made.parameters():
+                parameter.fill_(value)
+        made[0].weight.requires_grad_(not frozen)
+        return made
+
+    trained = model_fingerprint(model(1.0, frozen=False))
+    assert trained == model_fingerprint(model(2.0, frozen=False))
+    assert trained == Layout.of(model(1.0, frozen=False)).fingerprint
+    frozen = model_fingerprint(model(1.0, frozen=True))
+    assert frozen == model_fingerprint(model(1.0, frozen=True))
+    assert frozen != model_fingerprint(model(2.0, frozen=True))
+    assert frozen.partition("+")[0] == Layout.of(model(1.0, frozen=True)).fingerprint

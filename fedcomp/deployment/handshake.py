@@ -23,7 +23,7 @@ from ..codecs import codec
 from ..config import RunConfig, from_values
 from ..errors import ProtocolError, UserError
 from ..keys.signature_log import SignatureLog
-from ..layout import Layout
+from ..layout import Layout, model_fingerprint
 from ..memories import memory
 from ..messages import Invitation
 from ..strategies import make_client_algorithm
@@ -152,10 +152,18 @@ def session_for(
         (config.batch_size, config.augment),
         lambda: check(own.task, config.batch_size, own.train, own.train, config.augment),
     )
-    if layout.fingerprint != invitation.layout:
+    mine = common.once(
+        "model", (config.seed,), lambda: model_fingerprint(initial_model(own.task, config.seed))
+    )
+    if layout.fingerprint != invitation.layout.partition("+")[0]:
         raise UserError(
             f"the run has another model (layout {invitation.layout}) than --task {own.task.name} ({layout.fingerprint}); "
             "give the task that the server was started with"
+        )
+    if mine != invitation.layout:
+        raise UserError(
+            f"the frozen parameters of --task {own.task.name} differ from those of the server's model; they are never sent, so "
+            "load the same ones on the server and on every client"
         )
     if signs and key is not None:
         algorithm = with_keys(

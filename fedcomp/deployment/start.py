@@ -16,6 +16,7 @@ from ..errors import ConfigError, RunFolderError, TaskError
 from ..formatting import named_clients
 from ..keys.key_folder import CA_CRT, REGISTRY, serving_files
 from ..keys.registry import Registry, RegistryMonitor
+from ..layout import model_fingerprint
 from ..memories import memory, with_memories
 from ..messages import Invitation, Presence
 from ..server.asynchronous_loop import loop_of
@@ -143,7 +144,8 @@ class Deployment:
             kept = memory(config.memory, self.strategy.uplink, layout.numel, layout)
             check_relays(config, self.strategy, kept)
         partition(config.partition, self.train, config.clients, config.seed, self.task.name)
-        weights = self.layout.gather(initial_model(self.task, config.seed))
+        model = initial_model(self.task, config.seed)
+        weights, self.model_fingerprint = self.layout.gather(model), model_fingerprint(model)
         broadcasts = Broadcasts.of(self.strategy, weights)
         start_from(config, self.folder, self.task, self.strategy, broadcasts)
         self._cohort = cohort_size(config.participation, config.clients)
@@ -241,7 +243,7 @@ class Deployment:
             client_config(self.config, self.strategy), uplink=str(self.strategy.uplink)
         )
         invitation = Invitation(
-            self.name, -1, pack_options(config), self.layout.fingerprint, first_version
+            self.name, -1, pack_options(config), self.model_fingerprint, first_version
         )
         hooks: dict[str, Callable[..., None]] = {
             "on_joined": self._on_joined,
