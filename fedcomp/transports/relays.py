@@ -17,7 +17,7 @@ from ..layout import Layout
 from ..memories import Memory
 from ..messages import UPDATE, Assignment, Report, failure
 from ..server.exchange import MOST_EXAMPLES
-from ..strategies import RoundStrategy
+from ..strategies import RoundStrategy, cohort
 
 STRATEGIES = "average", "fetchsgd"  # strategies that need only the sum of the frames
 RELAY = "relay"  # stage of a failure: the frame cannot be added, or the server rejected the sum that contains it
