@@ -42,19 +42,18 @@ COLUMNS = (
     Column("accepted", 9, 6, lambda r: f"{r.accepted}/{r.cohort}"),
     Column("time", 10, 7, lambda r: duration(r.seconds)),
 )
+# Of runs with a network.
 VIRTUAL = Column(
     "virtual", 10, 4, lambda r: NOTHING if r.simulated_s is None else duration(r.simulated_s)
-)  # with a network
+)
 GAP = 2  # blanks between columns
-SUSPECT, UNLIKE = (
-    0.2,
-    3.0,
-)  # share of votes lost by a wide margin, and how many times the median, from which a client is shown
+# A client is suspected from this share of votes lost by a wide margin, and from so many times the median.
+SUSPECT, UNLIKE = 0.2, 3.0
 NAMED = 8  # clients in a line, and reasons of a round's rejections
 
 
 def columns_of(header: Header | None) -> tuple[Column, ...]:
-    """All that a run has."""
+    """Return the columns of a run."""
     if header is None:
         return COLUMNS
     kept = [c for c in COLUMNS if c.title != "accuracy" or header.judged == "accuracy"]
@@ -66,7 +65,7 @@ def columns_of(header: Header | None) -> tuple[Column, ...]:
 
 
 def columns_for(width: int, columns: Sequence[Column] = COLUMNS) -> list[Column]:
-    """The most important of `columns` that fit into `width` characters, in their order."""
+    """Return the most important columns that fit into `width` characters, in their order."""
     kept: list[Column] = []
     for column in sorted(columns, key=lambda c: c.importance):
         if sum(c.width + GAP for c in kept) + column.width > width:
@@ -100,13 +99,10 @@ class Watch(Callback):
     header: Header | None = None
     last: RoundRecord | None = None
     summary: Summary | None = None  # of the run that is over
-    best: RoundRecord | None = (
-        None  # of the highest accuracy, or the lowest loss where there is none
-    )
+    best: RoundRecord | None = None  # by accuracy, or by loss if the task has none
     totals: Totals = field(default_factory=Totals)
-    ends: deque[float] = field(
-        default_factory=lambda: deque(maxlen=33)
-    )  # when the newest rounds ended, and when the first began
+    # The ends of the newest rounds, and the begin of the first.
+    ends: deque[float] = field(default_factory=lambda: deque(maxlen=33))
 
     def __enter__(self) -> Self:
         return self
@@ -153,45 +149,39 @@ class Watch(Callback):
         self.summary = summary
 
     def merit(self, record: RoundRecord) -> float | None:
-        """The higher, the better: the accuracy, or of a task that has none the loss, negative; None where there is none."""
+        """Return the accuracy, or the negative loss of a task without one; None if neither was measured."""
         if self.header is None or self.header.judged == "accuracy":
             return record.accuracy
         return -record.loss if record.loss is not None and isfinite(record.loss) else None
 
 
 def facts(header: Header) -> list[tuple[str, str]]:
-    """What runs, as label and value, the most important first."""
-    return [
+    """Return the options of a run as label and value, the most important first."""
+    attack = f"{header.liars:,} of {header.clients:,} clients lie: {header.attack}"
+    pairs = [
         ("task", f"{header.task}, {header.parameters:,} parameters"),
         ("clients", f"{header.clients:,}, {header.cohort:,} a round, {header.partition}"),
-        *(
-            [("relays", f"{header.relays:,}, each adds the frames of its clients")]
-            if header.relays
-            else []
-        ),
-        *(
-            [("attack", f"{header.liars:,} of {header.clients:,} clients lie: {header.attack}")]
-            if header.attack
-            else []
-        ),
+        ("relays", header.relays and f"{header.relays:,}, each adds the frames of its clients"),
+        ("attack", header.attack and attack),
         ("strategy", header.strategy),
         ("uplink", header.uplink),
         ("downlink", header.downlink),
         ("memory", header.memory),
-        *([("note", header.notice)] if header.notice else []),
-        *([("network", header.network)] if header.network else []),
+        ("note", header.notice),
+        ("network", header.network),
         ("device", header.device),
         ("engine", header.engine),
-        *([("residuals", header.residuals)] if header.residuals else []),
-        *([("metrics", header.metrics)] if header.metrics else []),
+        ("residuals", header.residuals),
+        ("metrics", header.metrics),
         ("folder", header.out),
     ]
+    return [(label, value) for label, value in pairs if value]
 
 
 def rejections(record: RoundRecord) -> list[str]:
-    """A line for each stage and reason, naming at most eight of its clients; of more than eight reasons the most frequent.
+    """Return a line for each stage and reason with at most eight clients; of more than eight reasons, the most frequent.
 
-    Of those that a round did not wait for, its number of accepted tells.
+    Clients that a round with a quorum did not wait for are left out.
     """
     clients: dict[tuple[str, str], list[int]] = {}
     for r in record.rejections:
@@ -205,16 +195,15 @@ def rejections(record: RoundRecord) -> list[str]:
         one_line(f"round {record.round}: {_named(who)} rejected at {stage}: {reason}")
         for (stage, reason), who in told
     ]
-    if len(told) < len(clients):
-        rest = sum(len(who) for who in clients.values()) - sum(len(who) for _, who in told)
-        lines.append(
-            f"round {record.round}: {rest} more rejected, for {len(clients) - len(told)} reasons; metrics.jsonl has them"
-        )
+    if reasons := len(clients) - len(told):
+        rest = sum(map(len, clients.values())) - sum(len(who) for _, who in told)
+        more = f"{rest} more rejected, for {reasons} reasons; metrics.jsonl has them"
+        lines.append(f"round {record.round}: {more}")
     return lines
 
 
 def suspects(record: RoundRecord) -> str:
-    """The clients whose votes lose much more often by a wide margin than those of most others, at most three; "" where none does."""
+    """Return at most three clients whose votes lose by a wide margin much more often than those of most others; "" without any."""
     usual = median_low(record.suspicion.values()) if len(record.suspicion) > 1 else 0.0
     found = [
         (share, client)
@@ -232,67 +221,38 @@ def _named(clients: Sequence[int], more: int = 0) -> str:
 
 
 def verdict(summary: Summary, totals: Totals) -> list[tuple[str, str]]:
-    """How the run ended, as label and value; what was turned down and relayed is what was seen while it was watched."""
+    """Return how the run ended, as label and value. `totals`: of the rounds that were watched."""
     up, down = summary.uplink_bytes, summary.downlink_bytes
     dense_up, dense_down = summary.dense_uplink_bytes, summary.dense_downlink_bytes
     wire = (summary.wire_bytes_in or 0) + (summary.wire_bytes_out or 0)
-    lines = [
-        *(
-            [("accuracy", percent(summary.accuracy))]
-            if summary.accuracy is not None or summary.loss is None
-            else []
-        ),
-        ("loss", decimal(summary.loss)),
-        *((name, decimal(value)) for name, value in summary.metrics.items()),
-        ("bytes up", _against(up, dense_up)),
-        *(
-            [("relayed", _against(totals.relayed_bytes, totals.dense_uplink_bytes))]
-            if totals.relayed_bytes
-            else []
-        ),
-        ("bytes down", _against(down, dense_down)),
-        ("both", _against(up + down, dense_up + dense_down)),
-        *(
-            [
-                (
-                    "at the port",
-                    _against(wire, dense_up + dense_down),
-                )
-            ]
-            if wire
-            else []
-        ),
-        ("time", f"{duration(summary.seconds)}, {rate(summary.client_updates_per_s)}"),
-        *(
-            [("network", f"{duration(3600 * summary.simulated_hours)} of virtual time")]
-            if summary.simulated_hours is not None
-            else []
-        ),
-    ]
-    rejected = totals.rejected
-    told = [
-        (
-            "",
-            one_line(
-                f"{r.updates:,} of {_named(r.clients, r.more_clients)} at {r.stage}: {r.reason}"
-            ),
-        )
-        for r in summary.rejections
-    ]
-    return (
-        lines
-        + [("rejected", f"{rejected:,} update{'s' * (rejected != 1)}")] * bool(rejected)
-        + told[:3]
-    )
+    lines = []
+    if summary.accuracy is not None or summary.loss is None:
+        lines.append(("accuracy", percent(summary.accuracy)))
+    lines.append(("loss", decimal(summary.loss)))
+    lines += [(name, decimal(value)) for name, value in summary.metrics.items()]
+    lines.append(("bytes up", _against(up, dense_up)))
+    if totals.relayed_bytes:
+        lines.append(("relayed", _against(totals.relayed_bytes, totals.dense_uplink_bytes)))
+    lines.append(("bytes down", _against(down, dense_down)))
+    lines.append(("both", _against(up + down, dense_up + dense_down)))
+    if wire:
+        lines.append(("at the port", _against(wire, dense_up + dense_down)))
+    lines.append(("time", f"{duration(summary.seconds)}, {rate(summary.client_updates_per_s)}"))
+    if summary.simulated_hours is not None:
+        lines.append(("network", f"{duration(3600 * summary.simulated_hours)} of virtual time"))
+    if totals.rejected:
+        updates = f"{totals.rejected:,} update{'s' * (totals.rejected != 1)}"
+        lines.append(("rejected", updates))
+    for r in summary.rejections[:3]:
+        who = _named(r.clients, r.more_clients)
+        lines.append(("", one_line(f"{r.updates:,} of {who} at {r.stage}: {r.reason}")))
+    return lines
 
 
 def _against(sent: int, dense: int) -> str:
-    times = ratio(dense, sent)
-    return (
-        human_bytes(sent)
-        if times == NOTHING
-        else f"{human_bytes(sent)}, {times} against {human_bytes(dense)} dense"
-    )
+    if not sent or not dense:
+        return human_bytes(sent)
+    return f"{human_bytes(sent)}, {ratio(dense, sent)} against {human_bytes(dense)} dense"
 
 
 def model_file(out: str) -> str:
@@ -300,14 +260,12 @@ def model_file(out: str) -> str:
 
 
 def how_to_load(out: str) -> list[str]:
-    """Two lines of Python."""
+    """Return two lines of Python that load the model."""
     return ["from safetensors.torch import load_file", f"weights = load_file({model_file(out)!r})"]
 
 
 def awaited(here: Sequence[int], wanted: int) -> str:
-    """Who is connected while a round waits for clients."""
+    """Return who is connected while a round waits for clients."""
     said = f"{len(here)} of {wanted} client{'s are' if wanted != 1 else ' is'} here"
-    names = ", ".join(map(str, here[:16])) + (
-        f" and {len(here) - 16} more" if len(here) > 16 else ""
-    )
-    return f"{said}: {names}" if here else said
+    more = f" and {len(here) - 16} more" if len(here) > 16 else ""
+    return f"{said}: {', '.join(map(str, here[:16]))}{more}" if here else said
