@@ -7,7 +7,6 @@ from math import isfinite
 from pathlib import Path
 from statistics import median_low
 from time import monotonic
-from types import TracebackType
 from typing import Self
 
 from .callbacks import Callback, Header, RoundRecord, Summary
@@ -107,12 +106,7 @@ class Watch(Callback):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None: ...
+    def __exit__(self, *error: object) -> None: ...
 
     @property
     def last_round(self) -> int:

@@ -10,7 +10,6 @@ import sys
 import tempfile
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from types import TracebackType
 from typing import Any, Self
 
 PROGRAM = (
@@ -87,12 +86,7 @@ class WorkerPool:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
         interrupted = isinstance(error, KeyboardInterrupt)
         for process in self.busy if interrupted else ():
             process.process.send_signal(signal.SIGINT)
