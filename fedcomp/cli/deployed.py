@@ -20,9 +20,7 @@ from .identities import identities, relay_target
 
 PORT = 8080
 TRANSPORTS = click.Choice(["grpc", "flower"])
-TRANSPORT_HELP = (
-    "what carries the messages: gRPC, or stock flower-superlink and flower-supernode processes"
-)
+TRANSPORT_HELP = "gRPC, or stock flower-superlink and flower-supernode processes"
 
 Server = Annotated[
     str | None,
@@ -36,7 +34,7 @@ Patience = Annotated[
     typer.Option(
         metavar="SECONDS",
         min=0,
-        max=1e9,
+        max=10**9,
         help="How long to try to reach the server. Default: for ever.",
     ),
 ]
@@ -149,7 +147,7 @@ def client(
     ),
     log_json: LogJson = None,
     transport: str = typer.Option(
-        "grpc", click_type=TRANSPORTS, help=f"The server's transport, {TRANSPORT_HELP}."
+        "grpc", click_type=TRANSPORTS, help=f"Transport of the server: {TRANSPORT_HELP}."
     ),
 ) -> None:
     """Take part in a federation until its run is over. Nothing that a server sends is executed."""
