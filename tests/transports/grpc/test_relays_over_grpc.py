@@ -33,7 +33,8 @@ from fedcomp.keys.keyring import point_of
 from fedcomp.messages import FAILED, Assignment, Farewell, Invitation, Presence, Report
 from fedcomp.server.exchange import Exchange, Traffic
 from fedcomp.server.transport import Lost
-from fedcomp.strategies.round_completion import AllAnswered
+from fedcomp.strategies import Average, Phase, StrategyConfig
+from fedcomp.strategies.round_completion import RoundCompletion
 from fedcomp.transports.grpc import Credentials, Refused, Terms, relay_wire, tcp_info, wire
 from fedcomp.transports.grpc.credentials import peer_key
 from fedcomp.transports.grpc.options import client_options
@@ -997,15 +998,12 @@ def test_when_a_sum_is_rejected_all_its_updates_are(loop):
         loop.start(script(server, add))
         loop.start(attend(connect(server, 3), 3, update))
         server.wait_for_clients(0, 1, 2, 3)
+        strategy = Average(StrategyConfig(uplink="identity"), LAYOUT)
         exchange = Exchange(
-            server.transport,
-            None,
-            lambda frames: IDENTITY.open_batch(frames, 42, LAYOUT),
-            Traffic(),
-            lambda report: None,
-            lambda count, of: answered.append(count),
+            server.transport, None, strategy, Phase(), Traffic(), lambda report: None
         )
-        exchange.run([assignment(client) for client in range(4)], AllAnswered())
+        exchange.on_answer = lambda count, of: answered.append(count)
+        exchange.run([assignment(client) for client in range(4)], RoundCompletion())
     assert [*exchange.accepted] == [3] and sorted(exchange.rejected) == [0, 1, 2]
     assert answered == [1, 2, 3, 4]
     assert [exchange.rejected[client].stage for client in range(3)] == ["reply", "relay", "relay"]
