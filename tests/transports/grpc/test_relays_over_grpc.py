@@ -33,7 +33,7 @@ from fedcomp.keys.keyring import point_of
 from fedcomp.messages import FAILED, Assignment, Farewell, Invitation, Presence, Report
 from fedcomp.server.exchange import Exchange, Traffic
 from fedcomp.server.transport import Lost
-from fedcomp.strategies.round_completion import AllAnswered
+from fedcomp.strategies.round_completion import RoundCompletion
 from fedcomp.transports.grpc import Credentials, Refused, Terms, relay_wire, tcp_info, wire
 from fedcomp.transports.grpc.credentials import peer_key
 from fedcomp.transports.grpc.options import client_options
@@ -1005,7 +1005,7 @@ def test_when_a_sum_is_rejected_all_its_updates_are(loop):
             lambda report: None,
             lambda count, of: answered.append(count),
         )
-        exchange.run([assignment(client) for client in range(4)], AllAnswered())
+        exchange.run([assignment(client) for client in range(4)], RoundCompletion())
     assert [*exchange.accepted] == [3] and sorted(exchange.rejected) == [0, 1, 2]
     assert answered == [1, 2, 3, 4]
     assert [exchange.rejected[client].stage for client in range(3)] == ["reply", "relay", "relay"]
