@@ -76,26 +76,10 @@ def recover(where: Places, table: np.ndarray) -> Recovered:
 
 def peel(where: Places, table: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Integers, int64 [k], zero where there is none, and for which keys they were found, bool [k]. What is found leaves the table."""
+    from . import peeling_loops
+
     values, found = np.zeros(len(where.cells), np.int64), np.zeros(len(where.cells), np.bool_)
-    # Of each cell how many keys are not found, and their numbers, XORed.
-    count, mixed = np.zeros((2, where.size), np.int32)
-    for cells in where.cells.T:
-        np.add.at(count, cells, 1)
-        np.bitwise_xor.at(mixed, cells, np.arange(cells.size, dtype=np.int32))
-    alone = np.flatnonzero(count == 1)
-    while alone.size:
-        keys = np.unique(mixed[alone])
-        mine = Places(where.cells[keys], where.negative[keys], where.size)
-        # Of cells that tell the same key the one in the lowest row.
-        row = (count[mine.cells] == 1).argmax(1)[:, None]
-        told = np.take_along_axis(table[mine.cells], row, 1)[:, 0]
-        values[keys] = np.where(np.take_along_axis(mine.negative, row, 1)[:, 0], -told, told)
-        found[keys] = True
-        _add(table, mine, -values[keys])
-        np.subtract.at(count, mine.cells, 1)
-        np.bitwise_xor.at(mixed, mine.cells, keys[:, None])
-        touched = np.unique(mine.cells)
-        alone = touched[count[touched] == 1]
+    peeling_loops.peel(where.cells, where.negative, table, values, found)
     return values, found
 
 

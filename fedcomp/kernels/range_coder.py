@@ -128,7 +128,7 @@ def ungroup(symbols: np.ndarray, base: int, count: int) -> np.ndarray:
     if count % width and int(symbols[-1]) >= base ** (count % width):
         raise FrameError("digits go on after the last one; the frame is damaged")
     table = (np.arange(base**width)[:, None] // base ** np.arange(width) % base).astype(np.uint8)
-    return table[symbols].ravel()[:count]
+    return np.take(table, symbols, axis=0).ravel()[:count]
 
 
 def _head(counts: np.ndarray) -> tuple[bytes, np.ndarray, int]:

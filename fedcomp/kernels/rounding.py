@@ -66,7 +66,7 @@ def from_powers(codes: np.ndarray, bits: np.ndarray, shift: int) -> np.ndarray |
     def work(start: int, stop: int) -> bool:
         some = codes[start:stop]
         negative = np.unpackbits(bits[start // 8 : (stop + 7) // 8], count=some.size)
-        table.take(some + (negative.astype(np.uint16) << 8), out=values[start:stop])
+        values[start:stop] = table[some + (negative.astype(np.uint16) << 8)]
         return not (negative.view(np.bool_) & (some == 0)).any()
 
     return values if all(map_ranges(codes.size, work)) else None
@@ -79,8 +79,8 @@ def to_levels(x: Tensor, levels: np.ndarray, nearest: bool, seed: int) -> np.nda
     """
     wide = levels.astype(np.float64)
     ends = (wide[1:] + wide[:-1]) / 2 if nearest else wide[1:-1]
-    edges = np.full((1 << ends.size.bit_length()) - 1, np.inf)  # for a search by halves
-    edges[: ends.size] = ends
+    edges = ends.astype(np.float32)
+    edges = np.where(edges < ends, np.nextafter(edges, np.float32(np.inf)), edges)
     # What one more above a level adds to the chance of going up, in fixed point.
     up = np.zeros(levels.size) if nearest else np.append(ONE / np.diff(wide), 0.0)
     codes = np.empty(x.numel(), np.uint8)
@@ -143,7 +143,11 @@ def count(codes: np.ndarray, size: int) -> np.ndarray:
 def spread(symbols: np.ndarray, values: np.ndarray) -> np.ndarray:
     """values[symbols]; symbols are in range."""
     out = np.empty(symbols.size, values.dtype)
-    map_ranges(symbols.size, lambda a, b: values.take(symbols[a:b], out=out[a:b]))
+
+    def work(start: int, stop: int) -> None:
+        out[start:stop] = values[symbols[start:stop]]
+
+    map_ranges(symbols.size, work)
     return out
 
 

@@ -1,7 +1,7 @@
 """Loops of kernels/rounding.py, compiled by numba. `start`, the place of x[0], is a multiple of 4, so that blocks of words are whole."""
 
 import numpy as np
-from numpy import float32, float64, int32, int64, uint32, uint64
+from numpy import float32, float64, int32, int64, uint8, uint32, uint64
 
 from .loops import compiled, draw
 from .rounding import FRACTION, MAGNITUDE, ONE
@@ -37,18 +37,19 @@ def powers(x, arguments, low, high, start, out):
 @compiled
 def levels(x, arguments, low, high, start, out):
     edges, levels, up = arguments
-    words = np.empty(LINE, np.uint32)
+    words, cells = np.empty(LINE, np.uint32), np.empty(LINE, np.uint8)
     for first in range(0, x.size, LINE):
         draw(low, high, 0, start + first, words)
-        for i in range(uint64(min(LINE, x.size - first))):
-            value = float32(x[uint64(first) + i])
-            cell, step = uint64(0), uint64(edges.size + 1) >> uint64(1)
-            while step:  # edges.size is a power of two less one
-                if edges[cell + step - uint64(1)] <= value:
-                    cell += step
-                step >>= uint64(1)
-            above = int64(min(max((float64(value) - levels[cell]) * up[cell], 0.0), ONE) + 0.5)
-            out[uint64(first) + i] = cell + uint64((above + int64(words[i])) >> 32)
+        count = uint64(min(LINE, x.size - first))
+        cells[:] = 0
+        for edge in edges:  # a search by halves is not vectorised
+            for i in range(count):
+                cells[i] += uint8(x[uint64(first) + i] >= edge)
+        for i in range(count):
+            cell = uint64(cells[i])
+            above = (float64(x[uint64(first) + i]) - levels[cell]) * up[cell]
+            fixed = int64(min(max(above, 0.0), ONE) + 0.5)
+            out[uint64(first) + i] = cell + uint64((fixed + int64(words[i])) >> 32)
 
 
 @compiled

@@ -18,7 +18,7 @@ from .parallel import map_ranges
 
 UNIT = 149  # a float32 is an integer times 2^-UNIT
 ROOT_BITS = 65  # of a root behind the point: more than a float64 holds of the root of 1
-PIECE, DEVICE_PIECE = 1 << 13, 1 << 20  # elements that are summed together, on a CPU and elsewhere
+PIECE, DEVICE_PIECE = 1 << 16, 1 << 20  # elements that are summed together, on a CPU and elsewhere
 STRETCH, LEAST = 1 << 16, 64  # elements, and rows, of a column sum that stands by itself
 LANES = 64  # columns that a single one is taken apart into
 
@@ -62,7 +62,7 @@ def _sums(X: Tensor, power: int) -> list[int]:
         totals = [0] * len(X)
         for left in range(start, stop, wide):
             v = X[:, left : min(left + wide, stop)].to(torch.float64)
-            v = v.abs() if power == 1 else v * v  # without an error in float64
+            v = v.abs_() if power == 1 else v.mul_(v)  # without an error in float64
             for exact in _exact_sums(v.numpy() if on_cpu else v):
                 totals = [total + int(s * one) for total, s in zip(totals, exact.tolist())]
         return totals
@@ -71,17 +71,22 @@ def _sums(X: Tensor, power: int) -> list[int]:
 
 
 def _exact_sums(v: Array) -> Iterator[Array]:
-    """Yield sums [m] that add up to those of the rows of v [m, n], n ≥ 1, float64. Each is exact in any order of adding.
+    """Yield sums [m] that add up to those of the rows of v [m, n], n ≥ 1, float64, which is overwritten. Each is exact in any order.
 
     In every step the leading bits of all elements are cut off, as many as leave their sum within 53 bits.
     """
     library = torch if isinstance(v, Tensor) else np
     room = 2.0 ** v.shape[1].bit_length()
-    while (largest := library.amax(abs(v), axis=1, keepdims=True)).any():
+    while True:
+        ends = (f(v, axis=1, keepdims=True) for f in (library.amax, library.amin))
+        largest = library.maximum(next(ends), -next(ends))
+        if not largest.any():
+            return
         above = room * largest / library.frexp(largest)[0].clip(0.5)  # a power of two
-        leading = (v + above) - above
+        leading = v + above
+        leading -= above
         yield leading.sum(1)
-        v = v - leading
+        v -= leading
 
 
 def column_sides(x: Tensor, columns: int) -> tuple[np.ndarray, np.ndarray]:
