@@ -30,7 +30,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from .. import durable_files
 from ..config import keys_command
-from ..durable_files import flush_folder, write_new
+from ..durable_files import flush, write_new
 from ..errors import KeysError
 from . import certificates
 from .certificates import CURVE, hosts_of, read_certificate, read_private_key
@@ -82,7 +82,7 @@ def make(
         except BaseException:
             shutil.rmtree(half, ignore_errors=True)
             raise
-        flush_folder(folder.parent)
+        flush(folder.parent)
     return names
 
 
