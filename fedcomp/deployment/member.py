@@ -197,9 +197,7 @@ def own_key(folder: StateFolder | None) -> ec.EllipticCurvePrivateKey:
 
 def _phase_inputs(assignment: Assignment) -> str:
     """Return a digest of a phase's inputs other than the model. A client that is asked again with the same digest repeats its report."""
-    announced = (
-        sha256(b"".join(len(part).to_bytes(8) + part for part in assignment.announced)).hexdigest()
-        if assignment.announced
-        else ""
-    )
-    return assignment.accepted + announced
+    if not assignment.announced:
+        return assignment.accepted
+    parts = b"".join(len(part).to_bytes(8) + part for part in assignment.announced)
+    return assignment.accepted + sha256(parts).hexdigest()
