@@ -167,7 +167,7 @@ def client(
             )
 
         from ..deployment.client_process import ClientProcess, Seat
-        from ..deployment.handshake import Own
+        from ..deployment.handshake import ClientSetup
         from ..deployment.member import Member
         from ..keys.keyring import read_roster
         from ..state_folder import StateFolder
@@ -200,7 +200,9 @@ def client(
             return
         devices.keep_freed_memory(threads=len(who) > 1)
         examples, seats = data_of(loaded, "train"), {}
-        common = Own(loaded, examples, where, partitions=partitions, roster=known, sealed=sealed)
+        common = ClientSetup(
+            loaded, examples, where, partitions=partitions, roster=known, sealed=sealed
+        )
         for one in who:
             own = replace(common, client_id=one.id, partition_id=one.partition_id)
             state = StateFolder(one.folder)
