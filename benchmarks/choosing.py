@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 
 from fedcomp import RunConfig, codec
 from fedcomp.callbacks import Summary
-from fedcomp.cli import measure
+from fedcomp.cli import bench_codecs
 from fedcomp.sim import simulate
 
 VOTE_LR = 0.002  # of votes on mnist-logreg, chosen beforehand (benchmarks/liars.py)
@@ -96,7 +96,7 @@ def run(config: RunConfig, seeds: int) -> list[Summary]:
     return found
 
 
-def encode_ms(spec: str, vector: measure.Vector) -> float:
+def encode_ms(spec: str, vector: bench_codecs.Vector) -> float:
     """Processor time of a frame, of all threads together."""
     made, taken = codec(spec), []
     for _ in range(10):
@@ -154,7 +154,7 @@ def main() -> None:
         f"{base.batch_size}, learning rate {base.lr:g}; {given.seeds} seeds, load {os.getloadavg()[0]:.1f}\n"
     )
 
-    vector = measure.normal(given.numel)
+    vector = bench_codecs.normal(given.numel)
     head(
         [
             "uplink",

@@ -17,16 +17,13 @@ import torch
 from torch import Tensor
 
 from fedcomp import codec
-from fedcomp.kernels import backend, hadamard
+from fedcomp.kernels import hadamard
 
 SPECS = ("srq", "vlc", "drive", "eden:bits=1", "eden:bits=2", "eden:bits=3", "eden:bits=4")
 
 
 def rotate(x: Tensor) -> None:
-    if hadamard.is_large(x):
-        hadamard.turn(x, 1, lambda turned: None)
-    else:
-        hadamard.Stack(x[None], [1])
+    hadamard.turn(x, 1, lambda turned: None)
 
 
 def medians(ways: dict[str, Callable[[], object]], repeats: int) -> dict[str, tuple[float, float]]:
@@ -59,9 +56,8 @@ def main() -> None:
         ways[f"{spec} encode"] = partial(codec(spec).encode, x, seed=1)
         ways[f"{spec} decode"] = partial(codec(spec).accumulate, frames[spec], into)
     times = medians(ways, options.repeats)
-    compiled = "compiled" if backend.compile_vector(options.numel) else "torch"
     print(
-        f"n = {options.numel:,}   {compiled}   threads = {torch.get_num_threads()}   median of {options.repeats}\n"
+        f"n = {options.numel:,}   threads = {torch.get_num_threads()}   median of {options.repeats}\n"
     )
     print(
         f"{'':22}{'ms':>9}{'M values/s':>12}{'copies':>8}{'CPU ms':>9}{'copies':>8}{'bits':>9}{'NMSE':>9}"

@@ -47,9 +47,7 @@ def ways(numel: int, voters: int) -> tuple[dict[str, Callable[[], object]], list
         baselines["stack.sum(0, int8)"] = lambda: stack.sum(0, dtype=torch.int8).sign()
     ours: dict[str, Callable[[], object]] = {
         "majority": lambda: votes.majority(packed, numel, 0),
-        "margin_counts": lambda: votes.margin_counts(packed, numel),
         "disagreement": lambda: votes.disagreement(packed, result, numel, WIDE),
-        "margins": lambda: votes.margins(packed, numel),
     }
     return baselines | ours, list(baselines)
 

@@ -1,5 +1,6 @@
 """Callbacks of a run, such as dashboards and log files, and their arguments: a header, a record for each round, a summary."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
@@ -24,13 +25,13 @@ class Header:
     rounds: int
     out: str  # run folder
     relays: int = 0  # between clients and server
-    attack: str = ""  # who of the virtual clients lies, and how; "" = nobody
-    liars: int = 0  # how many
+    attack: str = ""  # what Byzantine virtual clients do; "" = nothing
+    liars: int = 0  # number of Byzantine clients
     notice: str = ""  # what the strategy guarantees or advises; "" for nothing
-    metrics: str = ""  # where /metrics is read, "" = nowhere
-    network: str = ""  # that gives rounds a virtual time; "" = none
-    residuals: str = ""  # where virtual clients rest between rounds; "" where they stay in the memory in which they compute
-    judged: str = "accuracy"  # what tells how good the model is: "accuracy", or "loss" of a task that has none
+    metrics: str = ""  # address of /metrics, "" = none
+    network: str = ""  # virtual network; "" = none
+    residuals: str = ""  # where virtual clients are stored between rounds; "" = where they compute
+    judged: str = "accuracy"  # measure of the model: "accuracy", or "loss" of a task without it
     measures: tuple[str, ...] = ()  # the task's own metrics
 
 
@@ -51,12 +52,8 @@ class ClientRecord:
     # TCP payload since its last record, with TLS, handshakes and keepalive; None where the platform does not count it.
     wire_bytes_in: int | None  # received from the client
     wire_bytes_out: int | None  # sent to it
-    latency_s: (
-        float | None
-    )  # from question to answer, added over the phases; None: it has not answered
-    versions_behind: (
-        int | None
-    )  # of the model, that it had missed when it was asked; None: not known
+    latency_s: float | None  # from question to answer, summed over phases; None: no answer
+    versions_behind: int | None  # versions of the model that it had missed; None: not known
     staleness: int = 0  # rounds between the one that its answer belongs to and this one
     stage: str = ""  # where it was rejected; "" if it was not
     reason: str = ""
@@ -89,23 +86,13 @@ class RoundRecord:
     # the platform does not count it.
     wire_bytes_in: int | None = None
     wire_bytes_out: int | None = None
-    rejections: Sequence[Rejection] = field(default_factory=tuple)
-    warnings: Sequence[str] = field(
-        default_factory=tuple
-    )  # what was found in this round, each once a run
-    by_client: Sequence[ClientRecord] = field(
-        default_factory=tuple
-    )  # in a deployment; a simulation has none
-    suspicion: Mapping[int, float] = field(
-        default_factory=dict
-    )  # by client: share of its votes that lost by a wide margin
-    simulated_s: float | None = (
-        None  # that the round took on a virtual network; None, and in no file: there is none
-    )
+    rejections: Sequence[Rejection] = ()
+    warnings: Sequence[str] = ()  # found in this round, each once a run
+    by_client: Sequence[ClientRecord] = ()  # in a deployment; a simulation has none
+    suspicion: Mapping[int, float] = field(default_factory=dict)  # share of votes lost by far
+    simulated_s: float | None = None  # duration on a virtual network; None: there is none
     simulated_hours: float | None = None  # of this round and those before it
-    metrics: Mapping[str, float | None] = field(
-        default_factory=dict
-    )  # the task's own, on the test set; in no file where there are none
+    metrics: Mapping[str, float | None] = field(default_factory=dict)  # the task's own
 
 
 @dataclass(frozen=True)
@@ -140,29 +127,19 @@ class Summary:
     # TCP payload at a deployment's port, with TLS, handshakes and keepalive; None in a simulation, and where it is not counted.
     wire_bytes_in: int | None = None
     wire_bytes_out: int | None = None
-    warnings: Sequence[str] = field(default_factory=tuple)
-    rejections: Sequence[Rejections] = field(default_factory=tuple)  # the most frequent first
+    warnings: Sequence[str] = ()
+    rejections: Sequence[Rejections] = ()  # the most frequent first
     simulated_hours: float | None = None  # to the last accuracy, on a virtual network
-    metrics: Mapping[str, float | None] = field(
-        default_factory=dict
-    )  # the task's own, as measured last
-
-
-SIMULATED = "simulated_s", "simulated_hours"  # in no file where time is real
+    metrics: Mapping[str, float | None] = field(default_factory=dict)  # as measured last
 
 
 def values_of(record: RoundRecord | Summary) -> dict[str, Any]:
-    """Return the fields of a record that are written to files."""
-    values = {
-        key: value
-        for key, value in asdict(record).items()
-        if value is not None or key not in SIMULATED
-    }
-    return (
-        values
-        if values["metrics"]
-        else {key: value for key, value in values.items() if key != "metrics"}
-    )
+    """Return the fields of a record that are written to files: virtual times and the task's own metrics only if there are any."""
+    values = asdict(record)
+    for name in ("simulated_s", "simulated_hours", "metrics"):
+        if values.get(name) in (None, {}):
+            values.pop(name, None)
+    return values
 
 
 @dataclass(frozen=True)
@@ -205,54 +182,65 @@ class Callback:
     def finished(self, summary: Summary, out: str) -> None: ...
 
 
-class CallbackList(Callback):
+class ForwardingCallback(Callback, ABC):
+    """Base class of callbacks that treat all hooks alike."""
+
+    @abstractmethod
+    def forward(self, hook: str, *values: Any) -> None:
+        """Called for each call of a hook, with its name and arguments."""
+
+    def serving(self, port: Callable[[], PortFigures]) -> None:
+        self.forward("serving", port)
+
+    def started(self, header: Header) -> None:
+        self.forward("started", header)
+
+    def waiting(self, here: Sequence[int], wanted: int) -> None:
+        self.forward("waiting", here, wanted)
+
+    def joined(self, client: int) -> None:
+        self.forward("joined", client)
+
+    def left(self, client: int) -> None:
+        self.forward("left", client)
+
+    def progress(self, round: int, answered: int, cohort: int) -> None:
+        self.forward("progress", round, answered, cohort)
+
+    def round_done(self, record: RoundRecord) -> None:
+        self.forward("round_done", record)
+
+    def checkpoint(self, round: int, seconds: float) -> None:
+        self.forward("checkpoint", round, seconds)
+
+    def warning(self, sentence: str) -> None:
+        self.forward("warning", sentence)
+
+    def finished(self, summary: Summary, out: str) -> None:
+        self.forward("finished", summary, out)
+
+
+class CallbackList(ForwardingCallback):
     """Combines several callbacks. An error in one of `beside` does not end the run: the callback is reported and removed."""
 
     def __init__(self, first: Callback, beside: Mapping[str, Callback], metrics: str = ""):
         """`beside`: callbacks by name, with which a warning about them begins. `metrics`: address of /metrics, for the header."""
         self.first, self.beside, self.metrics = first, dict(beside), metrics
 
-    def _tell(self, hook: str, *said: Any) -> None:
-        getattr(self.first, hook)(*said)
+    def started(self, header: Header) -> None:
+        super().started(replace(header, metrics=self.metrics or header.metrics))
+
+    def forward(self, hook: str, *values: Any) -> None:
+        getattr(self.first, hook)(*values)
         for name, callback in list(self.beside.items()):
             if name not in self.beside:
                 continue  # it failed at the warning about another
             try:
-                getattr(callback, hook)(*said)
+                getattr(callback, hook)(*values)
             except Exception as error:
                 del self.beside[name]
                 why = getattr(error, "strerror", None) or f"{type(error).__name__}: {error}"
                 self.warning(f"{name} has failed ({why}); the run goes on without it")
-
-    def serving(self, port: Callable[[], PortFigures]) -> None:
-        self._tell("serving", port)
-
-    def started(self, header: Header) -> None:
-        self._tell("started", replace(header, metrics=self.metrics or header.metrics))
-
-    def waiting(self, here: Sequence[int], wanted: int) -> None:
-        self._tell("waiting", here, wanted)
-
-    def joined(self, client: int) -> None:
-        self._tell("joined", client)
-
-    def left(self, client: int) -> None:
-        self._tell("left", client)
-
-    def progress(self, round: int, answered: int, cohort: int) -> None:
-        self._tell("progress", round, answered, cohort)
-
-    def round_done(self, record: RoundRecord) -> None:
-        self._tell("round_done", record)
-
-    def checkpoint(self, round: int, seconds: float) -> None:
-        self._tell("checkpoint", round, seconds)
-
-    def warning(self, sentence: str) -> None:
-        self._tell("warning", sentence)
-
-    def finished(self, summary: Summary, out: str) -> None:
-        self._tell("finished", summary, out)
 
 
 class Said(str):

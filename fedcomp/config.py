@@ -1,8 +1,8 @@
-"""Every option of a run, once: type, default, unit and effect. Flags, TOML files and docs are made from this.
+"""Every option of a run, once: type, default and effect. Flags, TOML files and docs are made from this.
 
-A field's metadata holds `help` (its effect, with the unit), `unit`, and where it applies `low`/`high` (a closed range), `above` (an open
-lower end), `choices`, `reads` (what reads the text, and may say itself what is wrong with it) with `such_as` and `or_a`, or `local`: the
-option belongs to this machine or invocation, so a resumed run may change it.
+A field's metadata holds `help` (its effect, with the unit), and where they apply `low` and `high` (a closed range), `above` (an open lower
+end), `choices`, and `reads` (a function that parses the text) with the examples `such_as` and `or_a`. `local`: the option belongs to this
+machine or invocation, so a resumed run may change it.
 """
 
 import dataclasses
@@ -19,44 +19,34 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 from . import schedules, spec
-from .errors import ConfigError, RunFolderError, SpecError, closest, nearest
+from .errors import ConfigError, DataError, RunFolderError, SpecError, closest, nearest
 
 RUN_FILE = "config.toml"  # in a run folder
 ALTERNATIVES_FILE = "alternatives.toml"  # in the folder of several
 LARGEST_TOML = 1 << 20  # bytes
-NOT_TAKEN_OVER = {
-    "out",
-    "resume",
-    "plain",
-    "log_json",
-    "metrics_port",
-    "tensorboard",
-}  # by a resumed run, from the one before
+# Options that a resumed run does not take over from the run before.
+NOT_TAKEN_OVER = {"out", "resume", "plain", "log_json", "metrics_port", "tensorboard"}
 
 
-AUTO = "auto"  # default of --checkpoint-every
+AUTO = "auto"
 
 
 class Usual(str):
-    """A default in whose place a strategy may have its own. The same text, given in so many words, is kept."""
+    """A default that a strategy may replace. The same text given explicitly is never replaced."""
 
 
-def option(default: Any, help: str, *, unit: str = "", local: bool = False, **limits: Any) -> Any:
-    return field(default=default, metadata={"help": help, "unit": unit, "local": local, **limits})
+def option(default: Any, help: str, *, local: bool = False, **limits: Any) -> Any:
+    return field(default=default, metadata={"help": help, "local": local, **limits})
 
 
 @dataclass(frozen=True)
 class RunConfig:
-    """What `fedcomp sim` and `fedcomp server start` share. Checked when made; raises ConfigError or SpecError."""
+    """The options that `fedcomp sim` and `fedcomp server start` share. Raises ConfigError or SpecError for values that are not valid."""
 
     task: str = option("digits", "what is learned: a built-in name or path/file.py:name")
-    data: str | None = option(
-        None, "folder of the task's data; FEDCOMP_DATA when not given", local=True
-    )
+    data: str | None = option(None, "folder of the task's data; default: FEDCOMP_DATA", local=True)
     init: str | None = option(
-        None,
-        "safetensors file with the weights that the run starts from, such as model.safetensors of another run; clients "
-        "download them",
+        None, "safetensors file with initial weights, such as model.safetensors of another run"
     )
     partition: str = option(
         "iid", "how clients share the data: iid, classes:N, shards:N, dirichlet:A, natural"
@@ -68,62 +58,54 @@ class RunConfig:
     )
     quorum: float = option(
         1.0,
-        "share of a cohort whose accepted updates close its round; 1 = when all have answered",
+        "share of a cohort whose accepted updates end the round",
         above=0.0,
         high=1.0,
         local=True,
     )
     deadline: float = option(
         0.0,
-        "seconds that an exchange may take, each of a round that has several; who answers later is left "
-        "out; 0 = no limit",
-        unit="seconds",
+        "seconds that a phase of a round may take; later answers are left out; 0 = no limit",
         low=0.0,
         local=True,
     )
     network: str | None = option(
         None,
-        "virtual network of a simulation, which gives rounds their time: mobile, fixed, lte-m, lora, "
-        "uniform:up=100kB,down=1MB,latency=50ms,step=20ms, lognormal:up=100kB,spread=1,absent=5%, or a "
-        "CSV file",
+        "virtual network of a simulation, which gives rounds a duration: mobile, fixed, lte-m, lora, "
+        "uniform:up=100kB,down=1MB,latency=50ms,step=20ms, lognormal:up=100kB,spread=1,absent=5%, or a CSV file",
     )
-    local_steps: int = option(
-        5, "steps of local SGD in a round", unit="steps", low=1, high=1_000_000
-    )
+    local_steps: int = option(5, "steps of local SGD in a round", low=1, high=1_000_000)
     local_epochs: int = option(
         0,
         "passes over a client's data in a round, in place of --local-steps; 0 = off",
-        unit="epochs",
         low=0,
         high=10_000,
     )
     batch_size: int = option(
-        20,
-        "examples in a step; a client with fewer uses all it has",
-        unit="examples",
-        low=1,
-        high=1_000_000,
+        20, "examples in a step; a client with fewer uses all of them", low=1, high=1_000_000
     )
     lr: float = option(0.05, "learning rate of local SGD", above=0.0, high=schedules.LARGEST)
     momentum: float = option(
-        0.0, "momentum of local SGD, from zero in every round unless it is kept", low=0.0, high=1.0
+        0.0,
+        "momentum of local SGD; starts from zero in every round without --keep-momentum",
+        low=0.0,
+        high=1.0,
     )
     keep_momentum: bool = option(
-        False, "clients keep their momentum between rounds, but for where their update was sent"
+        False, "clients keep their momentum between rounds, except where their update was sent"
     )
     weight_decay: float = option(
         0.0,
-        "weight decay of local SGD; under vote and election, of the server's step after the vote",
+        "weight decay of local SGD; with vote and election, of the server's step",
         low=0.0,
         high=schedules.LARGEST,
     )
     augment: bool = option(
-        False,
-        "clients train on examples changed at random in the task's own way: of CIFAR-10, cropped and flipped",
+        False, "augment training examples as the task defines; CIFAR-10: random crops and flips"
     )
     proximal: float = option(
         0.0,
-        "pull of local SGD towards the model of the round's start, the term of FedProx; 0 = none",
+        "weight of FedProx's proximal term, towards the global model; 0 = none",
         low=0.0,
         high=schedules.LARGEST,
     )
@@ -132,7 +114,7 @@ class RunConfig:
     )
     strategy: str = option(
         "average",
-        "how updates become a model; may choose --uplink, --memory and --downlink where these are left out",
+        "how updates become a model; may choose --uplink, --memory and --downlink if these are not given",
     )
     weights: str = option("uniform", "weight of a client's update", choices=("uniform", "examples"))
     weight_cap: float = option(
@@ -143,168 +125,153 @@ class RunConfig:
     memory: str = option(
         Usual("auto"),
         "memory of the clients around the uplink codec; auto = what the strategy requires, else residual for a codec that "
-        "contracts, else none; dgc chooses topk where --uplink is left out",
+        "contracts, else none",
     )
     downlink_memory: str = option(
-        Usual("auto"), "memory of the server around the downlink codec; auto likewise"
+        Usual("auto"), "memory of the server around the downlink codec; auto as for --memory"
     )
     density_warmup: int = option(
-        0, "rounds in which the uplink's density falls from 25 % to its own", unit="rounds", low=0
+        0, "rounds in which the uplink's density falls from 25 % to its own", low=0
     )
-    lr_warmup: int = option(
-        0, "rounds in which the learning rate grows to --lr", unit="rounds", low=0
-    )
+    lr_warmup: int = option(0, "rounds in which the learning rate grows to --lr", low=0)
     lr_schedule: str | None = option(
         None,
-        "learning rate by round, after --lr-warmup: cosine, linear:to=0.001, poly:power=2, "
-        "geometric:to=0.001, step:every=30,factor=0.1, or values and from which round on: 0.1,0.01@30",
+        "learning rate by round, after --lr-warmup: cosine, linear:to=0.001, poly:power=2, geometric:to=0.001, "
+        "step:every=30,factor=0.1, or values and their first rounds: 0.1,0.01@30",
         reads=schedules.RATE.read,
         such_as="cosine",
     )
     local_steps_schedule: str | None = option(
         None,
-        "local steps by round, likewise: 1,8@21 is 1 in rounds 1 to 20, then 8; 8@21 is "
-        "--local-steps until then",
-        unit="steps",
+        "local steps by round, likewise: 1,8@21 is 1 in rounds 1 to 20, then 8; 8@21 is --local-steps until then",
         reads=schedules.WHOLE.read,
         such_as="1,8@21",
     )
     batch_size_schedule: str | None = option(
         None,
-        "examples in a step by round, likewise: step:every=20,factor=2 doubles --batch-size "
-        "every 20 rounds",
-        unit="examples",
+        "examples in a step by round, likewise: step:every=20,factor=2 doubles --batch-size every 20 rounds",
         reads=schedules.WHOLE.read,
         such_as="20,40@21",
     )
     density_schedule: str | None = option(
         None,
-        "density of the uplink by round, likewise, after --density-warmup: 10%,1%@10 or "
-        "geometric:to=0.1%",
+        "density of the uplink by round, likewise, after --density-warmup: 10%,1%@10 or geometric:to=0.1%",
         reads=schedules.SHARE.read,
         such_as="10%,1%@10",
     )
     horizon: int = option(
         0,
-        "round that the curves of schedules end with; 0 = the last round of the run as it was begun, even if it is "
-        "resumed with more --rounds",
-        unit="rounds",
+        "last round of the schedules' curves; 0 = the last round of the run as it was started, also if it is resumed with "
+        "more --rounds",
         low=0,
         local=True,
     )
     budget: str | None = option(
         None,
-        "bytes that a round's cohort may send, such as 200kB, or how long each client may take to send, such "
-        "as 30s; decides the uplink's density",
+        "bytes that a round's cohort may send, such as 200kB, or the time that each client may take to send, such as 30s; "
+        "determines the uplink's density",
         reads=spec.budget,
         such_as="200kB",
         or_a="time, such as 30s",
     )
     bandwidths: str | None = option(
         None,
-        "bytes a second of the clients' uplinks, dealt out in turn, such as 10kB,1MB; shares of --budget",
+        "bytes a second of the clients' uplinks, assigned in turn, such as 10kB,1MB; divide --budget among clients",
         reads=spec.sizes,
         such_as="10kB,1MB",
     )
     relays: int = option(
         0,
-        "relays that add the frames of their clients and send the server the sum; 0 = each frame reaches the server",
-        unit="relays",
+        "relays that add the frames of their clients and send the server the sum; 0 = none",
         low=0,
         high=1_000_000,
     )
     clip_update: float = option(
         0.0,
-        "largest L2 norm of a client's update, as its frame says it; the server takes less of a longer one; "
-        "0 = no clipping",
+        "largest L2 norm of a client's decoded update; the server scales longer ones down; 0 = no clipping",
         low=0.0,
         high=schedules.LARGEST,
     )
     server_optimizer: str = option(
         "sgd",
-        "what the server makes of the averaged update: sgd, sgd:momentum=0.9, "
-        "sgd:momentum=0.9,nesterov=true, adam:beta1=0.9,beta2=0.99,tau=0.001 or yogi",
+        "optimizer that applies the averaged update: sgd, sgd:momentum=0.9, sgd:momentum=0.9,nesterov=true, "
+        "adam:beta1=0.9,beta2=0.99,tau=0.001 or yogi",
     )
     server_lr: float = option(
         1.0,
-        "step of the server along what its optimizer makes of the averaged update; for adam and yogi such as "
-        "0.01",
+        "learning rate of the server's optimizer; for adam and yogi such as 0.01",
         above=0.0,
         high=schedules.LARGEST,
     )
     cache: float = option(
-        1.0,
-        "size of the broadcast cache as a multiple of the dense model",
-        unit="dense models",
-        low=0.0,
-        high=1e6,
+        1.0, "size of the broadcast cache as a multiple of the dense model", low=0.0, high=1e6
     )
     attack: str | None = option(
         None,
-        "virtual Byzantine clients, name:count with options, several joined by +, such as "
-        "inverted:2+alie:clients=3/7,z=1.5",
+        "virtual Byzantine clients, name:count with options, several joined by +, such as inverted:2+alie:clients=3/7,z=1.5",
     )
     engine: str = option(
-        "auto",
-        "local SGD: one client after the other, batched over clients, in one worker process for each core, or in "
-        "Ray actors, one for each core, on the cluster that RAY_ADDRESS names if it is set",
-        choices=("auto", "serial", "batched", "processes", "ray"),
+        AUTO,
+        "how virtual clients train: one after the other, batched, in a worker process for each core, or in Ray actors, one "
+        "for each core, on the cluster of RAY_ADDRESS if it is set",
+        choices=(AUTO, "serial", "batched", "processes", "ray"),
     )
     precision: str = option(
         "float32",
-        "of forward and backward of local SGD; weights and updates are float32. bfloat16 is faster where "
-        "the device has it: most GPUs, CPUs with AMX or AVX512-BF16",
+        "of forward and backward passes; weights and updates are float32. bfloat16 is faster on most GPUs and on CPUs with "
+        "AMX or AVX512-BF16",
         choices=("float32", "bfloat16"),
     )
     cohort_batch: int = option(
         0,
-        "clients trained at once by the batched engine; 0 = by rule on a CPU, on a GPU what fills a quarter of "
-        "the memory that is free",
-        unit="clients",
+        "clients trained at once by the batched engine; 0 = chosen by rule on a CPU, and to fill a quarter of the free memory "
+        "on a GPU",
         low=0,
         high=1_000_000,
     )
     residuals: str = option(
-        "auto",
-        "where virtual clients keep what was not sent, between rounds: on the device, in memory, or in the "
-        "checkpoint on the disk; auto = the first that holds it all",
-        choices=("auto", "device", "host", "file"),
+        AUTO,
+        "where the memories of virtual clients are stored between rounds: on the device, in host memory, or in the checkpoint; "
+        "auto = the first with enough room",
+        choices=(AUTO, "device", "host", "file"),
         local=True,
     )
     device: str = option(
-        "auto",
-        "auto, cpu, cuda or cuda:N; auto = the first GPU, or the CPU where there is none; in a simulation several "
-        "GPUs that share each cohort, such as cuda:0,cuda:1",
+        AUTO,
+        "auto, cpu, cuda or cuda:N; auto = the first GPU if there is one, else the CPU; in a simulation several GPUs that "
+        "share each cohort, such as cuda:0,cuda:1",
     )
-    seed: int = option(0, "seed of everything that is drawn", low=0, high=2**63 - 1)
+    seed: int = option(0, "seed of all random draws", low=0, high=2**63 - 1)
     eval_every: int = option(
-        1, "rounds between evaluations; the last round is always evaluated", unit="rounds", low=1
+        1, "rounds between evaluations; the last round is always evaluated", low=1
     )
     checkpoint_every: str = option(
         AUTO,
-        "rounds between checkpoints; auto: a server saves every round, a simulation spends at most a twentieth of its time on it",
+        "rounds between checkpoints; auto: a server saves every round, a simulation spends at most a twentieth of its time "
+        "on saving",
         local=True,
     )
     out: str | None = option(
-        None, "run folder; a new folder runs/TASK-YYYYMMDD-HHMMSS when not given", local=True
+        None, "run folder; default: a new folder runs/TASK-YYYYMMDD-HHMMSS", local=True
     )
     resume: bool = option(False, "continue the run in --out", local=True)
     plain: bool = option(False, "one line a round instead of the dashboard", local=True)
     log_json: str | None = option(
         None,
-        "file that gets a JSON object a line for everything that happens; - = standard output, in place "
-        "of the dashboard",
+        "file that gets each event as a line of JSON; - = standard output, in place of the dashboard",
         local=True,
     )
     metrics_port: int = option(
         -1,
-        "port of this machine's loopback address that serves /metrics to Prometheus; 0 = a free one, -1 = none",
+        "port of the loopback address that serves /metrics to Prometheus; 0 = a free one, -1 = none",
         low=-1,
         high=65535,
         local=True,
     )
     tensorboard: bool = option(
-        False, "scalars for TensorBoard, in the folder tensorboard of the run folder", local=True
+        False,
+        "write scalars for TensorBoard to the folder tensorboard of the run folder",
+        local=True,
     )
 
     def __post_init__(self) -> None:
@@ -337,8 +304,16 @@ def suggestion(
 
 
 def flag(name: str) -> str:
-    """The command-line flag of a field."""
+    """Return the command-line flag of a field."""
     return "--" + name.replace("_", "-")
+
+
+def option_type(name: str) -> type:
+    """Return int, float, bool or str: the type of a field that is not None."""
+    hint = RunConfig.__dataclass_fields__[name].type
+    if isinstance(hint, type):
+        return hint
+    return next(kind for kind in hint.__args__ if kind is not types.NoneType)
 
 
 def _check(f: dataclasses.Field, value: Any) -> None:
@@ -373,16 +348,13 @@ def _check(f: dataclasses.Field, value: Any) -> None:
         raise ConfigError(f"{name} is {value}; give at least {limits['low']:g}")
     if "above" in limits and value <= limits["above"]:
         raise ConfigError(f"{name} is {value}; give more than {limits['above']:g}")
-    if "high" in limits and value > limits["high"]:
-        raise ConfigError(f"{name} is {value}; give at most {_shown(limits['high'])}")
-
-
-def _shown(limit: float) -> str:
-    return f"{limit:g}" if isinstance(limit, float) else str(limit)  # 2**63 - 1 whole
+    if "high" in limits and value > (high := limits["high"]):
+        most = f"{high:g}" if isinstance(high, float) else high
+        raise ConfigError(f"{name} is {value}; give at most {most}")
 
 
 def may_span(f: dataclasses.Field) -> bool:
-    """Whether an option given several times makes alternatives: it makes another curve of the same task, and is no switch."""
+    """Return whether an option given several times makes alternatives: other curves of the same task, and not a switch."""
     return not f.metadata["local"] and not isinstance(f.default, bool) and f.name != "task"
 
 
@@ -392,7 +364,7 @@ SPANNING = tuple(f.name for f in dataclasses.fields(RunConfig) if may_span(f))
 def from_values(
     values: dict[str, Any], source: str, several: Collection[str] = ()
 ) -> dict[str, Any]:
-    """Values of a TOML table or of flags, as the types of the fields; lists of the options named in `several` as lists of more than one.
+    """Return the values of a TOML table or of flags, converted to the types of the fields. Options named in `several` may be lists.
 
     Raises ConfigError naming `source` and the nearest key.
     """
@@ -403,12 +375,8 @@ def from_values(
             raise ConfigError(f"{source}: '{key}' is given twice; keep one")
         if name not in hints:
             raise ConfigError(f"{source}: unknown option '{key}'; {suggestion(name, hints)}")
-        many = (
-            isinstance(value, list)
-            and name in several
-            and value
-            and not any(isinstance(one, dict | list) for one in value)
-        )
+        listed = isinstance(value, list) and not any(isinstance(v, dict | list) for v in value)
+        many = listed and name in several and value
         if isinstance(value, dict | list) and not many:
             raise ConfigError(f"{source}: '{key}' holds several values; give one")
         given = value if many else [value]
@@ -424,13 +392,13 @@ def from_values(
 
 
 def read_toml(path: str | Path, several: Collection[str] = ()) -> dict[str, Any]:
-    """The options in a TOML file, such as a run folder's config.toml; those named in `several` may be lists.
+    """Return the options in a TOML file, such as a run folder's config.toml; those named in `several` may be lists.
 
-    Raises ConfigError when it is absent, malformed or holds an unknown key.
+    Raises ConfigError if it is absent, malformed or holds an unknown key.
     """
     try:
         if Path(path).exists() and not Path(path).is_file():
-            raise ConfigError(f"--config {path} is no file; give a TOML file that can be read")
+            raise ConfigError(f"--config {path} is not a file; give a TOML file that can be read")
         if Path(path).stat().st_size > LARGEST_TOML:
             raise ConfigError(
                 f"--config {path} is larger than {LARGEST_TOML} bytes; give a TOML file with options"
@@ -447,7 +415,7 @@ def read_toml(path: str | Path, several: Collection[str] = ()) -> dict[str, Any]
 
 
 def read_run(folder: str | Path) -> dict[str, Any]:
-    """What config.toml of a run folder holds, [resolved] included. Raises RunFolderError when there is none or it cannot be read."""
+    """Return the content of a run folder's config.toml, with [resolved]. Raises RunFolderError if there is none or it cannot be read."""
     path = at_home(folder, "--out") / RUN_FILE
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
@@ -466,21 +434,21 @@ def read_run(folder: str | Path) -> dict[str, Any]:
 
 
 def options_of_run(folder: str | Path) -> dict[str, Any]:
-    """The options of a stored run, for a resumed run to take over where it is given none of its own."""
+    """Return the options of a stored run that a resumed run takes over unless it is given others."""
     stored = read_run(folder)
     names = {f.name for f in dataclasses.fields(RunConfig)} - NOT_TAKEN_OVER
     return from_values({key: value for key, value in stored.items() if key in names}, str(folder))
 
 
 def settings(config: RunConfig) -> dict[str, Any]:
-    """The options that are set, as plain values for TOML and for comparison."""
+    """Return the options that are set, as plain values for TOML and for comparison."""
     return {key: value for key, value in dataclasses.asdict(config).items() if value is not None}
 
 
 def first_difference(config: RunConfig, stored: dict[str, Any]) -> str | None:
-    """The name of the first option in which `config` differs from a stored run, options local to an invocation aside.
+    """Return the first option in which `config` differs from a stored run, options local to an invocation aside; None if none does.
 
-    An option that there was not yet when the run was begun had its default.
+    An option that is missing from the stored run, made by an earlier version, had its default.
     """
     mine = settings(config)
     for f in dataclasses.fields(config):
@@ -490,8 +458,9 @@ def first_difference(config: RunConfig, stored: dict[str, Any]) -> str | None:
 
 
 def with_horizon(config: RunConfig) -> RunConfig:
-    """With the round that the curves of its schedules end with, where there are some: as given, else as the resumed run has it, else the
-    last. Raises RunFolderError for a resumed run that cannot be read.
+    """Return the options with a horizon if their schedules need one: the given one, that of the resumed run, or the last round.
+
+    Raises RunFolderError if the resumed run cannot be read.
     """
     texts = [value for name, value in vars(config).items() if name.endswith("_schedule")]
     if config.horizon or not any(map(schedules.ends, texts)):
@@ -501,22 +470,24 @@ def with_horizon(config: RunConfig) -> RunConfig:
 
 
 def largest_batch(config: RunConfig) -> int:
-    """Examples in the largest step of a run."""
-    return max(
-        schedules.of_options(config, config.horizon or config.rounds)["batch_size"].values(
-            config.rounds
-        )
-    )
+    """Return the number of examples in the largest step of a run."""
+    batch_size = schedules.of_options(config, config.horizon or config.rounds)["batch_size"]
+    return max(batch_size.values(config.rounds))
 
 
-def data_folder(config: RunConfig) -> Path | None:
-    """The folder that the data is read from, if one is named."""
-    folder = config.data or os.environ.get("FEDCOMP_DATA")
-    return at_home(folder, "--data" if config.data else "FEDCOMP_DATA") if folder else None
+def data_folder(data: str | Path | None) -> Path | None:
+    """Return the folder of --data, or else of FEDCOMP_DATA; None without either. Raises DataError if --data is not a folder."""
+    if data is None:
+        folder = os.environ.get("FEDCOMP_DATA")
+        return at_home(folder, "FEDCOMP_DATA") if folder else None
+    folder = at_home(data, "--data")
+    if not folder.is_dir():
+        raise DataError(f"--data {data} is no folder; give the one that holds the task's data")
+    return folder
 
 
 def at_home(folder: str | Path, name: str) -> Path:
-    """A folder whose ~ is spelt out. Raises ConfigError for a user that is not here."""
+    """Return a path with ~ expanded. Raises ConfigError for a user that does not exist."""
     try:
         return Path(folder).expanduser()
     except RuntimeError as error:
@@ -546,16 +517,10 @@ def claim_folder(wanted: Path) -> Path:
     raise AssertionError("unreachable")
 
 
-KEYS = "keys"  # the folder of keys where --keys names no other
+KEYS = "keys"  # default of --keys
 
 
 def keys_command(folder: str | Path, *words: object) -> str:
-    """What to type about a folder of keys: `fedcomp keys renew 3`, with --keys where the folder is not the usual one."""
-    return shlex.join(
-        [
-            "fedcomp",
-            "keys",
-            *map(str, words),
-            *(["--keys", str(folder)] if Path(folder) != Path(KEYS) else []),
-        ]
-    )
+    """Return a command such as `fedcomp keys renew 3`, with --keys unless the folder is the default one."""
+    where = [] if Path(folder) == Path(KEYS) else ["--keys", str(folder)]
+    return shlex.join(["fedcomp", "keys", *map(str, words), *where])

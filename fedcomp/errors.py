@@ -116,47 +116,35 @@ INTERRUPTED = 130
 SIMILAR, SIMILAR_SHORT = (
     0.7,
     0.6,
-)  # lowest difflib ratio of a suggested name; the second for names of up to 4 characters
+)  # lowest difflib ratio of a suggested name; for up to 4 characters
 PREFIX = 3  # shortest beginning of a name that is completed, in characters
-SYNONYMS = {  # names that other libraries use
-    "learning_rate": "lr",
-    "eta": "lr",
-    "epochs": "local_epochs",
-    "num_epochs": "local_epochs",
-    "steps": "local_steps",
-    "num_clients": "clients",
-    "n_clients": "clients",
-    "nodes": "clients",
-    "num_rounds": "rounds",
-    "n_rounds": "rounds",
-    "batchsize": "batch_size",
-    "batch": "batch_size",
-    "compression": "uplink",
-    "compressor": "uplink",
-    "codec": "uplink",
-    "fraction_fit": "participation",
-    "algorithm": "strategy",
-    "aggregation": "strategy",
-    "output": "out",
-    "dataset": "task",
-    "model": "task",
-    "random_seed": "seed",
-    "wd": "weight_decay",
-    "fedavg": "average",
-    "mean": "average",
-    "error_feedback": "residual",
-    "ef": "residual",
-    "none": "identity",
-    "dense": "identity",
+SYNONYMS = {  # names that other libraries use, by ours
+    "lr": ("learning_rate", "eta"),
+    "local_epochs": ("epochs", "num_epochs"),
+    "local_steps": ("steps",),
+    "clients": ("num_clients", "n_clients", "nodes"),
+    "rounds": ("num_rounds", "n_rounds"),
+    "batch_size": ("batchsize", "batch"),
+    "uplink": ("compression", "compressor", "codec"),
+    "participation": ("fraction_fit",),
+    "strategy": ("algorithm", "aggregation"),
+    "out": ("output",),
+    "task": ("dataset", "model"),
+    "seed": ("random_seed",),
+    "weight_decay": ("wd",),
+    "average": ("fedavg", "mean"),
+    "residual": ("error_feedback", "ef"),
+    "identity": ("none", "dense"),
 }
 
 
 def closest(name: str, known: Iterable[str]) -> str | None:
     """Return the known name closest to an unknown one: a synonym, a similar name or one that begins with it; None for none."""
     known = sorted(known)
-    synonym = SYNONYMS.get(name.lower().replace("-", "_"))
-    if synonym in known:
-        return synonym
+    spelled = name.lower().replace("-", "_")
+    for ours, theirs in SYNONYMS.items():
+        if spelled in theirs and ours in known:
+            return ours
     cutoff = SIMILAR if len(name) > 4 else SIMILAR_SHORT
     similar = difflib.get_close_matches(name, known, n=1, cutoff=cutoff)
     swapped = [one for one in known if sorted(one) == sorted(name)]

@@ -15,9 +15,7 @@ import functools
 import hashlib
 import itertools
 import json
-import operator
 import struct
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Self
 
@@ -25,12 +23,8 @@ from torch import Tensor
 
 from .errors import ProtocolError
 
-UP_TO_DATE, FRAMES, OVERWRITE, DENSE = (
-    "up-to-date",
-    "frames",
-    "overwrite",
-    "dense",
-)  # forms of a download
+# Forms of a download.
+UP_TO_DATE, FRAMES, OVERWRITE, DENSE = "up-to-date", "frames", "overwrite", "dense"
 UPDATE, NEED_DENSE, FAILED = "update", "need-dense", "failed"  # kinds of a report
 TRAIN = "train"  # the phase of strategies that have one
 LENGTH = struct.Struct("<I")
@@ -39,32 +33,31 @@ compact = functools.partial(json.dumps, separators=(",", ":"))  # JSON without s
 
 @dataclass
 class Values:
-    """A message: flat fields of str, int, float, bytes or list[bytes], checked on the way in. Nobody changes one that was made; it is not
-    frozen, since a round makes hundreds and each would take four times as long.
+    """A message: flat fields of str, int, float, bytes or list[bytes], checked when it is unpacked.
 
     As bytes: the length of the header (4 bytes, little-endian), the header, and then the bytes of the fields of
     bytes, one after the other. The header is a JSON list: the name of the message and its fields in order; a field of
-    bytes stands as its length, a list as its lengths.
+    bytes is given by its length, a list by its lengths.
     """
 
     def pack(self) -> bytes:
-        read, of_bytes = _reader(type(self))
-        header: list[Any] = [type(self).__name__, *read(self)]
+        header: list[Any] = [type(self).__name__]
         blobs: list[bytes] = []
-        for place, several in of_bytes:
-            value = header[place]
-            if several:
-                blobs += value
-                header[place] = [len(part) for part in value]
-            else:
+        for name, _ in _fields(type(self)):
+            value = getattr(self, name)
+            if isinstance(value, bytes):
                 blobs.append(value)
-                header[place] = len(value)
+                value = len(value)
+            elif isinstance(value, list):
+                blobs += value
+                value = [len(part) for part in value]
+            header.append(value)
         head = compact(header).encode()
         return b"".join([LENGTH.pack(len(head)), head, *blobs])
 
     @classmethod
     def unpack(cls, data: bytes) -> Self:
-        """Raises ProtocolError unless `data` is one whole message with exactly these fields, each of its type."""
+        """Parse one whole message. Raises ProtocolError for other fields, and for fields of other types."""
         fields = _fields(cls)
         try:
             start = LENGTH.size + LENGTH.unpack_from(data)[0]
@@ -73,7 +66,7 @@ class Values:
             raise ProtocolError(f"the header of the {cls.__name__} cannot be read") from error
         if type(header) is not list or len(header) != len(fields) + 1 or header[0] != cls.__name__:
             raise ProtocolError(
-                f"the message is no {cls.__name__}; both sides need the same version of fedcomp"
+                f"the message is not {cls.__name__}; both sides need the same version of fedcomp"
             )
         values: list[Any] = []
         for (name, kind), value in zip(fields, header[1:], strict=True):
@@ -102,20 +95,6 @@ class Values:
 @functools.cache
 def _fields(cls: type) -> tuple[tuple[str, Any], ...]:
     return tuple((f.name, f.type) for f in dataclasses.fields(cls))
-
-
-@functools.cache
-def _reader(cls: type) -> tuple[Callable[[Any], tuple[Any, ...]], tuple[tuple[int, bool], ...]]:
-    """What reads the fields of a message, and which places of its header are bytes, and lists of them."""
-    fields = _fields(cls)
-    of_bytes = tuple(
-        (i, kind is not bytes)
-        for i, (_, kind) in enumerate(fields, 1)
-        if kind in (bytes, list[bytes])
-    )
-    if len(fields) == 1:
-        return lambda message: (getattr(message, fields[0][0]),), of_bytes
-    return operator.attrgetter(*(name for name, _ in fields)), of_bytes
 
 
 @dataclass
@@ -153,12 +132,10 @@ class Assignment(Values):
     fingerprint: str  # of the weights there
     frames: list[bytes]  # the download
     accepted: str  # ticket of the client's last proposal that was accepted, "" for none
-    announced: list[bytes] = field(
-        default_factory=list
-    )  # what the phase needs besides, as name, value, name, value
+    announced: list[bytes] = field(default_factory=list)  # further inputs: name, value, name, …
     density: float = 0.0  # of the uplink codec in this round; 0 = its own
     lr: float = 1.0  # this round's learning rate as a multiple of the client's
-    returned: bytes = b""  # a frame of what was dropped of the accepted proposal, b"" for nothing
+    returned: bytes = b""  # the dropped part of the accepted proposal as a frame, b"" for nothing
     steps: int = 0  # of local SGD in this round; 0 = the client's own
     batch_size: int = 0  # examples in a step of this round; 0 = the client's own
 
@@ -182,7 +159,7 @@ class Report(Values):
 
 @dataclass(frozen=True)
 class ClientRoundConfig:
-    """What a client is told for a round besides the model; an Assignment carries the fields."""
+    """The settings of a client for one round, which an Assignment carries."""
 
     density: float = 0.0  # of the uplink codec; 0: its own
     lr: float = 1.0  # multiple of the client's learning rate
@@ -198,7 +175,7 @@ def failure(
     fingerprint: str = "",
     kind: str = FAILED,
 ) -> Report:
-    """The report of a client that has no update to give."""
+    """Return the report of a client that has no update."""
     a = assignment
     return Report(
         a.round, a.phase, a.client, kind, version, fingerprint, b"", "", 0, 0.0, stage, reason
@@ -206,20 +183,20 @@ def failure(
 
 
 def ticket(round: int, client: int, frame: bytes) -> str:
-    """The name of a proposal: the same frame of another round or client has another. "" when there is nothing to send."""
+    """Return the name of a proposal, which depends on its round, client and frame; "" if there is nothing to send."""
     return hashlib.sha256(f"{round}:{client}:".encode() + frame).hexdigest()[:16] if frame else ""
 
 
 def fingerprint(weights: Tensor) -> str:
-    """32 hex digits of a hash of a float32 vector."""
+    """Return the hash of a float32 vector, 32 hex digits."""
     return hashlib.sha256(weights.detach().cpu().contiguous().numpy()).hexdigest()[:32]
 
 
 def first_version(weights: Tensor, layout_fingerprint: str) -> str:
-    """The name of the version that a run starts from."""
+    """Return the name of the version that a run starts from."""
     return hashlib.sha256(f"{layout_fingerprint}:{fingerprint(weights)}".encode()).hexdigest()[:32]
 
 
 def next_version(version: str, frame: bytes) -> str:
-    """The name of the version that adding `frame` leads to."""
+    """Return the name of the version after `frame` is added."""
     return hashlib.sha256(version.encode() + frame).hexdigest()[:32]

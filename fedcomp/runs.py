@@ -22,31 +22,13 @@ if TYPE_CHECKING:
 
     from .tasks import Task
 
-ALIKE = {
-    "seed",
-    "out",
-    "data",
-    "resume",
-    "plain",
-    "log_json",
-    "metrics_port",
-    "tensorboard",
-    "checkpoint_every",
-}  # makes no other curve
-TELLING = {
-    "uplink",
-    "strategy",
-    "memory",
-    "task",
-    "partition",
-    "attack",
-}  # whose values say what they are
-PROBLEM = (
-    "task",
-    "partition",
-    "clients",
-    "attack",
-)  # options that define what is learned; runs of one problem are compared
+# Options that do not change the result of a run, and the seed.
+ALIKE = {"seed", "out", "data", "resume", "plain", "log_json", "metrics_port", "tensorboard"}
+ALIKE |= {"checkpoint_every"}
+# Options whose values are labels by themselves.
+TELLING = {"uplink", "strategy", "memory", "task", "partition", "attack"}
+# Options that define what is learned; runs of one problem are compared.
+PROBLEM = ("task", "partition", "clients", "attack")
 LONGEST = 60  # characters of a label
 
 
@@ -56,12 +38,11 @@ class Run:
 
     folder: Path
     options: dict[str, Any]  # by the names of RunConfig's fields
-    resolved: dict[str, Any]  # what was decided for the machine: device, engine, …
+    resolved: dict[str, Any]  # choices for the machine: device, engine, …
     records: tuple[RoundRecord, ...]  # a round each, from round 1
     summary: Summary | None  # None: the run is not over
-    task: "Task | None" = field(
-        default=None, repr=False, compare=False
-    )  # known to who simulated it; else the options name it
+    # The task of a run that this process simulated; else the options name it.
+    task: "Task | None" = field(default=None, repr=False, compare=False)
 
     def __repr__(self) -> str:
         sent = []
@@ -97,16 +78,13 @@ class Run:
 
     @cached_property
     def metrics(self) -> dict[str, np.ndarray]:
-        """The numbers of metrics.jsonl, those of the task's own metrics too, float64 [rounds] each, NaN where a round has none."""
-        names = [
-            f.name
-            for f in dataclasses.fields(RoundRecord)
-            if f.type in (int, float, float | None, int | None)
-        ]
-        own = dict.fromkeys(name for record in self.records for name in record.metrics)
-        return {
-            name: _column([getattr(record, name) for record in self.records]) for name in names
-        } | {name: _column([record.metrics.get(name) for record in self.records]) for name in own}
+        """The numbers of metrics.jsonl, also of the task's own metrics, float64 [rounds] each, NaN for rounds without them."""
+        kinds = (int, float, float | None, int | None)
+        names = [f.name for f in dataclasses.fields(RoundRecord) if f.type in kinds]
+        columns = {name: [getattr(record, name) for record in self.records] for name in names}
+        for name in dict.fromkeys(name for record in self.records for name in record.metrics):
+            columns[name] = [record.metrics.get(name) for record in self.records]
+        return {name: np.array(column, np.float64) for name, column in columns.items()}
 
     @property
     def config(self) -> RunConfig:
@@ -120,36 +98,32 @@ class Run:
 
     @property
     def accuracy(self) -> float | None:
-        """The last one that was measured, a share, 0..1."""
+        """The last measured accuracy, 0..1."""
         return next((r.accuracy for r in reversed(self.records) if r.accuracy is not None), None)
 
     @property
     def parameters(self) -> int:
-        """Trained ones: the length of an update."""
-        return next(
-            (
-                r.dense_uplink_bytes // (4 * r.accepted)
-                for r in self.records
-                if r.accepted and r.dense_uplink_bytes
-            ),
-            0,
-        )
+        """The number of trained parameters, 0 if no update was accepted."""
+        for r in self.records:
+            if r.accepted and r.dense_uplink_bytes:
+                return r.dense_uplink_bytes // (4 * r.accepted)
+        return 0
 
     @property
     def sent_bytes(self) -> int:
-        """Both ways."""
+        """The bytes of all frames, both ways."""
         return self._total("uplink_bytes") + self._total("downlink_bytes")
 
     @property
     def dense_bytes(self) -> int:
-        """What float32 models both ways would have cost."""
+        """The bytes of float32 models, both ways."""
         return self._total("dense_uplink_bytes") + self._total("dense_downlink_bytes")
 
     def _total(self, name: str) -> int:
         return sum(getattr(record, name) for record in self.records)
 
     def cost_to(self, accuracy: float) -> tuple[int, int] | None:
-        """(round, bytes both ways up to it) at which this accuracy, 0..1, was first measured; None where it never was."""
+        """Return the first round with at least this accuracy, 0..1, and the bytes sent until then; None if there is none."""
         sent = 0
         for record in self.records:
             sent += record.uplink_bytes + record.downlink_bytes
@@ -158,10 +132,10 @@ class Run:
         return None
 
     def model(self, task: "Task | None" = None) -> "nn.Module":
-        """The task's own module with the trained weights and, if it has any, the exported buffers, on the CPU, in eval mode.
+        """Return the task's module on the CPU in eval mode, with the trained weights and, if there are any, the exported buffers.
 
-        `task`: in place of the one that the options name, such as an object that another process was given. Raises RunFolderError while
-        there are no weights, or where they are not those of the module, and what loading the task raises.
+        `task`: in place of the one that the options name. Raises RunFolderError if there are no weights, or they do not fit the module,
+        and the errors of loading the task.
         """
         from .server.initial_weights import load_weights
         from .tasks import initial_model, load
@@ -172,11 +146,8 @@ class Run:
                 f"{self.folder} has no {MODEL} yet; let the run end, with --resume if it was interrupted"
             )
         config = self.config
-        task = (
-            task
-            or self.task
-            or load(config.task, at_home(config.data, "--data") if config.data else None)
-        )
+        data = at_home(config.data, "--data") if config.data else None
+        task = task or self.task or load(config.task, data)
         model = initial_model(task, config.seed)
         try:
             load_weights(path, model)
@@ -188,11 +159,11 @@ class Run:
 
 
 def load(folder: str | Path) -> Run:
-    """The run in a folder, finished or not. Raises RunFolderError where there is none, or it cannot be read."""
+    """Read the run in a folder, finished or not. Raises RunFolderError if there is none or it cannot be read."""
     path = at_home(folder, "the run folder")
     if not path.is_dir():
         raise RunFolderError(
-            f"{folder} is no folder; give the folder of a run, such as runs/digits-20260101-120000"
+            f"{folder} is not a folder; give the folder of a run, such as runs/digits-20260101-120000"
         )
     if not (path / RUN_FILE).is_file():
         raise RunFolderError(
@@ -215,18 +186,16 @@ def load(folder: str | Path) -> Run:
 
 @dataclass(frozen=True)
 class Group:
-    """Runs that differ in their seeds alone."""
+    """Runs that differ only in their seeds."""
 
-    label: (
-        str  # the options in which it differs from the others, or its folder where these are many
-    )
+    label: str  # the options in which it differs from the others, or its folder if these are many
     runs: tuple[Run, ...]
     method_label: str = ""  # the label without the options of the problem
     problem_label: str = ""  # the options of the problem, as far as they differ between the groups
 
 
 def groups(runs: Sequence[Run]) -> list[Group]:
-    """Put together runs that differ in their seeds alone, in the order given, each group labelled by what sets it apart.
+    """Group runs that differ only in their seeds, in the order given. Each group's label has the options in which it differs.
 
     Raises UserError for two runs with the same options and seed.
     """
@@ -239,7 +208,7 @@ def groups(runs: Sequence[Run]) -> list[Group]:
         seed = run.options.get("seed", RunConfig.seed)
         if (other := found.setdefault(key, {}).setdefault(seed, run)) is not run:
             raise UserError(
-                f"{other.folder} and {run.folder} are one run, of the same options and seed; leave one of them out"
+                f"{other.folder} and {run.folder} have the same options and seed; leave one of them out"
             )
     members = [[*alike.values()] for alike in found.values()]
     compressed = [runs for runs in members if not baseline.is_dense(runs[0].options)]
@@ -293,20 +262,15 @@ def baseline_of(group: Group, found: Sequence[Group]) -> Group | None:
 
 def _label(run: Run, different: Sequence[dataclasses.Field], dense: bool) -> str:
     """Return the options that set a run apart. Options at their default are left out, unless only one option differs."""
-    given = {
-        f.name: run.options.get(f.name)
-        for f in different
-        if not (dense and f.name in baseline.COMPRESSION_OPTIONS)
-        and (len(different) == 1 or run.options.get(f.name) != f.default)
-    }
-    words = [
-        str(value)
-        if name in TELLING and value is not None
-        else f"{flag(name)[2:]} {'–' if value is None else value}"
-        for name, value in given.items()
-    ]
+    words = []
+    for f in different:
+        value = run.options.get(f.name)
+        if dense and f.name in baseline.COMPRESSION_OPTIONS:
+            continue
+        if len(different) > 1 and value == f.default:
+            continue
+        telling = f.name in TELLING and value is not None
+        words.append(
+            str(value) if telling else f"{flag(f.name)[2:]} {NOTHING if value is None else value}"
+        )
     return ", ".join([baseline.NAME] * dense + words) or "defaults"
-
-
-def _column(values: Sequence[float | None]) -> np.ndarray:
-    return np.array([np.nan if value is None else value for value in values], np.float64)

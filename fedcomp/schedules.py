@@ -15,6 +15,7 @@ in the first round after a warm-up, if there is one. With p = (r − 1)/R for th
 e, the option `to`, is in the unit of the value, and holds from the round after the horizon on. Whole numbers are rounded, halves up.
 """
 
+import bisect
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
@@ -23,35 +24,21 @@ from typing import Any, ClassVar
 from . import spec
 from .errors import ConfigError, SpecError
 
-MOST = 1_000_000  # steps, or examples in a batch: as many as the options allow
+MOST = 1_000_000  # steps, or examples in a batch
 LAST = 2**63 - 1  # round
-LARGEST = 3e38  # rate, norm or other factor: as much as a float32 holds
+LARGEST = 3e38  # rate, norm or other factor that a float32 holds
 
 
 class Curve(ABC):
-    """How a value goes on from `own` in round 1 of `rounds`."""
+    """The course of a value from `own` in round 1."""
 
     name: ClassVar[str]
     ends: ClassVar[bool] = True  # with the horizon
-    mend: ClassVar[str] = "another 'to'"  # where it comes to what a value cannot be
+    fix: ClassVar[str] = "another 'to'"  # for a curve that leaves the allowed values
 
     @abstractmethod
-    def at(self, own: float, round: int, rounds: int) -> float: ...
-
-
-@dataclass(frozen=True)
-class Poly(Curve):
-    name: ClassVar[str] = "poly"
-
-    to: float = 0.0
-    power: float = 2.0
-
-    def __post_init__(self) -> None:
-        _at_least(self, "to", 0.0)
-        _at_least(self, "power", 0.0)
-
     def at(self, own: float, round: int, rounds: int) -> float:
-        return self.to + (own - self.to) * (1.0 - _passed(round, rounds)) ** self.power
+        """Return the value in a round, with the horizon `rounds`."""
 
 
 @dataclass(frozen=True)
@@ -61,23 +48,36 @@ class Linear(Curve):
     to: float = 0.0
 
     def __post_init__(self) -> None:
-        _at_least(self, "to", 0.0)
+        _check_range(self, "to", least=0.0)
 
     def at(self, own: float, round: int, rounds: int) -> float:
-        return self.to + (own - self.to) * (1.0 - _passed(round, rounds))
+        return self.to + (own - self.to) * self.remaining(_passed(round, rounds))
+
+    def remaining(self, passed: float) -> float:
+        """Return the share of the way to `to` that is left after a share of the rounds."""
+        return 1.0 - passed
 
 
 @dataclass(frozen=True)
-class Cosine(Curve):
-    name: ClassVar[str] = "cosine"
+class Poly(Linear):
+    name: ClassVar[str] = "poly"
 
-    to: float = 0.0
+    power: float = 2.0
 
     def __post_init__(self) -> None:
-        _at_least(self, "to", 0.0)
+        super().__post_init__()
+        _check_range(self, "power", least=0.0)
 
-    def at(self, own: float, round: int, rounds: int) -> float:
-        return self.to + (own - self.to) * (1.0 + math.cos(math.pi * _passed(round, rounds))) / 2
+    def remaining(self, passed: float) -> float:
+        return (1.0 - passed) ** self.power
+
+
+@dataclass(frozen=True)
+class Cosine(Linear):
+    name: ClassVar[str] = "cosine"
+
+    def remaining(self, passed: float) -> float:
+        return (1.0 + math.cos(math.pi * passed)) / 2
 
 
 @dataclass(frozen=True)
@@ -87,8 +87,7 @@ class Geometric(Curve):
     to: float
 
     def __post_init__(self) -> None:
-        if self.to <= 0:
-            raise SpecError(f"to is {self.to:g}; give more than 0")
+        _check_range(self, "to", above=0.0)
 
     def at(self, own: float, round: int, rounds: int) -> float:
         return own * (self.to / own) ** _passed(round, rounds)
@@ -98,15 +97,14 @@ class Geometric(Curve):
 class Step(Curve):
     name: ClassVar[str] = "step"
     ends: ClassVar[bool] = False
-    mend: ClassVar[str] = "another 'factor' or a larger 'every'"
+    fix: ClassVar[str] = "another 'factor' or a larger 'every'"
 
     every: int  # rounds
     factor: float = 0.1
 
     def __post_init__(self) -> None:
-        _at_least(self, "every", 1)
-        if self.factor <= 0:
-            raise SpecError(f"factor is {self.factor:g}; give more than 0")
+        _check_range(self, "every", least=1)
+        _check_range(self, "factor", above=0.0)
 
     def at(self, own: float, round: int, rounds: int) -> float:
         try:
@@ -120,27 +118,25 @@ CURVES: dict[str, type[Curve]] = {cls.name: cls for cls in (Cosine, Geometric, L
 
 @dataclass(frozen=True)
 class Pieces:
-    """Values from rounds on, in their order."""
+    """Values with their first rounds, in order."""
 
     values: tuple[float, ...]
     rounds: tuple[int, ...]
 
     def at(self, own: float, round: int) -> float:
-        begun = [
-            value for value, first in zip(self.values, self.rounds, strict=True) if first <= round
-        ]
-        return begun[-1] if begun else own
+        started = bisect.bisect_right(self.rounds, round)
+        return self.values[started - 1] if started else own
 
 
 @dataclass(frozen=True)
 class Kind:
-    """What a schedule's values are: numbers above 0, or whole ones from 1 on."""
+    """The allowed values of a schedule: numbers above 0, or whole numbers from 1 on."""
 
     whole: bool = False
     high: float = math.inf
 
     def read(self, text: str) -> Curve | Pieces:
-        """Raises SpecError."""
+        """Parse a schedule. Raises SpecError."""
         if text[:1].isalpha():
             parsed = spec.parse(text)
             if parsed.scope or len(parsed.parts) > 1:
@@ -172,7 +168,7 @@ class Kind:
         return value, round
 
     def fault(self, value: float) -> str:
-        """What to give in place of a value; "" for one that can be."""
+        """Return what to give instead of a value that is not allowed, "" for one that is."""
         if value < 1 and self.whole:
             return "at least 1"
         if not value > 0:
@@ -185,10 +181,10 @@ RATE, WHOLE, SHARE = Kind(high=LARGEST), Kind(whole=True, high=MOST), Kind(high=
 
 @dataclass(frozen=True)
 class OptionSchedule:
-    """A value by round, from 1 on: the run's `own` where there is no schedule.
+    """The value of an option by round, from 1 on: the run's `own` without a schedule.
 
-    A curve begins after `warmup` rounds and ends with round `horizon`; 0 = where it ends is not known. Raises SpecError for a text that
-    is no schedule of this kind, ConfigError for a curve that needs a horizon and has none. `flag` names it in errors.
+    A curve begins after `warmup` rounds and ends with round `horizon`; 0 = not known. Raises SpecError for a text that is not a schedule of
+    this kind, and ConfigError for a curve that needs a horizon and has none. Errors begin with `flag`.
     """
 
     flag: str
@@ -208,7 +204,7 @@ class OptionSchedule:
         object.__setattr__(self, "form", form)
 
     def at(self, round: int) -> float:
-        """The value in a round; an int where values are whole."""
+        """Return the value in a round, an int for a kind of whole numbers."""
         if isinstance(self.form, Pieces):
             return self.form.at(self.own, round)
         value = self.form.at(
@@ -217,7 +213,7 @@ class OptionSchedule:
         return math.floor(value + 0.5) if self.kind.whole and math.isfinite(value) else value
 
     def values(self, rounds: int) -> set[float]:
-        """Those of the first and the last of so many rounds, and where pieces begin between them."""
+        """Return the values in the first and the last of `rounds` rounds, and those of pieces that begin between them."""
         begun = self.form.rounds if isinstance(self.form, Pieces) else ()
         return {
             self.at(round)
@@ -226,24 +222,20 @@ class OptionSchedule:
         }
 
     def check(self, rounds: int) -> None:
-        """Raise ConfigError where a curve leaves in one of so many rounds what a value can be. Curves rise, or fall, all the way."""
+        """Raise ConfigError if a curve leaves the allowed values within `rounds` rounds. Curves rise, or fall, all the way."""
         value = self.at(rounds)
         if isinstance(self.form, Curve) and (fault := self.kind.fault(value)):
             longer = f"--horizon {rounds}, or " if self.form.ends and rounds > self.horizon else ""
             raise ConfigError(
-                f"{self.flag} '{self.text}' comes to {value:g} in round {rounds}; give {fault}, by {longer}{self.form.mend}"
+                f"{self.flag} '{self.text}' comes to {value:g} in round {rounds}; give {fault}, by {longer}{self.form.fix}"
             )
 
 
-LOCAL = {
-    "lr": RATE,
-    "local_steps": WHOLE,
-    "batch_size": WHOLE,
-}  # what clients do, by the names of the options
+LOCAL = {"lr": RATE, "local_steps": WHOLE, "batch_size": WHOLE}  # options of clients
 
 
 def of_options(options: Any, horizon: int) -> dict[str, OptionSchedule]:
-    """The schedules of LOCAL. `options` has the fields of `fedcomp.config.RunConfig` that they are made of."""
+    """Return the schedules of LOCAL from options, a `fedcomp.config.RunConfig` or an object with the same fields."""
     return {
         name: OptionSchedule(
             f"--{name.replace('_', '-')}-schedule",
@@ -258,7 +250,7 @@ def of_options(options: Any, horizon: int) -> dict[str, OptionSchedule]:
 
 
 def ends(text: str | None) -> bool:
-    """Whether a schedule is a curve that ends with the horizon."""
+    """Return whether a schedule is a curve that ends with the horizon."""
     return bool(text) and text[:1].isalpha() and CURVES[spec.parse(text).parts[0].name].ends
 
 
@@ -266,6 +258,11 @@ def _passed(round: int, rounds: int) -> float:
     return min(1.0, (round - 1) / rounds)
 
 
-def _at_least(curve: Curve, name: str, low: float) -> None:
-    if (value := getattr(curve, name)) < low:
-        raise SpecError(f"{name} is {value:g}; give at least {low:g}")
+def _check_range(
+    curve: Curve, name: str, least: float = -math.inf, above: float = -math.inf
+) -> None:
+    value = getattr(curve, name)
+    if value < least:
+        raise SpecError(f"{name} is {value:g}; give at least {least:g}")
+    if value <= above:
+        raise SpecError(f"{name} is {value:g}; give more than {above:g}")

@@ -21,19 +21,11 @@ from typing import Any
 
 from .errors import SpecError, nearest
 
-UNITS = {
-    "": 1,
-    "B": 1,
-    "kB": 1000,
-    "KB": 1000,
-    "MB": 10**6,
-    "GB": 10**9,
-    "KiB": 1 << 10,
-    "MiB": 1 << 20,
-    "GiB": 1 << 30,
-}
-COUNTS = {"": 1, "k": 1000, "M": 10**6, "G": 10**9}
-TIMES = {"ms": 1e-3, "min": 60.0, "s": 1.0, "h": 3600.0, "d": 86400.0, "": 1.0}
+SIZES = {"": 1, "B": 1, "kB": 1e3, "KB": 1e3, "MB": 1e6, "GB": 1e9}
+SIZES |= {"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
+BOOLEANS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
+COUNTS = {"": 1, "k": 1e3, "M": 1e6, "G": 1e9}
+TIMES = {"": 1.0, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 
 
 @dataclass(frozen=True)
@@ -88,9 +80,9 @@ def _part(text: str, piece: str) -> Part:
 
 
 def build(part: Part, known: Mapping[str, type], kind: str) -> Any:
-    """An instance of the dataclass that `part` names, its options converted to the types of the fields.
+    """Return an instance of the dataclass that `part` names, with its options converted to the types of the fields.
 
-    Raises SpecError, naming the nearest name or option, where the dictionary or the dataclass has none such.
+    Raises SpecError, with the nearest name or option, for unknown ones.
     """
     return _filled(part, _found(part, known, kind), kind)
 
@@ -137,7 +129,7 @@ def _hints(cls: type) -> dict[str, Any]:
 
 
 def convert(raw: str, to: Any, what: str) -> Any:
-    """`raw` as the type `to`: int, float (also 1%, 1/400), bool, str, a Literal, or one of these or None."""
+    """Convert `raw` to the type `to`: int, float (also 1%, 1/400), bool, str, a Literal, or one of these or None. Raises SpecError."""
     if typing.get_origin(to) in (types.UnionType, typing.Union):
         (to,) = (t for t in typing.get_args(to) if t is not type(None))
     try:
@@ -147,38 +139,71 @@ def convert(raw: str, to: Any, what: str) -> Any:
                 raise SpecError(f"{what} cannot be '{raw}'; {nearest(raw, choices)}")
             return choices[raw]
         if to is bool:
-            return {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}[
-                raw.lower()
-            ]
+            return BOOLEANS[raw.lower()]
         return number(raw) if to is float else int(_digits(raw)) if to is int else to(raw)
     except (ValueError, KeyError, ZeroDivisionError, OverflowError):
         raise SpecError(f"{what} cannot be '{raw}'; give {_wanted(to)}") from None
 
 
+def check_ranges(options: Any, **ranges: tuple[float, float]) -> None:
+    """Raise SpecError for an option of a dataclass instance outside of its range (low, high), which includes both ends."""
+    for name, (low, high) in ranges.items():
+        if not low <= (value := getattr(options, name)) <= high:
+            wanted = f"at least {low:g}" if high == math.inf else f"{low:g} to {high:g}"
+            raise SpecError(f"{name} is {value:g}; give {wanted}")
+
+
+def check_decays(options: Any, *names: str) -> None:
+    """Raise SpecError for a momentum or another decay of a dataclass instance that is not in [0, 1)."""
+    for name in names:
+        if not 0 <= (value := getattr(options, name)) < 1:
+            raise SpecError(f"{name} is {value:g}; give at least 0 and less than 1, such as 0.9")
+
+
 def number(raw: str) -> float:
-    """0.01, 1e-2, 1% and 1/100 are the same number. Raises ValueError on anything that is not finite."""
+    """Parse a number; 0.01, 1e-2, 1% and 1/100 are the same. Raises ValueError on anything that is not finite."""
     text = _digits(raw).strip()
-    value = (
-        float(Fraction(text))
-        if "/" in text
-        else float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
-    )
+    if "/" in text:
+        value = float(Fraction(text))
+    else:
+        value = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
     if not math.isfinite(value):
         raise ValueError(raw)
     return value
 
 
-def size(raw: str) -> int:
-    """Bytes: `200kB`, `1.5MB`, `64KiB`, `4096`. Raises ValueError on anything else, and below one byte."""
-    digits = raw.strip().rstrip("kKMGiB")
-    value = math.floor(number(digits) * UNITS[raw.strip()[len(digits) :]])
-    if value < 1:
+def _quantity(raw: str, units: Mapping[str, float]) -> float:
+    """Return a number times its unit. Raises ValueError on anything else, and for a negative number."""
+    text = raw.strip()
+    unit = max((unit for unit in units if text.endswith(unit)), key=len)
+    value = number(text.removesuffix(unit)) * units[unit]
+    if value < 0 or not math.isfinite(value):
         raise ValueError(raw)
     return value
 
 
+def size(raw: str) -> int:
+    """Parse a number of bytes: `200kB`, `1.5MB`, `64KiB`, `4096`. Raises ValueError on anything else, and below one byte."""
+    if not (value := math.floor(_quantity(raw, SIZES))):
+        raise ValueError(raw)
+    return value
+
+
+def count(raw: str) -> int:
+    """Parse a number of things: `1000000`, `25M`, `1.5k`, `1G`. Raises ValueError on anything else, and below one."""
+    value = _quantity(raw, COUNTS)
+    if value < 1 or abs(value - round(value)) > 1e-6:
+        raise ValueError(raw)
+    return round(value)
+
+
+def duration(raw: str) -> float:
+    """Parse a number of seconds: `50ms`, `20s`, `1.5 min`, `2h`, `1d`, `0.5`. Raises ValueError on anything else, and below zero."""
+    return _quantity(raw, TIMES)
+
+
 def budget(raw: str) -> tuple[int, float]:
-    """Bytes, or a time: (bytes, 0.0) for `200kB`, (0, seconds) for `30s`. Raises ValueError on anything else, and for none of either."""
+    """Parse bytes or a time: (bytes, 0.0) for `200kB`, (0, seconds) for `30s`. Raises ValueError on anything else, and for zero."""
     if not raw.strip().endswith(tuple(unit for unit in TIMES if unit)):
         return size(raw), 0.0
     if not (seconds := duration(raw)):
@@ -186,39 +211,20 @@ def budget(raw: str) -> tuple[int, float]:
     return 0, seconds
 
 
-def count(raw: str) -> int:
-    """How many: `1000000`, `25M`, `1.5k`, `1G`. Raises ValueError on anything else, and below one."""
-    digits = raw.strip().rstrip("kMG")
-    value = number(digits) * COUNTS[raw.strip()[len(digits) :]]
-    if value < 1 or abs(value - round(value)) > 1e-6:
-        raise ValueError(raw)
-    return round(value)
-
-
-def duration(raw: str) -> float:
-    """Seconds: `50ms`, `20s`, `1.5 min`, `2h`, `1d`, `0.5`. Raises ValueError on anything else, and below zero."""
-    text = raw.strip()
-    unit = next(unit for unit in TIMES if text.endswith(unit))
-    value = number(text.removesuffix(unit)) * TIMES[unit]
-    if value < 0 or not math.isfinite(value):
-        raise ValueError(raw)
-    return value
-
-
 def sizes(raw: str) -> list[int]:
-    """Sizes with commas between them."""
+    """Parse sizes with commas between them."""
     return [size(part) for part in raw.split(",")]
 
 
 def _digits(raw: str) -> str:
-    """`raw`. Raises ValueError for what Python reads as a number and people do not: 1_0, digits of other scripts."""
+    """Return `raw`. Raises ValueError for digits of other scripts and for 1_0, which Python accepts as numbers."""
     if "_" in raw or not raw.isascii():
         raise ValueError(raw)
     return raw
 
 
 def show(name: str, options: Any) -> str:
-    """The spec string of a dataclass instance, every option written out; `parse` and `build` give it back."""
+    """Return the spec string of a dataclass instance, with all its options. `parse` and `build` are the inverse."""
     pairs = [(f.name, getattr(options, f.name)) for f in dataclasses.fields(options) if f.init]
     text = ",".join(f"{key}={_written(value)}" for key, value in pairs if value is not None)
     return f"{name}:{text}" if text else name
@@ -236,11 +242,10 @@ def _written(value: Any) -> str:
 
 
 def _wanted(to: Any) -> str:
+    """Return a description of the values of a type, which a type may define as `wanted`."""
     usual = {
         int: "a whole number",
         float: "a number such as 0.01, 1% or 1/100",
         bool: "true or false",
     }
-    return usual.get(to) or getattr(
-        to, "wanted", "a text"
-    )  # a type of its own may say what it reads
+    return usual.get(to) or getattr(to, "wanted", "a text")

@@ -17,9 +17,11 @@ import zlib
 from collections.abc import Mapping
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from . import durable_files
 from .errors import CheckpointError, UserError
 
 FILE, LOCK = "state.bin", "lock"
@@ -29,7 +31,7 @@ Kept = Mapping[str, Tensor | bytes]
 
 
 class StateFolder:
-    """A folder that belongs to one client process as long as it is open. Raises UserError where it cannot be used."""
+    """A folder that one client process has locked. Raises UserError if it cannot be used."""
 
     def __init__(self, path: Path):
         self.path = path
@@ -47,38 +49,21 @@ class StateFolder:
             ) from error
 
     def close(self) -> None:
-        """Let other processes in."""
+        """Release the lock."""
         os.close(self._lock)
 
     def save(self, kept: Kept, name: str = FILE) -> None:
-        """Replace what is kept; on the disk when this returns. Raises CheckpointError, with the last state whole, when it is full."""
+        """Replace the state, on the disk when this returns. Raises CheckpointError, with the last state intact, if the disk is full."""
         try:
-            self._replace(name, packed(kept))
+            durable_files.replace(self.path / name, packed(kept), 0o600)
         except OSError as error:
             raise CheckpointError(
-                f"--state-dir {self.path} cannot be written ({error.strerror}); the state before is whole, make room "
+                f"--state-dir {self.path} cannot be written ({error.strerror}); the last state is intact, make room "
                 "and start again"
             ) from error
 
-    def _replace(self, name: str, parts: list[bytes | memoryview]) -> None:
-        new = self.path / f".{name}.new"
-        with os.fdopen(
-            os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb", buffering=0
-        ) as file:
-            for part in parts:
-                view = memoryview(part)
-                while view:
-                    view = view[file.write(view) :]
-            os.fsync(file.fileno())
-        os.replace(new, self.path / name)
-        folder = os.open(self.path, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
-
     def load(self, name: str = FILE) -> dict[str, Tensor | bytes]:
-        """What was kept, nothing before the first time. Raises CheckpointError when it is damaged."""
+        """Return the state, {} before the first `save`. Raises CheckpointError if it is damaged."""
         path = self.path / name
         try:
             data = bytearray(path.read_bytes())
@@ -127,11 +112,7 @@ def unpacked(data: bytearray) -> dict[str, Tensor | bytes]:
 
 
 def _raw(vector: Tensor) -> memoryview:
-    return (
-        memoryview(vector.detach().cpu().contiguous().numpy()).cast("B")
-        if vector.numel()
-        else memoryview(b"")
-    )
+    return memoryview(vector.detach().cpu().contiguous().numpy().view(np.uint8))
 
 
 def _vector(body: memoryview) -> Tensor:

@@ -18,7 +18,7 @@ from .formatting import NOTHING, decimal, duration, human_bytes, one_line, perce
 class Column:
     title: str
     width: int
-    importance: int  # where there is no room for all columns, those of the highest number go first
+    importance: int  # columns of higher numbers are left out first if there is not enough room
     cell: Callable[[RoundRecord], str]
 
 
@@ -46,15 +46,13 @@ VIRTUAL = Column(
     "virtual", 10, 4, lambda r: NOTHING if r.simulated_s is None else duration(r.simulated_s)
 )  # with a network
 GAP = 2  # blanks between columns
-SUSPECT, UNLIKE = (
-    0.2,
-    3.0,
-)  # share of votes lost by a wide margin, and how many times the median, from which a client is shown
+SUSPECT = 0.2  # share of votes lost by a wide margin from which a client is shown,
+UNLIKE = 3.0  # if it is also this multiple of the median
 NAMED = 8  # clients in a line, and reasons of a round's rejections
 
 
 def columns_of(header: Header | None) -> tuple[Column, ...]:
-    """All that a run has."""
+    """Return the columns of a run."""
     if header is None:
         return COLUMNS
     kept = [c for c in COLUMNS if c.title != "accuracy" or header.judged == "accuracy"]
@@ -66,7 +64,7 @@ def columns_of(header: Header | None) -> tuple[Column, ...]:
 
 
 def columns_for(width: int, columns: Sequence[Column] = COLUMNS) -> list[Column]:
-    """The most important of `columns` that fit into `width` characters, in their order."""
+    """Return the most important of `columns` that fit into `width` characters, in their order."""
     kept: list[Column] = []
     for column in sorted(columns, key=lambda c: c.importance):
         if sum(c.width + GAP for c in kept) + column.width > width:
@@ -94,19 +92,16 @@ class Totals:
 
 @dataclass
 class Watch(Callback):
-    """Follows a run at a constant cost per round. Entered before the run is prepared, left when it has ended or failed."""
+    """Base class of displays: follows a run at a constant cost per round. Entered before the run is prepared, left after its end."""
 
     clock: Callable[[], float] = monotonic
     header: Header | None = None
     last: RoundRecord | None = None
     summary: Summary | None = None  # of the run that is over
-    best: RoundRecord | None = (
-        None  # of the highest accuracy, or the lowest loss where there is none
-    )
+    best: RoundRecord | None = None  # highest accuracy, or lowest loss of a task without accuracy
     totals: Totals = field(default_factory=Totals)
-    ends: deque[float] = field(
-        default_factory=lambda: deque(maxlen=33)
-    )  # when the newest rounds ended, and when the first began
+    # When the newest rounds ended, and when the first began.
+    ends: deque[float] = field(default_factory=lambda: deque(maxlen=33))
 
     def __enter__(self) -> Self:
         return self
@@ -124,6 +119,13 @@ class Watch(Callback):
         if self.last:
             return self.last.round
         return self.header.first_round - 1 if self.header else 0
+
+    @property
+    def reached(self) -> str:
+        """How far the run is: "after round 7 of 20"."""
+        if not self.last_round:
+            return "before round 1 was done"
+        return f"after round {self.last_round} of {self.header.rounds}"
 
     @property
     def seconds_a_round(self) -> float | None:
@@ -146,54 +148,47 @@ class Watch(Callback):
         self.summary = summary
 
     def merit(self, record: RoundRecord) -> float | None:
-        """The higher, the better: the accuracy, or of a task that has none the loss, negative; None where there is none."""
+        """Return the accuracy, or the negative loss of a task without accuracy; None if it was not measured."""
         if self.header is None or self.header.judged == "accuracy":
             return record.accuracy
         return -record.loss if record.loss is not None and isfinite(record.loss) else None
 
 
 def facts(header: Header) -> list[tuple[str, str]]:
-    """What runs, as label and value, the most important first."""
-    return [
-        ("task", f"{header.task}, {header.parameters:,} parameters"),
-        ("clients", f"{header.clients:,}, {header.cohort:,} a round, {header.partition}"),
-        *(
-            [("relays", f"{header.relays:,}, each adds the frames of its clients")]
-            if header.relays
-            else []
-        ),
-        *(
-            [("attack", f"{header.liars:,} of {header.clients:,} clients lie: {header.attack}")]
-            if header.attack
-            else []
-        ),
-        ("strategy", header.strategy),
-        ("uplink", header.uplink),
-        ("downlink", header.downlink),
-        ("memory", header.memory),
-        *([("note", header.notice)] if header.notice else []),
-        *([("network", header.network)] if header.network else []),
-        ("device", header.device),
-        ("engine", header.engine),
-        *([("residuals", header.residuals)] if header.residuals else []),
-        *([("metrics", header.metrics)] if header.metrics else []),
-        ("folder", header.out),
+    """Return labels and values that describe a run, the most important first."""
+    h = header
+    rows = [
+        ("task", f"{h.task}, {h.parameters:,} parameters"),
+        ("clients", f"{h.clients:,}, {h.cohort:,} a round, {h.partition}"),
+        ("relays", f"{h.relays:,}, each adds the frames of its clients" if h.relays else ""),
+        ("attack", h.attack and f"{h.liars:,} of {h.clients:,} clients are Byzantine: {h.attack}"),
+        ("strategy", h.strategy),
+        ("uplink", h.uplink),
+        ("downlink", h.downlink),
+        ("memory", h.memory),
+        ("note", h.notice),
+        ("network", h.network),
+        ("device", h.device),
+        ("engine", h.engine),
+        ("residuals", h.residuals),
+        ("metrics", h.metrics),
+        ("folder", h.out),
     ]
+    return [(label, value) for label, value in rows if value]
 
 
 def rejections(record: RoundRecord) -> list[str]:
-    """A line for each stage and reason, naming at most eight of its clients; of more than eight reasons the most frequent.
+    """Return a line for each stage and reason with at most eight of its clients; of more than eight reasons, the most frequent ones.
 
-    Of those that a round did not wait for, its number of accepted tells.
+    Clients that a quorum did not wait for are left out.
     """
     clients: dict[tuple[str, str], list[int]] = {}
     for r in record.rejections:
         if r.stage == "quorum":
             continue
         clients.setdefault((r.stage, r.reason), []).append(r.client)
-    told = sorted(clients.items(), key=lambda found: -len(found[1]))[
-        : NAMED if len(clients) > NAMED + 1 else None
-    ]
+    most = NAMED if len(clients) > NAMED + 1 else None
+    told = sorted(clients.items(), key=lambda found: -len(found[1]))[:most]
     lines = [
         one_line(f"round {record.round}: {_named(who)} rejected at {stage}: {reason}")
         for (stage, reason), who in told
@@ -207,7 +202,7 @@ def rejections(record: RoundRecord) -> list[str]:
 
 
 def suspects(record: RoundRecord) -> str:
-    """The clients whose votes lose much more often by a wide margin than those of most others, at most three; "" where none does."""
+    """Return up to three clients whose votes lose by a wide margin much more often than those of most others; "" for none."""
     usual = median_low(record.suspicion.values()) if len(record.suspicion) > 1 else 0.0
     found = [
         (share, client)
@@ -225,58 +220,33 @@ def _named(clients: Sequence[int], more: int = 0) -> str:
 
 
 def verdict(summary: Summary, totals: Totals) -> list[tuple[str, str]]:
-    """How the run ended, as label and value; what was turned down and relayed is what was seen while it was watched."""
+    """Return the result of a run as labels and values. Rejections and relayed bytes are those of the rounds that were watched."""
     up, down = summary.uplink_bytes, summary.downlink_bytes
     dense_up, dense_down = summary.dense_uplink_bytes, summary.dense_downlink_bytes
     wire = (summary.wire_bytes_in or 0) + (summary.wire_bytes_out or 0)
-    lines = [
-        *(
-            [("accuracy", percent(summary.accuracy))]
-            if summary.accuracy is not None or summary.loss is None
-            else []
-        ),
+    virtual_s = 3600 * (summary.simulated_hours or 0.0)
+    has_accuracy = summary.accuracy is not None or summary.loss is None
+    rejected = f"{totals.rejected:,} update{'s' * (totals.rejected != 1)}"
+    rows = [
+        ("accuracy", percent(summary.accuracy) if has_accuracy else ""),
         ("loss", decimal(summary.loss)),
         *((name, decimal(value)) for name, value in summary.metrics.items()),
         ("bytes up", _against(up, dense_up)),
-        *(
-            [("relayed", _against(totals.relayed_bytes, totals.dense_uplink_bytes))]
-            if totals.relayed_bytes
-            else []
+        (
+            "relayed",
+            totals.relayed_bytes and _against(totals.relayed_bytes, totals.dense_uplink_bytes),
         ),
         ("bytes down", _against(down, dense_down)),
         ("both", _against(up + down, dense_up + dense_down)),
-        *(
-            [
-                (
-                    "at the port",
-                    _against(wire, dense_up + dense_down),
-                )
-            ]
-            if wire
-            else []
-        ),
+        ("at the port", wire and _against(wire, dense_up + dense_down)),
         ("time", f"{duration(summary.seconds)}, {rate(summary.client_updates_per_s)}"),
-        *(
-            [("network", f"{duration(3600 * summary.simulated_hours)} of virtual time")]
-            if summary.simulated_hours is not None
-            else []
-        ),
+        ("network", virtual_s and f"{duration(virtual_s)} of virtual time"),
+        ("rejected", totals.rejected and rejected),
     ]
-    rejected = totals.rejected
-    told = [
-        (
-            "",
-            one_line(
-                f"{r.updates:,} of {_named(r.clients, r.more_clients)} at {r.stage}: {r.reason}"
-            ),
-        )
-        for r in summary.rejections
-    ]
-    return (
-        lines
-        + [("rejected", f"{rejected:,} update{'s' * (rejected != 1)}")] * bool(rejected)
-        + told[:3]
-    )
+    for r in summary.rejections[:3]:
+        clients = _named(r.clients, r.more_clients)
+        rows.append(("", one_line(f"{r.updates:,} of {clients} at {r.stage}: {r.reason}")))
+    return [(label, str(value)) for label, value in rows if value]
 
 
 def _against(sent: int, dense: int) -> str:
@@ -293,14 +263,13 @@ def model_file(out: str) -> str:
 
 
 def how_to_load(out: str) -> list[str]:
-    """Two lines of Python."""
+    """Return two lines of Python that load the weights."""
     return ["from safetensors.torch import load_file", f"weights = load_file({model_file(out)!r})"]
 
 
 def awaited(here: Sequence[int], wanted: int) -> str:
-    """Who is connected while a round waits for clients."""
+    """Return which clients are connected while a round waits for more."""
     said = f"{len(here)} of {wanted} client{'s are' if wanted != 1 else ' is'} here"
-    names = ", ".join(map(str, here[:16])) + (
-        f" and {len(here) - 16} more" if len(here) > 16 else ""
-    )
+    more = f" and {len(here) - 16} more" if len(here) > 16 else ""
+    names = ", ".join(map(str, here[:16])) + more
     return f"{said}: {names}" if here else said

@@ -43,7 +43,7 @@ def run(
         raise UserError(f"--data {data} is no folder; give the one that holds the tasks' data")
     if write and not PAGE.is_file():
         raise UserError(f"--write changes {PAGE}, which is not there; leave --write out")
-    from fedcomp.cli.signals import Signals
+    from fedcomp.cli.exits import Signals
 
     from . import running, table
 

@@ -24,6 +24,7 @@ from fedcomp.deployment.member import Member
 from fedcomp.errors import FrameError
 from fedcomp.messages import TRAIN, UPDATE, Assignment, Report
 from fedcomp.state_folder import FILE, StateFolder
+from fedcomp.transports.grpc import GrpcConnection
 
 PATIENCE_S = 60.0
 BEFORE, KEPT, AMID, AFTER, WIRE = (
@@ -209,6 +210,21 @@ class FailingMember(Member):
         )
 
 
+@dataclass
+class SpoilingConnection:
+    """A connection to the server on which reports are spoilt."""
+
+    connection: GrpcConnection
+    member: FailingMember
+
+    async def send(self, message) -> None:
+        spoilt = self.member.spoilt(message) if isinstance(message, Report) else message
+        await self.connection.send(spoilt)
+
+    def messages(self):
+        return self.connection.messages()
+
+
 class FailingProcess(ClientProcess):
     """A client process in which faults happen after a reply was sent."""
 
@@ -219,12 +235,8 @@ class FailingProcess(ClientProcess):
         self.killed = True
         self.end()
 
-    def _answered(self, work, report):
-        report = super()._answered(work, report)
-        return report and work.seat.member.spoilt(report)
-
     async def _answer(self, who, seat, connection, message) -> None:
-        await super()._answer(who, seat, connection, message)
+        await super()._answer(who, seat, SpoilingConnection(connection, seat.member), message)
         if isinstance(message, Assignment):
             what = seat.member.due(AFTER, message)
             if what == "kill":

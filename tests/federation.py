@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fedcomp import memory
 from fedcomp.clients.replica import Replica
-from fedcomp.clients.session import ClientSession, OneState
+from fedcomp.clients.session import ClientSession, HostedStates
 from fedcomp.clients.state import ClientState
 from fedcomp.clients.trainer import Trainer
 from fedcomp.layout import Layout
@@ -116,7 +116,8 @@ class Federation:
                 rules.seed,
                 all_shards=shards,
             )
-            states = OneState(ClientState(kept, replica.version))
+            states = HostedStates()
+            states.by_client[client] = ClientState(kept, replica.version)
             self.members.append(
                 Member(replica, states, trainer, algorithm, rules.seed, client=client)
             )

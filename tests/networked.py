@@ -18,7 +18,7 @@ from faults import Clients, Faults
 
 from fedcomp import RunConfig
 from fedcomp.callbacks import Callback
-from fedcomp.deployment.handshake import Common, Own, told
+from fedcomp.deployment.handshake import Common, Own, pack_options
 from fedcomp.deployment.roster import Roster
 from fedcomp.layout import Layout
 from fedcomp.messages import Assignment, Invitation, Presence
@@ -30,7 +30,7 @@ from fedcomp.server.round_loop import RoundResult
 from fedcomp.strategies import resolved
 from fedcomp.strategies.round_completion import DEADLINE
 from fedcomp.tasks import Task, initial_model
-from fedcomp.transports.grpc import GrpcTransport
+from fedcomp.transports.grpc import GrpcTransport, Settings
 
 PATIENCE_S = 60.0  # with anything that has to come about
 
@@ -71,13 +71,12 @@ class Networked:
             client_config(config, self.strategy), uplink=str(self.strategy.uplink)
         )
         name = secrets.token_hex(16)
-        invitation = Invitation(name, -1, told(options), self.layout.fingerprint, broadcasts.first)
+        invitation = Invitation(
+            name, -1, pack_options(options), self.layout.fingerprint, broadcasts.first
+        )
+        largest_report = 8 * self.strategy.layout.numel + (1 << 20)
         self.transport = GrpcTransport(
-            "127.0.0.1",
-            0,
-            invitation,
-            config.clients,
-            largest_report=8 * self.strategy.layout.numel + (1 << 20),
+            Settings("127.0.0.1", 0, invitation, config.clients, largest_report),
             on_joined=self._on_joined,
             on_heard=lambda client: self.roster.hear(client),
             on_look=self._check,

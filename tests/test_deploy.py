@@ -18,7 +18,7 @@ import yaml
 from tls_servers import grpc_serving
 from typer.main import get_command
 
-from fedcomp.cli import deployed, flags
+from fedcomp.cli import flags
 from fedcomp.cli.comparison.alternatives import alternatives
 from fedcomp.cli.main import app
 from fedcomp.config import SPANNING
@@ -80,6 +80,7 @@ def parsed(words: list[str]) -> str:
     given = command.make_context(name, words, parent=context).params
     if name == "sim":
         own = {"dry_run", "side_by_side", "target_accuracy"}
+        own |= {"rounds", "loops", "trace", "json"} if context.info_name == "bench" else set()
         alternatives(
             flags.run_values(
                 {key: value for key, value in given.items() if key not in own} | {"resume": None},
@@ -87,9 +88,9 @@ def parsed(words: list[str]) -> str:
             )
         )
     if name == "start":
+        door = {"port", "host", "keys", "insecure", "transport"}
         flags.run_config(
-            {key: value for key, value in given.items() if key not in deployed.DOOR_NAMES}
-            | {"resume": None}
+            {key: value for key, value in given.items() if key not in door} | {"resume": None}
         )
     return name
 

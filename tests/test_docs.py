@@ -20,8 +20,9 @@ from typer.testing import CliRunner
 import fedcomp
 from fedcomp import FrameError, Layout, codec
 from fedcomp.cli.main import app
-from fedcomp.codecs import decay, longest_frame, overwrite
+from fedcomp.codecs import longest_frame, overwrite
 from fedcomp.codecs.base import Codec
+from fedcomp.codecs.frame import wrap_decay
 from fedcomp.errors import TaskError
 from fedcomp.messages import Assignment, Report
 from fedcomp.tasks import load
@@ -185,7 +186,7 @@ def test_a_frame_in_the_page_is_what_the_code_makes(spec):
         assert FRAMES[spec] == overwrite.encode(X, np.array([1, 4, 7]))
         return
     if spec == "decay":
-        assert FRAMES[spec] == decay.wrap(0.75, codec("efsign").encode(X), 8)
+        assert FRAMES[spec] == wrap_decay(0.75, codec("efsign").encode(X), 8)
         return
     c = codec(spec)
     made = c.encode(X, seed=7, layout=LAYOUT)

@@ -136,7 +136,7 @@ def test_what_is_no_run_is_a_sentence(folder, tmp_path, name, content, said):
 
 
 def test_a_folder_that_is_not_there_is_a_sentence(tmp_path):
-    with pytest.raises(RunFolderError, match="is no folder"):
+    with pytest.raises(RunFolderError, match="is not a folder"):
         load(tmp_path / "none")
 
 
@@ -169,7 +169,7 @@ def test_seeds_are_put_together_and_labels_say_what_differs(folder):
         ("lr 0.1", "partition classes:2, clients 6"),
         ("lr 1.0", "partition iid, clients 9"),
     ]
-    with pytest.raises(UserError, match="are one run"):
+    with pytest.raises(UserError, match="have the same options and seed"):
         groups([like(), like(out="elsewhere")])
 
 

@@ -14,7 +14,8 @@ from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from fedcomp.keys import certificates
-from fedcomp.keys.enrolment import CURVE, Enrolment, utc_now
+from fedcomp.keys.certificates import CURVE
+from fedcomp.keys.enrolment import Enrolment, utc_now
 
 SETTINGS = bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))  # the first frame of a server that speaks HTTP/2
 

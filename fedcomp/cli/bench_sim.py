@@ -1,47 +1,184 @@
-"""What `fedcomp bench sim` prints: a table, JSON, a trace."""
+"""`fedcomp bench sim`: where the time of simulated rounds goes, beside plain PyTorch loops that train the same clients.
+
+The rounds and the loops take turns in one process, in a run folder that is removed.
+"""
 
 import dataclasses
 import json
-import sys
+import statistics
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import torch
-from rich.console import Console
-from rich.table import Table
 
-from .. import __version__
+from .. import __version__, seeds
+from ..callbacks import Callback, Header, RoundRecord
 from ..config import RunConfig
-from ..errors import UserError
+from ..errors import ConfigError, UserError, nearest
 from ..formatting import NOTHING
-from ..profiling import trace
-from .measure_sim import USUAL, Measured, measure
+from ..profiling import Event, Recorder, recording, timed, trace
+from ..sim.run import Simulation
+from ..strategies.cohort import size
+from ..training.batches import plan_batches
+from . import plain_loops
+from .tables import print_table
 
-WAYS = ("", "client updates/s", "a cohort", "usual loop", "GFLOP/s", "of the device")
-PARTS = ("a round's time", "ms", "share")
-LEGEND = """usual loop: a copy of the model, a DataLoader and torch.optim for each client;  lean loop: one model, examples by index
-one big batch: one model on the same examples, each step one batch, the limit of the arithmetic;  the loops send and keep nothing
-of the device: operations of the forward and backward passes a second, as a share of what a large matrix product reaches here"""
+TRAINING = "local SGD"
+# The parts of a round: stretches of the profile, and the time that the stretches around them take for themselves.
+PARTS = (
+    *(TRAINING, "compression", "memories", "messages"),
+    *("aggregation", "downlink", "checkpoint", "evaluation"),
+)
+MESSAGES = {"round": "messages", "clients": "messages"}
+REST = "rest"  # metrics on disk and everything outside of the profile
+COSTS = 3  # parts other than training that are named below the tables
+PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+MAX_WARM_UP = 200  # rounds
+WHOLE, LOCAL = "whole rounds", "local SGD in them"
+LEAN, PRODUCT = "lean loop", "matrix product"
+LOOPS = {"lean": LEAN, "usual": "usual loop", "big-batch": "one big batch"}
+NO_LOOPS = "none"
+LEGENDS = {
+    "lean": "lean loop: plain PyTorch, one model, examples by index",
+    "usual": "usual loop: plain PyTorch, a copy of the model, a DataLoader and torch.optim for each client",
+    "big-batch": "one big batch: one model on the same examples, each step one batch, the limit of the arithmetic",
+}
+OF_DEVICE = (
+    "of the device: operations of the forward and backward passes a second, as a share of what a large matrix product "
+    "reaches here; loops only train"
+)
+RATES = ("", "client updates/s", "a cohort", LEAN, "GFLOP/s", "of the device")
+TIMES = ("a round's time", "ms", "share")
 
 
-def sim(config: RunConfig, rounds: int, as_json: bool, trace_file: Path | None) -> None:
-    """Measure rounds of a simulation and show what came out."""
+def bench(
+    config: RunConfig, rounds: int, loops: str, as_json: bool, trace_file: Path | None
+) -> None:
+    """Measure rounds of a simulation and print the results."""
+    chosen = parse_loops(loops)
     if trace_file is not None and (trace_file.is_dir() or not trace_file.parent.is_dir()):
         raise UserError(
             f"--trace {trace_file} cannot be written; name a file in a folder that is there"
         )
-    measured = measure(config, rounds)
+    measured, events = measure(config, rounds, chosen)
     if as_json:
-        print(json.dumps(as_values(measured), indent=2))
+        print(json.dumps(measured, indent=2))
     else:
-        print_tables(measured)
-    if trace_file is not None:
-        _write_trace(measured, trace_file)  # last: what cannot be written takes nothing along
+        _print_tables(measured, chosen)
+    if trace_file is None:
+        return
+    process = f"{measured['task']}, {measured['engine']}, {measured['device']}"
+    try:
+        trace_file.write_text(json.dumps(trace(events, process)), encoding="utf-8")
+    except OSError as error:
+        raise UserError(
+            f"--trace {trace_file} cannot be written ({error.strerror}); name another file"
+        ) from None
 
 
-def as_values(measured: Measured) -> dict[str, object]:
-    """What --json prints. Times in seconds."""
-    header, round_s = measured.header, sum(measured.parts.values())
-    return {
+def parse_loops(text: str) -> list[str]:
+    """Return the names in --loops. Raises ConfigError."""
+    names = [] if text == NO_LOOPS else text.split(",")
+    if NO_LOOPS in names:
+        raise ConfigError(f"--loops is '{text}'; give loops, or {NO_LOOPS} alone")
+    if unknown := [name for name in names if name not in LOOPS]:
+        raise ConfigError(
+            f"--loops cannot be '{unknown[0]}'; {nearest(unknown[0], [*LOOPS, NO_LOOPS])}"
+        )
+    return list(dict.fromkeys(names))
+
+
+class Interleaved(Callback):
+    """Measures every other round, and calls each function in `beside` after it.
+
+    So no measured round directly follows such a call, which would leave it cold caches. Rounds count once the engine has settled: its
+    workers are started, and its kernels compiled.
+    """
+
+    def __init__(self, rounds: int):
+        self.rounds = rounds
+        self.recorder = Recorder()
+        self.device = torch.device("cpu")
+        self.beside: Mapping[str, Callable[[], object]] = {}
+        self.settled: Callable[[], bool] = lambda: True
+        self.seconds: dict[str, list[float]] = defaultdict(list)
+        self.parts: list[dict[str, float]] = []
+        self.records: list[RoundRecord] = []
+        self.header: Header
+        self._warm = self._counts = False
+        self._events = 0
+
+    def started(self, header: Header) -> None:
+        self.header, self._began = header, time.perf_counter()
+
+    def round_done(self, record: RoundRecord) -> None:
+        round_s, events = time.perf_counter() - self._began, self.recorder.events[self._events :]
+        if self._counts:
+            self._count(record, round_s, events)
+        if self._counts or record.round == 1:
+            for name, run in self.beside.items():
+                with timed(name):
+                    seconds = plain_loops.seconds_of(run, self.device)
+                if self._counts:
+                    self.seconds[name].append(seconds)
+        if len(self.parts) == self.rounds:
+            raise Enough
+        self._warm = self._warm or self.settled() or record.round >= MAX_WARM_UP
+        self._counts = self._warm and not self._counts
+        self._events, self._began = len(self.recorder.events), time.perf_counter()
+
+    def _count(self, record: RoundRecord, round_s: float, events: Sequence[Event]) -> None:
+        parts = dict.fromkeys(PARTS, 0.0)
+        for event in events:
+            part = MESSAGES.get(event.name, event.name)
+            if part in parts:
+                parts[part] += event.own_s
+        self.parts.append(parts | {REST: max(0.0, round_s - sum(parts.values()))})
+        self.seconds[WHOLE].append(round_s)
+        self.seconds[LOCAL].append(parts[TRAINING])
+        self.records.append(record)
+
+
+class Enough(Exception):
+    """The requested number of rounds has been measured."""
+
+
+def measure(
+    config: RunConfig, rounds: int, loops: Sequence[str]
+) -> tuple[dict[str, Any], list[Event]]:
+    """Simulate until `rounds` rounds are measured. Return what --json prints, times in seconds, and the profile. Raises UserError."""
+    turns = Interleaved(rounds)
+    with tempfile.TemporaryDirectory(prefix="fedcomp-bench-") as folder:
+        own = {
+            "rounds": MAX_WARM_UP + 2 * rounds,
+            "out": str(Path(folder) / "run"),
+            "resume": False,
+            "log_json": None,
+            "metrics_port": -1,
+            "tensorboard": False,
+        }
+        simulation = Simulation(dataclasses.replace(config, **own), turns)
+        device, engine = simulation.device, simulation.engine
+        devices = [each.device for each in getattr(engine, "engines", [engine])]
+        gpus = [each for each in devices if each.type == "cuda"]
+        multiply, product_flops = plain_loops.product(device, PRECISIONS[config.precision])
+        beside, client_flops = _cohort_loops(simulation, loops)
+        turns.recorder = Recorder(lambda: [torch.cuda.synchronize(gpu) for gpu in gpus])
+        turns.device, turns.settled = device, lambda: getattr(engine, "settled", True)
+        turns.beside = beside | {PRODUCT: multiply}
+        with recording(turns.recorder), suppress(Enough):
+            simulation.run()
+    peak = len(devices) * product_flops / min(turns.seconds[PRODUCT])
+    header, accepted = turns.header, [record.accepted for record in turns.records]
+    parts = {part: statistics.mean(each[part] for each in turns.parts) for part in (*PARTS, REST)}
+    updates = dict.fromkeys((WHOLE, LOCAL), statistics.mean(accepted))
+    updates |= dict.fromkeys(beside, header.cohort)
+    found = {
         "task": header.task,
         "clients": header.clients,
         "cohort": header.cohort,
@@ -51,73 +188,112 @@ def as_values(measured: Measured) -> dict[str, object]:
         "memory": header.memory,
         "device": header.device,
         "engine": header.engine,
-        "precision": measured.precision,
-        "threads": measured.threads,
+        "precision": config.precision,
+        "threads": torch.get_num_threads(),
         "torch": torch.__version__,
         "fedcomp": __version__,
-        "rounds": measured.rounds,
-        "accepted": measured.accepted,
-        "accuracy": measured.accuracy,
-        "client_flops": measured.client_flops,
-        "peak_flops_per_s": measured.peak_flops_per_s,
-        "parts": {name: {"seconds": s, "share": s / round_s} for name, s in measured.parts.items()},
-        "ways": [dataclasses.asdict(way) for way in measured.ways],
+        "rounds": len(turns.parts),
+        "accepted": sum(accepted),
+        "accuracy": turns.records[-1].accuracy,
+        "client_flops": client_flops,
+        "peak_flops_per_s": peak,
+        "parts": {
+            name: {"seconds": s, "share": s / sum(parts.values())} for name, s in parts.items()
+        },
+        "ways": [
+            _way(name, turns.seconds[name], count, client_flops, peak)
+            for name, count in updates.items()
+        ],
+    }
+    return found, turns.recorder.events
+
+
+def _cohort_loops(
+    simulation: Simulation, loops: Sequence[str]
+) -> tuple[dict[str, Callable[[], object]], float]:
+    """Return the loops over a cohort of the run, drawn once, and the operations of one client's update."""
+    config, trainer, task = simulation.config, simulation.clients.trainer, simulation.task
+    chosen = seeds.generator(config.seed, "bench").permutation(config.clients)
+    chosen = chosen[: size(config.participation, config.clients)]
+    data, sgd, shards = trainer.data, trainer.sgd, [trainer.shards[client] for client in chosen]
+    plans = [
+        plan_batches(sgd, shard, config.seed, 1, int(client))
+        for client, shard in zip(chosen, shards, strict=True)
+    ]
+    examples = sum(len(batch) for plan in plans for batch in plan) / len(plans)
+    made = {
+        "lean": lambda: plain_loops.lean_loop(task, data, plans, sgd),
+        "usual": lambda: plain_loops.usual_loop(task, data, shards, plans, sgd),
+        "big-batch": lambda: plain_loops.big_batch(task, data, plans, sgd),
+    }
+    runs = {LOOPS[name]: made[name]() for name in loops}
+    if config.precision != "float32":
+        runs = {name: _in_bfloat16(run, simulation.device) for name, run in runs.items()}
+    return runs, examples * plain_loops.flops_of_an_example(task, data, config.batch_size)
+
+
+def _in_bfloat16(run: Callable[[], object], device: torch.device) -> Callable[[], object]:
+    def autocast() -> object:
+        with torch.autocast(device.type, torch.bfloat16):
+            return run()
+
+    return autocast
+
+
+def _way(
+    name: str, seconds: Sequence[float], updates: float, client_flops: float, peak: float
+) -> dict[str, Any]:
+    """Return how fast a cohort is trained: medians. Operations are None where torch counts none of the model's."""
+    median = max(statistics.median(seconds), 1e-9)
+    flops = updates * client_flops / median if client_flops else None
+    return {
+        "name": name,
+        "seconds": median,
+        "client_updates_per_s": updates / median,
+        "flops_per_s": flops,
+        "share_of_peak": None if flops is None else flops / peak,
     }
 
 
-def print_tables(measured: Measured) -> None:
-    """Tables on a terminal, lines with tabs elsewhere."""
-    usual = next(way.seconds for way in measured.ways if way.name == USUAL)
-    ways = [
-        (
-            way.name,
-            _rate(way.client_updates_per_s),
-            f"{1e3 * way.seconds:,.1f} ms",
-            f"{usual / way.seconds:.2f} ×",
-            NOTHING if way.flops_per_s is None else f"{way.flops_per_s / 1e9:,.2f}",
-            NOTHING if way.share_of_peak is None else f"{way.share_of_peak:.1%}",
+def _print_tables(m: Mapping[str, Any], loops: Sequence[str]) -> None:
+    lean_s = next((way["seconds"] for way in m["ways"] if way["name"] == LEAN), None)
+    rates = []
+    for way in m["ways"]:
+        updates_per_s, flops, share = (
+            way[key] for key in ("client_updates_per_s", "flops_per_s", "share_of_peak")
         )
-        for way in measured.ways
+        rates.append(
+            (
+                way["name"],
+                f"{updates_per_s:,.0f}" if updates_per_s >= 100 else f"{updates_per_s:.3g}",
+                f"{1e3 * way['seconds']:,.1f} ms",
+                NOTHING if lean_s is None else f"{lean_s / way['seconds']:.2f} ×",
+                NOTHING if flops is None else f"{flops / 1e9:,.2f}",
+                NOTHING if share is None else f"{share:.1%}",
+            )
+        )
+    times = [
+        (name, f"{1e3 * part['seconds']:,.1f}", f"{part['share']:.1%}")
+        for name, part in m["parts"].items()
     ]
-    round_s = sum(measured.parts.values())
-    parts = [(name, f"{1e3 * s:,.1f}", f"{s / round_s:.1%}") for name, s in measured.parts.items()]
-    if not sys.stdout.isatty():
-        print("\n".join("\t".join(line) for line in [WAYS, *ways, PARTS, *parts]))
-        return
-    console, h = Console(highlight=False, markup=False), measured.header
-    console.print(
-        f"{h.task}, {h.cohort} of {h.clients} clients, {h.parameters:,} parameters; {h.strategy}, {h.uplink}, {h.memory}"
+    title = (
+        f"{m['task']}, {m['cohort']} of {m['clients']} clients, {m['parameters']:,} parameters; {m['strategy']}, "
+        f"{m['uplink']}, {m['memory']}\n{m['device']}, {m['threads']} threads, {m['precision']}, engine {m['engine']}; "
+        f"{m['rounds']} rounds, medians; a large matrix product reaches {m['peak_flops_per_s'] / 1e9:,.0f} GFLOP/s\n"
     )
-    console.print(
-        f"{h.device}, {measured.threads} threads, {measured.precision}, engine {h.engine}; "
-        f"{measured.rounds} rounds, medians; a large matrix product reaches {measured.peak_flops_per_s / 1e9:,.0f} GFLOP/s\n"
+    legend = "\n".join([*(LEGENDS[name] for name in loops), OF_DEVICE, ""])
+    print_table(RATES, rates, {RATES[0]}, title=title, legend=legend)
+    print_table(TIMES, times, {TIMES[0]})
+    print(largest_costs(m["parts"]))
+
+
+def largest_costs(parts: Mapping[str, Mapping[str, float]]) -> str:
+    """Return a sentence that names the largest parts of a round other than training."""
+    beside = sorted(
+        (name for name in parts if name != TRAINING), key=lambda name: -parts[name]["seconds"]
     )
-    for head, lines in ((WAYS, ways), (PARTS, parts)):
-        console.print(_table(head, lines), "")
-    console.print(LEGEND, style="dim")
-
-
-def _rate(per_s: float) -> str:
-    return f"{per_s:,.0f}" if per_s >= 100 else f"{per_s:.3g}"
-
-
-def _table(head: tuple[str, ...], lines: list[tuple[str, ...]]) -> Table:
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
-    for place, name in enumerate(head):
-        table.add_column(name, justify="right" if place else "left", style="" if place else "bold")
-    for line in lines:
-        table.add_row(*line)
-    return table
-
-
-def _write_trace(measured: Measured, path: Path) -> None:
-    h = measured.header
-    try:
-        path.write_text(
-            json.dumps(trace(measured.events, f"{h.task}, {h.engine}, {h.device}")),
-            encoding="utf-8",
-        )
-    except OSError as error:
-        raise UserError(
-            f"--trace {path} cannot be written ({error.strerror}); name another file"
-        ) from None
+    named = [
+        f"{name} {1e3 * parts[name]['seconds']:,.1f} ms ({parts[name]['share']:.1%})"
+        for name in beside[:COSTS]
+    ]
+    return f"Largest costs around training: {', '.join(named)}."

@@ -4,12 +4,10 @@ import math
 
 from rich.text import Text
 
-KEPT = 1024  # points; beyond, every other one is dropped, so that a round costs the same at the end of a long run
+KEPT = 1024  # points; above that, every other one is dropped, so that late rounds of a long run cost no more
 SHORTEST = 10  # rounds on the axis at least, so that the first points do not jump
-DOTS = (
-    (0x01, 0x02, 0x04, 0x40),
-    (0x08, 0x10, 0x20, 0x80),
-)  # bit of a braille character, by column and row within it
+# Bits of a braille character, by column and row within it.
+DOTS = ((0x01, 0x02, 0x04, 0x40), (0x08, 0x10, 0x20, 0x80))
 AXIS, LINE = "dim", "deep_sky_blue3"
 
 
@@ -32,13 +30,12 @@ class Curve:
             self._points, self._stride = self._points[::2], 2 * self._stride
 
     def lines(self, width: int, height: int) -> list[Text]:
-        """The curve with its axes as `height` lines of at most `width` characters; height ≥ 2, width ≥ 30."""
+        """Return the curve with its axes as `height` lines of at most `width` characters; height ≥ 2, width ≥ 30."""
         rows = height - 1
         if self._latest is None:
-            message = f"no {'accuracy' if self.share else 'loss'} yet".center(width - 1).rstrip()
-            return [
-                Text("│" + (message if row == rows // 2 else ""), AXIS) for row in range(rows)
-            ] + [Text("└" + "─" * (width - 1), AXIS)]
+            lines = ["│"] * rows + ["└" + "─" * (width - 1)]
+            lines[rows // 2] += f"no {'accuracy' if self.share else 'loss'} yet".center(width - 1)
+            return [Text(line.rstrip(), AXIS) for line in lines]
         points = self._points + [self._latest]
         low, high, digits = _bounds([value for _, value in points])
         labels = {
@@ -61,7 +58,7 @@ class Curve:
 
 
 def _bounds(shares: list[float]) -> tuple[float, float, int]:
-    """Round numbers around the shares, and the decimals that tell them apart as percentages."""
+    """Return round numbers around the shares, and the decimals needed to distinguish them as percentages."""
     low, high = min(shares), max(shares)
     raw = max((high - low) / 10, 0.001)
     power = 10.0 ** math.floor(math.log10(raw))
@@ -79,7 +76,7 @@ def _braille(
     columns: int,
     rows: int,
 ) -> list[str]:
-    """The points, joined by lines, as rows of braille characters; x and y are the ends of the axes."""
+    """Return the points, joined by lines, as rows of braille characters. `x` and `y`: the ends of the axes."""
     cells = [[0] * columns for _ in range(rows)]
     across, down = (2 * columns - 1) / (x[1] - x[0]), (4 * rows - 1) / (y[1] - y[0])
     dots = [(round((at - x[0]) * across), round((y[1] - share) * down)) for at, share in points]

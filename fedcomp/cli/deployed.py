@@ -1,101 +1,81 @@
 """`fedcomp server start`, `fedcomp client` and `fedcomp relay`: checks of their options, and messages on the terminal."""
 
-import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated
 
+import click
 import typer
 
-from .. import spec
-from ..config import RunConfig, at_home, data_folder
+from ..config import KEYS, RunConfig, at_home, data_folder
 from ..errors import ConfigError, UserError
 from ..formatting import one_line
 from ..watch import Watch
 from . import flags
-from .identities import Identity, identities, relay_target
+from .exits import stoppable
+from .identities import identities, relay_target
 
-DOOR, DOOR_NAMES = "The server's port", ("port", "host", "keys", "insecure", "transport")
-TRANSPORTS = ("grpc", "flower")
+PORT = 8080
+TRANSPORTS = click.Choice(["grpc", "flower"])
 TRANSPORT_HELP = (
     "what carries the messages: gRPC, or stock flower-superlink and flower-supernode processes"
 )
 
-
-def door_flags() -> list[Any]:
-    """Return the options of `fedcomp server start` that `fedcomp sim` does not have."""
-
-    def option(name: str, kind: type, flag: str, metavar: str | None, help: str) -> Any:
-        return flags.parameter(
-            name, kind, typer.Option(flag, metavar=metavar, rich_help_panel=DOOR, help=help)
-        )
-
-    return [
-        option("port", str, "--port", "N", r"port to listen on [dim]\[default: 8080][/dim]"),
-        option(
-            "host",
-            str,
-            "--host",
-            "HOST",
-            "address of this machine to listen on; all addresses by default, loopback with --insecure",
-        ),
-        option(
-            "keys",
-            str,
-            "--keys",
-            "DIR",
-            r"folder of keys, made by fedcomp keys init [dim]\[default: keys][/dim]",
-        ),
-        option(
-            "insecure", bool, "--insecure", None, "without TLS and keys, for a trial on one machine"
-        ),
-        option(
-            "transport",
-            str,
-            "--transport",
-            f"[{'|'.join(TRANSPORTS)}]",
-            rf"{TRANSPORT_HELP} [dim]\[default: grpc][/dim]",
-        ),
-    ]
+Server = Annotated[
+    str | None,
+    typer.Option(
+        metavar="HOST:PORT", help="Address of the server. Default: the one in the enrolment."
+    ),
+]
+Insecure = Annotated[bool, typer.Option("--insecure", help="Without TLS and keys, for a trial.")]
+Patience = Annotated[
+    float | None,
+    typer.Option(
+        metavar="SECONDS",
+        min=0,
+        max=1e9,
+        help="How long to try to reach the server. Default: for ever.",
+    ),
+]
+Stay = Annotated[bool, typer.Option("--stay", help="Wait for the next run when one is over.")]
+LogJson = Annotated[
+    str | None,
+    typer.Option(
+        metavar="FILE",
+        help="Log file, a JSON object per message; - = standard output, in place of the sentences.",
+    ),
+]
 
 
-def over_flower(transport: str | None) -> bool:
-    """Return whether --transport names Flower. Raises ConfigError for a transport that does not exist."""
-    if transport not in (None, *TRANSPORTS):
-        raise ConfigError(f"--transport is '{transport}'; give one of: {', '.join(TRANSPORTS)}")
-    return transport == "flower"
-
-
-def serve(given: Mapping[str, Any], config: RunConfig, watch: Watch) -> None:
+def serve(
+    config: RunConfig,
+    watch: Watch,
+    port: int | None = None,
+    host: str | None = None,
+    keys: str | None = None,
+    insecure: bool | None = None,
+    transport: str | None = None,
+) -> None:
     """Run the server. Raises UserError."""
     from ..deployment.start import Door
 
-    if over_flower(given.get("transport")):
+    if transport == "flower":
         from ..deployment.flower.server import serve as run
     else:
         from ..deployment.start import serve as run
 
-    insecure, keys = bool(given.get("insecure")), given.get("keys")
     if insecure and keys:
         raise ConfigError("--insecure uses no keys, but --keys is given; give only one of the two")
-    folder = None if insecure else at_home(keys or "keys", "--keys")
+    folder = None if insecure else at_home(keys or KEYS, "--keys")
     if folder is not None and not folder.is_dir():
         raise UserError(
             f"there is no folder of keys {folder}; make one with: fedcomp keys init --out {folder} --clients {config.clients} "
             "--host HOST, or give --insecure for a trial on this machine"
         )
-    door = Door(_port(given.get("port")), given.get("host") or "", folder)
-    run(config, door, watch)
-
-
-def _port(text: str | None) -> int:
-    port = spec.convert(text, int, "--port") if text is not None else 8080
-    if not 0 <= port < 65536:
-        raise ConfigError(f"--port is {port}; give 1 to 65535, or 0 for a free one")
-    return port
+    run(config, Door(PORT if port is None else port, host or "", folder), watch)
 
 
 def say(sentence: str) -> None:
@@ -120,148 +100,157 @@ def saying(log_json: str | None) -> Iterator[Callable[[str], None]]:
         )
 
 
-def check_patience(patience: float | None) -> None:
-    """Raise ConfigError unless --patience is finite or not given."""
-    if patience is not None and not math.isfinite(patience):
-        raise ConfigError(
-            f"--patience is {patience:g}; give seconds, or leave it out to try for ever"
-        )
-
-
-def take_part(
-    server: str | None,
-    enrolment: Path | None,
-    insecure: bool,
-    client_id: int | None,
-    partition_id: int | None,
-    partitions: int | None,
-    state_dir: Path | None,
-    task: str,
-    data: str | None,
-    device: str,
-    patience: float | None,
-    stay: bool,
-    say: Callable[[str], None] = say,
-    count: int | None = None,
-    roster: Path | None = None,
-    sealed: bool = False,
-    transport: str | None = None,
+def client(
+    server: Server = None,
+    enrolment: Path | None = typer.Option(
+        None,
+        metavar="FILE",
+        help="Enrolment of this client, clients/ID.toml in the folder of keys, or a folder of enrolments for several clients. "
+        "Default: FEDCOMP_ENROLMENT, or ~/.config/fedcomp/enrolment.toml.",
+    ),
+    insecure: Insecure = False,
+    partition_id: int | None = typer.Option(
+        None,
+        metavar="K",
+        min=0,
+        help="Part of the task's data, from 0. Default: all data. With --insecure also the client's id.",
+    ),
+    partitions: int | None = typer.Option(
+        None, metavar="N", min=1, help="Parts of the data. Default: the clients of the run."
+    ),
+    client_id: int | None = typer.Option(
+        None, metavar="K", min=0, help="Id of this client, with --insecure."
+    ),
+    state_dir: Path | None = typer.Option(
+        None,
+        metavar="DIR",
+        help="State folder. Default: fedcomp-client-ID. Several clients have theirs below DIR.",
+    ),
+    task: str = typer.Option("digits", help="Task: a built-in name or path/file.py:name."),
+    data: flags.Data = None,
+    device: flags.Device = "auto",
+    patience: Patience = None,
+    stay: Stay = False,
+    count: int | None = typer.Option(
+        None,
+        metavar="N",
+        min=1,
+        help="Run N clients: of the first N enrolments in the folder --enrolment, or with --insecure of the ids from --client-id on. "
+        "They take the parts of the data from --partition-id on.",
+    ),
+    roster: Path | None = typer.Option(
+        None,
+        metavar="FILE",
+        help="Public keys of the clients, registry.toml in the folder of keys, for elections with sealed ballots. "
+        "Default: those that the server announces.",
+    ),
+    sealed: bool = typer.Option(
+        False, "--sealed", help="Take part only in elections with sealed ballots."
+    ),
+    log_json: LogJson = None,
+    transport: str = typer.Option(
+        "grpc", click_type=TRANSPORTS, help=f"The server's transport, {TRANSPORT_HELP}."
+    ),
 ) -> None:
-    """Run a client, or `count` of them. Raises UserError."""
-    check_patience(patience)
-    who = identities(server, enrolment, insecure, client_id, partition_id, state_dir, count)
-    if partitions is not None and partition_id is None:
-        raise ConfigError(
-            "--partitions is the number of parts of the data; give --partition-id as well"
-        )
-    if over_flower(transport):
-        if len(who) > 1:
+    """Take part in a federation until its run is over. Nothing that a server sends is executed."""
+
+    def stopped(why: str) -> str:
+        return f"{why}; the state of this client is in its state folder, and the same command continues"
+
+    with stoppable(stopped), saying(log_json) as say, ExitStack() as ends:
+        who = identities(server, enrolment, insecure, client_id, partition_id, state_dir, count)
+        if partitions is not None and partition_id is None:
+            raise ConfigError(
+                "--partitions is the number of parts of the data; give --partition-id as well"
+            )
+        if transport == "flower" and len(who) > 1:
             raise ConfigError(
                 "--transport flower runs one client per process; start each client with a command of its own"
             )
-        _under_supernode(
-            who[0], enrolment, partitions, task, data, device, patience, stay, say, roster, sealed
-        )
-        return
 
-    from ..deployment.client_process import ClientProcess, Seat
-    from ..deployment.handshake import Own
-    from ..deployment.member import Member
-    from ..keys.keyring import read_roster
-    from ..state_folder import StateFolder
-    from ..tasks import load
-    from ..tasks.check import data_of
-    from ..training import devices
+        from ..deployment.client_process import ClientProcess, Seat
+        from ..deployment.handshake import Own
+        from ..deployment.member import Member
+        from ..keys.keyring import read_roster
+        from ..state_folder import StateFolder
+        from ..tasks import load
+        from ..tasks.check import data_of
+        from ..training import devices
 
-    where = devices.choose(device)
-    devices.keep_freed_memory(threads=len(who) > 1)
-    folder = data_folder(RunConfig(data=data))
-    if data and not folder.is_dir():
-        raise ConfigError(f"--data {data} is no folder; give the one that holds the task's data")
-    what = load(task, folder)
-    known = read_roster(roster) if roster is not None else None
-    own = Own(
-        what, data_of(what, "train"), where, partitions=partitions, roster=known, sealed=sealed
-    )
-    with ExitStack() as ends:
-        seats = {}
+        where = devices.choose(device)
+        folder = data_folder(data)
+        loaded = load(task, folder)
+        known = read_roster(roster) if roster is not None else None
+        if transport == "flower":
+            from ..deployment.flower.client import ClientOptions, FlowerClient
+            from ..keys.enrolment import default_enrolment
+
+            (one,) = who
+            key_file = (enrolment or default_enrolment()) if one.enrolled else None
+            options = ClientOptions(
+                task=_absolute_task(task),
+                data=_absolute(folder),
+                device=str(where),
+                client=one.id,
+                partition_id=one.partition_id,
+                partitions=partitions,
+                roster=_absolute(roster),
+                sealed=sealed,
+                enrolment=_absolute(key_file),
+            )
+            FlowerClient(one.target, options, one.folder, say, patience_s=patience, stay=stay).run()
+            return
+        devices.keep_freed_memory(threads=len(who) > 1)
+        examples, seats = data_of(loaded, "train"), {}
+        common = Own(loaded, examples, where, partitions=partitions, roster=known, sealed=sealed)
         for one in who:
+            own = replace(common, client_id=one.id, partition_id=one.partition_id)
             state = StateFolder(one.folder)
             ends.callback(state.close)
             key = one.enrolled.pair[0] if one.enrolled else None
-            itself = replace(own, client_id=one.id, partition_id=one.partition_id)
-            seats[one.id] = Seat(one.target, Member(itself, state, key))
+            seats[one.id] = Seat(one.target, Member(own, state, key))
         ClientProcess(seats, say, patience_s=patience, stay=stay).run()
 
 
+def _absolute(path: Path | None) -> str | None:
+    return None if path is None else str(path.absolute())
+
+
+def _absolute_task(task: str) -> str:
+    """Return a task with the absolute path of its file, if it has one."""
+    file, colon, name = task.rpartition(":")
+    return f"{Path(file).absolute()}{colon}{name}" if colon else task
+
+
 def relay(
-    server: str | None,
-    enrolment: Path | None,
-    insecure: bool,
-    host: str | None,
-    port: int,
-    patience: float | None,
-    stay: bool,
-    say: Callable[[str], None] = say,
+    server: Server = None,
+    port: int = typer.Option(
+        8081, metavar="N", min=0, max=65_535, help="Port to listen on for clients; 0 = a free one."
+    ),
+    host: str | None = typer.Option(
+        None,
+        metavar="HOST",
+        help="Address of this machine to listen on. Default: all addresses, loopback with --insecure.",
+    ),
+    enrolment: Path | None = typer.Option(
+        None,
+        metavar="FILE",
+        help="This relay's enrolment, relays/ID.toml in the folder of keys. Default: FEDCOMP_ENROLMENT, or "
+        "~/.config/fedcomp/enrolment.toml.",
+    ),
+    insecure: Insecure = False,
+    patience: Patience = None,
+    stay: Stay = False,
+    log_json: LogJson = None,
 ) -> None:
-    """Run a relay. Raises UserError."""
-    from ..deployment.client_process import Target
+    """Run a relay between clients and a server. Each broadcast crosses the server's link once, and reports are sent together."""
     from ..deployment.relay_process import RelayProcess
     from ..deployment.start import LOOPBACK
-    from ..keys.connection import address
 
-    check_patience(patience)
-    if insecure:
-        if enrolment is not None:
-            raise ConfigError(
-                "--insecure uses no keys, but --enrolment is given; give only one of the two"
-            )
-        if server is None:
-            raise UserError("--server is missing; give --server host:port")
-        target = Target(*address(server))
-    else:
-        target = relay_target(server, enrolment)
-    RelayProcess(
-        target,
-        host or (LOOPBACK if insecure else "0.0.0.0"),
-        port,
-        say,
-        patience_s=patience,
-        stay=stay,
-    ).run()
+    def stopped(why: str) -> str:
+        return f"{why}; the same command continues, and clients reconnect to it"
 
-
-def _under_supernode(
-    who: Identity,
-    enrolment: Path | None,
-    partitions: int | None,
-    task: str,
-    data: str | None,
-    device: str,
-    patience: float | None,
-    stay: bool,
-    say: Callable[[str], None],
-    roster: Path | None,
-    sealed: bool,
-) -> None:
-    """Run a client under Flower's SuperNode. Raises UserError."""
-    from ..deployment.flower.client import ClientOptions, FlowerClient
-    from ..keys.enrolment import default_enrolment
-    from ..tasks import load
-    from ..training import devices
-
-    folder = data_folder(RunConfig(data=data))
-    load(task, folder)
-    file, colon, name = task.rpartition(":")
-    setup = ClientOptions(
-        task=f"{Path(file).absolute()}{colon}{name}" if colon else task,
-        data=str(folder.absolute()) if folder else None,
-        device=str(devices.choose(device)),
-        client=who.id,
-        partition_id=who.partition_id,
-        partitions=partitions,
-        roster=str(roster.absolute()) if roster else None,
-        sealed=sealed,
-        enrolment=str((enrolment or default_enrolment()).absolute()) if who.enrolled else None,
-    )
-    FlowerClient(who.target, setup, who.folder, say, patience_s=patience, stay=stay).run()
+    with stoppable(stopped), saying(log_json) as say:
+        target = relay_target(server, enrolment, insecure)
+        host = host or (LOOPBACK if insecure else "0.0.0.0")
+        RelayProcess(target, host, port, say, patience_s=patience, stay=stay).run()

@@ -5,10 +5,10 @@ Every flag is read as text and is None unless given, so that the order default <
 
 import inspect
 import shlex
-import types
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import fields
-from typing import Annotated, Any, get_type_hints
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
 
 import typer
 
@@ -27,14 +27,23 @@ PANELS = {
     "Output": "out resume checkpoint_every plain log_json metrics_port tensorboard",
 }
 METAVARS = {int: "N", float: "X", str: "TEXT"}
+Command = TypeVar("Command", bound=Callable[..., None])
+
+# Options of several commands.
+Data = Annotated[
+    Path | None,
+    typer.Option("--data", metavar="DIR", help="Folder of the data. Default: FEDCOMP_DATA."),
+]
+Device = Annotated[
+    str, typer.Option("--device", metavar="[auto|cpu|cuda|cuda:N]", help="Where to compute.")
+]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON in place of a table.")]
 
 
-def with_run_flags(
-    command: Callable[..., None], *others: inspect.Parameter, without: Collection[str] = ()
-) -> Callable[..., None]:
-    """Give `command(**given)` one option for each field of RunConfig but those `without`, --config, and the `others` before them.
+def with_run_flags(without: Collection[str] = ()) -> Callable[[Command], Command]:
+    """Return a decorator that gives `command(…, **given)` one option for each field of RunConfig but those in `without`, and --config.
 
-    Those that are no switches are lists of what is given, so that none is lost: `run_values` says which may have several.
+    Options other than switches are lists of all values given; `run_values` decides which options may have several.
     """
     by_name = {f.name: f for f in fields(RunConfig)}
     options = [
@@ -49,13 +58,18 @@ def with_run_flags(
         rich_help_panel="Output",
         help="TOML file with options; flags given beside it win",
     )
-    command.__signature__ = inspect.Signature([*others, *options, parameter("config", str, file)])
-    command.__annotations__ = {}
-    return command
+
+    def decorate(command: Command) -> Command:
+        own = list(inspect.signature(command).parameters.values())[:-1]
+        command.__signature__ = inspect.Signature([*own, *options, _parameter("config", str, file)])
+        command.__annotations__ = {}
+        return command
+
+    return decorate
 
 
 def _option(f: Any, panel: str) -> inspect.Parameter:
-    kind = _kind(f.name)
+    kind = config.option_type(f.name)
     flag = config.flag(f.name)
     name = f"{flag}/--no-{flag.removeprefix('--')}" if kind is bool else flag
     choices = f.metadata.get("choices")
@@ -65,7 +79,7 @@ def _option(f: Any, panel: str) -> inspect.Parameter:
         if f.default in (None, False) and kind in (bool, str)
         else rf" [dim]\[default: {_shown(f.default)}][/dim]"
     )
-    return parameter(
+    return _parameter(
         f.name,
         bool if kind is bool else list[str],
         typer.Option(
@@ -74,7 +88,7 @@ def _option(f: Any, panel: str) -> inspect.Parameter:
     )
 
 
-def parameter(name: str, kind: Any, option: Any) -> inspect.Parameter:
+def _parameter(name: str, kind: Any, option: Any) -> inspect.Parameter:
     return inspect.Parameter(
         name,
         inspect.Parameter.KEYWORD_ONLY,
@@ -83,30 +97,17 @@ def parameter(name: str, kind: Any, option: Any) -> inspect.Parameter:
     )
 
 
-def _kind(name: str) -> type:
-    """int, float, bool or str: the type of an option when it is set."""
-    hint = get_type_hints(RunConfig)[name]
-    return (
-        hint
-        if isinstance(hint, type)
-        else next(t for t in hint.__args__ if t is not types.NoneType)
-    )
-
-
 def _shown(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def run_config(given: Mapping[str, Any]) -> RunConfig:
-    """The options of a run from flags, absent ones None, over those of the --config file, over those of a resumed run. Raises UserError."""
+    """Return the options of a run: flags, over those of the --config file, over those of a resumed run. Raises UserError."""
     return RunConfig(**run_values(given))
 
 
 def run_values(given: Mapping[str, Any], several: Collection[str] = ()) -> dict[str, Any]:
-    """Those options that are not left to their defaults; what was given more than once, of those named in `several`, as a list.
-
-    Raises UserError.
-    """
+    """Return the options that are not left to their defaults. Those in `several` are lists if given more than once. Raises UserError."""
     flags = {name: value for name, value in given.items() if value not in (None, ())}
     file = flags.pop("config", None)
     values = config.read_toml(file, several) if file is not None else {}
@@ -120,7 +121,7 @@ def run_values(given: Mapping[str, Any], several: Collection[str] = ()) -> dict[
 
 
 def _of_run(out: str, several: Collection[str]) -> dict[str, Any]:
-    """The options of a stored run, or of stored alternatives where there may be some."""
+    """Return the options of a stored run, or of stored alternatives if these are allowed."""
     alternatives = config.at_home(out, "--out") / config.ALTERNATIVES_FILE
     return (
         config.read_toml(alternatives, several)
@@ -146,24 +147,21 @@ def _converted(name: str, value: Any, several: Collection[str]) -> Any:
         raise ConfigError(
             f"{config.flag(name)} is given {len(given)} times; give it once; fedcomp sim compares alternatives"
         )
-    read = [spec.convert(one, _kind(name), config.flag(name)) for one in given]
+    read = [spec.convert(one, config.option_type(name), config.flag(name)) for one in given]
     return read if len(read) > 1 else read[0]
 
 
 def resume_command(
     given: Mapping[str, Any], out: str, command: Sequence[str] = ("fedcomp", "sim")
 ) -> str:
-    """The shell line that continues, in the run folder `out`, the run that was started with the flags `given`."""
+    """Return the shell command that continues, in the run folder `out`, the run that was started with the flags `given`."""
     words = [*command]
     for name, value in given.items():
         if value is not None and name not in ("out", "resume"):
             flag = config.flag(name)
             if isinstance(value, bool):
                 words += [flag if value else "--no-" + flag.removeprefix("--")]
-            else:
-                words += [
-                    word
-                    for one in ([value] if isinstance(value, str) else value)
-                    for word in (flag, one)
-                ]
+                continue
+            for one in value if isinstance(value, list | tuple) else [value]:
+                words += [flag, str(one)]
     return shlex.join([*words, "--out", out, "--resume"])

@@ -25,7 +25,7 @@ class Identity:
 
 def identities(
     server: str | None,
-    enrolment: str | Path | None,
+    enrolment: Path | None,
     insecure: bool,
     client_id: int | None,
     partition_id: int | None,
@@ -33,16 +33,12 @@ def identities(
     count: int | None,
 ) -> list[Identity]:
     """Return the clients that the options describe. Raises UserError or ConfigError."""
-    if insecure and enrolment is not None:
-        raise ConfigError(
-            "--insecure uses no keys, but --enrolment is given; give only one of the two"
-        )
+    _refuse_enrolment(insecure, enrolment)
     if not insecure and client_id is not None:
         raise ConfigError(
             "--client-id needs --insecure, since an enrolment contains the id of its client; leave --client-id out, "
             "or give the --enrolment of that client"
         )
-    enrolment = None if enrolment is None else Path(enrolment)
     many = count is not None or (enrolment is not None and enrolment.is_dir())
     if many and partition_id is None:
         raise ConfigError(
@@ -50,29 +46,73 @@ def identities(
             "the next one part K+1, and so on"
         )
     if insecure:
-        found = _trial(server, client_id, partition_id, count or 1)
+        target = _target(server)
+        ids = _claimed_ids(client_id, partition_id, count or 1)
+        found = [(target, id, None) for id in ids]
     else:
-        found = _secure(server, enrolment, count)
-
-    def part(i: int) -> int | None:
-        return None if partition_id is None else partition_id + i
+        found = _enrolled(server, enrolment, count)
 
     def folder(id: int) -> Path:
         own = f"fedcomp-client-{id}"
         return (state_dir / own if many else state_dir) if state_dir else Path(own)
 
     return [
-        Identity(target, id, part(i), folder(id), enrolled)
+        Identity(
+            target, id, None if partition_id is None else partition_id + i, folder(id), enrolled
+        )
         for i, (target, id, enrolled) in enumerate(found)
     ]
 
 
-def _secure(
-    server: str | None, enrolment: Path | None, count: int | None
-) -> list[tuple["Target", int, "Enrolment | None"]]:
-    """Return server, id and enrolment of each client that has an enrolment. Raises UserError."""
+def relay_target(server: str | None, enrolment: Path | None, insecure: bool) -> "Target":
+    """Return the server of a relay with the relay's credentials. Raises UserError or ConfigError."""
+    from ..keys.enrolment import Enrolment, default_enrolment
+
+    _refuse_enrolment(insecure, enrolment)
+    if insecure:
+        return _target(server)
+    path = default_enrolment() if enrolment is None else enrolment
+    make = "fedcomp keys add --relay --host HOST"
+    if enrolment is None and not path.exists():
+        raise UserError(
+            f"this relay has no enrolment: make one on the server with {make}, copy it to {path} or give --enrolment FILE; or "
+            "give --insecure for a trial"
+        )
+    enrolled = Enrolment.read(path)
+    if not enrolled.relay:
+        raise UserError(
+            f"{path} is the enrolment of client {enrolled.id}, but a relay needs its own; make one on the server with: {make}"
+        )
+    return _target(server, path, enrolled)
+
+
+def _refuse_enrolment(insecure: bool, enrolment: Path | None) -> None:
+    if insecure and enrolment is not None:
+        raise ConfigError(
+            "--insecure uses no keys, but --enrolment is given; give only one of the two"
+        )
+
+
+def _target(
+    server: str | None, path: Path | None = None, enrolled: "Enrolment | None" = None
+) -> "Target":
+    """Return --server, or else the server that the enrolment names. Raises UserError without either, or for an expired enrolment."""
     from ..deployment.client_process import Target
     from ..keys.connection import address
+
+    if enrolled:
+        enrolled.refuse_expired()
+        server = server or enrolled.server
+    if not server:
+        missing = f"{path} does not name a server" if enrolled else "--server is missing"
+        raise UserError(f"{missing}; give --server host:port")
+    return Target(*address(server), enrolled)
+
+
+def _enrolled(
+    server: str | None, enrolment: Path | None, count: int | None
+) -> list[tuple["Target", int, "Enrolment"]]:
+    """Return server, id and enrolment of each client that has an enrolment. Raises UserError."""
     from ..keys.enrolment import default_enrolment
 
     if enrolment is None:
@@ -88,35 +128,8 @@ def _secure(
             raise UserError(
                 f"{path} is the enrolment of relay {enrolled.id}; give the enrolment of a client, or run a relay with: fedcomp relay"
             )
-        enrolled.refuse_expired()
-        if not (where := server or enrolled.server):
-            raise UserError(f"{path} does not name a server; give --server host:port")
-        found.append((Target(*address(where), enrolled), enrolled.id, enrolled))
+        found.append((_target(server, path, enrolled), enrolled.id, enrolled))
     return found
-
-
-def relay_target(server: str | None, enrolment: Path | None) -> "Target":
-    """Return the server of a relay with the relay's credentials. Raises UserError if its enrolment is missing or not a relay's."""
-    from ..deployment.client_process import Target
-    from ..keys.connection import address
-    from ..keys.enrolment import Enrolment, default_enrolment
-
-    path = default_enrolment() if enrolment is None else enrolment
-    make = "fedcomp keys add --relay --host HOST"
-    if enrolment is None and not path.exists():
-        raise UserError(
-            f"this relay has no enrolment: make one on the server with {make}, copy it to {path} or give --enrolment FILE; or "
-            "give --insecure for a trial"
-        )
-    enrolled = Enrolment.read(path)
-    if not enrolled.relay:
-        raise UserError(
-            f"{path} is the enrolment of client {enrolled.id}, but a relay needs its own; make one on the server with: {make}"
-        )
-    enrolled.refuse_expired()
-    if not (where := server or enrolled.server):
-        raise UserError(f"{path} does not name a server; give --server host:port")
-    return Target(*address(where), enrolled)
 
 
 def _enrolments(given: Path, count: int | None) -> Sequence[tuple[Path, "Enrolment"]]:
@@ -146,24 +159,19 @@ def _enrolments(given: Path, count: int | None) -> Sequence[tuple[Path, "Enrolme
     return read[:count]
 
 
-def _trial(
-    server: str | None, client_id: int | None, partition_id: int | None, count: int
-) -> list[tuple["Target", int, None]]:
-    """Return server and id of each client without an enrolment. Raises UserError."""
-    from ..deployment.client_process import Target
-    from ..keys.connection import address
+def _claimed_ids(client_id: int | None, partition_id: int | None, count: int) -> Sequence[int]:
+    """Return the ids of clients without enrolments. Raises UserError."""
     from ..keys.enrolment import LARGEST_ID
 
-    if server is None:
-        raise UserError("--server is missing; give --server host:port")
-    who = partition_id if client_id is None else client_id
-    if who is None:
+    flag, first = "--client-id", client_id
+    if first is None:
+        flag, first = "--partition-id", partition_id
+    if first is None:
         raise UserError(
             "without an enrolment a client has to claim an id; give --partition-id, or --client-id for a client with its own data"
         )
-    if (last := who + count - 1) > LARGEST_ID:
-        flag = "--partition-id" if client_id is None else "--client-id"
+    if (last := first + count - 1) > LARGEST_ID:
         raise ConfigError(
             f"client {last} cannot exist; give {flag} and --count so that no id is above {LARGEST_ID}"
         )
-    return [(Target(*address(server)), who + i, None) for i in range(count)]
+    return range(first, first + count)

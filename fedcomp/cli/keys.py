@@ -6,8 +6,6 @@ Modules that read and write keys are imported inside the functions, so that --he
 import hashlib
 import re
 import shlex
-import signal
-import sys
 from base64 import b64decode, b64encode
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -17,8 +15,9 @@ import typer
 
 from ..config import KEYS, at_home, keys_command
 from ..errors import KeysError, UserError
-from ..formatting import NOTHING
-from .signals import Signals
+from ..formatting import NOTHING, named_clients
+from .exits import command_group, stoppable
+from .tables import print_table
 
 if TYPE_CHECKING:
     from ..keys.registry import Entry
@@ -28,7 +27,13 @@ RELAY = re.compile(r"relay-\d{1,10}", re.ASCII)
 COLUMNS = ("who", "state", "until", "days", "fingerprint", "file")
 
 Folder = Annotated[
-    Path, typer.Option("--keys", metavar="DIR", help="Folder that fedcomp keys init made.")
+    Path,
+    typer.Option(
+        "--keys",
+        metavar="DIR",
+        callback=lambda folder: at_home(folder, "--keys"),
+        help="Folder that fedcomp keys init made.",
+    ),
 ]
 Days = Annotated[
     int,
@@ -44,30 +49,24 @@ Hosts = Annotated[
 ]
 DEFAULT = Path(KEYS)
 
-app = typer.Typer(add_completion=False, rich_markup_mode="rich")
-
-
-@app.callback(invoke_without_command=True)
-def keys(context: typer.Context) -> None:
-    """Make and change the keys of a server, its clients and relays."""
-    if context.invoked_subcommand is None:
-        print(context.get_help())
+app = command_group("Make and change the keys of a server, its clients and relays.")
 
 
 @app.command()
 def init(
-    clients: Annotated[
-        int, typer.Option(metavar="N", min=1, max=100_000, help="Number of clients to enrol.")
-    ],
+    clients: int = typer.Option(
+        ..., metavar="N", min=1, max=100_000, help="Number of clients to enrol."
+    ),
     host: Hosts = None,
-    out: Annotated[Path, typer.Option(metavar="DIR", help="The folder to make.")] = DEFAULT,
+    out: Path = typer.Option(DEFAULT, metavar="DIR", help="The folder to make."),
     days: Days = 365,
-    port: Annotated[
-        int,
-        typer.Option(
-            metavar="N", min=1, max=65_535, help="Port of the server, written into the enrolments."
-        ),
-    ] = 8080,
+    port: int = typer.Option(
+        8080,
+        metavar="N",
+        min=1,
+        max=65_535,
+        help="Port of the server, written into the enrolments.",
+    ),
 ) -> None:
     """Make a CA, a certificate and key for the server, and an enrolment file for each client."""
     from ..keys import key_folder as keys
@@ -75,15 +74,12 @@ def init(
     from ..keys.enrolment import DEFAULT_PLACE, VARIABLE
 
     folder = at_home(out, "--out")
-    with Signals() as signals:
-        try:
-            hosts = keys.make(folder, clients, host or (), days, port)
-        except KeyboardInterrupt:
-            print(
-                f"fedcomp: interrupted; {f'{folder} is whole' if folder.exists() else 'no keys were made'}",
-                file=sys.stderr,
-            )
-            raise typer.Exit(128 + (signals.heard or signal.SIGINT)) from None
+
+    def stopped(why: str) -> str:
+        return f"{why}; {f'{folder} is whole' if folder.exists() else 'no keys were made'}"
+
+    with stoppable(stopped):
+        hosts = keys.make(folder, clients, host or (), days, port)
     made = f"{clients} enrolment file{'s' * (clients > 1)}"
     print(f"{folder} is written: a CA, a certificate for {', '.join(hosts)}, and {made}.\n")
     start = ["fedcomp", "server", "start", "--keys", str(folder)]
@@ -105,19 +101,16 @@ def init(
 @app.command()
 def add(
     folder: Folder = DEFAULT,
-    count: Annotated[
-        int, typer.Option(metavar="N", min=1, max=100_000, help="Number of clients to add.")
-    ] = 1,
-    relay: Annotated[
-        bool, typer.Option("--relay", help="Enrol a relay that clients reach at --host.")
-    ] = False,
+    count: int = typer.Option(1, metavar="N", min=1, max=100_000, help="Number of clients to add."),
+    relay: bool = typer.Option(
+        False, "--relay", help="Enrol a relay that clients reach at --host."
+    ),
     host: Hosts = None,
     days: Days = 365,
 ) -> None:
     """Enrol new clients, whose ids follow the highest existing id, or a relay. Needs ca.key, which signs their certificates."""
     from ..keys import key_folder as keys
 
-    folder = at_home(folder, "--keys")
     if relay:
         if not host:
             raise UserError(
@@ -126,10 +119,9 @@ def add(
         if count != 1:
             raise UserError("--relay enrols one relay at a time; leave --count out")
         id, names = keys.add_relay(folder, host, days)
-        file = folder / keys.RELAYS / f"{id}.toml"
-        print(
-            f"Relay {id} is enrolled for {', '.join(names)}: {file}. Copy the file to the relay, and run there:"
-        )
+        file = _file(folder, f"relay-{id}")
+        print(f"Relay {id} is enrolled for {', '.join(names)}: {file}.", end=" ")
+        print("Copy the file to the relay, and run there:")
         print(f"fedcomp relay --server HOST:PORT --enrolment {shlex.quote(file.name)}")
         return
     if host:
@@ -137,45 +129,41 @@ def add(
             "--host is for the certificate of a relay; add --relay, or leave --host out"
         )
     ids = keys.add(folder, count, days)
-    print(
-        f"{_clients(ids)} enrolled: {', '.join(str(folder / keys.CLIENTS / f'{id}.toml') for id in ids[:8])}"
-        f"{f' and {len(ids) - 8} more' if len(ids) > 8 else ''}"
-    )
+    files = ", ".join(str(_file(folder, id)) for id in ids[:8])
+    more = f" and {len(ids) - 8} more" if len(ids) > 8 else ""
+    print(f"{_clients(ids)} enrolled: {files}{more}")
 
 
 @app.command()
 def revoke(
-    ids: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="ID...", help="Logical ids of clients; relay-0 for a relay.", show_default=False
-        ),
-    ],
+    ids: list[str] = typer.Argument(
+        ...,
+        metavar="ID...",
+        help="Logical ids of clients; relay-0 for a relay.",
+        show_default=False,
+    ),
     folder: Folder = DEFAULT,
 ) -> None:
     """Revoke the keys of clients or relays. A running server disconnects them."""
     from ..keys import key_folder as keys
 
-    folder = at_home(folder, "--keys")
-    holders = [_holder(id, folder, "revoke", "relay-0") for id in ids]
+    holders = list(dict.fromkeys(_holder(id, folder, "revoke", "relay-0") for id in ids))
     keys.revoke(folder, *holders)
     clients = [holder for holder in holders if isinstance(holder, int)]
     subjects = [_clients(clients)] if clients else []
     subjects += [f"Relay {h.removeprefix('relay-')} is" for h in holders if isinstance(h, str)]
     revoked = ", ".join(f"{subject} revoked" for subject in subjects)
-    print(f"{revoked}; a running server disconnects {'it' if len(ids) == 1 else 'them'}")
+    print(f"{revoked}; a running server disconnects {'it' if len(holders) == 1 else 'them'}")
 
 
 @app.command()
 def renew(
-    holder: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="[ID|server]",
-            help=f"Id of a client, relay-0 for a relay, or 'server'. Default: all whose certificates end within {SOON} days.",
-            show_default=False,
-        ),
-    ] = None,
+    holder: str | None = typer.Argument(
+        None,
+        metavar="[ID|server]",
+        help=f"Id of a client, relay-0 for a relay, or 'server'. Default: all whose certificates end within {SOON} days.",
+        show_default=False,
+    ),
     folder: Folder = DEFAULT,
     host: Hosts = None,
     days: Days = 365,
@@ -183,35 +171,28 @@ def renew(
     """Make a new key and certificate for a client, a relay or the server. Needs ca.key, which signs them."""
     from ..keys import key_folder as keys
 
-    folder = at_home(folder, "--keys")
-    chosen = (
-        keys.due(folder, SOON)
-        if holder is None
-        else [_holder(holder, folder, "renew", "server", "relay-0")]
-    )
+    if holder is None:
+        chosen = keys.due(folder, SOON)
+    else:
+        chosen = [_holder(holder, folder, "renew", "server", "relay-0")]
     if host and (holder is None or isinstance(chosen[0], int)):
         again = keys_command(folder, "renew", "server", "--host", host[0])
         raise UserError(
             f"--host is for the certificate of the server or a relay; give it as in: {again}"
         )
     if not chosen:
-        print(
-            f"No certificate ends within {SOON} days; give the id of a client, relay-0 or 'server' to renew one anyway."
-        )
+        print(f"No certificate ends within {SOON} days;", end=" ")
+        print("give the id of a client, relay-0 or 'server' to renew one anyway.")
     for one in chosen:
         if one == "server":
             names, ends = keys.renew_server(folder, host or (), days)
-            print(
-                f"The server's certificate is for {', '.join(names)} until {ends:%Y-%m-%d}; restart the server to use it."
-            )
+            valid = f"for {', '.join(names)} until {ends:%Y-%m-%d}"
+            print(f"The server's certificate is {valid}; restart the server to use it.")
         else:
-            ends = keys.renew(folder, one, days, host or ())
-            relay = isinstance(one, str)
-            id = one.removeprefix("relay-") if relay else one
-            file = folder / (keys.RELAYS if relay else keys.CLIENTS) / f"{id}.toml"
-            print(
-                f"{'Relay' if relay else 'Client'} {id} has a new key until {ends:%Y-%m-%d}; copy {file} to it. Its old key is refused."
-            )
+            ends, file = keys.renew(folder, one, days, host or ()), _file(folder, one)
+            who = f"{'Relay' if isinstance(one, str) else 'Client'} {file.stem}"
+            print(f"{who} has a new key until {ends:%Y-%m-%d}; copy {file} to it.", end=" ")
+            print("Its old key is refused.")
 
 
 @app.command("list")
@@ -220,35 +201,29 @@ def show(folder: Folder = DEFAULT) -> None:
     from ..keys import key_folder as keys
     from ..keys.enrolment import utc_now
 
-    folder, now = at_home(folder, "--keys"), utc_now()
-    registry = keys.read_registry(folder)
+    registry, now = keys.read_registry(folder), utc_now()
     rows = [
-        _certificate_row(folder / name, who, now)
-        for who, name in (("CA", keys.CA_CRT), ("server", keys.SERVER_CRT))
+        _certificate_row(folder / keys.CA_CRT, "CA", now),
+        _certificate_row(folder / keys.SERVER_CRT, "server", now),
     ]
-    for entries, place in ((registry.relays, keys.RELAYS), (registry.entries, keys.CLIENTS)):
-        rows += [_row(entry, folder / place / f"{entry.id}.toml", now) for entry in entries]
-    if not sys.stdout.isatty():
-        print("\n".join("\t".join(row) for row in [COLUMNS, *rows]))
-        return
-    from rich.console import Console
-    from rich.table import Table
+    for entry in (*registry.relays, *registry.entries):
+        rows.append(_row(entry, _file(folder, entry.holder), now))
+    styles = {"valid": "", "enrolled": "", "revoked": "dim"}
+    print_table(
+        COLUMNS,
+        rows,
+        left={"state", "until", "fingerprint", "file"},
+        styles=[styles.get(row[1], "red") for row in rows],
+    )
 
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
-    for name in COLUMNS:
-        table.add_column(
-            name, justify="right" if name in ("who", "days") else "left", overflow="fold"
-        )
-    for row in rows:
-        table.add_row(
-            *row,
-            style=""
-            if row[1] in ("valid", "enrolled")
-            else "dim"
-            if row[1] == "revoked"
-            else "red",
-        )
-    Console(highlight=False, markup=False).print(table)
+
+def _file(folder: Path, holder: int | str) -> Path:
+    """Return the enrolment file of a client, or of a relay such as "relay-0"."""
+    from ..keys import key_folder as keys
+
+    if isinstance(holder, int):
+        return folder / keys.CLIENTS / f"{holder}.toml"
+    return folder / keys.RELAYS / f"{holder.removeprefix('relay-')}.toml"
 
 
 def _row(entry: "Entry", file: Path, now: datetime) -> tuple[str, ...]:
@@ -274,22 +249,10 @@ def _certificate_row(path: Path, who: str, now: datetime) -> tuple[str, ...]:
         return who, "unreadable", NOTHING, NOTHING, NOTHING, str(path)
     from cryptography.hazmat.primitives.hashes import SHA256
 
-    ends = certificate.not_valid_after_utc
-    state = (
-        "expired"
-        if now >= ends
-        else "valid"
-        if now >= certificate.not_valid_before_utc
-        else "not yet valid"
-    )
-    return (
-        who,
-        state,
-        f"{ends:%Y-%m-%d}",
-        str(days_left(ends, now)),
-        f"SHA256:{certificate.fingerprint(SHA256()).hex()}",
-        str(path),
-    )
+    begins, ends = certificate.not_valid_before_utc, certificate.not_valid_after_utc
+    state = "expired" if now >= ends else "valid" if now >= begins else "not yet valid"
+    fingerprint = f"SHA256:{certificate.fingerprint(SHA256()).hex()}"
+    return who, state, f"{ends:%Y-%m-%d}", str(days_left(ends, now)), fingerprint, str(path)
 
 
 def days_left(ends: datetime, now: datetime) -> int:
@@ -310,8 +273,4 @@ def _holder(text: str, folder: Path, command: str, *others: str) -> int | str:
 
 
 def _clients(ids: list[int]) -> str:
-    """Return the ids as the beginning of a sentence, such as "Clients 0 to 3 are"."""
-    if len(ids) == 1:
-        return f"Client {ids[0]} is"
-    run = ids == list(range(ids[0], ids[-1] + 1))
-    return f"Clients {f'{ids[0]} to {ids[-1]}' if run else ', '.join(map(str, ids))} are"
+    return f"{named_clients(ids).capitalize()} {'is' if len(ids) == 1 else 'are'}"

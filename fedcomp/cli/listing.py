@@ -1,18 +1,22 @@
-"""Tables of what there is to choose from."""
+"""`fedcomp codecs` and `fedcomp tasks`: tables of the codecs and of the built-in tasks."""
 
 import inspect
-import sys
-
-from rich.console import Console
-from rich.table import Table
+from collections.abc import Callable, Sequence
+from pathlib import Path
 
 from .. import spec
 from ..codecs import available_codecs
-from ..formatting import NOTHING
-from .measure import normal
+from ..errors import FedcompError
+from ..formatting import NOTHING, one_line
+from ..layout import Layout
+from ..tasks import available_tasks, cifar10, initial_model, mnist, shakespeare
+from ..tasks.parquet import Images
+from ..tasks.shakespeare import WINDOW, Text
+from .bench_codecs import normal
+from .tables import print_table
 
 NUMEL = 1 << 16  # of the vector of normal values that sizes are measured on
-COLUMNS = (
+CODEC_COLUMNS = (
     "codec",
     "bits",
     "unbiased",
@@ -22,12 +26,12 @@ COLUMNS = (
     "source",
     "what it sends",
 )
-LEGEND = f"""bits: a parameter, in a frame of {NUMEL:,} normal values;  unbiased: ω with E‖x−C(x)‖² ≤ ω‖x‖²
+CODEC_LEGEND = f"""bits: a parameter, in a frame of {NUMEL:,} normal values;  unbiased: ω with E‖x−C(x)‖² ≤ ω‖x‖²
 contracts: δ with ‖x−C(x)‖² ≤ (1−δ)‖x‖²;  linear: frames add;  portable: the same bytes on every device"""
 
 
 def print_codecs() -> None:
-    """Each codec's spec string with its defaults and what may be done with it: a table on a terminal, lines with tabs elsewhere."""
+    """Print a line for each codec: its spec string with the defaults, and its properties."""
     vector = normal(NUMEL)
     rows = []
     for name, cls in available_codecs().items():
@@ -43,22 +47,8 @@ def print_codecs() -> None:
         rows.append(
             [spec.show(name, made), f"{8 * len(frame) / NUMEL:.3g}", *facts, cls.source, what]
         )
-    if not sys.stdout.isatty():
-        print("\n".join("\t".join(row) for row in [list(COLUMNS), *rows]))
-        return
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
-    for name in COLUMNS:
-        table.add_column(
-            name,
-            justify="right" if name == "bits" else "left",
-            style="bold" if name == "codec" else "",
-            overflow="fold",
-        )
-    for row in rows:
-        table.add_row(*row)
-    console = Console(highlight=False, markup=False)
-    console.print(table)
-    console.print(LEGEND, style="dim")
+    left = set(CODEC_COLUMNS) - {"bits"}
+    print_table(CODEC_COLUMNS, rows, left, legend=CODEC_LEGEND)
 
 
 def _factor(value: float | None) -> str:
@@ -67,3 +57,42 @@ def _factor(value: float | None) -> str:
 
 def _yes(fact: bool) -> str:
     return "yes" if fact else NOTHING
+
+
+TASK_COLUMNS = ("task", "parameters", "examples", "to test on", "an input", "data")
+SOURCES: dict[str, Callable[[Path | None], Images | Text]] = {
+    "mnist": mnist.images,
+    "cifar10": cifar10.images,
+    "shakespeare": shakespeare.Text,
+}
+OWN = "your own: path/file.py:name, begun by fedcomp init"
+
+
+def _row(name: str, folder: Path | None) -> Sequence[str]:
+    """Return the cells of a task. Counts are dashes where the task or its data cannot be loaded."""
+    numel, counts, shape = None, (None, None), NOTHING
+    try:
+        task = available_tasks()[name](folder)
+        numel = Layout.of(initial_model(task, 0)).numel
+        if source := SOURCES.get(name.partition("-")[0]):
+            found = source(folder)
+            shape = f"{WINDOW} characters" if isinstance(found, Text) else _shape(found.shape)
+            counts = found.count("train"), found.count("test")
+            place = f"in {found.place()}"
+        else:
+            train, test = task.train(), task.test()
+            shape, counts = _shape(train.inputs.shape[1:]), (len(train), len(test))
+            place = "comes with scikit-learn" if name == "digits" else "comes with the task"
+    except FedcompError as error:
+        place = one_line(str(error))
+    return name, *(NOTHING if n is None else f"{n:,}" for n in (numel, *counts)), shape, place
+
+
+def _shape(sizes: tuple[int, ...]) -> str:
+    return "×".join(map(str, sizes))
+
+
+def print_tasks(folder: Path | None) -> None:
+    """Print a line for each task that has a name; `folder` is where data is looked for, None for nowhere."""
+    rows = [_row(name, folder) for name in available_tasks()]
+    print_table(TASK_COLUMNS, rows, left=("task", "an input", "data"), legend=OWN)

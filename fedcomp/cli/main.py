@@ -1,120 +1,29 @@
 """The command `fedcomp`. Nothing at module level may import torch, numpy, numba or flwr: help must answer at once."""
 
-import errno
 import os
 import shlex
 import signal
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import click
 import typer
-from typer.core import TyperGroup
 from typer.main import get_command
 
 from .. import __version__, spec
-from ..config import SPANNING, RunConfig, data_folder, suggestion
-from ..errors import INTERRUPTED, FedcompError, UserError
+from ..config import KEYS, SPANNING, RunConfig, data_folder
+from ..errors import UserError
 from ..formatting import one_line
 from . import deployed, doctor, flags, keys, reproduce, results
-from .comparison.alternatives import (
-    Alternative,
-    alternatives,
-    compares_compression,
-    is_span,
-)
-from .signals import Signals
+from .comparison.alternatives import Alternative, alternatives, compares_compression, is_span
+from .exits import OneSentence, command_group, stoppable
 
 if TYPE_CHECKING:
     from ..watch import Watch
 
-UNWRITABLE = (
-    errno.EIO,
-    errno.ENOSPC,
-    errno.EPIPE,
-)  # what files raise for these are errors of our own
-OUTPUT_LOST = (
-    1  # exit status where standard output is a full disk or a pipe that nobody reads any more
-)
-
-
-def complain(sentence: str) -> None:
-    """One line on standard error, whatever the sentence quotes."""
-    with suppress(OSError):  # there is nowhere else to say it
-        print(f"fedcomp: {one_line(sentence)}", file=sys.stderr)
-
-
-def output_lost(error: BaseException | None = None) -> str | None:
-    """Why standard output cannot be written, judged by `error` and by a flush, None while it can.
-
-    What could not be written is dropped: the interpreter would try again when it leaves.
-    """
-    try:
-        sys.stdout.flush()
-    except OSError as late:
-        error = late
-    if not isinstance(error, OSError) or error.errno not in UNWRITABLE:
-        return None
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, sys.stdout.fileno())
-    os.close(nowhere)
-    return f"standard output cannot be written ({error.strerror})"
-
-
-class OneSentence(TyperGroup):
-    """A group whose foreseeable errors are one sentence on standard error and an exit status; others keep their traceback."""
-
-    def main(self, *args: Any, standalone_mode: bool = True, **kwargs: Any) -> Any:
-        if not standalone_mode:
-            return super().main(*args, standalone_mode=False, **kwargs)
-        try:
-            status = super().main(*args, standalone_mode=False, **kwargs)
-        except click.UsageError as error:
-            complain(_usage(error))
-            status = error.exit_code
-        except FedcompError as error:
-            complain(str(error))
-            status = error.exit_status
-        except click.Abort:
-            status = INTERRUPTED
-        except OSError as error:
-            if not (lost := output_lost(error)):
-                raise
-            complain(lost)
-            status = OUTPUT_LOST
-        if lost := output_lost():
-            complain(lost)
-            status = status or OUTPUT_LOST
-        sys.exit(status or 0)
-
-
-def _usage(error: click.UsageError) -> str:
-    said = (
-        error.format_message()
-        .partition(" Did you mean")[0]
-        .partition(" (Did you mean")[0]
-        .rstrip(".")
-    )
-    said = said[:1].lower() + said[1:]
-    if isinstance(error, click.NoSuchOption) and error.ctx:
-        known = {
-            flag.removeprefix("--").replace("-", "_"): flag
-            for parameter in error.ctx.command.params
-            for flag in (*parameter.opts, *parameter.secondary_opts)
-            if flag.startswith("--")
-        }
-        name = error.option_name.lstrip("-").replace("-", "_")
-        help = f"see {error.ctx.command_path} --help"
-        return f"{said}; {suggestion(name, known, lambda one: known[one], help)}"
-    if near := getattr(error, "possibilities", None):
-        return f"{said}; did you mean {' or '.join(near)}?"
-    if isinstance(error, click.BadOptionUsage):
-        return said
-    return f"{said}; see {error.ctx.command_path if error.ctx else 'fedcomp'} --help"
-
+COMPARISON, PORT = "Comparison", "The server's port"  # panels of the help
+NOT_MEASURED = "rounds out resume checkpoint_every plain log_json metrics_port tensorboard".split()
 
 app = typer.Typer(
     cls=OneSentence,
@@ -128,7 +37,7 @@ app = typer.Typer(
 @app.callback(invoke_without_command=True)
 def fedcomp(
     context: typer.Context,
-    version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
+    version: bool = typer.Option(False, "--version", help="Print the version."),
 ) -> None:
     """Federated learning with compressed updates: every byte counted is a byte sent."""
     if version:
@@ -138,11 +47,34 @@ def fedcomp(
         print(context.get_help())
 
 
+@app.command("sim")
+@flags.with_run_flags()
 def simulation(
-    dry_run: bool | None,
-    target_accuracy: str | None,
-    side_by_side: str | None,
-    baseline: bool | None,
+    target_accuracy: str | None = typer.Option(
+        None,
+        metavar="SHARE",
+        rich_help_panel=COMPARISON,
+        help="Report rounds and bytes needed to reach this accuracy, such as 90%, in table and report.",
+    ),
+    side_by_side: str | None = typer.Option(
+        None,
+        metavar="[auto|N]",
+        rich_help_panel=COMPARISON,
+        help="Processes that run alternatives at once; auto = one for each core of a CPU if the model is trained on one, else one.",
+    ),
+    baseline: bool | None = typer.Option(
+        None,
+        "--baseline/--no-baseline",
+        rich_help_panel=COMPARISON,
+        help="Add a line named dense, which compresses nothing in either direction; ratios refer to its bytes. "
+        "Default: added where alternatives differ in their compression.",
+    ),
+    dry_run: bool | None = typer.Option(
+        None,
+        "--dry-run",
+        rich_help_panel=COMPARISON,
+        help="Print parameters, sizes of frames and expected bytes, and train nothing.",
+    ),
     **given: Any,
 ) -> None:
     """Simulate a federation of virtual clients on this machine.
@@ -154,98 +86,56 @@ def simulation(
     """
     values, target = flags.run_values(given, SPANNING), results.share(target_accuracy)
     several = is_span(values)
-    if side_by_side is not None and not several:
-        raise UserError(
-            "--side-by-side is for several alternatives; give an option such as --uplink more than once, or leave it out"
-        )
-    if baseline is not None and not several:
-        raise UserError(
-            f"--{'' if baseline else 'no-'}baseline is for several alternatives; give an option such as --uplink more than once, or "
-            "leave it out"
-        )
+    for flag, value in (
+        ("--side-by-side", side_by_side),
+        ("--baseline" if baseline else "--no-baseline", baseline),
+    ):
+        if value is not None and not several:
+            raise UserError(
+                f"{flag} is for several alternatives; give an option such as --uplink more than once, or leave it out"
+            )
     if dry_run:
         from .dry_run import show
 
         dense = compares_compression(values) if baseline is None else baseline
         show(alternatives(values, dense) if several else [Alternative("", values)])
         return
-    own = {
+    given = {
         "target_accuracy": target_accuracy,
         "side_by_side": side_by_side,
         "baseline": baseline,
     } | given
     if several:
-        _compared(values, own, side_by_side or "auto", target, baseline)
+        _compare(values, given, side_by_side or "auto", target, baseline)
         return
     config = RunConfig(**values)
 
-    def simulated(watch: "Watch") -> None:
+    def run(watch: "Watch") -> None:
         from ..sim import simulate
 
         simulate(config, watch)
 
-    _watched(simulated, _watch(config), own, ("fedcomp", "sim"), target)
+    _run(run, config, given, ("fedcomp", "sim"), target)
 
 
-app.command("sim")(
-    flags.with_run_flags(
-        simulation,
-        flags.parameter(
-            "target_accuracy",
-            str,
-            typer.Option(
-                "--target-accuracy",
-                metavar="SHARE",
-                rich_help_panel="Comparison",
-                help="Tell rounds and bytes to it, such as 90%, in table and report.",
-            ),
-        ),
-        flags.parameter(
-            "side_by_side",
-            str,
-            typer.Option(
-                "--side-by-side",
-                metavar="[auto|N]",
-                rich_help_panel="Comparison",
-                help="Alternatives that run at once, in processes; auto = one for each core of a CPU "
-                "where the model is trained on one, else one after the other.",
-            ),
-        ),
-        flags.parameter(
-            "baseline",
-            bool,
-            typer.Option(
-                "--baseline/--no-baseline",
-                rich_help_panel="Comparison",
-                help="Add a line named dense, which compresses nothing in either direction; ratios refer to its bytes. "
-                "Default: added where alternatives differ in their compression.",
-            ),
-        ),
-        flags.parameter(
-            "dry_run",
-            bool,
-            typer.Option(
-                "--dry-run",
-                rich_help_panel="Comparison",
-                help="Print parameters, sizes of frames and expected bytes, and train nothing.",
-            ),
-        ),
-    )
-)
-
-
-def _watched(
+def _run(
     run: Callable[["Watch"], Any],
-    watch: "Watch",
+    config: RunConfig,
     given: dict[str, Any],
     command: Sequence[str],
     target: float | None = None,
 ) -> None:
-    """Show a run and write its report. When it is ended from outside, say how to continue it.
+    """Show a run and write its report. Exit with status 1 if no client's update was accepted in any round."""
+    watch = _watch(config)
 
-    Exit with status 1 if no client's update was accepted in any round.
-    """
-    _to_its_end(lambda: run(watch), watch, lambda why: _stopped(why, watch, given, command))
+    def stopped(why: str) -> str:
+        if not watch.header:
+            return f"{why} before the run began"
+        again = flags.resume_command(given, watch.header.out, command)
+        return f"{why} {watch.reached}; continue with: {again}"
+
+    with stoppable(stopped, watch):
+        run(watch)
     if watch.header:
         from .reports import after_run
 
@@ -258,48 +148,34 @@ def _watched(
         raise typer.Exit(1)
 
 
-def _compared(
+def _compare(
     values: dict[str, Any],
     given: dict[str, Any],
     side_by_side: str,
     target: float | None,
     baseline: bool | None,
 ) -> None:
-    """Alternatives on the screen, their table, and how to continue them when they are ended from outside."""
+    """Show the alternatives while they run, and then their table."""
     from .comparison import run
 
     if _plain(values.get("plain", False)):
-        from .comparison.lines import Lines as Screen
+        from .comparison.progress import Lines as Screen
     else:
         from .comparison.comparison_view import ComparisonView as Screen
-    watch, found = Screen(), []
+    watch = Screen()
     comparison = run.Comparison(values, watch, side_by_side, target, baseline)
-    command = ("fedcomp", "sim")
-    _to_its_end(
-        lambda: found.extend(comparison.run()),
-        watch,
-        lambda why: run.continued(why, flags.resume_command(given, watch.out, command), watch),
-    )
+
+    def stopped(why: str) -> str:
+        if not watch.out:
+            return f"{why} before the first alternative began"
+        again = flags.resume_command(given, watch.out, ("fedcomp", "sim"))
+        return f"{why} with {watch.ended} of {len(watch.all)} alternatives done; continue with: {again}"
+
+    with stoppable(stopped, watch):
+        found = comparison.run()
     comparison.show(found)
     if comparison.exit_status:
         raise typer.Exit(comparison.exit_status)
-
-
-def _to_its_end(run: Callable[[], Any], watch: Any, stopped: Callable[[str], str]) -> None:
-    """Do it on the screen; where it is ended from outside, say what `stopped` makes of why."""
-    with Signals() as signals:
-        try:
-            with watch, signals.held_back_afterwards():
-                run()
-        except (KeyboardInterrupt, OSError) as error:
-            lost = output_lost(error)
-            number = signals.heard or (
-                signal.SIGINT if isinstance(error, KeyboardInterrupt) else None
-            )
-            if not (number or lost):
-                raise
-            complain(stopped("interrupted" if number else f"{lost}: stopped"))
-            raise typer.Exit(128 + number if number else OUTPUT_LOST) from None
 
 
 def _watch(config: RunConfig) -> "Watch":
@@ -317,26 +193,13 @@ def _watch(config: RunConfig) -> "Watch":
 
 
 def _plain(asked: bool) -> bool:
-    """Whether lines are written in place of a dashboard."""
+    """Return whether to print lines in place of a dashboard."""
     return asked or not sys.stdout.isatty() or os.environ.get("TERM", "") in ("", "dumb", "unknown")
-
-
-def _stopped(why: str, watch: "Watch", given: dict[str, Any], command: Sequence[str]) -> str:
-    if not watch.header:
-        return f"{why} before the run began"
-    done = (
-        f"after round {watch.last_round} of {watch.header.rounds}"
-        if watch.last_round
-        else "before round 1 was done"
-    )
-    return f"{why} {done}; continue with: {flags.resume_command(given, watch.header.out, command)}"
 
 
 @app.command()
 def init(
-    path: Annotated[Path, typer.Argument(help="The file to write.", show_default=True)] = Path(
-        "my_task.py"
-    ),
+    path: Path = typer.Argument(Path("my_task.py"), help="The file to write.", show_default=True),
 ) -> None:
     """Write an example task of your own, ready to run and to change."""
     from importlib import resources
@@ -359,55 +222,39 @@ def init(
         raise UserError(
             f"{path} cannot be written: {error.strerror}; name another file: fedcomp init PATH"
         ) from None
-    print(
-        f"{path} is written; run it with:\n\n    {shlex.join(['fedcomp', 'sim', '--task', f'{path}:task'])}\n"
-    )
+    command = shlex.join(["fedcomp", "sim", "--task", f"{path}:task"])
+    print(f"{path} is written; run it with:\n\n    {command}\n")
 
 
 @app.command()
 def codecs() -> None:
-    """List the codecs, with their options as they are when not given, and their sources."""
+    """List the codecs with their default options, properties and sources."""
     from .listing import print_codecs
 
     print_codecs()
 
 
 @app.command()
-def tasks(
-    data: Annotated[
-        Path | None,
-        typer.Option(metavar="DIR", help="Folder of the data; FEDCOMP_DATA when not given."),
-    ] = None,
-) -> None:
-    """List the built-in tasks: parameters, examples, and where each finds its data."""
-    from .task_list import show
+def tasks(data: flags.Data = None) -> None:
+    """List the built-in tasks: parameters, examples, and the place of the data."""
+    from .listing import print_tasks
 
-    show(data_folder(RunConfig(data=data and str(data))))
+    print_tasks(data_folder(data))
 
 
 @app.command()
 def report(
-    folders: Annotated[
-        list[Path],
-        typer.Argument(
-            metavar="RUN...",
-            help="Run folders, finished or not, or folders of alternatives; runs "
-            "that differ in their seeds alone become one line with its spread.",
-        ),
-    ],
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="DIR",
-            help="Folder of report.html; RUN when there is one, else the current folder.",
-        ),
-    ] = None,
-    target_accuracy: Annotated[
-        str | None,
-        typer.Option(
-            metavar="SHARE", help="Report rounds and bytes to this accuracy, such as 90%."
-        ),
-    ] = None,
+    folders: list[Path] = typer.Argument(
+        ...,
+        metavar="RUN...",
+        help="Run folders, finished or not, or folders of alternatives. Runs that differ only in their seeds become one line.",
+    ),
+    out: Path | None = typer.Option(
+        None, metavar="DIR", help="Folder of report.html. Default: RUN if there is one, else here."
+    ),
+    target_accuracy: str | None = typer.Option(
+        None, metavar="SHARE", help="Report rounds and bytes to this accuracy, such as 90%."
+    ),
 ) -> None:
     """Write runs as one HTML page that needs no network: verdict, charts, tables of results and settings."""
     from . import reports
@@ -415,49 +262,41 @@ def report(
     reports.show(folders, out, target_accuracy)
 
 
-bench = typer.Typer(cls=OneSentence, add_completion=False, rich_markup_mode="rich")
+app.command()(doctor.doctor)
+app.command()(reproduce.reproduce)
+app.command()(deployed.client)
+app.command()(deployed.relay)
+bench = command_group("Measure on this machine.")
 app.add_typer(bench, name="bench")
-
-
-@bench.callback(invoke_without_command=True)
-def measurements(context: typer.Context) -> None:
-    """Measure on this machine."""
-    if context.invoked_subcommand is None:
-        print(context.get_help())
+app.add_typer(keys.app, name="keys")
+server = command_group("Serve a federation of real clients.")
+app.add_typer(server, name="server")
 
 
 @bench.command("codecs")
 def bench_codecs(
-    numel: Annotated[
-        str | None,
-        typer.Option(metavar="N", help="Elements of a vector of normal values; 1M when not given."),
-    ] = None,
-    task: Annotated[
-        str | None,
-        typer.Option(metavar="TEXT", help="Take an update of this task in place of normal values."),
-    ] = None,
-    data: Annotated[
-        Path | None,
-        typer.Option(metavar="DIR", help="Folder of the task's data; FEDCOMP_DATA when not given."),
-    ] = None,
-    codec: Annotated[
-        list[str] | None,
-        typer.Option(metavar="TEXT", help="A codec, may be given again; all when not given."),
-    ] = None,
-    device: Annotated[
-        str, typer.Option(metavar="[auto|cpu|cuda|cuda:N]", help="Where the vector lies.")
-    ] = "cpu",
-    repeats: Annotated[
-        int, typer.Option(metavar="N", min=1, max=1000, help="Of which the medians are shown.")
-    ] = 5,
-    json: Annotated[bool, typer.Option("--json", help="Print JSON in place of a table.")] = False,
-    picture: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Draw bits against error, as SVG.")
-    ] = None,
+    numel: str | None = typer.Option(
+        None, metavar="N", help="Length of a vector of normal values. Default: 1M."
+    ),
+    task: str | None = typer.Option(
+        None, help="Use an update of this task in place of the vector."
+    ),
+    data: flags.Data = None,
+    codec: list[str] | None = typer.Option(
+        None, help="A codec; may be given more than once. Default: all."
+    ),
+    device: flags.Device = "cpu",
+    repeats: int = typer.Option(
+        5, metavar="N", min=1, max=1000, help="Repeats; medians are shown."
+    ),
+    json: flags.Json = False,
+    picture: Path | None = typer.Option(
+        None, metavar="FILE", help="Draw bits against error, as SVG."
+    ),
 ) -> None:
-    """Measure what codecs cost and keep, beside a plain copy of the vector."""
+    """Measure speed, frame size and error of codecs, beside a plain copy of the vector."""
     from ..training import devices
-    from . import bench, measure
+    from .bench_codecs import bench, normal, update_of
 
     if task is not None and numel is not None:
         raise UserError("--numel is for normal values and --task for an update; give one of them")
@@ -470,313 +309,102 @@ def bench_codecs(
             f"--numel is '{numel}'; give a whole number such as 1000000, 25M or 1G"
         ) from None
     where = devices.choose(device)
-    folder = data_folder(RunConfig(data=data and str(data)))
-    if data is not None and not folder.is_dir():
-        raise UserError(f"--data {data} is no folder; give the one that holds the task's data")
-    vector = (
-        measure.normal(count, where) if task is None else measure.update_of(task, folder, where)
-    )
-    bench.codecs(vector, codec or (), repeats, json, picture)
+    if task is None:
+        vector = normal(count, where)
+    else:
+        vector = update_of(task, data_folder(data), where)
+    bench(vector, codec or (), repeats, json, picture)
 
 
-def bench_sim(rounds: int, trace: Path | None, json: bool, **given: Any) -> None:
+@bench.command("sim")
+@flags.with_run_flags(without=NOT_MEASURED)
+def bench_sim(
+    rounds: int = typer.Option(5, metavar="N", min=1, max=10_000, help="Rounds to measure."),
+    loops: str = typer.Option(
+        "lean",
+        metavar="[lean|usual|big-batch|none]",
+        help="Plain PyTorch loops to compare with, several with commas: lean keeps one model and takes examples by index, usual "
+        "copies the model and makes a DataLoader for each client, big-batch takes the batches of all clients as one; none skips them.",
+    ),
+    trace: Path | None = typer.Option(
+        None, metavar="FILE", help="Write a profile for Perfetto or chrome://tracing."
+    ),
+    json: flags.Json = False,
+    **given: Any,
+) -> None:
     """Measure rounds of a simulation: client updates a second, where the time goes, how much of the device's arithmetic is reached.
 
     The options are those of fedcomp sim. The rounds are real ones, in a folder that is removed; the first is not counted. After each,
-    plain PyTorch trains as many of the clients, and one model takes the same examples as one big batch.
+    plain PyTorch trains as many of the clients. The last line names the three largest costs around training.
     """
-    from .bench_sim import sim as bench
+    from .bench_sim import bench
 
-    bench(flags.run_config(given), rounds or 5, json, trace)
-
-
-bench.command("sim")(
-    flags.with_run_flags(
-        bench_sim,
-        flags.parameter(
-            "rounds",
-            int,
-            typer.Option(
-                "--rounds",
-                metavar="N",
-                min=1,
-                max=10_000,
-                help="That are measured; 5 when not given.",
-            ),
-        ),
-        flags.parameter(
-            "trace",
-            Path,
-            typer.Option(
-                "--trace",
-                metavar="FILE",
-                help="Write what was done when, for Perfetto or chrome://tracing.",
-            ),
-        ),
-        flags.parameter(
-            "json", bool, typer.Option("--json", help="Print JSON in place of a table.")
-        ),
-        without=(
-            "rounds",
-            "out",
-            "resume",
-            "checkpoint_every",
-            "plain",
-            "log_json",
-            "metrics_port",
-            "tensorboard",
-        ),
-    )
-)
+    bench(flags.run_config(given), rounds, loops, json, trace)
 
 
-app.add_typer(keys.app, name="keys")
-app.command()(doctor.doctor)
-app.command()(reproduce.reproduce)
-
-
-server = typer.Typer(cls=OneSentence, add_completion=False, rich_markup_mode="rich")
-app.add_typer(server, name="server")
-
-
-@server.callback(invoke_without_command=True)
-def serving(context: typer.Context) -> None:
-    """Serve a federation of real clients."""
-    if context.invoked_subcommand is None:
-        print(context.get_help())
-
-
-def start(**given: Any) -> None:
+@server.command("start")
+@flags.with_run_flags(without=("network",))
+def start(
+    port: int | None = typer.Option(
+        None,
+        metavar="N",
+        min=0,
+        max=65_535,
+        rich_help_panel=PORT,
+        help=rf"port to listen on, 0 = a free one [dim]\[default: {deployed.PORT}][/dim]",
+    ),
+    host: str | None = typer.Option(
+        None,
+        metavar="HOST",
+        rich_help_panel=PORT,
+        help="address of this machine to listen on; all addresses by default, loopback with --insecure",
+    ),
+    keys: str | None = typer.Option(
+        None,
+        metavar="DIR",
+        rich_help_panel=PORT,
+        help=rf"folder of keys, made by fedcomp keys init [dim]\[default: {KEYS}][/dim]",
+    ),
+    insecure: bool | None = typer.Option(
+        None,
+        "--insecure",
+        rich_help_panel=PORT,
+        help="without TLS and keys, for a trial on one machine",
+    ),
+    transport: str | None = typer.Option(
+        None,
+        click_type=deployed.TRANSPORTS,
+        rich_help_panel=PORT,
+        help=rf"{deployed.TRANSPORT_HELP} [dim]\[default: grpc][/dim]",
+    ),
+    **given: Any,
+) -> None:
     """Start the server of a run, wait for --clients clients, and run it with them.
 
     Clients come through one port, with TLS and the keys of fedcomp keys init. The options of the run are those of fedcomp sim.
     """
-    config = flags.run_config(
-        {name: value for name, value in given.items() if name not in deployed.DOOR_NAMES}
-    )
-    _watched(
-        lambda watch: deployed.serve(given, config, watch),
-        _watch(config),
-        given,
+    config = flags.run_config(given)
+    door = {"port": port, "host": host, "keys": keys, "insecure": insecure, "transport": transport}
+    _run(
+        lambda watch: deployed.serve(config, watch, **door),
+        config,
+        door | given,
         ("fedcomp", "server", "start"),
     )
 
 
-server.command("start")(flags.with_run_flags(start, *deployed.door_flags(), without=("network",)))
-
-
-@app.command()
-def client(
-    server: Annotated[
-        str | None,
-        typer.Option(
-            metavar="HOST:PORT", help="Where the server is; the enrolment's when not given."
-        ),
-    ] = None,
-    enrolment: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="This client's enrolment, clients/ID.toml of the keys; a folder of them for many clients in one "
-            "process. Default: FEDCOMP_ENROLMENT, or ~/.config/fedcomp/enrolment.toml.",
-        ),
-    ] = None,
-    insecure: Annotated[
-        bool, typer.Option("--insecure", help="Without TLS and keys, for a trial.")
-    ] = False,
-    partition_id: Annotated[
-        int | None,
-        typer.Option(
-            metavar="K",
-            min=0,
-            help="Take part K of the task's data, 0 the first; all of it when "
-            "not given. With --insecure it is also who this client is.",
-        ),
-    ] = None,
-    partitions: Annotated[
-        int | None,
-        typer.Option(
-            metavar="N", min=1, help="Parts of the data; the run's clients when not given."
-        ),
-    ] = None,
-    client_id: Annotated[
-        int | None, typer.Option(metavar="K", min=0, help="Who this client is, with --insecure.")
-    ] = None,
-    state_dir: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="DIR",
-            help="What this client keeps; fedcomp-client-ID when not given, "
-            "which many clients have below DIR.",
-        ),
-    ] = None,
-    task: Annotated[
-        str,
-        typer.Option(metavar="TEXT", help="What is learned: a built-in name or path/file.py:name."),
-    ] = "digits",
-    data: Annotated[
-        str | None,
-        typer.Option(metavar="DIR", help="Folder of the task's data; FEDCOMP_DATA when not given."),
-    ] = None,
-    device: Annotated[
-        str, typer.Option(metavar="[auto|cpu|cuda|cuda:N]", help="Where this client trains.")
-    ] = "auto",
-    patience: Annotated[
-        float | None,
-        typer.Option(
-            metavar="SECONDS",
-            min=0,
-            help="For how long it tries to reach a server; for ever when not given.",
-        ),
-    ] = None,
-    stay: Annotated[
-        bool, typer.Option("--stay", help="Wait for the next run when one is over.")
-    ] = False,
-    count: Annotated[
-        int | None,
-        typer.Option(
-            metavar="N",
-            min=1,
-            help="Be N clients in one process: the first N of the enrolments in "
-            "the folder --enrolment, or with --insecure those from --client-id on; they take the parts "
-            "of the data from --partition-id on.",
-        ),
-    ] = None,
-    roster: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="The clients' public keys, registry.toml of the keys; in an election "
-            "with sealed ballots as the server announces them when not given.",
-        ),
-    ] = None,
-    sealed: Annotated[
-        bool,
-        typer.Option(
-            "--sealed",
-            help="Take part in elections with sealed ballots alone, whatever the server asks for.",
-        ),
-    ] = False,
-    log_json: Annotated[
-        str | None,
-        typer.Option(
-            metavar="FILE",
-            help="File that gets what is said as JSON, an object a line; - = standard "
-            "output, in place of the sentences.",
-        ),
-    ] = None,
-    transport: Annotated[
-        str,
-        typer.Option(
-            metavar=f"[{'|'.join(deployed.TRANSPORTS)}]",
-            help=f"The server's transport, {deployed.TRANSPORT_HELP}.",
-        ),
-    ] = "grpc",
-) -> None:
-    """Take part in a federation until its run is over. Nothing that a server sends is executed."""
-    with Signals() as signals:
-        try:
-            with deployed.saying(log_json) as say:
-                deployed.take_part(
-                    server,
-                    enrolment,
-                    insecure,
-                    client_id,
-                    partition_id,
-                    partitions,
-                    state_dir,
-                    task,
-                    data,
-                    device,
-                    patience,
-                    stay,
-                    say,
-                    count,
-                    roster,
-                    sealed,
-                    transport,
-                )
-        except KeyboardInterrupt:
-            complain(
-                "stopped; what this client holds is in its state folder, and the same command goes on with it"
-            )
-            raise typer.Exit(128 + (signals.heard or signal.SIGINT)) from None
-
-
-@app.command()
-def relay(
-    server: Annotated[
-        str | None,
-        typer.Option(
-            metavar="HOST:PORT", help="Address of the server. Default: the one in the enrolment."
-        ),
-    ] = None,
-    port: Annotated[
-        int,
-        typer.Option(
-            metavar="N", min=0, max=65_535, help="Port to listen on for clients; 0 = a free one."
-        ),
-    ] = 8081,
-    host: Annotated[
-        str | None,
-        typer.Option(
-            metavar="HOST",
-            help="Address of this machine to listen on. Default: all addresses, loopback with --insecure.",
-        ),
-    ] = None,
-    enrolment: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="This relay's enrolment, relays/ID.toml in the folder of keys. Default: FEDCOMP_ENROLMENT, or "
-            "~/.config/fedcomp/enrolment.toml.",
-        ),
-    ] = None,
-    insecure: Annotated[
-        bool, typer.Option("--insecure", help="Without TLS and keys, for a trial.")
-    ] = False,
-    patience: Annotated[
-        float | None,
-        typer.Option(
-            metavar="SECONDS", min=0, help="How long to try to reach the server. Default: for ever."
-        ),
-    ] = None,
-    stay: Annotated[
-        bool, typer.Option("--stay", help="Wait for the next run when one is over.")
-    ] = False,
-    log_json: Annotated[
-        str | None,
-        typer.Option(
-            metavar="FILE",
-            help="Log file, a JSON object per message; - = standard output, in place of the sentences.",
-        ),
-    ] = None,
-) -> None:
-    """Run a relay between clients and a server. Each broadcast crosses the server's link once, and reports are sent together."""
-    with Signals() as signals:
-        try:
-            with deployed.saying(log_json) as say:
-                deployed.relay(server, enrolment, insecure, host, port, patience, stay, say)
-        except KeyboardInterrupt:
-            complain("stopped; the same command continues, and clients reconnect to it")
-            raise typer.Exit(128 + (signals.heard or signal.SIGINT)) from None
-
-
 def main() -> None:
-    """The console script. Leaves through SystemExit."""
-    os.environ.setdefault(
-        "GOMP_SPINCOUNT", "10000"
-    )  # torch's waiting threads give way: on shared cores they cost a round tenfold
+    """Run the console script, which ends by SystemExit."""
+    # Waiting threads of torch give way: on shared cores they make a round ten times as long.
+    os.environ.setdefault("GOMP_SPINCOUNT", "10000")
     for name in ("stdout", "stderr"):
-        if getattr(sys, name) is None:  # closed by who called
+        if getattr(sys, name) is None:  # closed by the caller
             setattr(sys, name, open(os.devnull, "w"))
-        getattr(sys, name).reconfigure(
-            errors="replace"
-        )  # an ASCII terminal shows ? for what it lacks
+        # An ASCII terminal shows ? for characters that it lacks.
+        getattr(sys, name).reconfigure(errors="replace")
     try:
         get_command(app)(prog_name="fedcomp")
     finally:
         if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-            signal.signal(
-                signal.SIGINT, signal.SIG_DFL
-            )  # Ctrl-C while the interpreter leaves ends it without a word
+            # Ctrl-C while the interpreter exits ends it without a traceback.
+            signal.signal(signal.SIGINT, signal.SIG_DFL)

@@ -1,4 +1,4 @@
-"""One line a round, for pipes, logs and screen readers."""
+"""The plain output of a run: one line a round, for pipes, logs and screen readers."""
 
 import sys
 from collections.abc import Sequence

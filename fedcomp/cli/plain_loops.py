@@ -1,4 +1,4 @@
-"""What a simulation is measured beside: plain PyTorch that trains the same clients and does nothing else, and the device's arithmetic."""
+"""Plain PyTorch loops that train the clients of a simulation and do nothing else, and the arithmetic of the device."""
 
 import copy
 import itertools
@@ -18,35 +18,28 @@ from ..training.local_sgd import LocalSGD
 Plans = Sequence[Sequence[np.ndarray]]  # for each client its batches, positions of examples
 
 LARGEST_PIECE = 1 << 22  # input values of the big batch that go through the model at once
-SQUARE = {
-    "cpu": 2048,
-    "cuda": 8192,
-}  # side of the matrices whose product is the device's arithmetic
+SIDE = {"cpu": 2048, "cuda": 8192}  # of the matrices of `product`
 
 
 def usual_loop(
     task: Task, data: Data, shards: Sequence[np.ndarray], plans: Plans, sgd: LocalSGD
 ) -> Callable[[], list[dict[str, Tensor]]]:
-    """What tutorials write: for each client a deep copy of the model, a shuffling DataLoader, torch.optim.SGD; subtract the states.
+    """Return the loop of tutorials: for each client a deep copy of the model, a shuffling DataLoader, torch.optim.SGD, and a difference.
 
-    It shuffles for itself: of a client's plan it takes the number of batches alone.
+    It shuffles by itself and takes only the number of batches from a client's plan.
     """
-    model, examples = (
-        initial_model(task, 0).to(data.inputs.device),
-        TensorDataset(data.inputs, data.targets),
-    )
+    model = initial_model(task, 0).to(data.inputs.device)
+    examples = TensorDataset(data.inputs, data.targets)
 
     def run() -> list[dict[str, Tensor]]:
         updates = []
-        for shard, batches in zip(shards, plans, strict=True):
+        for shard, plan in zip(shards, plans, strict=True):
             local = copy.deepcopy(model)
             optimizer = _optimizer(local, sgd)
-            loader = DataLoader(
-                Subset(examples, shard.tolist()), batch_size=sgd.batch_size, shuffle=True
-            )
-            for inputs, targets in itertools.islice(
-                itertools.chain.from_iterable(itertools.repeat(loader)), len(batches)
-            ):
+            own = Subset(examples, shard.tolist())
+            loader = DataLoader(own, batch_size=sgd.batch_size, shuffle=True)
+            batches = itertools.chain.from_iterable(itertools.repeat(loader))
+            for inputs, targets in itertools.islice(batches, len(plan)):
                 optimizer.zero_grad()
                 task.loss(local(inputs), targets).backward()
                 optimizer.step()
@@ -62,7 +55,7 @@ def usual_loop(
 def lean_loop(
     task: Task, data: Data, plans: Plans, sgd: LocalSGD
 ) -> Callable[[], list[dict[str, Tensor]]]:
-    """The leanest loop over a module: one resident model, examples by index from resident tensors, torch.optim.SGD."""
+    """Return the leanest loop over a module: one resident model, examples by index from resident tensors, torch.optim.SGD."""
     model = initial_model(task, 0).to(data.inputs.device)
     state = {name: value.clone() for name, value in model.state_dict().items()}
 
@@ -85,55 +78,54 @@ def lean_loop(
 
 
 def big_batch(task: Task, data: Data, plans: Plans, sgd: LocalSGD) -> Callable[[], None]:
-    """One model, each step on the batches of all clients as one: the same examples with nothing of each client's own, the limit.
+    """Return the loop of one model that takes the batches of all clients as one, the limit of the arithmetic.
 
     A batch of more than LARGEST_PIECE values is taken in pieces whose gradients are added.
     """
     model = initial_model(task, 0).to(data.inputs.device)
     optimizer = _optimizer(model, sgd)
+    # The examples of each step, of all clients that take it.
     steps = [
-        torch.from_numpy(np.concatenate(batches)).to(data.inputs.device)
-        for batches in _by_step(plans)
+        torch.from_numpy(np.concatenate([batch for batch in batches if batch is not None]))
+        for batches in itertools.zip_longest(*plans)
     ]
+    steps = [step.to(data.inputs.device) for step in steps]
     piece = max(1, LARGEST_PIECE // max(1, data.inputs[0].numel()))
 
     def run() -> None:
         for rows in steps:
             optimizer.zero_grad()
             for some in rows.split(piece):
-                (
-                    task.loss(model(data.inputs[some]), data.targets[some])
-                    * (len(some) / len(rows))
-                ).backward()
+                loss = task.loss(model(data.inputs[some]), data.targets[some])
+                (loss * (len(some) / len(rows))).backward()
             optimizer.step()
 
     return run
 
 
 def flops_of_an_example(task: Task, data: Data, batch: int) -> float:
-    """Floating-point operations of one example's share of a step, forward and backward, as torch counts those of products. 0: none seen."""
+    """Return the floating-point operations of a step for one example, forward and backward, as torch counts them; 0 if it counts none."""
     model = initial_model(task, 0).train()
     batch = min(batch, len(data))
     inputs, targets = data.inputs[:batch].cpu(), data.targets[:batch].cpu()
+    counter = FlopCounterMode(display=False)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # about the GPUs that these flags are for, too
-        with (
-            torch.backends.mkldnn.flags(enabled=False),
-            FlopCounterMode(display=False) as counter,
-        ):  # whose LSTM torch does not count
+        warnings.simplefilter("ignore")  # `flags` warns where there is no GPU of Intel
+        # torch does not count the LSTM of mkldnn.
+        with torch.backends.mkldnn.flags(enabled=False), counter:
             task.loss(model(inputs), targets).backward()
     return counter.get_total_flops() / batch
 
 
 def product(device: torch.device, dtype: torch.dtype) -> tuple[Callable[[], Tensor], float]:
-    """A large matrix product, and its floating-point operations."""
-    side = SQUARE.get(device.type, SQUARE["cpu"])
+    """Return a large matrix product and its floating-point operations."""
+    side = SIDE.get(device.type, SIDE["cpu"])
     a, b = (torch.randn(side, side, dtype=dtype, device=device) for _ in range(2))
     return lambda: a @ b, 2.0 * side**3
 
 
 def seconds_of(run: Callable[[], object], device: torch.device) -> float:
-    """How long a call takes, until the device is done."""
+    """Return the duration of a call, until the device is done."""
     begin = time.perf_counter()
     run()
     if device.type == "cuda":
@@ -142,7 +134,7 @@ def seconds_of(run: Callable[[], object], device: torch.device) -> float:
 
 
 def _optimizer(model: torch.nn.Module, sgd: LocalSGD) -> torch.optim.SGD:
-    """Before each of its steps, gradients are clipped by clip_grad_norm_ and pulled towards the weights of now, where `sgd` says so."""
+    """Return SGD with the clipping and the proximal term of `sgd`, which pulls towards the current weights."""
     optimizer = torch.optim.SGD(
         model.parameters(), lr=sgd.lr, momentum=sgd.momentum, weight_decay=sgd.weight_decay
     )
@@ -158,11 +150,3 @@ def _optimizer(model: torch.nn.Module, sgd: LocalSGD) -> torch.optim.SGD:
     if sgd.clip or sgd.proximal:
         optimizer.register_step_pre_hook(change)
     return optimizer
-
-
-def _by_step(plans: Plans) -> list[list[np.ndarray]]:
-    """For each step the batches of the clients that take it."""
-    return [
-        [batch for batch in batches if batch is not None]
-        for batches in itertools.zip_longest(*plans)
-    ]

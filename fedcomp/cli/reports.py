@@ -1,13 +1,14 @@
 """`fedcomp report`, and the report that a run writes when it ends."""
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from ..config import ALTERNATIVES_FILE, RUN_FILE, SPANNING, read_toml
 from ..errors import FedcompError, RunFolderError, UserError
-from ..runs import Run, load
+from ..runs import groups, load
 from .comparison.alternatives import alternatives
-from .report.page import write
+from .report.page import html
 from .results import share
 
 REPORT = "report.html"
@@ -20,14 +21,12 @@ def show(folders: Sequence[Path], out: Path | None, target: str | None) -> None:
     """
     wanted, only = share(target), folders[0] if len(folders) == 1 else Path()
     folders = [run for folder in folders for run in _runs_in(folder)]
-    if twice := [
-        folder
-        for i, folder in enumerate(folders)
-        if folder.resolve() in [other.resolve() for other in folders[:i]]
-    ]:
-        raise UserError(f"{twice[0]} is named twice; name each run once")
+    places = [folder.resolve() for folder in folders]
+    for i, folder in enumerate(folders):
+        if places[i] in places[:i]:
+            raise UserError(f"{folder} is named twice; name each run once")
     page = (out or only) / REPORT
-    write([load(folder) for folder in folders], page, target=wanted)
+    write(folders, page, wanted)
     print(page)
 
 
@@ -49,25 +48,29 @@ def _runs_in(folder: Path) -> list[Path]:
     )
 
 
-def after_run(folder: Path, warn: Callable[[str], None], target: float | None = None) -> None:
-    """Write report.html into the folder of a run that has ended, if it was begun; pass an error to `warn`."""
-    if not (folder / RUN_FILE).is_file():
-        return
-    try:
-        write([load(folder)], folder / REPORT, target=target)
-    except FedcompError as error:
-        warn(f"{REPORT} is not written: {error}")
-
-
-def draw(
-    runs: Sequence[Run],
+def write(
+    folders: Sequence[Path],
     page: Path,
-    warn: Callable[[str], None],
     target: float | None = None,
     failed: Mapping[str, str] | None = None,
 ) -> None:
-    """Write a page on runs that have ended; pass an error to `warn`. `failed`: the error of each failed run, by folder."""
+    """Write the report on the runs in `folders`. `failed`: the error of each failed run, by folder. Raises FedcompError."""
+    text = html(groups([load(folder) for folder in folders]), target, failed)
+    new = page.with_name(f".{page.name}.new")
     try:
-        write(runs, page, target=target, failed=failed)
-    except FedcompError as error:
-        warn(f"{REPORT} is not written: {error}")
+        page.parent.mkdir(parents=True, exist_ok=True)
+        new.write_text(text, encoding="utf-8")
+        os.replace(new, page)
+    except OSError as error:
+        raise RunFolderError(
+            f"{page} cannot be written ({error.strerror}); give another --out"
+        ) from error
+
+
+def after_run(folder: Path, warn: Callable[[str], None], target: float | None = None) -> None:
+    """Write report.html into the folder of a run that has ended, if it was begun. Pass an error to `warn`."""
+    if (folder / RUN_FILE).is_file():
+        try:
+            write([folder], folder / REPORT, target)
+        except FedcompError as error:
+            warn(f"{REPORT} is not written: {error}")

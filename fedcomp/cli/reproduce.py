@@ -4,60 +4,43 @@ import importlib.util
 import sys
 from pathlib import Path
 from types import ModuleType
-from typing import Annotated
 
 import typer
 
 from ..errors import UserError
+from .flags import Data, Device
 
 PACKAGE = "reproductions"  # a folder beside that of fedcomp
 
 
 def reproduce(
-    name: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="NAME",
-            help="Of a reproduction; all are listed when none is given.",
-            show_default=False,
-        ),
-    ] = None,
-    full: Annotated[
-        bool,
-        typer.Option("--full", help="In the paper's setting, or near it: hours, best on a GPU."),
-    ] = False,
-    seeds: Annotated[
-        int | None,
-        typer.Option(
-            metavar="N",
-            min=1,
-            max=1000,
-            help="Of each method; those of the reproduction when not given.",
-        ),
-    ] = None,
-    data: Annotated[
-        Path | None,
-        typer.Option(metavar="DIR", help="Folder of the tasks' data; FEDCOMP_DATA when not given."),
-    ] = None,
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="DIR",
-            help="Folder of the runs, one each; runs/reproduce-NAME when not given. What "
-            "is finished in it is not done again.",
-        ),
-    ] = None,
-    device: Annotated[
-        str, typer.Option(metavar="[auto|cpu|cuda|cuda:N]", help="Where clients train.")
-    ] = "auto",
-    write: Annotated[
-        bool,
-        typer.Option("--write", help="Put the result into docs/reproductions.md of a checkout."),
-    ] = False,
+    name: str | None = typer.Argument(
+        None, metavar="NAME", help="Name of a reproduction. Default: list all.", show_default=False
+    ),
+    full: bool = typer.Option(
+        False, "--full", help="In the paper's setting, or near it: hours, best on a GPU."
+    ),
+    seeds: int | None = typer.Option(
+        None,
+        metavar="N",
+        min=1,
+        max=1000,
+        help="Seeds of each method. Default: those of the reproduction.",
+    ),
+    data: Data = None,
+    out: Path | None = typer.Option(
+        None,
+        metavar="DIR",
+        help="Folder of the run folders. Default: runs/reproduce-NAME. Finished runs are not repeated.",
+    ),
+    device: Device = "auto",
+    write: bool = typer.Option(
+        False, "--write", help="Write the result into docs/reproductions.md of a checkout."
+    ),
 ) -> None:
-    """Test what papers claim: run both sides, and say whether the claim holds here.
+    """Test claims of papers: run both sides, and report whether the claim holds here.
 
-    The small form takes minutes on two cores. Where it is interrupted, the same command goes on.
+    The small form takes minutes on two cores. After an interruption the same command continues.
     """
     _command().run(name, full, seeds, data, out, device, write)
 

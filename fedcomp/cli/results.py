@@ -1,4 +1,4 @@
-"""What runs came to, one line for those that differ in their seeds alone: for the table on a terminal, the report and JSON alike."""
+"""The results of runs, for tables, reports and JSON. Runs that differ only in their seeds are one line."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -30,10 +30,9 @@ class Result:
     label: str
     folders: tuple[str, ...]
     accuracy: float | None = None  # the last one that was measured, a share, 0..1
-    accuracy_spread: float | None = (
-        None  # half of the distance between the best and the worst seed; None for one seed
-    )
-    loss: float | None = None  # likewise the last one; None where it is no finite number
+    # Half of the distance between the best and the worst seed; None for one seed.
+    accuracy_spread: float | None = None
+    loss: float | None = None  # the last one; None if it is not finite
     rounds: float = 0.0
     uplink_bytes: float = 0.0
     downlink_bytes: float = 0.0
@@ -43,19 +42,15 @@ class Result:
     bytes_to_target: float | None = None  # both ways
     on_front: bool = False
     note: str = ""  # what went wrong
-    problem: Mapping[str, Any] = field(
-        default_factory=dict
-    )  # lines of one problem share a Pareto front
-    baseline: str | None = (
-        None  # label of the dense line that the ratio refers to; None: the same exchanges in float32
-    )
+    problem: Mapping[str, Any] = field(default_factory=dict)  # one Pareto front for each
+    # Label of the dense line that the ratio refers to; None: the same exchanges in float32.
+    baseline: str | None = None
 
     @classmethod
     def nothing(cls, folder: str, why: str) -> Self:
-        """Of a run that left nothing."""
-        return cls(
-            folder.rpartition("/")[2], (folder,), note=f"failed: {why}" if why else "not begun"
-        )
+        """Return the line of a run without results."""
+        note = f"failed: {why}" if why else "not begun"
+        return cls(folder.rpartition("/")[2], (folder,), note=note)
 
     @property
     def sent_bytes(self) -> float:
@@ -63,14 +58,10 @@ class Result:
 
     @property
     def rank(self) -> float | None:
-        """How good the model is: the accuracy, or where a task has none the loss, negative; None where neither was measured."""
-        return (
-            self.accuracy
-            if self.accuracy is not None
-            else None
-            if self.loss is None
-            else -self.loss
-        )
+        """The quality of the model: the accuracy, or the negative loss of a task without one; None if neither was measured."""
+        if self.accuracy is not None:
+            return self.accuracy
+        return None if self.loss is None else -self.loss
 
 
 def results(
@@ -88,25 +79,19 @@ def results(
 
 
 def front(lines: Sequence[Result]) -> list[bool]:
-    """Tell for each line whether no other line of its problem is at least as good for no more bytes, and better in one of the two.
+    """Return whether each line is on the Pareto front of its problem. Failed, diverged and unfinished lines are on none."""
+    candidates = [line for line in lines if not line.note and line.rank is not None]
 
-    Failed, diverged and unfinished lines are on no front.
-    """
-    points = [None if line.note else line.rank for line in lines]
-
-    def beaten(mine: Result, rank: float) -> bool:
-        return any(
-            other is not None
-            and line.problem == mine.problem
-            and other >= rank
-            and line.sent_bytes <= mine.sent_bytes
-            and (other > rank or line.sent_bytes < mine.sent_bytes)
-            for line, other in zip(lines, points, strict=True)
+    def beats(one: Result, other: Result) -> bool:
+        return (
+            one.problem == other.problem
+            and one.rank >= other.rank
+            and one.sent_bytes <= other.sent_bytes
+            and (one.rank, one.sent_bytes) != (other.rank, other.sent_bytes)
         )
 
     return [
-        rank is not None and not beaten(line, rank)
-        for line, rank in zip(lines, points, strict=True)
+        line in candidates and not any(beats(other, line) for other in candidates) for line in lines
     ]
 
 
@@ -179,7 +164,7 @@ def _last_loss(run: "Run") -> float | None:
 
 
 def _note(runs: Sequence["Run"], failed: Mapping[str, str]) -> str:
-    """What went wrong, of the first seed for which something did."""
+    """Return what went wrong with the first failed seed."""
     for run in runs:
         if wrong := _wrong(run, failed.get(str(run.folder), "")):
             return wrong if len(runs) == 1 else f"seed {run.options.get('seed', 0)} {wrong}"
@@ -195,10 +180,8 @@ def _wrong(run: "Run", why: str) -> str:
         return "diverged: the loss is no finite number"
     if run.records and not run.records[-1].accepted:
         last = max((r.round for r in run.records if r.accepted), default=0)
-        reasons = run.summary.rejections
-        return f"diverged: no update was accepted after round {last}" + (
-            f" ({reasons[0].reason})" if reasons else ""
-        )
+        reason = f" ({run.summary.rejections[0].reason})" if run.summary.rejections else ""
+        return f"diverged: no update was accepted after round {last}{reason}"
     return ""
 
 
@@ -206,15 +189,12 @@ HEAD = ("accuracy", "up", "down", "ratio", "rounds", "time")
 
 
 def head(target: float | None) -> list[str]:
-    """The titles of `cells`."""
-    return [
-        *HEAD,
-        *([f"rounds to {100 * target:g} %", "bytes to it"] if target is not None else []),
-    ]
+    """Return the titles of `cells`."""
+    return [*HEAD] if target is None else [*HEAD, f"rounds to {100 * target:g} %", "bytes to it"]
 
 
 def cells(line: Result, target: float | None) -> list[str]:
-    """The figures of a line as text."""
+    """Return the figures of a line as text."""
     spread = "" if line.accuracy_spread is None else f" ± {100 * line.accuracy_spread:.2f}"
     lost = NOTHING if line.loss is None else f"loss {decimal(line.loss)}"
     found = [
@@ -225,18 +205,15 @@ def cells(line: Result, target: float | None) -> list[str]:
         f"{line.rounds:g}",
         duration(line.seconds),
     ]
-    if target is not None:
-        missed = line.rounds_to_target is None
-        found += (
-            [NOTHING, NOTHING]
-            if missed
-            else [f"{line.rounds_to_target:g}", human_bytes(round(line.bytes_to_target))]
-        )
-    return found
+    if target is None:
+        return found
+    if line.rounds_to_target is None:
+        return [*found, NOTHING, NOTHING]
+    return [*found, f"{line.rounds_to_target:g}", human_bytes(round(line.bytes_to_target))]
 
 
 def share(text: str | None) -> float | None:
-    """What --target-accuracy says. Raises UserError."""
+    """Return the share in --target-accuracy. Raises UserError."""
     if text is None:
         return None
     try:

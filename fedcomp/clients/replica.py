@@ -4,7 +4,8 @@ from collections.abc import Iterable
 
 from torch import Tensor
 
-from ..codecs import Codec, codec, decay, overwrite
+from ..codecs import Codec, codec, overwrite
+from ..codecs.frame import unwrap_decay
 from ..errors import FrameError, ProtocolError
 from ..layout import Layout
 from ..messages import (
@@ -21,7 +22,7 @@ DENSE_CODEC = codec("identity")
 
 
 class NeedDense(ProtocolError):
-    """The download does not start from where this copy is."""
+    """The client needs the dense model: the download does not lead from its version to the server's."""
 
 
 class Replica:
@@ -34,11 +35,10 @@ class Replica:
         self.passed = {self.version: None}  # versions that these weights have been at, in order
 
     def move(self, assignment: Assignment) -> None:
-        """Bring the weights to the assignment's version. A download that starts earlier than this copy stands is good too.
+        """Bring the weights to the assignment's version. A download may also start from an earlier version than this copy's.
 
-        Raises NeedDense, with the weights untouched, when the download does not pass this copy's version, and
-        FrameError when a frame is bad. When the fingerprint differs in the end, the copy is worth nothing: NeedDense,
-        and no version until the dense model comes.
+        Raises NeedDense, with the weights untouched, if the download does not pass this copy's version, and FrameError for a damaged
+        frame. If the fingerprint differs afterwards, raises NeedDense, and the copy has no version until the dense model arrives.
         """
         if assignment.version != self.version:
             self._apply(assignment)
@@ -52,7 +52,7 @@ class Replica:
             )
 
     def restore(self, weights: Tensor, version: str, passed: Iterable[str] = ()) -> None:
-        """Stand where a checkpoint stood, after the versions `passed`."""
+        """Continue from a checkpoint at `version`, reached through the versions `passed`."""
         self.weights.copy_(weights)
         self.version = version
         self.fingerprint = fingerprint(self.weights)
@@ -68,7 +68,7 @@ class Replica:
         elif assignment.form == FRAMES:
             numel, steps = self.weights.numel(), []
             for frame in self._missing(assignment):
-                factor, step = decay.unwrap(frame, numel)
+                factor, step = unwrap_decay(frame, numel)
                 steps.append((factor, self.downlink.open(step, numel, self.layout)))
             for factor, update in steps:
                 if factor != 1:
@@ -80,14 +80,12 @@ class Replica:
             )
 
     def _missing(self, assignment: Assignment) -> list[bytes]:
-        """The frames of a download that come after this copy's version."""
+        """Return the frames of a download that follow this copy's version."""
         versions = [assignment.base]
         for frame in assignment.frames:
             versions.append(next_version(versions[-1], frame))
         if versions[-1] != assignment.version:
-            raise FrameError(
-                "the broadcasts of a download do not lead to the version that it names"
-            )
+            raise FrameError("the frames of the download do not lead to its version")
         if self.version not in versions:
             raise NeedDense(
                 f"the download starts from version {assignment.base[:8]}, this copy is at {self.version[:8]}"

@@ -35,13 +35,44 @@ from ..tasks.base import Data
 from ..tasks.data import non_finite
 from ..tasks.user_errors import client_error
 from ..training.local_sgd import NO_TRACES, Traces
-from .hooks import ClientHook
 from .replica import NeedDense, Replica
 from .state import ClientState
 from .trainer import Stack, Trained, Trainer
 
 # Called with the assignments, memories and updates [m, numel] of clients that are about to encode; must not change them.
 Watch = Callable[[Sequence[Assignment], Sequence[Memory], Tensor], None]
+
+
+class ClientHook:
+    """Called by a `ClientSession` around training and encoding; simulated Byzantine clients are one. The base class changes nothing."""
+
+    needs_whole_cohort: bool = False  # all clients of a phase are to be handled in one call
+    uses_updates: bool = False  # updates of a cohort are to lie on one device
+
+    def on_assignments(self, assignments: Sequence[Assignment]) -> None:
+        """Take note of the assignments of a round's first phase, before anything is done for them."""
+
+    def silence(self, assignment: Assignment) -> str:
+        """Return why a client does not answer, or "" if it does."""
+        return ""
+
+    def groups(self, assignments: Sequence[Assignment]) -> list[tuple[Hashable, list[Assignment]]]:
+        """Split assignments into groups that are trained and encoded one after the other, each with a key for the methods below."""
+        return [(None, list(assignments))] if assignments else []
+
+    def training_data(self, group: Hashable, data: Data) -> Data:
+        """Return the data that a group trains on in place of `data`."""
+        return data
+
+    def on_updates(
+        self, group: Hashable, assignments: Sequence[Assignment], updates: Tensor
+    ) -> Tensor:
+        """Return the updates [k, n] that a group encodes in place of `updates`, which may be overwritten."""
+        return updates
+
+    def on_report(self, assignment: Assignment, report: Report, memory: Memory) -> Report:
+        """Return the report that a client sends in place of `report`, whose frame the client's memory has proposed."""
+        return report
 
 
 class States(Protocol):
@@ -51,27 +82,13 @@ class States(Protocol):
         """Return the state of a client, a new one if it has none."""
 
     def bring(self, clients: Sequence[int]) -> None:
-        """Read the states of these clients; they are about to be used."""
+        """Load the states of these clients, unless all are in memory."""
 
     def touch(self, clients: Sequence[int]) -> None:
-        """Mark the states of these clients as changed."""
+        """Mark the states of these clients as changed, for checkpoints."""
 
 
-class OneState:
-    """The state of the one client of a device."""
-
-    def __init__(self, state: ClientState):
-        self.state = state
-
-    def at(self, client: int) -> ClientState:
-        return self.state
-
-    def bring(self, clients: Sequence[int]) -> None: ...
-
-    def touch(self, clients: Sequence[int]) -> None: ...
-
-
-class HostedStates:
+class HostedStates(States):
     """The states of the clients that a process hosts, by logical id."""
 
     def __init__(self) -> None:
@@ -80,16 +97,12 @@ class HostedStates:
     def at(self, client: int) -> ClientState:
         return self.by_client[client]
 
-    def bring(self, clients: Sequence[int]) -> None: ...
-
-    def touch(self, clients: Sequence[int]) -> None: ...
-
 
 class ClientSession:
     """Answers assignments with reports.
 
-    `trainer`: None where the caller trains, who calls `download` and `encode` in place of `handle`. `remembers`: keep the round state of
-    a client until its next round, in place of the end of the round.
+    `trainer`: None if the caller trains and calls `download` and `encode` in place of `handle`. `remembers`: keep a client's round state
+    until its next round; by default it is dropped when the next round begins.
     """
 
     def __init__(
@@ -101,14 +114,21 @@ class ClientSession:
         seed: int,
         *,
         hook: ClientHook | None = None,
-        watch: Watch = lambda assignments, memories, updates: None,
+        watch: Watch | None = None,
         remembers: bool = False,
     ):
         self.replica, self.states, self.trainer = replica, states, trainer
         self.algorithm, self.seed = algorithm, seed
-        self.hook, self.watch = hook or ClientHook(), watch
+        self.hook: ClientHook = hook or ClientHook()
+        self.watch: Watch = watch or (lambda assignments, memories, updates: None)
         self.remembers = remembers
         self.rounds: dict[int, RoundState] = {}  # by client: the round that it is in
+
+    @property
+    def at_once(self) -> int:
+        """Assignments to handle in one call."""
+        whole = self.hook.needs_whole_cohort or self.algorithm.trains_on_partitions
+        return len(self.trainer.shards) if whole else self.trainer.at_once
 
     def handle(self, assignments: Sequence[Assignment]) -> list[Report]:
         """Return one report for each assignment. A client that fails reports the stage and the reason; the others go on."""
@@ -138,7 +158,11 @@ class ClientSession:
             with timed("compression", clients=len(mine)):
                 self._continue(group, mine, reports)
         self.states.touch([a.client for a in assignments])
-        return [self._sent(a, reports[a.client]) for a in assignments]
+        for a in assignments:
+            if (report := reports[a.client]).kind == UPDATE:
+                memory = self.states.at(a.client).memory
+                reports[a.client] = self.hook.on_report(a, report, memory)
+        return [reports[a.client] for a in assignments]
 
     def download(self, assignment: Assignment) -> None:
         """Settle the client's pending proposal and bring its copy of the model to the assignment's version.
@@ -184,10 +208,9 @@ class ClientSession:
             followed = [traces[i] if traces else NO_TRACES for i in rows]
             found = self._encode_alike([assignments[i] for i in rows], mine, followed)
             for i, frame in zip(rows, found, strict=True):
-                frames[i] = frame
-        for a, frame in zip(assignments, frames, strict=True):
-            if not isinstance(frame, FedcompError):
-                self.states.at(a.client).ticket = ticket(a.round, a.client, frame or b"")
+                frames[i], a = frame, assignments[i]
+                if not isinstance(frame, FedcompError):
+                    self.states.at(a.client).ticket = ticket(a.round, a.client, frame or b"")
         return frames
 
     def _open(
@@ -337,26 +360,17 @@ class ClientSession:
         updates: Tensor | None,
         traces: Sequence[Traces],
     ) -> list[Frame]:
-        """`encode` for clients that were told the same."""
-        if not assignments:
-            return []
+        """`encode` for clients with the same density, learning rate and announcements."""
         memories = [self.states.at(a.client).memory for a in assignments]
+        seeds = []
         for a, memory in zip(assignments, memories, strict=True):
             memory.use_density(a.density)
-        seeds = [
-            self.algorithm.seed(memory.codec, self.seed, a)
-            for a, memory in zip(assignments, memories, strict=True)
-        ]
+            seeds.append(self.algorithm.seed(memory.codec, self.seed, a))
         context = replace(context_of(assignments[0]), moments=Traces.stack(traces).moments)
         values = [
             self.rounds[a.client].values if a.client in self.rounds else {} for a in assignments
         ]
         return self.algorithm.encode(memories, updates, values, seeds, context)
-
-    def _sent(self, a: Assignment, report: Report) -> Report:
-        if report.kind != UPDATE:
-            return report
-        return self.hook.on_report(a, report, self.states.at(a.client).memory)
 
     def _failure(self, a: Assignment, stage: str, error: Exception, kind: str = FAILED) -> Report:
         version = self.states.at(a.client).version

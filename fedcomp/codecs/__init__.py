@@ -3,8 +3,9 @@
 from .. import spec
 from ..errors import SpecError
 from ..registry import Registry, subclass_of
-from .base import Codec, Context, LayerWise, at_density, longest_frame
+from .base import Codec, Context, at_density, longest_frame
 from .frame import NAMES
+from .layerwise import LayerWise
 from .product import Product
 from .s2 import S2
 from .update import Update, add_all

@@ -30,7 +30,7 @@ from ..kernels import rounding
 from ..layout import Layout
 from . import levels as wire
 from .base import Codec, Context, expect
-from .frame import EMPTY, Section, varint
+from .frame import Section, varint
 from .update import Dense, Update
 
 LEVEL = np.dtype("<f4")
@@ -43,15 +43,12 @@ class Adaptive(Codec):
     """Every coordinate as one of few levels, which the frame names."""
 
     levels: int = 16  # more = longer frames, less noise
-    rounding: Literal["nearest", "stochastic"] = (
-        "nearest"  # stochastic: unbiased, about twice the squared error
-    )
-    placement: Literal["lloyd", "quantiles"] = (
-        "lloyd"  # lloyd: the least squared error; quantiles: near it in one step
-    )
+    rounding: Literal["nearest", "stochastic"] = "nearest"  # stochastic: unbiased, larger error
+    placement: Literal["lloyd", "quantiles"] = "lloyd"  # quantiles: one step, nearly as good
     name: ClassVar[str] = "adaptive"
     id: ClassVar[int] = 13
     source: ClassVar[str] = "Lloyd 1957, Faghri et al. 2020"
+    whole: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         least = 2 if self.rounding == "nearest" else 3
@@ -67,16 +64,10 @@ class Adaptive(Codec):
         return None if self.rounding == "nearest" else (math.sqrt(max(numel, 1)) - 1) / 2
 
     def longest_section(self, numel: int) -> int:
-        return (
-            len(varint(numel))
-            + 1
-            + LEVEL.itemsize * self.levels
-            + wire.packed_bytes(numel, self.levels)
-        )
+        table = 1 + LEVEL.itemsize * self.levels
+        return len(varint(numel)) + table + wire.packed_bytes(numel, self.levels)
 
     def _encode_row(self, x: Tensor, seed: int, context: Context) -> Section:
-        if not x.numel():
-            return EMPTY
         x = x.detach().cpu()
         placed = self.place(x)
         codes = rounding.to_levels(x, placed, self.rounding == "nearest", seed)
@@ -89,9 +80,6 @@ class Adaptive(Codec):
 
     def _decode_row(self, section: Section, layout: Layout, seed: int) -> Update:
         numel, data = layout.numel, memoryview(section.body)
-        expect(section.count == numel, "a dense section has another length")
-        if not numel:
-            return Dense(np.empty(0, np.float32))
         end = 1 + LEVEL.itemsize * (data[0] + 1) if len(data) else 1
         expect(len(data) >= end, "levels are cut short")
         placed = np.frombuffer(data[1:end], LEVEL)
@@ -125,9 +113,8 @@ def _quantiles(values: np.ndarray, counts: np.ndarray, size: int) -> np.ndarray:
     """Which of `size` cells each value falls to, ascending: cells hold equal parts of p^(5/16), p the density."""
     widths = np.gradient(values)
     density = counts / widths
-    weights = widths * np.sqrt(
-        np.sqrt(density * np.sqrt(np.sqrt(density)))
-    )  # a cube root is not the same on every machine
+    # A cube root is not the same on every machine.
+    weights = widths * np.sqrt(np.sqrt(density * np.sqrt(np.sqrt(density))))
     ends = weights.cumsum()
     return np.minimum(((ends - weights / 2) * (size / ends[-1])).astype(np.int64), size - 1)
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from typing import ClassVar, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -20,8 +21,9 @@ from ..kernels import Rows
 from ..kernels.parallel import starmap
 from ..layout import Entry, Layout
 from . import frame
-from .frame import Section
-from .update import Sections, Update
+from .checks import checked, nonfinite
+from .frame import EMPTY, Section
+from .update import Dense, Sections, Update
 
 T = TypeVar("T")
 
@@ -34,12 +36,10 @@ class Context:
     phase: str = "train"
     layout: Layout | None = None  # of the vectors that are encoded: the model's, or one tensor's
     section: int = 0  # which tensor it is, 0 for the whole model
-    moments: tuple[Tensor, Tensor] | None = (
-        None  # for memories: sum and sum of squares of the local steps' gradients, shaped like the updates
-    )
-    announced: Mapping[str, bytes] = field(
-        default_factory=dict
-    )  # by the server: a shared scale, a factor
+    # For memories: sum and sum of squares of the local steps' gradients, shaped like the updates.
+    moments: tuple[Tensor, Tensor] | None = None
+    # By the server: a shared scale, a factor.
+    announced: Mapping[str, bytes] = field(default_factory=dict)
     rate: float = 1.0  # the round's learning rate as a multiple of the run's
 
     def row(self, i: int) -> "Context":
@@ -58,7 +58,6 @@ class Context:
 
 NO_CONTEXT = Context()
 SEEDS = 2**64  # seeds are taken modulo this
-PRECISIONS = (torch.float32, torch.float16, torch.bfloat16)
 
 
 @dataclass(frozen=True)
@@ -71,14 +70,23 @@ class Codec(ABC):
     scope: ClassVar[int] = frame.MODEL
     linear: ClassVar[bool] = False  # frames of one seed can be merged
     seeded: ClassVar[bool] = False  # decoding needs the seed, which then stands in the frame
-    shares_seed: ClassVar[bool] = (
-        False  # frames of a round are made with one seed, so that they add; else each client has its own
-    )
+    shares_seed: ClassVar[bool] = False  # all frames of a round have one seed, so that they add
     portable: ClassVar[bool] = True  # the same bytes on every device
-    fused: ClassVar[bool] = False  # `_encode_rows` takes `onto`
+    whole: ClassVar[bool] = (
+        False  # a section counts every coordinate, as those of a linear codec do
+    )
 
     def __str__(self) -> str:
         return spec.show(self.name, self)
+
+    @property
+    def unscoped(self) -> "Codec":
+        """The codec without `@layer`."""
+        return self
+
+    def spans(self, layout: Layout) -> list[slice]:
+        """Return the spans of a vector that are encoded one by one."""
+        return [slice(0, layout.numel)]
 
     # Facts, for vectors of numel elements.
 
@@ -97,21 +105,18 @@ class Codec(ABC):
     # Written by authors: one of the first two, one of the next two, and the last for a linear codec.
 
     def _encode_row(self, x: Tensor, seed: int, context: Context) -> Section:
-        """Return a section for a finite vector [n], which is not modified. `seed` is in 0..2⁶⁴−1, as `_decode_row` gets it."""
+        """Return a section for a finite vector [n], n ≥ 1, which is not modified. `seed` is in 0..2⁶⁴−1, as `_decode_row` gets it."""
         raise NotImplementedError(f"{type(self).__name__} has neither _encode_row nor _encode_rows")
 
     def _encode_rows(self, rows: Rows, seeds: Sequence[int], context: Context) -> list[Section]:
-        """Return a section for each of m ≥ 1 finite vectors [n], which are not modified.
-
-        A codec that is `fused` also takes `onto`, contiguous float32 vectors: it adds `onto[i] += rows[i]` in place and encodes the
-        sums, in fewer passes than one after the other, and raises NonFiniteError with `onto` unchanged. It gets it for large vectors
-        on a CPU, one at a time, whose sums are not checked.
-        """
+        """Return a section for each of m ≥ 1 finite vectors [n], which are not modified."""
+        if not rows[0].numel():
+            return [EMPTY] * len(rows)
         return [self._encode_row(row, seed, context) for row, seed in zip(rows, seeds, strict=True)]
 
     def _decode_row(self, section: Section, layout: Layout, seed: int) -> Update:
-        """Return the update in a section. Raise FrameError unless it is a whole section for a vector [layout.numel]: nothing missing,
-        nothing left over, nothing that is not finite.
+        """Return the update in a section. Raise FrameError unless it is a section for a vector [layout.numel], at least 1: nothing
+        missing, nothing left over, nothing that is not finite. The section of a codec that is `whole` counts all coordinates.
 
         `layout` is the model's, or that of one tensor, or of one flat tensor where the caller knew none; `seed` is 0 unless `seeded`.
         """
@@ -121,9 +126,15 @@ class Codec(ABC):
         self, sections: Sequence[Section], layout: Layout, seeds: Sequence[int]
     ) -> list[Update | FrameError]:
         """Return the update in each section, or a FrameError in the place of one that is bad."""
+        if not layout.numel:
+            return [Dense(np.empty(0, np.float32))] * len(sections)
         opened: list[Update | FrameError] = []
         for section, seed in zip(sections, seeds, strict=True):
             try:
+                expect(
+                    section.count == layout.numel or not self.whole,
+                    f"a section of {section.count} coordinates was given for {layout.numel}",
+                )
                 opened.append(self._decode_row(section, layout, seed))
             except FrameError as error:
                 opened.append(error)
@@ -162,13 +173,13 @@ class Codec(ABC):
         """Return a frame for each of m vectors of one size, kind and device, or a NonFiniteError in the place of one with NaN or infinity.
 
         With `onto`, m float32 vectors, `onto[i] += x[i]` in place, and the frame is that of the sum; where this is not finite, onto[i]
-        stays as it was. That is what error feedback does, in as few passes as possible.
+        stays as it was. That is what error feedback does.
         """
-        rows = _checked(x, seeds, onto, layout)
+        rows = checked(x, seeds, onto, layout)
         if not len(rows):
             return []
         frames = partial(self._frames, replace(context, layout=layout, moments=None))
-        if not kernels.are_large(rows, onto):
+        if not kernels.are_large(rows):
             return frames(rows, seeds, onto)
         one_each = [slice(i, i + 1) for i in range(len(rows))]
         calls = [(rows[at], seeds[at], None if onto is None else onto[at]) for at in one_each]
@@ -202,7 +213,8 @@ class Codec(ABC):
                 column.append((i, section, (seed + j) % SEEDS))
         for entry, column in columns.values():
             whole = entry is frame.WHOLE
-            own = (layout or Layout.flat(numel)) if whole else entry.alone()
+            model = Layout.flat(numel) if layout is None else layout
+            own = model if whole else entry.alone()
             places, sections, seeds = zip(*column, strict=True)
             updates = self._decode_rows(sections, own, seeds)
             for i, update in zip(places, updates, strict=True):
@@ -272,13 +284,6 @@ class Codec(ABC):
         onto: Sequence[Tensor] | None,
     ) -> list[bytes | NonFiniteError]:
         """Return frames of vectors that are encoded together, or errors in their place."""
-        if onto is not None and self.fused and kernels.are_large(rows, onto):
-            ((row,), (total,), (seed,)) = rows, onto, seeds
-            try:
-                made = self._encode_rows(rows, [seed % SEEDS], context, onto)
-            except NonFiniteError:
-                return [_nonfinite(row, context.layout, total)]
-            return [self._seal(row.numel(), made, seed)]
         found, finite = (
             (rows, kernels.are_finite(rows)) if onto is None else kernels.add_finite(onto, rows)
         )
@@ -289,7 +294,7 @@ class Codec(ABC):
         return [
             self._seal(numel, next(sections), seed)
             if fine
-            else _nonfinite(rows[i], context.layout, onto and onto[i])
+            else nonfinite(rows[i], context.layout, onto and onto[i])
             for i, (seed, fine) in enumerate(zip(seeds, finite, strict=True))
         ]
 
@@ -304,62 +309,6 @@ class Codec(ABC):
         return ConfigError(
             f"frames of {self} cannot be merged; use a linear codec, such as identity"
         )
-
-
-@dataclass(frozen=True)
-class LayerWise(Codec):
-    """A codec applied tensor by tensor: `stc:density=1%@layer`. Its frames have a section per tensor of the layout."""
-
-    inner: Codec
-    scope: ClassVar[int] = frame.LAYER
-
-    def __post_init__(self) -> None:
-        for fact in ("name", "id", "source", "linear", "portable", "seeded", "shares_seed"):
-            object.__setattr__(self, fact, getattr(self.inner, fact))
-
-    def __str__(self) -> str:
-        return f"{self.inner}@layer"
-
-    def contraction(self, numel: int) -> float | None:
-        whole = self.inner.contraction(numel)
-        return (
-            whole / 2 if whole and hasattr(self.inner, "density") else whole
-        )  # k of the whole can be a third up, that of a tensor down
-
-    def variance(self, numel: int) -> float | None:
-        whole = self.inner.variance(numel)
-        return (
-            1 + 2 * whole if whole and hasattr(self.inner, "density") else whole
-        )  # 1 + ω doubles for the same reason
-
-    @property
-    def density(self) -> float:
-        return self.inner.density
-
-    def longest_section(self, numel: int) -> int | None:
-        return self.inner.longest_section(numel)
-
-    def open_batch(
-        self, frames: Sequence[bytes], numel: int, layout: Layout | None = None
-    ) -> list[Update | FrameError]:
-        return self.inner.open_batch(frames, numel, layout)
-
-    def _merge_sections(self, sections: Sequence[Section]) -> Section:
-        return self.inner._merge_sections(sections)
-
-    def _sections(self, rows: Rows, seeds: Sequence[int], context: Context) -> list[list[Section]]:
-        if context.layout is None:
-            raise ConfigError(f"{self} needs layout=…, or write @model in place of @layer")
-        frames: list[list[Section]] = [[] for _ in rows]
-        for i, e in enumerate(context.layout):
-            parts = rows[:, e.span] if isinstance(rows, Tensor) else [row[e.span] for row in rows]
-            own = [(seed + i) % SEEDS for seed in seeds]
-            told = replace(context, layout=e.alone(), section=i)
-            for sections, section in zip(
-                frames, self.inner._encode_rows(parts, own, told), strict=True
-            ):
-                sections.append(section)
-        return frames
 
 
 def at_density(codec: Codec, density: float) -> Codec:
@@ -411,89 +360,11 @@ def in_pieces(work: Callable[[slice], Sequence[T]], rows: Rows) -> list[T]:
     return made
 
 
-def check_dense(x: Tensor) -> None:
-    """Raise ConfigError unless x is a tensor that holds all of its numbers."""
-    if not isinstance(x, Tensor) or x.layout != torch.strided or x.is_meta:
-        raise ConfigError(
-            f"a codec takes a dense torch tensor; given {_kind(x)}, give a torch tensor that holds its numbers"
-        )
-
-
-def check_vector(x: Tensor, layout: Layout | None = None) -> None:
-    """Raise ConfigError unless x is a dense vector of one dimension, of a precision that codecs take and of the size of the layout."""
-    check_dense(x)
-    if x.dim() != 1:
-        raise ConfigError(f"a codec takes a vector of one dimension; given shape {list(x.shape)}")
-    if x.dtype not in PRECISIONS:
-        raise ConfigError(
-            f"a codec takes float32, float16 or bfloat16; given {x.dtype}, write x.float()"
-        )
-    if layout is not None and layout.numel != x.numel():
-        raise ConfigError(
-            f"the layout has {layout.numel} elements and the vector {x.numel()}; give the layout of this model"
-        )
-
-
-def _checked(
-    x: Rows, seeds: Sequence[int], onto: Sequence[Tensor] | None, layout: Layout | None
-) -> Rows:
-    """Return the vectors, detached. Raise ConfigError for vectors that a codec does not take."""
-    if not isinstance(x, Sequence):
-        check_dense(x)
-    if isinstance(x, Tensor) and x.dim() != 2 or len(seeds) != len(x):
-        given = f"shape {list(x.shape)}" if isinstance(x, Tensor) else f"{len(x)} vectors"
-        raise ConfigError(
-            f"encode_batch needs m vectors of one size, such as a stack [m, n], and m seeds; given {given} and {len(seeds)} seeds"
-        )
-    alike = set()
-    for row in x[:1] if isinstance(x, Tensor) else x:
-        check_vector(row, layout)
-        alike.add((row.shape, row.device, row.dtype))
-    if len(alike) > 1:
-        raise ConfigError("encode_batch needs vectors of one size, precision and device")
-    for shape, device, _ in alike:
-        for total in onto or ():
-            if total.shape != shape or total.device != device or total.dtype != torch.float32:
-                given = f"{total.dtype} {list(total.shape)} on {total.device}"
-                raise ConfigError(
-                    f"the sum is {given}, the vector {list(shape)} on {device}; give a float32 sum of its shape and device"
-                )
-    return x.detach() if isinstance(x, Tensor) else [row.detach() for row in x]
-
-
-def _kind(x: object) -> str:
-    if not isinstance(x, Tensor):
-        return f"a {type(x).__name__}"
-    return "a tensor on the meta device" if x.is_meta else f"one of layout {x.layout}"
-
-
 def or_raise(made: T | Exception) -> T:
     """Return what stands in a list of results, or raise the error that stands in its place."""
     if isinstance(made, Exception):
         raise made
     return made
-
-
-def nonfinite_rows(rows: Rows, layout: Layout | None, what: str) -> list[NonFiniteError | None]:
-    """Return for each vector that holds NaN or infinity the error that says so of `what`, None for others."""
-    return [
-        None if fine else _nonfinite(row, layout, what=what)
-        for row, fine in zip(rows, kernels.are_finite(rows), strict=True)
-    ]
-
-
-def _nonfinite(
-    x: Tensor, layout: Layout | None, onto: Tensor | None = None, what: str = "the update"
-) -> NonFiniteError:
-    """Return the error for a vector, or a sum onto + x, that is not finite, with the name of the tensor."""
-
-    def place(position: int) -> str:
-        if layout is None:
-            return f"in element {position}"
-        entry = layout.entry_at(position)
-        return f"in tensor '{entry.name}', element {position - entry.offset}"
-
-    return kernels.nonfinite(x, onto, what, place)
 
 
 def expect(condition: bool, sentence: str) -> None:

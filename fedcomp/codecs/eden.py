@@ -26,7 +26,7 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
-from ..kernels import bit_planes, hadamard
+from ..kernels import bit_planes
 from ..kernels.hadamard import Turned
 from . import rotated
 from .base import expect
@@ -79,11 +79,10 @@ class Eden(rotated.RotatedCodec):
     def width(self) -> int:
         return self.bits
 
-    def quantize(self, turned: Turned) -> tuple[hadamard.Array, list[np.ndarray]]:
+    def quantize(self, turned: Turned) -> tuple[np.ndarray, list[np.ndarray]]:
         square = turned.squares()
-        norm = np.sqrt(
-            square / turned.sizes
-        )  # ‖x‖, of which the rotated coordinates are normal multiples
+        # ‖x‖, of which the rotated coordinates are normal multiples.
+        norm = np.sqrt(square / turned.sizes)
         codes = turned.bins((norm[..., None] * thresholds(self.bits)).astype(np.float32))
         along, squared = turned.products(table(self.bits), codes)
         parts = (along, squared) if self.damped else (square, along)

@@ -71,7 +71,7 @@ class EFSign(Codec):
             f"a section of signs has the scale {mean}",
         )
         high = np.array([mean], np.float32)
-        return Bits(numel, kernels.bits.read_words(signs, numel), high, -high)
+        return Bits(numel, kernels.bits.read_bits(signs, numel), high, -high)
 
 
 def _scales(norms: np.ndarray, numel: int) -> np.ndarray:

@@ -1,16 +1,22 @@
-"""Values on the wire as float32 or, half as long, as codecs/half.py; a flag says which."""
+"""Values on the wire as float32 or, half as long, as float16; a flag says which.
+
+Float16 has one power of two for all values, so that neither large updates overflow nor small ones vanish:
+
+    exponent   int16, little-endian: e with 2¹⁴ ≤ max|v|·2⁻ᵉ < 2¹⁵, or 0 when every value is zero
+    values     float16, little-endian: v·2⁻ᵉ rounded to nearest
+"""
 
 from typing import Literal
 
 import numpy as np
 
 from .. import kernels
-from . import half
 from .base import expect
 
 Precision = Literal["fp32", "fp16"]
 FP32, FP16 = 0, 1  # flags
-FLOAT = np.dtype("<f4")
+FLOAT, HALF, EXPONENT = np.dtype("<f4"), np.dtype("<f2"), np.dtype("<i2")
+LARGEST = np.float32(32752)  # the float16 below 2¹⁵: rounding up to 2¹⁵ could leave float32's range
 ROUNDED = 2.0**-21  # of the squared length is lost in float16, at most
 
 
@@ -20,12 +26,12 @@ def flag(precision: Precision) -> int:
 
 def size(count: int, flag: int) -> int:
     """Bytes of `count` values."""
-    return half.size(count) if flag == FP16 else 4 * count
+    return EXPONENT.itemsize + HALF.itemsize * count if flag == FP16 else 4 * count
 
 
 def pack(values: np.ndarray, flag: int) -> bytes:
     """The bytes of finite float32 values [count]."""
-    return half.pack(values) if flag == FP16 else values.astype("<f4", copy=False).tobytes()
+    return pack_half(values) if flag == FP16 else values.astype("<f4", copy=False).tobytes()
 
 
 def pack_runs(
@@ -40,6 +46,26 @@ def unpack(data: memoryview, count: int, flag: int) -> tuple[np.ndarray, int]:
     """`count` finite values, float32, from the beginning of `data`, and how many bytes they took. Raises FrameError."""
     used = size(count, flag)
     expect(len(data) >= used, "a section is cut short")
-    values = half.unpack(data[:used], count) if flag == FP16 else np.frombuffer(data, FLOAT, count)
+    values = unpack_half(data[:used], count) if flag == FP16 else np.frombuffer(data, FLOAT, count)
     expect(kernels.all_finite(values), "a section holds NaN or infinity")
     return values, used
+
+
+def pack_half(values: np.ndarray) -> bytes:
+    """float32 values [k] as 2 + 2k bytes; each is off by at most 2⁻¹¹ of itself, or 2⁻³⁹ of the largest."""
+    largest = float(np.abs(values).max(initial=0.0))
+    exponent = int(np.frexp(largest)[1]) - 15 if largest else 0
+    scaled = np.clip(np.ldexp(values, -exponent), -LARGEST, LARGEST)
+    return np.array(exponent, EXPONENT).tobytes() + scaled.astype(HALF).tobytes()
+
+
+def unpack_half(data: memoryview, count: int) -> np.ndarray:
+    """float32 values [count]. Raises FrameError unless `data` holds exactly these, all finite."""
+    expect(len(data) == size(count, FP16), "values in float16 have another length")
+    exponent = int(np.frombuffer(data, EXPONENT, 1)[0])
+    with np.errstate(over="ignore", under="ignore", invalid="ignore"):
+        values = np.ldexp(
+            np.frombuffer(data, HALF, offset=EXPONENT.itemsize).astype(np.float32), exponent
+        )
+    expect(kernels.all_finite(values), "values in float16 hold NaN or infinity")
+    return values

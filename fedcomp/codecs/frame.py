@@ -24,7 +24,6 @@ import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from functools import lru_cache
 from typing import NamedTuple
 
 from ..errors import FrameError
@@ -33,6 +32,7 @@ from ..layout import Entry, Layout
 MAGIC, VERSION = b"fc", 1
 MODEL, LAYER = 0, 1
 HEAD, CRC, SEED = struct.Struct("<2sBBB"), struct.Struct("<I"), struct.Struct("<Q")
+FACTOR = struct.Struct("<f")  # of a decay frame
 SCOPE, SECTIONS = 4, HEAD.size + CRC.size  # offsets
 
 
@@ -80,18 +80,9 @@ def trusted_frames() -> Iterator[None]:
 
 
 def seal(
-    codec: int,
-    scope: int,
-    numel: int,
-    sections: Sequence[Section],
-    seed: int | None = None,
+    codec: int, scope: int, numel: int, sections: Sequence[Section], seed: int | None = None
 ) -> bytes:
     """A whole frame for a vector [numel]; with the seed, mod 2⁶⁴, if one is given."""
-    head, crc = _plain(codec, numel, seed is not None)
-    if head and scope == MODEL:
-        ((count, body),) = sections
-        size = varint(count)
-        return b"".join([head, CRC.pack(zlib.crc32(body, zlib.crc32(size, crc))), size, body])
     parts = [_halves(codec)] if seed is None else [_halves(codec), SEED.pack(seed % 2**64)]
     for count, body in sections:
         head = varint(count)
@@ -108,11 +99,7 @@ def header_bytes(codec: int, seeded: bool) -> int:
 
 
 def unseal(
-    data: bytes,
-    codec: int,
-    numel: int,
-    layout: Layout | None = None,
-    seeded: bool = False,
+    data: bytes, codec: int, numel: int, layout: Layout | None = None, seeded: bool = False
 ) -> tuple[int, list[tuple[Entry, Section]]]:
     """The seed in a frame, 0 if it is not `seeded`, and its sections, each with the tensor of the vector [numel] that it is for.
 
@@ -120,15 +107,6 @@ def unseal(
     elements whose sections fit `layout`.
     """
     view = memoryview(data)
-    head, crc = _plain(codec, numel, seeded)
-    if (
-        view[: HEAD.size] == head
-        and len(view) >= SECTIONS
-        and (layout is None or layout.numel == numel)
-    ):
-        rest = view[SECTIONS:]
-        if _trusted.get() or CRC.unpack_from(view, HEAD.size)[0] == zlib.crc32(rest, crc):
-            return 0, [(WHOLE, read_section(rest, numel))]  # as nearly all frames are
     if len(view) < SECTIONS:
         raise FrameError(f"{len(view)} bytes are too short for a frame")
     magic, version, found, scope = HEAD.unpack_from(view)
@@ -187,13 +165,6 @@ def read_section(data: memoryview, numel: int) -> Section:
     if count == 0 and start < len(data):
         raise FrameError("a section without coordinates has a body")
     return Section(count, data[start:])
-
-
-@lru_cache(1024, typed=True)  # a ProductId equals PRODUCT
-def _plain(codec: int, numel: int, seeded: bool) -> tuple[bytes, int]:
-    """The head of a frame of one section right after its checksum, and its part of that; no head for other frames."""
-    head = HEAD.pack(MAGIC, VERSION, codec, MODEL)
-    return b"" if seeded or _halves(codec) else head, _checksum(head, numel, [])
 
 
 def _checksum(head: bytes | memoryview, numel: int, parts: Sequence[bytes | memoryview]) -> int:
@@ -256,3 +227,28 @@ def read_varint(data: memoryview) -> tuple[int, int]:
                 raise FrameError("a count is not in its shortest form")
             return value, length
     raise FrameError("a count is cut short or too large")
+
+
+def wrap_decay(factor: float, step: bytes, numel: int) -> bytes:
+    """Return the frame that multiplies weights [numel] by `factor` before it adds `step`; `step` itself for a factor of 1.
+
+    The body is the factor, a float32 from 0 to below 1, and then the frame of the step.
+    """
+    if factor == 1:
+        return step
+    return seal(DECAY, MODEL, numel, [Section(numel, FACTOR.pack(factor) + step)])
+
+
+def unwrap_decay(data: bytes, numel: int) -> tuple[float, bytes]:
+    """Return the factor of a broadcast, 1 unless it decays weights, and the frame of its step. Raises FrameError."""
+    if data[:SCOPE] != bytes([*MAGIC, VERSION, DECAY]):
+        return 1.0, data
+    _, ((_, (count, body)),) = unseal(data, DECAY, numel)
+    if count != numel:
+        raise FrameError(f"a decay of {count} weights was sent for a model of {numel}")
+    if len(body) < FACTOR.size:
+        raise FrameError("a decay frame ends before its factor")
+    (factor,) = FACTOR.unpack_from(body)
+    if not 0 <= factor < 1:
+        raise FrameError(f"a decay frame has the factor {factor:g}; expected 0 to below 1")
+    return factor, bytes(body[FACTOR.size :])

@@ -11,9 +11,9 @@ from torch import Tensor
 from .. import kernels
 from ..kernels import rounding
 from ..layout import Layout
-from . import half
+from . import floats
 from .base import Codec, Context, expect
-from .frame import EMPTY, Section, varint
+from .frame import Section, varint
 from .update import Dense, Update
 
 
@@ -29,6 +29,7 @@ class Identity(Codec):
     name: ClassVar[str] = "identity"
     id: ClassVar[int] = 1
     linear: ClassVar[bool] = True
+    whole: ClassVar[bool] = True
 
     def contraction(self, numel: int) -> float:
         return 1.0
@@ -44,23 +45,17 @@ class Identity(Codec):
         return Section(values.size, _bytes_of(values))
 
     def _decode_row(self, section: Section, layout: Layout, seed: int) -> Update:
-        expect(
-            section.count == layout.numel and len(section.body) == 4 * layout.numel,
-            "a dense section has another length",
-        )
+        expect(len(section.body) == 4 * layout.numel, "a dense section has another length")
         values = np.frombuffer(section.body, "<f4")
         expect(kernels.all_finite(values), "a dense section holds NaN or infinity")
         return Dense(values)
 
     def _merge_sections(self, sections: Sequence[Section]) -> Section:
-        expect(
-            all(len(s.body) == 4 * s.count == 4 * sections[0].count for s in sections),
-            "a dense section has another length",
-        )
+        fits = all(len(s.body) == 4 * s.count == 4 * sections[0].count for s in sections)
+        expect(fits, "a dense section has another length")
+        read = [np.frombuffer(s.body, "<f4") for s in sections]
         with np.errstate(over="ignore", invalid="ignore"):
-            total = np.sum(
-                [np.frombuffer(s.body, "<f4") for s in sections], axis=0, dtype=np.float32
-            )
+            total = np.sum(read, axis=0, dtype=np.float32)
         expect(kernels.all_finite(total), "the sum of the frames is not finite")
         return Section(total.size, _bytes_of(total.astype("<f4", copy=False)))
 
@@ -71,24 +66,19 @@ class Half(Codec):
 
     name: ClassVar[str] = "fp16"
     id: ClassVar[int] = 2
-    linear: ClassVar[bool] = False
+    whole: ClassVar[bool] = True
 
     def contraction(self, numel: int) -> float:
         return 1 - 2.0**-21
 
     def longest_section(self, numel: int) -> int:
-        return len(varint(numel)) + half.size(numel)
+        return len(varint(numel)) + floats.size(numel, floats.FP16)
 
     def _encode_row(self, x: Tensor, seed: int, context: Context) -> Section:
-        return Section(
-            x.numel(), half.pack(x.to(torch.float32).cpu().numpy()) if x.numel() else b""
-        )
+        return Section(x.numel(), floats.pack_half(x.to(torch.float32).cpu().numpy()))
 
     def _decode_row(self, section: Section, layout: Layout, seed: int) -> Update:
-        expect(section.count == layout.numel, "a dense section has another length")
-        return Dense(
-            half.unpack(section.body, layout.numel) if layout.numel else np.empty(0, np.float32)
-        )
+        return Dense(floats.unpack_half(section.body, layout.numel))
 
 
 @dataclass(frozen=True)
@@ -100,6 +90,7 @@ class BFloat16(Codec):
 
     name: ClassVar[str] = "bf16"
     id: ClassVar[int] = 6
+    whole: ClassVar[bool] = True
 
     def contraction(self, numel: int) -> float:
         return 1 - 2.0**-16
@@ -108,8 +99,6 @@ class BFloat16(Codec):
         return len(varint(numel)) + 1 + 2 * numel
 
     def _encode_row(self, x: Tensor, seed: int, context: Context) -> Section:
-        if not x.numel():
-            return EMPTY
         shift = rounding.shift_of(rounding.largest(x))
         rounded = (x.cpu().to(torch.float32) * 2.0**shift).to(torch.bfloat16)
         bits = rounded.view(torch.int16).numpy().view(np.uint16)
@@ -118,12 +107,7 @@ class BFloat16(Codec):
 
     def _decode_row(self, section: Section, layout: Layout, seed: int) -> Update:
         count, data = layout.numel, section.body
-        expect(
-            section.count == count and len(data) == (1 + 2 * count if count else 0),
-            "a dense section has another length",
-        )
-        if not count:
-            return Dense(np.empty(0, np.float32))
+        expect(len(data) == 1 + 2 * count, "a dense section has another length")
         bits = np.frombuffer(data, "<u2", offset=1)
         top = int((bits & 0x7FFF).max()) >> 7  # the largest exponent
         expect(top < 255, "values in bfloat16 hold NaN or infinity")

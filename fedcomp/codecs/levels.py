@@ -15,7 +15,7 @@ import numpy as np
 from ..kernels import range_coder, rounding
 from ..kernels.parallel import map_ranges
 from .base import expect
-from .frame import EMPTY, Section, read_varint, varint
+from .frame import Section, read_varint, varint
 from .update import Dense
 
 UNIT = struct.Struct("<f")
@@ -28,11 +28,9 @@ WORD = np.dtype("<u8")
 def pack(symbols: np.ndarray, size: int) -> bytes:
     """Symbols [n], uint8 or uint16, each below size ≥ 2, as the shorter of the two; of equals packed."""
     coded = _coded(symbols, size)
-    return (
-        coded
-        if coded is not None and len(coded) < packed_bytes(symbols.size, size)
-        else _packed(symbols, size)
-    )
+    if coded is not None and len(coded) < packed_bytes(symbols.size, size):
+        return coded
+    return _packed(symbols, size)
 
 
 def unpack(data: memoryview, count: int, size: int) -> np.ndarray:
@@ -57,8 +55,6 @@ def packed_bytes(count: int, size: int) -> int:
 
 def pack_multiples(levels: np.ndarray, unit: float) -> Section:
     """Integers [n], int8 or int16, of magnitude ≤ 32767, and the float32 above 0 that they are multiples of. Overwrites the integers."""
-    if not levels.size:
-        return EMPTY
     most = max(int(levels.max()), -int(levels.min()))
     if most == 0:
         return Section(levels.size, varint(0))
@@ -68,15 +64,12 @@ def pack_multiples(levels: np.ndarray, unit: float) -> Section:
     return Section(levels.size, varint(most) + UNIT.pack(unit) + pack(symbols, 2 * most + 1))
 
 
-def unpack_multiples(section: Section, numel: int) -> tuple[np.ndarray, int, float]:
-    """Symbols [numel], the integer that is the symbol 0, negated, and the unit; that is 0 where all are zero.
+def unpack_multiples(section: Section) -> tuple[np.ndarray, int, float]:
+    """Symbols [count], the integer that is the symbol 0, negated, and the unit; that is 0 where all are zero.
 
     Raises FrameError unless `pack_multiples` makes the section of them, and their multiples are finite.
     """
-    expect(section.count == numel, "a dense section has another length")
-    if not numel:
-        return np.empty(0, np.uint8), 0, 0.0
-    data = memoryview(section.body)
+    numel, data = section.count, memoryview(section.body)
     most, start = read_varint(data)
     if most == 0:
         expect(len(data) == start, "bytes follow levels that are all zero")
@@ -92,11 +85,11 @@ def unpack_multiples(section: Section, numel: int) -> tuple[np.ndarray, int, flo
     return symbols, most, unit
 
 
-def open_multiples(section: Section, numel: int) -> Dense:
+def open_multiples(section: Section) -> Dense:
     """The update of a section of multiples. Raises FrameError like `unpack_multiples`."""
-    symbols, most, unit = unpack_multiples(section, numel)
+    symbols, most, unit = unpack_multiples(section)
     if most == 0:
-        return Dense(np.zeros(numel, np.float32))
+        return Dense(np.zeros(section.count, np.float32))
     return Dense(rounding.spread(symbols, (unit * np.arange(-most, most + 1)).astype(np.float32)))
 
 
@@ -108,10 +101,9 @@ def longest_multiples(numel: int, most: int) -> int:
 def below(value: float) -> float:
     """The largest float32 that is not above a value > 0; the smallest that there is where none is."""
     nearest = np.float32(min(value, LARGEST))
-    return max(
-        float(nearest if float(nearest) <= value else np.nextafter(nearest, np.float32(0))),
-        SMALLEST,
-    )
+    if float(nearest) > value:
+        nearest = np.nextafter(nearest, np.float32(0))
+    return max(float(nearest), SMALLEST)
 
 
 def _coded(symbols: np.ndarray, size: int) -> bytes | None:

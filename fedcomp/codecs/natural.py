@@ -24,7 +24,7 @@ from ..kernels import rounding
 from ..layout import Layout
 from . import levels as wire
 from .base import Codec, Context, expect
-from .frame import EMPTY, Section, varint
+from .frame import Section, varint
 from .update import Dense, Update
 
 CODES = 256
@@ -37,6 +37,7 @@ class Natural(Codec):
     name: ClassVar[str] = "natural"
     id: ClassVar[int] = 15
     source: ClassVar[str] = "Horváth et al. 2019"
+    whole: ClassVar[bool] = True
 
     def contraction(self, numel: int) -> float:
         return 7 / 8
@@ -48,27 +49,14 @@ class Natural(Codec):
         return len(varint(numel)) + 1 + (numel + 7) // 8 + numel
 
     def _encode_row(self, x: Tensor, seed: int, context: Context) -> Section:
-        if not x.numel():
-            return EMPTY
         x = x.detach()
         shift = rounding.shift_of(rounding.largest(x))
         codes = rounding.to_powers(x, shift, seed)
-        return Section(
-            x.numel(),
-            b"".join(
-                [
-                    bytes([shift]),
-                    rounding.pack_negative(x, codes).tobytes(),
-                    wire.pack(codes, CODES),
-                ]
-            ),
-        )
+        signs = rounding.pack_negative(x, codes).tobytes()
+        return Section(x.numel(), bytes([shift]) + signs + wire.pack(codes, CODES))
 
     def _decode_row(self, section: Section, layout: Layout, seed: int) -> Update:
         numel, data = layout.numel, memoryview(section.body)
-        expect(section.count == numel, "a dense section has another length")
-        if not numel:
-            return Dense(np.empty(0, np.float32))
         end = 1 + (numel + 7) // 8
         expect(
             len(data) >= end and data[0] <= rounding.WIDEST_SHIFT,

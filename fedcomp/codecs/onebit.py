@@ -48,9 +48,8 @@ class OneBit(Codec):
         return (1 - 2.0**-20) / max(numel, 1) ** 2
 
     def longest_section(self, numel: int) -> int:
-        return max(
-            len(frame.varint(numel)) + 9 * numel, spike.longest(numel)
-        )  # of columns of one entry
+        # Columns of one entry take the most.
+        return max(len(frame.varint(numel)) + 9 * numel, spike.longest(numel))
 
     def _encode_row(self, x: Tensor, seed: int, context: Context) -> Section:
         layout = context.layout or Layout.flat(x.numel())
@@ -98,8 +97,8 @@ def _means(x: Tensor, columns: int) -> np.ndarray:
 
 
 def _unpack_tensor(signs: memoryview, means: np.ndarray, entry: Entry) -> Bits:
-    words, (high, low) = kernels.bits.read_words(signs, entry.numel), means
-    grid = kernels.bits.flags(words, 0, entry.numel).reshape(-1, high.size)
+    raw, (high, low) = kernels.bits.read_bits(signs, entry.numel), means
+    grid = kernels.bits.flags(raw, 0, entry.numel).reshape(-1, high.size)
     positive, negative = grid.any(axis=0), ~grid.all(axis=0)  # columns that have such entries
     expect(bool(np.isfinite(means).all()), "a one-bit tensor has a mean that is not finite")
     expect(
@@ -110,7 +109,7 @@ def _unpack_tensor(signs: memoryview, means: np.ndarray, entry: Entry) -> Bits:
         bool((low[negative] < 0).all()) and not low[~negative].view(np.int32).any(),
         "a one-bit tensor has a mean < 0 that is none",
     )
-    return Bits(entry.numel, words, high, low)
+    return Bits(entry.numel, raw, high, low)
 
 
 def _unpack_spike(section: Section, layout: Layout) -> Update:

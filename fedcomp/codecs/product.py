@@ -64,7 +64,6 @@ class Product(Selective):
             "seeded": self.first.seeded or self.second.seeded,
             "portable": self.first.portable and self.second.portable,
             "draws": self.first.draws,
-            "fused": self.first.fused,
         }.items():
             object.__setattr__(self, fact, value)
 
@@ -90,15 +89,11 @@ class Product(Selective):
             return None
         return around - self.first.value_bytes(k) + len(varint(coded)) + coded
 
-    def select(
-        self, rows: Rows, seeds: Sequence[int], onto: Sequence[Tensor] | None = None
-    ) -> Chosen:
-        return self.first.select(rows, seeds, onto)
+    def select(self, rows: Rows, seeds: Sequence[int]) -> Chosen:
+        return self.first.select(rows, seeds)
 
-    def choose(
-        self, rows: Rows, seeds: Sequence[int], onto: Sequence[Tensor] | None = None
-    ) -> tuple[Chosen, Tensor]:
-        return self.first.choose(rows, seeds, onto)
+    def choose(self, rows: Rows, seeds: Sequence[int]) -> tuple[Chosen, Tensor]:
+        return self.first.choose(rows, seeds)
 
     def most(self, numel: int) -> int:
         return self.first.most(numel)

@@ -39,6 +39,7 @@ class QSGD(Codec):
     name: ClassVar[str] = "qsgd"
     id: ClassVar[int] = 12
     source: ClassVar[str] = "Alistarh et al. 2017"
+    whole: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if not 1 <= self.levels <= MOST:
@@ -55,9 +56,8 @@ class QSGD(Codec):
         return None if self.damped else self.omega(numel)
 
     def longest_section(self, numel: int) -> int:
-        return wire.longest_multiples(
-            numel, 2 * self.levels + 2
-        )  # twice as many where the unit is among the smallest float32s
+        # Twice as many where the unit is among the smallest float32s.
+        return wire.longest_multiples(numel, 2 * self.levels + 2)
 
     def _encode_row(self, x: Tensor, seed: int, context: Context) -> Section:
         norm = kernels.norm2(x)
@@ -65,12 +65,11 @@ class QSGD(Codec):
             return wire.pack_multiples(np.zeros(x.numel(), np.int8), 0.0)
         unit = _unit(norm, self.levels)
         rounded = rounding.to_multiples(x, unit, min(norm, wire.LARGEST // unit * unit), seed)
-        return wire.pack_multiples(
-            rounded, wire.below(unit / (1 + self.omega(x.numel()))) if self.damped else unit
-        )
+        sent = wire.below(unit / (1 + self.omega(x.numel()))) if self.damped else unit
+        return wire.pack_multiples(rounded, sent)
 
     def _decode_row(self, section: Section, layout: Layout, seed: int) -> Update:
-        return wire.open_multiples(section, layout.numel)
+        return wire.open_multiples(section)
 
 
 def _unit(norm: float, s: int) -> float:

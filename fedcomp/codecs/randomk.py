@@ -56,7 +56,6 @@ class RandomK(selection.Share):
     id: ClassVar[int] = 7
     source: ClassVar[str] = "Konečný et al. 2016, Wangni et al. 2018"
     seeded: ClassVar[bool] = True
-    fused: ClassVar[bool] = False
 
     @property
     def draws(self) -> bool:
@@ -96,14 +95,10 @@ class RandomK(selection.Share):
     def implied(self, numel: int, count: int, seed: int) -> np.ndarray:
         return draw.positions(numel, count, seed, STREAM)
 
-    def select(
-        self, rows: Rows, seeds: Sequence[int], onto: Sequence[Tensor] | None = None
-    ) -> Chosen:
+    def select(self, rows: Rows, seeds: Sequence[int]) -> Chosen:
         return self._drawn(rows, seeds, self._levels(rows))
 
-    def choose(
-        self, rows: Rows, seeds: Sequence[int], onto: Sequence[Tensor] | None = None
-    ) -> tuple[Chosen, Tensor]:
+    def choose(self, rows: Rows, seeds: Sequence[int]) -> tuple[Chosen, Tensor]:
         levels = self._levels(rows)
         chosen = self._drawn(rows, seeds, levels)
         values = kernels.values_at(rows, chosen)

@@ -9,7 +9,7 @@ comes back, float32 could not hold the bits. What comes back beyond float32's ra
 """
 
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
@@ -17,24 +17,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .. import kernels
-from ..kernels import Rows, bit_planes, hadamard
+from ..kernels import bit_planes, hadamard
 from ..kernels.hadamard import Turned
 from ..kernels.parallel import map_ranges
 from ..layout import Layout
 from . import selection
 from .base import Codec, Context, expect
-from .frame import EMPTY, Section, varint
+from .frame import Section, varint
 from .update import Dense, Update
 
 PLAIN = 0  # the first byte before float32 values
 TINY = -100  # exponent of two below which a vector is sent as it is
 HALF = np.dtype("<u4")  # the upper half of a float64
 LEAST, MOST = 2.0**-400, 2.0**160  # of what vectors of float32 turn to
-STACK, DEVICE_STACK = (
-    (1 << 15) - 64,
-    1 << 26,
-)  # coordinates turned together: in main memory fewer than torch shares among threads
 
 
 class Codes(Protocol):
@@ -49,6 +44,7 @@ class RotatedCodec(Codec):
     """A codec for what a rotation makes of a vector."""
 
     seeded: ClassVar[bool] = True
+    whole: ClassVar[bool] = True
     shifts: ClassVar[bool] = False  # whether blocks have a b
     kind: ClassVar[type] = np.uint8  # of codes as they are quantized
 
@@ -57,8 +53,8 @@ class RotatedCodec(Codec):
         """The first byte: 1..255."""
 
     @abstractmethod
-    def quantize(self, turned: Turned) -> tuple[hadamard.Array, list[np.ndarray]]:
-        """Codes [m, N] and the numbers, float64 [m, blocks], whose lower halves are zero: û = numbers[0]·v + numbers[1]."""
+    def quantize(self, turned: Turned) -> tuple[np.ndarray, list[np.ndarray]]:
+        """Codes [N] and the numbers, float64 [blocks], whose lower halves are zero: û = numbers[0]·v + numbers[1]."""
 
     @abstractmethod
     def pack_codes(self, codes: np.ndarray) -> bytes:
@@ -79,31 +75,27 @@ class RotatedCodec(Codec):
         coded = HALF.itemsize * (marks.size - 1) * (1 + self.shifts) + width * int(marks[-1]) // 8
         return len(varint(numel)) + 1 + max(4 * numel, coded)
 
-    def _encode_rows(self, rows: Rows, seeds: Sequence[int], context: Context) -> list[Section]:
-        n = rows[0].numel()
-        if not n:
-            return [EMPTY] * len(rows)
-        if hadamard.is_large(rows[0]):
-            return [self._encode_large(row, seed) for row, seed in zip(rows, seeds, strict=True)]
-        together = max(1, (STACK if rows[0].device.type == "cpu" else DEVICE_STACK) // n)
-        sections = []
-        for first in range(0, len(rows), together):
-            at = slice(first, first + together)
-            turned = hadamard.Stack(kernels.stacked(rows[at]), list(seeds[at]))
-            codes, numbers = self.quantize(turned)
-            sent = np.stack(_unscaled(numbers, turned), 1)
-            codes = codes.cpu().numpy()
-            sections += [
-                self._section(*row)
-                for row in zip(rows[at], codes, sent, turned.exponents, strict=True)
-            ]
-        return sections
+    def _encode_row(self, x: Tensor, seed: int, context: Context) -> Section:
+        marks = hadamard.edges(x.numel())
+        sent = np.empty((1 + self.shifts, marks.size - 1))
+        exponents = np.empty(marks.size - 1, np.int64)
+        codes = np.empty(marks[-1], self.kind)
+
+        def use(turned: Turned) -> None:
+            codes[turned.span], numbers = self.quantize(turned)
+            exponents[turned.blocks] = turned.exponents
+            sent[:, turned.blocks] = _unscaled(numbers, turned)
+
+        hadamard.turn(x, seed, use)
+        held = sent.any(0)
+        if held.any() and exponents[held].max() <= TINY:
+            values = x.to(torch.float32).cpu().numpy().astype("<f4", copy=False)
+            return Section(x.numel(), bytes([PLAIN]) + values.tobytes())
+        numbers = (sent.view(np.int64) >> 32).astype(HALF).tobytes()
+        return Section(x.numel(), bytes([self.head()]) + numbers + self.pack_codes(codes))
 
     def _decode_row(self, section: Section, layout: Layout, seed: int) -> Update:
         count, body = section
-        expect(count == layout.numel, "a section for a rotated vector has another length")
-        if not count:
-            return Dense(np.empty(0, np.float32))
         first, data = selection.take(memoryview(body), 1)
         if first[0] == PLAIN:
             return _plain(data, count)
@@ -112,33 +104,6 @@ class RotatedCodec(Codec):
         scale, shift = _read_numbers(np.frombuffer(sent, HALF).reshape(-1, sizes.size))
         codes = self.unpack_codes(first[0], data, int(sizes.sum()), (scale == 0).repeat(sizes // 8))
         return Rotated(count, seed, scale, shift, codes)
-
-    def _encode_large(self, x: Tensor, seed: int) -> Section:
-        marks = hadamard.edges(x.numel())
-        sent = np.empty((1 + self.shifts, marks.size - 1))
-        exponents = np.empty(marks.size - 1, np.int64)
-        codes = np.empty(marks[-1], self.kind)
-
-        def use(turned: Turned) -> None:
-            found, numbers = self.quantize(turned)
-            codes[turned.span], exponents[turned.blocks] = found[0], turned.exponents[0]
-            sent[:, turned.blocks] = np.concatenate(_unscaled(numbers, turned))
-
-        hadamard.turn(x, seed, use)
-        return self._section(x, codes, sent, exponents)
-
-    def _section(
-        self, x: Tensor, codes: np.ndarray, sent: np.ndarray, exponents: np.ndarray
-    ) -> Section:
-        held = sent.any(0)
-        if held.any() and exponents[held].max() <= TINY:
-            return Section(
-                x.numel(),
-                bytes([PLAIN])
-                + x.to(torch.float32).cpu().numpy().astype("<f4", copy=False).tobytes(),
-            )
-        numbers = (sent.view(np.int64) >> 32).astype(HALF).tobytes()
-        return Section(x.numel(), bytes([self.head()]) + numbers + self.pack_codes(codes))
 
 
 @dataclass(frozen=True)
@@ -173,15 +138,6 @@ class Rotated(Update):
 
         self._each(start, stop, put)
         return out
-
-    def dense(self, device: torch.device | str | None = None) -> Tensor:
-        device = torch.device(device or "cpu")
-        if device.type == "cpu":
-            return torch.from_numpy(self.block(0, self.numel))
-        values = torch.from_numpy(self.codes.read(0, int(hadamard.edges(self.numel)[-1]))).to(
-            device
-        )
-        return hadamard.turn_back_torch(values, self.seed, self.numel, 0, self.scale, self.shift)
 
     def _each(self, start: int, stop: int, use: Callable[[int, int, np.ndarray], None]) -> None:
         """use(first, last, values) for all blocks that hold coordinates start..stop-1, by threads."""

@@ -52,13 +52,8 @@ from .levels import LARGEST
 from .selection import Selective, runs, take
 from .update import Sparse, Update
 
-THRESHOLDS = {
-    3: 1.222,
-    4: 1.295,
-    5: 1.425,
-    6: 1.570,
-    7: 1.722,
-}  # rows → cells a key from which many keys peel
+# Rows → cells a key from which many keys peel.
+THRESHOLDS = {3: 1.222, 4: 1.295, 5: 1.425, 6: 1.570, 7: 1.722}
 BITS = {"fp32": 48, "int24": 23, "int16": 15}  # of a magnitude
 MOST_BITS = 62  # of a sum
 WIDEST = 8  # columns a coordinate, and as many more as a vector of a few needs
@@ -80,6 +75,7 @@ class S2(Codec):
     linear: ClassVar[bool] = True
     seeded: ClassVar[bool] = True
     shares_seed: ClassVar[bool] = True
+    whole: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if self.rows not in THRESHOLDS:
@@ -109,9 +105,8 @@ class S2(Codec):
         positions, integers = positions[integers != 0], integers[integers != 0]
         if not positions.size:
             return Section(numel, varint(0)) if numel else EMPTY
-        columns = min(
-            self.columns or self.width(math.ceil(min(numel, self.union * most))), _widest(numel)
-        )
+        needed = self.columns or self.width(math.ceil(min(numel, self.union * most)))
+        columns = min(needed, _widest(numel))
         while True:
             where = peeling.places(positions, self.rows, columns, seed)
             table = peeling.sums(where, integers)
@@ -126,45 +121,27 @@ class S2(Codec):
 
     def width(self, keys: int) -> int:
         """Columns of a table in which so many keys are found."""
-        cells = (
-            max(1.25 * keys, 1.1 * keys + 15 * math.sqrt(keys))
-            * THRESHOLDS[self.rows]
-            / THRESHOLDS[3]
-        )
-        return max(1, math.ceil(cells / self.rows))
+        cells = max(1.25 * keys, 1.1 * keys + 15 * math.sqrt(keys))
+        return max(1, math.ceil(cells * THRESHOLDS[self.rows] / THRESHOLDS[3] / self.rows))
 
     def _decode_row(self, section: Section, layout: Layout, seed: int) -> Update:
         numel = layout.numel
-        expect(
-            section.count == numel,
-            f"a section of {section.count} coordinates was given for {numel}",
-        )
-        read = _read(section.body, numel) if numel else None
+        read = _read(section.body, numel)
         if read is None:
             return Found(numel, np.empty(0, np.int64), np.empty(0, np.float32))
         positions, exponent, table = read
         where = peeling.places(positions, *table.shape, seed)
         found = peeling.recover(where, table.reshape(-1))
-        values = (
-            np.ldexp(found.values.astype(np.float64), exponent)
-            .clip(-LARGEST, LARGEST)
-            .astype(np.float32)
-        )
-        return Found(
-            numel, positions, values, positions.size - found.peeled - found.solved, found.solved
-        )
+        values = np.ldexp(found.values.astype(np.float64), exponent).clip(-LARGEST, LARGEST)
+        missed = positions.size - found.peeled - found.solved
+        return Found(numel, positions, values.astype(np.float32), missed, found.solved)
 
     def _merge_sections(self, sections: Sequence[Section]) -> Section:
-        expect(
-            len({section.count for section in sections}) == 1,
-            "frames of different sizes cannot be merged",
-        )
-        numel = sections[0].count
-        read = [
-            body
-            for section in sections
-            if section.count and (body := _read(section.body, numel)) is not None
-        ]
+        sizes = {section.count for section in sections}
+        expect(len(sizes) == 1, "frames of different sizes cannot be merged")
+        numel = sizes.pop()
+        found = [_read(section.body, numel) for section in sections if numel]
+        read = [body for body in found if body is not None]
         if not read:
             return sections[0]
         expect(
@@ -177,11 +154,7 @@ class S2(Codec):
             len(read) == 1 or top <= LARGEST and unit <= HIGHEST,
             "the sum of the frames is not finite",
         )
-        union = (
-            read[0].positions
-            if len(read) == 1
-            else np.unique(np.concatenate([body.positions for body in read]))
-        )
+        union = np.unique(np.concatenate([body.positions for body in read]))
         return Section(numel, _write(Body(union, unit, total), numel))
 
     def behind(self, first: Codec) -> "Selected":
@@ -203,6 +176,7 @@ class Selected(Codec):
     linear: ClassVar[bool] = True
     seeded: ClassVar[bool] = True
     shares_seed: ClassVar[bool] = True
+    whole: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if not isinstance(self.first, Selective):
@@ -216,7 +190,6 @@ class Selected(Codec):
         object.__setattr__(self, "name", S2.name)
         object.__setattr__(self, "source", f"{self.first.source}; {self.second.source}")
         object.__setattr__(self, "portable", self.first.portable)
-        object.__setattr__(self, "fused", self.first.fused)
 
     def __str__(self) -> str:
         return f"{self.first}+{self.second}"
@@ -229,14 +202,8 @@ class Selected(Codec):
         chosen = self.first.contraction(numel)
         return None if chosen is None else chosen * self.second.contraction(self.first.most(numel))
 
-    def _encode_rows(
-        self,
-        rows: Rows,
-        seeds: Sequence[int],
-        context: Context,
-        onto: Sequence[Tensor] | None = None,
-    ) -> list[Section]:
-        (positions, counts), values = self.first.choose(rows, seeds, onto)
+    def _encode_rows(self, rows: Rows, seeds: Sequence[int], context: Context) -> list[Section]:
+        (positions, counts), values = self.first.choose(rows, seeds)
         numel = rows[0].numel()
         sent = zip(
             *(runs(v.cpu().numpy(), counts) for v in (positions, values)), seeds, strict=True
@@ -299,12 +266,10 @@ def _sum(read: Sequence[Body]) -> tuple[int, np.ndarray]:
     for _, exponent, table in read:
         if not table.any():
             continue
-        finer = exponent < unit
-        total += (
-            np.rint(np.ldexp(table.astype(np.float64), exponent - unit)).astype(np.int64)
-            if finer
-            else table << exponent - unit
-        )
+        if exponent < unit:
+            total += np.rint(np.ldexp(table.astype(np.float64), exponent - unit)).astype(np.int64)
+        else:
+            total += table << exponent - unit
     return unit, total
 
 
@@ -312,13 +277,9 @@ def _write(body: Body, numel: int) -> bytes:
     positions, exponent, table = body
     form, support = wire.pack(positions, numel)
     bits = 1 + max(int(table.max()), -1 - int(table.min()), 0).bit_length()
-    head = (
-        varint(positions.size)
-        + bytes([form, len(table)])
-        + varint(table.shape[1])
-        + np.array(exponent, EXPONENT).tobytes()
-    )
-    return head + bytes([bits]) + _pack_cells(table, bits) + support
+    head = varint(positions.size) + bytes([form, len(table)]) + varint(table.shape[1])
+    head += np.array(exponent, EXPONENT).tobytes() + bytes([bits])
+    return head + _pack_cells(table, bits) + support
 
 
 def _read(body: bytes | memoryview, numel: int) -> Body | None:
@@ -345,9 +306,8 @@ def _read(body: bytes | memoryview, numel: int) -> Body | None:
     cells, support = take(data, _size(rows * columns, bits))
     expect(form < 64, "a section has a support of an unknown form")
     positions = wire.unpack(support, count, form, numel)
-    return Body(
-        positions, exponent, _unpack_cells(cells, rows * columns, bits).reshape(rows, columns)
-    )
+    table = _unpack_cells(cells, rows * columns, bits).reshape(rows, columns)
+    return Body(positions, exponent, table)
 
 
 def _size(cells: int, bits: int) -> int:
@@ -359,12 +319,10 @@ def _pack_cells(table: np.ndarray, bits: int) -> bytes:
     whole, rest = divmod(bits, 8)
     octets = np.ascontiguousarray(table, "<i8").view(np.uint8).reshape(-1, 8)
     low = octets[:, :whole].tobytes()
-    return (
-        low
-        + np.packbits(np.unpackbits(octets[:, whole : whole + 1], axis=1)[:, 8 - rest :]).tobytes()
-        if rest
-        else low
-    )
+    if not rest:
+        return low
+    left = np.unpackbits(octets[:, whole : whole + 1], axis=1)[:, 8 - rest :]
+    return low + np.packbits(left).tobytes()
 
 
 def _unpack_cells(data: memoryview, cells: int, bits: int) -> np.ndarray:

@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
-from torch import Tensor
 
 from .. import kernels
 from ..kernels import Chosen, Rows
@@ -36,14 +35,11 @@ class SBC(selection.Largest):
 
     def contraction(self, numel: int) -> float:
         k = self.count(numel)
-        return 1 / (
-            1 + k * k + numel
-        )  # the winning mean bounds both sides' sums and all that is left out
+        # The winning mean bounds both sides' sums and all that is left out.
+        return 1 / (1 + k * k + numel)
 
-    def select(
-        self, rows: Rows, seeds: Sequence[int], onto: Sequence[Tensor] | None = None
-    ) -> Chosen:
-        return kernels.top_side(rows, self.count(rows[0].numel()), onto)
+    def select(self, rows: Rows, seeds: Sequence[int]) -> Chosen:
+        return kernels.top_side(rows, self.count(rows[0].numel()))
 
     def value_bytes(self, count: int) -> int:
         return 4

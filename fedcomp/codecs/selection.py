@@ -39,24 +39,17 @@ class Selective(Codec):
     An author writes the rule, `select`, and how values are sent, `pack_values` and `unpack_values`; positions are coded here.
     """
 
-    fused: ClassVar[bool] = True
-    draws: ClassVar[bool] = (
-        False  # positions follow from the seed and are not sent; `implied` gives them
-    )
+    draws: ClassVar[bool] = False  # positions follow from the seed and are not sent: `implied`
 
     @abstractmethod
-    def select(
-        self, rows: Rows, seeds: Sequence[int], onto: Sequence[Tensor] | None = None
-    ) -> Chosen:
-        """Choose coordinates of m ≥ 1 finite vectors, or of the sums; `onto` is that of `_encode_rows`."""
+    def select(self, rows: Rows, seeds: Sequence[int]) -> Chosen:
+        """Choose coordinates of m ≥ 1 finite vectors."""
 
-    def choose(
-        self, rows: Rows, seeds: Sequence[int], onto: Sequence[Tensor] | None = None
-    ) -> tuple[Chosen, Tensor]:
+    def choose(self, rows: Rows, seeds: Sequence[int]) -> tuple[Chosen, Tensor]:
         """Choose coordinates, and return also the values that are sent, float32: those of the vectors, unless a value stands for others
         that are not sent."""
-        chosen = self.select(rows, seeds, onto)
-        return chosen, kernels.values_at(rows if onto is None else onto, chosen)
+        chosen = self.select(rows, seeds)
+        return chosen, kernels.values_at(rows, chosen)
 
     def most(self, numel: int) -> int:
         """Return how many coordinates of a vector [numel] are sent at most."""
@@ -81,14 +74,8 @@ class Selective(Codec):
     ) -> tuple[np.ndarray | kernels.Signs, int]:
         """Return `count` ≥ 1 values, float32 or signs, from the beginning of `data`, and how many bytes they took. Raise FrameError."""
 
-    def _encode_rows(
-        self,
-        rows: Rows,
-        seeds: Sequence[int],
-        context: Context,
-        onto: Sequence[Tensor] | None = None,
-    ) -> list[Section]:
-        (positions, counts), values = self.choose(rows, seeds, onto)
+    def _encode_rows(self, rows: Rows, seeds: Sequence[int], context: Context) -> list[Section]:
+        (positions, counts), values = self.choose(rows, seeds)
         numel = rows[0].numel()
         sent = self.pack_values(values.cpu().numpy(), counts, seeds, context)
         if self.draws:
@@ -169,15 +156,12 @@ class Largest(Share):
     def longest_section(self, numel: int) -> int:
         k = self.count(numel)
         b = rice.parameter(k, numel)
-        gaps = (
-            k * (b + 1) + ((numel - k) >> b) + 7
-        ) // 8  # the shifted gaps add up to no more than the shifted sum
+        # The shifted gaps add up to no more than the shifted sum.
+        gaps = (k * (b + 1) + ((numel - k) >> b) + 7) // 8
         return len(varint(k)) + 2 + self.value_bytes(k) + gaps
 
-    def select(
-        self, rows: Rows, seeds: Sequence[int], onto: Sequence[Tensor] | None = None
-    ) -> Chosen:
-        return kernels.top_k(rows, self.count(rows[0].numel()), onto)
+    def select(self, rows: Rows, seeds: Sequence[int]) -> Chosen:
+        return kernels.top_k(rows, self.count(rows[0].numel()))
 
 
 def _section(count: int, form: int, flag: int, first: bytes, second: bytes) -> Section:

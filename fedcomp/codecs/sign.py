@@ -20,7 +20,7 @@ from .. import kernels
 from ..kernels import Rows
 from ..layout import Layout
 from . import frame
-from .base import Codec, Context, expect
+from .base import Codec, Context
 from .frame import Section
 from .update import Bits, Update
 
@@ -34,6 +34,7 @@ class Sign(Codec):
     name: ClassVar[str] = "sign"
     id: ClassVar[int] = 9
     source: ClassVar[str] = "Bernstein et al. 2018"
+    whole: ClassVar[bool] = True
 
     def longest_section(self, numel: int) -> int:
         return len(frame.varint(numel)) + (numel + 7) // 8
@@ -43,5 +44,4 @@ class Sign(Codec):
         return [Section(numel, data) for data in kernels.bits.signs_rows(rows, seeds)]
 
     def _decode_row(self, section: Section, layout: Layout, seed: int) -> Update:
-        expect(section.count == layout.numel, "a section of signs has another length")
-        return Bits(layout.numel, kernels.bits.read_words(section.body, layout.numel), ONE, -ONE)
+        return Bits(layout.numel, kernels.bits.read_bits(section.body, layout.numel), ONE, -ONE)

@@ -63,18 +63,15 @@ class Sketch(Codec):
     columns: int = 0  # cells in a row; 0 = what the ratio leaves
     ratio: float = RATIO  # bytes of the dense float32 vector to those of the cells
     cells: Literal["fp32", "bf16", "int8"] = "fp32"  # precision of what is sent
-    density: float = (
-        1 / 100
-    )  # share of coordinates that a reader takes, those with the largest estimates; 1 = all, without bias
+    density: float = 1 / 100  # share of coordinates read, the largest; 1 = all, without bias
     name: ClassVar[str] = "sketch"
     id: ClassVar[int] = 22
     source: ClassVar[str] = "Charikar et al. 2002, Ivkin et al. 2019"
     seeded: ClassVar[bool] = True
     shares_seed: ClassVar[bool] = True
     linear: ClassVar[bool] = True
-    portable: ClassVar[bool] = (
-        False  # sums of float32 in another order on CUDA; buckets and signs are the same
-    )
+    whole: ClassVar[bool] = True
+    portable: ClassVar[bool] = False  # what is sent of a vector on a GPU may differ in the last bit
 
     def __post_init__(self) -> None:
         if not (0 < self.rows <= MOST_ROWS and self.rows % 2):
@@ -100,37 +97,22 @@ class Sketch(Codec):
         return min(numel, max(1, math.floor(self.density * numel + 0.5)))
 
     def variance(self, numel: int) -> float | None:
-        if self.density < 1 or not numel:
+        if self.density < 1 or not numel or self.cells != "fp32":
             return None
-        return (
-            2 * self.rows / (self.rows + 1) * (numel - 1) / self.width(numel)
-            if self.cells == "fp32"
-            else None
-        )
+        return 2 * self.rows / (self.rows + 1) * (numel - 1) / self.width(numel)
 
     def longest_section(self, numel: int) -> int:
         columns, form = self.width(numel), FORMS[self.cells]
         exponent = EXPONENT.itemsize if form == INT8 else 0
-        return (
-            len(varint(numel) + self._head(numel))
-            + 1
-            + exponent
-            + self.rows * columns * TYPES[form].itemsize
-        )
+        cells = self.rows * columns * TYPES[form].itemsize
+        return len(varint(numel) + self._head(numel)) + 1 + exponent + cells
 
     def _encode_row(self, x: Tensor, seed: int, context: Context) -> Section:
-        if not x.numel():
-            return EMPTY
         cells = count_sketch.sketch(x, self.rows, self.width(x.numel()), seed)
         return Section(x.numel(), self._head(x.numel()) + _write(cells, FORMS[self.cells], seed))
 
     def _decode_row(self, section: Section, layout: Layout, seed: int) -> Update:
         numel = layout.numel
-        if not section.count and not numel:
-            return Dense(np.empty(0, np.float32))
-        expect(
-            section.count == numel, f"a sketch of {section.count} coordinates was given for {numel}"
-        )
         read = _read(section)
         return Cells(numel, _floats(read), seed, read.count)
 

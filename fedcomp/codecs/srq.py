@@ -52,7 +52,7 @@ class SRQ(rotated.RotatedCodec):
     def width(self) -> int:
         return (self.levels - 1).bit_length()
 
-    def quantize(self, turned: Turned) -> tuple[hadamard.Array, list[np.ndarray]]:
+    def quantize(self, turned: Turned) -> tuple[np.ndarray, list[np.ndarray]]:
         low, high = turned.extremes()
         low = -rotated.above(-low) + 0.0
         step = rotated.above((high - low) / (self.levels - 1))

@@ -40,6 +40,7 @@ class TernGrad(Codec):
     id: ClassVar[int] = 14
     source: ClassVar[str] = "Wen et al. 2017"
     linear: ClassVar[bool] = True  # frames of one scale
+    whole: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if self.clip < 0:
@@ -48,9 +49,8 @@ class TernGrad(Codec):
             )
 
     def variance(self, numel: int) -> float | None:
-        return (
-            (math.sqrt(numel) - 1) / 2 if numel and not self.clip else None
-        )  # Σ|x_i|(s − |x_i|), ‖x‖∞‖x‖₁ ≤ (1 + √n)/2·‖x‖²
+        # Σ|x_i|(s − |x_i|), ‖x‖∞‖x‖₁ ≤ (1 + √n)/2·‖x‖²
+        return (math.sqrt(numel) - 1) / 2 if numel and not self.clip else None
 
     def longest_section(self, numel: int) -> int:
         return wire.longest_multiples(numel, 1)
@@ -70,12 +70,13 @@ class TernGrad(Codec):
         return wire.pack_multiples(rounding.to_multiples(x, scale, min(own, scale), seed), scale)
 
     def _decode_row(self, section: Section, layout: Layout, seed: int) -> Update:
-        return wire.open_multiples(section, layout.numel)
+        return wire.open_multiples(section)
 
     def _merge_sections(self, sections: Sequence[Section]) -> Section:
-        total, scales = None, set()
-        for section in sections:
-            symbols, most, scale = wire.unpack_multiples(section, sections[0].count)
+        sizes, total, scales = {section.count for section in sections}, None, set()
+        expect(len(sizes) == 1, "frames of different sizes cannot be merged")
+        for section in sections if sections[0].count else ():
+            symbols, most, scale = wire.unpack_multiples(section)
             if most:
                 total = np.zeros(section.count, np.int32) if total is None else total
                 total += symbols

@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import numpy as np
-from torch import Tensor
 
 from .. import kernels
 from ..errors import SpecError
@@ -33,9 +32,7 @@ class Threshold(selection.Selective):
     """The coordinates whose magnitude reaches τ, as τ and a sign each or with their values."""
 
     tau: float = 0.01  # threshold; higher = smaller frames, and a longer wait for small coordinates
-    values: Literal["tau", "fp32", "fp16"] = (
-        "tau"  # what is sent of a coordinate; a memory keeps the rest of it
-    )
+    values: Literal["tau", "fp32", "fp16"] = "tau"  # what is sent; a memory keeps the rest of it
     name: ClassVar[str] = "threshold"
     id: ClassVar[int] = 8
     source: ClassVar[str] = "Strom 2015"
@@ -49,10 +46,8 @@ class Threshold(selection.Selective):
     def contraction(self, numel: int) -> float:
         return 0.0
 
-    def select(
-        self, rows: Rows, seeds: Sequence[int], onto: Sequence[Tensor] | None = None
-    ) -> Chosen:
-        return kernels.at_least(rows, self.tau, onto)
+    def select(self, rows: Rows, seeds: Sequence[int]) -> Chosen:
+        return kernels.at_least(rows, self.tau)
 
     def pack_values(
         self, values: np.ndarray, counts: np.ndarray, seeds: Sequence[int], context: Context

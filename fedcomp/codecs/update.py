@@ -105,18 +105,17 @@ class Bits(Update):
     """One bit a coordinate, and what the two mean in each column: coordinate i stands in column i mod c."""
 
     numel: int
-    words: np.ndarray  # kernels/bits.py
+    raw: np.ndarray  # uint8 [⌈numel/8⌉]: kernels/bits.py
     high: np.ndarray  # [c] float32, c ≥ 1: what a 1 means
     low: np.ndarray  # likewise a 0
     positions: ClassVar[None] = None
 
     def add_to(self, into: Tensor, weight: float = 1.0) -> None:
-        kernels.bits.add_values(
-            into, self.words, np.float32(weight) * self.high, np.float32(weight) * self.low
-        )
+        high, low = (np.float32(weight) * v for v in (self.high, self.low))
+        kernels.bits.add_values(into, self.raw, high, low)
 
     def block(self, start: int, stop: int) -> np.ndarray:
-        return kernels.bits.values(self.words, start, stop, self.high, self.low)
+        return kernels.bits.values(self.raw, start, stop, self.high, self.low)
 
     def dense(self, device: torch.device | str | None = None) -> Tensor:
         return torch.from_numpy(self.block(0, self.numel)).to(device or "cpu")

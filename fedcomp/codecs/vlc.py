@@ -21,7 +21,7 @@ from typing import ClassVar
 import numpy as np
 
 from ..errors import SpecError
-from ..kernels import hadamard, range_coder
+from ..kernels import range_coder
 from ..kernels.hadamard import Turned
 from . import rotated
 from .base import expect
@@ -56,7 +56,7 @@ class VLC(rotated.RotatedCodec):
     def head(self) -> int:
         return HEAD
 
-    def quantize(self, turned: Turned) -> tuple[hadamard.Array, list[np.ndarray]]:
+    def quantize(self, turned: Turned) -> tuple[np.ndarray, list[np.ndarray]]:
         step = rotated.nearest(self.step * np.sqrt(turned.squares() / turned.sizes))
         return turned.rounded(np.zeros_like(step), step, np.iinfo(np.int16).max, self.kind), [step]
 

@@ -12,12 +12,16 @@ class ByClient:
 
     def __init__(self, transport: GrpcTransport):
         self.transport = transport
+        self._taken = NOTHING
         self._recorded: dict[int, Traffic] = {}  # bytes that earlier records contain
 
-    def total(self) -> Traffic | None:
-        """Return the bytes that the port received and sent; None where the platform does not count them."""
+    def take_total(self) -> Traffic | None:
+        """Return the bytes that the port received and sent since the last call; None where the platform does not count them."""
         report = self.transport.traffic()
-        return report and report.total
+        if report is None:
+            return None
+        before, self._taken = self._taken, report.total
+        return report.total.minus(before)
 
     def port(self) -> PortFigures:
         """Return the figures of the port. May be called in any thread."""
@@ -41,29 +45,27 @@ class ByClient:
         rejected = {rejection.client: rejection for rejection in outcome.rejections}
         report = self.transport.traffic()
         carried, records = (report.by_client if report else {}), []
-        silent = (
-            rejected.keys() - cost.seconds.keys()
-        )  # clients without an answer, to which the port may not have sent the frames
         for client in sorted({*outcome.cohort, *cost.downlink}):
             counted = carried.get(client)  # None: behind a relay, or not counted on this platform
             wire = (counted or NOTHING).minus(self._recorded.get(client, NOTHING))
             self._recorded[client] = counted or NOTHING
+            rejection = rejected.get(client)
+            frames = cost.downlink.get(client, 0)
+            silent = rejection and client not in cost.seconds
+            if silent and counted and wire.bytes_out < frames:
+                frames = 0  # the port did not send them
             records.append(
                 ClientRecord(
                     client=client,
                     uplink_bytes=cost.uplink.get(client, 0),
-                    downlink_bytes=0
-                    if client in silent
-                    and counted
-                    and wire.bytes_out < cost.downlink.get(client, 0)
-                    else cost.downlink.get(client, 0),
+                    downlink_bytes=frames,
                     wire_bytes_in=wire.bytes_in if counted else None,
                     wire_bytes_out=wire.bytes_out if counted else None,
                     latency_s=cost.seconds.get(client),
                     versions_behind=cost.behind.get(client),
                     staleness=cost.lateness.get(client, 0),
-                    stage=rejected[client].stage if client in rejected else "",
-                    reason=rejected[client].reason if client in rejected else "",
+                    stage=rejection.stage if rejection else "",
+                    reason=rejection.reason if rejection else "",
                 )
             )
         return tuple(records)

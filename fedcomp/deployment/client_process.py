@@ -8,19 +8,18 @@ written before its report is sent. A client that cannot continue is reported, an
 import asyncio
 import math
 import queue
-import random
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
 from ..callbacks import Said
 from ..clients.session import reason
-from ..errors import CheckpointError, FedcompError, UnreachableError, UserError
+from ..errors import FedcompError, UnreachableError, UserError
 from ..formatting import named_clients
-from ..keys.connection import check_server
+from ..keys.connection import contact, join_address
 from ..keys.enrolment import Enrolment
 from ..messages import UPDATE, Assignment, Farewell, Invitation, Presence, Report, failure
 from ..strategies.sealed_election import unknown_keys
@@ -33,7 +32,7 @@ RETRY_S = (0.2, 0.5, 1.0, 2.0, 5.0)  # between attempts to reach the server
 SAVING = 16  # clients of one process whose states are written at the same time
 CONNECTING = 64  # clients of one process that connect at the same time
 TELL_S = 0.2  # longest time between two prints of the clients' messages
-GATHER_S = 1.0  # in which equal messages of several clients are collected into one
+GATHER_S = 1.0  # in which equal messages of several clients are combined
 REFUSAL_S = 5.0  # for the server to receive the reason why a client cannot take part
 VECTORS = 16  # size of the largest message from a server, in float32 models
 SPARE_BYTES = 64 << 20  # in addition to VECTORS models
@@ -49,18 +48,18 @@ class Target:
 
     @property
     def address(self) -> str:
-        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+        return join_address(self.host, self.port)
 
     @property
     def credentials(self) -> Credentials | None:
         if self.enrolment is None:
             return None
-        ca, certificate, key = self.enrolment.credentials()
-        return Credentials(certificate, key, ca)
+        texts = self.enrolment.certificate, self.enrolment.private_key, self.enrolment.ca
+        return Credentials(*(text.encode() for text in texts))
 
     def check(self) -> None:
         """Raise UnreachableError with the cause if the server cannot be reached."""
-        check_server(self.host, self.port, self.enrolment)
+        contact(self.host, self.port, self.enrolment)
 
 
 @dataclass
@@ -69,10 +68,36 @@ class Retries:
 
     attempts: int = 0
     lost_at_s: float | None = None  # monotonic time
-    told: set[str] = field(default_factory=set)  # reasons that were reported, each of them once
+    told: set[str] = field(default_factory=set)  # reasons that were reported
 
     def reset(self) -> None:
         self.attempts, self.lost_at_s, self.told = 0, None, set()
+
+    def pause(
+        self, error: UnreachableError, pauses_s: Sequence[float], patience_s: float | None
+    ) -> tuple[float, Said | None]:
+        """Return how long to wait for the next attempt, and a message if the reason is new or the pauses become no longer.
+
+        A client cannot tell a server that is away from a run that has ended. Raises `error` after `patience_s`.
+        """
+        now_s, last = time.monotonic(), len(pauses_s) - 1
+        self.lost_at_s = self.lost_at_s or now_s
+        left_s = self.lost_at_s + (math.inf if patience_s is None else patience_s) - now_s
+        if left_s <= 0:
+            raise error
+        pause_s = pauses_s[min(self.attempts, last)]
+        if self.attempts < last:
+            again = f"trying again in {pause_s:g} s"
+        else:
+            end = "until it is stopped" if patience_s is None else f"for {patience_s:g} s in all"
+            again = f"trying every {pause_s:g} s from now on, {end}: the server may be down, or the run over"
+        said = Said(
+            f"{error}; {again}", "cut_off", reason=str(error), cause=error.cause, pause_s=pause_s
+        )
+        is_news = self.attempts == last or str(error) not in self.told
+        self.told.add(str(error))
+        self.attempts += 1
+        return min(left_s, pause_s), said if is_news else None
 
 
 @dataclass
@@ -97,23 +122,14 @@ class Request:
     who: int
     seat: Seat
     message: Invitation | Assignment
-    answer: "Future[Any]" = field(default_factory=Future)
-
-    def do(self, make: "Callable[[Request], Any]") -> None:
-        try:
-            answer = make(self)
-        except Exception as error:
-            self.answer.set_exception(error)
-        else:
-            self.answer.set_result(answer)
+    answer: Future[Any] = field(default_factory=Future)
 
 
 class ClientProcess:
     """Clients by logical id. `say` is called with a message whenever something changes, in the thread that calls `run`.
 
     `patience_s`: how long a client tries to reach a server; None = for ever. `stay`: wait for the next run when one is over. `retry_s`:
-    pauses between attempts; the last one is repeated. With several clients the pauses are randomised, so that the clients do not
-    reconnect all at once.
+    pauses between attempts; the last one is repeated. Equal messages of several clients are combined into one.
     """
 
     def __init__(
@@ -134,9 +150,9 @@ class ClientProcess:
         self.numel = sum(parameter.numel() for parameter in own.task.model().parameters())
         self.batch = max(1, STACK_BYTES // (4 * self.numel))
         self._requests: queue.SimpleQueue[Request] = queue.SimpleQueue()
-        self._saves: set[Future[None]] = set()
-        self._said: queue.SimpleQueue[tuple[Collection[int], str]] = queue.SimpleQueue()
-        self._gathered: dict[str, tuple[set[int], str]] = {}
+        self._said: queue.SimpleQueue[tuple[int, Said, float]] = queue.SimpleQueue()
+        # By text: the clients that said it, and until when others may join them (monotonic time).
+        self._untold: dict[str, tuple[set[int], Said, float]] = {}
         self._ended = False
 
     def end(self) -> None:
@@ -145,110 +161,102 @@ class ClientProcess:
 
     def run(self) -> None:
         """Serve until the run is over for every client. Raises UserError if a client cannot take part, or cannot reach a server in time."""
-        with ThreadPoolExecutor(SAVING, "fedcomp-save") as self._savers, IoTasks() as io:
+        with ThreadPoolExecutor(SAVING, "fedcomp-save") as savers, IoTasks() as io:
             gate = asyncio.Semaphore(CONNECTING)
             for who, seat in self.seats.items():
                 io.start(self._attend(who, seat, gate))
             while not self._ended and not all(seat.done for seat in self.seats.values()):
-                self._answer_requests(TELL_S)
-                self._tell()
-        for what in [*self._gathered]:
-            self._queue_gathered(what)
-        self._tell()
+                self._answer_requests(TELL_S, savers)
+                self._tell(time.monotonic())
+        self._tell(math.inf)
         failed = {who: seat.error for who, seat in self.seats.items() if seat.error is not None}
         if failed:
-            raise self._summed_up(failed)
-
-    # In the thread of `run`.
-
-    def _answer_requests(self, timeout_s: float) -> None:
-        """Answer the queued messages, at most `batch`. Wait up to `timeout_s` seconds for the first."""
-        try:
-            requests = []
-            requests.append(self._requests.get(timeout=timeout_s))
-            while len(requests) < self.batch:
-                requests.append(self._requests.get_nowait())
-        except queue.Empty:
-            pass
-        assigned: list[Request] = []
-        for request in requests:
-            if isinstance(request.message, Assignment):
-                assigned.append(request)
-            else:
-                request.do(self._join)
-        if assigned:
-            wait(list(self._saves))  # a save reads the state that training changes
-            reports = handle([(request.seat.member, request.message) for request in assigned])
-            for request, report in zip(assigned, reports, strict=True):
-                request.do(lambda request, report=report: self._answered(request, report))
-
-    def _tell(self) -> None:
-        """Pass the clients' messages to `say`. Combine equal messages of several clients."""
-        by_sentence: dict[str, tuple[set[int], str]] = {}
-        with suppress(queue.Empty):
-            while True:
-                clients, sentence = self._said.get_nowait()
-                if self._alone:
-                    self.say(sentence)
-                else:
-                    by_sentence.setdefault(str(sentence), (set(), sentence))[0].update(clients)
-        for clients, sentence in by_sentence.values():
-            values = dict(getattr(sentence, "values", {})) | {"clients": sorted(clients)}
-            values.pop("client", None)
-            event = getattr(sentence, "event", "said")
-            self.say(Said(f"{named_clients(clients)}: {sentence}", event, **values))
+            first = next(iter(failed.values()))
+            if self._alone:
+                raise first
+            many = f"{len(failed)} of {len(self.seats)} clients could not go on"
+            raise type(first)(f"{many}: {named_clients(failed)}; {first}")
 
     @property
     def _alone(self) -> bool:
         return len(self.seats) == 1
 
-    def _summed_up(self, failed: Mapping[int, FedcompError]) -> FedcompError:
-        first = next(iter(failed.values()))
-        if self._alone:
-            return first
-        some = (
-            f"{len(failed)} of {len(self.seats)} clients could not go on: {named_clients(failed)}"
-        )
-        return type(first)(f"{some}; {first}")
+    # In the thread of `run`.
 
-    def _join(self, request: "Request") -> Presence:
-        presence = request.seat.member.join(request.message)
-        self._queue_message(
-            [request.who], log_messages.joined(presence, request.seat.member.session)
-        )
-        return presence
+    def _answer_requests(self, timeout_s: float, savers: ThreadPoolExecutor) -> None:
+        """Answer the queued messages, at most `batch`. Wait up to `timeout_s` seconds for the first."""
+        requests: list[Request] = []
+        with suppress(queue.Empty):
+            requests.append(self._requests.get(timeout=timeout_s))
+            while len(requests) < self.batch:
+                requests.append(self._requests.get_nowait())
+        assigned = [request for request in requests if isinstance(request.message, Assignment)]
+        for request in requests:
+            if isinstance(request.message, Invitation):
+                self._join(request)
+        reports = handle([(request.seat.member, request.message) for request in assigned])
+        saves = [savers.submit(request.seat.member.save) for request in assigned]
+        for request, report, save in zip(assigned, reports, saves, strict=True):
+            if error := save.exception():
+                request.answer.set_exception(error)
+                continue
+            if report is not None:
+                self._tell_answer(request, report)
+            request.answer.set_result(report)
 
-    def _answered(self, request: "Request", report: Report | None) -> Report | None:
-        if report is not None:
-            self._queue_message([request.who], log_messages.answered(request.message, report))
-            state = request.seat.member.round_state
-            if report.kind == UPDATE and (others := unknown_keys(request.message, state)):
-                self._queue_message([request.who], log_messages.unknown(request.message, others))
-        return report
+    def _join(self, request: Request) -> None:
+        member = request.seat.member
+        try:
+            presence = member.join(request.message)
+        except Exception as error:
+            request.answer.set_exception(error)
+        else:
+            self._queue_message(request.who, log_messages.joined(presence, member.session))
+            request.answer.set_result(presence)
+
+    def _tell_answer(self, request: Request, report: Report) -> None:
+        self._queue_message(request.who, log_messages.answered(request.message, report))
+        state = request.seat.member.round_state
+        if report.kind == UPDATE and (others := unknown_keys(request.message, state)):
+            self._queue_message(request.who, log_messages.unknown(request.message, others))
+
+    def _tell(self, now_s: float) -> None:
+        """Pass the clients' messages to `say`. Combine equal messages of several clients."""
+        with suppress(queue.Empty):
+            while True:
+                who, said, until_s = self._said.get_nowait()
+                if self._alone:
+                    self.say(said)
+                else:
+                    self._untold.setdefault(str(said), (set(), said, until_s))[0].add(who)
+        for text, (clients, said, until_s) in [*self._untold.items()]:
+            if until_s <= now_s:
+                del self._untold[text]
+                values = {name: value for name, value in said.values.items() if name != "client"}
+                sentence = f"{named_clients(clients)}: {said}"
+                self.say(Said(sentence, said.event, **values | {"clients": sorted(clients)}))
 
     # In the I/O thread.
 
     async def _attend(self, who: int, seat: Seat, gate: asyncio.Semaphore) -> None:
         """Keep a client connected until it is done."""
         try:
-            await self._stay_connected(who, seat, gate)
-        except asyncio.CancelledError:
-            raise
+            while not seat.done:
+                try:
+                    await self._serve(who, seat, gate)
+                    if not seat.done:  # --stay: the server is about to exit
+                        await asyncio.sleep(self.retry_s[-2])
+                except UnreachableError as error:
+                    if error.cause not in UnreachableError.passing:
+                        raise
+                    pause_s, said = seat.retries.pause(error, self.retry_s, self.patience_s)
+                    if said:
+                        self._queue_message(who, said, GATHER_S)
+                    await asyncio.sleep(pause_s)
         except FedcompError as error:
             self._fail(who, seat, error)
         except Exception as error:
             self._fail(who, seat, FedcompError(reason(error)))
-
-    async def _stay_connected(self, who: int, seat: Seat, gate: asyncio.Semaphore) -> None:
-        while not seat.done:
-            try:
-                await self._serve(who, seat, gate)
-                if not seat.done:  # --stay: the server is about to exit
-                    await asyncio.sleep(self.retry_s[-2])
-            except UnreachableError as error:
-                if error.cause not in UnreachableError.passing:
-                    raise
-                await self._wait_for_server(who, seat, error)
 
     async def _serve(self, who: int, seat: Seat, gate: asyncio.Semaphore) -> None:
         """Connect once, and answer the server's messages until the connection ends."""
@@ -275,7 +283,7 @@ class ClientProcess:
                 seat.retries.reset()
                 if not invited:
                     connected = Said(f"connected to {address}", "connected", server=address)
-                    self._queue_message([who], connected)
+                    self._queue_message(who, connected)
                 invited = True
                 await self._answer(who, seat, connection, message)
                 del message
@@ -284,41 +292,6 @@ class ClientProcess:
         finally:
             await connection.__aexit__(None, None, None)
 
-    async def _wait_for_server(self, who: int, seat: Seat, error: UnreachableError) -> None:
-        """Report why the server cannot be reached, and wait before the next attempt. Raises the error after `patience_s`."""
-        retries, now_s = seat.retries, time.monotonic()
-        retries.lost_at_s = retries.lost_at_s or now_s
-        patience_s = math.inf if self.patience_s is None else self.patience_s
-        left_s = retries.lost_at_s + patience_s - now_s
-        if left_s <= 0:
-            raise error
-        pause_s = self.retry_s[min(retries.attempts, len(self.retry_s) - 1)]
-        sentence = f"{error}; {self._trying(retries.attempts, pause_s)}"
-        lost = Said(sentence, "cut_off", reason=str(error), cause=error.cause, pause_s=pause_s)
-        self._tell_lost(who, retries, error, lost)
-        retries.attempts += 1
-        varied_s = pause_s if self._alone else pause_s * random.uniform(0.5, 1.5)
-        await asyncio.sleep(min(left_s, varied_s))
-
-    def _tell_lost(self, who: int, retries: Retries, error: UnreachableError, lost: Said) -> None:
-        """Report that the server cannot be reached. Several clients report it once together, and once that they keep trying."""
-        last = len(self.retry_s) - 1
-        if self._alone:
-            if retries.attempts <= last or str(error) not in retries.told:
-                self._queue_message([who], lost)
-            retries.told.add(str(error))
-        elif retries.attempts == 0:
-            self._gather(f"lost: {error.cause}", who, lost)
-        elif retries.attempts >= last and error.cause not in retries.told:
-            away = {
-                client: seat.retries
-                for client, seat in self.seats.items()
-                if seat.retries.lost_at_s is not None and not seat.done
-            }
-            self._queue_message([one for one in away if error.cause not in away[one].told], lost)
-            for other in away.values():
-                other.told.add(error.cause)
-
     async def _answer(
         self,
         who: int,
@@ -326,78 +299,35 @@ class ClientProcess:
         connection: GrpcConnection,
         message: Invitation | Assignment | Farewell,
     ) -> None:
-        if isinstance(message, Invitation):
-            try:
-                presence = await self._in_run_thread(who, seat, message)
-            except FedcompError as error:
+        if isinstance(message, Farewell):
+            if message.run == seat.member.run:
+                self._queue_message(who, log_messages.over(message, self.stay), GATHER_S)
+                seat.over = not self.stay
+            return
+        request = Request(who, seat, message)
+        self._requests.put(request)
+        try:
+            answer = await asyncio.wrap_future(request.answer)
+        except FedcompError as error:
+            if isinstance(message, Assignment):
+                await connection.send(failure(message, "encode", str(error)))
+            else:
                 refusal = Presence(message.run, seat.member.who, "", str(error))
                 with suppress(UnreachableError, TimeoutError):
                     await connection.send(refusal)
                     async with asyncio.timeout(REFUSAL_S):
                         async for _ in connection.messages():
                             pass
-                raise UserError(str(error)) from error
-            await connection.send(presence)
-        elif isinstance(message, Assignment):
-            try:
-                report = await self._in_run_thread(who, seat, message)
-                await self._save(seat)
-            except CheckpointError as error:
-                await connection.send(failure(message, "encode", str(error)))
-                raise UserError(str(error)) from error
-            if report is not None:
-                await connection.send(report)
-        elif message.run == seat.member.run:
-            self._gather("over", who, log_messages.over(message, self.stay))
-            seat.over = not self.stay
+            raise UserError(str(error)) from error
+        if answer is not None:
+            await connection.send(answer)
 
-    async def _in_run_thread(self, who: int, seat: Seat, message: Invitation | Assignment) -> Any:
-        """Return the answer to a message. The thread of `run` makes it."""
-        request = Request(who, seat, message)
-        self._requests.put(request)
-        return await asyncio.wrap_future(request.answer)
-
-    async def _save(self, seat: Seat) -> None:
-        """Write a client's state in another thread. Raises CheckpointError."""
-        save = self._savers.submit(seat.member.save)
-        self._saves.add(save)
-        save.add_done_callback(self._saves.discard)
-        await asyncio.wrap_future(save)
-
-    def _trying(self, attempt: int, pause_s: float) -> str:
-        """Return when the next attempt follows. A client cannot tell a server that is away from a run that has ended."""
-        if attempt < len(self.retry_s) - 1:
-            return f"trying again in {pause_s:g} s"
-        end = (
-            "until it is stopped"
-            if self.patience_s is None
-            else f"for {self.patience_s:g} s in all"
-        )
-        return f"trying every {pause_s:g} s from now on, {end}: the server may be down, or the run over"
-
-    def _queue_message(self, clients: Collection[int], sentence: str) -> None:
-        self._said.put((clients, sentence))
-
-    def _gather(self, what: str, who: int, sentence: str) -> None:
-        """Report once for all clients with the same `what` within GATHER_S. The sentence of the first client is used."""
-        if self._alone:
-            self._queue_message([who], sentence)
-        elif what in self._gathered:
-            self._gathered[what][0].add(who)
-        else:
-            self._gathered[what] = {who}, sentence
-            asyncio.get_running_loop().call_later(GATHER_S, self._queue_gathered, what)
-
-    def _queue_gathered(self, what: str) -> None:
-        if (gathered := self._gathered.pop(what, None)) is not None:
-            self._queue_message(*gathered)
+    def _queue_message(self, who: int, said: Said, gather_s: float = 0.0) -> None:
+        """Have a message printed, with equal messages of other clients within `gather_s` seconds."""
+        self._said.put((who, said, time.monotonic() + gather_s))
 
     def _fail(self, who: int, seat: Seat, error: FedcompError) -> None:
         seat.error = error
-        if self._alone:
-            return
-        ended = Said(f"ended: {error}", "failed", reason=str(error))
-        if isinstance(error, UnreachableError):
-            self._gather(f"ended: {error.cause}", who, ended)
-        else:
-            self._queue_message([who], ended)
+        if not self._alone:
+            gather_s = GATHER_S if isinstance(error, UnreachableError) else 0.0
+            self._queue_message(who, Said(f"ended: {error}", "failed", reason=str(error)), gather_s)

@@ -3,6 +3,7 @@
 An invitation holds names and numbers. None of it is executed: spec strings name code that is installed on the client's machine.
 """
 
+import functools
 import json
 import threading
 from collections.abc import Callable, Mapping
@@ -12,6 +13,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 import torch
+from cryptography.hazmat.primitives.asymmetric import ec
 
 from ..clients.replica import Replica
 from ..clients.session import ClientSession, HostedStates
@@ -20,12 +22,13 @@ from ..clients.trainer import Trainer
 from ..codecs import codec
 from ..config import RunConfig, from_values
 from ..errors import ProtocolError, UserError
+from ..keys.signature_log import SignatureLog
 from ..layout import Layout
 from ..memories import memory
 from ..messages import Invitation
 from ..strategies import make_client_algorithm
 from ..strategies.client_algorithm import ClientAlgorithm
-from ..strategies.sealed_election import SealedElectionClient
+from ..strategies.sealed_election import SealedElectionClient, with_keys
 from ..tasks import Data, Task, initial_model
 from ..tasks.check import check
 from ..tasks.partition import partition
@@ -33,7 +36,7 @@ from ..training.engine import OneByOne
 from ..training.local_sgd import LocalSGD, SerialEngine
 
 # The options of a run that determine what a client does.
-TOLD = (
+CLIENT_OPTIONS = (
     "partition",
     "clients",
     "local_steps",
@@ -59,18 +62,18 @@ STACK_BYTES = 64 << 20  # of updates that a process holds at once
 T = TypeVar("T")
 
 
-def told(config: RunConfig) -> str:
-    """Return a run's options for an invitation: the options of TOLD that differ from their defaults, as JSON."""
+def pack_options(config: RunConfig) -> str:
+    """Return a run's options for an invitation: the options of CLIENT_OPTIONS that differ from their defaults, as JSON."""
     usual = RunConfig()
-    values = {name: getattr(config, name) for name in TOLD}
+    values = {name: getattr(config, name) for name in CLIENT_OPTIONS}
     return json.dumps({k: v for k, v in values.items() if v != getattr(usual, k)})
 
 
-def options_of(invitation: Invitation) -> RunConfig:
+def unpack_options(invitation: Invitation) -> RunConfig:
     """Return the options of an invitation, checked. Raises ProtocolError or ConfigError."""
     try:
         values = json.loads(invitation.options)
-        if not isinstance(values, dict) or not set(values) <= set(TOLD):
+        if not isinstance(values, dict) or not set(values) <= set(CLIENT_OPTIONS):
             raise ProtocolError(
                 "the invitation has options that are not known here; install the same version of fedcomp on both sides"
             )
@@ -108,28 +111,27 @@ class Own:
     client_id: int = -1  # the id to claim if the server does not know the client by its key
     partition_id: int | None = None  # of the data; None: all of it is this client's
     partitions: int | None = None  # None: as many as the run has clients
-    roster: Mapping[int, bytes] | None = (
-        None  # the public keys of clients by logical id (keyring.py); None: those that the server announces
-    )
+    # Public keys of clients by logical id (keyring.py); None: those that the server announces.
+    roster: Mapping[int, bytes] | None = None
     sealed: bool = False  # take part in elections with sealed ballots only
-    common: Common = field(
-        default_factory=Common
-    )  # one for all clients of a process, which have the same task, data and device
+    common: Common = field(default_factory=Common)  # one for all clients of a process
 
 
 def session_for(
     invitation: Invitation,
     own: Own,
-    with_keys: Callable[[ClientAlgorithm, int], ClientAlgorithm] = lambda algorithm, who: algorithm,
+    key: ec.EllipticCurvePrivateKey | None = None,
+    log: SignatureLog | None = None,
 ) -> tuple[int, ClientSession]:
     """Return the client's logical id and its session before round 1.
 
-    `with_keys(algorithm, who)` returns the algorithm of client `who` with its signing keys. Raises UserError or ProtocolError if the
-    invitation does not fit the client.
+    `key` and `log`: with which the client signs in elections with sealed ballots. Raises UserError or ProtocolError if the invitation
+    does not fit the client.
     """
-    config = options_of(invitation)
+    config = unpack_options(invitation)
     algorithm = make_client_algorithm(config.strategy)
-    if own.sealed and not isinstance(algorithm, SealedElectionClient):
+    signs = isinstance(algorithm, SealedElectionClient)
+    if own.sealed and not signs:
         raise UserError(
             f"this client accepts sealed ballots only (--sealed), but the server's strategy is '{config.strategy}'; "
             "leave --sealed out if the server may read this client's updates"
@@ -151,16 +153,14 @@ def session_for(
             f"the run has another model (layout {invitation.layout}) than --task {own.task.name} ({layout.fingerprint}); "
             "give the task that the server was started with"
         )
-    algorithm = make_client_algorithm(config.strategy)
-    signing = with_keys(algorithm, who)
-
-    def made() -> ClientSession:
-        return _new_session(config, own, signing, layout)
-
-    if signing is algorithm:
-        session = common.once("session", (invitation.run, invitation.options), made)
-    else:  # each client signs with its own key
-        session = made()
+    if signs and key is not None:
+        algorithm = with_keys(
+            algorithm, invitation.run, invitation.options, who, key, own.roster, log
+        )
+    make_session = functools.partial(_new_session, config, own, algorithm, layout)
+    run = invitation.run, invitation.options
+    # Each client that signs has its own key in the algorithm, and therefore a session of its own.
+    session = make_session() if signs else common.once("session", run, make_session)
     shard = _shard(config, own)
     uplink, layout_of_state = codec(config.uplink), algorithm.global_layout(layout)
     kept = memory(config.memory, uplink, layout_of_state.numel, layout_of_state)

@@ -13,15 +13,14 @@ from cryptography.hazmat.primitives.serialization import load_pem_private_key
 from ..clients import device_state
 from ..clients.session import ClientSession, reason
 from ..errors import CheckpointError, FedcompError
-from ..keys.certificates import key_pem
-from ..keys.enrolment import CURVE
+from ..keys.certificates import CURVE, key_pem
 from ..keys.keyring import point_of
-from ..keys.signature_log import Past
+from ..keys.signature_log import SignatureLog
 from ..messages import UPDATE, Assignment, Invitation, Presence, Report, failure
 from ..state_folder import StateFolder
 from ..strategies import signed_attempts
 from ..strategies.client_algorithm import RoundState
-from ..strategies.sealed_election import SealedElectionClient, with_keys
+from ..strategies.sealed_election import SealedElectionClient
 from ..strategies.signed_attempts import SIGNED
 from .handshake import Own, session_for
 
@@ -39,7 +38,7 @@ class Member:
     def __init__(
         self, own: Own, folder: StateFolder | None, key: ec.EllipticCurvePrivateKey | None = None
     ):
-        self.own, self.folder, self.past = own, folder, Past(folder)
+        self.own, self.folder, self.log = own, folder, SignatureLog(folder)
         self.enrolled = key is not None
         self.key = key or own_key(folder)
         self.run = ""  # the run that it takes part in
@@ -58,19 +57,7 @@ class Member:
             if self.session is None or invitation.run != self.run:
                 if self.session is not None:
                     self._remember(self.run, self.who, self.round_state)
-                self.who, self.session = session_for(
-                    invitation,
-                    self.own,
-                    lambda algorithm, who: with_keys(
-                        algorithm,
-                        invitation.run,
-                        invitation.options,
-                        who,
-                        self.key,
-                        self.own.roster,
-                        self.past,
-                    ),
-                )
+                self.who, self.session = session_for(invitation, self.own, self.key, self.log)
                 self.run, self._report, self._accepted = invitation.run, None, ""
                 self._restore()
                 self._recall()
@@ -128,7 +115,7 @@ class Member:
     def _remember(self, run: str, who: int, state: RoundState | None) -> None:
         """Store the signatures of a run in the signature log, since another run or algorithm replaces the state."""
         if signed := signed_attempts.pack(state):
-            self.past.add(run, {f"{SIGNED}{who}": signed})
+            self.log.add(run, {f"{SIGNED}{who}": signed})
 
     def _recall(self) -> None:
         """Restore the signatures of this run when the client returns to it."""
@@ -137,7 +124,7 @@ class Member:
         if isinstance(self.session.algorithm, SealedElectionClient) and not signed_attempts.pack(
             state
         ):
-            if signed := self.past.of(self.run).get(f"{SIGNED}{self.who}"):
+            if signed := self.log.of(self.run).get(f"{SIGNED}{self.who}"):
                 self.session.rounds[self.who] = signed_attempts.unpack(signed)
 
     def _restore(self) -> None:

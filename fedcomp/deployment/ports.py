@@ -19,18 +19,10 @@ def listen(host: str, port: int) -> socket.socket:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         family, _, _, _, address = min(found, key=lambda info: info[0] != socket.AF_INET)
         both = host == "::" and socket.has_dualstack_ipv6()
-        listener = socket.create_server(
-            address[:2], family=family, backlog=1024, dualstack_ipv6=both
-        )
-    except (
-        OSError,
-        UnicodeError,
-    ) as error:  # UnicodeError: a label of the host is empty or too long
+        return socket.create_server(address[:2], family=family, dualstack_ipv6=both)
+    except (OSError, UnicodeError) as error:  # UnicodeError: a label of the host is not valid
         fix = "choose another with --port, or stop the program that listens there"
         if getattr(error, "errno", None) != errno.EADDRINUSE:
             fix = "give --host an address of this machine, or --port one that you may use"
-        raise ConfigError(
-            f"port {port} of {host} cannot be opened ({getattr(error, 'strerror', None) or 'no host name'}); {fix}"
-        ) from error
-    listener.setblocking(False)
-    return listener
+        why = getattr(error, "strerror", None) or "not a host name"
+        raise ConfigError(f"port {port} of {host} cannot be opened ({why}); {fix}") from error

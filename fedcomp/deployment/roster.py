@@ -1,7 +1,7 @@
 """The clients of a deployment: the server waits for enough of them before a round, and reports which join, leave or are missing."""
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 
 from ..callbacks import Callback
 from ..formatting import named_clients
@@ -11,13 +11,13 @@ from ..server.transport import Transport
 PAUSE_S = 0.05  # between polls of the connected clients
 
 
-class Roster:
+class Roster(Attendance):
     """The clients that have joined a run. `waited_s` counts the seconds that rounds have waited for clients."""
 
     def __init__(self, transport: Transport, quota: Quota, callback: Callable[[], Callback]):
+        super().__init__()
         self.transport, self.quota, self.callback = transport, quota, callback
         self.waited_s = 0.0
-        self._attendance = Attendance()
         self._joined: set[int] = set()  # since the server started
         self._connected: set[int] = set()  # as last reported to the callback
         self._missing: list[int] = []  # as last reported to the callback
@@ -27,8 +27,7 @@ class Roster:
         told, began = None, time.monotonic()
         while True:
             here, waited_s = self.connected(), time.monotonic() - began
-            wanted = self._attendance.wanted(self.quota)
-            cohort = self._attendance.cohort_of(here, self.quota, waited_s)
+            wanted, cohort = self.wanted(self.quota), self.cohort_of(here, self.quota, waited_s)
             if cohort is not None:
                 self.waited_s += waited_s
                 if told is not None:
@@ -54,7 +53,7 @@ class Roster:
     def join(self, client: int) -> None:
         """Record that a client joined or reconnected, and report it to the callback, also in the middle of a round."""
         self._joined.add(client)
-        self._attendance.hear(client)
+        self.hear(client)
         if client not in self._connected:
             self._connected.add(client)
             self.callback().joined(client)
@@ -64,19 +63,6 @@ class Roster:
         if client in self._connected:
             self._connected.discard(client)
             self.callback().left(client)
-
-    def hear(self, client: int) -> None:
-        """Record that a client is not silent, for example after a late answer."""
-        self._attendance.hear(client)
-
-    def miss(self, clients: Iterable[int]) -> None:
-        """Record clients that missed a deadline (server/availability.py)."""
-        self._attendance.miss(clients)
-
-    @property
-    def silent(self) -> frozenset[int]:
-        """Clients that missed a deadline and have neither joined nor answered since."""
-        return frozenset(self._attendance.silent)
 
     def _tell_who_is_missing(self, cohort: Sequence[int]) -> None:
         """Warn if a round is drawn from fewer clients than wanted, once for each set of missing clients."""

@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import re
 import secrets
 import time
 from collections.abc import Callable
@@ -13,19 +12,18 @@ from typing import Any
 
 from ..callbacks import Callback, Header, RoundRecord, Summary
 from ..config import AUTO, RunConfig, data_folder, keys_command
-from ..errors import ConfigError, DataError, RunFolderError, TaskError
+from ..errors import ConfigError, RunFolderError, TaskError
 from ..formatting import named_clients
 from ..keys.key_folder import CA_CRT, REGISTRY, serving_files
-from ..keys.registry import News, Registry
+from ..keys.registry import Registry, RegistryMonitor
 from ..memories import memory, with_memories
 from ..messages import Invitation, Presence
 from ..server.asynchronous_loop import loop_of
 from ..server.availability import Quota
 from ..server.broadcasts import Broadcasts
 from ..server.evaluation import Evaluator
-from ..server.finite_loss import check_loss
 from ..server.initial_weights import start_from
-from ..server.recovery import Recovery, RemoteClients
+from ..server.recovery import Recovery
 from ..server.results import (
     NOTHING_ACCEPTED,
     bandwidths_of,
@@ -37,7 +35,7 @@ from ..server.results import (
 )
 from ..server.round_loop import RoundResult
 from ..server.run_folder import RunFolder
-from ..server.warning_log import WarningLog
+from ..server.warning_log import WarningLog, check_loss
 from ..server.watching import watched
 from ..strategies import resolved
 from ..strategies.cohort import size as cohort_size
@@ -46,11 +44,11 @@ from ..tasks import Data, Task, initial_model, load
 from ..tasks.check import check, data_of, layout_of
 from ..tasks.partition import partition
 from ..training import devices
-from ..transports.grpc import Credentials, GrpcTransport, Terms
+from ..transports.grpc import Credentials, GrpcTransport, Settings, Terms
 from ..transports.relays import check as check_relays
 from ..transports.relays import inexact, inexact_warning
 from .by_client import ByClient
-from .handshake import told
+from .handshake import pack_options
 from .ports import listen
 from .roster import Roster
 
@@ -59,7 +57,12 @@ INSECURE = (
     "--insecure: no TLS and no keys; anyone who can reach {where} can take part as any client, and read and change messages; "
     "for more than a trial, make keys with: fedcomp keys init"
 )
-
+SIMULATION_ONLY = {
+    "network": "--network simulates time for virtual clients; leave --network out, or use fedcomp sim",
+    "attack": "--attack makes virtual clients Byzantine; leave --attack out, or use fedcomp sim",
+    "cohort_batch": "--cohort-batch is for a simulation; leave it out: each client trains by itself",
+    "residuals": "--residuals is for virtual clients; leave it out: each client keeps its state on its own disk",
+}
 LOOPBACK = "127.0.0.1"
 # Largest report: a dense update with room to spare, and a sealed ballot for each client of the cohort.
 UPDATE_BYTES = 8  # per parameter
@@ -119,7 +122,7 @@ class Deployment:
     ):
         self.config = config = resolved(config)
         self.door, self.callback, self.make_transport = door, callback, make_transport
-        refuse_what_is_simulated(config)
+        refuse_simulation_options(config)
         if make_transport is None:
             refuse_ports_in_use(config, door)
         self.warnings = WarningLog(lambda sentence: self.callback.warning(sentence))
@@ -127,13 +130,8 @@ class Deployment:
         self.folder = RunFolder(config)
         self.name = self._name()
         self.registry = Registry(door.keys / REGISTRY) if door.keys else None
-        self.news = News(self.registry, callback.warning) if self.registry else None
-        folder = data_folder(config)
-        if folder is not None and config.data and not folder.is_dir():
-            raise DataError(
-                f"--data {config.data} is no folder; give the one that holds the task's data"
-            )
-        self.task: Task = load(config.task, folder)
+        self.monitor = RegistryMonitor(self.registry, callback.warning) if self.registry else None
+        self.task: Task = load(config.task, data_folder(config.data))
         self.strategy = strategy_of(config, layout_of(self.task), warn=self.warnings)
         test = data_of(self.task, "test")
         train = self._training_data()
@@ -157,14 +155,12 @@ class Deployment:
             broadcasts,
             self.transport,
             gather=self.roster.gather,
-            on_answer=self._on_answer,
+            on_answer=lambda *counts: self.callback.progress(*counts),
             bandwidths=bandwidths_of(self.strategy, config),
         )
         self.by_client = ByClient(self.transport)
         self.test = on(test, self.device)
         self.evaluator = Evaluator(config, self.task, self.layout, train, self.test, self.device)
-        self._wire: tuple[int, int] | None = (0, 0)  # bytes in and out until the last record
-        self._registry_version = self.registry.version if self.registry else 0
 
     def run(self, opened: Callable[[int], None]) -> Summary:
         with ExitStack() as ends:
@@ -173,13 +169,8 @@ class Deployment:
             ends.callback(self.folder.close)
             if not self.folder.resumed:
                 self._write_config()
-            recovery = Recovery(
-                self.folder,
-                self.loop,
-                RemoteClients(self.train),
-                self.config.rounds,
-                {"warnings/": self.warnings},
-            )
+            others = {"warnings/": self.warnings}
+            recovery = Recovery(self.folder, self.loop, self.train, self.config.rounds, others)
             ends.callback(recovery.close)
             done = recovery.restore()
             if self.folder.resumed:
@@ -232,17 +223,12 @@ class Deployment:
         """Return the name of the run, by which clients recognise a resumed run."""
         if not self.folder.resumed:
             return secrets.token_hex(16)
-        stored = self.folder.stored.get("resolved")
-        name = (
-            stored.get("run")
-            if isinstance(stored, dict) and stored.get("engine") == ENGINE
-            else None
-        )
-        if not isinstance(name, str) or not re.fullmatch("[0-9a-f]{32}", name):
+        resolved = self.folder.stored.get("resolved", {})
+        if resolved.get("engine") != ENGINE:
             raise RunFolderError(
                 f"the run in {self.folder.path} was not made by a server; continue it with fedcomp sim, or give another --out"
             )
-        return name
+        return resolved["run"]
 
     def _write_config(self) -> None:
         self.folder.write_config(
@@ -254,7 +240,9 @@ class Deployment:
         config = dataclasses.replace(
             client_config(self.config, self.strategy), uplink=str(self.strategy.uplink)
         )
-        invitation = Invitation(self.name, -1, told(config), self.layout.fingerprint, first_version)
+        invitation = Invitation(
+            self.name, -1, pack_options(config), self.layout.fingerprint, first_version
+        )
         hooks: dict[str, Callable[..., None]] = {
             "on_joined": self._on_joined,
             "on_heard": lambda client: self.roster.hear(client),
@@ -264,32 +252,22 @@ class Deployment:
             return self.make_transport(invitation, self.config.clients, **hooks)
         per_parameter = UPDATE_BYTES + BALLOT_BYTES * self._cohort
         largest_report = int(per_parameter * self.strategy.layout.numel) + SPARE_BYTES
-        return GrpcTransport(
+        settings = Settings(
             self.door.address,
             self.door.port,
             invitation,
             self.config.clients,
-            largest_report=largest_report,
-            relay_terms=self._relay_terms(invitation, largest_report),
-            credentials=self.door.credentials(),
-            **self._registry_checks(),
+            largest_report,
+            self.door.credentials(),
+            self.registry,
+            self._relay_terms(invitation, largest_report),
+        )
+        return GrpcTransport(
+            settings,
             on_left=lambda client: self.roster.leave(client),
             on_look=self._on_look,
             **hooks,
         )
-
-    def _registry_checks(self) -> dict[str, Any]:
-        """Return the transport's callbacks that check keys. While the registry is malformed, clients are told to try again."""
-        registry = self.registry
-        if registry is None:
-            return {}
-        return {
-            "id_of": registry.id_of_hash,
-            "reason_of": registry.reason_of_hash,
-            "unsure": lambda: bool(registry.problem),
-            "relay_of": registry.relay_of_hash,
-            "ids_by_hash": registry.ids_by_hash,
-        }
 
     def _relay_terms(self, invitation: Invitation, largest_report: int) -> Terms:
         """Return the terms for relays. With --relays they add the frames of their clients, else they forward each frame."""
@@ -334,12 +312,10 @@ class Deployment:
 
     def _warn_about_missing_keys(self) -> None:
         """Warn about awaited clients that have no enrolled key."""
-        wanted = range(self.config.clients)
-        absent = (
-            [client for client in wanted if client not in self.registry.enrolled()]
-            if self.registry
-            else []
-        )
+        if self.registry is None:
+            return
+        enrolled = self.registry.enrolled()
+        absent = [client for client in range(self.config.clients) if client not in enrolled]
         if absent:
             new = keys_command(self.door.keys, "add", "--count", len(absent))
             self.callback.warning(
@@ -348,12 +324,8 @@ class Deployment:
             )
 
     def _on_look(self) -> None:
-        """Check whether the registry has changed, and disconnect clients whose keys are no longer accepted."""
-        if self.registry is None:
-            return
-        self.news.look()
-        if not self.registry.problem and self.registry.version != self._registry_version:
-            self._registry_version = self.registry.version
+        """Disconnect clients whose keys are no longer accepted, if the registry has changed."""
+        if self.monitor is not None and self.monitor.look():
             self.transport.recheck()
 
     def _on_joined(self, client: int, presence: Presence) -> None:
@@ -362,9 +334,6 @@ class Deployment:
         if client in loop.versions or presence.version != loop.broadcasts.first:
             loop.versions[client] = presence.version
         self.roster.join(client)
-
-    def _on_answer(self, round: int, answered: int, asked: int) -> None:
-        self.callback.progress(round, answered, asked)
 
     # A round.
 
@@ -375,30 +344,19 @@ class Deployment:
         if self.config.relays and (lost := inexact([a.update for a in outcome.accepted])):
             sentence = inexact_warning(outcome.round, lost, record.uplink_nonzeros)
             self.warnings(sentence, kind="inexact sums of relays")
-        wire = self._wire_bytes()
+        wire = self.by_client.take_total()
         clients = self.by_client.records(outcome)
-        down = sum(
-            client.downlink_bytes for client in clients
-        )  # nothing was sent to clients that were away
-        older = min(record.catch_up_bytes, down)
+        # Nothing was sent to clients that were away.
+        down = sum(client.downlink_bytes for client in clients)
         return dataclasses.replace(
             record,
             by_client=clients,
             downlink_bytes=down,
-            catch_up_bytes=older,
+            catch_up_bytes=min(record.catch_up_bytes, down),
             warnings=self.warnings.take(),
-            **wire,
+            wire_bytes_in=wire and wire.bytes_in,
+            wire_bytes_out=wire and wire.bytes_out,
         )
-
-    def _wire_bytes(self) -> dict[str, int | None]:
-        """Return the bytes that the port received and sent since the last record; None where the platform does not count them."""
-        before, self._wire = self._wire, self.by_client.total()
-        if before is None or self._wire is None:
-            return {"wire_bytes_in": None, "wire_bytes_out": None}
-        return {
-            "wire_bytes_in": self._wire[0] - before[0],
-            "wire_bytes_out": self._wire[1] - before[1],
-        }
 
     def _finish(self) -> Summary:
         self.folder.write_model(self.evaluator.exported(self.loop.model))
@@ -419,23 +377,14 @@ def refuse_ports_in_use(config: RunConfig, door: Door) -> None:
     listen(door.address, door.port).close()
 
 
-def refuse_what_is_simulated(config: RunConfig) -> None:
+def refuse_simulation_options(config: RunConfig) -> None:
     """Raise ConfigError for options that apply to simulations only."""
-    if config.network is not None:
+    for name, sentence in SIMULATION_ONLY.items():
+        if getattr(config, name) != getattr(RunConfig, name):
+            raise ConfigError(sentence)
+    if config.engine not in (AUTO, "serial"):
         raise ConfigError(
-            "--network simulates time for virtual clients; leave --network out, or use fedcomp sim"
-        )
-    if config.attack is not None:
-        raise ConfigError(
-            "--attack makes virtual clients Byzantine; leave --attack out, or use fedcomp sim"
-        )
-    if config.engine == "batched" or config.cohort_batch:
-        raise ConfigError(
-            "--engine and --cohort-batch are for a simulation; leave them out: each client trains by itself"
-        )
-    if config.residuals != "auto":
-        raise ConfigError(
-            "--residuals is for virtual clients; leave it out: each client keeps its state on its own disk"
+            "--engine is for a simulation; leave it out: each client trains by itself"
         )
     if config.checkpoint_every not in (AUTO, "1"):
         raise ConfigError(

@@ -15,18 +15,18 @@ from ..watch import Watch
 from .displays import shown
 from .options import run_config
 
-_ONE_AT_A_TIME = (
-    RLock()
-)  # a run seeds torch's and numpy's global generators, which are one for all threads
+# A run seeds the global generators of torch and numpy, which all threads share.
+_ONE_AT_A_TIME = RLock()
 
 
-def _of_a_child() -> None:
+def _unlock_in_child() -> None:
+    """Replace the lock after a fork: a thread that holds it does not exist in the child."""
     global _ONE_AT_A_TIME
-    _ONE_AT_A_TIME = RLock()  # the thread that held its parent's is not here to let go
+    _ONE_AT_A_TIME = RLock()
 
 
 if hasattr(os, "register_at_fork"):  # Unix
-    os.register_at_fork(after_in_child=_of_a_child)
+    os.register_at_fork(after_in_child=_unlock_in_child)
 
 
 def simulate(
@@ -36,11 +36,11 @@ def simulate(
 
     `task` is a Task, a built-in name, or path/file.py:name; of a resumed run, None is the task of its options. `options` are the fields
     of RunConfig by name, those of `fedcomp sim`, in the types that Python has for them: a codec object, a Path, a torch.device. None
-    stands for the default. `progress`: None is a display that suits the place, False is silence, an Callback hears of everything.
+    stands for the default. `progress`: None for a display that suits the place, False for none, or a Callback of your own.
 
     Works in a running event loop and in any thread; runs of several threads wait for each other. Raises UserError for options that
-    cannot work, and errors of fedcomp for what goes wrong, never SystemExit. KeyboardInterrupt, with a sentence that says how to go on,
-    leaves a run that can be resumed.
+    cannot work, other errors of fedcomp for failures, never SystemExit. After KeyboardInterrupt, whose message says how to continue,
+    the run can be resumed.
     """
     config = run_config(task, options)
     given = task if isinstance(task, Task) else None
@@ -56,16 +56,12 @@ def simulate(
 def _interrupted(watch: Watch, given: Task | None) -> str:
     if watch.header is None:
         return "interrupted before the run began"
-    done = (
-        f"after round {watch.last_round} of {watch.header.rounds}"
-        if watch.last_round
-        else "before round 1 was done"
-    )
-    return f"interrupted {done}; continue with: fedcomp.simulate({'task, ' if given else ''}out={watch.header.out!r}, resume=True)"
+    arguments = f"{'task, ' if given else ''}out={watch.header.out!r}, resume=True"
+    return f"interrupted {watch.reached}; continue with: fedcomp.simulate({arguments})"
 
 
 def _signature() -> Signature:
-    """With every option by name, for help() and completion."""
+    """Return the signature with every option by name, for help() and completion."""
     task, progress, _ = Signature.from_callable(simulate).parameters.values()
     hints = get_type_hints(RunConfig)
     options = [

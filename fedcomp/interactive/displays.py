@@ -1,4 +1,4 @@
-"""How far a simulation is, shown where it was called: a line in a terminal, a few lines in a log, a picture in a notebook."""
+"""The progress of a simulation called from Python: a line in a terminal, a few lines in a log, a picture in a notebook."""
 
 import os
 import sys
@@ -25,43 +25,37 @@ class Display(Watch):
     """Follows a run and shows nothing."""
 
     def stopped(self, sentence: str) -> None:
-        """The run was interrupted; the sentence says how to go on."""
+        """Show that the run was interrupted; the sentence says how to continue."""
 
     def sentence(self) -> str:
-        """Where the run stands: "round 12/50, accuracy 91.20 %, up 1.2 kB ×98, down 2.3 kB ×51"."""
+        """Return the progress: "round 12/50, accuracy 91.20 %, up 1.2 kB ×98, down 2.3 kB ×51"."""
         if self.header is None:
             return "preparing the run"
-        t, said = self.totals, [f"round {self.last_round}/{self.header.rounds}"]
-        if self.last is not None:
-            said += [figure for figure in (self.judgement(self.last),) if figure]
-            said += [
+        t, last, parts = self.totals, self.last, [f"round {self.last_round}/{self.header.rounds}"]
+        if last is not None and last.loss is not None:
+            by_accuracy = self.header.judged == "accuracy"
+            parts.append(
+                f"accuracy {percent(last.accuracy)}"
+                if by_accuracy
+                else f"loss {decimal(last.loss)}"
+            )
+            parts += [f"{name} {decimal(value)}" for name, value in last.metrics.items()]
+        if last is not None:
+            parts += [
                 f"up {human_bytes(t.uplink_bytes)} {ratio(t.dense_uplink_bytes, t.uplink_bytes)}",
                 f"down {human_bytes(t.downlink_bytes)} {ratio(t.dense_downlink_bytes, t.downlink_bytes)}",
             ]
-        return ", ".join(said)
-
-    def judgement(self, record: RoundRecord) -> str:
-        """Accuracy, or loss and metrics of a task without one; "" where the round was not evaluated."""
-        if record.loss is None:
-            return ""
-        told = (
-            [f"accuracy {percent(record.accuracy)}"]
-            if self.header.judged == "accuracy"
-            else [f"loss {decimal(record.loss)}"]
-        )
-        return ", ".join(
-            [*told, *(f"{name} {decimal(value)}" for name, value in record.metrics.items())]
-        )
+        return ", ".join(parts)
 
     def left(self) -> str:
-        """How long the rest will take."""
+        """Return the estimated time of the remaining rounds."""
         pace = self.seconds_a_round
         rest = self.header.rounds - self.last_round if self.header else 0
         return f"{duration(pace * rest)} left" if pace is not None and rest else ""
 
 
 class Lines(Display):
-    """A line for each tenth of the rounds, for a log: what is said goes to `stream`, standard error if not given."""
+    """Writes a line for each tenth of the rounds to `stream`, by default standard error."""
 
     def __init__(self, stream: TextIO | None = None):
         super().__init__()
@@ -88,7 +82,7 @@ class Lines(Display):
 
 
 class Line(Display):
-    """One line that changes, on the terminal that standard error is; warnings stay above it, and at the end it stays."""
+    """Shows a progress bar on the terminal of standard error, below the warnings."""
 
     def __init__(self, console: Console | None = None):
         super().__init__()
@@ -127,7 +121,7 @@ class Line(Display):
 
 @contextmanager
 def shown(progress: bool | Callback | None) -> Iterator[tuple[Callback, Display]]:
-    """Who hears of a run, and what sees how far it is, while this is entered. Raises ConfigError for what is no such choice."""
+    """Enter the display of a run. Yield the callback of the run, and the display. Raises ConfigError for other values of `progress`."""
     if progress is None or progress is True:
         progress = suitable()
     if progress is False:
@@ -145,20 +139,17 @@ def shown(progress: bool | Callback | None) -> Iterator[tuple[Callback, Display]
 
 
 def suitable() -> Display:
-    """What fits the place in which the call was made."""
+    """Return the display for a notebook, a terminal, or a log."""
     if in_notebook():
         from .page import Page
 
         return Page()
-    return (
-        Line()
-        if sys.stderr.isatty() and os.environ.get("TERM", "") not in ("", "dumb", "unknown")
-        else Lines()
-    )
+    terminal = os.environ.get("TERM", "") not in ("", "dumb", "unknown")
+    return Line() if terminal and sys.stderr.isatty() else Lines()
 
 
 def in_notebook() -> bool:
-    """Whether an IPython kernel, which shows HTML, runs this; the IPython of a terminal has none."""
+    """Return whether this runs in an IPython kernel, which shows HTML. IPython in a terminal has no kernel."""
     module = sys.modules.get("IPython")
     shell = module.get_ipython() if module is not None else None
     return getattr(shell, "kernel", None) is not None

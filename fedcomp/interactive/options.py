@@ -1,28 +1,27 @@
-"""Options as Python has them, brought into the types of RunConfig."""
+"""Options in the types of Python, converted to those of RunConfig."""
 
 import dataclasses
 import os
-import types
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any
 
 import numpy as np
 import torch
 
 from .. import spec
 from ..codecs import Codec
-from ..config import RunConfig, options_of_run, suggestion
+from ..config import RunConfig, option_type, options_of_run, suggestion
 from ..errors import ConfigError
 from ..tasks import OBJECT, Task
 
-JOINED = {"device", "bandwidths"}  # of which several belong to one run
+JOINED = {"device", "bandwidths"}  # options of which one run may have several values
 
 
 def run_config(task: str | Task | None, given: Mapping[str, Any]) -> RunConfig:
-    """The options of a run; those that are None are as usual, or as in the run that is resumed.
+    """Return the options of a run. None stands for the default, or for the value of the resumed run.
 
-    Raises ConfigError, naming the nearest option, for one that there is not, and for what an option cannot be.
+    Raises ConfigError for unknown options, with the closest name, and for invalid values.
     """
     known = {f.name for f in dataclasses.fields(RunConfig)} - {"task"}
     if unknown := [name for name in given if name not in known]:
@@ -43,14 +42,14 @@ def run_config(task: str | Task | None, given: Mapping[str, Any]) -> RunConfig:
 
 
 def _plain(name: str, value: Any) -> Any:
-    """A value as its field has it; what cannot be one is left to RunConfig to refuse."""
+    """Return a value in the type of its field. RunConfig refuses values of other types."""
     if isinstance(value, list | tuple):
         if name not in JOINED:
             raise ConfigError(
                 f"{name} is given {len(value)} values, and a run has one; call simulate once for each"
             )
         return ",".join(str(_plain(name, item)) for item in value)
-    kind = _kind(name)
+    kind = option_type(name)
     if isinstance(value, np.generic) or isinstance(value, torch.Tensor) and value.ndim == 0:
         value = value.item()
     if isinstance(value, Path):
@@ -64,13 +63,3 @@ def _plain(name: str, value: Any) -> Any:
     if kind is int and isinstance(value, float) and value.is_integer():
         return int(value)
     return value
-
-
-def _kind(name: str) -> type:
-    """int, float, bool or str: the type of an option when it is set."""
-    hint = get_type_hints(RunConfig)[name]
-    return (
-        hint
-        if isinstance(hint, type)
-        else next(t for t in hint.__args__ if t is not types.NoneType)
-    )

@@ -1,4 +1,4 @@
-"""A run in a notebook: one output cell that changes in its place, and is small when the notebook is saved."""
+"""The display of a run in a notebook: one output cell, updated in place and small when the notebook is saved."""
 
 import math
 from collections.abc import Callable
@@ -12,16 +12,17 @@ from ..formatting import decimal, one_line, percent
 from ..watch import verdict
 from .displays import Display
 
-EVERY_S = 0.25  # between changes, while the run goes on
-POINTS, WIDTH, HEIGHT = 200, 480, 120  # of the curve: at most so many, in so many pixels
-MARGIN, SMALL = 54, 11  # pixels left of it for what is written there, in letters of this height
+EVERY_S = 0.25  # between updates
+POINTS = 200  # of the curve, at most
+WIDTH, HEIGHT = 480, 120  # pixels
+MARGIN, SMALL = 54, 11  # pixels for the labels left of the curve, and height of the letters
 NOTES = 5  # warnings that are shown
 
 
 class Page(Display):
     """Shows the run through `display`, which is IPython's unless given: `display(bundle, raw=True, display_id=True)` → a handle.
 
-    A bundle has the picture as HTML, and the sentence as text for places that show no HTML. Colours are those of the notebook.
+    A bundle has the picture as HTML, and a sentence as text for places that show no HTML. Colours are those of the notebook.
     """
 
     def __init__(
@@ -87,36 +88,29 @@ class Page(Display):
         self._next_s = self.clock() + EVERY_S
 
     def html(self) -> str:
-        """The picture, which needs nothing else."""
+        """Return the picture as HTML."""
         if self.header is None:
             return f"<div>{escape(self._last_words or self.sentence())}</div>"
         h, done = self.header, self.last_round
         head = f"<b>{escape(h.task)}</b>, {h.clients:,} clients, {h.cohort:,} a round, {escape(h.uplink)}"
         bar = f'<progress value="{done}" max="{h.rounds}" style="width:100%"></progress>'
         state = self._last_words or ", ".join(filter(None, (self.sentence(), self.left())))
-        parts = [
-            head,
-            bar if not self._ending else "",
-            "" if self._ending else escape(state),
-            self._curve(),
-            self._table(),
-        ]
-        parts += [f"! {escape(note)}" for note in self._notes[-NOTES:]]
-        return (
-            f'<div style="max-width:{WIDTH + 20}px">'
-            + "".join(f"<div>{part}</div>" for part in parts if part)
-            + "</div>"
-        )
+        progress = [] if self._ending else [bar, escape(state)]
+        notes = [f"! {escape(note)}" for note in self._notes[-NOTES:]]
+        parts = [head, *progress, self._curve(), self._table(), *notes]
+        inner = "".join(f"<div>{part}</div>" for part in parts if part)
+        return f'<div style="max-width:{WIDTH + 20}px">{inner}</div>'
 
     def _table(self) -> str:
-        rows = (
-            f'<tr><td style="text-align:left">{escape(label)}</td><td style="text-align:left">{escape(value)}</td></tr>'
+        cell = '<td style="text-align:left">{}</td>'
+        rows = "".join(
+            f"<tr>{cell.format(escape(label))}{cell.format(escape(value))}</tr>"
             for label, value in self._ending
         )
-        return f"<table>{''.join(rows)}</table>" if self._ending else ""
+        return f"<table>{rows}</table>" if rows else ""
 
     def _curve(self) -> str:
-        """Accuracy, or loss, over rounds, as a line between its lowest and its highest value."""
+        """Return an <svg> of accuracy or loss over rounds."""
         if len(self._points) < 2:
             return ""
         stride = -(-len(self._points) // POINTS)

@@ -1,4 +1,7 @@
-"""Array loops: numba for large CPU vectors, numpy for small ones, torch operations on other devices; all give the same results."""
+"""Array operations: numpy on a CPU and torch elsewhere, or loops compiled by numba where these would be too slow.
+
+Results have the same bits on every machine and device, by any number of threads. numba is imported with the first call of a loop.
+"""
 
 from . import bits, rice
 from .bits import Signs, pack_signs, pack_signs_runs, read_signs, unpack_signs
@@ -8,9 +11,7 @@ from .select import (
     add_finite,
     are_finite,
     at_least,
-    first_nonfinite,
     means,
-    nonfinite,
     top_k,
     top_side,
     values_at,
@@ -30,9 +31,7 @@ __all__ = [
     "are_large",
     "at_least",
     "bits",
-    "first_nonfinite",
     "means",
-    "nonfinite",
     "norm1",
     "norm1_rows",
     "norm2",

@@ -6,7 +6,6 @@ Their number is a multiple of 8, so no plane has padding.
 import numpy as np
 
 from ..errors import FrameError
-from . import backend
 from .parallel import map_ranges
 
 PIECE = 1 << 17  # integers whose bits are gathered at a time
@@ -42,13 +41,10 @@ def unpack(data: memoryview, count: int, size: int) -> np.ndarray:
 def read(planes: np.ndarray, start: int, stop: int, table: np.ndarray) -> np.ndarray:
     """table[code] for integers start..stop-1, both multiples of 8; a float32 table of 2^width."""
     bits = np.unpackbits(planes[:, start // 8 : stop // 8], axis=1)
-    if not backend.compile_vector(stop - start):
-        return table[sum(plane.astype(np.intp) << place for place, plane in enumerate(bits))]
-    from . import hadamard_loops
-
-    out = np.empty(stop - start, np.float32)
-    hadamard_loops.take(bits, table, out)
-    return out
+    codes = bits[0]
+    for place, plane in enumerate(bits[1:], 1):
+        codes |= plane << place
+    return table[codes]
 
 
 def _any_above(planes: np.ndarray, top: int) -> bool:

@@ -1,7 +1,4 @@
-"""One bit per element: the first is the most significant bit of the first byte, zero bits fill the last.
-
-Bits that are kept to be read are `words`: those bytes, filled up with zeros to a whole number of uint32, read as little-endian.
-"""
+"""One bit per element: the first is the most significant bit of the first byte, zero bits fill the last."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,16 +8,12 @@ import torch
 from torch import Tensor
 
 from ..errors import FrameError
-from . import backend, philox
-from .parallel import map_ranges, pieces
-from .rows import Rows, are_large, stacked
+from . import philox
+from .rows import Rows, stacked
 
 WORD = np.dtype("<u4")
 COINS = 1  # stream of the coins for zeros
-UNITS = (
-    np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1).astype(np.float32) * 2 - 1
-)  # of the bits of each byte
-PERIOD = 4096  # values that compiled loops read side by side
+UNITS = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1).astype(np.float32) * 2 - 1
 
 
 @dataclass
@@ -38,13 +31,6 @@ class Signs:
         return values
 
 
-def values_of(runs: Sequence[Signs]) -> np.ndarray:
-    """What runs of one length stand for, m ≥ 1, one after the other: float32 [m·count]."""
-    raw, count = np.concatenate([run.raw for run in runs]), runs[0].count
-    values = UNITS.take(raw, axis=0).reshape(len(runs), 8 * runs[0].raw.size)[:, :count]
-    return (values * np.array([[run.magnitude] for run in runs], np.float32)).reshape(-1)
-
-
 def pack_signs(positive: np.ndarray | Tensor) -> bytes:
     """The bits of a bool array or tensor [count], on any device: ceil(count/8) bytes."""
     flags = positive.cpu().numpy() if isinstance(positive, Tensor) else positive
@@ -53,23 +39,18 @@ def pack_signs(positive: np.ndarray | Tensor) -> bytes:
 
 def pack_signs_runs(positive: np.ndarray, counts: np.ndarray) -> list[bytes]:
     """`pack_signs` of m runs of flags, counts [m] long."""
-    if not counts.size:
-        return []
-    if (counts != counts[0]).any():
-        return [pack_signs(run) for run in np.split(positive, counts.cumsum()[:-1])]
-    rows = np.packbits(positive.reshape(counts.size, -1), axis=1)
-    packed, size = rows.tobytes(), rows.shape[1]
-    return [packed[i * size : (i + 1) * size] for i in range(counts.size)]
+    runs = np.split(positive, counts.cumsum()[:-1]) if counts.size else []
+    return [pack_signs(run) for run in runs]
 
 
 def unpack_signs(data: bytes | memoryview, count: int) -> np.ndarray:
     """The bool array [count] that `data` holds. Raises FrameError on another length and on padding that is not zero."""
-    return np.unpackbits(_checked(data, count), count=count).view(np.bool_)
+    return np.unpackbits(read_bits(data, count), count=count).view(np.bool_)
 
 
 def read_signs(data: bytes | memoryview, count: int, magnitude: float) -> Signs:
     """`unpack_signs`, left as they are, of values of one magnitude."""
-    return Signs(_checked(data, count), count, magnitude)
+    return Signs(read_bits(data, count), count, magnitude)
 
 
 def signs(x: Tensor, seed: int | None = None) -> bytes:
@@ -83,60 +64,41 @@ def signs(x: Tensor, seed: int | None = None) -> bytes:
 def signs_rows(rows: Rows, seeds: Sequence[int] | None = None) -> list[bytes]:
     """`signs` of each of m ≥ 1 vectors, each with its seed."""
     drawn = [None] * len(rows) if seeds is None else seeds
-    if are_large(rows):
-        return [_signs_compiled(x.detach(), seed) for x, seed in zip(rows, drawn, strict=True)]
     X = stacked(rows).detach()
     packed, zeros = _pack_rows(X)
-    return [
-        (
-            row & (~zero | _coins(seed, X.shape[1])) if seed is not None and zero.any() else row
-        ).tobytes()
-        for row, zero, seed in zip(packed, zeros, drawn, strict=True)
-    ]
+    made = []
+    for row, zero, seed in zip(packed, zeros, drawn, strict=True):
+        if seed is not None and zero.any():
+            row = row & (~zero | _coins(seed, X.shape[1]))
+        made.append(row.tobytes())
+    return made
 
 
-def read_words(data: bytes | memoryview, count: int) -> np.ndarray:
-    """The words of the bits [count] that `data` holds, in memory of their own. Raises FrameError like `unpack_signs`."""
-    raw = _checked(data, count)
-    words = np.zeros((count + 31) // 32, WORD)
-    words.view(np.uint8)[: raw.size] = raw
-    return words.astype(np.uint32, copy=False)
+def flags(raw: np.ndarray, start: int, stop: int) -> np.ndarray:
+    """Bits start..stop-1 of bytes: bool [stop - start]."""
+    first = start // 8
+    part = raw[first : (stop + 7) // 8]
+    return np.unpackbits(part, count=stop - 8 * first)[start - 8 * first :].view(np.bool_)
 
 
-def flags(words: np.ndarray, start: int, stop: int) -> np.ndarray:
-    """Bits start..stop-1 of words: bool [stop - start]."""
-    first = start // 32
-    raw = words[first : (stop + 31) // 32].astype(WORD, copy=False).view(np.uint8)
-    return np.unpackbits(raw, count=stop - 32 * first)[start - 32 * first :].view(np.bool_)
-
-
-def values(
-    words: np.ndarray, start: int, stop: int, high: np.ndarray, low: np.ndarray
-) -> np.ndarray:
+def values(raw: np.ndarray, start: int, stop: int, high: np.ndarray, low: np.ndarray) -> np.ndarray:
     """What bits start..stop-1 stand for: in column i mod c a 1 is high[column] and a 0 is low[column]; both float32 [c], c ≥ 1."""
-    if backend.compile_vector(stop - start):
-        out = np.empty(stop - start, np.float32)
-        _spread(words, start, high, low, False, out)
-        return out
-    at = np.arange(start, stop) % high.size if high.size > 1 else 0
-    return np.where(flags(words, start, stop), high[at], low[at])
+    if high.size > 1:
+        high, low = (np.resize(np.roll(v, -start), stop - start) for v in (high, low))
+    return np.where(flags(raw, start, stop), high, low)
 
 
-def add_values(into: Tensor, words: np.ndarray, high: np.ndarray, low: np.ndarray) -> None:
+def add_values(into: Tensor, raw: np.ndarray, high: np.ndarray, low: np.ndarray) -> None:
     """into += `values` of all bits; into is float32 [n], on any device."""
     numel = into.numel()
-    if into.device.type != "cpu":
-        into += _values_torch(
-            torch.from_numpy(words.astype(WORD).view(np.uint8)).to(into.device), numel, high, low
-        )
-    elif backend.compile_vector(numel):
-        _spread(words, 0, high, low, True, into.detach().numpy())
+    if into.device.type == "cpu":
+        into.detach().numpy()[...] += values(raw, 0, numel, high, low)
     else:
-        into.detach().numpy()[...] += values(words, 0, numel, high, low)
+        into += _values_torch(torch.from_numpy(np.array(raw)).to(into.device), numel, high, low)
 
 
-def _checked(data: bytes | memoryview, count: int) -> np.ndarray:
-    """`data` as uint8, if it is `count` bits and zeros."""
+def read_bits(data: bytes | memoryview, count: int) -> np.ndarray:
+    """`data` as uint8, without a copy. Raises FrameError unless it is `count` bits and zeros that fill the last byte."""
     if count < 0 or len(data) != (count + 7) // 8:
         raise FrameError(
             f"{len(data)} bytes cannot hold {count} signs; the frame is damaged or of another size"
@@ -172,36 +134,5 @@ def _values_torch(raw: Tensor, numel: int, high: np.ndarray, low: np.ndarray) ->
 
 def _coins(seed: int, count: int) -> np.ndarray:
     """The bytes of `count` coins; bits past the last are coins too."""
-    return (
-        philox.words(seed, (count + 31) // 32, stream=COINS)
-        .astype(WORD, copy=False)
-        .view(np.uint8)[: (count + 7) // 8]
-    )
-
-
-def _signs_compiled(x: Tensor, seed: int | None) -> bytes:
-    """`signs` of a large x in main memory, by threads."""
-    from . import bit_loops
-
-    out = np.zeros((x.numel() + 127) // 128 * 4, np.uint32)
-    low, high = (0, 0) if seed is None else philox.halves(seed)
-
-    def work(start: int, stop: int) -> None:
-        for piece in pieces(x, start, stop):
-            bit_loops.signs(
-                piece, seed is not None, low, high, COINS, start // 128, out[start // 32 :]
-            )
-            start += piece.size
-
-    map_ranges(x.numel(), work)
-    return out.astype(WORD, copy=False).view(np.uint8)[: (x.numel() + 7) // 8].tobytes()
-
-
-def _spread(
-    words: np.ndarray, start: int, high: np.ndarray, low: np.ndarray, add: bool, out: np.ndarray
-) -> None:
-    """Write or add to `out` what the bits from `start` on stand for, by threads."""
-    from . import bit_loops
-
-    high, low = (np.tile(v, max(1, PERIOD // high.size)) for v in (high, low))
-    map_ranges(out.size, lambda a, b: bit_loops.spread(words, start + a, high, low, add, out[a:b]))
+    words = philox.words(seed, (count + 31) // 32, stream=COINS)
+    return words.astype(WORD, copy=False).view(np.uint8)[: (count + 7) // 8]

@@ -2,23 +2,16 @@
 
 The counts are held in binary, one row of bits for each binary digit ("bit-sliced"). A full adder takes three rows of one digit and leaves
 one there and a carry for the next digit: five operations for a word of 64 (Harley & Seal; Warren: Hacker's Delight, 2nd ed. 2013, §5–2).
-
-Arrays and tensors are treated alike.
 """
 
 from collections.abc import Iterable
-from typing import TypeVar
 
 import numpy as np
-import torch
-from torch import Tensor
-
-Array = TypeVar("Array", np.ndarray, Tensor)
 
 
-def digits(rows: Iterable[Array]) -> list[Array]:
+def digits(rows: Iterable[np.ndarray]) -> list[np.ndarray]:
     """The counts, packed by digit, the lowest first. However many rows there are, two of each digit wait for a third."""
-    waiting: list[list[Array]] = []
+    waiting: list[list[np.ndarray]] = []
     for row in rows:
         for digit in range(len(waiting) + 1):
             if digit == len(waiting):
@@ -35,7 +28,7 @@ def digits(rows: Iterable[Array]) -> list[Array]:
     return found if carry is None else [*found, carry]
 
 
-def at_least(digits: list[Array], count: int) -> Array:
+def at_least(digits: list[np.ndarray], count: int) -> np.ndarray:
     """Where counts are `count` or more, packed: compared digit by digit, from the highest, with what lies below."""
     above = digits[0] ^ digits[0]
     equal = ~above
@@ -51,16 +44,13 @@ def at_least(digits: list[Array], count: int) -> Array:
     return above
 
 
-def unlike(rows: list[Array], other: Array, far: Array) -> np.ndarray:
+def unlike(rows: list[np.ndarray], other: np.ndarray, far: np.ndarray) -> np.ndarray:
     """In how many bits each of m rows is not the one of `other`, and in how many of these `far` is 1: int64 [2, m]."""
     return np.array([(ones(row ^ other), ones((row ^ other) & far)) for row in rows], np.int64).T
 
 
-def ones(packed: Array) -> int:
+def ones(packed: np.ndarray) -> int:
     """How many bits are 1."""
-    if isinstance(packed, Tensor):
-        table = torch.tensor([i.bit_count() for i in range(256)], device=packed.device)
-        return int(table[packed.long()].sum())
     whole = packed.size // 8 * 8
     return sum(
         int(np.bitwise_count(part).sum(dtype=np.int64))
@@ -68,7 +58,9 @@ def ones(packed: Array) -> int:
     )
 
 
-def _add(a: Array, b: Array | None, c: Array | None) -> tuple[Array, Array | None]:
+def _add(
+    a: np.ndarray, b: np.ndarray | None, c: np.ndarray | None
+) -> tuple[np.ndarray, np.ndarray | None]:
     """What stays at the digit, and the carry; None is zeros."""
     if b is None:
         a, b, c = (a, c, None)

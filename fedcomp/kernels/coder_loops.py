@@ -1,4 +1,4 @@
-"""Loops of the entropy coder, compiled by numba; kernels/range_coder.py has the same in Python and says what they do.
+"""Loops of the entropy coder, compiled by numba. kernels/range_coder.py says what they do.
 
 Indices are unsigned, as in kernels/loops.py. States stay below 2⁵³, so that their quotient as float64, cut off, is exact.
 """
@@ -8,14 +8,6 @@ from numpy import float64, int64, uint32, uint64
 
 from .loops import compiled
 from .range_coder import FLOOR, WORD
-
-
-@compiled
-def count(symbols, counts):
-    """Add to counts [4, size + 1] how often each symbol occurs, in any of the rows; those out of range at the end."""
-    last = counts.shape[1] - 1
-    for i in range(uint64(symbols.size)):
-        counts[i & uint64(3), uint64(min(int64(symbols[i]), last))] += 1
 
 
 @compiled
@@ -69,32 +61,3 @@ def decode(words, states, table, frequencies, bits, symbols):
             at += 1
         i += 1
     return at
-
-
-@compiled
-def group(digits, base, width, symbols):
-    """Symbol i = Σⱼ digits[i·width + j]·baseʲ; digits that are not there count as 0."""
-    whole = digits.size // width
-    for i in range(uint64(whole)):
-        symbol, power = uint64(0), uint64(1)
-        for j in range(uint64(width)):
-            symbol += power * uint64(digits[i * uint64(width) + j])
-            power *= uint64(base)
-        symbols[i] = symbol
-    if whole < symbols.size:
-        symbol, power = uint64(0), uint64(1)
-        for j in range(uint64(whole * width), uint64(digits.size)):
-            symbol += power * uint64(digits[j])
-            power *= uint64(base)
-        symbols[uint64(whole)] = symbol
-
-
-@compiled
-def ungroup(symbols, table, digits):
-    """The digits of each symbol, `table` [symbols there are, width], as many as `digits` holds."""
-    width, last = uint64(table.shape[1]), uint64(digits.size // table.shape[1])
-    for i in range(last):
-        for j in range(width):
-            digits[i * width + j] = table[uint64(symbols[i]), j]
-    for j in range(uint64(digits.size) - last * width):
-        digits[last * width + j] = table[uint64(symbols[last]), j]

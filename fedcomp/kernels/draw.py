@@ -1,4 +1,4 @@
-"""Coordinates drawn without replacement: the same from a seed everywhere; where they are few, in a time that does not grow with the vector.
+"""Coordinates drawn without replacement: the same from a seed everywhere.
 
 A seed gives a sequence of coordinates, each 64 random bits modulo n (kernels/philox.py); what that favours is below n·2⁻⁶⁴. The first k
 different ones are a uniform choice of k. Where more than half are to be drawn, those that are left out are drawn instead.
@@ -8,40 +8,15 @@ import numpy as np
 
 from . import philox
 
-DENSE = 1 / 16  # share of the vector from which drawn coordinates are marked, not sorted
-
 
 def positions(numel: int, count: int, seed: int, stream: int) -> np.ndarray:
     """`count` of numel positions, int64, ascending: 0 ≤ count ≤ numel."""
-    drawn = min(count, numel - count)
-    if drawn <= DENSE * numel:
-        found = _sorted(numel, drawn, seed, stream)
-        if drawn == count:
-            return found
-        marked = np.zeros(numel, np.bool_)
-        marked[found] = True
-    else:
-        marked = _marked(numel, drawn, seed, stream)
-    return np.flatnonzero(marked if drawn == count else ~marked)
-
-
-def _sorted(numel: int, count: int, seed: int, stream: int) -> np.ndarray:
-    """The first `count` different coordinates of the sequence, ascending. So many are drawn as are missing, and never one too many."""
-    found, start = np.empty(0, np.int64), 0
-    while missing := count - found.size:
-        found = np.concatenate([found, _sequence(numel, start, missing, seed, stream)])
-        found.sort()
-        found, start = found[np.diff(found, prepend=-1) > 0], start + missing
-    return found
-
-
-def _marked(numel: int, count: int, seed: int, stream: int) -> np.ndarray:
-    """The same coordinates, as a bool array [numel]."""
-    marked, start = np.zeros(numel, np.bool_), 0
-    while missing := count - int(np.count_nonzero(marked)):
+    drawn, start = min(count, numel - count), 0
+    marked = np.zeros(numel, np.bool_)
+    while missing := drawn - int(np.count_nonzero(marked)):
         marked[_sequence(numel, start, missing, seed, stream)] = True
         start += missing
-    return marked
+    return np.flatnonzero(marked if drawn == count else ~marked)
 
 
 def _sequence(numel: int, start: int, count: int, seed: int, stream: int) -> np.ndarray:

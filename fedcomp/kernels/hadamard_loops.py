@@ -1,4 +1,4 @@
-"""Loops of kernels/hadamard.py, and `take` of kernels/bit_planes.py, compiled by numba.
+"""Loops of kernels/hadamard.py, compiled by numba.
 
 `edges` are where blocks begin and the last one ends, counted from the first element of `u`; all are multiples of 8.
 """
@@ -19,28 +19,15 @@ LINE = 1024  # words that are drawn at a time
 @numba.njit(nogil=True, inline="always")
 def _eight(v, i, h):
     """Three stages, of strides 4h, 2h and h, for the eight elements from i on."""
-    h2, h3, h4, h5, h6, h7 = (
-        uint64(2) * h,
-        uint64(3) * h,
-        uint64(4) * h,
-        uint64(5) * h,
-        uint64(6) * h,
-        uint64(7) * h,
-    )
-    a, b, c, d, e, f, g, k = (
-        v[i],
-        v[i + h],
-        v[i + h2],
-        v[i + h3],
-        v[i + h4],
-        v[i + h5],
-        v[i + h6],
-        v[i + h7],
-    )
+    i1 = i + h
+    i2, i3, i4 = i1 + h, i1 + uint64(2) * h, i1 + uint64(3) * h
+    i5, i6, i7 = i4 + h, i4 + uint64(2) * h, i4 + uint64(3) * h
+    a, b, c, d = v[i], v[i1], v[i2], v[i3]
+    e, f, g, k = v[i4], v[i5], v[i6], v[i7]
     a, e, b, f, c, g, d, k = a + e, a - e, b + f, b - f, c + g, c - g, d + k, d - k
     a, c, b, d, e, g, f, k = a + c, a - c, b + d, b - d, e + g, e - g, f + k, f - k
-    v[i], v[i + h], v[i + h2], v[i + h3] = a + b, a - b, c + d, c - d
-    v[i + h4], v[i + h5], v[i + h6], v[i + h7] = e + f, e - f, g + k, g - k
+    v[i], v[i1], v[i2], v[i3] = a + b, a - b, c + d, c - d
+    v[i4], v[i5], v[i6], v[i7] = e + f, e - f, g + k, g - k
 
 
 # Each in a function of its own: inlined into the loop over groups they are not vectorised.
@@ -98,10 +85,8 @@ def turn(x, signs, edges, exponents, u):
             largest = max(largest, int32(bits[i] & uint32(0x7FFFFFFF)))
         peak = uint32(largest)
         exponent = math.frexp(float64(peak.view(float32)))[1]
-        first, second = (
-            float32(math.ldexp(1.0, -(exponent >> 1))),
-            float32(math.ldexp(1.0, (exponent >> 1) - exponent)),
-        )
+        half = exponent >> 1
+        first, second = float32(math.ldexp(1.0, -half)), float32(math.ldexp(1.0, half - exponent))
         for byte in range(start >> uint64(3), held >> uint64(3)):
             sign = uint32(signs[byte])
             for j in range(uint32(8)):
@@ -154,18 +139,6 @@ def squares(u, edges, sums):
 
 
 @compiled
-def extremes(u, edges, low, high):
-    """The smallest and the largest element of each block, as int32 that rise with them: bit patterns, but for the sign inverted below 0."""
-    bits = u.view(np.int32)
-    for block in range(low.size):
-        smallest, largest = int32(0x7FFFFFFF), int32(-0x7FFFFFFF)
-        for i in range(uint64(edges[block]), uint64(edges[block + 1])):
-            key = int32(bits[i] ^ (bits[i] >> int32(31)) & int32(0x7FFFFFFF))
-            smallest, largest = min(smallest, key), max(largest, key)
-        low[block], high[block] = smallest, largest
-
-
-@compiled
 def bins(u, edges, thresholds, codes):
     """codes [N], uint8: 1 where u > 0, plus twice the number of its block's thresholds [blocks, t] that are below |u|."""
     for block in range(edges.size - 1):
@@ -204,18 +177,3 @@ def rounded(u, edges, low, inverse, top, key, start, codes):
                 codes[i] = min(
                     int64(down) + int64(int64(words[j]) < int64((whole - down) * 4294967296.0)), top
                 )
-
-
-@compiled
-def take(bits, table, out):
-    """out = table[code], float32, of codes whose bits are bits [w, N], uint8, the lowest first."""
-    codes = np.empty(LINE, np.uint8)
-    for first in range(0, out.size, LINE):
-        count = uint64(min(LINE, out.size - first))
-        for i in range(count):
-            codes[i] = bits[0, uint64(first) + i]
-        for plane in range(1, bits.shape[0]):
-            for i in range(count):
-                codes[i] |= bits[plane, uint64(first) + i] << np.uint8(plane)
-        for i in range(count):
-            out[uint64(first) + i] = table[codes[i]]

@@ -1,8 +1,7 @@
-"""Loops over arrays, compiled by numba. They release the interpreter lock, so that threads can share a vector.
+"""How loops over arrays are compiled by numba, and those that several files share.
 
-A key is a float32's bit pattern as an int32, `(bits ^ flip) & mask`: its magnitude, or the value itself on one side of
-zero. Keys from 1 up are candidates, and larger keys are larger values. Most blocks hold none that matters, and cost one vectorised
-maximum. Indices are unsigned: numba then leaves out the test for negative ones, which would keep the loops from being vectorised.
+Loops release the interpreter lock, so that threads can share a vector. Indices are unsigned: numba then leaves out the test for negative
+ones, which would keep the loops from being vectorised.
 """
 
 import functools
@@ -14,10 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numba
-import numpy as np
-from numpy import int32, uint32, uint64
-
-BLOCK = 32
+from numpy import uint32, uint64
 
 
 def compiled(function: Callable | None = None, **options: Any) -> Callable:
@@ -51,92 +47,6 @@ def cache_folder() -> str:
                 shutil.rmtree(old, ignore_errors=True)
             return str(parent / name)
     return ""
-
-
-@numba.njit(nogil=True, inline="always")
-def _key(e, x, i, flip, mask):
-    total = x[i] if e is None else e[i] + x[i]
-    return (np.float32(total).view(int32) ^ flip) & mask
-
-
-@numba.njit(nogil=True, inline="always")
-def _largest(e, x, start, stop, flip, mask):
-    largest = int32(0)
-    for i in range(uint64(start), uint64(stop)):
-        largest = max(largest, _key(e, x, i, flip, mask))
-    return largest
-
-
-@compiled
-def histogram(e, x, flip, mask, floor, base, shift, counts):
-    """Add to counts[j] the keys of e + x (of x where e is None) that are >= floor and have (key - base) >> shift == j.
-
-    1 <= floor and base <= floor, so j is never negative; keys past the last bin are left out.
-    """
-    flip = int32(flip)
-    mask = int32(mask)
-    floor = int32(floor)
-    base = int32(base)
-    shift = int32(shift)
-    for start in range(0, x.size, BLOCK):
-        stop = min(start + BLOCK, x.size)
-        if _largest(e, x, start, stop, flip, mask) < floor:
-            continue
-        for i in range(uint64(start), uint64(stop)):
-            key = _key(e, x, i, flip, mask)
-            if key >= floor:
-                j = (key - base) >> shift
-                if j < counts.size:
-                    counts[uint64(j)] += 1
-
-
-@compiled
-def collect(e, x, flip, mask, threshold, ties, first, out):
-    """Write to `out` the positions, counted from `first`, of the keys above `threshold` and of the first `ties` keys equal to it.
-
-    threshold >= 0. Ends when `out` is full. Returns the number of ties that are left to take, and the part of `out` that is left.
-    """
-    flip, mask, threshold = int32(flip), int32(mask), int32(threshold)
-    filled = 0
-    for start in range(0, x.size, BLOCK):
-        stop = min(start + BLOCK, x.size)
-        if _largest(e, x, start, stop, flip, mask) < threshold:
-            continue
-        for i in range(start, stop):
-            key = _key(e, x, uint64(i), flip, mask)
-            if key > threshold or (key == threshold and ties > 0):
-                if filled == out.size:
-                    return ties, out[filled:]
-                out[uint64(filled)] = first + i
-                filled += 1
-                ties -= key == threshold
-    return ties, out[filled:]
-
-
-@compiled
-def all_finite(values):
-    """Whether none of values [n], float32, is NaN or infinity."""
-    largest, bits = int32(0), values.view(np.int32)
-    for i in range(uint64(bits.size)):
-        largest = max(largest, bits[i] & int32(0x7FFFFFFF))
-    return largest < int32(0x7F800000)
-
-
-@compiled
-def add_at(into, positions, values, weight):
-    """into[positions] += weight * values, in float32."""
-    scale = np.float32(weight)
-    for i in range(uint64(positions.size)):
-        into[uint64(positions[i])] += scale * values[i]
-
-
-@compiled
-def add_signs_at(into, positions, raw, magnitude, weight):
-    """`add_at` for ±magnitude, as bits in bytes, the most significant first."""
-    step = np.float32(weight) * np.float32(magnitude)
-    for i in range(uint64(positions.size)):
-        positive = raw[i >> uint64(3)] << (i & uint64(7)) & uint64(128)
-        into[uint64(positions[i])] += step if positive else -step
 
 
 @numba.njit(nogil=True, inline="always")
@@ -181,12 +91,6 @@ def draw(low, high, stream, start, out):
         out[at], out[at + uint64(1)], out[at + uint64(2)], out[at + uint64(3)] = a, b, c, d
 
 
-@compiled
-def philox_fill(low, high, stream, start, out):
-    """`draw` for callers that are not compiled."""
-    draw(low, high, stream, start, out)
-
-
 @numba.njit(nogil=True, inline="always")
 def word_at(low, high, stream, place):
     """Word `place`, uint64, of a seed and a stream."""
@@ -194,11 +98,3 @@ def word_at(low, high, stream, place):
     a, b, c, d = philox(low, high, uint32(block), uint32(block >> uint64(32)), stream, uint32(0))
     a, c = (b, d) if lane & uint64(1) else (a, c)
     return c if lane & uint64(2) else a
-
-
-@compiled
-def philox_at(low, high, stream, places, out):
-    """The words of a seed and a stream at places, int64."""
-    low, high, stream = uint32(low), uint32(high), uint32(stream)
-    for i in range(uint64(places.size)):
-        out[i] = word_at(low, high, stream, uint64(places[i]))

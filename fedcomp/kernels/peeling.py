@@ -12,20 +12,18 @@ equations determine is seen by solving for integers that are known: where these 
 others. What is not determined gets the shortest solution, or with few steps comes closer to it: never farther from the truth, in the sum of
 squares, than zeros are.
 
-Time is O(keys · rows): the steps grow fewer as what is left grows. Compiled loops and numpy find the same, in whatever table.
+Time is O(keys · rows): the steps grow fewer as what is left grows.
 """
 
 from typing import NamedTuple
 
 import numpy as np
 
-from . import backend, count_sketch, philox
+from . import count_sketch, philox
 
 BLOCK = 1 << 14  # keys that are placed together
-MOST_STEPS, WORK = (
-    200,
-    1 << 21,
-)  # of conjugate gradients; WORK of them for what is left of the keys altogether
+MOST_STEPS = 200  # of conjugate gradients
+WORK = 1 << 21  # steps times keys, at most
 ROUNDS = 4  # of solving for the rest
 STREAM = 1 << 18  # of the words that known integers are made of
 
@@ -78,32 +76,10 @@ def recover(where: Places, table: np.ndarray) -> Recovered:
 
 def peel(where: Places, table: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Integers, int64 [k], zero where there is none, and for which keys they were found, bool [k]. What is found leaves the table."""
-    values, found = np.zeros(len(where.cells), np.int64), np.zeros(len(where.cells), np.bool_)
-    if backend.compile_positions(where.cells.size):
-        from . import peeling_loops
+    from . import peeling_loops
 
-        peeling_loops.peel(where.cells, where.negative, table, values, found)
-        return values, found
-    count = np.bincount(
-        where.cells.ravel(), minlength=where.size
-    )  # keys in each cell that are not found
-    mixed = np.zeros(where.size, np.int64)  # and their numbers, XORed
-    np.bitwise_xor.at(mixed, where.cells, np.arange(len(where.cells))[:, None])
-    alone = np.flatnonzero(count == 1)
-    while alone.size:
-        keys = np.unique(mixed[alone])
-        mine = Places(where.cells[keys], where.negative[keys], where.size)
-        row = (count[mine.cells] == 1).argmax(1)[
-            :, None
-        ]  # of cells that tell the same key the one in the lowest row
-        told = np.take_along_axis(table[mine.cells], row, 1)[:, 0]
-        values[keys] = np.where(np.take_along_axis(mine.negative, row, 1)[:, 0], -told, told)
-        found[keys] = True
-        _add(table, mine, -values[keys])
-        np.subtract.at(count, mine.cells, 1)
-        np.bitwise_xor.at(mixed, mine.cells, keys[:, None])
-        touched = np.unique(mine.cells)
-        alone = touched[count[touched] == 1]
+    values, found = np.zeros(len(where.cells), np.int64), np.zeros(len(where.cells), np.bool_)
+    peeling_loops.peel(where.cells, where.negative, table, values, found)
     return values, found
 
 
@@ -112,9 +88,8 @@ def solve(where: Places, table: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     used, cells = np.unique(where.cells, return_inverse=True)
     dense = Places(cells.reshape(where.cells.shape).astype(np.int32), where.negative, used.size)
     rest = table[used]
-    bits = min(
-        56, int(np.abs(rest).max()).bit_length()
-    )  # what is known shall be as large as what is not
+    # What is known shall be as large as what is not.
+    bits = min(56, int(np.abs(rest).max()).bit_length())
     known = (philox.words(0, len(dense.cells), 0, STREAM).astype(np.int64) << 24) >> 56 - bits
     values, again = _solve(dense, rest), _solve(dense, sums(dense, known))
     table[used] = rest
@@ -159,9 +134,5 @@ def _gather(where: Places, signs: np.ndarray, table: np.ndarray) -> np.ndarray:
 
 
 def _add(table: np.ndarray, where: Places, values: np.ndarray) -> None:
-    if backend.compile_positions(where.cells.size):
-        from . import peeling_loops
-
-        peeling_loops.add(where.cells, where.negative, values, table)
-    else:
-        np.add.at(table, where.cells, np.where(where.negative, -values[:, None], values[:, None]))
+    for cells, negative in zip(where.cells.T, where.negative.T, strict=True):
+        np.add.at(table, cells, np.where(negative, -values, values))

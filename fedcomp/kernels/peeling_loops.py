@@ -7,18 +7,10 @@ from .loops import compiled
 
 
 @compiled
-def add(cells, negative, values, table):
-    """Add signed integers [k] to the cells [k, rows] of a table."""
-    for i in range(uint64(values.size)):
-        for r in range(uint64(cells.shape[1])):
-            table[uint64(cells[i, r])] += -values[i] if negative[i, r] else values[i]
-
-
-@compiled
 def peel(cells, negative, table, values, found):
     """Fill `values` and `found` [k] with what cells [k, rows] that hold one key tell, and take it out of the table.
 
-    In rounds, as numpy does it: what is told in one is told by the table at its beginning.
+    In rounds: what is told in one is told by the table at its beginning.
     """
     keys, rows = uint64(cells.shape[0]), uint64(cells.shape[1])
     count, mixed = np.zeros(table.size, np.int32), np.zeros(table.size, np.int32)
@@ -27,10 +19,8 @@ def peel(cells, negative, table, values, found):
             j = uint64(cells[i, r])
             count[j] += 1
             mixed[j] ^= i
-    alone, told = (
-        np.empty(table.size, np.int32),
-        np.empty(keys, np.int32),
-    )  # queues: cells that once held one key, keys as they were told
+    # Queues: cells that once held one key, keys as they were told.
+    alone, told = np.empty(table.size, np.int32), np.empty(keys, np.int32)
     end = 0
     for j in range(table.size):
         if count[j] == 1:

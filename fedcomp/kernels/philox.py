@@ -8,45 +8,41 @@ its key. A stream is a use: one seed may round values with stream 0 and toss coi
 
 import numpy as np
 
-from . import backend
-
 MULTIPLIERS = 0xD2511F53, 0xCD9E8D57
 WEYL = 0x9E3779B9, 0xBB67AE85  # added to the key from round to round
 ROUNDS = 10
 LOW = np.uint64(0xFFFFFFFF)
+PIECE = 1 << 12  # blocks that are drawn together, near the processor
 
 
 def words(seed: int, count: int, start: int = 0, stream: int = 0) -> np.ndarray:
     """Words start..start+count-1 of a seed (64 bits) and a stream (32 bits): uint32 [count], uniform."""
-    low, high = halves(seed)
     first, last = start // 4, (start + count + 3) // 4  # blocks
-    if backend.compile_vector(count):
-        from . import loops
-
-        made = np.empty(4 * (last - first), np.uint32)
-        loops.philox_fill(low, high, stream, 4 * first, made)
-    else:
-        blocks = np.arange(first, last, dtype=np.uint64)
-        made = _blocks(low, high, blocks & LOW, blocks >> np.uint64(32), stream).ravel()
-    return made[start - 4 * first :][:count]
+    made = np.empty((last - first, 4), np.uint32)
+    for block in range(first, last, PIECE):
+        numbers = np.arange(block, min(block + PIECE, last), dtype=np.uint64)
+        made[block - first :][: numbers.size] = _blocks(*halves(seed), *_split(numbers), stream)
+    return made.ravel()[start - 4 * first :][:count]
 
 
 def words_at(seed: int, places: np.ndarray, stream: int = 0) -> np.ndarray:
     """The words of a seed and a stream at places, int64 [m], from 0 up: uint32 [m]."""
-    if backend.compile_positions(places.size):
-        from . import loops
-
-        made = np.empty(places.size, np.uint32)
-        loops.philox_at(*halves(seed), stream, places, made)
-        return made
-    blocks = places.astype(np.uint64) >> np.uint64(2)
-    made = _blocks(*halves(seed), blocks & LOW, blocks >> np.uint64(32), stream)
-    return made[np.arange(places.size), places & 3]
+    made = np.empty(places.size, np.uint32)
+    for start in range(0, places.size, PIECE):
+        some = places[start : start + PIECE]
+        blocks = _blocks(*halves(seed), *_split(some.astype(np.uint64) >> np.uint64(2)), stream)
+        made[start : start + some.size] = blocks[np.arange(some.size), some & 3]
+    return made
 
 
 def halves(seed: int) -> tuple[int, int]:
     """The two words of a seed, the low one first."""
     return seed & 0xFFFFFFFF, seed >> 32 & 0xFFFFFFFF
+
+
+def _split(blocks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The two words of block numbers, the low one first."""
+    return blocks & LOW, blocks >> np.uint64(32)
 
 
 def _blocks(

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from .backend import compile_vector
 from .parallel import starmap
 
 EXAMPLES = 8  # that one thread takes; their gradients are added up in one order, whatever the number of threads
@@ -30,7 +29,6 @@ def suits(x: Tensor, weight: Tensor, padding: tuple[int, int], patch: tuple[int,
         and high >= patch[0]
         and wide >= patch[1]
         and b * high * wide * weight.numel() >= WORK
-        and compile_vector(WORK)
     )
 
 

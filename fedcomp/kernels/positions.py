@@ -14,12 +14,10 @@ of positions and not a range of coordinates: so dense ranges are cut finer, empt
 
 The form travels outside. Of equally long codes the first is taken in the order of this page, with the smallest s, then w, then offsets.
 Blocks are tried from 32 positions on, and taken where they save more than one byte in 64: what is read without them is read faster. What is
-not sent is tried where it is less than half. `unpack` reads any of the forms: looking for the
-shortest again would cost more than reading.
+not sent is tried where it is less than half. `unpack` reads any of the forms: looking for the shortest again would cost more than reading.
 """
 
 from collections.abc import Sequence
-from types import ModuleType
 from typing import NamedTuple
 
 import numpy as np
@@ -35,7 +33,6 @@ UNITS = 4, 16  # u below and from MANY
 SIZES, WIDTHS = 8, (2, 3, 4)
 COLUMNS = 1 << WIDTHS[-1]  # parameters that blocks choose among
 GAIN = 6  # blocks have to save more than one byte in 2^GAIN
-COMPILED = 4  # blocks take so many times the work of packing
 
 
 class Plan(NamedTuple):
@@ -95,21 +92,25 @@ def unpack_rows(
     codes: Sequence[bytes | memoryview], counts: np.ndarray, forms: np.ndarray, numel: int
 ) -> list[np.ndarray | FrameError]:
     """`unpack` of m codes together, each with its count [m] and form [m]; a FrameError in the place of one that is none."""
-    if len(codes) == 1 and forms[0] <= WIDEST:
-        try:
-            return [rice.unpack(codes[0], int(counts[0]), int(forms[0]), numel)]
-        except FrameError as error:
-            return [error]
-    dense = 2 * counts > numel
-    if not dense.any():
-        return _unpack_sparse(codes, counts, forms, numel)
-    rows: list[np.ndarray | FrameError] = [_refusal(0, numel)] * len(codes)
-    for kind, read in ((dense, _unpack_dense), (~dense, _unpack_sparse)):
-        part = np.flatnonzero(kind).tolist()
-        for i, row in zip(
-            part, read([codes[i] for i in part], counts[part], forms[part], numel), strict=True
-        ):
-            rows[i] = row
+    missing = (2 * counts > numel) & (forms >= MISSING) & (counts < numel)
+    coded = np.where(missing, numel - counts, counts)
+    forms_of_coded = np.where(missing & (forms == LAST), BLOCKS, forms - MISSING * missing)
+    rows: list[np.ndarray | FrameError] = [
+        np.arange(numel)
+        if form == MISSING and count == numel and not len(code)
+        else FrameError(
+            f"{len(code)} bytes are not the code of these positions of a vector of {numel}; the frame is damaged or of another size"
+        )
+        for code, count, form in zip(codes, counts.tolist(), forms.tolist(), strict=True)
+    ]
+    kept = np.flatnonzero(_fits(codes, coded, forms_of_coded, numel))
+    if not kept.size:
+        return rows
+    some = [codes[i] for i in kept.tolist()]
+    positions, good = _unpack(some, coded[kept], forms_of_coded[kept], numel)
+    for i, row, ok in zip(kept, rice.split(positions, coded[kept]), good.tolist(), strict=True):
+        if ok:
+            rows[i] = _others(row, numel) if missing[i] else row
     return rows
 
 
@@ -117,50 +118,8 @@ def _pack_list(rows: list[np.ndarray], numel: int, widest: int) -> list[tuple[in
     """A form of 0..41 and a code of each row."""
     if not rows:
         return []
-    return list(
-        zip(
-            *_pack(np.concatenate(rows), np.array([row.size for row in rows]), numel, widest),
-            strict=True,
-        )
-    )
-
-
-def _unpack_sparse(
-    codes: Sequence[bytes | memoryview], counts: np.ndarray, forms: np.ndarray, numel: int
-) -> list[np.ndarray | FrameError]:
-    """`unpack_rows`, where half of the coordinates are sent at most."""
-    fits = _fits(codes, counts, forms, numel)
-    if not fits.all():
-        kept = np.flatnonzero(fits).tolist()
-        read = iter(_unpack_sparse([codes[i] for i in kept], counts[kept], forms[kept], numel))
-        return [
-            next(read) if ok else _refusal(len(code), numel)
-            for ok, code in zip(fits.tolist(), codes, strict=True)
-        ]
-    if not codes:
-        return []
-    positions, good = _unpack(codes, counts, forms, numel)
-    rows = zip(rice.split(positions, counts), good.tolist(), codes, strict=True)
-    return [row if ok else _refusal(len(code), numel) for row, ok, code in rows]
-
-
-def _unpack_dense(
-    codes: Sequence[bytes | memoryview], counts: np.ndarray, forms: np.ndarray, numel: int
-) -> list[np.ndarray | FrameError]:
-    """`unpack_rows`, where more than half of the coordinates are sent."""
-    missing = (forms >= MISSING) & (counts < numel)
-    coded = np.where(missing, numel - counts, counts)
-    as_form = np.where(missing & (forms == LAST), BLOCKS, forms - MISSING * missing)
-    rows = [np.arange(numel) if form == MISSING and count == numel and not len(code) else _refusal(len(code), numel)
-            for code, count, form in zip(codes, counts.tolist(), forms.tolist(), strict=True)]  # fmt: skip
-    kept = np.flatnonzero(_fits(codes, coded, as_form, numel)).tolist()
-    if not kept:
-        return rows
-    positions, good = _unpack([codes[i] for i in kept], coded[kept], as_form[kept], numel)
-    for i, row, ok in zip(kept, rice.split(positions, coded[kept]), good.tolist(), strict=True):
-        if ok:
-            rows[i] = _others(row, numel) if missing[i] else row
-    return rows
+    counts = np.array([row.size for row in rows])
+    return list(zip(*_pack(np.concatenate(rows), counts, numel, widest), strict=True))
 
 
 def _others(positions: np.ndarray, numel: int) -> np.ndarray:
@@ -168,12 +127,6 @@ def _others(positions: np.ndarray, numel: int) -> np.ndarray:
     other = np.ones(numel, np.bool_)
     other[positions] = False
     return np.flatnonzero(other)
-
-
-def _refusal(size: int, numel: int) -> FrameError:
-    return FrameError(
-        f"{size} bytes are not the code of these positions of a vector of {numel}; the frame is damaged or of another size"
-    )
 
 
 def _pack(
@@ -187,14 +140,10 @@ def _pack(
         width = plan.width[cut.row]
         values = plan.each[cut.start] - _begin(rice.parameters(counts, numel)[cut.row], width)
         sent = width > 0
-        head = (
-            blocked,
-            np.full(blocked.size, 8),
-            plan.size[blocked] | plan.width[blocked] - WIDTHS[0] << 3,
-        )
-        order = np.argsort(
-            np.append(blocked, cut.row[sent]), kind="stable"
-        )  # a row's head, then its offsets
+        heads = plan.size[blocked] | plan.width[blocked] - WIDTHS[0] << 3
+        head = blocked, np.full(blocked.size, 8), heads
+        # A row's head, then its offsets.
+        order = np.argsort(np.append(blocked, cut.row[sent]), kind="stable")
         fields = (
             np.append(first, rest[sent])[order]
             for first, rest in zip(head, (cut.row, width, values), strict=True)
@@ -209,14 +158,8 @@ def _fits(
     """Whether what is claimed of codes of forms 0..41 can be, going by their lengths and heads: bool [m]."""
     bits = 8 * np.array([len(code) for code in codes], np.int64)
     most = counts * (WIDEST + WIDTHS[-1] + 1) + numel + 64
-    fits = (
-        (0 < counts)
-        & (counts <= numel)
-        & (0 <= forms)
-        & (forms <= BLOCKS)
-        & (counts <= bits)
-        & (bits < most)
-    )
+    fits = (0 < counts) & (counts <= numel) & (0 <= forms) & (forms <= BLOCKS)
+    fits &= (counts <= bits) & (bits < most)
     for i in np.flatnonzero(fits & (forms == BLOCKS)).tolist():
         fits[i] = counts[i] >= BLOCKED and codes[i][0] < SIZES * len(WIDTHS)
     return fits
@@ -280,12 +223,8 @@ def _begin(b: np.ndarray, width: int | np.ndarray) -> np.ndarray:
 def _plan(positions: np.ndarray, counts: np.ndarray, numel: int, widest: int = WIDEST) -> Plan:
     """How rows are coded in the fewest bytes."""
     tried = counts >= BLOCKED
-    if tried.any() and (compiled := rice.loops(COMPILED * positions.size)):
-        return _plan_compiled(positions, counts, numel, widest, compiled)
-    form, size, width = (
-        rice.best_parameters(positions, counts, numel, widest),
-        *np.zeros((2, counts.size), np.int64),
-    )
+    form = rice.best_parameters(positions, counts, numel, widest)
+    size, width = np.zeros((2, counts.size), np.int64)
     each = form.repeat(counts)
     if tried.any():
         rest, b, unit = rice.rests(positions, counts), rice.parameters(counts, numel), _unit(counts)
@@ -304,8 +243,10 @@ def _blocks(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """s, w and the parameters of rows of one b* and u; 0, 0 and what `each` had where blocks take hardly fewer bytes than limit [m]."""
     cut, first = _pieces(counts, np.full(counts.size, unit)), _begin(b, WIDTHS[-1])
-    row, index, reach = cut.row, cut.index, first + np.arange(COLUMNS)[:, None]
-    table = np.add.reduceat(rest >> reach, cut.start, axis=1) + (reach + 1) * cut.length
+    row, index, reach = cut.row, cut.index, range(first, first + COLUMNS)
+    table = np.stack(
+        [np.add.reduceat(rest >> column, cut.start) + (column + 1) * cut.length for column in reach]
+    )
     tables, lengths = [], []
     for s in range(SIZES):
         if s:
@@ -333,25 +274,3 @@ def _window(table: np.ndarray, b: int, width: int) -> np.ndarray:
     """Those of the rows of a table that offsets of `width` bits reach."""
     first = int(_begin(b, width) - _begin(b, WIDTHS[-1]))
     return table[first : first + (1 << width)]
-
-
-def _plan_compiled(
-    positions: np.ndarray, counts: np.ndarray, numel: int, widest: int, loops: ModuleType
-) -> Plan:
-    b = rice.parameters(counts, numel)
-    begins = np.stack([_begin(b, width) for width in WIDTHS], axis=1)
-    plan = Plan(*np.zeros((3, counts.size), np.int64), np.empty(positions.size, np.int64))
-    runs = np.append(0, counts.cumsum())
-    loops.plan(
-        positions,
-        runs,
-        np.stack(rice.near(b, widest), axis=1),
-        begins,
-        WIDTHS[0],
-        BLOCKED,
-        _unit(counts),
-        SIZES,
-        GAIN,
-        *plan,
-    )
-    return plan._replace(form=np.where(plan.width > 0, BLOCKS, plan.form))

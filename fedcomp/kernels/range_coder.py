@@ -27,24 +27,19 @@ libraries that do this (constriction, for one) make their tables from floating p
 
 import struct
 from collections.abc import Callable, Sequence
-from types import ModuleType
 
 import numpy as np
 
 from ..errors import FrameError
-from . import backend, rice
+from . import rice
 from .parallel import starmap
 
 LARGEST = 4096  # symbols of an alphabet
 FINEST = 20  # frequencies add up to 2^20 at most
 CHUNK = 1 << 22  # symbols that are coded by themselves
 LANES, FEW = 8, 1 << 14  # states of a chunk; with fewer symbols there is one
-FLOOR, WORD = (
-    1 << 21,
-    32,
-)  # states are at least this, and words have so many bits: a state is below 2⁵³
+FLOOR, WORD = 1 << 21, 32  # the least state; bits of a word: a state is below 2⁵³
 STATE = 7  # bytes
-PLAIN = 5  # a symbol takes Python so many times as long as a position
 GROUP = 256  # symbols that grouped digits have at most
 HEAD, LISTED, SIZE = struct.Struct("<BH"), 1 << 15, np.dtype("<u4")
 
@@ -53,20 +48,14 @@ def encode(symbols: np.ndarray, size: int) -> bytes:
     """The code of symbols [n], uint8 or uint16, each below `size`, 2 ≤ size ≤ 4096. The same symbols give the same bytes."""
     if symbols.size == 0:
         return b""
-    parts, loops = _chunks(symbols), _loops(symbols.size)
-    counts = _counts(parts, size, loops)
-    head, frequencies, bits = _head(counts)
+    parts = _chunks(symbols)
+    head, frequencies, bits = _head(_counts(parts, size))
     if bits == 0:
         return head
-    made = _each(lambda part: _encode_chunk(part, frequencies, bits, loops), parts)
+    made = _each(lambda part: _encode_chunk(part, frequencies, bits), parts)
     sizes = np.array([words.size for _, words in made[:-1]], SIZE)
-    return b"".join(
-        [
-            head,
-            sizes.tobytes(),
-            *(piece for states, words in made for piece in (_state_bytes(states), words.tobytes())),
-        ]
-    )
+    chunks = [_state_bytes(states) + words.tobytes() for states, words in made]
+    return b"".join([head, sizes.tobytes(), *chunks])
 
 
 def decode(data: bytes | memoryview, count: int, size: int) -> np.ndarray:
@@ -74,7 +63,9 @@ def decode(data: bytes | memoryview, count: int, size: int) -> np.ndarray:
 
     Raises FrameError unless `data` is exactly what `encode` makes of some symbols [count] below `size`.
     """
-    data, loops = memoryview(data), _loops(count)
+    from . import coder_loops
+
+    data = memoryview(data)
     if count == 0:
         _expect(len(data) == 0, "bytes follow a code of no symbols")
         return np.empty(0, np.uint16)
@@ -85,10 +76,9 @@ def decode(data: bytes | memoryview, count: int, size: int) -> np.ndarray:
     symbols = np.empty(count, np.uint16)
     parts = _chunks(symbols)
     table = np.arange(size, dtype=np.uint8 if size <= 256 else np.uint16).repeat(frequencies)
-    loop = loops.decode if loops else _decode_plainly
 
     def read(part: np.ndarray, states: np.ndarray, words: np.ndarray) -> None:
-        used = loop(words, states, table, frequencies, bits, part)
+        used = coder_loops.decode(words, states, table, frequencies, bits, part)
         _expect(
             used == words.size and bool((states == FLOOR).all()),
             "a code is cut off, goes on, or was changed",
@@ -98,7 +88,7 @@ def decode(data: bytes | memoryview, count: int, size: int) -> np.ndarray:
         read, parts, *zip(*_read_chunks(data[start:], [part.size for part in parts]), strict=True)
     )
     _expect(
-        _head(_counts(parts, size, loops))[0] == data[:start],
+        _head(_counts(parts, size))[0] == data[:start],
         "the frequencies are not those of the symbols",
     )
     return symbols
@@ -120,12 +110,10 @@ def group(digits: np.ndarray, base: int) -> np.ndarray:
     """
     width = group_width(base)
     symbols = np.zeros(-(-digits.size // width), np.uint8)
-    if loops := _loops(digits.size):
-        loops.group(digits, base, width, symbols)
-        return symbols
-    padded = np.zeros(symbols.size * width, np.int64)
-    padded[: digits.size] = digits
-    return (padded.reshape(-1, width) @ base ** np.arange(width)).astype(np.uint8)
+    for place in range(width):
+        column = digits[place::width]
+        symbols[: column.size] += column * np.uint8(base**place)
+    return symbols
 
 
 def ungroup(symbols: np.ndarray, base: int, count: int) -> np.ndarray:
@@ -140,11 +128,7 @@ def ungroup(symbols: np.ndarray, base: int, count: int) -> np.ndarray:
     if count % width and int(symbols[-1]) >= base ** (count % width):
         raise FrameError("digits go on after the last one; the frame is damaged")
     table = (np.arange(base**width)[:, None] // base ** np.arange(width) % base).astype(np.uint8)
-    if loops := _loops(count):
-        digits = np.empty(count, np.uint8)
-        loops.ungroup(symbols, table, digits)
-        return digits
-    return table[symbols].ravel()[:count]
+    return np.take(table, symbols, axis=0).ravel()[:count]
 
 
 def _head(counts: np.ndarray) -> tuple[bytes, np.ndarray, int]:
@@ -251,69 +235,25 @@ def _lanes(count: int) -> int:
     return LANES if count >= FEW else 1
 
 
-def _counts(parts: list[np.ndarray], size: int, loops: ModuleType | None) -> np.ndarray:
+def _counts(parts: list[np.ndarray], size: int) -> np.ndarray:
     """How often each symbol occurs. Raises ValueError if one is out of range."""
-    if loops is None:
-        counts = sum(np.bincount(part, minlength=size) for part in parts)
-    else:
-        tables = [np.zeros((4, size + 1), np.int64) for _ in parts]
-        _each(loops.count, parts, tables)
-        counts = sum(tables).sum(0)
-    if counts[size:].any():
+    counts = sum(np.bincount(part, minlength=size) for part in parts)
+    if counts.size > size:
         raise ValueError(f"a symbol is not below the size {size} of its alphabet")
-    return counts[:size]
+    return counts
 
 
 def _encode_chunk(
-    symbols: np.ndarray, frequencies: np.ndarray, bits: int, loops: ModuleType | None
+    symbols: np.ndarray, frequencies: np.ndarray, bits: int
 ) -> tuple[np.ndarray, np.ndarray]:
     """States, int64, and words."""
+    from . import coder_loops
+
     lanes = _lanes(symbols.size)
-    if loops is not None:
-        room = symbols.size * (bits + 1) // WORD + lanes + 1  # a symbol adds at most B + 1 bits
-        states, words = np.empty(lanes, np.int64), np.empty(room, np.uint32)
-        return states, words[loops.encode(symbols, frequencies, bits, states, words) :].astype(
-            SIZE, copy=False
-        )
-    f, first = frequencies.tolist(), (frequencies.cumsum() - frequencies).tolist()
-    states, words, lane = [FLOOR] * lanes, [], symbols.size % lanes
-    for s in reversed(symbols.tolist()):
-        lane = (lane or lanes) - 1
-        state = states[lane]
-        if state >= f[s] << 53 - bits:
-            words.append(state & 0xFFFFFFFF)
-            state >>= WORD
-        quotient, rest = divmod(state, f[s])
-        states[lane] = (quotient << bits) + first[s] + rest
-    return np.array(states), np.array(words[::-1], SIZE)
-
-
-def _decode_plainly(
-    words: np.ndarray,
-    states: np.ndarray,
-    table: np.ndarray,
-    frequencies: np.ndarray,
-    bits: int,
-    symbols: np.ndarray,
-) -> int:
-    """`coder_loops.decode`."""
-    f = frequencies.tolist()
-    first = (frequencies.cumsum() - frequencies).tolist()
-    slots = table.tolist()
-    left, now, found, mask = words[::-1].tolist(), states.tolist(), [], (1 << bits) - 1
-    for i in range(symbols.size):
-        lane = i % len(now)
-        slot = now[lane] & mask
-        s = slots[slot]
-        found.append(s)
-        state = f[s] * (now[lane] >> bits) + slot - first[s]
-        if state < FLOOR:
-            if not left:
-                return -1
-            state = state << WORD | left.pop()
-        now[lane] = state
-    symbols[:], states[:] = found, now
-    return words.size - len(left)
+    room = symbols.size * (bits + 1) // WORD + lanes + 1  # a symbol adds at most B + 1 bits
+    states, words = np.empty(lanes, np.int64), np.empty(room, np.uint32)
+    start = coder_loops.encode(symbols, frequencies, bits, states, words)
+    return states, words[start:].astype(SIZE, copy=False)
 
 
 def _state_bytes(states: np.ndarray) -> bytes:
@@ -342,15 +282,6 @@ def _read_chunks(data: memoryview, counts: list[int]) -> list[tuple[np.ndarray, 
 def _each(work: Callable, *arguments: Sequence) -> list:
     """`work` of each set of arguments, by torch's number of threads."""
     return starmap(work, list(zip(*arguments, strict=True)))
-
-
-def _loops(count: int) -> ModuleType | None:
-    """The compiled loops, where so many symbols repay the import."""
-    if not backend.compile_positions(PLAIN * count):
-        return None
-    from . import coder_loops
-
-    return coder_loops
 
 
 def _expect(condition: bool, sentence: str) -> None:

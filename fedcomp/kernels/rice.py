@@ -14,16 +14,14 @@ least 0. It is found in integers, so that every machine finds the same.
 """
 
 from collections.abc import Sequence
-from functools import cache, lru_cache
+from functools import lru_cache
 from itertools import pairwise
 from math import isqrt
-from types import ModuleType
 from typing import NamedTuple
 
 import numpy as np
 
 from ..errors import FrameError
-from . import backend
 
 WIDEST = 40  # b may not be above: positions stay below 2^63 whatever the bytes claim
 SPARE = 8  # bytes after the last code that may be looked at
@@ -98,31 +96,22 @@ def pack_rows(
 
     A row's code begins with the fields that `lead` has for it.
     """
-    unary = (rests(positions, counts) >> each) + 1
+    rest = rests(positions, counts)
+    unary = (rest >> each) + 1
     units, lows = sums(unary, counts), sums(each, counts)
     leads = 0 if lead is None else np.bincount(lead.rows, lead.widths, counts.size).astype(np.int64)
     sizes = (leads + units + lows + 7) // 8
     edges = sizes.cumsum()
     starts = (edges - sizes) * 8
-    compiled = loops(positions.size)
-    stream = np.zeros(int(sizes.sum()) * 8 if lead is not None or not compiled else 0, np.uint8)
+    stream = np.zeros(int(sizes.sum()) * 8, np.uint8)
     if lead is not None:
-        _put(
-            stream,
-            *lead[1:],
-            lead.widths.cumsum() - lead.widths + (starts - leads.cumsum() + leads)[lead.rows],
-        )
+        at = lead.widths.cumsum() - lead.widths + (starts - leads.cumsum() + leads)[lead.rows]
+        _put(stream, lead.widths, lead.values, at)
     starts = starts + leads
-    if compiled:
-        raw = np.zeros(int(sizes.sum()), np.uint8) if lead is None else np.packbits(stream)
-        compiled.pack(positions, np.append(0, counts.cumsum()), each, starts, starts + units, raw)
-    else:
-        stream[unary.cumsum() + (starts - units.cumsum() + units).repeat(counts) - 1] = 1
-        rest = rests(positions, counts)
-        at = each.cumsum() - each + (starts + units - lows.cumsum() + lows).repeat(counts)
-        _put(stream, each, rest, at)
-        raw = np.packbits(stream)
-    data = raw.tobytes()
+    stream[unary.cumsum() + (starts - units.cumsum() + units).repeat(counts) - 1] = 1
+    at = each.cumsum() - each + (starts + units - lows.cumsum() + lows).repeat(counts)
+    _put(stream, each, rest, at)
+    data = np.packbits(stream).tobytes()
     return [data[stop - size : stop] for size, stop in zip(sizes.tolist(), edges.tolist())]
 
 
@@ -145,18 +134,11 @@ def unpack(data: bytes | memoryview, count: int, b: int, numel: int) -> np.ndarr
         )
     if not count:
         return np.empty(0, np.int64)
-    if compiled := loops(count):
-        found = np.empty(count, np.int64)
-        positions = (
-            found if compiled.unpack_one(padded([data]), 8 * size, b, numel, found) else None
-        )
-    else:
-        start = np.zeros(1, np.int64)
-        found, good = unpack_rows(
-            padded([data]), start, start + 8 * size, np.array([count]), np.full(count, b), numel
-        )
-        positions = found if good[0] else None
-    if positions is None:
+    start = np.zeros(1, np.int64)
+    positions, good = unpack_rows(
+        padded([data]), start, start + 8 * size, np.array([count]), np.full(count, b), numel
+    )
+    if not good[0]:
         raise FrameError(
             f"{size} bytes are not the code of {count} positions of {numel}; the frame is damaged or of another size"
         )
@@ -177,10 +159,6 @@ def unpack_rows(
     b of every position.
     """
     runs, lows = counts.cumsum() - counts, sums(each, counts)
-    if compiled := loops(each.size):
-        positions, good = np.empty(each.size, np.int64), np.empty(counts.size, np.bool_)
-        compiled.unpack(raw, starts, ends, np.append(runs, each.size), each, numel, positions, good)
-        return positions, good
     ones = np.flatnonzero(np.unpackbits(raw).view(np.bool_))
     index = np.arange(each.size) - runs.repeat(counts)  # within the row
     stops = (
@@ -241,18 +219,6 @@ def sums(values: np.ndarray, counts: np.ndarray) -> np.ndarray:
     if filled.any():
         total[filled] = np.add.reduceat(values, (counts.cumsum() - counts)[filled], dtype=np.int64)
     return total
-
-
-def loops(count: int) -> ModuleType | None:
-    """The compiled loops, where so many positions repay the import."""
-    return _compiled() if backend.compile_positions(count) else None
-
-
-@cache
-def _compiled() -> ModuleType:
-    from . import rice_loops
-
-    return rice_loops
 
 
 def _put(stream: np.ndarray, widths: np.ndarray, values: np.ndarray, at: np.ndarray) -> None:

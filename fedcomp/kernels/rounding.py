@@ -2,17 +2,16 @@
 
     ⌊t + u⌋   t ≥ 0 in fixed point with 32 bits after the point, u a word of (seed, coordinate) (kernels/philox.py)
 
-In fixed point t is a product in float64 and a half, cut off, and all that follows is in integers: numpy and compiled loops give the same.
-What is rounded lies on any device; results are numpy arrays.
+In fixed point t is a product in float64 and a half, cut off, and all that follows is in integers. Vectors are on any device; results are
+numpy arrays.
 """
 
 import math
-from collections.abc import Callable
 
 import numpy as np
 from torch import Tensor
 
-from . import backend, philox
+from . import philox
 from .parallel import PIECE, map_ranges, pieces
 
 ONE = 2.0**32  # in fixed point
@@ -29,7 +28,7 @@ def to_multiples(x: Tensor, unit: float, limit: float, seed: int) -> np.ndarray:
     """
     small = math.ceil(limit / unit) <= 127
     levels = np.empty(x.numel(), np.int8 if small else np.int16)
-    _fill(levels, x, "multiples", _multiples, ONE / unit, limit, seed=seed)
+    _fill(levels, x, "multiples", ONE / unit, limit, seed=seed)
     return levels
 
 
@@ -39,7 +38,7 @@ def to_powers(x: Tensor, shift: int, seed: int) -> np.ndarray:
     `shift` is at most `shift_of` the largest magnitude. What is smaller than the smallest power turns to it or to 0.
     """
     codes = np.empty(x.numel(), np.uint8)
-    _fill(codes, x, "powers", _powers, np.float32(2.0**shift), seed=seed)
+    _fill(codes, x, "powers", np.float32(2.0**shift), seed=seed)
     return codes
 
 
@@ -61,13 +60,14 @@ def from_powers(codes: np.ndarray, bits: np.ndarray, shift: int) -> np.ndarray |
     """The powers of two, float32 [n], of codes and their signs; 2^128 is the largest float32. None if a zero has a sign."""
     powers = np.minimum(np.ldexp(1.0, np.arange(256) - 127 - shift), np.finfo(np.float32).max)
     powers[0] = 0.0
-    values, loop = np.empty(codes.size, np.float32), _loop("signed", _signed, codes.size)
-    table = np.concatenate([powers, -powers]).astype(np.float32)
+    values, table = np.empty(codes.size, np.float32), np.concatenate([powers, -powers])
+    table = table.astype(np.float32)
 
     def work(start: int, stop: int) -> bool:
-        return loop(
-            codes[start:stop], bits[start // 8 : (stop + 7) // 8], table, values[start:stop]
-        )
+        some = codes[start:stop]
+        negative = np.unpackbits(bits[start // 8 : (stop + 7) // 8], count=some.size)
+        values[start:stop] = table[some + (negative.astype(np.uint16) << 8)]
+        return not (negative.view(np.bool_) & (some == 0)).any()
 
     return values if all(map_ranges(codes.size, work)) else None
 
@@ -78,13 +78,13 @@ def to_levels(x: Tensor, levels: np.ndarray, nearest: bool, seed: int) -> np.nda
     Where x lies below the first level or above the last, it turns to that one.
     """
     wide = levels.astype(np.float64)
-    edges = (wide[1:] + wide[:-1]) / 2 if nearest else wide[1:-1]
-    up = (
-        np.zeros(levels.size) if nearest else np.append(ONE / np.diff(wide), 0.0)
-    )  # of what lies above a level, in fixed point
+    ends = (wide[1:] + wide[:-1]) / 2 if nearest else wide[1:-1]
+    edges = ends.astype(np.float32)
+    edges = np.where(edges < ends, np.nextafter(edges, np.float32(np.inf)), edges)
+    # What one more above a level adds to the chance of going up, in fixed point.
+    up = np.zeros(levels.size) if nearest else np.append(ONE / np.diff(wide), 0.0)
     codes = np.empty(x.numel(), np.uint8)
-    cells = _first_cells(edges) if backend.compile_vector(x.numel()) else None
-    _fill(codes, x, "levels", _levels, edges, cells, wide, up, seed=seed)
+    _fill(codes, x, "levels", edges, wide, up, seed=seed)
     return codes
 
 
@@ -98,6 +98,8 @@ def histogram(x: Tensor) -> tuple[np.ndarray, np.ndarray]:
 
     Bit patterns are put together, in as few as will do: a bin is at most 2⁻⁷ of its values wide, and less where these are alike.
     """
+    from . import rounding_loops
+
     x, edges = x.detach().cpu(), extremes(x)
     shift = shift_of(max(map(abs, edges)))
     factor = np.float32(2.0**shift)
@@ -105,12 +107,11 @@ def histogram(x: Tensor) -> tuple[np.ndarray, np.ndarray]:
     width = max(0, (highest - lowest).bit_length() - BITS)
     first = lowest >> width
     table = np.zeros((2, (highest >> width) - first + 1), np.int64)
-    loop = _loop("tally", _tally, x.numel())
 
     def work(start: int, stop: int) -> np.ndarray:
         part = np.zeros_like(table)
         for piece in pieces(x, start, stop):
-            loop(piece, factor, first, width, part)
+            rounding_loops.tally(piece, factor, first, width, part)
         return part
 
     for part in map_ranges(x.numel(), work):
@@ -141,16 +142,20 @@ def count(codes: np.ndarray, size: int) -> np.ndarray:
 
 def spread(symbols: np.ndarray, values: np.ndarray) -> np.ndarray:
     """values[symbols]; symbols are in range."""
-    out, loop = np.empty(symbols.size, values.dtype), _loop("spread", _spread, symbols.size)
-    map_ranges(symbols.size, lambda start, stop: loop(symbols[start:stop], values, out[start:stop]))
+    out = np.empty(symbols.size, values.dtype)
+
+    def work(start: int, stop: int) -> None:
+        out[start:stop] = values[symbols[start:stop]]
+
+    map_ranges(symbols.size, work)
     return out
 
 
-def _fill(
-    out: np.ndarray, x: Tensor, name: str, plain: Callable, *arguments: object, seed: int
-) -> None:
-    """Fill `out` by the loop of this name, or by the plain one, for each piece of x."""
-    loop, x = _loop(name, plain, x.numel()), x.detach().cpu()
+def _fill(out: np.ndarray, x: Tensor, name: str, *arguments: object, seed: int) -> None:
+    """Fill `out` by the loop of this name for each piece of x."""
+    from . import rounding_loops
+
+    loop, x = getattr(rounding_loops, name), x.detach().cpu()
     low, high = philox.halves(seed)
 
     def work(start: int, stop: int) -> None:
@@ -159,62 +164,6 @@ def _fill(
             start += piece.size
 
     map_ranges(x.numel(), work)
-
-
-def _loop(name: str, plain: Callable, numel: int) -> Callable:
-    if not backend.compile_vector(numel):
-        return plain
-    from . import rounding_loops
-
-    return getattr(rounding_loops, name)
-
-
-# What kernels/rounding_loops.py does, in numpy.
-
-
-def _words(low: int, high: int, start: int, out: np.ndarray) -> np.ndarray:
-    return philox.words(high << 32 | low, out.size, start).astype(np.int64)
-
-
-def _multiples(x, arguments, low, high, start, out):
-    scale, limit = arguments
-    fixed = (np.minimum(np.abs(x), limit, dtype=np.float64) * scale + 0.5).astype(np.int64)
-    out[:] = (fixed + _words(low, high, start, out)) >> 32
-    np.negative(out, where=x < 0, out=out)
-
-
-def _powers(x, arguments, low, high, start, out):
-    (factor,) = arguments
-    bits = np.abs(x * factor).view(np.int32).astype(np.int64)
-    out[:] = (bits + (_words(low, high, start, out) >> 32 - FRACTION)) >> FRACTION
-
-
-def _levels(x, arguments, low, high, start, out):
-    edges, first, levels, up = arguments
-    cell = np.searchsorted(edges, x, side="right")
-    above = np.clip((x - levels[cell]) * up[cell], 0.0, ONE) + 0.5
-    out[:] = cell + ((above.astype(np.int64) + _words(low, high, start, out)) >> 32)
-
-
-def _tally(x, factor, first, width, table):
-    keys = _keys(x * factor)
-    bins, inverse, counts = np.unique(
-        (keys >> width) - first, return_inverse=True, return_counts=True
-    )
-    table[0, bins] += counts
-    table[1, bins] += np.bincount(inverse, keys & (1 << width) - 1).astype(
-        np.int64
-    )  # sums below 2⁵³, exact in float64
-
-
-def _spread(symbols, values, out):
-    out[:] = values[symbols]
-
-
-def _signed(codes, bits, values, out):
-    negative = np.unpackbits(bits, count=codes.size)
-    out[:] = values[codes + (negative.astype(np.uint16) << 8)]
-    return not (negative.view(np.bool_) & (codes == 0)).any()
 
 
 def _keys(x: np.ndarray) -> np.ndarray:
@@ -229,10 +178,3 @@ def _values(keys: np.ndarray) -> np.ndarray:
         np.minimum(np.abs(keys), INFINITE - 1).astype(np.int32).view(np.float32).astype(np.float64)
     )
     return np.copysign(np.where(np.abs(keys) < INFINITE, values, 2.0**128), keys)
-
-
-def _first_cells(edges: np.ndarray) -> np.ndarray:
-    """For each bin of float32 how many edges are not above its smallest value: uint8 [65536]; the loops go on from there."""
-    bits = np.arange(1 << BITS, dtype=np.uint32) << 32 - BITS
-    smallest = np.where(bits >> 31, bits | 0xFFFF, bits).astype(np.uint32).view(np.float32)
-    return np.searchsorted(edges, np.nan_to_num(smallest), side="right").astype(np.uint8)

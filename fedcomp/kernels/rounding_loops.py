@@ -1,10 +1,10 @@
 """Loops of kernels/rounding.py, compiled by numba. `start`, the place of x[0], is a multiple of 4, so that blocks of words are whole."""
 
 import numpy as np
-from numpy import float32, float64, int32, int64, uint32, uint64
+from numpy import float32, float64, int32, int64, uint8, uint32, uint64
 
 from .loops import compiled, draw
-from .rounding import BITS, FRACTION, MAGNITUDE, ONE
+from .rounding import FRACTION, MAGNITUDE, ONE
 
 LINE = 1024  # words that are drawn at a time
 
@@ -36,17 +36,20 @@ def powers(x, arguments, low, high, start, out):
 
 @compiled
 def levels(x, arguments, low, high, start, out):
-    edges, cells, levels, up = arguments
-    words = np.empty(LINE, np.uint32)
+    edges, levels, up = arguments
+    words, cells = np.empty(LINE, np.uint32), np.empty(LINE, np.uint8)
     for first in range(0, x.size, LINE):
         draw(low, high, 0, start + first, words)
-        for i in range(uint64(min(LINE, x.size - first))):
-            value = float32(x[uint64(first) + i])
-            cell = uint64(cells[uint64(value.view(uint32) >> uint32(32 - BITS))])
-            while cell < uint64(edges.size) and edges[cell] <= value:
-                cell += uint64(1)
-            above = int64(min(max((float64(value) - levels[cell]) * up[cell], 0.0), ONE) + 0.5)
-            out[uint64(first) + i] = cell + uint64((above + int64(words[i])) >> 32)
+        count = uint64(min(LINE, x.size - first))
+        cells[:] = 0
+        for edge in edges:  # a search by halves is not vectorised
+            for i in range(count):
+                cells[i] += uint8(x[uint64(first) + i] >= edge)
+        for i in range(count):
+            cell = uint64(cells[i])
+            above = (float64(x[uint64(first) + i]) - levels[cell]) * up[cell]
+            fixed = int64(min(max(above, 0.0), ONE) + 0.5)
+            out[uint64(first) + i] = cell + uint64((fixed + int64(words[i])) >> 32)
 
 
 @compiled
@@ -58,20 +61,3 @@ def tally(x, factor, first, width, table):
         at = uint64((key >> width) - first)
         table[0, at] += 1
         table[1, at] += key & below
-
-
-@compiled
-def spread(symbols, values, out):
-    for i in range(uint64(symbols.size)):
-        out[i] = values[uint64(symbols[i])]
-
-
-@compiled
-def signed(codes, bits, values, out):
-    """Fill `out` from a table of 256 values and their negatives. Returns whether no code 0 has a sign."""
-    zeros = uint64(0)
-    for i in range(uint64(codes.size)):
-        negative = uint64(bits[i >> uint64(3)]) >> (uint64(7) - (i & uint64(7))) & uint64(1)
-        zeros += negative & uint64(codes[i] == 0)
-        out[i] = values[uint64(codes[i]) + (negative << uint64(8))]
-    return zeros == 0

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from . import backend
+LARGE = 100_000  # elements of a vector on the CPU from which each takes a thread of its own
 
 Rows = Tensor | Sequence[Tensor]
 
@@ -17,11 +17,6 @@ def stacked(rows: Rows) -> Tensor:
     return torch.stack(tuple(rows)) if len(rows) > 1 else rows[0][None]
 
 
-def are_large(rows: Rows, onto: Sequence[Tensor] | None = None) -> bool:
-    """Return whether the vectors, and those of `onto`, go to the compiled loops, one by one."""
-    return (
-        len(rows) > 0
-        and rows[0].device.type == "cpu"
-        and backend.compile_vector(rows[0].numel())
-        and all(total.is_contiguous() for total in onto or ())
-    )
+def are_large(rows: Rows) -> bool:
+    """Return whether m ≥ 1 vectors are worked on one by one, each by a thread."""
+    return rows[0].device.type == "cpu" and rows[0].numel() >= LARGE

@@ -1,6 +1,6 @@
 """Loops of kernels/count_sketch.py, compiled by numba. The lowest bit of a word turns the highest of a float32, its sign.
 
-Coordinates are those from `first` on, a multiple of 4, where `positions` is None; else they stand in it, int64, from `first` on.
+A range of coordinates begins at `first`, a multiple of 4.
 """
 
 import numba
@@ -22,13 +22,13 @@ def _draw(positions, first, many, low, high, stream, words):
 
 
 @compiled
-def add(x, positions, first, low, high, stream, cells):
-    """Add x [n], float32, the values of n coordinates, to the cells [columns] of a row."""
+def add(x, first, low, high, stream, cells):
+    """Add x [n], float32, the coordinates from `first` on, to the cells [columns] of a row."""
     low, high, stream, columns = uint32(low), uint32(high), uint32(stream), uint64(cells.size)
     bits, words = x.view(np.uint32), np.empty(UNIT, np.uint32)
     for start in range(uint64(0), uint64(x.size), uint64(UNIT)):
         many = min(uint64(UNIT), uint64(x.size) - start)
-        _draw(positions, uint64(first) + start, many, low, high, stream, words)
+        draw(low, high, stream, uint64(first) + start, words)
         for i in range(many):
             word = words[i]
             cells[uint64(word) * columns >> uint64(32)] += uint32(
@@ -38,7 +38,10 @@ def add(x, positions, first, low, high, stream, cells):
 
 @compiled
 def estimate(cells, positions, first, low, high, stream, out):
-    """Fill `out` with medians over the rows of cells, float32 [rows, columns], for its coordinates."""
+    """Fill `out` with medians over the rows of cells, float32 [rows, columns].
+
+    Coordinates are those at positions, int64, from `first` on, or a range where `positions` is None.
+    """
     rows, columns = cells.shape[0], uint64(cells.shape[1])
     low, high, bits = uint32(low), uint32(high), cells.view(np.uint32)
     words, found = np.empty(UNIT, np.uint32), np.zeros((rows, UNIT), np.float32)

@@ -1,25 +1,18 @@
 """What a frame holds of few coordinates: checked, and added to a dense vector."""
 
 from collections.abc import Sequence
-from functools import cache
-from types import ModuleType
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from . import backend
-from .bits import Signs, values_of
+from .bits import Signs
+
+FEW = 1_000  # positions of each of many, below which they are added in one pass
 
 
 def all_finite(values: np.ndarray) -> bool:
     """Whether float32 of any shape has no NaN and no infinity."""
-    if (
-        values.dtype == np.float32
-        and values.flags.c_contiguous
-        and backend.compile_vector(values.size)
-    ):
-        return _compiled().all_finite(values if values.ndim == 1 else values.reshape(-1))
     return bool(np.isfinite(values).all())
 
 
@@ -29,8 +22,7 @@ def add_at(into: Tensor, positions: np.ndarray, values: np.ndarray | Signs, weig
     The product is rounded to float32, then the sum: the same bits on every device. The cost grows with the positions, not
     with n. Raises IndexError, and changes nothing, if a position is not in 0..n−1.
     """
-    count = positions.size
-    if not count:
+    if not positions.size:
         return
     if not 0 <= positions.item(0) <= positions.item(-1) < into.numel():
         raise IndexError(
@@ -41,13 +33,7 @@ def add_at(into: Tensor, positions: np.ndarray, values: np.ndarray | Signs, weig
         into[at] += torch.from_numpy(np.float32(weight) * _spread(values)).to(into.device)
         return
     dense = (into.detach() if into.requires_grad else into).numpy()
-    if backend.compile_positions(count):
-        if isinstance(values, Signs):
-            _compiled().add_signs_at(dense, positions, values.raw, values.magnitude, weight)
-        else:
-            _compiled().add_at(dense, positions, values, weight)
-    else:
-        dense[positions] += np.float32(weight) * _spread(values)
+    dense[positions] += np.float32(weight) * _spread(values)
 
 
 def add_all_at(
@@ -58,7 +44,7 @@ def add_all_at(
 ) -> None:
     """`add_at` of many, one after the other: those of few positions in one pass. Raises IndexError like it, before anything is changed."""
     sizes = [at.size for at in positions]
-    if not into.is_cpu or max(sizes, default=0) >= backend.MANY:
+    if not into.is_cpu or max(sizes, default=0) >= FEW:
         for at, some, weight in zip(positions, values, weights, strict=True):
             add_at(into, at, some, weight)
     elif any(sizes):
@@ -67,23 +53,11 @@ def add_all_at(
             raise IndexError(
                 f"positions {every.min()}..{every.max()} do not fit a vector of {into.numel()}"
             )
-        weighted = np.repeat(np.array(weights, np.float32), sizes) * _spread_all(values)
+        weighted = np.repeat(np.array(weights, np.float32), sizes) * np.concatenate(
+            [_spread(run) for run in values]
+        )
         np.add.at((into.detach() if into.requires_grad else into).numpy(), every, weighted)
-
-
-@cache
-def _compiled() -> ModuleType:
-    from . import loops
-
-    return loops
 
 
 def _spread(values: np.ndarray | Signs) -> np.ndarray:
     return values.values() if isinstance(values, Signs) else values
-
-
-def _spread_all(values: Sequence[np.ndarray | Signs]) -> np.ndarray:
-    """Runs of values, m ≥ 1, one after the other."""
-    if all(isinstance(run, Signs) for run in values) and len({run.count for run in values}) == 1:
-        return values_of(values)
-    return np.concatenate([_spread(run) for run in values])

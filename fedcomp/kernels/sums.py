@@ -1,36 +1,28 @@
 """Sums over whole vectors that are the same on every device and for any number of threads.
 
-Norms are exact sums, rounded once. A float32's magnitude is an integer times 2⁻¹⁴⁹: its 24-bit significand, shifted by its exponent.
-Significands, or their squares, are added as integers, one sum for each of the 256 exponents; the sums are put together as one long
-integer, and that is rounded to float64. Vectors are finite, float32, float16 or bfloat16, on any device; norms are Python floats, since
-they may lie outside of float32.
+Norms are exact sums, rounded once. Vectors are finite, float32, float16 or bfloat16, on any device; norms are Python floats, since they
+may lie outside of float32.
+
+Rump, Ogita, Oishi: Accurate floating-point summation, part I: faithful rounding. SIAM Journal on Scientific Computing 2008.
 """
 
 import math
+from collections.abc import Iterator
+from typing import TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from . import backend
-from .parallel import map_ranges, pieces
+from .parallel import map_ranges
 
-EXPONENTS = 256
-UNIT = 149  # a magnitude is an integer times 2^-UNIT
-FRACTION, FRACTION_BITS = 0x7FFFFF, 23
-LOW, LOW_BITS = 0xFFFFFF, 24  # a square is kept in two parts, each as wide as a significand
-SHIFTS = (
-    0,
-    LOW_BITS,
-    13,
-    13 + LOW_BITS,
-    24,
-    24 + LOW_BITS,
-)  # powers of two that the rows of a table count for, low and high part
-# each: |x| or l²; h·l/2¹², met twice, hence 13; h²/2²⁴ (sum_loops.squares)
-PIECE = 1 << 20  # elements that are tabled at a time where no loop is compiled
+UNIT = 149  # a float32 is an integer times 2^-UNIT
+ROOT_BITS = 65  # of a root behind the point: more than a float64 holds of the root of 1
+PIECE, DEVICE_PIECE = 1 << 16, 1 << 20  # elements that are summed together, on a CPU and elsewhere
 STRETCH, LEAST = 1 << 16, 64  # elements, and rows, of a column sum that stands by itself
 LANES = 64  # columns that a single one is taken apart into
+
+Array = TypeVar("Array", np.ndarray, Tensor)
 
 
 def norm1(x: Tensor) -> float:
@@ -53,9 +45,6 @@ def norm1_rows(X: Tensor) -> np.ndarray:
     return np.array([total / (1 << UNIT) for total in _sums(X, 1)], np.float64)
 
 
-ROOT_BITS = 65  # of a root behind the point: more than a float64 holds of the root of 1
-
-
 def _root(total: int) -> int:
     """√total · 2^ROOT_BITS, cut off, with the last bit set where something was: it rounds to float64 as the root itself does."""
     scaled = total << 2 * ROOT_BITS
@@ -65,74 +54,39 @@ def _root(total: int) -> int:
 
 def _sums(X: Tensor, power: int) -> list[int]:
     """Σ|x|^power of every row of X [m, n], in units of 2^(-UNIT·power)."""
-    X = X.detach()
-    if X.device.type == "cpu" and backend.compile_vector(X.shape[1]):
-        return [_total(_compiled(x, power), power) for x in X]
-    return [_total(table, power) for table in _tabled(X, power)]
+    X, on_cpu = X.detach(), X.device.type == "cpu"
+    wide = max(1, (PIECE if on_cpu else DEVICE_PIECE) // max(len(X), 1))
+    one = 2.0 ** (UNIT * power)
+
+    def work(start: int, stop: int) -> list[int]:
+        totals = [0] * len(X)
+        for left in range(start, stop, wide):
+            v = X[:, left : min(left + wide, stop)].to(torch.float64)
+            v = v.abs_() if power == 1 else v.mul_(v)  # without an error in float64
+            for exact in _exact_sums(v.numpy() if on_cpu else v):
+                totals = [total + int(s * one) for total, s in zip(totals, exact.tolist())]
+        return totals
+
+    return [sum(parts) for parts in zip(*map_ranges(X.shape[1], work))]
 
 
-def _total(table: np.ndarray, power: int) -> int:
-    """The sum that a table [rows, EXPONENTS] holds."""
-    rows, exponents = table.nonzero()
-    shifts = np.array(SHIFTS)[rows] + power * (exponents - 1).clip(
-        0
-    )  # numbers below 2^-126 have the unit of the exponent 1
-    return sum(
-        count << shift
-        for count, shift in zip(table[rows, exponents].tolist(), shifts.tolist(), strict=True)
-    )
+def _exact_sums(v: Array) -> Iterator[Array]:
+    """Yield sums [m] that add up to those of the rows of v [m, n], n ≥ 1, float64, which is overwritten. Each is exact in any order.
 
-
-def _tabled(X: Tensor, power: int) -> np.ndarray:
-    """The tables [m, 2, EXPONENTS] of the rows of X [m, n], piece by piece."""
-    m, n = X.shape
-    table = np.zeros((m, 2, EXPONENTS), np.int64)
-    wide = max(1, PIECE // max(m, 1))
-    for start in range(0, n, wide):
-        bits = X[:, start : start + wide].to(torch.float32).contiguous().view(torch.int32)
-        if bits.device.type == "cpu":
-            table += _table_numpy(bits.numpy(), power)
-        else:
-            table += _table_torch(bits, power).cpu().numpy()
-    return table
-
-
-def _table_numpy(bits: np.ndarray, power: int) -> np.ndarray:
-    exponents = bits >> FRACTION_BITS & EXPONENTS - 1
-    terms = ((bits & FRACTION) + ((exponents > 0) << FRACTION_BITS)).astype(np.int64) ** power
-    at = (exponents + EXPONENTS * np.arange(len(bits), dtype=np.int64)[:, None]).ravel()
-    # Sums of integers below 2⁵³, and so exact in the float64 of bincount.
-    parts = [
-        np.bincount(at, part.ravel(), EXPONENTS * len(bits)).reshape(-1, EXPONENTS)
-        for part in (terms & LOW, terms >> LOW_BITS)
-    ]
-    return np.stack(parts, axis=1).astype(np.int64)
-
-
-def _table_torch(bits: Tensor, power: int) -> Tensor:
-    exponents = bits >> FRACTION_BITS & EXPONENTS - 1
-    terms = ((bits & FRACTION) + ((exponents > 0).to(torch.int32) << FRACTION_BITS)).to(
-        torch.int64
-    ) ** power
-    table = bits.new_zeros(len(bits), 2, EXPONENTS, dtype=torch.int64)
-    for row, part in enumerate((terms & LOW, terms >> LOW_BITS)):
-        table[:, row].scatter_add_(1, exponents.to(torch.int64), part)
-    return table
-
-
-def _compiled(x: Tensor, power: int) -> np.ndarray:
-    """The table of a large x [n] in main memory, by threads."""
-    from . import sum_loops
-
-    loop, rows = (sum_loops.magnitudes, 2) if power == 1 else (sum_loops.squares, 6)
-
-    def work(start: int, stop: int) -> np.ndarray:
-        table = np.zeros((rows, EXPONENTS), np.int64)
-        for piece in pieces(x, start, stop):
-            loop(piece, table)
-        return table
-
-    return sum(map_ranges(x.numel(), work))
+    In every step the leading bits of all elements are cut off, as many as leave their sum within 53 bits.
+    """
+    library = torch if isinstance(v, Tensor) else np
+    room = 2.0 ** v.shape[1].bit_length()
+    while True:
+        ends = (f(v, axis=1, keepdims=True) for f in (library.amax, library.amin))
+        largest = library.maximum(next(ends), -next(ends))
+        if not largest.any():
+            return
+        above = room * largest / library.frexp(largest)[0].clip(0.5)  # a power of two
+        leading = v + above
+        leading -= above
+        yield leading.sum(1)
+        v -= leading
 
 
 def column_sides(x: Tensor, columns: int) -> tuple[np.ndarray, np.ndarray]:
@@ -155,30 +109,12 @@ def column_sides(x: Tensor, columns: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _column_sides(x: Tensor, columns: int) -> tuple[np.ndarray, np.ndarray]:
-    grid = x.detach().cpu().to(torch.float32).contiguous().numpy().reshape(-1, columns)
+    grid = x.detach().cpu().to(torch.float32).numpy().reshape(-1, columns)
+    totals, below = np.zeros((2, columns)), np.zeros(columns, np.int64)
     high = max(LEAST, STRETCH // columns)
-    stretches = -(-len(grid) // high)
-    totals, negative = np.zeros((stretches, 2, columns)), np.zeros((stretches, columns), np.int64)
-    if backend.compile_vector(grid.size):
-        from . import sum_loops
-
-        def work(start: int, stop: int) -> None:
-            at = slice(start // (high * columns), None)
-            sum_loops.sides(
-                grid[start // columns : stop // columns], high, totals[at], negative[at]
-            )
-
-        map_ranges(grid.size, work, high * columns)
-    else:
-        for i in range(stretches):
-            part = grid[i * high : (i + 1) * high]
-            totals[i], negative[i] = _sides(part), (part < 0).sum(axis=0)
-    below = negative.sum(axis=0)
-    return totals.cumsum(axis=0)[-1], np.stack([len(grid) - below, below])
-
-
-def _sides(part: np.ndarray) -> list[np.ndarray]:
-    """Sums of what is ≥ 0 and of what is < 0 in each column of part [rows, columns], one row after the other, as bincount adds."""
-    at = np.arange(part.size) % part.shape[1]
-    values = part.ravel().astype(np.float64)
-    return [np.bincount(at, side, part.shape[1]) for side in (values.clip(0), values.clip(max=0))]
+    for start in range(0, len(grid), high):
+        part = grid[start : start + high].astype(np.float64)
+        # numpy adds along the first axis row after row.
+        totals += part.clip(0).sum(axis=0), part.clip(max=0).sum(axis=0)
+        below += np.count_nonzero(part < 0, axis=0)
+    return totals, np.stack([len(grid) - below, below])

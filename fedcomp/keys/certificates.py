@@ -7,9 +7,10 @@ ignored.
 import ipaddress
 import re
 import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
 from pathlib import Path
+from typing import TypeVar
 
 from cryptography import x509
 from cryptography.exceptions import UnsupportedAlgorithm
@@ -19,6 +20,9 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from ..errors import KeysError
 
+T = TypeVar("T")
+
+CURVE = ec.SECP384R1
 SERIAL_BITS = 64  # random
 EARLIER = timedelta(hours=1)  # certificates are backdated by this, for clocks that are slow
 ISSUER, RELAY = "fedcomp CA", "fedcomp relay"
@@ -40,7 +44,7 @@ LABEL = re.compile(r"(?!-)[a-z0-9_-]{1,63}(?<!-)", re.IGNORECASE)
 def hosts(given: Sequence[str]) -> list[str]:
     """Return the hosts that a certificate is for: those given, then localhost and 127.0.0.1, each once.
 
-    Raises KeysError for a text that is no host.
+    Raises KeysError for a text that is not a host.
     """
     return list(dict.fromkeys([*map(_host, given), *ALWAYS]))
 
@@ -57,7 +61,7 @@ def _host(text: str) -> str:
     labels = name.split(".")
     if len(name) > 253 or not all(map(LABEL.fullmatch, labels)) or labels[-1].isdigit():
         raise KeysError(
-            f"--host '{text}' is no host; give a name such as server.example or an address such as 10.0.0.5, without a port"
+            f"--host '{text}' is not a host; give a name such as server.example or an address such as 10.0.0.5, without a port"
         )
     return name
 
@@ -79,32 +83,16 @@ def of_server(
     ca_key: ec.EllipticCurvePrivateKey,
     now: datetime,
     ends: datetime,
+    relay: bool = False,
 ) -> x509.Certificate:
-    """Return a certificate by the CA for a server at these hosts."""
-    leaf = _leaf("fedcomp server", key, [ExtendedKeyUsageOID.SERVER_AUTH], now, ends)
-    return _at_hosts(leaf, hosts, ca_key)
-
-
-def of_relay(
-    key: ec.EllipticCurvePublicKey,
-    hosts: Sequence[str],
-    ca_key: ec.EllipticCurvePrivateKey,
-    now: datetime,
-    ends: datetime,
-) -> x509.Certificate:
-    """Return a certificate by the CA for a relay, with which it is a TLS server at `hosts` and a TLS client of the server."""
-    purposes = [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]
-    return _at_hosts(_leaf(RELAY, key, purposes, now, ends), hosts, ca_key)
-
-
-def _at_hosts(
-    leaf: x509.CertificateBuilder, hosts: Sequence[str], ca_key: ec.EllipticCurvePrivateKey
-) -> x509.Certificate:
-    """Return the certificate of a TLS server at `hosts`, signed by the CA."""
+    """Return a certificate by the CA for a server at these hosts. A relay is also a TLS client of the server."""
+    purposes = [ExtendedKeyUsageOID.SERVER_AUTH] + [ExtendedKeyUsageOID.CLIENT_AUTH] * relay
     names = x509.SubjectAlternativeName(list(map(_name, hosts)))
     issuer = x509.AuthorityKeyIdentifier.from_issuer_public_key(ca_key.public_key())
     return (
-        leaf.add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        _builder(RELAY if relay else "fedcomp server", key, now, ends)
+        .add_extension(x509.ExtendedKeyUsage(purposes), critical=False)
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(_usage("digital_signature"), critical=True)
         .add_extension(issuer, critical=False)
         .add_extension(names, critical=False)
@@ -122,36 +110,27 @@ def of_client(
 
     It is as short as TLS allows: a client that joins sends it, and the server returns it twice in session tickets.
     """
-    builder = _leaf("fedcomp client", key, [ExtendedKeyUsageOID.CLIENT_AUTH], now, ends)
+    purpose = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.CLIENT_AUTH])
+    builder = _builder("fedcomp client", key, now, ends).add_extension(purpose, critical=False)
     return builder.sign(ca_key, hashes.SHA384())
-
-
-def _leaf(
-    subject: str,
-    key: ec.EllipticCurvePublicKey,
-    purposes: Sequence[x509.ObjectIdentifier],
-    now: datetime,
-    ends: datetime,
-) -> x509.CertificateBuilder:
-    builder = _builder(subject, key, now, ends)
-    return builder.add_extension(x509.ExtendedKeyUsage(purposes), critical=False)
 
 
 def _builder(
     subject: str, key: ec.EllipticCurvePublicKey, now: datetime, ends: datetime
 ) -> x509.CertificateBuilder:
-    named = [
-        x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)]) for name in (subject, ISSUER)
-    ]
     return (
         x509.CertificateBuilder()
-        .subject_name(named[0])
-        .issuer_name(named[1])
+        .subject_name(_common_name(subject))
+        .issuer_name(_common_name(ISSUER))
         .public_key(key)
         .serial_number(secrets.randbits(SERIAL_BITS) | 1)
         .not_valid_before(now - EARLIER)
         .not_valid_after(ends)
     )
+
+
+def _common_name(name: str) -> x509.Name:
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
 
 
 def _usage(*allowed: str) -> x509.KeyUsage:
@@ -179,34 +158,46 @@ def hosts_of(certificate: x509.Certificate) -> list[str]:
 
 def is_relay(certificate: x509.Certificate) -> bool:
     """Return whether a certificate is that of a relay, for messages only."""
-    return certificate.subject == x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, RELAY)])
+    return certificate.subject == _common_name(RELAY)
+
+
+def one_certificate(text: bytes | str) -> x509.Certificate:
+    """Parse a PEM text that holds exactly one certificate. Raises ValueError."""
+    raw = text.encode() if isinstance(text, str) else text
+    (certificate,) = x509.load_pem_x509_certificates(raw)
+    return certificate
+
+
+def private_key(text: bytes) -> ec.EllipticCurvePrivateKey:
+    """Parse an EC P-384 private key from its PEM. Raises ValueError for anything else."""
+    try:
+        key = serialization.load_pem_private_key(text, None)
+    except (TypeError, UnsupportedAlgorithm) as error:  # TypeError: it has a password
+        raise ValueError(str(error)) from error
+    if not isinstance(key, ec.EllipticCurvePrivateKey) or not isinstance(key.curve, CURVE):
+        raise ValueError("not an EC P-384 key")
+    return key
 
 
 def read_certificate(path: Path) -> x509.Certificate:
     """Read a certificate file. Raises KeysError."""
-    try:
-        return x509.load_pem_x509_certificate(path.read_bytes())
-    except OSError as error:
-        raise KeysError(
-            f"{path} cannot be read ({error.strerror}); restore it from a copy"
-        ) from error
-    except ValueError as error:
-        raise KeysError(f"{path} is no certificate; restore it from a copy") from error
+    return _read(path, x509.load_pem_x509_certificate, "a certificate", "restore it from a copy")
 
 
 def read_private_key(
     path: Path, remedy: str = "restore it from a copy"
 ) -> ec.EllipticCurvePrivateKey:
     """Read a private key file. Raises KeysError, which ends with `remedy`."""
+    return _read(path, private_key, "an EC P-384 private key without a password", remedy)
+
+
+def _read(path: Path, parse: Callable[[bytes], T], expected: str, remedy: str) -> T:
     try:
-        key = serialization.load_pem_private_key(path.read_bytes(), None)
+        return parse(path.read_bytes())
     except OSError as error:
         raise KeysError(f"{path} cannot be read ({error.strerror}); {remedy}") from error
-    except (ValueError, TypeError, UnsupportedAlgorithm) as error:
-        raise KeysError(f"{path} is no private key without a password; {remedy}") from error
-    if not isinstance(key, ec.EllipticCurvePrivateKey):
-        raise KeysError(f"{path} is no EC key; {remedy}")
-    return key
+    except ValueError as error:
+        raise KeysError(f"{path} is not {expected}; {remedy}") from error
 
 
 def key_pem(key: ec.EllipticCurvePrivateKey) -> bytes:

@@ -6,10 +6,10 @@ connection without verification finds the cause: another host name, another CA, 
 """
 
 import os
-import queue
 import socket
 import ssl
 import threading
+from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
 from time import monotonic
@@ -17,15 +17,36 @@ from time import monotonic
 from cryptography import x509
 
 from ..errors import ConfigError, KeysError, UnreachableError
-from .certificates import hosts_of, is_relay
-from .enrolment import Enrolment, iso, one_certificate, utc_now
+from .certificates import hosts_of, is_relay, one_certificate
+from .enrolment import Enrolment, out_of_date, utc_now
 
-ENDED, NOT_BEGUN = 10, 9  # OpenSSL's codes for what is wrong with a certificate
-OTHER_HOST = (62, 64)
+OUT_OF_DATE = {9: "not yet valid", 10: "expired"}  # OpenSSL's codes for an error of a certificate
+OTHER_HOST = (62, 64)  # likewise
 ALPN = "h2"
-HANDSHAKE = 0.6  # share of the time for the TLS handshake; the rest is for finding why it failed
+HANDSHAKE = (
+    0.6  # share of the time for the TLS handshake; the rest is for finding the cause of a failure
+)
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))  # empty SETTINGS
-FRAME_HEAD, SETTINGS = 9, 4  # bytes; the type of a frame
+FRAME_HEAD, SETTINGS = 9, b"\x04"  # bytes; the type of a frame
+
+ERRORS = {  # by UnreachableError.cause
+    "unknown host": "the host '{host}' cannot be resolved; correct --server, or check this machine's DNS settings",
+    "closed": "nothing listens on {where}; start the server or relay there (fedcomp server start or fedcomp relay, with "
+    "--port {port}{insecure}), or correct --server",
+    "network": "{where} cannot be reached ({why}); check this machine's network, or correct --server",
+    "silent": "{where} does not answer within {timeout_s:g} s ({why}); check that the server runs and that no firewall blocks port {port}",
+    "host name": "the certificate of {where} is {names}; correct --server, or on the server: fedcomp keys renew {holder} --host {host}",
+    "ca": "the certificate of {where} is not signed by the CA that this client trusts; give the enrolment file that was made with this "
+    "server's keys, or correct --server",
+    "no tls": "{where} has no certificate, it answers without TLS; start the server with --keys, or correct --server",
+    # The server is stopping, is at its limit, or has no TLS.
+    "starting": "{where} closes the connection without TLS; try again and check the server's output, or correct --server",
+    "other tls": "{where} speaks no TLS 1.3 ({why}); correct --server, or give server and client the same version of fedcomp",
+    "tls": "{where} has a certificate; leave --insecure out and give the enrolment file",
+    "refused": "{where} refuses the certificate of client {id} ({why}); check the clocks of both machines, else on the server: "
+    "fedcomp keys renew {id}",
+    "not fedcomp": "{where} is not a fedcomp server: it does not speak HTTP/2; correct --server",
+}
 
 
 @dataclass(frozen=True)
@@ -58,13 +79,6 @@ def join_address(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-def check_server(
-    host: str, port: int, trust: Enrolment | bytes | str | None, timeout_s: float = 5.0
-) -> None:
-    """Check that a trusted server can be reached and accepts the client's certificate. Arguments and errors are those of `contact`."""
-    contact(host, port, trust, timeout_s)
-
-
 def contact(
     host: str, port: int, trust: Enrolment | bytes | str | None, timeout_s: float = 5.0
 ) -> Contact:
@@ -74,111 +88,89 @@ def contact(
 
     Raises UnreachableError within `timeout_s` seconds, and KeysError if the CA is not a certificate.
     """
-    return _Probe(host, port, trust, timeout_s).contact()
+    probe, answer = _Probe(host, port, trust, timeout_s), Future[Contact]()
 
+    def run() -> None:
+        try:
+            answer.set_result(probe.contact())
+        except Exception as error:
+            answer.set_exception(error)
 
-class _Deadline:
-    def __init__(self, timeout_s: float):
-        self.timeout_s, self.end = timeout_s, monotonic() + timeout_s
-
-    def left(self, share: float = 1.0) -> float:
-        """Return the seconds left. Raises TimeoutError if there are none."""
-        if (left := self.end - monotonic()) <= 0:
-            raise TimeoutError
-        return left * share
+    # In a thread, since the system's resolver takes no deadline.
+    threading.Thread(target=run, daemon=True, name="contact").start()
+    try:
+        return answer.result(timeout_s)
+    except TimeoutError:
+        raise probe.silent() from None
 
 
 class _Probe:
+    """The steps of `contact`. A failed step is followed by further connections that find the cause."""
+
     def __init__(
         self, host: str, port: int, trust: Enrolment | bytes | str | None, timeout_s: float
     ):
-        self.host, self.port, self.deadline = host, port, _Deadline(timeout_s)
+        self.host, self.port, self.timeout_s = host, port, timeout_s
         self.where = join_address(host, port)
         self.enrolment = trust if isinstance(trust, Enrolment) else None
         ca = trust.ca if isinstance(trust, Enrolment) else trust
         self.ca = None if ca is None else _authority(ca)
         self.context = None if ca is None else _context(ca, self.enrolment)
+        self.missing = "its name is not resolved"  # the result of the present step
 
     def contact(self) -> Contact:
         begun = monotonic()
-        if self.context is None:
-            with self._connected() as plain:
+        self._resolve()
+        self.missing = "no connection is made"
+        with self._connected() as plain:
+            if self.context is None:
                 self._expect_http2(plain)
-            return Contact(None, monotonic() - begun)
-        with self._connected() as plain, self._secured(plain, self.context) as connection:
-            if connection.selected_alpn_protocol() != ALPN:
-                raise self._foreign("it does not speak HTTP/2")
-            if self.enrolment:  # without one, the server closes the connection
-                self._expect_http2(connection)
-            return Contact(_certificate(connection), monotonic() - begun)
+                return Contact(None, monotonic() - begun)
+            self.missing = "no TLS is spoken"
+            with self._secured(plain, self.context) as connection:
+                if connection.selected_alpn_protocol() != ALPN:
+                    raise self._error("not fedcomp")
+                if self.enrolment:  # without one, the server closes the connection
+                    self._expect_http2(connection)
+                return Contact(_certificate(connection), monotonic() - begun)
+
+    def silent(self) -> UnreachableError:
+        """Return the error for a step that takes too long."""
+        return self._error("silent", why=self.missing)
+
+    def _error(self, cause: str, **values: object) -> UnreachableError:
+        insecure = " --insecure" if self.ca is None else ""
+        known = {"where": self.where, "host": self.host, "port": self.port, "insecure": insecure}
+        known |= {"timeout_s": self.timeout_s}
+        return UnreachableError(ERRORS[cause].format(**known, **values), cause)
 
     # A connection.
 
+    def _resolve(self) -> None:
+        try:
+            socket.getaddrinfo(self.host, self.port, type=socket.SOCK_STREAM)
+        except (OSError, UnicodeError) as error:
+            raise self._error("unknown host") from error
+
     def _connected(self) -> socket.socket:
+        address = self.host, self.port
         try:
-            found = self._addresses()
-        except TimeoutError:
-            raise self._silent("its name is not resolved") from None
-        last: OSError = OSError("it has no address")
-        for i, (family, kind, protocol, _, where) in enumerate(found):
-            connection = socket.socket(family, kind, protocol)
-            try:
-                connection.settimeout(self.deadline.left(1 / (len(found) - i)))
-                connection.connect(where)
-                return connection
-            except OSError as error:
-                connection.close()
-                last = error if not isinstance(last, ConnectionRefusedError) else last
-        if isinstance(last, ConnectionRefusedError):
-            raise UnreachableError(
-                f"nothing listens on {self.where}; start the server there with fedcomp server start --port {self.port}"
-                f"{' --insecure' * (self.ca is None)}, or correct --server",
-                "closed",
-            ) from last
-        if isinstance(last, TimeoutError):
-            raise self._silent("no connection is made") from last
-        raise UnreachableError(
-            f"{self.where} cannot be reached ({last.strerror or last}); check this machine's network, or correct "
-            "--server",
-            "network",
-        ) from last
-
-    def _addresses(self) -> list:
-        """Resolve the name in a thread, since the system's resolver takes no deadline."""
-        answer: queue.SimpleQueue = queue.SimpleQueue()
-
-        def ask() -> None:
-            try:
-                answer.put(
-                    socket.getaddrinfo(self.host.encode("idna"), self.port, type=socket.SOCK_STREAM)
-                )
-            except (OSError, ValueError) as error:
-                answer.put(error)
-
-        threading.Thread(target=ask, daemon=True, name="resolve").start()
-        try:
-            found = answer.get(timeout=self.deadline.left())
-        except queue.Empty:
-            raise TimeoutError from None
-        if isinstance(found, Exception):
-            raise UnreachableError(
-                f"the host '{self.host}' cannot be resolved; correct --server, or check this machine's DNS settings",
-                "unknown host",
-            ) from found
-        return found
-
-    def _silent(self, what: str) -> UnreachableError:
-        return UnreachableError(
-            f"{self.where} does not answer within {self.deadline.timeout_s:g} s ({what}); check that the server runs "
-            f"and that no firewall blocks port {self.port}",
-            "silent",
-        )
+            return socket.create_connection(address, self.timeout_s, all_errors=True)
+        except ExceptionGroup as group:  # an error for each address of the host
+            errors = group.exceptions
+        refused = [error for error in errors if isinstance(error, ConnectionRefusedError)]
+        if refused:
+            raise self._error("closed") from refused[0]
+        if isinstance(errors[-1], TimeoutError):
+            raise self.silent() from errors[-1]
+        why = getattr(errors[-1], "strerror", None) or errors[-1]
+        raise self._error("network", why=why) from errors[-1]
 
     # TLS.
 
     def _secured(self, plain: socket.socket, context: ssl.SSLContext) -> ssl.SSLSocket:
         try:
-            plain.settimeout(self.deadline.left(HANDSHAKE))
+            plain.settimeout(HANDSHAKE * self.timeout_s)
             return context.wrap_socket(plain, server_hostname=self.host)
         except ssl.SSLCertVerificationError as error:
             raise self._untrusted(error) from error
@@ -188,76 +180,39 @@ class _Probe:
     def _untrusted(self, error: ssl.SSLCertVerificationError) -> UnreachableError:
         shown = self._shown()
         if error.verify_code in OTHER_HOST:
-            names = (
-                f"is for {', '.join(hosts_of(shown)) or 'no host'} and not for {self.host}"
-                if shown
-                else f"is not for {self.host}"
-            )
-            return UnreachableError(
-                f"the certificate of {self.where} {names}; correct --server, or on the server: "
-                f"fedcomp keys renew {_name_of(shown)} --host {self.host}",
-                "host name",
-            )
-        if error.verify_code in (ENDED, NOT_BEGUN):
-            return self._untimely(shown)
-        return UnreachableError(
-            f"the certificate of {self.where} is not signed by the CA that this client trusts; give the enrolment file "
-            "that was made with this server's keys, or correct --server",
-            "ca",
-        )
+            others = f"for {', '.join(hosts_of(shown)) or 'no host'} and " if shown else ""
+            names = f"{others}not for {self.host}"
+            return self._error("host name", names=names, holder=_name_of(shown))
+        if cause := OUT_OF_DATE.get(error.verify_code):
+            return self._out_of_date(shown, cause)
+        return self._error("ca")
 
-    def _untimely(self, shown: x509.Certificate | None) -> UnreachableError:
+    def _out_of_date(self, shown: x509.Certificate | None, cause: str) -> UnreachableError:
         """Return the error for a certificate, the server's or the CA's, that is not valid now by this machine's clock."""
-        now = utc_now()
-        wrong = [
-            c
-            for c in (shown, self.ca)
-            if c and not c.not_valid_before_utc <= now < c.not_valid_after_utc
-        ]
-        if not wrong:
-            return UnreachableError(
-                f"the certificate of {self.where} is not valid now, and it is {iso(now)} by this machine's clock; "
-                "correct the clock if it is wrong, else on the server: fedcomp keys renew server",
-                "expired",
-            )
-        begins = now < wrong[0].not_valid_before_utc
-        when = (
-            f"begins on {iso(wrong[0].not_valid_before_utc)}"
-            if begins
-            else f"ended on {iso(wrong[0].not_valid_after_utc)}"
-        )
-        renew = f"renew {_name_of(shown)}"
-        whose, remedy = ("certificate", renew) if wrong[0] is shown else ("CA", "init")
+        remedies = ("certificate", shown, f"renew {_name_of(shown)}"), ("CA", self.ca, "init")
+        for whose, certificate, remedy in remedies:
+            if certificate and (when := out_of_date(certificate, utc_now())):
+                return UnreachableError(
+                    f"the {whose} of {self.where} {when} on the server: fedcomp keys {remedy}",
+                    cause,
+                )
         return UnreachableError(
-            f"the {whose} of {self.where} {when}, and it is {iso(now)} by this machine's clock; correct the clock "
-            f"if it is wrong, else on the server: fedcomp keys {remedy}",
-            "not yet valid" if begins else "expired",
+            f"the certificate of {self.where} is not valid now; correct this machine's clock if it is wrong, else on the "
+            "server: fedcomp keys renew server",
+            cause,
         )
 
     def _no_tls(self, error: Exception) -> UnreachableError:
         """Return the error for a failed handshake, after a second connection without TLS."""
         with suppress(OSError, UnreachableError), self._connected() as connection:
-            connection.settimeout(self.deadline.left())
-            if _speaks_http2(connection, self.deadline):
-                return UnreachableError(
-                    f"{self.where} has no certificate, it answers without TLS; start the server with --keys, or correct "
-                    "--server",
-                    "no tls",
-                )
+            if _speaks_http2(connection):
+                return self._error("no tls")
         if isinstance(error, TimeoutError):
-            return self._silent("no TLS is spoken")
+            return self.silent()
         if isinstance(error, ConnectionError | ssl.SSLEOFError | ssl.SSLZeroReturnError):
-            return UnreachableError(  # the server is stopping, is at its limit, or has no TLS
-                f"{self.where} closes the connection without TLS; try again and check the server's output, or correct "
-                "--server",
-                "starting",
-            )
+            return self._error("starting")
         why = getattr(error, "reason", None) or getattr(error, "strerror", None) or error
-        return UnreachableError(
-            f"{self.where} speaks no TLS 1.3 ({why}); correct --server, or give server and client the same version "
-            "of fedcomp",
-            "no tls",
-        )
+        return self._error("other tls", why=why)
 
     def _shown(self) -> x509.Certificate | None:
         """Return the server's certificate without checking it."""
@@ -265,7 +220,6 @@ class _Probe:
         context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
         context.set_alpn_protocols([ALPN])
         with suppress(OSError, ValueError, UnreachableError), self._connected() as plain:
-            plain.settimeout(self.deadline.left())
             with context.wrap_socket(plain, server_hostname=self.host) as connection:
                 return _certificate(connection)
         return None
@@ -274,26 +228,24 @@ class _Probe:
 
     def _expect_http2(self, connection: socket.socket) -> None:
         """Wait for the server's first frame. In TLS 1.3, a refusal of the client's certificate arrives only now, after the handshake."""
-        share = 1.0 if self.enrolment else HANDSHAKE
+        self.missing = "HTTP/2 is not answered"
+        connection.settimeout((1.0 if self.enrolment else HANDSHAKE) * self.timeout_s)
         try:
-            if _speaks_http2(connection, _Deadline(self.deadline.left(share))):
+            if _speaks_http2(connection):
                 return
             error: OSError | None = None
         except OSError as raised:
             error = raised
         if self.enrolment is not None:
             if isinstance(error, TimeoutError):
-                raise self._silent("HTTP/2 is not answered")
+                raise self.silent()
             with self._connected():  # raises if the server has ended just now
                 raise self._refused(self.enrolment, error) from error
         if self._shown():
-            raise UnreachableError(
-                f"{self.where} has a certificate; leave --insecure out and give the enrolment file",
-                "tls",
-            ) from error
+            raise self._error("tls") from error
         if isinstance(error, TimeoutError):
-            raise self._silent("HTTP/2 is not answered")
-        raise self._foreign("it does not speak HTTP/2") from error
+            raise self.silent()
+        raise self._error("not fedcomp") from error
 
     def _refused(self, enrolment: Enrolment, error: OSError | None) -> UnreachableError:
         """Return the error for a server that closed the connection after the client's certificate was sent.
@@ -306,34 +258,20 @@ class _Probe:
             return UnreachableError(str(mine), "refused")
         alert = (getattr(error, "reason", None) or "").partition("ALERT_")[2]
         why = alert.replace("_", " ").lower() or "it closes the connection"
-        return UnreachableError(
-            f"{self.where} refuses the certificate of client {enrolment.id} ({why}); check the clocks of both machines, "
-            f"else on the server: fedcomp keys renew {enrolment.id}",
-            "refused",
-        )
-
-    def _foreign(self, said: str) -> UnreachableError:
-        return UnreachableError(
-            f"{self.where} is not a fedcomp server: {said}; correct --server", "not fedcomp"
-        )
+        return self._error("refused", id=enrolment.id, why=why)
 
 
-def _speaks_http2(connection: socket.socket, deadline: _Deadline) -> bool:
-    """Return whether the server's first frame is SETTINGS, as HTTP/2 begins. Raises OSError; TimeoutError at the deadline.
+def _speaks_http2(connection: socket.socket) -> bool:
+    """Return whether the server's first frame is SETTINGS, as HTTP/2 begins. Raises OSError.
 
     With TLS the client sends nothing. A server that refuses the client's certificate has closed the connection: it would answer further
     bytes with a reset, which can discard the alert that names the reason.
     """
     if not isinstance(connection, ssl.SSLSocket):
-        connection.settimeout(deadline.left())
         connection.sendall(PREFACE)
-    head = b""
-    while len(head) < FRAME_HEAD:
-        connection.settimeout(deadline.left())
-        if not (more := connection.recv(FRAME_HEAD - len(head))):
-            return False
-        head += more
-    return head[3] == SETTINGS and head[5:] == bytes(4)
+    with connection.makefile("rb") as file:
+        head = file.read(FRAME_HEAD)
+    return head[3:4] == SETTINGS and head[5:] == bytes(4)
 
 
 def _authority(ca: bytes | str) -> x509.Certificate:

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Self, TypeGuard, TypeVar
+from typing import Any, Self, TypeVar
 
 import tomli_w
 from cryptography import x509
@@ -27,13 +27,16 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from ..config import at_home
+from ..durable_files import write_new
 from ..errors import KeysError
-from .certificates import hosts_of
+from .certificates import CURVE, hosts_of, one_certificate, private_key
 
 VARIABLE, DEFAULT_PLACE = "FEDCOMP_ENROLMENT", "~/.config/fedcomp/enrolment.toml"
-CURVE = ec.SECP384R1
 LARGEST = 16 << 20  # bytes of the largest file that is read
 LARGEST_ID = 2**31 - 1
+LOGICAL_ID = f"a whole number from 0 to {LARGEST_ID}"
+SERVER = "a text such as server.example:8080"
+RESTORE = "copy it anew from the folder of keys on the server"
 T = TypeVar("T")
 
 
@@ -46,9 +49,18 @@ def iso(moment: datetime) -> str:
     return f"{moment.astimezone(UTC):%Y-%m-%dT%H:%M:%SZ}"
 
 
+def out_of_date(certificate: x509.Certificate, now: datetime) -> str:
+    """Return when a certificate ended or will begin, and what to check first, as a part of a sentence; "" if it is valid at `now`."""
+    begins, ends = certificate.not_valid_before_utc, certificate.not_valid_after_utc
+    if begins <= now < ends:
+        return ""
+    when = f"begins on {iso(begins)}" if now < begins else f"ended on {iso(ends)}"
+    return f"{when}, and it is {iso(now)} by this machine's clock; correct the clock if it is wrong, else"
+
+
 def moment(text: Any) -> datetime:
     """Parse the output of `iso`, or any ISO date with a time and an offset. Raises ValueError."""
-    read = text if isinstance(text, datetime) else datetime.fromisoformat(_text(text))
+    read = text if isinstance(text, datetime) else datetime.fromisoformat(ascii_text(text))
     if read.tzinfo is None:
         raise ValueError("no offset from UTC")
     return read.astimezone(UTC)
@@ -66,7 +78,7 @@ def public_key(data: bytes | str) -> ec.EllipticCurvePublicKey:
         key = load(raw.strip())
     except (TypeError, UnsupportedAlgorithm) as error:
         raise ValueError(str(error)) from error
-    if not _is_ours(key):
+    if not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, CURVE):
         raise ValueError("not an EC P-384 key")
     return key
 
@@ -94,15 +106,6 @@ def key_hash(key: ec.EllipticCurvePublicKey) -> bytes:
     ).digest()
 
 
-def certificate_key_hash(certificate: bytes | str) -> bytes | None:
-    """Return the `key_hash` of a certificate as PEM, or None if it holds no EC P-384 key."""
-    try:
-        key = one_certificate(certificate).public_key()
-    except ValueError:
-        return None
-    return key_hash(key) if _is_ours(key) else None
-
-
 def default_enrolment() -> Path:
     """Return the path of this machine's enrolment file: FEDCOMP_ENROLMENT if set, else ~/.config/fedcomp/enrolment.toml.
 
@@ -113,35 +116,36 @@ def default_enrolment() -> Path:
     return Path(os.path.expanduser(DEFAULT_PLACE))  # unchanged for a user without a home folder
 
 
-def read_toml(path: Path, remedy: str) -> dict[str, Any]:
-    """Read a TOML file. Raises KeysError, which ends with `remedy`, if it is absent or malformed."""
-    try:
-        with path.open("rb") as file:
-            data = file.read(LARGEST + 1)
-        if len(data) > LARGEST:
-            raise KeysError(f"{path} is larger than {LARGEST} bytes; {remedy}")
-        return tomllib.loads(data.decode())
-    except OSError as error:
-        raise KeysError(f"{path} cannot be read ({error.strerror}); {remedy}") from error
-    except (ValueError, RecursionError) as error:
-        raise KeysError(f"{path} is not TOML: {error}; {remedy}") from error
+@dataclass(frozen=True)
+class Fields:
+    """The fields of a TOML table. KeysErrors about them begin with `where` and end with `remedy`."""
 
+    table: Mapping[str, Any]
+    where: str
+    remedy: str
 
-def take(
-    table: Mapping[str, Any],
-    name: str,
-    read: Callable[[Any], T],
-    expected: str,
-    where: str,
-    remedy: str,
-) -> T:
-    """Return a field of a table, parsed by `read`. Raises KeysError, which names the place `where` and the field."""
-    if name not in table:
-        raise KeysError(f"{where}: '{name}' is missing; {remedy}")
-    try:
-        return read(table[name])
-    except (ValueError, OverflowError):
-        raise KeysError(f"{where}: '{name}' is not {expected}; {remedy}") from None
+    @classmethod
+    def of_file(cls, path: Path, remedy: str) -> Self:
+        """Read a TOML file. Raises KeysError if it is absent or malformed."""
+        try:
+            with path.open("rb") as file:
+                data = file.read(LARGEST + 1)
+            if len(data) > LARGEST:
+                raise KeysError(f"{path} is larger than {LARGEST} bytes; {remedy}")
+            return cls(tomllib.loads(data.decode()), str(path), remedy)
+        except OSError as error:
+            raise KeysError(f"{path} cannot be read ({error.strerror}); {remedy}") from error
+        except (ValueError, RecursionError) as error:
+            raise KeysError(f"{path} is not TOML: {error}; {remedy}") from error
+
+    def take(self, name: str, read: Callable[[Any], T], expected: str) -> T:
+        """Return a field, parsed by `read`. Raises KeysError, which names the field."""
+        if name not in self.table:
+            raise KeysError(f"{self.where}: '{name}' is missing; {self.remedy}")
+        try:
+            return read(self.table[name])
+        except (ValueError, OverflowError):
+            raise KeysError(f"{self.where}: '{name}' is not {expected}; {self.remedy}") from None
 
 
 def logical_id(value: Any) -> int:
@@ -167,35 +171,28 @@ class Enrolment:
         Raises KeysError, naming the file and the line or field, if a field is missing or malformed, the private key is not that of
         the certificate, or the CA did not sign the certificate.
         """
-        remedy = "copy it anew from the folder of keys on the server"
-        table = read_toml(Path(path), remedy)
-
-        def one(name: str, read: Callable[[Any], T], expected: str) -> T:
-            return take(table, name, read, expected, str(path), remedy)
-
-        id = one("id", logical_id, f"a whole number from 0 to {LARGEST_ID}")
-        if "certificate" not in table:
+        fields = Fields.of_file(Path(path), RESTORE)
+        id = fields.take("id", logical_id, LOGICAL_ID)
+        if "certificate" not in fields.table:
             raise KeysError(
                 f"{path} has no certificate, since an earlier version of fedcomp made it; make a new one on the server: "
                 f"fedcomp keys renew {id}"
             )
         enrolment = cls(
-            id=id,
-            certificate=one("certificate", _certificate_text, "a certificate as PEM"),
-            private_key=one(
+            id,
+            fields.take("certificate", _certificate_text, "a certificate as PEM"),
+            fields.take(
                 "private_key", _private_text, "an EC P-384 private key as PEM without a password"
             ),
-            ca=one("ca", _certificate_text, "a certificate as PEM"),
-            server=one("server", _text, "a text such as server.example:8080")
-            if "server" in table
-            else None,
+            fields.take("ca", _certificate_text, "a certificate as PEM"),
+            fields.take("server", ascii_text, SERVER) if "server" in fields.table else None,
         )
         if enrolment.pair[1] != enrolment.leaf.public_key():
-            raise KeysError(f"{path}: 'private_key' is not the key of 'certificate'; {remedy}")
+            raise KeysError(f"{path}: 'private_key' is not the key of 'certificate'; {RESTORE}")
         try:
             enrolment.leaf.verify_directly_issued_by(one_certificate(enrolment.ca))
         except (ValueError, TypeError, InvalidSignature):
-            raise KeysError(f"{path}: 'certificate' is not signed by 'ca'; {remedy}") from None
+            raise KeysError(f"{path}: 'certificate' is not signed by 'ca'; {RESTORE}") from None
         return enrolment
 
     @cached_property
@@ -206,7 +203,7 @@ class Enrolment:
     @cached_property
     def pair(self) -> tuple[ec.EllipticCurvePrivateKey, ec.EllipticCurvePublicKey]:
         """The private and the public key, with which sealed elections sign and verify."""
-        private = _private_key(self.private_key)
+        private = private_key(self.private_key.encode())
         return private, private.public_key()
 
     @property
@@ -229,24 +226,13 @@ class Enrolment:
         """The end of the certificate, UTC."""
         return self.leaf.not_valid_after_utc
 
-    def credentials(self) -> tuple[bytes, bytes, bytes]:
-        """Return the CA's certificate, this certificate and its private key as PEM.
-
-        Mind the order: grpc.ssl_channel_credentials takes the private key before the client's certificate.
-        """
-        return self.ca.encode(), self.certificate.encode(), self.private_key.encode()
-
     def refuse_expired(self, now: datetime | None = None) -> None:
         """Raise KeysError if the certificate has ended or has not begun by this machine's clock."""
-        now, begins = now or utc_now(), self.leaf.not_valid_before_utc
-        if begins <= now < self.not_after:
-            return
-        when = f"begins on {iso(begins)}" if now < begins else f"ended on {iso(self.not_after)}"
-        holder = f"relay-{self.id}" if self.relay else self.id
-        raise KeysError(
-            f"the certificate of {self.name} {when}, and it is {iso(now)} by this machine's clock; "
-            f"correct the clock if it is wrong, else on the server: fedcomp keys renew {holder}"
-        )
+        if when := out_of_date(self.leaf, now or utc_now()):
+            holder = f"relay-{self.id}" if self.relay else self.id
+            raise KeysError(
+                f"the certificate of {self.name} {when} on the server: fedcomp keys renew {holder}"
+            )
 
     def text(self) -> str:
         """Return the file's content."""
@@ -269,58 +255,27 @@ class Enrolment:
         Raises FileExistsError rather than overwrite.
         """
         ca, key = folder / "ca.crt", folder / "client.key"
-        write_new(ca, self.ca.encode(), 0o644)
+        write_new(ca, [self.ca.encode()], 0o644)
         private = self.pair[0].private_bytes(
             serialization.Encoding.PEM,
             serialization.PrivateFormat.OpenSSH,
             serialization.NoEncryption(),
         )
-        write_new(key, private, 0o600)
+        write_new(key, [private], 0o600)
         return ca, key
 
 
-def one_certificate(pem_text: bytes | str) -> x509.Certificate:
-    """Parse a PEM text that holds exactly one certificate. Raises ValueError."""
-    raw = pem_text.encode() if isinstance(pem_text, str) else pem_text
-    (certificate,) = x509.load_pem_x509_certificates(raw)
-    return certificate
-
-
-def write_new(path: Path, data: bytes, mode: int) -> None:
-    """Write a new file and flush it to the disk. Its permissions are never wider than `mode`. Raises FileExistsError."""
-    with open(
-        os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, mode), "wb"
-    ) as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def _text(value: Any) -> str:
+def ascii_text(value: Any) -> str:
     if not isinstance(value, str) or not value.isascii():
         raise ValueError("no ASCII text")
     return value
 
 
 def _private_text(value: Any) -> str:
-    _private_key(value)
+    private_key(ascii_text(value).encode())
     return value
 
 
 def _certificate_text(value: Any) -> str:
-    one_certificate(_text(value))
+    one_certificate(ascii_text(value))
     return value
-
-
-def _private_key(value: Any) -> ec.EllipticCurvePrivateKey:
-    try:
-        key = serialization.load_pem_private_key(_text(value).encode(), None)
-    except (TypeError, UnsupportedAlgorithm) as error:  # TypeError: it has a password
-        raise ValueError(str(error)) from error
-    if not isinstance(key, ec.EllipticCurvePrivateKey) or not isinstance(key.curve, CURVE):
-        raise ValueError("not an EC P-384 key")
-    return key
-
-
-def _is_ours(key: object) -> TypeGuard[ec.EllipticCurvePublicKey]:
-    return isinstance(key, ec.EllipticCurvePublicKey) and isinstance(key.curve, CURVE)

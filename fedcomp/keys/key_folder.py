@@ -28,31 +28,15 @@ from cryptography import x509
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric import ec
 
+from .. import durable_files
 from ..config import keys_command
+from ..durable_files import flush_folder, write_new
 from ..errors import KeysError
 from . import certificates
-from .certificates import hosts_of, read_certificate, read_private_key
-from .connection import check_server, join_address
-from .enrolment import CURVE, LARGEST_ID, Enrolment, iso, openssh, pem, utc_now, write_new
+from .certificates import CURVE, hosts_of, read_certificate, read_private_key
+from .connection import join_address
+from .enrolment import LARGEST_ID, Enrolment, iso, openssh, out_of_date, utc_now
 from .registry import ENROLLED, REVOKED, Entry, Registry, read_file, text_of
-
-__all__ = [
-    "Enrolment",
-    "Entry",
-    "Registry",
-    "add",
-    "add_relay",
-    "check_server",
-    "check_server_files",
-    "due",
-    "make",
-    "pem",
-    "read_registry",
-    "renew",
-    "renew_server",
-    "revoke",
-    "serving_files",
-]
 
 CA_CRT = "ca.crt"
 CA_KEY = "ca.key"
@@ -60,8 +44,8 @@ SERVER_CRT = "server.crt"
 SERVER_KEY = "server.key"
 REGISTRY = "registry.toml"
 CLIENTS, RELAYS = "clients", "relays"
-INCOMPLETE = "INCOMPLETE.txt"
 DAYS, CA_DAYS = 365, 3650
+NEW_KEYS = "make new keys in another folder: fedcomp keys init --out DIR --clients N"
 
 
 def make(
@@ -78,30 +62,27 @@ def make(
             f"--out {folder} exists and is not overwritten; give another name, or add clients to it with: "
             f"{keys_command(folder, 'add')}"
         )
-    now = utc_now()
     with _writing(f"--out {folder}", "give a folder that can be"):
         folder.parent.mkdir(parents=True, exist_ok=True)
         half = Path(
             tempfile.mkdtemp(prefix=f".{folder.name}.", suffix=".new", dir=folder.parent)
         )  # 0700
         try:
-            _mark(half, folder)
-            ca_key = ec.generate_private_key(CURVE())
+            now, ca_key = utc_now(), ec.generate_private_key(CURVE())
             ends = now + timedelta(days=max(days, CA_DAYS))
-            ca = _Authority(certificates.authority(ca_key, now, ends), ca_key)
-            write_new(half / CA_KEY, certificates.key_pem(ca_key), 0o600)
-            write_new(half / CA_CRT, certificates.pem(ca.certificate), 0o644)
-            _write_server(half, ca, names, now, days)
+            ca = certificates.authority(ca_key, now, ends)
+            write_new(half / CA_KEY, [certificates.key_pem(ca_key)], 0o600)
+            write_new(half / CA_CRT, [certificates.pem(ca)], 0o644)
+            issuer = _Issuer(half, ca, ca_key, days, join_address(names[0], port))
+            issuer.certify_server(names)
             (half / CLIENTS).mkdir(0o700)
-            server = join_address(names[0], port)
-            entries = [_enrol(half, id, ca, now, days, server) for id in range(clients)]
-            write_new(half / REGISTRY, text_of(entries, server).encode(), 0o644)
-            (half / INCOMPLETE).unlink()
+            entries = [issuer.enrol(id) for id in range(clients)]
+            write_new(half / REGISTRY, [text_of(entries, issuer.server).encode()], 0o644)
             os.rename(half, folder)  # refused where another process was faster
         except BaseException:
             shutil.rmtree(half, ignore_errors=True)
             raise
-        _flush_folder(folder.parent)
+        flush_folder(folder.parent)
     return names
 
 
@@ -111,12 +92,8 @@ def add(folder: str | Path, count: int = 1, days: int = DAYS) -> list[int]:
     Raises KeysError, also if ca.key is kept elsewhere or the CA's certificate has ended.
     """
     with _changing(folder) as state:
-        ca = state.authority()
-        first = state.next_id(relay=False)
-        new = [
-            _enrol(state.folder, id, ca, utc_now(), days, state.server)
-            for id in range(first, first + count)
-        ]
+        issuer, first = state.issuer(days), state.next_id(relay=False)
+        new = [issuer.enrol(id) for id in range(first, first + count)]
         state.write([*state.entries, *new])
     return [entry.id for entry in new]
 
@@ -130,9 +107,7 @@ def add_relay(folder: str | Path, hosts: Sequence[str], days: int = DAYS) -> tup
     with _changing(folder) as state:
         id = state.next_id(relay=True)
         (state.folder / RELAYS).mkdir(0o700, exist_ok=True)
-        ca = state.authority()
-        new = _enrol(state.folder, id, ca, utc_now(), days, state.server, names)
-        state.write([*state.entries, new])
+        state.write([*state.entries, state.issuer(days).enrol(id, names)])
     return id, names
 
 
@@ -170,8 +145,7 @@ def renew(
                 )
             had = hosts_of(Enrolment.read(file).leaf) if file.exists() else []
             names = certificates.hosts([*had, *hosts])
-        ca = state.authority()
-        new = _enrol(state.folder, old.id, ca, utc_now(), days, state.server, names)
+        new = state.issuer(days).enrol(old.id, names)
         new = replace(new, replaced=(*old.replaced, old.public_key))
         state.write([new if e is old else e for e in state.entries])
     return new.not_after
@@ -185,14 +159,10 @@ def renew_server(
     Clients need nothing new. Raises KeysError, also if ca.key is kept elsewhere or the CA's certificate has ended.
     """
     with _changing(folder) as state:
-        ca = state.authority()
-        had = (
-            hosts_of(read_certificate(state.folder / SERVER_CRT))
-            if (state.folder / SERVER_CRT).exists()
-            else []
-        )
+        issuer, file = state.issuer(days), state.folder / SERVER_CRT
+        had = hosts_of(read_certificate(file)) if file.exists() else []
         names = certificates.hosts([*had, *hosts])
-        ends = _write_server(state.folder, ca, names, utc_now(), days)
+        ends = issuer.certify_server(names)
     return names, ends
 
 
@@ -215,16 +185,58 @@ def due(folder: str | Path, within_days: int) -> list[int | str]:
 
 
 @dataclass(frozen=True)
-class _Authority:
-    """The CA's certificate and its key."""
+class _Issuer:
+    """The CA of a folder of keys. Its certificates are valid for `days` days, and no longer than its own."""
 
+    folder: Path
     certificate: x509.Certificate
     key: ec.EllipticCurvePrivateKey
+    days: int
+    server: str | None  # the server's address, for enrolment files
 
-    def ends(self, now: datetime, days: int) -> datetime:
-        """Return the end of a certificate that is valid for `days` days, and no longer than the CA's."""
-        ends = min(now + timedelta(days=days), self.certificate.not_valid_after_utc)
-        return ends.replace(microsecond=0)
+    def certify_server(self, hosts: Sequence[str]) -> datetime:
+        """Write a new key and certificate for the server, and return the certificate's end."""
+        key = ec.generate_private_key(CURVE())
+        now, ends = self._validity()
+        certificate = certificates.of_server(key.public_key(), hosts, self.key, now, ends)
+        durable_files.replace(self.folder / SERVER_KEY, [certificates.key_pem(key)], 0o600)
+        durable_files.replace(self.folder / SERVER_CRT, [certificates.pem(certificate)], 0o644)
+        return ends
+
+    def enrol(self, id: int, relay_hosts: Sequence[str] | None = None) -> Entry:
+        """Write an enrolment file with a new key. Return its entry, which the caller adds to the registry.
+
+        `relay_hosts`: the hosts of a relay; None for a client.
+        """
+        if id > LARGEST_ID:
+            raise KeysError(
+                f"{self.folder / REGISTRY} has ids up to {LARGEST_ID}, and no more fit; {NEW_KEYS}"
+            )
+        key = ec.generate_private_key(CURVE())
+        public, relay = key.public_key(), relay_hosts is not None
+        now, ends = self._validity()
+        if relay:
+            certificate = certificates.of_server(
+                public, relay_hosts, self.key, now, ends, relay=True
+            )
+        else:
+            certificate = certificates.of_client(public, self.key, now, ends)
+        enrolment = Enrolment(
+            id,
+            certificates.pem(certificate).decode(),
+            certificates.key_pem(key).decode(),
+            certificates.pem(self.certificate).decode(),
+            self.server,
+        )
+        file = self.folder / (RELAYS if relay else CLIENTS) / f"{id}.toml"
+        durable_files.replace(file, [enrolment.text().encode()], 0o600)
+        return Entry(id, openssh(public), ENROLLED, ends, relay=relay)
+
+    def _validity(self) -> tuple[datetime, datetime]:
+        """Return now, and the end of a certificate that is made now."""
+        now = utc_now()
+        ends = min(now + timedelta(days=self.days), self.certificate.not_valid_after_utc)
+        return now, ends.replace(microsecond=0)
 
 
 @dataclass(frozen=True)
@@ -235,7 +247,7 @@ class _State:
     entries: tuple[Entry, ...]  # clients and relays
     server: str | None
 
-    def authority(self) -> _Authority:
+    def issuer(self, days: int) -> _Issuer:
         """Read the CA's certificate and key. Raises KeysError if ca.key is kept elsewhere or the CA's certificate has ended."""
         certificate = read_certificate(self.folder / CA_CRT)
         key = read_private_key(
@@ -246,12 +258,9 @@ class _State:
             raise KeysError(
                 f"{self.folder / CA_KEY} is not the key of {self.folder / CA_CRT}; bring back the one that is"
             )
-        if utc_now() >= certificate.not_valid_after_utc:
-            raise KeysError(
-                f"the CA of {self.folder} ended on {iso(certificate.not_valid_after_utc)}; make new keys in "
-                "another folder: fedcomp keys init --out DIR --clients N"
-            )
-        return _Authority(certificate, key)
+        if utc_now() >= (ended := certificate.not_valid_after_utc):
+            raise KeysError(f"the CA of {self.folder} ended on {iso(ended)}; {NEW_KEYS}")
+        return _Issuer(self.folder, certificate, key, days, self.server)
 
     def entry(self, holder: int | str) -> Entry:
         """Return the entry of a holder. Raises KeysError if there is none."""
@@ -272,7 +281,8 @@ class _State:
         return max((entry.id for entry in self.entries if entry.relay == relay), default=-1) + 1
 
     def write(self, entries: Sequence[Entry]) -> None:
-        _replace(self.folder / REGISTRY, text_of(entries, self.server).encode(), 0o644)
+        text = text_of(entries, self.server)
+        durable_files.replace(self.folder / REGISTRY, [text.encode()], 0o644)
 
 
 @contextmanager
@@ -283,9 +293,6 @@ def _changing(folder: str | Path) -> Iterator[_State]:
         lock = os.open(folder, os.O_RDONLY)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            for within in (folder, folder / CLIENTS, folder / RELAYS):
-                for leftover in within.glob(".*.new"):  # of a process that was killed
-                    leftover.unlink()
             clients, relays, server = read_file(folder / REGISTRY)
             yield _State(folder, (*clients, *relays), server)
         finally:
@@ -298,23 +305,14 @@ def read_registry(folder: str | Path) -> Registry:
 
 
 def keys_folder(folder: str | Path) -> Path:
-    """Return the path of a folder of keys. Raises KeysError if it is not one or is incomplete."""
+    """Return the path of a folder of keys. Raises KeysError if it is not one."""
     folder = Path(folder)
-    if (folder / INCOMPLETE).exists():
-        raise KeysError(
-            f"--keys {folder} is incomplete, as {folder / INCOMPLETE} describes; delete the folder and make it anew with: "
-            f"{_init(folder)}"
-        )
     if not (folder / REGISTRY).is_file():
         raise KeysError(
             f"--keys {folder} is not a folder of keys: it has no {REGISTRY}; give another, or make one with: "
-            f"{_init(folder)}"
+            f"fedcomp keys init --out {shlex.quote(str(folder))} --clients N"
         )
     return folder
-
-
-def _init(folder: Path) -> str:
-    return f"fedcomp keys init --out {shlex.quote(str(folder))} --clients N"
 
 
 def check_server_files(folder: str | Path) -> x509.Certificate:
@@ -349,77 +347,10 @@ def serving_files(folder: str | Path, now: datetime | None = None) -> tuple[Path
     """
     folder, now = keys_folder(folder), now or utc_now()
     certificate = check_server_files(folder)
-    begins, ends = certificate.not_valid_before_utc, certificate.not_valid_after_utc
-    if not begins <= now < ends:
-        when = f"begins on {iso(begins)}" if now < begins else f"ended on {iso(ends)}"
-        raise KeysError(
-            f"{folder / SERVER_CRT} {when}, and it is {iso(now)} by this machine's clock; correct the clock if it is wrong, "
-            f"else: {keys_command(folder, 'renew', 'server')}"
-        )
+    if when := out_of_date(certificate, now):
+        renew = keys_command(folder, "renew", "server")
+        raise KeysError(f"{folder / SERVER_CRT} {when}: {renew}")
     return folder / SERVER_CRT, folder / SERVER_KEY
-
-
-def _write_server(
-    folder: Path, ca: _Authority, hosts: Sequence[str], now: datetime, days: int
-) -> datetime:
-    """Write a new key and certificate for the server, and return the certificate's end."""
-    key = ec.generate_private_key(CURVE())
-    ends = ca.ends(now, days)
-    certificate = certificates.of_server(key.public_key(), hosts, ca.key, now, ends)
-    _replace(folder / SERVER_KEY, certificates.key_pem(key), 0o600)
-    _replace(folder / SERVER_CRT, certificates.pem(certificate), 0o644)
-    return ends
-
-
-def _enrol(
-    folder: Path,
-    id: int,
-    ca: _Authority,
-    now: datetime,
-    days: int,
-    server: str | None,
-    relay_hosts: Sequence[str] | None = None,
-) -> Entry:
-    """Write an enrolment file with a new key. Return its entry, which the caller adds to the registry.
-
-    `relay_hosts`: the hosts of a relay; None for a client.
-    """
-    if id > LARGEST_ID:
-        raise KeysError(
-            f"{folder / REGISTRY} has ids up to {LARGEST_ID}, and no more fit; make new keys in another "
-            "folder: fedcomp keys init --out DIR --clients N"
-        )
-    key = ec.generate_private_key(CURVE())
-    ends, public = ca.ends(now, days), key.public_key()
-    relay = relay_hosts is not None
-    certificate = (
-        certificates.of_relay(public, relay_hosts, ca.key, now, ends)
-        if relay
-        else certificates.of_client(public, ca.key, now, ends)
-    )
-    enrolment = Enrolment(
-        id,
-        certificates.pem(certificate).decode(),
-        certificates.key_pem(key).decode(),
-        certificates.pem(ca.certificate).decode(),
-        server,
-    )
-    _replace(
-        folder / (RELAYS if relay else CLIENTS) / f"{id}.toml", enrolment.text().encode(), 0o600
-    )
-    return Entry(id, openssh(public), ENROLLED, ends, relay=relay)
-
-
-# Files.
-
-
-def _mark(half: Path, folder: Path) -> None:
-    text = (
-        f"This folder is an incomplete {folder.name}: fedcomp keys init was interrupted. A complete folder has:\n"
-        f"{CA_CRT} {CA_KEY} {SERVER_CRT} {SERVER_KEY} {CLIENTS}/ {REGISTRY}\n"
-        "Nothing in it is in use: delete it and run fedcomp keys init again.\n"
-    )
-    write_new(half / INCOMPLETE, text.encode(), 0o644)
 
 
 @contextmanager
@@ -428,19 +359,3 @@ def _writing(what: str, remedy: str) -> Iterator[None]:
         yield
     except OSError as error:
         raise KeysError(f"{what} cannot be written ({error.strerror}); {remedy}") from error
-
-
-def _replace(path: Path, data: bytes, mode: int) -> None:
-    """Write a new file, flush it to the disk, and rename it to `path`."""
-    temporary = path.with_name(f".{path.name}.new")
-    write_new(temporary, data, mode)
-    os.replace(temporary, path)
-    _flush_folder(path.parent)
-
-
-def _flush_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -10,44 +10,37 @@ from ..errors import UserError
 from ..state_folder import StateFolder
 
 MOST_RUNS = 4096  # in the log; none of them is ever removed
-NAMED = "sealed-"  # how the files begin
+PREFIX = "sealed-"  # of the files
 
 
-class Past:
+class SignatureLog:
     """Named bytes by run; no name is forgotten."""
 
     def __init__(self, folder: StateFolder | None = None):
         self.folder = folder
-        self._kept: dict[str, dict[str, bytes]] = {}  # without a folder
+        self._files: dict[str, dict[str, bytes]] = {}  # without a folder
 
     def of(self, run: str) -> dict[str, bytes]:
-        """Raises CheckpointError where the file is damaged."""
-        return dict(
-            self._kept.get(run, {}) if self.folder is None else self.folder.load(_file(run))
-        )
+        """Return the entries of a run. Raises CheckpointError if its file is damaged."""
+        name = _file(run)
+        return self.folder.load(name) if self.folder else dict(self._files.get(name, {}))
 
-    def add(self, run: str, more: Mapping[str, bytes]) -> None:
-        """On the disk when this returns. Raises UserError for more runs than a client remembers, CheckpointError for a full disk."""
-        known = self.of(run)
-        if known | more == known:
+    def add(self, run: str, entries: Mapping[str, bytes]) -> None:
+        """Add entries of a run, on the disk when this returns. Raises UserError for too many runs, CheckpointError for a full disk."""
+        known, name = self.of(run), _file(run)
+        if known | entries == known:
             return
-        if not known and self._runs() >= MOST_RUNS:
+        runs = list(self.folder.path.glob(f"{PREFIX}*.bin")) if self.folder else self._files
+        if not known and len(runs) >= MOST_RUNS:
             raise UserError(
                 f"this client has signed ballots in {MOST_RUNS} runs, and remembers no more; give it a new --state-dir, "
                 "and a new key with it"
             )
-        if self.folder is None:
-            self._kept[run] = known | more
+        if self.folder:
+            self.folder.save(known | entries, name)
         else:
-            self.folder.save(known | more, _file(run))
-
-    def _runs(self) -> int:
-        return (
-            len(self._kept)
-            if self.folder is None
-            else sum(1 for _ in self.folder.path.glob(f"{NAMED}*.bin"))
-        )
+            self._files[name] = known | entries
 
 
 def _file(run: str) -> str:
-    return f"{NAMED}{sha256(run.encode()).hexdigest()[:32]}.bin"
+    return f"{PREFIX}{sha256(run.encode()).hexdigest()[:32]}.bin"

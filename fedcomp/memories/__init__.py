@@ -19,12 +19,9 @@ __all__ = [
     "Counterpart",
     "Memory",
     "available_memories",
-    "chooses",
     "counterpart",
     "default_uplink",
     "memory",
-    "momentum",
-    "only_under",
     "with_memories",
 ]
 
@@ -74,26 +71,9 @@ def _named(text: str) -> tuple[type[Memory], Any]:
         return spec.choose(spec.only_part(text, "memory"), _MEMORIES, "memory")
 
 
-def chooses(text: str) -> bool:
-    """Whether a memory decides itself which coordinates are sent."""
-    name = spec.parse(text).parts[0].name
-    return name in _MEMORIES and _MEMORIES[name].chooses
-
-
-def only_under(text: str) -> str:
-    """The strategy without which a memory has no frames, "" for a memory that works under any."""
-    name = spec.parse(text).parts[0].name
-    return _MEMORIES[name].only_under if name in _MEMORIES else ""
-
-
 def default_uplink(text: str) -> str:
     """Return the codec of a run with this memory where --uplink is left out; "" for the general default. Raises SpecError."""
     return "" if text == AUTO else _named(text)[0].default_uplink
-
-
-def momentum(text: str) -> float:
-    """Return the momentum that a memory applies to updates, 0 for none. Raises SpecError."""
-    return 0.0 if text == AUTO else getattr(_named(text)[1], "momentum", 0.0)
 
 
 def counterpart(

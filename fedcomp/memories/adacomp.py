@@ -11,6 +11,7 @@ through the whole model, and s is one. The uplink's codec carries what was chose
 nothing is sent.
 """
 
+import math
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -19,10 +20,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from .. import kernels
+from .. import kernels, spec
 from ..codecs import Codec, Context
-from ..codecs.frame import LAYER
-from ..errors import SpecError
 from ..layout import Layout
 from .vectors import Kept, Vectors, at_full_density
 
@@ -32,8 +31,7 @@ class Options:
     bin: int = 500  # coordinates that are compared with one another
 
     def __post_init__(self) -> None:
-        if self.bin < 1:
-            raise SpecError(f"bin is {self.bin}; give at least one coordinate, such as 500")
+        spec.check_ranges(self, bin=(1, math.inf))
 
 
 class AdaComp(Vectors):
@@ -49,8 +47,7 @@ class AdaComp(Vectors):
 
     def _move(self, kept: Kept, x: Tensor, context: Context) -> tuple[Kept, Tensor]:
         g = kept["residual"] + x
-        layered = self.codec.scope == LAYER and self.layout is not None
-        spans = [entry.span for entry in self.layout] if layered else [slice(0, self.numel)]
+        spans = self.codec.spans(self.layout or Layout.flat(self.numel))
         send = [
             choose(g[span], x[span], self.options.bin) for span in spans if span.stop > span.start
         ]

@@ -18,15 +18,18 @@ from torch import Tensor
 
 from .. import kernels
 from ..codecs import Codec, Context, Update, at_density
-from ..codecs.base import NO_CONTEXT, check_vector, or_raise
+from ..codecs.base import NO_CONTEXT, or_raise
+from ..codecs.checks import check_vector
 from ..errors import ConfigError, NonFiniteError
 from ..kernels import Rows
 from ..layout import Layout
 
 State = dict[str, Tensor | bytes]
-Changes = tuple[
-    dict[str, Tensor], dict[str, bytes | None]
-]  # for a checkpoint, by name: vectors [numel]; values, None = forget it
+# For a checkpoint, by name: vectors [numel]; values, None = forget it.
+Changes = tuple[dict[str, Tensor], dict[str, bytes | None]]
+# From a checkpoint, by name; None = there is none.
+ReadVector = Callable[[str], Tensor | None]
+ReadValue = Callable[[str], bytes | None]
 
 
 @dataclass(frozen=True)
@@ -40,21 +43,13 @@ class Memory(ABC):
     name: ClassVar[str]
     source: ClassVar[str] = "–"
     Options: ClassVar[type] = NoOptions  # a frozen dataclass: what `name:option=value` may say
-    counterpart: ClassVar["type[Counterpart] | None"] = (
-        None  # the server's side, where both sides keep something
-    )
-    only_under: ClassVar[str] = (
-        ""  # the strategy that alone asks for its frames, where they are of several phases; "" = any
-    )
+    counterpart: ClassVar["type[Counterpart] | None"] = None  # the server's side, if it has a state
+    only_under: ClassVar[str] = ""  # the one strategy that asks for its frames; "" = any strategy
     chooses: ClassVar[bool] = False  # which coordinates are sent, whatever the codec's density
-    default_uplink: ClassVar[str] = (
-        ""  # codec of a run with this memory where --uplink is left out; "" = the general default
-    )
+    default_uplink: ClassVar[str] = ""  # where --uplink is left out; "" = the general default
     needs_moments: ClassVar[bool] = False  # local SGD fills context.moments
-    residual: Tensor | None = (
-        None  # what is kept of the updates because it was not sent, by a memory that keeps that; None = zero
-    )
-    gain: float = 1.0  # how long the residual may become of updates that are 1 long in all, with a codec that contracts
+    residual: Tensor | None = None  # sum of what was not sent, if the memory keeps it; None = zero
+    gain: float = 1.0  # longest residual of updates of total length 1, with a codec that contracts
 
     def __init__(self, codec: Codec, numel: int, layout: Layout | None = None, options: Any = None):
         if layout is not None and layout.numel != numel:
@@ -143,7 +138,8 @@ class Memory(ABC):
 
     def rollback(self) -> None:
         """Settle the proposal as not accepted: everything in it is still to be sent."""
-        self._rollback([self], [self._settle()])
+        self._settle()
+        self._rollback()
 
     def reset(self) -> None:
         """Forget the pending proposal and all that is kept."""
@@ -214,9 +210,8 @@ class Memory(ABC):
     ) -> None:
         """The frames were accepted, but for what was `dropped` of them."""
 
-    @classmethod
-    def _rollback(cls, memories: Sequence["Memory"], frames: Sequence[bytes]) -> None:
-        """The frames were not accepted."""
+    def _rollback(self) -> None:
+        """The frame was not accepted."""
 
     def _open_returned(self, returned: bytes) -> Update:
         """Return the update in a frame that comes back of the pending proposal. Raise FrameError."""
@@ -240,8 +235,6 @@ class Memory(ABC):
     @staticmethod
     def _open(memories: Sequence["Memory"], frames: Sequence[bytes]) -> list[Update]:
         """Return the updates in frames of the memories' codec."""
-        if not memories:
-            return []
         first = memories[0]
         return list(map(or_raise, first.codec.open_batch(frames, first.numel, first.layout)))
 
@@ -273,9 +266,7 @@ class Counterpart(ABC):
 
     rate: float = 1.0  # of the round that is being closed, as a multiple of the run's learning rate
     rates: Mapping[int, float] = {}  # by client: the rate of the round in which its update was made
-    measures_steps: ClassVar[bool] = (
-        False  # compares the steps of the model with the clients' updates
-    )
+    measures_steps: ClassVar[bool] = False  # compares steps of the model with updates
 
     @abstractmethod
     def __init__(self, memory: Memory): ...
@@ -315,9 +306,7 @@ class Counterpart(ABC):
         """What changed since the last call."""
 
     @abstractmethod
-    def restore(
-        self, vector: Callable[[str], Tensor | None], value: Callable[[str], bytes | None]
-    ) -> None:
+    def restore(self, vector: ReadVector, value: ReadValue) -> None:
         """Stand where a checkpoint stood, whose vectors and values are read by these. Raises ValueError or TypeError for others."""
 
 
@@ -347,24 +336,11 @@ def mask(vectors: Iterable[Tensor], sent: np.ndarray | None, dropped: Update | N
             vector[torch.from_numpy(sent).to(vector.device)] = 0
 
 
-def add_within(kept: Sequence[Tensor], updates: Sequence[Update], weight: float = 1.0) -> None:
-    """kept[i] += weight·updates[i], in place, all finite. Sums beyond float32's range become its ends, so that the memory stays usable."""
+def add_within(vector: Tensor, update: Update, weight: float = 1.0) -> None:
+    """vector += weight·update, in place. Sums beyond float32's range become its ends, so that the memory stays usable."""
     with np.errstate(over="ignore"):
-        for vector, update in zip(kept, updates, strict=True):
-            update.add_to(vector, weight)
-    touched = [_touched(vector, update) for vector, update in zip(kept, updates, strict=True)]
-    if touched and all(update.positions is not None for update in updates):
-        touched = [torch.cat(touched)]
-    if not all(kernels.are_finite([some])[0] for some in touched):
-        for vector in kept:
-            vector.nan_to_num_()
-
-
-def _touched(vector: Tensor, update: Update) -> Tensor:
-    """Return the elements of a vector [numel] that an update touches."""
+        update.add_to(vector, weight)
     at = update.positions
-    if at is None:
-        return vector
-    if vector.is_cpu:  # numpy is faster for few positions
-        return torch.from_numpy(vector.numpy()[at])
-    return vector[torch.from_numpy(at).to(vector.device)]
+    touched = vector if at is None else vector[torch.from_numpy(at).to(vector.device)]
+    if not kernels.are_finite([touched])[0]:
+        vector.nan_to_num_()

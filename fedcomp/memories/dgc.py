@@ -11,19 +11,18 @@ times, as the steps of momentum SGD do. The paper's warm-up of the density is th
 """
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 from torch import Tensor
 
-from ..codecs import Codec, Context, LayerWise, Update
+from .. import spec
+from ..codecs import Codec, Context, Update
 from ..codecs.identity import BFloat16, Half, Identity
 from ..codecs.product import Product
 from ..codecs.randomk import RandomK
 from ..codecs.threshold import Threshold
 from ..codecs.topk import TopK
-from ..errors import SpecError
 from ..kernels.sums import norm2
 from .base import mask
 from .vectors import Kept, Vectors
@@ -36,19 +35,13 @@ class Options:
     nodes: int = 1  # N, the clients of a round
 
     def __post_init__(self) -> None:
-        if not 0 <= self.momentum < 1:
-            raise SpecError(
-                f"momentum is {self.momentum:g}; give a number from 0 to below 1, such as 0.9"
-            )
-        if self.clip < 0 or self.nodes < 1:
-            raise SpecError(
-                f"memory 'dgc' has clip={self.clip:g},nodes={self.nodes}; give a norm of at least 0, and at least one node"
-            )
+        spec.check_decays(self, "momentum")
+        spec.check_ranges(self, clip=(0, math.inf), nodes=(1, math.inf))
 
 
 def _keeps_values(codec: Codec) -> bool:
     """Return whether a codec sends values as they are, to the precision of bfloat16 or better."""
-    inner = codec.inner if isinstance(codec, LayerWise) else codec
+    inner = codec.unscoped
     if isinstance(inner, Product):
         return not getattr(inner.first, "scaled", False) and _keeps_values(inner.second)
     if isinstance(inner, RandomK):
@@ -86,15 +79,8 @@ class DGC(Vectors):
         v = kept["residual"] + u
         return {"velocity": u, "residual": v}, v
 
-    @classmethod
-    def _take(
-        cls,
-        memories: Sequence["DGC"],
-        updates: Sequence[Update],
-        dropped: Sequence[Update | None],
-    ) -> None:
-        for memory, update, back in zip(memories, updates, dropped, strict=True):
-            mask((memory.velocity, memory.residual), update.positions, back)
+    def _take(self, update: Update, dropped: Update | None) -> None:
+        mask((self.velocity, self.residual), update.positions, dropped)
 
     def _clipped(self, x: Tensor) -> Tensor:
         if not self.options.clip:

@@ -25,9 +25,7 @@ from .shift import Shift, Shifts
 
 @dataclass(frozen=True)
 class Options:
-    alpha: float | None = (
-        None  # step of the shift; None = the largest that the codec bears, 1/(1 + ω)
-    )
+    alpha: float | None = None  # step of the shift; None = the largest stable one, 1/(1 + ω)
 
 
 class MeanShifts(Shifts):

@@ -15,7 +15,7 @@ import json
 import math
 import struct
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -23,10 +23,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from .. import spec
 from ..codecs import Context, Update
-from ..errors import MismatchError, ProtocolError, SpecError
+from ..errors import MismatchError, ProtocolError
 from ..kernels.sums import sum_squares
-from .base import Changes, Counterpart, State
+from .base import Changes, Counterpart, ReadValue, ReadVector, State
 from .shift import Shift, Shifts, contraction
 
 THRESHOLD = "threshold"  # announced: Σ_d ξ_d ‖θ^(k+1−d) − θ^(k−d)‖²/η²
@@ -43,14 +44,9 @@ class Options:
     patience: int = 100  # t̄: rounds that a client may skip in a row
 
     def __post_init__(self) -> None:
-        for name, low, high in (
-            ("window", 1, 10_000),
-            ("weight", 0, 1e6),
-            ("errors", 0, 1e6),
-            ("patience", 0, 10**9),
-        ):
-            if not low <= (value := getattr(self, name)) <= high:
-                raise SpecError(f"{name} is {value:g}; give {low} to {high:g}")
+        spec.check_ranges(
+            self, window=(1, 10_000), weight=(0, 1e6), errors=(0, 1e6), patience=(0, 10**9)
+        )
 
 
 class Terms(Shifts):
@@ -62,9 +58,8 @@ class Terms(Shifts):
     def __init__(self, memory: "LAQ"):
         super().__init__(memory)
         self.weight: float = memory.options.weight / memory.options.window
-        self.steps: deque[float] = deque(
-            maxlen=memory.options.window
-        )  # squared lengths, the latest last
+        # Squared lengths of the last steps of the model, the latest last.
+        self.steps: deque[float] = deque(maxlen=memory.options.window)
 
     def announce(self) -> Mapping[str, bytes]:
         return {THRESHOLD: NUMBER.pack(self.weight * math.fsum(self.steps))}
@@ -77,9 +72,7 @@ class Terms(Shifts):
         vectors, values = super().take_changes()
         return vectors, values | {STEPS: np.array(self.steps, "<f8").tobytes()}
 
-    def restore(
-        self, vector: Callable[[str], Tensor | None], value: Callable[[str], bytes | None]
-    ) -> None:
+    def restore(self, vector: ReadVector, value: ReadValue) -> None:
         super().restore(vector, value)
         self.steps.clear()
         self.steps.extend(np.frombuffer(value(STEPS) or b"", "<f8").tolist())
@@ -127,10 +120,8 @@ class LAQ(Shift):
         super()._take(update)
         self.age, self.error = 0, self.waiting
 
-    @classmethod
-    def _rollback(cls, memories: Sequence["LAQ"], frames: Sequence[bytes]) -> None:
-        for memory in memories:
-            memory.age += 1
+    def _rollback(self) -> None:
+        self.age += 1
 
     def _state(self) -> State:
         return super()._state() | {
@@ -139,9 +130,8 @@ class LAQ(Shift):
 
     def _load_state(self, state: State) -> None:
         super()._load_state(state)
-        self.age, self.error, self.waiting = (
-            json.loads(state["clock"]) if "clock" in state else (NEVER, 0.0, 0.0)
-        )
+        clock = json.loads(state["clock"]) if "clock" in state else (NEVER, 0.0, 0.0)
+        self.age, self.error, self.waiting = clock
 
 
 def _threshold(context: Context) -> float:

@@ -18,24 +18,22 @@ import torch
 from torch import Tensor
 
 from ..codecs import Codec, Context, Update, codec
-from ..codecs.base import nonfinite_rows
+from ..codecs.checks import nonfinite_rows
 from ..codecs.matrices import LARGEST, Product, shaped, size
 from ..codecs.powersgd import PowerSGD, Split, start_name
 from ..codecs.update import Sections
-from ..errors import ConfigError, FrameError, MismatchError, NonFiniteError, ProtocolError
+from ..errors import FrameError, MismatchError, NonFiniteError, ProtocolError
 from ..kernels import Rows
 from ..layout import Layout
-from .base import Memory, State, add_within
+from .base import State, add_within
+from .vectors import Vectors
 
-LEFT, RIGHT = (
-    "left",
-    "right",
-)  # phases; what is announced for the one is named as the other, whose mean it is made of
+LEFT, RIGHT = "left", "right"  # phases; each announces the mean of the other one's factors
 NUMBERS = codec("identity")  # makes the frames of these phases
 PHASE, BASIS = "phase", "left"  # names in the state
 
 
-class LowRank(Memory):
+class LowRank(Vectors):
     """A residual [numel] in float32, on the device of the last update, and where the next power iteration starts."""
 
     name: ClassVar[str] = "lowrank"
@@ -44,9 +42,7 @@ class LowRank(Memory):
     def __init__(self, codec: Codec, numel: int, layout: Layout | None = None, options: Any = None):
         super().__init__(codec, numel, layout, options)
         self.split = Split(layout or Layout.flat(numel), self.codec.rank)
-        self.starts: dict[
-            str, bytes
-        ] = {}  # Q of each matrix, by the name under which the codec looks for it
+        self.starts: dict[str, bytes] = {}  # Q of each matrix, by the codec's name for it
         self.phase = ""  # of the waiting frame, if its proposal has two
         self.basis = b""  # P̂ of a proposal that is in its second phase
 
@@ -66,9 +62,7 @@ class LowRank(Memory):
         ]
 
     def _propose_one(self, x: Tensor, seed: int, context: Context) -> bytes | NonFiniteError:
-        if self.residual is None:
-            self.residual = torch.zeros(self.numel, dtype=torch.float32)
-        self.residual = self.residual.to(x.device)
+        self.residual = self._kept(x)["residual"]
         if context.phase != LEFT:
             context = replace(context, announced={**context.announced, **self.starts})
             (frame,) = self._encode([self], [x], [seed], context, [self.residual])
@@ -102,40 +96,27 @@ class LowRank(Memory):
             if memory.phase != LEFT:  # the first frame alone changes nothing
                 update = memory._read(frame)
                 memory.starts |= {} if memory.phase else _starts(update)
-                add_within([memory.residual], [update], -1.0)
-            if back is not None:
-                add_within([memory.residual], [back])
-        cls._rollback(memories, frames)
+                memory._take(update, back)
+            elif back is not None:
+                add_within(memory.residual, back)
+            memory._rollback()
 
-    @classmethod
-    def _rollback(cls, memories: Sequence["LowRank"], frames: Sequence[bytes]) -> None:
-        for memory in memories:
-            memory.phase, memory.basis = "", b""
+    def _rollback(self) -> None:
+        self.phase, self.basis = "", b""
 
     @property
     def sent(self) -> np.ndarray | None:
         return None if self.pending is not None and self.phase else super().sent
 
     def _state(self) -> State:
-        residual = (
-            torch.zeros(self.numel, dtype=torch.float32) if self.residual is None else self.residual
-        )
         waiting = {PHASE: self.phase.encode(), BASIS: self.basis} if self.phase else {}
-        return super()._state() | {"residual": residual} | waiting | self.starts
+        return super()._state() | waiting | self.starts
 
     def _load_state(self, state: State) -> None:
-        if "pending" in state and "residual" not in state:
-            raise ConfigError(
-                "the state holds a waiting proposal without its residual; give the whole state_dict()"
-            )
         super()._load_state(state)
-        self.residual = state.get("residual")
         self.phase, self.basis = state.get(PHASE, b"").decode(), state.get(BASIS, b"")
-        self.starts = {
-            name: start
-            for name, start in state.items()
-            if name not in ("pending", "residual", PHASE, BASIS)
-        }
+        others = {"pending", *self.vectors, PHASE, BASIS}
+        self.starts = {name: start for name, start in state.items() if name not in others}
 
     def _announced(
         self, name: str, shapes: Sequence[tuple[int, ...]], context: Context

@@ -11,7 +11,7 @@ Nothing moves before the news: while a proposal waits, and after it was rolled b
 
 import json
 import struct
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -23,7 +23,7 @@ from ..codecs import Codec, Context, Update
 from ..codecs.update import Dense
 from ..errors import NonFiniteError
 from ..kernels import Rows
-from .base import Changes, Counterpart, Memory, State, add_within
+from .base import Changes, Counterpart, Memory, ReadValue, ReadVector, State, add_within
 
 RATE = struct.Struct("<d")
 MEMBERS = "clients"  # in a checkpoint: who has a shift
@@ -84,7 +84,7 @@ class Shift(Memory):
         """Move the shift by an update that the server accepted."""
         if self.shift is None:
             self.shift = torch.zeros(self.numel, dtype=torch.float32)
-        add_within([self.shift], [update], self.step / self.rate)
+        add_within(self.shift, update, self.step / self.rate)
 
     def _state(self) -> State:
         shift = {} if self.shift is None else {"shift": self.shift}
@@ -124,19 +124,15 @@ class Estimate(Update):
 class Shifts(Counterpart):
     """The shift of every client that was ever taken: float32 [numel], on the CPU; a vector each in the checkpoint."""
 
-    counts_absent: ClassVar[bool] = (
-        False  # whether a client that sends nothing in a round counts with its shift
-    )
+    counts_absent: ClassVar[bool] = False  # clients without an update count with their shifts
 
     def __init__(self, memory: Shift):
         self.numel, self.step = memory.numel, memory.step
         self.members: set[int] = set()
-        self.rows: dict[
-            int, Tensor
-        ] = {}  # of members; those of a checkpoint when they are first asked for
+        self.rows: dict[int, Tensor] = {}  # of members, read from a checkpoint on first use
         self.changed: set[int] = set()  # members, since the last checkpoint
         self.members_written: set[int] = set()
-        self._stored: Callable[[str], Tensor | None] = lambda name: None
+        self._stored: ReadVector = lambda name: None
 
     def row(self, client: int) -> Tensor | None:
         """The shift of a client, None = zero."""
@@ -158,12 +154,10 @@ class Shifts(Counterpart):
             if fresh:
                 self.forget(client)
             if update is not None:
-                row = self.row(client)
-                self.rows[client] = (
-                    torch.zeros(self.numel, dtype=torch.float32) if row is None else row
-                )
+                if self.row(client) is None:
+                    self.rows[client] = torch.zeros(self.numel, dtype=torch.float32)
                 rate = self.rates.get(client, self.rate)
-                add_within([self.rows[client]], [update], self.step / rate)
+                add_within(self.rows[client], update, self.step / rate)
                 self.members.add(client)
                 self.changed.add(client)
 
@@ -175,18 +169,13 @@ class Shifts(Counterpart):
 
     def take_changes(self) -> Changes:
         vectors = {str(client): self.rows[client] for client in sorted(self.changed)}
-        values = (
-            {}
-            if self.members == self.members_written
-            else {MEMBERS: json.dumps(sorted(self.members)).encode()}
-        )
-        self.members_written = set(self.members)
         self.changed.clear()
-        return vectors, values
+        if self.members == self.members_written:
+            return vectors, {}
+        self.members_written = set(self.members)
+        return vectors, {MEMBERS: json.dumps(sorted(self.members)).encode()}
 
-    def restore(
-        self, vector: Callable[[str], Tensor | None], value: Callable[[str], bytes | None]
-    ) -> None:
+    def restore(self, vector: ReadVector, value: ReadValue) -> None:
         self.members = {int(client) for client in json.loads(value(MEMBERS) or b"[]")}
         self.members_written, self._stored = set(self.members), vector
         self.rows.clear()

@@ -9,14 +9,13 @@ u is not an error that waits to be sent: it stays when C(u) arrives, and when it
 paper's algorithm; β = 0 is signSGD.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 from torch import Tensor
 
+from .. import spec
 from ..codecs import Context, Update
-from ..errors import SpecError
 from .vectors import Kept, Vectors
 
 
@@ -25,10 +24,7 @@ class Options:
     momentum: float = 0.9  # β; higher = votes that change more slowly
 
     def __post_init__(self) -> None:
-        if not 0 <= self.momentum < 1:
-            raise SpecError(
-                f"momentum is {self.momentum:g}; give a number from 0 to below 1, such as 0.9"
-            )
+        spec.check_decays(self, "momentum")
 
 
 class Signum(Vectors):
@@ -44,10 +40,4 @@ class Signum(Vectors):
         u = (kept["velocity"] * self.options.momentum).add_(x, alpha=1 - self.options.momentum)
         return {"velocity": u}, u
 
-    @classmethod
-    def _take(
-        cls,
-        memories: Sequence["Signum"],
-        updates: Sequence[Update],
-        dropped: Sequence[Update | None],
-    ) -> None: ...
+    def _take(self, update: Update, dropped: Update | None) -> None: ...

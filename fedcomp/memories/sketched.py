@@ -17,10 +17,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..codecs import Context, LayerWise, Update, codec
+from .. import spec
+from ..codecs import Context, Update, codec
 from ..codecs.sketch import Sketch
 from ..codecs.update import Sparse
-from ..errors import MismatchError, ProtocolError, SpecError
+from ..errors import MismatchError, ProtocolError
 from .base import State, mask
 from .vectors import Kept, Vectors
 
@@ -37,10 +38,7 @@ class Options:
     momentum: float = 0.9
 
     def __post_init__(self) -> None:
-        if not 0 <= self.momentum < 1:
-            raise SpecError(
-                f"momentum is {self.momentum:g}; give a number from 0 to below 1, such as 0.9"
-            )
+        spec.check_decays(self, "momentum")
 
 
 class Sketched(Vectors):
@@ -59,20 +57,21 @@ class Sketched(Vectors):
         return 1 / (1 - self.options.momentum)
 
     def _check_codec(self) -> None:
-        if not isinstance(
-            self.codec.inner if isinstance(self.codec, LayerWise) else self.codec, Sketch
-        ):
+        if not isinstance(self.codec.unscoped, Sketch):
             raise MismatchError(
                 f"{{memory}} {self.name} goes with --strategy {self.only_under} and {{uplink}} sketch, not with {self.codec}; "
                 "give these, or {memory} dgc"
             )
 
     @property
-    def sent(self) -> np.ndarray | None:
-        return self._positions()
+    def sent(self) -> np.ndarray:
+        """Candidates, whose values the pending frame holds: int64, ascending; none for a sketch."""
+        if not self.candidates:
+            return np.empty(0, np.int64)
+        return MARKS.open(self.candidates, self.numel).positions
 
     def _open_returned(self, returned: bytes) -> Update:
-        at = self._positions()
+        at = self.sent
         left = at[MARKS.open(returned, at.size).positions]
         return Sparse(self.numel, left, self._values(left).numpy())
 
@@ -113,27 +112,13 @@ class Sketched(Vectors):
         dropped: Sequence[Update | None],
     ) -> None:
         for memory, back in zip(memories, dropped, strict=True):
-            vectors = memory.velocity, memory.residual
-            mask(vectors, memory._positions(), back)  # of a sketch alone, nothing was accepted
+            # Of a sketch alone, nothing was accepted.
+            mask((memory.velocity, memory.residual), memory.sent, back)
             memory.candidates = b""
 
-    @classmethod
-    def _rollback(cls, memories: Sequence["Sketched"], frames: Sequence[bytes]) -> None:
-        for memory in memories:
-            memory.candidates = b""
-
-    def _positions(self) -> np.ndarray:
-        """Whose values the waiting frame holds: int64, ascending."""
-        return (
-            MARKS.open(self.candidates, self.numel).positions
-            if self.candidates
-            else np.empty(0, np.int64)
-        )
+    def _rollback(self) -> None:
+        self.candidates = b""
 
     def _values(self, at: np.ndarray) -> Tensor:
-        """v there, on the CPU."""
-        return (
-            self.residual[torch.from_numpy(at).to(self.residual.device)].cpu()
-            if at.size
-            else torch.empty(0, dtype=torch.float32)
-        )
+        """Return v at these positions, on the CPU."""
+        return self.residual[torch.from_numpy(at).to(self.residual.device)].cpu()

@@ -9,7 +9,6 @@ update e, which for plain SGD is −η·r, and as in error feedback e keeps what
 one step. The uplink's codec carries what was chosen, and its own density has no effect; `topk` suits best, as magnitudes differ widely.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -57,13 +56,6 @@ class Variance(Vectors):
             r * r > v * self.options.alpha, 0
         )
 
-    @classmethod
-    def _take(
-        cls,
-        memories: Sequence["Variance"],
-        updates: Sequence[Update],
-        dropped: Sequence[Update | None],
-    ) -> None:
-        super()._take(memories, updates, dropped)
-        for memory, update, back in zip(memories, updates, dropped, strict=True):
-            mask((memory.gradients, memory.squares), update.positions, back)
+    def _take(self, update: Update, dropped: Update | None) -> None:
+        super()._take(update, dropped)
+        mask((self.gradients, self.squares), update.positions, dropped)

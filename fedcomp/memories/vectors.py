@@ -10,8 +10,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from ..codecs import Codec, Context, LayerWise, Update, at_density
-from ..codecs.base import nonfinite_rows
+from ..codecs import Codec, Context, Update, at_density
+from ..codecs.checks import nonfinite_rows
 from ..codecs.selection import Selective
 from ..errors import ConfigError, MismatchError, NonFiniteError
 from ..kernels import Rows
@@ -32,18 +32,11 @@ class Vectors(Memory):
         """
         raise NotImplementedError(f"{type(self).__name__} has neither _move nor _propose")
 
-    @classmethod
-    def _take(
-        cls,
-        memories: Sequence["Vectors"],
-        updates: Sequence[Update],
-        dropped: Sequence[Update | None],
-    ) -> None:
-        """The updates of m memories were accepted, but for what was `dropped` of them."""
-        residuals = [memory.residual for memory in memories]
-        add_within(residuals, updates, -1.0)
-        back = [i for i, update in enumerate(dropped) if update is not None]
-        add_within([residuals[i] for i in back], [dropped[i] for i in back])
+    def _take(self, update: Update, dropped: Update | None) -> None:
+        """The update was accepted, but for what was `dropped` of it."""
+        add_within(self.residual, update, -1.0)
+        if dropped is not None:
+            add_within(self.residual, dropped)
 
     @classmethod
     def _propose(
@@ -76,7 +69,10 @@ class Vectors(Memory):
         frames: Sequence[bytes],
         dropped: Sequence[Update | None],
     ) -> None:
-        cls._take(memories, cls._open(memories, frames), dropped)
+        for memory, update, back in zip(
+            memories, cls._open(memories, frames), dropped, strict=True
+        ):
+            memory._take(update, back)
 
     def _kept(self, like: Tensor) -> Kept:
         """Return the vectors, on the device of a float32 vector [numel]."""
@@ -106,8 +102,7 @@ class Vectors(Memory):
 
 def at_full_density(codec: Codec, name: str) -> Codec:
     """Return the codec at density 1, for the memory `name`, which chooses coordinates itself. Raises ConfigError for other codecs."""
-    inner = codec.inner if isinstance(codec, LayerWise) else codec
-    if not isinstance(inner, Selective) or inner.draws:
+    if not isinstance(codec.unscoped, Selective) or codec.unscoped.draws:
         raise MismatchError(
             f"{{memory}} {name} chooses the coordinates itself, which {codec} cannot carry; use {{uplink}} topk or stc"
         )

@@ -10,7 +10,7 @@ import dataclasses
 import json
 import math
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,7 +22,7 @@ from ..memories.base import Changes
 from ..messages import TRAIN, Report
 from ..strategies.base import Accepted, Phase, RoundStrategy
 from ..strategies.cohort import draw, size
-from ..strategies.round_completion import DEADLINE, AllAnswered
+from ..strategies.round_completion import DEADLINE, RoundCompletion
 from .broadcasts import Broadcasts
 from .exchange import POLL_S, Exchange, Traffic, accepted_of
 from .round_loop import RoundLoop, RoundResult
@@ -59,35 +59,29 @@ class AsynchronousLoop(RoundLoop):
         self.now = 0.0  # virtual seconds
         self.began: dict[int, int] = {}  # client at work → round in which it started
         self.answers: dict[int, Answer] = {}  # of clients at work, not yet taken by a round
-        self.changed: set[int] = (
-            set()
-        )  # clients whose answers arrived or were taken since the last checkpoint
-        self._exchanges: dict[
-            int, Exchange
-        ] = {}  # with clients at work, by the round in which they started
+        # Clients whose answers arrived or were taken since the last checkpoint.
+        self.changed: set[int] = set()
+        # Exchanges with clients at work, by the round in which they started.
+        self._exchanges: dict[int, Exchange] = {}
         self._reports: dict[int, Report] = {}  # received, but not yet part of an answer
         self._seconds: dict[int, float] = {}  # from assignment to answer, of answers not yet taken
 
     def run_round(self, round: int) -> RoundResult:
         started = time.perf_counter()
         traffic = Traffic(seconds=self._seconds)
-        late = self._too_late(round)
+        late = [c for c, began in self.began.items() if round - began > self.options.staleness]
         unread = {client: self.answers[client] for client in late if client in self.answers}
         rejected = {client: self._give_up(client, round) for client in late}
         self._begin(round, traffic, besides=rejected.keys())
         taken = self._first(round, started)
-        traffic.uplink = {
-            client: len(answer.report.frame) if answer.report else 0
-            for client, answer in (unread | taken).items()
-        }
+        traffic.uplink.clear()  # what arrived counts in the round that takes it
+        for client, answer in (unread | taken).items():
+            traffic.uplink[client] = len(answer.report.frame) if answer.report else 0
         traffic.lateness = {
             client: round - answer.round for client, answer in taken.items() if answer.round < round
         }
-        traffic.seconds = {
-            client: self._seconds.pop(client)
-            for client in [*taken, *late]
-            if client in self._seconds
-        }
+        measured = self._seconds.keys() & {*taken, *late}
+        traffic.seconds = {client: self._seconds.pop(client) for client in measured}
         for client in taken:
             self._leave(client)
         self.clock.move_to(self.now)
@@ -101,9 +95,6 @@ class AsynchronousLoop(RoundLoop):
         cohort = sorted(taken.keys() | rejected.keys())
         return self.close(round, cohort, {TRAIN: accepted}, rejected, traffic)
 
-    def expected(self, clients: Sequence[int], round: int) -> list[int]:
-        return []  # not known: it depends on which clients will be free
-
     # Clients at work.
 
     def _begin(self, round: int, traffic: Traffic, besides: Collection[int]) -> None:
@@ -113,7 +104,7 @@ class AsynchronousLoop(RoundLoop):
         free = set(clients) - self.began.keys() - set(besides)
         room = max(0, size(self.config.participation, len(clients)) - len(self.began))
         begin = draw([*free], min(room, len(free)), self.config.seed, round)
-        exchange = self._exchanges[round] = self.exchange(round, Phase(), traffic)
+        exchange = self._exchanges[round] = self.exchange(Phase(), traffic)
         configs = self.strategy.schedule.for_clients(round, begin, self.bandwidths)
         assignments = [
             self.assignment(traffic, client, round, Phase(), {}, configs[client])
@@ -121,51 +112,37 @@ class AsynchronousLoop(RoundLoop):
         ]
         self.began |= dict.fromkeys(begin, round)
         for earlier in self._exchanges.values():
-            earlier.charge_to(traffic)  # a dense model that a client still needs counts here
+            earlier.traffic = traffic  # a dense model that a client still needs counts here
         if self.pace is None:
             exchange.send(assignments)
         else:
-            exchange.run(assignments, AllAnswered())
+            exchange.run(assignments, RoundCompletion())
 
     def _first(self, round: int, started: float) -> dict[int, Answer]:
         """Wait for as many answers as end a round, and return them by client."""
         wanted = min(len(self.began), max(1, math.floor(self.options.wait * len(self.began) + 0.5)))
+        timeout_s = math.inf if self.config.timeout_s is None else self.config.timeout_s
         told = 0
         self._collect()
         while True:
-            self._receive(POLL_S if self._exchanges and len(self.answers) < wanted else 0.0)
+            if waiting := list(self._exchanges.values()):
+                poll_s = POLL_S if len(self.answers) < wanted else 0.0
+                deliveries = self.transport.receive(poll_s)
+                for exchange in waiting:
+                    exchange.receive(deliveries)
             self._collect()
             for count in range(told + 1, min(wanted, len(self.answers)) + 1):
                 self.on_answer(round, count, wanted)
             told = min(wanted, len(self.answers))
-            over = (
-                self.config.timeout_s is not None
-                and time.perf_counter() - started > self.config.timeout_s
-            )
+            over = time.perf_counter() - started > timeout_s
             if told == wanted or not self._exchanges or over:
                 break
-        first = sorted(self.answers.values(), key=lambda answer: (answer.due, answer.client))[
-            :wanted
-        ]
-        limit = (
-            self.now + self.config.timeout_s
-            if self.pace and self.config.timeout_s is not None
-            else math.inf
-        )
-        if any(answer.due > limit for answer in first):
+        by_arrival = sorted(self.answers.values(), key=lambda answer: (answer.due, answer.client))
+        first, limit = by_arrival[:wanted], self.now + timeout_s
+        if self.pace and any(answer.due > limit for answer in first):
             first, self.now = [answer for answer in first if answer.due <= limit], limit
         self.now = max([self.now, *(answer.due for answer in first)])
         return {answer.client: answer for answer in first}
-
-    def _receive(self, timeout_s: float) -> None:
-        """Pass on the answers that arrived to the exchanges that wait for them."""
-        waiting = list(self._exchanges.values())
-        deliveries = self.transport.receive(timeout_s) if waiting else []
-        for exchange in waiting:
-            exchange.receive(deliveries)
-
-    def _on_answer(self, round: int, answered: int, asked: int) -> None:
-        """Do nothing: `_first` reports the answers that a round takes."""
 
     def _on_report(self, report: Report) -> None:
         self._reports[report.client] = report
@@ -179,11 +156,6 @@ class AsynchronousLoop(RoundLoop):
                 self.changed.add(client)
             if not exchange.waiting:
                 del self._exchanges[began]
-
-    def _too_late(self, round: int) -> list[int]:
-        return [
-            client for client, began in self.began.items() if round - began > self.options.staleness
-        ]
 
     def _give_up(self, client: int, round: int) -> Rejection:
         reason = f"no answer in the {round - self.began[client]} rounds since it started"

@@ -19,7 +19,8 @@ import numpy as np
 from torch import Tensor
 
 from ..clients.replica import DENSE_CODEC
-from ..codecs import Codec, decay, overwrite
+from ..codecs import Codec, overwrite
+from ..codecs.frame import unwrap_decay, wrap_decay
 from ..errors import ConfigError, MismatchError
 from ..layout import Layout
 from ..memories import Memory, memory
@@ -34,8 +35,7 @@ from ..messages import (
 )
 from ..strategies import RoundStrategy
 
-NUMBERED = 10_000  # versions whose age is remembered
-FEW = 1000  # positions of a broadcast that are remembered while it is in the cache, and the number of such broadcasts
+NUMBERED = 10_000  # versions whose age is remembered, besides those of the cache
 
 
 @dataclass(frozen=True)
@@ -64,9 +64,8 @@ class Touched:
         self, cache: Iterable[Broadcast], open: Callable[[Broadcast], np.ndarray | None], numel: int
     ):
         self._older, self._open = iter([*cache][::-1]), open
-        self._first = np.zeros(
-            numel, np.int32
-        )  # number of newest broadcasts until a position is touched; 0: more than were opened
+        # Number of newest broadcasts until a position is touched; 0: more than were opened.
+        self._first = np.zeros(numel, np.int32)
         self._counts = [0]  # positions that the newest 0, 1, 2, … touched
         self._everywhere = False  # the next broadcast touches all positions
 
@@ -101,22 +100,15 @@ class Broadcasts:
         self.memory = memory
         self.cache_bytes = cache_bytes
         self.cache: deque[Broadcast] = deque()
-        self._bases: set[str] = set()  # of the cache
-        self._few: dict[
-            str, np.ndarray
-        ] = {}  # positions that a broadcast of the cache touched, by the version after it
-        self.newest_bytes = (
-            0  # of the broadcast that led to this version, cached or not; 0 before the first
-        )
+        # Bytes of the broadcast that led to this version, cached or not; 0 before the first.
+        self.newest_bytes = 0
         self.version = first_version(weights, layout.fingerprint)
         self.first = self.version  # of the weights that clients begin with
         self.fingerprint = fingerprint(weights)
         self._dense_bytes = len(DENSE_CODEC.encode(weights[:0])) + 4 * weights.numel()
         self._downloads: dict[str, Download] = {}
         self._touched: Touched | None = None  # by the cache, at this version
-        self._numbers: dict[str, int] = {
-            self.version: 0
-        }  # versions in the order in which they were made
+        self._numbers = {self.version: 0}  # versions in the order in which they were made
 
     def start_from(self, weights: Tensor) -> None:
         """Start from other weights [numel] than those that clients begin with, before round 1. Clients download them."""
@@ -159,12 +151,12 @@ class Broadcasts:
         step = self.memory.propose(update, seed=seed)
         if step is None:
             return None
-        frame = decay.wrap(factor, step, update.numel())
+        frame = wrap_decay(factor, step, update.numel())
         return Broadcast(round, self.version, next_version(self.version, frame), frame)
 
     def publish(self, broadcast: Broadcast) -> None:
         """Move the model by a prepared broadcast, and keep it for clients that miss it."""
-        factor, step = decay.unwrap(broadcast.frame, self.weights.numel())
+        factor, step = unwrap_decay(broadcast.frame, self.weights.numel())
         if factor != 1:
             self.weights.mul_(factor)
         self.codec.accumulate(step, self.weights, layout=self.layout)
@@ -172,14 +164,11 @@ class Broadcasts:
         self.newest_bytes = len(broadcast.frame)
         self.version, self.fingerprint = broadcast.version, fingerprint(self.weights)
         self._numbers[self.version] = self._numbers[broadcast.base] + 1
-        if len(self._numbers) > NUMBERED:
-            del self._numbers[next(iter(self._numbers))]
         self.cache.append(broadcast)
-        self._bases.add(broadcast.base)
         while sum(len(b.frame) for b in self.cache) > self.cache_bytes:
-            oldest = self.cache.popleft()
-            self._bases.remove(oldest.base)
-            self._few.pop(oldest.version, None)
+            self.cache.popleft()
+        if len(self._numbers) > max(NUMBERED, len(self.cache) + 1):
+            del self._numbers[next(iter(self._numbers))]
         self._downloads.clear()
         self._touched = None
 
@@ -195,24 +184,18 @@ class Broadcasts:
         self.weights.copy_(weights)
         self.memory.load_state_dict(memory_state)
         self.cache = deque(cache)
-        self._bases = {b.base for b in cache}
-        self._few = {}
         self.newest_bytes = newest_bytes
         self.version, self.fingerprint = version, fingerprint(self.weights)
-        self._numbers = {
-            name: number
-            for number, name in enumerate(dict.fromkeys([*(b.base for b in cache), version]))
-        }
+        versions = [*(broadcast.base for broadcast in cache), version]
+        self._numbers = {name: number for number, name in enumerate(versions)}
         self._downloads.clear()
         self._touched = None
 
     def behind(self, version: str) -> int | None:
-        """Return how many versions came after this one; None if unknown or more than `NUMBERED`."""
-        return (
-            self._numbers[self.version] - self._numbers[version]
-            if version in self._numbers
-            else None
-        )
+        """Return how many versions came after this one; None if unknown."""
+        if version not in self._numbers:
+            return None
+        return self._numbers[self.version] - self._numbers[version]
 
     def download(self, version: str) -> Download:
         """Return the cheapest download from `version` to the present one; the dense model if `version` is unknown."""
@@ -223,9 +206,10 @@ class Broadcasts:
         return self._downloads[version]
 
     def _cheapest(self, version: str) -> Download:
-        missed = self._since(version)
-        if missed is None:
+        behind = self.behind(version)
+        if behind is None or behind > len(self.cache):
             return self.dense()
+        missed = list(self.cache)[-behind:]
         frames = Download(FRAMES, version, [b.frame for b in missed])
         frames_bytes, dense_bytes = frames.bytes, self._dense_bytes
         shorter = min(frames_bytes, dense_bytes)
@@ -246,22 +230,8 @@ class Broadcasts:
         return self._downloads[DENSE]
 
     def _positions(self, broadcast: Broadcast) -> np.ndarray | None:
-        if broadcast.version in self._few:
-            return self._few[broadcast.version]
-        factor, step = decay.unwrap(broadcast.frame, self.weights.numel())
+        """Return the positions that a broadcast touched, None for all."""
+        factor, step = unwrap_decay(broadcast.frame, self.weights.numel())
         if factor != 1:
             return None
-        positions = self.codec.open(step, self.weights.numel(), self.layout).positions
-        if positions is not None and positions.size <= FEW and len(self._few) < FEW:
-            self._few[broadcast.version] = positions
-        return positions
-
-    def _since(self, version: str) -> list[Broadcast] | None:
-        if version not in self._bases:
-            return None
-        missed: list[Broadcast] = []
-        for broadcast in reversed(self.cache):
-            missed.append(broadcast)
-            if broadcast.base == version:
-                break
-        return missed[::-1]
+        return self.codec.open(step, self.weights.numel(), self.layout).positions

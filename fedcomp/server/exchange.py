@@ -1,5 +1,6 @@
 """One phase of a round: send assignments, check reports as they arrive, and count the bytes of both."""
 
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -8,7 +9,7 @@ from ..codecs import Update
 from ..errors import FrameError, ProtocolError
 from ..messages import DENSE, FAILED, NEED_DENSE, Assignment, Report, ticket
 from ..profiling import timed
-from ..strategies.base import Accepted
+from ..strategies.base import Accepted, Phase, RoundStrategy
 from ..strategies.round_completion import Progress, RoundCompletion
 from .broadcasts import Broadcasts, Download
 from .transport import Delivery, Lost, Transport
@@ -37,17 +38,14 @@ def accepted_of(report: Report, update: Update | None, rate: float = 1.0) -> Acc
 class Traffic:
     """The traffic of a round by client: bytes of frames, announcements and returned frames, and the duration of answers."""
 
-    uplink: dict[int, int] = field(default_factory=dict)
-    downlink: dict[int, int] = field(default_factory=dict)
-    seconds: dict[int, float] = field(
-        default_factory=dict, compare=False
-    )  # from assignment to answer, summed over phases; no entry: no answer
-    behind: dict[int, int | None] = field(
-        default_factory=dict
-    )  # versions that the client had missed when it was asked; None: unknown
-    lateness: dict[int, int] = field(
-        default_factory=dict
-    )  # rounds by which the client's answer is late; no entry: not late
+    uplink: Counter[int] = field(default_factory=Counter)
+    downlink: Counter[int] = field(default_factory=Counter)
+    # Seconds from assignment to answer, summed over phases; no entry: no answer.
+    seconds: dict[int, float] = field(default_factory=dict, compare=False)
+    # Versions that the client had missed when it was asked; None: unknown.
+    behind: dict[int, int | None] = field(default_factory=dict)
+    # Rounds by which the client's answer is late; no entry: not late.
+    lateness: dict[int, int] = field(default_factory=dict)
     first_download: int = 0  # downlink bytes to clients without a state
     catch_up: int = 0  # downlink bytes older than the newest broadcast
 
@@ -56,43 +54,33 @@ class Traffic:
     ) -> None:
         """Count a download. `beside`: announcements and returned frames that are sent with it."""
         size = download.bytes
-        self.downlink[client] = self.downlink.get(client, 0) + size + sum(map(len, beside))
+        self.downlink[client] += size + sum(map(len, beside))
         if first:
             self.first_download += size
         else:
             self.catch_up += max(0, size - newest)
 
-    def received(self, client: int, frame: bytes) -> None:
-        self.uplink[client] = self.uplink.get(client, 0) + len(frame)
-
 
 class Exchange:
     """The messages of one phase with one cohort. `accepted` and `rejected` grow while reports arrive.
 
-    `open_frames` decodes frames. `heard` is called with each report, `on_answer(answered, asked)` with the counts after each answer.
-    `vet(client, frame)` raises FrameError for a frame that this client cannot have made. `in_step`: the server keeps a counterpart of
-    each client's memory.
+    `on_report` is called with each report, and the attribute `on_answer(answered, asked)` with the counts after each answer. The bytes that
+    are sent and received are counted in `traffic`.
     """
 
     def __init__(
         self,
         transport: Transport,
         broadcasts: Broadcasts,
-        open_frames: Callable[[Sequence[bytes]], list[Update | FrameError]],
+        strategy: RoundStrategy,
+        phase: Phase,
         traffic: Traffic,
-        heard: Callable[[Report], None],
-        on_answer: Callable[[int, int], None],
-        in_step: bool = False,
-        vet: Callable[[int, bytes], None] = lambda client, frame: None,
+        on_report: Callable[[Report], None],
     ):
-        self.transport = transport
-        self.broadcasts = broadcasts
-        self.open_frames = open_frames
-        self.traffic = traffic
-        self.heard = heard
-        self.on_answer = on_answer
-        self.in_step = in_step
-        self.vet = vet
+        self.transport, self.broadcasts = transport, broadcasts
+        self.strategy, self.phase, self.traffic = strategy, phase, traffic
+        self.on_report = on_report
+        self.on_answer: Callable[[int, int], None] = lambda answered, asked: None
         self.accepted: dict[int, Accepted] = {}
         self.rejected: dict[int, Rejection] = {}
         self.proven: set[int] = set()  # clients rejected for bytes that no honest client sends
@@ -114,25 +102,17 @@ class Exchange:
 
     def send(self, assignments: Sequence[Assignment]) -> None:
         """Send assignments."""
-        self.expect(assignments)
-        self.transport.send(assignments)
-
-    def expect(self, assignments: Sequence[Assignment]) -> None:
-        """Register assignments that other code sends, so that their answers are accepted."""
         now_s = self.transport.clock.now()
         for assignment in assignments:
             self._asked[assignment.client] = assignment
             self._sent_s[assignment.client] = now_s
             self.waiting.add(assignment.client)
+        self.transport.send(assignments)
 
     def leave_out(self, client: int, reason: str) -> None:
         """Reject a client whose report was accepted."""
         del self.accepted[client]
         self._reject(client, "reply", reason)
-
-    def charge_to(self, traffic: Traffic) -> None:
-        """Count the bytes that are sent and received from now on in `traffic`."""
-        self.traffic = traffic
 
     def give_up(self, clients: Collection[int], reason: str, stage: str = "reply") -> None:
         """Reject clients that have not answered. Their late answers are not delivered."""
@@ -155,21 +135,33 @@ class Exchange:
         before = len(self.accepted) + len(self.rejected)
         reports = [report for delivery in news if (report := self._report_of(delivery)) is not None]
         with timed("aggregation"):
-            opened = iter(self.open_frames([report.frame for report in reports if report.frame]))
+            frames = [report.frame for report in reports if report.frame]
+            opened = iter(self.strategy.open(self.phase, frames))
         for report in reports:
             update = next(opened) if report.frame else None
             try:
                 if isinstance(update, FrameError):
                     raise update
-                self.vet(report.client, report.frame)
+                self.strategy.vet(self.phase, report.client, report.frame)
                 self.accepted[report.client] = accepted_of(
                     report, update, self._asked[report.client].lr
                 )
             except FrameError as error:
                 self.proven.add(report.client)
                 self._reject(report.client, "reply", str(error))
+        for delivery in news:
+            if delivery.client in self.rejected:
+                self._reject_sum(delivery)
         for answered in range(before + 1, len(self.accepted) + len(self.rejected) + 1):
             self.on_answer(answered, len(self._asked))
+
+    def _reject_sum(self, delivery: Delivery) -> None:
+        """Reject the updates that a relay may have added to a rejected one."""
+        reason = self.rejected[delivery.client].reason
+        for client in delivery.summed:
+            if self.accepted.pop(client, None) is not None:
+                why = f"its relay has added its update to that of client {delivery.client}, which was rejected: {reason}"
+                self._reject(client, "relay", why)
 
     def answers(self) -> Iterator[Accepted]:
         """Yield the accepted updates in the order of client ids."""
@@ -189,25 +181,15 @@ class Exchange:
 
     def _checked(self, client: int, report: Report) -> Report | None:
         assignment = self._asked[client]
-        if (report.client, report.round, report.phase) != (
-            client,
-            assignment.round,
-            assignment.phase,
-        ):
-            raise ProtocolError(
-                f"the reply names client {report.client}, round {report.round}, phase '{report.phase}'"
-            )
-        self.heard(report)
-        self.traffic.received(client, report.frame)
+        check_addressee(report, assignment)
+        self.on_report(report)
+        self.traffic.uplink[client] += len(report.frame)
         if report.kind == NEED_DENSE and client not in self._sent_dense:
             return self._send_dense(assignment)
         if report.kind in (FAILED, NEED_DENSE):
             return self._reject_as_told(client, report.stage, report.reason)
-        if (report.version, report.fingerprint) != (assignment.version, assignment.fingerprint):
-            raise ProtocolError(
-                f"the update was made from version {report.version[:8]}, but the round's version is {assignment.version[:8]}"
-            )
-        if self.in_step:
+        check_version(report, assignment)
+        if self.strategy.counterpart is not None:
             _check_step(report, assignment)
         if not 1 <= report.examples <= MOST_EXAMPLES:
             raise ProtocolError(
@@ -221,14 +203,16 @@ class Exchange:
         download = b.dense()
         self.traffic.sent(assignment.client, download, assignment.announced, first=False, newest=0)
         self.traffic.behind[assignment.client] = None
-        now = {
-            "form": DENSE,
-            "base": "",
-            "version": b.version,
-            "fingerprint": b.fingerprint,
-            "frames": download.frames,
-        }
-        self.send([replace(assignment, **now, returned=b"")])
+        dense = replace(
+            assignment,
+            form=DENSE,
+            base="",
+            version=b.version,
+            fingerprint=b.fingerprint,
+            frames=download.frames,
+            returned=b"",
+        )
+        self.send([dense])
 
     def _reject_as_told(self, client: int, stage: str, reason: str) -> None:
         """Reject a client with a stage and a reason that it named. Both are stored for each round, so they are bounded."""
@@ -241,6 +225,24 @@ class Exchange:
         answered = len(self.accepted) + len(self.rejected)
         elapsed_s = self.transport.clock.now() - started
         return Progress(len(self._asked), answered, len(self.accepted), elapsed_s)
+
+
+def check_addressee(report: Report, assignment: Assignment) -> None:
+    """Raise ProtocolError if a report names another client, round or phase than its assignment."""
+    a, r = assignment, report
+    if (r.client, r.round, r.phase) != (a.client, a.round, a.phase):
+        raise ProtocolError(
+            f"the reply names client {r.client}, round {r.round}, phase '{r.phase}'"
+        )
+
+
+def check_version(report: Report, assignment: Assignment) -> None:
+    """Raise ProtocolError if an update was made from another version than that of its assignment."""
+    a, r = assignment, report
+    if (r.version, r.fingerprint) != (a.version, a.fingerprint):
+        raise ProtocolError(
+            f"the update was made from version {r.version[:8]}, but the round's version is {a.version[:8]}"
+        )
 
 
 def _check_step(report: Report, assignment: Assignment) -> None:

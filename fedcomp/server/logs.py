@@ -1,8 +1,8 @@
-"""A run as JSON: an object a line for everything that an callback hears, or a client says, with the time in UTC.
+"""A run as JSON lines: an object for each event of a run or of a client, with the time in UTC.
 
     {"time": "2026-11-21T16:33:08.125Z", "event": "round", "round": 3, "accuracy": 0.91, …}
 
-Events are named after what happened, and have the fields of callbacks.py. `progress` comes at most once a second.
+The events of a run are named after the hooks of `Callback`, and have the fields of callbacks.py. `progress` comes at most once a second.
 """
 
 import dataclasses
@@ -13,7 +13,7 @@ import math
 import os
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, redirect_stdout, suppress
 from datetime import UTC, datetime
 from io import RawIOBase
@@ -23,6 +23,7 @@ from typing import Any, Self, TextIO
 from ..callbacks import Callback, Header, RoundRecord, Said, Summary, values_of
 from ..config import at_home
 from ..errors import ConfigError
+from .run_folder import finite
 
 STDOUT = "-"
 PROGRESS_S = 1.0  # between two lines of progress
@@ -33,9 +34,9 @@ def utc_now() -> datetime:
 
 
 class JsonLog(Callback):
-    """Adds lines to a file, or to standard output for "-", while it is entered: what others print there goes to standard error then.
+    """Appends lines to a file, or for "-" to standard output; other code's output then goes to standard error.
 
-    Raises ConfigError, when it is entered, for a file that cannot be written. How it is left is told too.
+    A context manager. Entering it raises ConfigError for a file that cannot be written; leaving it logs the error that ended the run.
     """
 
     def __init__(
@@ -72,20 +73,20 @@ class JsonLog(Callback):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        with self._ends, suppress(OSError):  # where it cannot be written, it is said elsewhere
+        with self._ends, suppress(OSError):
             if isinstance(error, KeyboardInterrupt):
                 self.write("interrupted")
             elif error is not None:
                 self.write("failed", error=type(error).__name__, reason=str(error))
 
     def write(self, event: str, /, **values: Any) -> None:
-        """A line. Raises OSError."""
+        """Append a line. Raises OSError."""
         moment = (
             self.now().astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
         )
-        self._add(json.dumps({"time": moment, "event": event} | _plain(values), allow_nan=False))
+        self._add(json.dumps({"time": moment, "event": event} | finite(values), allow_nan=False))
 
-    # What an callback hears.
+    # The hooks of a callback.
 
     def started(self, header: Header) -> None:
         self.write("started", **dataclasses.asdict(header))
@@ -118,10 +119,8 @@ class JsonLog(Callback):
     def finished(self, summary: Summary, out: str) -> None:
         self.write("finished", out=out, **values_of(summary))
 
-    # What a client says.
-
     def said(self, sentence: str) -> None:
-        """A sentence, with the event and the values that it may carry."""
+        """Log a sentence that a client prints, with the event and the values that it may carry."""
         event, values = (
             (sentence.event, sentence.values) if isinstance(sentence, Said) else ("said", {})
         )
@@ -137,10 +136,3 @@ def _append(file: RawIOBase, line: str) -> None:
     data = line.encode() + b"\n"
     if file.write(data) != len(data):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-
-def _plain(value: Any) -> Any:
-    """For JSON, which knows neither NaN nor infinity."""
-    if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
-    return None if isinstance(value, float) and not math.isfinite(value) else value

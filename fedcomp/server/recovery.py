@@ -4,7 +4,7 @@ import hashlib
 import json
 from collections.abc import Callable, Iterable, Mapping
 from functools import cached_property
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -13,6 +13,7 @@ from ..errors import CheckpointError, RunFolderError
 from ..memories.base import Changes
 from ..messages import compact
 from ..tasks import Data
+from .asynchronous_loop import AsynchronousLoop
 from .checkpoint import Checkpoint
 from .round_loop import RoundLoop, RoundResult
 from .run_folder import CHECKPOINT, METRICS, RunFolder
@@ -21,13 +22,9 @@ from .run_folder import CHECKPOINT, METRICS, RunFolder
 RUN, WEIGHTS, DOWNLINK_MEMORY, CLIENT = "run", "weights", "downlink.", "server/"
 STRATEGY, COUNTERPART, OPTIMIZER, LOOP = "strategy/", "counterpart/", "optimizer/", "loop/"
 
-T = TypeVar("T")
-
 
 class Clients(Protocol):
-    """The clients of a run, as far as their state is part of the checkpoint."""
-
-    data: Data  # training data
+    """The virtual clients of a run, whose state is part of the checkpoint."""
 
     def use_checkpoint(self, checkpoint: Checkpoint) -> None:
         """Set the checkpoint in which clients that do not fit into memory are staged, and from which they are read."""
@@ -51,20 +48,6 @@ class Stateful(Protocol):
         """Restore the state. `vector` and `value` return an entry by its name, None if there is none."""
 
 
-class RemoteClients:
-    """Real clients, which keep their state on their own machines."""
-
-    def __init__(self, data: Data):
-        self.data = data
-
-    def use_checkpoint(self, checkpoint: Checkpoint) -> None: ...
-
-    def take_changes(self) -> Changes:
-        return {}, {}
-
-    def restore(self, *stored: object) -> None: ...
-
-
 class Recovery:
     """Saves and restores a run whose loop has not begun. Call `restore` first, `mark_changed` after each round, and `save` when due."""
 
@@ -72,17 +55,21 @@ class Recovery:
         self,
         folder: RunFolder,
         loop: RoundLoop,
-        clients: Clients,
+        data: Data,
         rounds: int,
-        others: Mapping[str, Stateful] | None = None,
+        others: Mapping[str, Stateful],
+        clients: Clients | None = None,
     ):
-        """`others`: further objects with their own state, by the prefix of their names in the checkpoint."""
-        self.folder, self.loop, self.clients, self.rounds = folder, loop, clients, rounds
+        """`data`: the training data, which must not change when the run is resumed. `others`: further objects with their own state, by
+        the prefix of their names in the checkpoint. `clients`: None if they keep their state on their own machines.
+        """
+        self.folder, self.loop, self.data, self.rounds = folder, loop, data, rounds
+        self.others, self.clients = others, clients
         self.checkpoint = Checkpoint(folder.path / CHECKPOINT, flushed=[folder.path / METRICS])
         self.saved_round = 0
-        self.others = dict(others or {})
-        clients.use_checkpoint(self.checkpoint)
         self.changed: set[int] = set()  # clients that took part since the last checkpoint
+        if clients is not None:
+            clients.use_checkpoint(self.checkpoint)
 
     def close(self) -> None:
         """Close the checkpoint."""
@@ -122,8 +109,9 @@ class Recovery:
             )
         self._restore_server(run)
         self.folder.truncate_metrics(run["metrics_length"])
-        passed = [broadcast.base for broadcast in self.loop.broadcasts.cache]
-        self.clients.restore(self._vector(WEIGHTS), run["version"], passed)
+        if self.clients is not None:
+            passed = [broadcast.base for broadcast in self.loop.broadcasts.cache]
+            self.clients.restore(self.loop.broadcasts.weights, run["version"], passed)
         self.saved_round = run["round"]
         return self.saved_round
 
@@ -135,7 +123,7 @@ class Recovery:
         """Save the state after a round. `metrics_length`: bytes of metrics.jsonl after it."""
         loop, broadcasts = self.loop, self.loop.broadcasts
         cache = broadcasts.cache
-        vectors, values = self.clients.take_changes()
+        vectors, values = self.clients.take_changes() if self.clients is not None else ({}, {})
         vectors[WEIGHTS] = broadcasts.weights
         memory = broadcasts.memory.state_dict(copy=False)
         is_vector = {name: isinstance(value, Tensor) for name, value in memory.items()}
@@ -145,15 +133,11 @@ class Recovery:
             else:
                 values[DOWNLINK_MEMORY + name] = value
         for client in self.changed:
+            version, ticket = loop.versions.get(client), loop.tickets.get(client)
             dropped = loop.dropped.get(client, b"").hex()
-            record = [
-                loop.versions.get(client),
-                loop.tickets.get(client),
-                dropped,
-                loop.examples.get(client),
-            ]
+            record = [version, ticket, dropped, loop.examples.get(client)]
             values[f"{CLIENT}{client}"] = compact(record).encode()
-        for prefix, part in self._parts():
+        for prefix, part in self._parts().items():
             own_vectors, own_values = part.take_changes()
             vectors |= {prefix + name: vector for name, vector in own_vectors.items()}
             values |= {prefix + name: value for name, value in own_values.items()}
@@ -172,9 +156,8 @@ class Recovery:
 
     def _restore_server(self, run: dict[str, Any]) -> None:
         loop = self.loop
-        read = {True: self._vector, False: self.checkpoint.value}
         memory = {
-            name: read[is_vector](DOWNLINK_MEMORY + name)
+            name: (self._vector if is_vector else self.checkpoint.value)(DOWNLINK_MEMORY + name)
             for name, is_vector in run["downlink_memory"].items()
         }
         cache = self.checkpoint.broadcasts(until=run["round"])
@@ -191,22 +174,21 @@ class Recovery:
                 loop.dropped[int(client)] = bytes.fromhex(dropped)
             if examples is not None:
                 loop.examples[int(client)] = examples
-        for prefix, part in self._parts():
+        for prefix, part in self._parts().items():
             part.restore(
-                _prefixed(prefix, self.checkpoint.vector), _prefixed(prefix, self.checkpoint.value)
+                lambda name, prefix=prefix: self.checkpoint.vector(prefix + name),
+                lambda name, prefix=prefix: self.checkpoint.value(prefix + name),
             )
 
-    def _parts(self) -> list[tuple[str, Stateful]]:
-        """Return the objects with their own state in the checkpoint, each with the prefix of its names."""
+    def _parts(self) -> dict[str, Stateful]:
+        """Return the objects with their own state in the checkpoint, by the prefix of their names."""
         loop, counterpart = self.loop, self.loop.strategy.counterpart
-        parts: list[tuple[str, Stateful]] = [
-            (STRATEGY, loop.strategy),
-            (OPTIMIZER, loop.optimizer),
-            (LOOP, loop),
-        ]
+        parts: dict[str, Stateful] = {STRATEGY: loop.strategy, OPTIMIZER: loop.optimizer}
+        if isinstance(loop, AsynchronousLoop):
+            parts[LOOP] = loop
         if counterpart is not None:
-            parts.append((COUNTERPART, counterpart))
-        return [*parts, *self.others.items()]
+            parts[COUNTERPART] = counterpart
+        return parts | self.others
 
     def _vector(self, name: str) -> Tensor:
         vector = self.checkpoint.vector(name)
@@ -218,17 +200,11 @@ class Recovery:
 
     @cached_property
     def _identity(self) -> dict[str, str]:
-        """Properties that must not change when a run is resumed, by the words for a difference in the error message."""
-        data = self.clients.data
+        """Fingerprints of the model and the data, which must not change, by the words for a difference in the error message."""
         targets = hashlib.sha256(
-            data.targets.cpu().contiguous().view(torch.uint8).numpy()
+            self.data.targets.cpu().contiguous().view(torch.uint8).numpy()
         ).hexdigest()[:16]
         return {
             "another model": self.loop.broadcasts.layout.fingerprint,
-            "other examples": f"{list(data.inputs.shape)} {targets}",
+            "other examples": f"{list(self.data.inputs.shape)} {targets}",
         }
-
-
-def _prefixed(prefix: str, read: Callable[[str], T]) -> Callable[[str], T]:
-    """Return a function that reads the entry of a name with `prefix` before it."""
-    return lambda name: read(prefix + name)

@@ -1,70 +1,43 @@
 """The strategy, the round records and the summary of a run, simulated or deployed, from its options and results."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 
 from .. import __version__, spec
-from ..callbacks import RoundRecord, Summary
+from ..callbacks import Rejection, Rejections, RoundRecord, Summary
 from ..config import RunConfig
 from ..errors import ConfigError
 from ..layout import Layout
 from ..strategies import RoundStrategy, StrategyConfig, strategy
 from ..strategies.cohort import size as cohort_size
 from ..tasks import Data
-from .rejected import rejections_of
 from .round_loop import RoundResult
 
-SCHEDULED = (
-    "lr_schedule",
-    "local_steps_schedule",
-    "batch_size_schedule",
-    "density_schedule",
-    "local_steps",
-    "batch_size",
-    "horizon",
-    "rounds",
-)  # of a run's options, those that schedules are made of
+REASONS, CLIENTS = 16, 16  # that a summary names; metrics.jsonl has all
+NUMBER = re.compile(r"\d+(\.\d+)?")
 NOTHING_ACCEPTED = "no client's update was accepted in any round: metrics.jsonl has the reasons"  # warned of at the end
 
 
 def strategy_of(config: RunConfig, layout: Layout, **settings: Any) -> RoundStrategy:
     """Return the strategy of resolved options for a model. Raises SpecError or ConfigError."""
-    c = config
-    if c.local_steps_schedule and c.local_epochs:
+    if config.local_steps_schedule and config.local_epochs:
         raise ConfigError(
             "--local-steps-schedule and --local-epochs both say how long clients train; give one of them"
         )
-    budget, budget_s = spec.budget(c.budget) if c.budget else (0, 0.0)
+    budget_bytes, budget_s = spec.budget(config.budget) if config.budget else (0, 0.0)
+    options = {field.name for field in dataclasses.fields(config)}
+    shared = [f.name for f in dataclasses.fields(StrategyConfig) if f.name in options]
     strategy_config = StrategyConfig(
-        c.participation,
-        c.uplink,
-        c.downlink,
-        c.downlink_memory,
-        c.weights,
-        c.weight_cap,
-        c.server_lr,
-        c.cache,
-        c.seed,
-        c.density_warmup,
-        c.lr_warmup,
-        budget,
-        c.memory,
-        c.quorum,
-        c.deadline or None,
-        c.lr,
-        c.keep_momentum,
-        budget_s,
-        server_optimizer=c.server_optimizer,
-        clip_update=c.clip_update,
-        clients=c.clients,
-        momentum=c.momentum,
-        weight_decay=c.weight_decay,
-        **{name: getattr(c, name) for name in SCHEDULED},
+        **{name: getattr(config, name) for name in shared},
+        budget_bytes=budget_bytes,
+        budget_s=budget_s,
+        timeout_s=config.deadline or None,
     )
-    return strategy(c.strategy, strategy_config, layout, **settings)
+    return strategy(config.strategy, strategy_config, layout, **settings)
 
 
 def client_config(config: RunConfig, strategy: RoundStrategy) -> RunConfig:
@@ -86,26 +59,18 @@ def bandwidths_of(
         raise ConfigError(
             "--bandwidths and --network both say how fast uplinks are; leave --bandwidths out"
         )
-    dealt = (
-        spec.sizes(c.bandwidths)
-        if c.bandwidths
-        else list(uplinks)
-        if uplinks is not None and c.budget
-        else []
-    )
-    bandwidths = (
-        {client: float(dealt[client % len(dealt)]) for client in range(c.clients)} if dealt else {}
-    )
+    if not c.budget:
+        return {}
+    dealt = spec.sizes(c.bandwidths) if c.bandwidths else uplinks
+    bandwidths = {}
+    if dealt is not None:
+        bandwidths = {client: float(dealt[client % len(dealt)]) for client in range(c.clients)}
     if strategy.config.budget_s and not bandwidths:
         raise ConfigError(
             f"--budget {c.budget} is a time, in which uplinks send what they can; give --bandwidths, or a --network"
         )
-    asked = (
-        range(c.clients)
-        if strategy.config.budget_s
-        else range(cohort_size(c.participation, c.clients))
-    )
-    strategy.schedule.for_clients(1, asked, bandwidths)
+    asked = c.clients if strategy.config.budget_s else cohort_size(c.participation, c.clients)
+    strategy.schedule.for_clients(1, range(asked), bandwidths)
     return bandwidths
 
 
@@ -188,3 +153,16 @@ def summary_of(records: Sequence[RoundRecord], config: RunConfig, device: str) -
         simulated_hours=records[-1].simulated_hours,
         metrics=records[-1].metrics,
     )
+
+
+def rejections_of(records: Iterable[RoundRecord]) -> tuple[Rejections, ...]:
+    """Return a run's rejections by reason, the most frequent first. Reasons that differ only in their numbers are combined."""
+    found: dict[tuple[str, str], list[Rejection]] = {}
+    for rejection in (rejection for record in records for rejection in record.rejections):
+        found.setdefault((rejection.stage, NUMBER.sub("#", rejection.reason)), []).append(rejection)
+    summaries = []
+    for alike in sorted(found.values(), key=lambda alike: -len(alike))[:REASONS]:
+        clients = sorted({rejection.client for rejection in alike})
+        named, more = tuple(clients[:CLIENTS]), max(0, len(clients) - CLIENTS)
+        summaries.append(Rejections(alike[0].stage, alike[0].reason, len(alike), named, more))
+    return tuple(summaries)

@@ -7,6 +7,7 @@ client's cheapest download, checks every report as it arrives, closes phases, ap
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import numpy as np
 import torch
@@ -14,16 +15,14 @@ from torch import Tensor
 
 from .. import seeds
 from ..callbacks import Rejection
-from ..codecs import decay
+from ..codecs.frame import unwrap_decay
 from ..errors import NonFiniteError
 from ..kernels.sums import sum_squares
-from ..memories.base import Changes
 from ..messages import FAILED, Assignment, ClientRoundConfig, Report
 from ..profiling import timed
 from ..strategies.base import Accepted, Aggregation, Phase, PhaseResult, RoundStrategy, RoundUpdates
-from ..strategies.cohort import sample
 from ..strategies.optimizers import optimizer
-from ..strategies.round_completion import QuorumOrDeadline
+from ..strategies.round_completion import RoundCompletion
 from .broadcasts import Broadcast, Broadcasts
 from .exchange import Exchange, Traffic
 from .transport import Transport
@@ -39,9 +38,8 @@ class RoundResult:
     rejections: list[Rejection]
     traffic: Traffic
     broadcast: Broadcast | None  # None: no update was accepted, the model did not move
-    suspicion: Mapping[int, float] = field(
-        default_factory=dict
-    )  # by client, 0..1; empty unless the strategy judges votes
+    # By client, from 0 to 1; empty unless the strategy judges votes.
+    suspicion: Mapping[int, float] = field(default_factory=dict)
     simulated_s: float | None = None  # virtual duration in seconds; None: time is real
     clipped: int = 0  # accepted updates whose norm was bounded
 
@@ -78,9 +76,8 @@ class RoundLoop:
         self.versions: dict[int, str] = {}  # last version that each client reported
         self.tickets: dict[int, str] = {}  # of each client's last accepted proposal
         self.examples: dict[int, int] = {}  # example count in each client's last accepted report
-        self.dropped: dict[
-            int, bytes
-        ] = {}  # frame of the entries dropped from that proposal, until the client has received it
+        # Frame of the entries dropped from that proposal, until the client has received it.
+        self.dropped: dict[int, bytes] = {}
 
     @property
     def model(self) -> Tensor:
@@ -99,37 +96,32 @@ class RoundLoop:
         phases: dict[str, list[Accepted]] = {}
         asked, configs = cohort, strategy.schedule.for_clients(round, cohort, self.bandwidths)
         for phase in strategy.phases(round):
-            exchange = self.exchange(round, phase, traffic)
+            exchange = self.exchange(phase, traffic)
+            exchange.on_answer = partial(self.on_answer, round)
             assignments = [
                 self.assignment(traffic, client, round, phase, phases, configs[client])
                 for client in asked
             ]
             exchange.run(
                 assignments,
-                phase.completion or QuorumOrDeadline(self.config.quorum, self.config.timeout_s),
+                phase.completion or RoundCompletion(self.config.quorum, self.config.timeout_s),
             )
             phases[phase.name] = self.end_phase(phase, exchange)
             rejected |= exchange.rejected
             asked = [a.client for a in phases[phase.name]]
         return self.close(round, cohort, phases, rejected, traffic)
 
-    def expected(self, clients: Sequence[int], round: int) -> list[int]:
-        """Return the clients that a coming round will probably ask. Changes nothing."""
-        return sample(clients, self.config.participation, self.config.seed, round)
-
     # The parts of a round.
 
-    def exchange(self, round: int, phase: Phase, traffic: Traffic) -> Exchange:
+    def exchange(self, phase: Phase, traffic: Traffic) -> Exchange:
         """Return the exchange of a phase, before anything is sent."""
         return Exchange(
             self.transport,
             self.broadcasts,
-            lambda frames: self.strategy.open(phase, frames),
+            self.strategy,
+            phase,
             traffic,
             self._on_report,
-            lambda answered, asked: self._on_answer(round, answered, asked),
-            in_step=self.strategy.counterpart is not None,
-            vet=lambda client, frame: self.strategy.vet(phase, client, frame),
         )
 
     def assignment(
@@ -151,13 +143,8 @@ class RoundLoop:
             announced |= counterpart.announce()
         flat = [part for name, value in announced.items() for part in (name.encode(), value)]
         returned = self.dropped.get(client, b"")
-        traffic.sent(
-            client,
-            download,
-            [*flat, returned],
-            first=client not in self.versions,
-            newest=b.newest_bytes,
-        )
+        first = client not in self.versions
+        traffic.sent(client, download, [*flat, returned], first=first, newest=b.newest_bytes)
         return Assignment(
             round,
             phase.name,
@@ -228,9 +215,6 @@ class RoundLoop:
         strategy.on_round_end(round, broadcast.frame if broadcast is not None else None)
         return result
 
-    def _on_answer(self, round: int, answered: int, asked: int) -> None:
-        self.on_answer(round, answered, asked)
-
     def _on_report(self, report: Report) -> None:
         """Record the client's version, and that it has received its dropped entries."""
         if report.version:
@@ -250,10 +234,8 @@ class RoundLoop:
             self.examples,
             len(self.versions),
         )
-        with (
-            timed("aggregation"),
-            np.errstate(over="ignore", invalid="ignore"),
-        ):  # `prepare` detects values outside of float32
+        # `prepare` detects values outside of float32.
+        with timed("aggregation"), np.errstate(over="ignore", invalid="ignore"):
             aggregation = self.strategy.aggregate(updates, update)
             update = self.optimizer.step(update)
         with timed("downlink"):
@@ -289,17 +271,6 @@ class RoundLoop:
         if broadcast is None:
             return 0.0
         layout = self.broadcasts.layout
-        _, frame = decay.unwrap(broadcast.frame, layout.numel)
+        _, frame = unwrap_decay(broadcast.frame, layout.numel)
         step = self.broadcasts.codec.decode(frame, numel=layout.numel, layout=layout)
         return sum_squares(step) / self.config.server_lr / self.config.server_lr
-
-    # Checkpoints.
-
-    def take_changes(self) -> Changes:
-        """Return the loop's own state, without the model and the clients, as far as it changed since the last call."""
-        return {}, {}
-
-    def restore(
-        self, vector: Callable[[str], Tensor | None], value: Callable[[str], bytes | None]
-    ) -> None:
-        """Continue from a checkpoint. `vector` and `value` read the entries of `take_changes` by name."""

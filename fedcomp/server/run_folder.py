@@ -1,4 +1,4 @@
-"""The run folder: what a run leaves behind.
+"""The run folder: the files of a run.
 
 config.toml        every option resolved, with the engine and its batch of clients
 metrics.jsonl      a line a round (callbacks.RoundRecord)
@@ -12,7 +12,7 @@ import json
 import math
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -43,7 +43,7 @@ CHECKPOINT = "checkpoint"
 
 
 class RunFolder:
-    """A folder that belongs to one run. Raises RunFolderError, with nothing written, when it is in the way, absent or of another run.
+    """The folder of one run. Raises RunFolderError, with nothing written, if --out exists or holds no run to resume with these options.
 
     Without --out, `path` is final only after `open()`, which chooses a name that no other run has.
     """
@@ -76,13 +76,13 @@ class RunFolder:
                 ) from None
 
     def close(self) -> None:
-        """Let other processes in."""
+        """Release the folder to other processes."""
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
 
     def write_config(self, config: RunConfig, resolved: dict[str, Any]) -> None:
-        """config.toml: every option, and under [resolved] what was decided for this machine."""
+        """Write config.toml: every option, and under [resolved] the choices for this machine."""
         values = settings(config) | {"out": str(self.path), "resolved": resolved}
         with self._writing():
             _replace(self.path / RUN_FILE, tomli_w.dumps(values).encode())
@@ -113,17 +113,17 @@ class RunFolder:
         return stored
 
     def append(self, record: RoundRecord) -> int:
-        """Add a line to metrics.jsonl. Returns the file's length afterwards."""
+        """Append a line to metrics.jsonl. Return the new length of the file."""
         with self._writing(), open(self.path / METRICS, "ab") as file:
-            file.write((json.dumps(_plain(record)) + "\n").encode())
+            file.write((json.dumps(finite(values_of(record))) + "\n").encode())
             return file.tell()
 
     def records(self) -> list[RoundRecord]:
-        """The lines of metrics.jsonl."""
+        """Return the records of metrics.jsonl."""
         return records_in(self.path / METRICS)
 
     def truncate_metrics(self, length: int) -> None:
-        """Forget what was appended after the checkpoint. Raises RunFolderError when lines before it are missing."""
+        """Remove the lines that were appended after the checkpoint. Raises RunFolderError if lines before it are missing."""
         path = self.path / METRICS
         size = path.stat().st_size if path.exists() else 0
         if size < length:
@@ -140,13 +140,16 @@ class RunFolder:
 
     def write_summary(self, summary: Summary) -> None:
         with self._writing():
-            _replace(self.path / SUMMARY, (json.dumps(_plain(summary), indent=2) + "\n").encode())
+            _replace(
+                self.path / SUMMARY,
+                (json.dumps(finite(values_of(summary)), indent=2) + "\n").encode(),
+            )
 
 
 def records_in(path: Path) -> list[RoundRecord]:
-    """The rounds of a metrics.jsonl; none if there is no such file. Raises RunFolderError for one that is damaged.
+    """Return the records of a metrics.jsonl, none if there is no such file. Raises RunFolderError for a damaged file.
 
-    A last line without its end is one that is being written: that round is not done.
+    A last line without its end is still being written and is left out.
     """
     try:
         return [
@@ -160,7 +163,7 @@ def records_in(path: Path) -> list[RoundRecord]:
 
 
 def summary_in(path: Path) -> Summary | None:
-    """What a summary.json holds; None if there is no such file. Raises RunFolderError for one that is damaged."""
+    """Return the content of a summary.json, None if there is no such file. Raises RunFolderError for a damaged file."""
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
         lists = {
@@ -179,7 +182,7 @@ def _damaged(path: Path, why: object) -> RunFolderError:
 
 
 def record_of(values: dict[str, Any]) -> RoundRecord:
-    """A line of metrics.jsonl as a record."""
+    """Return the record of a line of metrics.jsonl."""
     lists = {
         "rejections": tuple(Rejection(**r) for r in values["rejections"]),
         "warnings": tuple(values["warnings"]),
@@ -187,13 +190,10 @@ def record_of(values: dict[str, Any]) -> RoundRecord:
         "suspicion": {int(client): share for client, share in values.get("suspicion", {}).items()},
         "metrics": dict(values.get("metrics", {})),
     }
-    numbers = {name: value for name, value in values.items() if name not in lists} | lists[
-        "metrics"
-    ]
-    if strange := [
-        name for name, value in numbers.items() if not isinstance(value, int | float | None)
-    ]:
-        raise ValueError(f"'{strange[0]}' is no number")
+    numbers = {name: value for name, value in values.items() if name not in lists}
+    for name, value in (numbers | lists["metrics"]).items():
+        if not isinstance(value, int | float | None):
+            raise ValueError(f"'{name}' is no number")
     return RoundRecord(**values | lists)
 
 
@@ -207,14 +207,10 @@ def _label(task: str) -> str:
     return stem.strip("-") or "task"
 
 
-def _plain(record: RoundRecord | Summary) -> dict[str, Any]:
-    """A record for JSON, which knows neither NaN nor infinity."""
-    return {key: _finite(value) for key, value in values_of(record).items()}
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
+def finite(value: Any) -> Any:
+    """Return a value for JSON, with null in place of NaN and infinity."""
+    if isinstance(value, Mapping):
+        return {key: finite(item) for key, item in value.items()}
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 

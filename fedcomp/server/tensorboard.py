@@ -1,9 +1,8 @@
-"""Scalars for TensorBoard, a point a round, by the names of metrics.jsonl. Needs the package tensorboard."""
+"""Scalars for TensorBoard, one point per round, by the names of metrics.jsonl. Needs the package tensorboard."""
 
 import math
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from ..callbacks import Callback, Header, RoundRecord
 from ..errors import ConfigError
@@ -19,12 +18,12 @@ SCALARS = (
     "accepted",
     "rejected",
 )
-HOURS = "simulated_hours"  # where a virtual network gives rounds their time
-RATIO = "ratio"  # what float32 models would have cost, by what frames did
+HOURS = "simulated_hours"  # of runs on a virtual network
+RATIO = "ratio"  # bytes of float32 models over bytes of frames
 
 
 class TensorBoard(Callback):
-    """Writes into the run folder, from the first round on, while it is entered. Raises ConfigError without the package."""
+    """Writes scalars into the run folder. Raises ConfigError if the package is not installed."""
 
     def __init__(self) -> None:
         try:
@@ -36,20 +35,13 @@ class TensorBoard(Callback):
         self._open = SummaryWriter
         self._writer: Any = None
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def close(self) -> None:
+        """Close the event file."""
         if self._writer is not None:
             self._writer.close()
 
     def started(self, header: Header) -> None:
-        """A resumed run takes back what came after its checkpoint."""
+        """Open the event file. A resumed run hides the points after its checkpoint."""
         self._writer = self._open(
             str(Path(header.out) / FOLDER),
             purge_step=header.first_round if header.first_round > 1 else None,

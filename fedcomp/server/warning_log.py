@@ -1,13 +1,17 @@
-"""Warnings of a run: passed on to an callback, and written into the record of their round."""
+"""Warnings of a run: passed on to a callback, and written into the record of their round."""
 
 import json
 from collections.abc import Callable
+from math import isfinite
 
 from torch import Tensor
 
 from ..memories.base import Changes
+from ..tasks import Data
+from ..tasks.data import non_finite
 
 KINDS = "kinds"  # in a checkpoint
+NOT_FINITE = "test loss"  # the kind of a warning
 
 
 class WarningLog:
@@ -41,3 +45,22 @@ class WarningLog:
         self, vector: Callable[[str], Tensor | None], value: Callable[[str], bytes | None]
     ) -> None:
         self.kinds |= set(json.loads(value(KINDS) or b"[]"))
+
+
+def check_loss(warn: WarningLog, round: int, loss: float | None, test: Data) -> None:
+    """Warn once in a run about a test loss that is not finite: metrics.jsonl has null in its place, as for a round without evaluation.
+
+    `loss`: that of the round on the data `test`; None if the round was not evaluated.
+    """
+    if loss is None or isfinite(loss) or NOT_FINITE in warn.kinds:
+        return
+    found = non_finite(test)
+    why = (
+        f"the test data holds {found}, correct test()"
+        if found
+        else "the model may have diverged, try a smaller --lr"
+    )
+    warn(
+        f"round {round}: the test loss is {loss}, null in the files of the run, which goes on; {why}",
+        kind=NOT_FINITE,
+    )

@@ -1,25 +1,22 @@
 """Virtual clients: the session that simulates them, with the states of all clients in a `ClientStore`."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 
 from torch import Tensor
 
 from ..clients.replica import Replica
-from ..clients.session import ClientSession
+from ..clients.session import ClientHook, ClientSession
 from ..clients.trainer import Trainer
 from ..memories import Memory
 from ..memories.base import Changes
-from ..messages import Assignment, Report
 from ..server.checkpoint import Checkpoint
 from ..strategies.client_algorithm import ClientAlgorithm
-from ..tasks.base import Data
-from .attacks import ByzantineClients
 from .client_store import ClientStore
 from .placement import IN_MEMORY, Placement
 from .update_watch import UpdateWatch
 
 
-class VirtualClients:
+class VirtualClients(ClientSession):
     """The clients of a simulation, by logical id."""
 
     def __init__(
@@ -31,37 +28,16 @@ class VirtualClients:
         seed: int,
         *,
         warn: Callable[[str], None] = lambda sentence: None,
-        byzantine: ByzantineClients | None = None,
+        hook: ClientHook | None = None,
         placement: Placement = IN_MEMORY,
     ):
-        self.trainer, self.byzantine = trainer, byzantine or ByzantineClients()
         self.store = ClientStore(make_memory, replica.version, placement)
-        self.session = ClientSession(
-            replica,
-            self.store,
-            trainer,
-            algorithm,
-            seed,
-            hook=self.byzantine,
-            watch=UpdateWatch(warn),
-        )
+        watch = UpdateWatch(warn)
+        super().__init__(replica, self.store, trainer, algorithm, seed, hook=hook, watch=watch)
 
     @property
     def clients(self) -> int:
         return len(self.trainer.shards)
-
-    @property
-    def data(self) -> Data:
-        return self.trainer.data
-
-    @property
-    def at_once(self) -> int:
-        """Assignments to handle together."""
-        whole = self.byzantine.needs_whole_cohort or self.session.algorithm.trains_on_partitions
-        return self.clients if whole else self.trainer.at_once
-
-    def handle(self, assignments: Sequence[Assignment]) -> list[Report]:
-        return self.session.handle(assignments)
 
     # Checkpoints.
 
@@ -73,5 +49,5 @@ class VirtualClients:
 
     def restore(self, weights: Tensor, version: str, passed: Iterable[str]) -> None:
         """Return to the state of the checkpoint. States of clients are read when they are first used."""
-        self.session.replica.restore(weights, version, passed)
+        self.replica.restore(weights, version, passed)
         self.store.clear()

@@ -14,13 +14,12 @@ from ..clients.trainer import Trainer
 from ..codecs import codec
 from ..codecs.frame import trusted_frames
 from ..config import RunConfig, data_folder
-from ..errors import ConfigError, DataError, RunFolderError
+from ..errors import ConfigError, RunFolderError
 from ..memories import Memory, memory, with_memories
 from ..profiling import timed, timed_each
 from ..server.asynchronous_loop import loop_of
 from ..server.broadcasts import Broadcasts
 from ..server.evaluation import Evaluator
-from ..server.finite_loss import check_loss
 from ..server.initial_weights import start_from
 from ..server.logs import STDOUT
 from ..server.recovery import Recovery
@@ -35,7 +34,7 @@ from ..server.results import (
 )
 from ..server.round_loop import RoundResult
 from ..server.run_folder import RunFolder
-from ..server.warning_log import WarningLog
+from ..server.warning_log import WarningLog, check_loss
 from ..server.watching import watched
 from ..strategies import resolved
 from ..strategies.cohort import size as cohort_size
@@ -113,11 +112,7 @@ class Preparation:
         self.device = self.devices[0]
         devices.keep_freed_memory()
         self.folder = RunFolder(config)
-        folder = data_folder(config)
-        if folder is not None and config.data and not folder.is_dir():
-            raise DataError(
-                f"--data {config.data} is no folder; give the one that holds the task's data"
-            )
+        folder = data_folder(config.data)
         self.task: Task = load(config.task, folder) if task is None else task
         self.strategy = strategy_of(config, layout_of(self.task), warn=self.warnings)
         self.sgd = LocalSGD.from_config(client_config(config, self.strategy))
@@ -211,7 +206,7 @@ class Simulation(Preparation):
             self.strategy.client_algorithm,
             config.seed,
             warn=self.warnings,
-            byzantine=self.byzantine,
+            hook=self.byzantine if config.attack else None,
             placement=self.placement,
         )
         self.relays = (
@@ -249,7 +244,8 @@ class Simulation(Preparation):
             others = {"warnings/": self.warnings}
             if self.timing:
                 others["network/"] = self.timing
-            recovery = Recovery(self.folder, self.loop, self.clients, self.config.rounds, others)
+            data, rounds = self.clients.trainer.data, self.config.rounds
+            recovery = Recovery(self.folder, self.loop, data, rounds, others, self.clients)
             ends.callback(recovery.close)
             done = recovery.restore()
             if self.folder.resumed:

@@ -13,8 +13,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
 from ..messages import FAILED, NEED_DENSE, UPDATE, Assignment, Report
-from ..server.clock import Clock
-from ..server.transport import CUT_OFF, GRACE_S, Delivery, Lost, Transport
+from ..server.transport import CUT_OFF, GRACE_S, Clock, Delivery, Lost, Transport
 from .network import Network
 
 SILENT = "reply"  # the stage of a virtual client that does not answer

@@ -39,7 +39,7 @@ class TrainingWorker:
                 torch.set_num_threads(1)
                 torch.set_default_dtype(self.dtype)
                 devices.keep_freed_memory()
-                task = load(self.config.task, data_folder(self.config))
+                task = load(self.config.task, data_folder(self.config.data))
                 model = initial_model(task, self.config.seed)
                 self.engine = SerialEngine(task, model, Layout.of(model), self.device)
             except Exception as error:
@@ -77,7 +77,7 @@ def with_absolute_paths(config: RunConfig) -> RunConfig:
     """Return a config whose task and data are found from any folder."""
     path, separator, name = config.task.rpartition(":")
     task = f"{os.path.abspath(os.path.expanduser(path))}:{name}" if separator else config.task
-    folder = data_folder(config)
+    folder = data_folder(config.data)
     return replace(config, task=task, data=str(folder.absolute()) if folder else None)
 
 

@@ -15,7 +15,8 @@ rounds.
 from dataclasses import dataclass
 from typing import ClassVar
 
-from ..errors import ConfigError, SpecError
+from .. import spec
+from ..errors import ConfigError
 from .average import Average
 from .base import Accepted
 
@@ -27,9 +28,7 @@ class Options:
     decay: float = 0.5  # a: an update that is s rounds late counts (1 + s)^-a; 0 = like any other
 
     def __post_init__(self) -> None:
-        for name, low, high in (("wait", 0, 1), ("staleness", 0, 10**9), ("decay", 0, 1000)):
-            if not low <= (value := getattr(self, name)) <= high:
-                raise SpecError(f"{name} is {value:g}; give {low} to {high:g}")
+        spec.check_ranges(self, wait=(0, 1), staleness=(0, 10**9), decay=(0, 1000))
 
 
 class Asynchronous(Average):

@@ -13,11 +13,12 @@ from typing import Any, ClassVar
 import numpy as np
 from torch import Tensor
 
-from ..codecs import Update, at_density, codec
+from .. import spec
+from ..codecs import Codec, Update, at_density, codec
 from ..errors import ConfigError, FrameError
 from ..layout import Layout
-from ..memories import Counterpart, chooses, memory, momentum, only_under, with_memories
-from ..memories.base import Changes, NoOptions
+from ..memories import Counterpart, memory, with_memories
+from ..memories.base import Changes, NoOptions, ReadValue, ReadVector
 from ..messages import TRAIN
 from .client_algorithm import ClientAlgorithm
 from .cohort import sample, size
@@ -44,9 +45,7 @@ class StrategyConfig:
     budget_bytes: int = 0
     memory: str = "residual"  # of the clients
     quorum: float = 1.0
-    timeout_s: float | None = (
-        None  # seconds that a phase may take, `deadline` of the run; None = as long as it does
-    )
+    timeout_s: float | None = None  # longest phase, `deadline` of the run; None = no limit
     lr: float = 0.05  # of local SGD, and of the server where votes have no length
     keep_momentum: bool = False  # of local SGD, from one round to the next
     budget_s: float = 0.0  # seconds that a client may take to send, in place of budget_bytes
@@ -134,15 +133,15 @@ class RoundStrategy(ABC):
     client_algorithm: ClassVar[ClientAlgorithm] = ClientAlgorithm()  # the client half
     fewest: int = 1  # clients with whom a round can move the model
     notice: str = ""  # what a run says of it before its first round
+    only_uplinks: ClassVar[tuple[type[Codec], ...]] = ()  # with or without @layer; () = any
+    only_memory: ClassVar[str] = ""  # of the clients, without options; "" = any
+    weighs: ClassVar[bool] = True  # clients may count by their examples
+    fixed_size: ClassVar[bool] = False  # frames have one size, and no density that could change
     clips: ClassVar[bool] = False  # adds updates one by one, and so can bound the norm of each
-    own_step: ClassVar[bool] = (
-        False  # decides the step itself, with an option `momentum`, and leaves none to a server optimizer
-    )
+    own_step: ClassVar[bool] = False  # takes the server's step itself; has an option `momentum`
     decays: ClassVar[bool] = False  # weight decay is part of the server's step, not of local SGD
     asynchronous: ClassVar[bool] = False  # a round ends with the first answers, whenever asked for
-    allocation: np.ndarray | None = (
-        None  # 0/1 [n, n], of strategies that hand out partitions: row i is what the cohort's i-th member holds
-    )
+    allocation: np.ndarray | None = None  # 0/1 [n, n]: the partitions of each cohort member
 
     def __init__(
         self,
@@ -157,6 +156,8 @@ class RoundStrategy(ABC):
         self.config = config = with_memories(config, self.layout.numel)
         self.uplink, self.downlink = codec(config.uplink), codec(config.downlink)
         self._check_settings()
+        # Made like those of the clients; it keeps nothing.
+        self.memory = memory(config.memory, self.uplink, self.layout.numel, self.layout)
         self.counterpart = self._counterpart()  # of the clients' memories, if both sides keep state
         self.schedule = self._schedule()
 
@@ -234,9 +235,7 @@ class RoundStrategy(ABC):
         """Return what the algorithm keeps, as far as it changed since the last call."""
         return {}, {}
 
-    def restore(
-        self, vector: Callable[[str], Tensor | None], value: Callable[[str], bytes | None]
-    ) -> None:
+    def restore(self, vector: ReadVector, value: ReadValue) -> None:
         """Continue from a checkpoint, whose vectors and values of `take_changes` are read by these."""
 
     # Settings.
@@ -249,11 +248,29 @@ class RoundStrategy(ABC):
                 f"--strategy {self.name} adds no updates one by one, whose norms it could bound; leave --clip-update out, or "
                 "use --strategy average"
             )
-        if config.momentum and (applied := momentum(config.memory)):
-            name = config.memory.partition(":")[0]
+        if self.only_uplinks and not isinstance(self.uplink.unscoped, self.only_uplinks):
             raise ConfigError(
-                f"--momentum {config.momentum:g} and --memory {name} with momentum={applied:g} both apply momentum to an update; "
-                f"leave --momentum out, or give --memory {name}:momentum=0"
+                f"--strategy {self.name} does not work with --uplink {self.uplink}; leave --uplink out, or give "
+                f"{self.only_uplinks[0].name}"
+            )
+        given = spec.parse(config.memory).parts[0].name
+        if self.only_memory not in ("", given):
+            raise ConfigError(
+                f"--strategy {self.name} does not work with memory '{given}'; leave --memory out, or give {self.only_memory}"
+            )
+        if config.weights != "uniform" and not self.weighs:
+            raise ConfigError(
+                f"--strategy {self.name} counts every client once; leave --weights out, or give uniform"
+            )
+        densities = (
+            config.density_warmup,
+            config.density_schedule,
+            config.budget_bytes,
+            config.budget_s,
+        )
+        if self.fixed_size and any(densities):
+            raise ConfigError(
+                f"--strategy {self.name} sends frames of one size; leave --density-warmup, --density-schedule and --budget out"
             )
         if self.own_step and not steps.plain:
             raise ConfigError(
@@ -268,22 +285,26 @@ class RoundStrategy(ABC):
 
     def _counterpart(self) -> Counterpart | None:
         """Return the server's side of the clients' memories. Raises ConfigError for a memory that does not suit the run."""
-        config, layout = self.config, self.layout
-        clients_memory = memory(config.memory, self.uplink, layout.numel, layout)
-        if sentence := clients_memory.warning:
-            self.warn(sentence)
-        if only_under(config.memory) not in ("", self.name):
+        name, own = self.memory.name, self.config.momentum
+        if own and (applied := getattr(self.memory.options, "momentum", 0)):
             raise ConfigError(
-                f"--memory {config.memory} has no frames for --strategy {self.name}; "
-                f"give --strategy {only_under(config.memory)}, or --memory none"
+                f"--momentum {own:g} and --memory {name} with momentum={applied:g} both apply momentum to an update; "
+                f"leave --momentum out, or give --memory {name}:momentum=0"
             )
-        if clients_memory.counterpart is None:
+        if self.memory.warning:
+            self.warn(self.memory.warning)
+        if self.memory.only_under not in ("", self.name):
+            raise ConfigError(
+                f"--memory {name} has no frames for --strategy {self.name}; "
+                f"give --strategy {self.memory.only_under}, or --memory none"
+            )
+        if self.memory.counterpart is None:
             return None
-        counterpart = clients_memory.counterpart(clients_memory)
-        steps = optimizer(config.server_optimizer)
+        counterpart = self.memory.counterpart(self.memory)
+        steps = optimizer(self.config.server_optimizer)
         if counterpart.measures_steps and steps.unitless:
             raise ConfigError(
-                f"--memory {config.memory} compares updates with the steps of the model, which have another unit under "
+                f"--memory {name} compares updates with the steps of the model, which have another unit under "
                 f"--server-optimizer {steps.name}; use sgd, or another --memory"
             )
         return counterpart
@@ -291,12 +312,12 @@ class RoundStrategy(ABC):
     def _schedule(self) -> Schedule:
         """Return what clients are told by round. Raises ConfigError for a schedule that does not suit the run."""
         config, layout = self.config, self.layout
-        if (config.density_warmup or config.density_schedule) and chooses(config.memory):
+        if (config.density_warmup or config.density_schedule) and self.memory.chooses:
             asked = "--density-warmup" if config.density_warmup else DENSITY_SCHEDULE
             raise ConfigError(
-                f"{asked} has no meaning for memory '{config.memory}', which chooses what is sent; leave it out"
+                f"{asked} has no meaning for memory '{self.memory.name}', which chooses what is sent; leave it out"
             )
-        schedule = Schedule.of(config, self.uplink, layout)
+        schedule = Schedule(config, self.uplink, layout)
         for density in schedule.densities(config.rounds or config.horizon):
             memory(config.memory, at_density(self.uplink, density), layout.numel, layout)
         return schedule

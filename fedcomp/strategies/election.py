@@ -40,21 +40,19 @@ from torch import Tensor
 
 from .. import spec
 from ..codecs import Codec, Context, Update
-from ..codecs.base import nonfinite_rows
+from ..codecs.checks import nonfinite_rows
 from ..codecs.sign import Sign
 from ..errors import ConfigError, FrameError, NonFiniteError, SpecError
-from ..kernels import votes
 from ..keys.keyring import DerivedKeys, KnownKeys
 from ..memories import Memory
-from ..memories.base import Changes
+from ..memories.base import Changes, ReadValue, ReadVector
 from ..memories.none import Nothing
-from ..messages import TRAIN, Assignment
-from .base import Accepted, Aggregation, Phase, PhaseResult, RoundUpdates
-from .client_algorithm import ClientAlgorithm, DataPartition, Frame
+from ..messages import Assignment
+from .base import Accepted, Phase, PhaseResult, RoundUpdates
+from .client_algorithm import ClientAlgorithm, DataPartition
 from .codes import Seats, allocation_matrix, deal
 from .cohort import draw
-from .complaints import split_vote
-from .guarantees import MarginWatch, check_seats, holds, notice
+from .guarantees import check_seats, holds, notice
 from .local_election import (
     BALLOTS,
     ROW,
@@ -67,10 +65,10 @@ from .local_election import (
     sent_ballot,
     vote_of,
 )
-from .round_completion import QuorumOrDeadline, least
+from .round_completion import RoundCompletion, least
 from .sealed_election import UNREAD, SealedElectionClient, SealedRound
-from .sealed_messages import CARDS, RECOUNT, terms_of
-from .vote import Vote, inner
+from .sealed_messages import CARDS, RECOUNT, split_vote, terms_of
+from .vote import Vote
 
 MAX_SEATS = 15  # unless given: a voter of a full row trains on as many partitions
 STATE = "election"  # in a checkpoint
@@ -88,10 +86,7 @@ class Options:
     momentum: float = 0.0  # β, of the server
 
     def __post_init__(self) -> None:
-        if not 0 <= self.momentum < 1:
-            raise SpecError(
-                f"momentum is {self.momentum:g}; give at least 0 and less than 1, such as 0.9"
-            )
+        spec.check_decays(self, "momentum")
         if self.seats < 0 or (self.liars is not None and self.liars < 0):
             raise SpecError("seats and liars are counts; give 0 or more")
         if self.sealed and self.form != "ballots":
@@ -134,6 +129,8 @@ class DataElectionClient(ClientAlgorithm):
 class BallotElectionClient(ClientAlgorithm):
     """Send the signs of the own update, then vote on the ballots that were passed on."""
 
+    one_by_one: ClassVar[bool] = True
+
     def __init__(self) -> None:
         super().__init__((BALLOTS, TALLY))
 
@@ -154,18 +151,17 @@ class BallotElectionClient(ClientAlgorithm):
         numel, round = memory.numel, context.round
         return vote_of(row, ballots_of_row(row, sent, numel, seed, round), numel, seed, round)
 
-    def encode(
+    def encode_one(
         self,
-        memories: Sequence[Memory],
-        updates: Tensor | None,
-        values: Sequence[dict[str, Any]],
-        seeds: Sequence[int],
+        memory: Memory,
+        update: Tensor,
+        values: dict[str, Any],
+        seed: int,
         context: Context,
-    ) -> list[Frame]:
+    ) -> bytes:
         if context.phase == BALLOTS:
-            codec, layout = memories[0].codec, memories[0].layout
-            return codec.encode_batch(updates, seeds, layout=layout, context=context)
-        return super().encode(memories, updates, values, seeds, context)
+            return memory.codec.encode(update, seed=seed, layout=memory.layout, context=context)
+        return memory.propose(update, seed=seed, context=context)
 
 
 class Election(Vote):
@@ -173,6 +169,8 @@ class Election(Vote):
 
     name: ClassVar[str] = "election"
     Options: ClassVar[type] = Options
+    only_uplinks: ClassVar[tuple[type[Codec], ...]] = (Sign,)
+    only_memory: ClassVar[str] = Nothing.name  # honest votes agree to the bit
 
     def __init__(self, *args: Any, **options: Any):
         super().__init__(*args, **options)
@@ -188,25 +186,14 @@ class Election(Vote):
         self.convicted: dict[int, str] = {}  # of the round: left out after the tally, with reasons
         self._round = 0
         self._ended: dict[str, PhaseResult] = {}  # phases of the round that are over
-        self.watch = MarginWatch()
         self.said: set[str] = set()  # warnings, each given once
         self.known: set[int] = set()  # clients that could ever be reached
-        self._margins: np.ndarray | None = None  # of the round
         if self.cohort:
             self._make_code(self.cohort)
 
     def _check_settings(self) -> None:
         super()._check_settings()
-        config = self.config
-        if (
-            not isinstance(inner(self.uplink), Sign)
-            or spec.parse(config.memory).parts[0].name != Nothing.name
-        ):
-            raise ConfigError(
-                f"--strategy {self.name} counts votes in which honest clients agree to the bit, and {self.uplink} with "
-                f"memory '{config.memory}' makes others; leave --uplink and --memory out, or give sign and none"
-            )
-        if config.keep_momentum:
+        if self.config.keep_momentum:
             raise ConfigError(
                 f"--strategy {self.name} trains on other data in every round, and has no momentum to keep; leave "
                 "--keep-momentum out"
@@ -238,16 +225,14 @@ class Election(Vote):
         if not len(self.code):  # nobody told how large cohorts are to be
             self._make_code(len(cohort))
         n, b = len(self.code), self.options.byzantine
-        self.convicted, self._ended, self._margins, self._round = {}, {}, None, round
+        self.convicted, self._ended, self._round = {}, {}, round
         self.known |= set(clients)
         if len(cohort) < n:
             cohort = draw(clients, min(n, len(clients)), self.config.seed, round)
         empty = range(-max(0, n - len(cohort)), 0)  # stand for absent clients in empty seats
-        data_sets = (
-            [*cohort, *sorted(self.known - set(cohort))[: len(empty)]]
-            if self.options.form == "data"
-            else [*cohort, *empty]
-        )
+        data_sets = [*cohort, *empty]
+        if self.options.form == "data":  # that of absent clients is there
+            data_sets = [*cohort, *sorted(self.known - set(cohort))[: len(empty)]]
         if not holds(len(cohort), n, b, self.f) or len(data_sets) < n:
             self.seats = None
             self._say(
@@ -268,13 +253,7 @@ class Election(Vote):
         return cohort
 
     def phases(self, round: int) -> Iterable[Phase]:
-        names = (
-            (CARDS, BALLOTS, TALLY)
-            if self.sealed
-            else (TRAIN,)
-            if self.options.form == "data"
-            else (BALLOTS, TALLY)
-        )
+        names = [name for name in self.client_algorithm.phases if name != RECOUNT]
         for name in names if self.seats else names[:1]:
             if self._ended:
                 last = list(self._ended.values())[-1]
@@ -287,7 +266,7 @@ class Election(Vote):
                 yield Phase(RECOUNT, self._completion)
 
     @property
-    def _completion(self) -> QuorumOrDeadline | None:
+    def _completion(self) -> RoundCompletion | None:
         """The run's quorum, raised to the answers that a vote needs: fast Byzantine clients would fill a smaller one first."""
         if self.seats is None:
             return None
@@ -300,18 +279,13 @@ class Election(Vote):
                 f"--quorum {self.config.quorum:g} is {asked_for} of {asked} answers, and a vote with "
                 f"liars={self.f} waits for {waits}, so that fast Byzantine clients do not fill it",
             )
-        return QuorumOrDeadline(raised, self.config.timeout_s)
+        return RoundCompletion(raised, self.config.timeout_s)
 
     def row(self, client: int) -> Row:
         """Return what a client counts in this round."""
         seat = self.seats.of(client)
-        return Row(
-            client,
-            seat,
-            tuple(
-                DataPartition(int(j), self.seats.groups[j]) for j in np.flatnonzero(self.code[seat])
-            ),
-        )
+        numbers = np.flatnonzero(self.code[seat]).tolist()
+        return Row(client, seat, tuple(DataPartition(j, self.seats.groups[j]) for j in numbers))
 
     def announce(
         self, phase: Phase, client: int, before: Mapping[str, Sequence[Accepted]]
@@ -417,17 +391,6 @@ class Election(Vote):
             )
         return reason
 
-    def aggregate(self, updates: RoundUpdates, into: Tensor) -> Aggregation:
-        cast = self._ballots(updates)
-        self._step(self._tally(cast, updates), updates, into)
-        if (
-            not self.watch.over
-            and self.options.code == "bernoulli"
-            and len(cast) == sum(map(len, self.seats.members))
-        ):
-            self._margins = votes.margin_counts([*cast.values()], into.numel())
-        return Aggregation(decay=self._decay(updates.round))
-
     def _tally(self, cast: Mapping[int, np.ndarray | bytes], updates: RoundUpdates) -> np.ndarray:
         """Likewise, without suspicion of seats of few partitions where others have most: honest ones lose by wide margins there."""
         result, partitions = super()._tally(cast, updates), self.code.sum(1, dtype=np.int64)
@@ -436,18 +399,6 @@ class Election(Vote):
                 client: lost for client, lost in self._judged.items() if most[self.seats.of(client)]
             }
         return result
-
-    def on_round_end(self, round: int, broadcast: bytes | None) -> None:
-        super().on_round_end(round, broadcast)
-        if broadcast is not None and self._margins is not None:
-            self.watch.add(self._margins)
-            members = [len(clients) for clients in self.seats.members]
-            if self.watch.over and (
-                sentence := self.watch.warning(
-                    self.options, self.f, self.code, members, self.config.seed
-                )
-            ):
-                self._say("code", sentence)
 
     def _say(self, what: str, sentence: str) -> None:
         if what not in self.said:
@@ -458,16 +409,11 @@ class Election(Vote):
 
     def take_changes(self) -> Changes:
         vectors, values = super().take_changes()
-        margins = None if self.watch.margins is None else self.watch.margins.tolist()
         return vectors, values | {
-            STATE: json.dumps(
-                [self.watch.rounds, margins, sorted(self.said), sorted(self.known)]
-            ).encode()
+            STATE: json.dumps([sorted(self.said), sorted(self.known)]).encode()
         }
 
-    def restore(
-        self, vector: Callable[[str], Tensor | None], value: Callable[[str], bytes | None]
-    ) -> None:
+    def restore(self, vector: ReadVector, value: ReadValue) -> None:
         super().restore(vector, value)
-        rounds, margins, said, known = json.loads(value(STATE))
-        self.watch, self.said, self.known = MarginWatch(margins, rounds), set(said), set(known)
+        said, known = json.loads(value(STATE))
+        self.said, self.known = set(said), set(known)

@@ -21,7 +21,7 @@ All frames of a run are made with one hash, and of the whole model: with `@layer
 `density`, of which the uplink codec's own has no part.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -33,9 +33,9 @@ from .. import kernels, seeds, spec
 from ..codecs import Codec, Update, at_density
 from ..codecs.sketch import Cells, Sketch, summed
 from ..codecs.topk import TopK
-from ..errors import ConfigError, FrameError, NonFiniteError, SpecError
+from ..errors import ConfigError, FrameError, NonFiniteError
 from ..kernels import count_sketch
-from ..memories.base import Changes
+from ..memories.base import Changes, ReadValue, ReadVector
 from ..memories.none import Nothing
 from ..messages import Assignment
 from .average import Average
@@ -49,16 +49,12 @@ FLOAT = np.dtype("<f4")
 @dataclass(frozen=True)
 class Options:
     momentum: float = 0.9  # ρ; 0 = none
-    error: Literal["subtract", "zero"] = (
-        "zero"  # what becomes of the sketch where the model was moved
-    )
+    error: Literal["subtract", "zero"] = "zero"  # how the sketch forgets what moved the model
     density: float = 1 / 100  # share of the coordinates that a round moves
 
     def __post_init__(self) -> None:
-        if not 0 <= self.momentum < 1:
-            raise SpecError(f"momentum is {self.momentum:g}; give at least 0 and less than 1")
-        if not 0 < self.density <= 1:
-            raise SpecError("density must be in (0, 1]; try density=1%")
+        spec.check_decays(self, "momentum")
+        TopK(self.density)  # checks it
 
 
 def sketch_seed(run_seed: int) -> int:
@@ -78,6 +74,8 @@ class FetchSGD(Average):
 
     name: ClassVar[str] = "fetchsgd"
     Options: ClassVar[type] = Options
+    only_memory: ClassVar[str] = Nothing.name
+    fixed_size: ClassVar[bool] = True
     own_step: ClassVar[bool] = True
     clips: ClassVar[bool] = False
     client_algorithm: ClassVar[ClientAlgorithm] = FetchSGDClient()
@@ -93,7 +91,6 @@ class FetchSGD(Average):
 
     def _check_settings(self) -> None:
         super()._check_settings()
-        given = self.config
         if not isinstance(self.uplink, Sketch):
             raise ConfigError(
                 f"--strategy {self.name} adds sketches of the whole model, which {self.uplink} does not make; "
@@ -104,19 +101,10 @@ class FetchSGD(Average):
                 f"--strategy {self.name} reads a share of {self.options.density:g}, the uplink {self.uplink.density:g}; "
                 f"give --strategy {self.name}:density={self.uplink.density:g}"
             )
-        for flag, name in (
-            ("--memory", given.memory),
-            ("--downlink-memory", given.downlink_memory),
-        ):
-            if spec.parse(name).parts[0].name != Nothing.name:
-                raise ConfigError(
-                    f"--strategy {self.name} keeps in its sketch what was not sent, which memory '{name}' would keep again; "
-                    f"leave {flag} out, or give none"
-                )
-        if given.density_warmup or given.density_schedule or given.budget_bytes or given.budget_s:
+        if spec.parse(self.config.downlink_memory).parts[0].name != Nothing.name:
             raise ConfigError(
-                f"--strategy {self.name} sends sketches of one size; leave --density-warmup, "
-                "--density-schedule and --budget out"
+                f"--strategy {self.name} keeps what was not sent in its sketch, and memory '{self.config.downlink_memory}' "
+                "would keep it again; leave --downlink-memory out, or give none"
             )
 
     @classmethod
@@ -176,17 +164,13 @@ class FetchSGD(Average):
     def take_changes(self) -> Changes:
         return {}, {MOMENTUM: self.momentum.tobytes(), ERROR: self.error.tobytes()}
 
-    def restore(
-        self, vector: Callable[[str], Tensor | None], value: Callable[[str], bytes | None]
-    ) -> None:
+    def restore(self, vector: ReadVector, value: ReadValue) -> None:
         self.momentum, self.error = self._stored(value(MOMENTUM)), self._stored(value(ERROR))
 
     def _of_this_run(self, update: Update | FrameError) -> Update | FrameError:
-        """The update if its cells add to those of the server, else an error."""
-        if isinstance(update, Cells) and (update.cells.shape, update.seed) != (
-            self.shape,
-            self.seed,
-        ):
+        """Return the update if its cells add to those of the server, else an error."""
+        own = self.shape, self.seed
+        if isinstance(update, Cells) and (update.cells.shape, update.seed) != own:
             return FrameError(
                 f"the sketch has another size than {self.shape[0]} × {self.shape[1]}, or another hash than those of this run"
             )

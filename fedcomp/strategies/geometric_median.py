@@ -16,7 +16,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from ..errors import SpecError
+from .. import spec
 from .blocks import lengths_from
 from .robust import ByDistance
 from .robust import Options as RobustOptions
@@ -30,13 +30,7 @@ class Options(RobustOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name, low, high in (
-            ("iterations", 1, 10_000),
-            ("tolerance", 0, 1),
-            ("smoothing", 1e-30, 1e30),
-        ):
-            if not low <= (value := getattr(self, name)) <= high:
-                raise SpecError(f"{name} is {value:g}; give {low:g} to {high:g}")
+        spec.check_ranges(self, iterations=(1, 10_000), tolerance=(0, 1), smoothing=(1e-30, 1e30))
 
 
 class GeometricMedian(ByDistance):

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from .. import kernels
-from ..codecs import Codec, LayerWise, Update, at_density
+from ..codecs import Codec, Update, at_density
 from ..codecs.selection import Largest
 from ..codecs.topk import TopK
 from ..errors import ConfigError
@@ -33,6 +33,7 @@ class GTopK(Average):
     """The k largest of the weighted mean."""
 
     name: ClassVar[str] = "gtopk"
+    only_uplinks: ClassVar[tuple[type[Codec], ...]] = (TopK, Largest)
 
     def __init__(self, *args: Any, **options: Any):
         super().__init__(*args, **options)
@@ -41,17 +42,6 @@ class GTopK(Average):
             raise ConfigError(
                 f"--strategy gtopk returns what it drops, and memory '{self.config.memory}' cannot take it back; "
                 "use --memory residual"
-            )
-
-    @property
-    def _codec(self) -> Codec:
-        return self.uplink.inner if isinstance(self.uplink, LayerWise) else self.uplink
-
-    def _check_settings(self) -> None:
-        super()._check_settings()
-        if not isinstance(self._codec, Largest):
-            raise ConfigError(
-                f"--strategy gtopk takes k from the uplink's density; {self.uplink} sends no k largest, use --uplink topk"
             )
 
     @classmethod
@@ -68,12 +58,10 @@ class GTopK(Average):
         return aggregation
 
     def returned(self, accepted: Accepted) -> bytes:
-        if (
-            accepted.update is None
-            or np.isin(accepted.update.positions, self._kept, assume_unique=True).all()
-        ):
+        update = accepted.update
+        if update is None or np.isin(update.positions, self._kept, assume_unique=True).all():
             return b""
-        dropped = accepted.update.dense()
+        dropped = update.dense()
         dropped[torch.from_numpy(self._kept)] = 0
         return at_density(self.uplink, 1.0).encode(
             dropped, layout=self.layout
@@ -81,17 +69,11 @@ class GTopK(Average):
 
     def _largest(self, mean: Tensor, updates: Sequence[Update]) -> np.ndarray:
         """Positions of the k largest of the mean, tensor by tensor where the uplink goes so."""
-        layered = isinstance(self.uplink, LayerWise)
-        spans = [entry.span for entry in self.layout] if layered else [slice(0, mean.numel())]
         found = [np.empty(0, np.int64)]
-        for span in spans:
-            fullest = max(
-                (
-                    np.diff(np.searchsorted(u.positions, (span.start, span.stop))).item()
-                    for u in updates
-                ),
-                default=0,
-            )
-            k = max(fullest, self._codec.count(span.stop - span.start))
+        for span in self.uplink.spans(self.layout):
+            k = self.uplink.unscoped.count(span.stop - span.start)
+            for update in updates:
+                start, stop = np.searchsorted(update.positions, (span.start, span.stop))
+                k = max(k, int(stop - start))
             found.append(kernels.top_k([mean[span]], k).positions.numpy() + span.start)
         return np.concatenate(found)

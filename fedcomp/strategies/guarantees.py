@@ -1,12 +1,10 @@
-"""What an election guarantees against Byzantine clients: checks of its options, the notice of a run, and warnings."""
+"""What an election guarantees against Byzantine clients: checks of its options, and the notice of a run."""
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ..errors import ConfigError
-from . import correctness
 from .codes import deal, default_redundancy, mean_redundancy
 from .sealed_messages import MIN_PARTITIONS
 
@@ -14,8 +12,6 @@ if TYPE_CHECKING:
     from .election import Options
 
 MANY_CARDS = 1000  # cards that a client makes and checks in a round, from which a run says so
-WATCHED = 3  # complete rounds from whose margins the correctness of single votes is estimated
-MAX_CORRECTNESS = 0.99  # up to which codes are compared: if votes are always right, all codes are
 
 
 def notice(o: "Options", f: int, code: np.ndarray, clients: int = 0) -> str:
@@ -24,17 +20,17 @@ def notice(o: "Options", f: int, code: np.ndarray, clients: int = 0) -> str:
     `f`: the largest number of Byzantine clients in a round. `clients`: the size of a round, 0 if it is not known.
     """
     if o.code != "deterministic":
-        said = (
+        said = [
             f"code={o.code} guarantees nothing against Byzantine clients, it makes a wrong vote less or more likely; "
             "code=deterministic does"
-        )
+        ]
         if o.code == "bernoulli" and clients:
             asked = default_redundancy(len(code)) if o.redundancy is None else o.redundancy
-            said += (
-                f"; a voter trains on {mean_redundancy(code):.3g} partitions on average, not {asked:.3g}: draws with an "
+            said.append(
+                f"a voter trains on {mean_redundancy(code):.3g} partitions on average, not {asked:.3g}: draws with an "
                 "empty row or column are repeated"
             )
-        return "; ".join([said, *filter(None, [even_cohort(clients) if clients else ""])])
+        return "; ".join([*said, *filter(None, [even_cohort(clients)])])
     of = f"{f} Byzantine client{'s' * (f != 1)}"
     said = (
         f"up to {of} in a round change nothing: voters train on all partitions of their row, with the data of all"
@@ -48,19 +44,18 @@ def notice(o: "Options", f: int, code: np.ndarray, clients: int = 0) -> str:
             spare = min(spare, clients // len(code) * (len(code) - MIN_PARTITIONS + 1) - 1)
         absent = f"more than {spare}" if spare else "anybody"
         said += f"; with {absent} absent a round moves nothing"
-    if not o.sealed:
-        return said
-    if clients > MANY_CARDS:
-        return (
-            f"{said}; sealed: the server sees votes, sizes and times, and ballots only if a voter tells it; each client makes, "
-            f"and checks, {clients} signed cards a round, fewer with a smaller --participation"
+    if o.sealed:
+        said += (
+            "; sealed: the server sees votes, sizes and times, and ballots only if a voter tells it"
         )
-    return f"{said}; sealed: the server sees votes, sizes and times, and ballots only if a voter tells it"
+    if o.sealed and clients > MANY_CARDS:
+        said += f"; each client makes, and checks, {clients} signed cards a round, fewer with a smaller --participation"
+    return said
 
 
 def even_cohort(clients: int) -> str:
-    """Return the advice against an even cohort of a majority vote, "" for an odd cohort."""
-    if clients % 2:
+    """Return the advice against an even cohort of a majority vote, "" for an odd cohort, or one of unknown size (0)."""
+    if clients % 2 or not clients:
         return ""
     return (
         f"a cohort of {clients} clients is even: a coin decides each tie of the vote, which costs accuracy; make the cohort odd "
@@ -80,26 +75,16 @@ def check_seats(o: "Options", f: int, n: int, clients: int) -> None:
             f"--strategy election with seats={n} needs rounds of at least {n} clients, and they have {clients}; give "
             f"a smaller 'seats', a larger --participation, or more --clients"
         )
-    if o.code == "deterministic" and n % 2 == 0:
-        others = f"{n - 1} or {n + 1}" if n < clients else f"{n - 1}"
-        raise ConfigError(
-            f"the deterministic code needs an odd number of seats, not {n}; choose seats={others}, or code=bernoulli"
-        )
     if 2 * o.byzantine >= n:
-        seats = (
-            f"seats={n} are fewer"
-            if o.seats
-            else f"rounds of {clients} clients have {n} seat{'s' * (n > 1)}"
-        )
         raise ConfigError(
-            f"--strategy election with byzantine={o.byzantine} needs {2 * o.byzantine + 1} seats, and {seats}; give "
-            f"{'more seats, ' * bool(o.seats)}a larger --participation, more --clients, or byzantine={(n - 1) // 2}"
+            f"--strategy election with byzantine={o.byzantine} needs {2 * o.byzantine + 1} seats, and rounds of {clients} "
+            f"clients have {n}; give byzantine={(n - 1) // 2}, more 'seats', a larger --participation, or more --clients"
         )
     if o.sealed and (o.code != "deterministic" or n != 2 * o.byzantine + 1 or n < MIN_PARTITIONS):
         raise ConfigError(
-            f"--strategy election with sealed=true has every voter count all ballots, since votes on some tell "
-            f"what those are, and code={o.code} of {n} seats with byzantine={o.byzantine} does not; give "
-            f"{_larger_code(n, clients, o.liars)}"
+            f"--strategy election with sealed=true has every voter count all ballots, since votes on some tell what those "
+            f"are, and code={o.code} of {n} seats with byzantine={o.byzantine} does not; give code=deterministic, and "
+            f"an odd number of 'seats', at least {MIN_PARTITIONS}, with byzantine=(seats - 1)/2"
         )
     if not holds(clients, n, o.byzantine, f):
         most = (deal(range(clients), n, o.byzantine, 0, 1).margin - 1) // 2
@@ -110,48 +95,5 @@ def check_seats(o: "Options", f: int, n: int, clients: int) -> None:
     if o.sealed and n - f // (clients // n) < MIN_PARTITIONS:
         raise ConfigError(
             f"--strategy election with sealed=true votes on {MIN_PARTITIONS} ballots at least, and of {clients} clients with "
-            f"liars={f} those who send none, or bad ones, leave fewer; give {_larger_code(n, clients, o.liars)}"
+            f"liars={f} those who send none, or bad ones, leave fewer; give fewer 'liars', or more 'seats' and --clients"
         )
-
-
-def _larger_code(n: int, clients: int, liars: int | None) -> str:
-    """Return options for sealed ballots, of n seats or more, that bear `liars` (None: b) and leave ballots enough to vote on."""
-    for b in range(max(1, (n - 1) // 2), (clients + 1) // 2):
-        a_seat, f = clients // (2 * b + 1), b if liars is None else liars
-        if 2 * b + 1 - f // a_seat >= MIN_PARTITIONS and 2 * f < a_seat * (2 * b + 1):
-            return f"code=deterministic,seats={2 * b + 1},byzantine={b}"
-    return f"rounds of {max(5, 2 * (liars or 0) + 1)} clients or more, or liars=0"
-
-
-class MarginWatch:
-    """The margins of the first complete rounds, and the warning that follows where a Bernoulli code does harm."""
-
-    def __init__(self, margins: list[int] | None = None, rounds: int = 0):
-        self.margins = None if margins is None else np.array(margins, np.int64)  # how often each
-        self.rounds = rounds
-
-    @property
-    def over(self) -> bool:
-        return self.rounds >= WATCHED
-
-    def add(self, margins: np.ndarray) -> None:
-        """Count the margins of a round."""
-        self.margins = margins if self.margins is None else self.margins + margins
-        self.rounds += 1
-
-    def warning(
-        self, o: "Options", f: int, code: np.ndarray, members: Sequence[int], seed: int
-    ) -> str:
-        """Return a warning where no code would be better than this one, whether the `f` Byzantine clients attacked so far or not, else "".
-
-        Margins of honest votes, read as if some had been inverted, give too high a correctness, up to 1, at which no code can do harm.
-        """
-        for attacked in dict.fromkeys((0, f)):  # the lower correctness, of the worse outlook, first
-            q = correctness.estimate_correctness(self.margins, code, attacked, members, seed)
-            if q and (
-                sentence := correctness.warning(
-                    o.code, len(code), o.byzantine, min(q, MAX_CORRECTNESS), o.redundancy, seed
-                )
-            ):
-                return sentence
-        return ""

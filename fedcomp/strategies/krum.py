@@ -9,12 +9,13 @@ Blanchard, El Mhamdi, Guerraoui, Stainer: Machine learning with adversaries: Byz
 Both need n > 2f + 2. Of equal scores that of the smaller client id is smaller.
 """
 
+import math
 from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 
-from ..errors import SpecError
+from .. import spec
 from .blocks import squared_distances
 from .robust import ByDistance
 from .robust import Options as RobustOptions
@@ -45,8 +46,7 @@ class Options(RobustOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.keep < 0:
-            raise SpecError(f"keep is {self.keep}; give at least 1, or leave it out")
+        spec.check_ranges(self, keep=(0, math.inf))
 
 
 class MultiKrum(Krum):

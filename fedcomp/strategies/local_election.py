@@ -97,7 +97,7 @@ def missing_ballot(numel: int, seed: int, round: int, number: int) -> np.ndarray
 def sent_ballot(memory: Memory, frame: bytes) -> Ballot:
     """Return the ballot in a frame. Raises FrameError."""
     update = memory.codec.open(frame, memory.numel, memory.layout)
-    return update.words if isinstance(update, Bits) else kernels.bits.signs(update.dense())
+    return update.raw if isinstance(update, Bits) else kernels.bits.signs(update.dense())
 
 
 def ballots_of_row(

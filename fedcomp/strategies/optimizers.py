@@ -15,7 +15,6 @@ A round that moves nothing leaves m and v as they were.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -25,27 +24,18 @@ from torch import Tensor
 from .. import spec
 from ..errors import NonFiniteError, SpecError
 from ..kernels import all_finite
-from ..memories.base import Changes
+from ..memories.base import Changes, ReadValue, ReadVector
 
 FIRST, SECOND = "optimizer-m", "optimizer-v"  # in a checkpoint
 
 
 @dataclass(frozen=True)
-class Steps:
-    """The options of an optimizer that keeps a momentum."""
-
-    def _share(self, name: str) -> None:
-        if not 0 <= (value := getattr(self, name)) < 1:
-            raise SpecError(f"{name} is {value:g}; give at least 0 and less than 1, such as 0.9")
-
-
-@dataclass(frozen=True)
-class SGDOptions(Steps):
+class SGDOptions:
     momentum: float = 0.0  # μ
     nesterov: bool = False
 
     def __post_init__(self) -> None:
-        self._share("momentum")
+        spec.check_decays(self, "momentum")
         if self.nesterov and not self.momentum:
             raise SpecError(
                 "nesterov looks ahead along the momentum, and there is none; give momentum=0.9"
@@ -53,16 +43,14 @@ class SGDOptions(Steps):
 
 
 @dataclass(frozen=True)
-class AdaptiveOptions(Steps):
+class AdaptiveOptions:
     beta1: float = 0.9  # β₁
     beta2: float = 0.99  # β₂
     tau: float = 1e-3  # τ, in the unit of updates
 
     def __post_init__(self) -> None:
-        for name in ("beta1", "beta2"):
-            self._share(name)
-        if not 1e-18 <= self.tau <= 1e18:  # its square is a float32
-            raise SpecError(f"tau is {self.tau:g}; give a length above 0, such as 0.001")
+        spec.check_decays(self, "beta1", "beta2")
+        spec.check_ranges(self, tau=(1e-18, 1e18))  # its square is a float32
 
 
 class Optimizer(ABC):
@@ -76,7 +64,6 @@ class Optimizer(ABC):
         self.options = options
         self.kept: dict[str, Tensor] = {}
         self._next: dict[str, Tensor] = {}
-        self._changed = False
 
     @property
     def plain(self) -> bool:
@@ -85,22 +72,19 @@ class Optimizer(ABC):
 
     @abstractmethod
     def step(self, update: Tensor) -> Tensor:
-        """The step of a round with this averaged update [numel]; may be the same tensor, changed. It is kept once `commit` is called."""
+        """Return the step of a round from its averaged update [numel], which may be modified. State is kept once `commit` is called."""
 
     def commit(self) -> None:
         """The model has moved."""
         if self._next:
-            self.kept, self._next, self._changed = self._next, {}, True
+            self.kept, self._next = self._next, {}
 
     def take_changes(self) -> Changes:
-        changed, self._changed = self._changed, False
-        return (dict(self.kept) if changed else {}), {}
+        return dict(self.kept), {}
 
-    def restore(
-        self, vector: Callable[[str], Tensor | None], value: Callable[[str], bytes | None]
-    ) -> None:
+    def restore(self, vector: ReadVector, value: ReadValue) -> None:
         self.kept = {name: held for name in (FIRST, SECOND) if (held := vector(name)) is not None}
-        self._next, self._changed = {}, False
+        self._next = {}
 
 
 class SGD(Optimizer):
@@ -154,16 +138,11 @@ class Yogi(Adam):
         return v - (v - squares).sign_().mul_(squares).mul_(1 - self.options.beta2)
 
 
-_OPTIMIZERS: dict[str, type[Optimizer]] = {cls.name: cls for cls in (SGD, Adam, Yogi)}
-
-
-def available_optimizers() -> dict[str, type[Optimizer]]:
-    """Every server optimizer that a spec string may name: name → class."""
-    return dict(_OPTIMIZERS)
+OPTIMIZERS: dict[str, type[Optimizer]] = {cls.name: cls for cls in (SGD, Adam, Yogi)}
 
 
 def optimizer(text: str) -> Optimizer:
-    """The optimizer of a spec string such as `sgd:momentum=0.9,nesterov=true`. Raises SpecError."""
+    """Return the optimizer of a spec string such as `sgd:momentum=0.9,nesterov=true`. Raises SpecError."""
     with spec.reading(text):
-        cls, options = spec.choose(spec.only_part(text, "optimizer"), _OPTIMIZERS, "optimizer")
+        cls, options = spec.choose(spec.only_part(text, "optimizer"), OPTIMIZERS, "optimizer")
     return cls(options)

@@ -15,7 +15,7 @@ Unlike the paper, where all workers reduce alike, Q and P̂ are a download, coun
 phases has still turned P̂, and is put back as a whole.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -23,14 +23,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .. import seeds, spec
+from .. import seeds
 from ..codecs import Update
 from ..codecs.identity import Identity
 from ..codecs.matrices import FLOAT, shaped, size
 from ..codecs.powersgd import PowerSGD as Factors
 from ..codecs.powersgd import Split, normal, orthonormal
 from ..errors import ConfigError, FrameError
-from ..memories.base import Changes
+from ..memories.base import Changes, ReadValue, ReadVector
 from ..memories.lowrank import LEFT, NUMBERS, RIGHT, LowRank
 from .average import Average
 from .base import Accepted, Aggregation, Phase, RoundUpdates
@@ -50,6 +50,7 @@ class PowerSGD(Average):
 
     name: ClassVar[str] = "powersgd"
     Options: ClassVar[type] = Options
+    only_memory: ClassVar[str] = LowRank.name
     clips: ClassVar[bool] = False
     client_algorithm: ClassVar[ClientAlgorithm] = ClientAlgorithm((LEFT, RIGHT))
 
@@ -69,16 +70,10 @@ class PowerSGD(Average):
 
     def _check_settings(self) -> None:
         super()._check_settings()
-        own = self.defaults(self.options)
         if self.uplink != Factors(self.options.rank):
             raise ConfigError(
                 f"--strategy {self.name} sends factors of rank {self.options.rank}, not {self.uplink}; "
-                f"leave --uplink out, or give {own['uplink']}"
-            )
-        if spec.parse(self.config.memory).parts[0].name != LowRank.name:
-            raise ConfigError(
-                f"--strategy {self.name} has two phases, for which memory '{self.config.memory}' has no frames; "
-                f"leave --memory out, or give {own['memory']}"
+                f"leave --uplink out, or give {Factors(self.options.rank)}"
             )
 
     @classmethod
@@ -118,9 +113,7 @@ class PowerSGD(Average):
     def take_changes(self) -> Changes:
         return {}, {RIGHT: self.right}
 
-    def restore(
-        self, vector: Callable[[str], Tensor | None], value: Callable[[str], bytes | None]
-    ) -> None:
+    def restore(self, vector: ReadVector, value: ReadValue) -> None:
         self.right = value(RIGHT)
         try:
             shaped(self.right, self.split.right)
@@ -135,8 +128,7 @@ class PowerSGD(Average):
 
     def _mean(self, accepted: Sequence[Accepted], numbers: int) -> np.ndarray:
         """The weighted mean of what was accepted in a phase, float32 [numbers]."""
-        weights, total = self.client_weights(accepted), torch.zeros(numbers, dtype=torch.float32)
-        for answer, weight in zip(accepted, weights, strict=True):
-            if answer.update is not None:
-                answer.update.add_to(total, weight / sum(weights))
+        total = torch.zeros(numbers, dtype=torch.float32)
+        for update, share in self.shares(accepted):
+            update.add_to(total, share)
         return total.numpy()

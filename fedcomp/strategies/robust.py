@@ -9,6 +9,7 @@ read is rejected and counts towards f, and the rule then reckons with one fewer.
 clients are rejected at the stage `aggregate` and keep what they sent.
 """
 
+import math
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,8 +18,9 @@ from typing import Any, ClassVar
 import numpy as np
 from torch import Tensor
 
+from .. import spec
 from ..codecs import Update
-from ..errors import ConfigError, SpecError
+from ..errors import ConfigError
 from ..kernels.order import mean_of_ranks
 from .base import Accepted, Aggregation, PhaseResult, RoundStrategy, RoundUpdates
 from .blocks import CHUNK, Rows, squared_distances
@@ -33,15 +35,14 @@ class Options:
     buckets: int = 1  # updates averaged in a bucket, before mixing; 1 = none
 
     def __post_init__(self) -> None:
-        for name, low in (("liars", 0), ("buckets", 1)):
-            if (value := getattr(self, name)) < low:
-                raise SpecError(f"{name} is {value}; give at least {low}")
+        spec.check_ranges(self, liars=(0, math.inf), buckets=(1, math.inf))
 
 
 class Robust(RoundStrategy):
     """A rule for vectors of which at most f are arbitrary."""
 
     Options: ClassVar[type] = Options
+    weighs: ClassVar[bool] = False  # a Byzantine client would name the largest weight
     options: Options
 
     def __init__(self, *args: Any, **options: Any):
@@ -49,14 +50,6 @@ class Robust(RoundStrategy):
         self._proven: frozenset[int] = frozenset()  # to be Byzantine, in this round
         if self.cohort:
             self._check_cohort(self.cohort)
-
-    def _check_settings(self) -> None:
-        super()._check_settings()
-        if self.config.weights != "uniform":
-            raise ConfigError(
-                f"--strategy {self.name} counts every client once, since a Byzantine client would name the largest weight; "
-                "leave --weights out, or give uniform"
-            )
 
     @property
     def f(self) -> int:
@@ -101,11 +94,9 @@ class Robust(RoundStrategy):
 
         `products`: inner products of the vectors, for mixing.
         """
-        mixed = (
-            buckets(vectors, self.options.buckets, self.config.seed, round)
-            if self.options.buckets > 1
-            else None
-        )
+        mixed = None
+        if self.options.buckets > 1:
+            mixed = buckets(vectors, self.options.buckets, self.config.seed, round)
         if self.options.mix:
             of_buckets = products if mixed is None else mixed @ products @ mixed.T
             near = nearest(squared_distances(of_buckets), self.f)

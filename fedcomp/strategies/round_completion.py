@@ -2,7 +2,6 @@
 
 import math
 from dataclasses import dataclass
-from typing import Protocol
 
 DEADLINE = "deadline"  # the stage of clients that did not answer in time
 QUORUM = "quorum"  # the stage of clients that the round did not wait for
@@ -26,42 +25,20 @@ class Closed:
     reason: str = "no reply before the round closed"
 
 
-class RoundCompletion(Protocol):
-    """The policy that closes a phase. The round loop checks it after every answer, and repeatedly while no answer arrives."""
+@dataclass(frozen=True)
+class RoundCompletion:
+    """The policy that closes a phase: when all have answered, when a quorum was accepted, or at a deadline.
 
-    @property
-    def deadline_s(self) -> float | None:
-        """Seconds after which the policy is checked for the last time; None: as long as the phase takes."""
+    The round loop checks it after every answer, and repeatedly while no answer arrives.
+    """
+
+    quorum: float = 1.0  # share of the clients that were asked, above 0
+    deadline_s: float | None = None  # None: as long as the phase takes
 
     def check(self, progress: Progress) -> Closed | None:
         """Return the end of the phase, or None if the phase goes on."""
-
-    def answers_left(self, progress: Progress) -> int:
-        """Return how many more answers may be accepted at once before the policy has to be checked again."""
-
-
-class AllAnswered:
-    """The phase closes when every client that was asked has answered."""
-
-    deadline_s: float | None = None
-
-    def check(self, progress: Progress) -> Closed | None:
-        return Closed() if progress.answered >= progress.asked else None
-
-    def answers_left(self, progress: Progress) -> int:
-        return progress.asked - progress.answered
-
-
-@dataclass(frozen=True)
-class QuorumOrDeadline(AllAnswered):
-    """The phase closes when all have answered, when a quorum was accepted, or at a deadline."""
-
-    quorum: float = 1.0  # share of the clients that were asked, above 0
-    deadline_s: float | None = None
-
-    def check(self, progress: Progress) -> Closed | None:
-        if (done := super().check(progress)) is not None:
-            return done
+        if progress.answered >= progress.asked:
+            return Closed()
         if progress.accepted >= (enough := least(self.quorum, progress.asked)):
             return Closed(
                 QUORUM,
@@ -72,8 +49,10 @@ class QuorumOrDeadline(AllAnswered):
         return None
 
     def answers_left(self, progress: Progress) -> int:
+        """Return how many more answers may be accepted at once before the policy has to be checked again."""
         return min(
-            super().answers_left(progress), least(self.quorum, progress.asked) - progress.accepted
+            progress.asked - progress.answered,
+            least(self.quorum, progress.asked) - progress.accepted,
         )
 
 

@@ -17,7 +17,6 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from .. import spec
 from ..config import RunConfig
 from ..errors import ConfigError
 from ..layout import Layout
@@ -76,21 +75,14 @@ class Scaffold(Average):
     """The mean of the clients' updates, and of what they learned about their drift."""
 
     name: ClassVar[str] = "scaffold"
+    only_memory: ClassVar[str] = Residual.name
+    weighs: ClassVar[bool] = False
     clips: ClassVar[bool] = False
     client_algorithm: ClassVar[ClientAlgorithm] = ScaffoldClient()
 
     def _check_settings(self) -> None:
         super()._check_settings()
         given = self.config
-        if spec.parse(given.memory).parts[0].name != Residual.name:
-            raise ConfigError(
-                f"--strategy {self.name} sends every change of a control variate once, and memory '{given.memory}' may lose "
-                "or change it; leave --memory out, or give residual"
-            )
-        if given.weights != "uniform":
-            raise ConfigError(
-                f"--strategy {self.name} keeps the plain mean of all control variates; leave --weights out"
-            )
         if given.momentum:
             raise ConfigError(
                 f"--strategy {self.name} reads a client's mean gradient from its update, which momentum makes longer; leave "
@@ -111,7 +103,6 @@ class Scaffold(Average):
     def aggregate(self, updates: RoundUpdates, into: Tensor) -> Aggregation:
         aggregation, accepted = super().aggregate(updates, into), len(updates.accepted)
         everybody = max(self.config.clients or updates.clients, accepted)
-        into[self.model_layout.numel :] *= (
-            accepted / everybody / self.config.server_lr
-        )  # c has a step of its own
+        # c has a step of its own.
+        into[self.model_layout.numel :] *= accepted / everybody / self.config.server_lr
         return aggregation

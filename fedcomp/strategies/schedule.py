@@ -6,12 +6,11 @@ linearly. What comes after a warm-up is schedules.py's. A budget is kept whateve
 longest frame fits in its share.
 """
 
-import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from .. import schedules, spec
+from .. import schedules
 from ..codecs import Codec, at_density, longest_frame
 from ..errors import ConfigError
 from ..layout import Layout
@@ -26,33 +25,36 @@ STEPS = 40  # of the search for a density
 DENSITY_SCHEDULE = "--density-schedule"
 
 
-@dataclass(frozen=True)
 class Schedule:
-    """The ClientRoundConfig of each round and client. Raises ConfigError for a codec without a density, where one is to be changed."""
+    """The ClientRoundConfig of each round and client.
 
-    codec: Codec
-    layout: Layout
-    density_warmup: int = 0  # rounds
-    lr_warmup: int = 0  # rounds
-    budget_bytes: int = 0  # that a round's cohort may send; 0 = no budget
-    budget_s: float = 0.0  # that each client may take to send; 0 = no budget
-    density: OptionSchedule | None = None  # of the uplink; None = the codec's own
-    local: Mapping[str, OptionSchedule] = field(
-        default_factory=dict
-    )  # those of schedules.LOCAL that change
+    Raises SpecError or ConfigError for a schedule that cannot be, and for a codec without a density that is to be changed.
+    """
 
-    @classmethod
-    def of(cls, config: "StrategyConfig", codec: Codec, layout: Layout) -> "Schedule":
-        """That of a strategy. Raises SpecError or ConfigError where one of its schedules cannot be."""
-        horizon, density = config.horizon or config.rounds, None
-        local = {
-            name: values
-            for name, values in schedules.of_options(config, horizon).items()
-            if values.text
-        }
+    def __init__(self, config: "StrategyConfig", codec: Codec, layout: Layout):
+        self.config, self.codec, self.layout = config, codec, layout
+        self.budget = config.budget_bytes or config.budget_s
+        horizon = config.horizon or config.rounds
+        asked = [
+            option
+            for option, given in (
+                (DENSITY_SCHEDULE, config.density_schedule),
+                ("--density-warmup", config.density_warmup),
+                ("--budget", self.budget),
+            )
+            if given
+        ]
+        if self.budget and len(asked) > 1:
+            raise ConfigError(f"{asked[0]} and --budget both decide the density; give one of them")
+        if asked:
+            _check_density(codec, asked[0])
+        if self.budget:
+            self._least()
+        every = schedules.of_options(config, horizon)
+        self.local = {name: values for name, values in every.items() if values.text}
+        self.density: OptionSchedule | None = None  # of the uplink; None = the codec's own
         if text := config.density_schedule:
-            _check_density(codec, DENSITY_SCHEDULE)
-            density = OptionSchedule(
+            self.density = OptionSchedule(
                 DENSITY_SCHEDULE,
                 text,
                 schedules.SHARE,
@@ -60,36 +62,8 @@ class Schedule:
                 config.density_warmup,
                 horizon,
             )
-        for values in (*local.values(), *([density] if density else [])):
+        for values in (*self.local.values(), *([self.density] if self.density else [])):
             values.check(config.rounds or horizon or 1)
-        return cls(
-            codec,
-            layout,
-            config.density_warmup,
-            config.lr_warmup,
-            config.budget_bytes,
-            config.budget_s,
-            density,
-            local,
-        )
-
-    def __post_init__(self) -> None:
-        budget = self.budget_bytes or self.budget_s
-        asked = (
-            DENSITY_SCHEDULE
-            if self.density
-            else "--density-warmup"
-            if self.density_warmup
-            else "--budget"
-            if budget
-            else ""
-        )
-        if budget and asked != "--budget":
-            raise ConfigError(f"{asked} and --budget both decide the density; give one of them")
-        if asked:
-            _check_density(self.codec, asked)
-        if budget:
-            self._least()
 
     def for_clients(
         self, round: int, cohort: Sequence[int], bandwidths: Mapping[int, float]
@@ -98,24 +72,18 @@ class Schedule:
         own = ClientRoundConfig(
             0.0, self.rate(round), self.count("local_steps", round), self.count("batch_size", round)
         )
-        if not (self.budget_bytes or self.budget_s):
+        if not self.budget:
             return dict.fromkeys(cohort, replace(own, density=self._density(round)))
-        shares = (
-            self._shares(cohort, bandwidths)
-            if self.budget_bytes
-            else self._in_time(cohort, bandwidths)
-        )
+        share = self._shares if self.config.budget_bytes else self._in_time
+        shares = share(cohort, bandwidths)
         found = {share: self._densest(share) for share in set(shares.values())}
         return {client: replace(own, density=found[shares[client]]) for client in cohort}
 
     def rate(self, round: int) -> float:
         """The learning rate of a round as a multiple of the run's."""
-        grown = min(1.0, round / self.lr_warmup) if self.lr_warmup else 1.0
-        return (
-            grown * self.local["lr"].at(round) / self.local["lr"].own
-            if "lr" in self.local
-            else grown
-        )
+        warmup, scheduled = self.config.lr_warmup, self.local.get("lr")
+        grown = min(1.0, round / warmup) if warmup else 1.0
+        return grown * scheduled.at(round) / scheduled.own if scheduled else grown
 
     def count(self, name: str, round: int) -> int:
         """`local_steps` or `batch_size` of a round; 0: the clients' own."""
@@ -127,21 +95,19 @@ class Schedule:
 
     def _density(self, round: int) -> float:
         """0: the codec's own."""
-        scheduled = self.density.at(max(round, self.density_warmup + 1)) if self.density else 0.0
-        if (
-            round > self.density_warmup
-            or (last := scheduled or self.codec.density) >= FIRST_DENSITY
-        ):
+        warmup = self.config.density_warmup
+        scheduled = self.density.at(max(round, warmup + 1)) if self.density else 0.0
+        if round > warmup or (last := scheduled or self.codec.density) >= FIRST_DENSITY:
             return scheduled
-        return FIRST_DENSITY * (last / FIRST_DENSITY) ** ((round - 1) / self.density_warmup)
+        return FIRST_DENSITY * (last / FIRST_DENSITY) ** ((round - 1) / warmup)
 
     def _shares(self, cohort: Sequence[int], bandwidths: Mapping[int, float]) -> dict[int, int]:
         """Bytes for each client: one coordinate a tensor for everyone, the rest by bandwidth. Raises ConfigError where there is no rest."""
         least = self._least()
-        rest = self.budget_bytes - least * len(cohort)
+        rest = self.config.budget_bytes - least * len(cohort)
         if rest < 0:
             raise ConfigError(
-                f"--budget of {self.budget_bytes} bytes is too small for {len(cohort)} clients; give at least "
+                f"--budget of {self.config.budget_bytes} bytes is too small for {len(cohort)} clients; give at least "
                 f"{least * len(cohort)}, or a smaller --participation"
             )
         known = [bandwidths[client] for client in cohort if client in bandwidths]
@@ -156,12 +122,12 @@ class Schedule:
     def _in_time(self, cohort: Sequence[int], bandwidths: Mapping[int, float]) -> dict[int, int]:
         """Bytes that each client sends in its time. Raises ConfigError for one that has no time for the shortest frame."""
         least = self._least()
-        shares = {client: int(self.budget_s * bandwidths[client]) for client in cohort}
+        shares = {client: int(self.config.budget_s * bandwidths[client]) for client in cohort}
         slowest = min(shares, key=bandwidths.__getitem__, default=None)
         if slowest is not None and shares[slowest] < least:
             raise ConfigError(
-                f"--budget of {self.budget_s:g} s is too short for client {slowest}, which sends {shares[slowest]} bytes in "
-                f"that time and needs {least}; give at least {_time_for(least, bandwidths[slowest])}"
+                f"--budget of {self.config.budget_s:g} s is too short for client {slowest}, which sends {shares[slowest]} bytes in "
+                f"that time and needs {least}; give at least {int(least / bandwidths[slowest]) + 1}s"
             )
         return shares
 
@@ -196,10 +162,3 @@ def _check_density(codec: Codec, asked: str) -> None:
             f"{asked} changes the density of the uplink, and {codec} has none; leave {asked} out, "
             "or use --uplink stc"
         ) from None
-
-
-def _time_for(bytes_: int, bandwidth: float) -> str:
-    """The least whole seconds in which they are sent, milliseconds below one: `4ms`."""
-    unit, each_s = ("ms", spec.TIMES["ms"]) if bytes_ < bandwidth else ("s", 1.0)
-    count = math.ceil(bytes_ / bandwidth / each_s)
-    return f"{count + (int(count * each_s * bandwidth) < bytes_)}{unit}"  # the product may be rounded down

@@ -1,11 +1,20 @@
-"""Messages of elections with sealed ballots: what the server announces and what clients answer. docs/ballots.md is the protocol."""
+"""Messages of elections with sealed ballots: what the server announces and what clients answer. docs/ballots.md is the protocol.
+
+A voter complains of a ballot that does not open with the private half of its card, which opens this one ballot and no other. With the
+card and the ballot it is a proof that anybody can check.
+"""
 
 import re
-from collections.abc import Collection, Mapping
+import struct
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from hashlib import sha256
+from typing import Self
 
-from ..errors import ProtocolError
-from ..privacy.ballots import CARD, Slot
+from cryptography.hazmat.primitives.asymmetric import ec
+
+from ..errors import FrameError, ProtocolError
+from ..privacy.ballots import CARD, KEY, Sealed, Slot, card_key
 from .local_election import Row, announced_row
 
 CARDS, RECOUNT = "cards", "recount"  # phases, beside BALLOTS and TALLY of local_election.py
@@ -13,19 +22,21 @@ ATTEMPT, TERMS = "attempt", "terms"  # announced in every phase
 KEY_OF, PROOF_OF = "key/", "proof/"  # announced by client: its public key, the proof against it
 MIN_PARTITIONS = 3  # with a ballot: a vote on fewer tells what is in them
 NO_CARD = bytes(CARD)  # for a sender whose key the voter does not know
+COUNT = struct.Struct("<H")  # number of complaints before a vote
+COMPLAINT = struct.Struct(f"<q{KEY}s")  # sender, private half of the voter's card for it
+PROOF = struct.Struct(
+    f"<q{CARD}s{KEY}s"
+)  # voter, its card and the private half; the ballot follows
 
 
 def attempt_of(announced: Mapping[str, bytes]) -> str:
     """Return the announced attempt. Raises ProtocolError."""
-    if ATTEMPT not in announced:
-        raise ProtocolError(
-            "this client was not told which attempt of the round it is; both sides need the same version of fedcomp"
-        )
-    if not re.fullmatch(rb"[0-9a-f]{32}", announced[ATTEMPT]):
+    attempt = announced.get(ATTEMPT, b"")
+    if not re.fullmatch(rb"[0-9a-f]{32}", attempt):
         raise ProtocolError(
             "the name of the attempt is not 32 hexadecimal digits; both sides need the same version of fedcomp"
         )
-    return announced[ATTEMPT].decode()
+    return attempt.decode()
 
 
 def slot_of(run: str, announced: Mapping[str, bytes], round: int, sender: int) -> Slot:
@@ -82,3 +93,51 @@ def partitions_with_ballots(row: Row, senders: Collection[int]) -> int:
 def too_few(partitions: int) -> str:
     """Return why nobody votes on the ballots of so few partitions."""
     return f"{partitions} ballots are whole, and a vote on fewer than {MIN_PARTITIONS} would tell what they are"
+
+
+@dataclass(frozen=True)
+class Proof:
+    """A ballot that does not open, with the card of a voter that it was sealed for and the card's private half."""
+
+    voter: int
+    card: bytes
+    private: bytes
+    ballot: bytes
+
+    def pack(self) -> bytes:
+        return PROOF.pack(self.voter, self.card, self.private) + self.ballot
+
+    @classmethod
+    def unpack(cls, data: bytes) -> Self:
+        """Raises ProtocolError."""
+        if len(data) < PROOF.size:
+            raise ProtocolError("a proof against a client is cut off")
+        return cls(*PROOF.unpack_from(data), data[PROOF.size :])
+
+    def holds(
+        self, slot: Slot, voter: ec.EllipticCurvePublicKey, sender: ec.EllipticCurvePublicKey
+    ) -> bool:
+        """Return whether the ballot does not open. Raises ProtocolError for a card or a ballot that was not signed for this slot."""
+        public = card_key(self.card, slot, self.voter, voter)
+        return Sealed.read(self.ballot, slot, sender).proven_bad(self.voter, public, self.private)
+
+
+def pack_complaints(complaints: Mapping[int, bytes]) -> bytes:
+    """Return the head of a vote. `complaints`: by sender, the private half of the voter's card."""
+    return COUNT.pack(len(complaints)) + b"".join(
+        COMPLAINT.pack(sender, private) for sender, private in complaints.items()
+    )
+
+
+NO_COMPLAINTS = pack_complaints({})
+
+
+def split_vote(frame: bytes) -> tuple[Sequence[tuple[int, bytes]], bytes]:
+    """Return the complaints in an answer, (sender, private half of the voter's card), and the frame of the vote. Raises FrameError."""
+    if len(frame) < COUNT.size:
+        raise FrameError("a vote is cut off")
+    (count,) = COUNT.unpack_from(frame)
+    end = COUNT.size + count * COMPLAINT.size
+    if len(frame) < end:
+        raise FrameError("the complaints beside a vote are cut off")
+    return list(COMPLAINT.iter_unpack(frame[COUNT.size : end])), frame[end:]

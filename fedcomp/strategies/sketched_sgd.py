@@ -14,6 +14,7 @@ size. The usual downlink, `topk` of k, loses nothing of the update. Unlike the p
 the candidates, of what was kept, and of the broadcast.
 """
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -23,10 +24,10 @@ import torch
 from torch import Tensor
 
 from .. import kernels, spec
-from ..codecs import LayerWise, Update, add_all, at_density
+from ..codecs import Codec, Update, add_all, at_density
 from ..codecs.sketch import Sketch, reread
 from ..codecs.topk import TopK
-from ..errors import ConfigError, FrameError, SpecError
+from ..errors import ConfigError, FrameError
 from ..memories.sketched import CANDIDATES, MARKS, NUMBERS, SKETCH, VALUES, Sketched
 from .average import Average
 from .base import Accepted, Aggregation, Phase, RoundUpdates
@@ -39,10 +40,8 @@ class Options:
     candidates: int = 4  # P: whose exact values are asked for, in multiples of these; more = more bytes, fewer that are overlooked
 
     def __post_init__(self) -> None:
-        if not 0 < self.density <= 1:
-            raise SpecError("density must be in (0, 1]; try density=1%")
-        if self.candidates < 1:
-            raise SpecError(f"candidates is {self.candidates}; give at least 1, such as 4")
+        TopK(self.density)  # checks it
+        spec.check_ranges(self, candidates=(1, math.inf))
 
 
 class SketchedSGD(Average):
@@ -50,19 +49,19 @@ class SketchedSGD(Average):
 
     name: ClassVar[str] = "sketched-sgd"
     Options: ClassVar[type] = Options
+    only_uplinks: ClassVar[tuple[type[Codec], ...]] = (Sketch,)
+    only_memory: ClassVar[str] = Sketched.name
+    fixed_size: ClassVar[bool] = True
     clips: ClassVar[bool] = False
     client_algorithm: ClassVar[ClientAlgorithm] = ClientAlgorithm((SKETCH, VALUES))
 
     def __init__(self, *args: Any, **options: Any):
         super().__init__(*args, **options)
-        share, layered = self.options.density, isinstance(self.uplink, LayerWise)
-        self.reader = at_density(
-            self.uplink, min(1.0, self.options.candidates * share)
-        )  # of as many as are candidates
-        spans = [entry.numel for entry in self.layout] if layered else [self.layout.numel]
-        self.most = sum(
-            (self.reader.inner if layered else self.reader).count(numel) for numel in spans
-        )  # candidates
+        share = self.options.density
+        # Reads as many coordinates of a sketch as there are candidates.
+        self.reader = at_density(self.uplink, min(1.0, self.options.candidates * share))
+        spans = self.uplink.spans(self.layout)
+        self.most = sum(self.reader.unscoped.count(span.stop - span.start) for span in spans)
         self.count = TopK(share).count(self.layout.numel)  # k
         self.candidates = np.empty(0, np.int64)  # of the round
         self._announced = b""  # these, as a frame
@@ -71,32 +70,11 @@ class SketchedSGD(Average):
 
     def _check_settings(self) -> None:
         super()._check_settings()
-        share = self.options.density
-        inner = self.uplink.inner if isinstance(self.uplink, LayerWise) else self.uplink
-        if not isinstance(inner, Sketch):
+        share, read = self.options.density, self.uplink.density
+        if read not in (Sketch.density, share):
             raise ConfigError(
-                f"--strategy {self.name} adds sketches, which {self.uplink} does not make; "
-                f"leave --uplink out, or give {Sketch.name}"
-            )
-        if inner.density not in (Sketch.density, share):
-            raise ConfigError(
-                f"--strategy {self.name} moves a share of {share:g}, its uplink reads one of {inner.density:g}; "
-                f"give --strategy {self.name}:density={inner.density:g}"
-            )
-        if spec.parse(self.config.memory).parts[0].name != Sketched.name:
-            raise ConfigError(
-                f"--strategy {self.name} has two phases, for which memory '{self.config.memory}' has no frames; "
-                f"leave --memory out, or give {Sketched.name}"
-            )
-        if (
-            self.config.density_warmup
-            or self.config.density_schedule
-            or self.config.budget_bytes
-            or self.config.budget_s
-        ):
-            raise ConfigError(
-                f"--strategy {self.name} sends sketches of one size; leave --density-warmup, "
-                "--density-schedule and --budget out"
+                f"--strategy {self.name} moves a share of {share:g}, its uplink reads one of {read:g}; "
+                f"give --strategy {self.name}:density={read:g}"
             )
 
     @classmethod
@@ -122,17 +100,16 @@ class SketchedSGD(Average):
 
     def open(self, phase: Phase, frames: Sequence[bytes]) -> list[Update | FrameError]:
         if phase.name == SKETCH:
-            inner = self.reader.inner if isinstance(self.reader, LayerWise) else self.reader
             opened = self.reader.open_batch(frames, self.layout.numel, self.layout)
             return [
-                update if isinstance(update, FrameError) else reread(update, inner)
+                update if isinstance(update, FrameError) else reread(update, self.reader.unscoped)
                 for update in opened
             ]
         return NUMBERS.open_batch(frames, self.candidates.size)
 
     def aggregate(self, updates: RoundUpdates, into: Tensor) -> Aggregation:
         mean = torch.zeros(self.candidates.size, dtype=torch.float32)
-        for update, share in self._shares(updates.phases[VALUES]):
+        for update, share in self.shares(updates.phases[VALUES]):
             update.add_to(mean, share)
         kept = kernels.top_k([mean], self.count).positions.numpy()
         into[torch.from_numpy(self.candidates[kept])] = mean[kept]
@@ -145,18 +122,9 @@ class SketchedSGD(Average):
 
     def _largest(self, accepted: Sequence[Accepted]) -> np.ndarray:
         """Positions of the largest estimates of the weighted mean: of half of it, which float32 holds whatever rounding adds."""
-        found, shares = torch.zeros(self.layout.numel, dtype=torch.float32), self._shares(accepted)
+        found, shares = torch.zeros(self.layout.numel, dtype=torch.float32), self.shares(accepted)
         add_all([update for update, _ in shares], [share / 2 for _, share in shares], found)
         return kernels.top_k([found], self.most).positions.numpy()
-
-    def _shares(self, accepted: Sequence[Accepted]) -> list[tuple[Update, float]]:
-        """What clients sent, each with its share of the mean; who sent nothing has one, too."""
-        weights = self.client_weights(accepted)
-        return [
-            (a.update, weight / sum(weights))
-            for a, weight in zip(accepted, weights, strict=True)
-            if a.update is not None
-        ]
 
 
 def _marks(positions: np.ndarray, numel: int) -> bytes:

@@ -26,8 +26,7 @@ def majority(votes: Tensor | np.ndarray, seed: int) -> Tensor | np.ndarray:
             "a vote is neither 1 nor −1; toss a coin of the client's own for each zero before it votes"
         )
     n = held.shape[1]
-    won = kernel.majority(kernel.pack(held), n, seed)
-    if isinstance(won, Tensor):
-        places = torch.arange(7, -1, -1, dtype=torch.uint8, device=won.device)
-        return 2 * (won[:, None] >> places & 1).flatten()[:n].to(held.dtype) - 1
-    return 2 * np.unpackbits(won, count=n).astype(held.dtype) - 1
+    won = np.unpackbits(kernel.majority(kernel.pack(held), n, seed), count=n)
+    if isinstance(held, Tensor):
+        return 2 * torch.from_numpy(won).to(held) - 1
+    return 2 * won.astype(held.dtype) - 1

@@ -17,7 +17,7 @@ A client is suspected by the share of all its votes so far that lost where the r
 """
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -26,26 +26,21 @@ import torch
 from torch import Tensor
 
 from .. import kernels, seeds, spec
-from ..codecs import Codec, LayerWise, Update
+from ..codecs import Codec, Update
 from ..codecs.efsign import EFSign
 from ..codecs.identity import BFloat16, Half, Identity
 from ..codecs.sign import Sign
 from ..codecs.update import Bits
-from ..errors import ConfigError, NonFiniteError, SpecError
+from ..errors import ConfigError, NonFiniteError
 from ..kernels import votes
-from ..memories.base import Changes
+from ..memories.base import Changes, ReadValue, ReadVector
 from ..memories.none import Nothing
 from .base import Aggregation, RoundStrategy, RoundUpdates
 from .guarantees import even_cohort
 
 MOMENTUM, SUSPICION = "momentum", "suspicion"  # in a checkpoint
 LARGEST = float(np.finfo(np.float32).max)
-KEEPING = (
-    EFSign,
-    Identity,
-    Half,
-    BFloat16,
-)  # codecs that move each coordinate of a step of one length
+KEEPING = (EFSign, Identity, Half, BFloat16)  # codecs that keep every coordinate of ±η
 WIDE = 0.5  # of the voters: a margin from which losing is suspicious
 
 
@@ -54,10 +49,7 @@ class Options:
     momentum: float = 0.0  # β, of the server
 
     def __post_init__(self) -> None:
-        if not 0 <= self.momentum < 1:
-            raise SpecError(
-                f"momentum is {self.momentum:g}; give at least 0 and less than 1, such as 0.9"
-            )
+        spec.check_decays(self, "momentum")
 
 
 class Vote(RoundStrategy):
@@ -65,38 +57,30 @@ class Vote(RoundStrategy):
 
     name: ClassVar[str] = "vote"
     Options: ClassVar[type] = Options
+    only_uplinks: ClassVar[tuple[type[Codec], ...]] = (Sign, EFSign)
+    weighs: ClassVar[bool] = False
     own_step: ClassVar[bool] = True
     decays: ClassVar[bool] = True
 
     def __init__(self, *args: Any, **options: Any):
         super().__init__(*args, **options)
-        self.notice = even_cohort(self.cohort) if self.cohort else ""
+        self.notice = even_cohort(self.cohort)
         self.momentum = (
             torch.zeros(self.layout.numel, dtype=torch.float32) if self.options.momentum else None
         )
         self._next = self.momentum  # if the model moves
-        self.judged: dict[
-            int, tuple[int, int]
-        ] = {}  # client → votes that lost by a wide margin, votes
+        # By client: its votes that lost by a wide margin, and all of its votes.
+        self.judged: dict[int, tuple[int, int]] = {}
         self._judged: dict[int, tuple[int, int]] = {}  # of the round
 
     def _check_settings(self) -> None:
         super()._check_settings()
-        if not isinstance(inner(self.uplink), Sign | EFSign):
-            raise ConfigError(
-                f"--strategy {self.name} counts signs, one bit each, which {self.uplink} does not send; leave --uplink out, "
-                "or give sign, or efsign with --memory residual"
-            )
-        if self.config.weights != "uniform":
-            raise ConfigError(
-                f"--strategy {self.name} gives every client one vote; leave --weights out"
-            )
         if self.config.lr * self.config.server_lr > LARGEST:
             raise ConfigError(
                 f"--lr {self.config.lr:g} is the step of every coordinate, and outside of float32; give one such as 0.01"
             )
         if (
-            not isinstance(inner(self.downlink), KEEPING)
+            not isinstance(self.downlink.unscoped, KEEPING)
             and spec.parse(self.config.downlink_memory).parts[0].name == Nothing.name
         ):
             raise ConfigError(
@@ -129,7 +113,7 @@ class Vote(RoundStrategy):
 
     def _ballot(self, round: int, client: int, update: Update) -> np.ndarray | bytes:
         if isinstance(update, Bits):
-            return update.words
+            return update.raw
         zeros = seeds.key(self.config.seed, "zeros", round, client)
         return kernels.bits.signs(update.dense(), zeros)
 
@@ -178,11 +162,11 @@ class Vote(RoundStrategy):
 
     def _judged_so_far(self) -> dict[int, tuple[int, int]]:
         """With those of the round that is running."""
-        both = {
-            client: (self.judged.get(client, (0, 0)), new) for client, new in self._judged.items()
-        }
-        now = {client: (old[0] + new[0], old[1] + new[1]) for client, (old, new) in both.items()}
-        return dict(sorted((self.judged | now).items()))
+        found = dict(self.judged)
+        for client, (lost, cast) in self._judged.items():
+            lost_before, cast_before = found.get(client, (0, 0))
+            found[client] = lost_before + lost, cast_before + cast
+        return dict(sorted(found.items()))
 
     def take_changes(self) -> Changes:
         vectors = {} if self.momentum is None else {MOMENTUM: self.momentum}
@@ -192,16 +176,10 @@ class Vote(RoundStrategy):
             ).encode()
         }
 
-    def restore(
-        self, vector: Callable[[str], Tensor | None], value: Callable[[str], bytes | None]
-    ) -> None:
+    def restore(self, vector: ReadVector, value: ReadValue) -> None:
         self.judged = {
             int(client): (int(lost), int(cast))
             for client, lost, cast in json.loads(value(SUSPICION))
         }
         if self.momentum is not None:
             self.momentum = self._next = vector(MOMENTUM)
-
-
-def inner(codec: Codec) -> Codec:
-    return codec.inner if isinstance(codec, LayerWise) else codec

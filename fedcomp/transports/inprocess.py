@@ -5,8 +5,7 @@ from typing import Protocol
 
 from ..messages import Assignment, Report
 from ..profiling import timed
-from ..server.clock import Clock
-from ..server.transport import Delivery, Transport
+from ..server.transport import Clock, Delivery, Transport
 
 
 class Population(Protocol):

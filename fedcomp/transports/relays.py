@@ -8,7 +8,7 @@ takes the mean over all updates, so every client has the same weight.
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ..codecs import Codec, LayerWise, Update
+from ..codecs import Codec, Update
 from ..codecs.s2 import S2, Found
 from ..codecs.update import Sections
 from ..config import RunConfig
@@ -89,43 +89,27 @@ def _largest_sum(
 def check(config: RunConfig, strategy: RoundStrategy, memory: Memory) -> None:
     """Raise ConfigError if relays cannot add the frames of this run."""
     uplink = strategy.uplink
-    advised = f"use --uplink topk:density=1%+s2:union={clients_per_relay(config)}"
-    inner = uplink.inner if isinstance(uplink, LayerWise) else uplink
+    clients = cohort.size(config.participation, config.clients)
+    per_relay = -(-config.clients // config.relays)  # a cohort may be divided unevenly
+    advised = f"use --uplink topk:density=1%+s2:union={min(clients, per_relay)}"
+    inner = uplink.unscoped
     if strategy.name not in STRATEGIES:
-        raise ConfigError(
-            f"--relays pass on sums, but --strategy {strategy.name} needs each frame; use {' or '.join(STRATEGIES)}"
-        )
-    if not uplink.linear:
-        raise ConfigError(
-            f"--relays add frames, but frames of {uplink} cannot be added; {advised}, or identity"
-        )
-    if uplink.seeded and not uplink.shares_seed:
-        raise ConfigError(
-            f"--relays add frames of one seed, but each client encodes {uplink} with its own; {advised}"
-        )
-    if isinstance(inner, S2) and not inner.columns:
-        raise ConfigError(
-            f"--relays add tables of one size, but the table of {uplink} depends on an update's nonzeros; {advised}, or s2:columns=N"
-        )
-    if config.weights != "uniform":
-        raise ConfigError(
-            f"--relays add frames with equal weights, but --weights is {config.weights}; use --weights uniform"
-        )
-    if config.clip_update:
-        raise ConfigError(
-            "--relays add frames before the server could clip each update; leave --clip-update out"
-        )
-    if memory.counterpart is not None:
-        raise ConfigError(
-            f"--relays pass on sums, but --memory {memory.name} needs each client's frame; use --memory residual"
-        )
-
-
-def clients_per_relay(config: RunConfig) -> int:
-    """Return the largest number of clients of one round behind one relay. A cohort may be divided unevenly among the relays."""
-    return min(
-        cohort.size(config.participation, config.clients), -(-config.clients // config.relays)
-    )
+        why = f"pass on sums, but --strategy {strategy.name} needs each frame; use {' or '.join(STRATEGIES)}"
+    elif not uplink.linear:
+        why = f"add frames, but frames of {uplink} cannot be added; {advised}, or identity"
+    elif uplink.seeded and not uplink.shares_seed:
+        why = f"add frames of one seed, but each client encodes {uplink} with its own; {advised}"
+    elif isinstance(inner, S2) and not inner.columns:
+        why = f"add tables of one size, but the table of {uplink} depends on an update's nonzeros; {advised}, or s2:columns=N"
+    elif config.weights != "uniform":
+        why = f"add frames with equal weights, but --weights is {config.weights}; use --weights uniform"
+    elif config.clip_update:
+        why = "add frames before the server could clip each update; leave --clip-update out"
+    elif memory.counterpart is not None:
+        why = f"pass on sums, but --memory {memory.name} needs each client's frame; use --memory residual"
+    else:
+        return
+    raise ConfigError(f"--relays {why}")
 
 
 def inexact(updates: Sequence[Update | None]) -> int:

@@ -10,8 +10,7 @@ from cases import for_each
 from test_main import fedcomp, sentence
 
 from fedcomp import available_codecs, codec
-from fedcomp.cli import measure
-from fedcomp.cli.bench import drawn
+from fedcomp.cli import bench_codecs
 
 
 @pytest.mark.slow
@@ -37,7 +36,7 @@ def test_json_has_what_a_frame_has():
     ]
     done = fedcomp("bench", "codecs", *words, "--json")
     found = json.loads(done.stdout)
-    vector = measure.normal(3000)
+    vector = bench_codecs.normal(3000)
     assert found["vector"] == "3,000 normal values" and found["device"] == "cpu"
     for row, spec in zip(found["codecs"], ["stc:density=0.01", "identity@layer"], strict=True):
         c = codec(spec)
@@ -76,13 +75,9 @@ def test_an_update_of_a_task_is_compressed():
     ],
 )
 def test_the_entropy_of_levels_and_of_places(values, bits):
-    assert measure._bound_bits(torch.tensor(values, dtype=torch.float32)) == pytest.approx(bits)
-
-
-def test_the_memory_of_a_copy_is_seen():
-    x = torch.zeros(1 << 25)  # 128 MiB
-    held = measure._peak_bytes([lambda: x.clone()], x.device)
-    assert held is None or x.numel() * 4 * 0.9 < held < x.numel() * 4 * 1.5
+    assert bench_codecs._bound_bits(torch.tensor(values, dtype=torch.float32)) == pytest.approx(
+        bits
+    )
 
 
 def test_the_picture_is_svg_with_every_name(tmp_path):
@@ -93,9 +88,10 @@ def test_the_picture_is_svg_with_every_name(tmp_path):
 
 
 def test_a_picture_of_one_exact_codec():
-    rows = list(measure.measure(measure.normal(100), [codec("identity")], 1))
+    rows = list(bench_codecs.measure(bench_codecs.normal(100), [codec("identity")], 1))
     assert (
-        "identity" in drawn("<&>", rows) and ElementTree.fromstring(drawn("<&>", rows)) is not None
+        "identity" in bench_codecs.drawn("<&>", rows)
+        and ElementTree.fromstring(bench_codecs.drawn("<&>", rows)) is not None
     )
 
 

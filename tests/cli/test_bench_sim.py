@@ -1,6 +1,7 @@
 """fedcomp bench sim: real rounds, every part of their time, real examples beside them, a trace that viewers open."""
 
 import json
+import re
 import tempfile
 from contextlib import suppress
 from dataclasses import replace
@@ -15,7 +16,17 @@ from test_profiling import check_trace
 from torch import nn
 
 from fedcomp import Data, Layout, Task
-from fedcomp.cli.measure_sim import LOCAL, PARTS, REST, WHOLE, Enough, Turns
+from fedcomp.cli.bench_sim import (
+    LOCAL,
+    PARTS,
+    REST,
+    TRAINING,
+    WHOLE,
+    Enough,
+    Interleaved,
+    largest_costs,
+    parse_loops,
+)
 from fedcomp.cli.plain_loops import big_batch, flops_of_an_example, lean_loop, usual_loop
 from fedcomp.profiling import recording, timed
 from fedcomp.server.recovery import Recovery
@@ -48,13 +59,7 @@ def test_rounds_are_real_and_their_parts_are_the_whole(measured):
 @pytest.mark.slow
 def test_a_way_is_its_time_and_its_operations(measured):
     found, _ = measured
-    assert [way["name"] for way in found["ways"]] == [
-        WHOLE,
-        LOCAL,
-        "usual loop",
-        "lean loop",
-        "one big batch",
-    ]
+    assert [way["name"] for way in found["ways"]] == [WHOLE, LOCAL, "lean loop"]
     for way in found["ways"]:
         assert way["client_updates_per_s"] == pytest.approx(4 / way["seconds"])
         assert way["flops_per_s"] == pytest.approx(
@@ -98,7 +103,7 @@ def test_a_trace_of_every_round(measured):
 
 def test_rounds_count_once_the_engine_has_settled(told):
     """A round in which worker processes were still on their way is not counted, nor is anything measured beside it, but to warm up."""
-    run, settled, turns = told(rounds=9), iter([False, False, True]), Turns(rounds=3)
+    run, settled, turns = told(rounds=9), iter([False, False, True]), Interleaved(rounds=3)
     ran = []
     turns.settled, turns.beside = (
         lambda: next(settled),
@@ -114,7 +119,7 @@ def test_rounds_count_once_the_engine_has_settled(told):
 
 
 def test_what_stands_in_no_stretch_is_the_rest(told):
-    run, turns = told(rounds=2), Turns(rounds=2)
+    run, turns = told(rounds=2), Interleaved(rounds=2)
     turns.started(run.header)
     with recording(turns.recorder):
         turns.round_done(run.records[0])
@@ -128,13 +133,38 @@ def test_what_stands_in_no_stretch_is_the_rest(told):
 
 
 @pytest.mark.slow
-def test_the_tables_have_a_line_for_every_way_and_part():
-    lines = [
-        line.split("\t")
-        for line in fedcomp("bench", "sim", *WORDS, "--rounds", 1).stdout.splitlines()
-    ]
-    assert {line[0] for line in lines} >= {WHOLE, LOCAL, "one big batch", *PARTS, REST}
-    assert {len(line) for line in lines} == {6, 3}
+@for_each(
+    "loops, names",
+    [
+        ([], ["lean loop"]),
+        (["--loops", "big-batch,usual"], ["one big batch", "usual loop"]),
+        (["--loops", "none"], []),
+    ],
+)
+def test_the_tables_have_a_line_for_every_way_and_part_and_a_sentence_on_costs(loops, names):
+    done = fedcomp("bench", "sim", *WORDS, "--rounds", 1, *loops)
+    *lines, costs = done.stdout.splitlines()
+    cells = [line.split("\t") for line in lines]
+    assert [len(row) for row in cells] == [6] * (3 + len(names)) + [3] * (2 + len(PARTS))
+    ways, parts = cells[1 : 3 + len(names)], cells[4 + len(names) :]
+    assert [row[0] for row in ways] == [WHOLE, LOCAL, *names]
+    assert all((row[3] == "–") == ("lean loop" not in names) for row in ways)
+    assert [row[0] for row in parts] == [*PARTS, REST]
+    told = re.fullmatch(r"Largest costs around training: (.*)\.", costs)[1].split(", ")
+    ranked = sorted(float(row[1].replace(",", "")) for row in parts if row[0] != TRAINING)
+    assert [float(cost.split()[-3].replace(",", "")) for cost in told] == ranked[:-4:-1]
+
+
+def test_the_largest_costs_around_training_leave_training_out():
+    seconds = {TRAINING: 0.5, "compression": 0.03, "memories": 0.004, "downlink": 0.2, REST: 1.5}
+    parts = {name: {"seconds": s, "share": s / 2.234} for name, s in seconds.items()}
+    assert largest_costs(parts) == (
+        "Largest costs around training: rest 1,500.0 ms (67.1%), downlink 200.0 ms (9.0%), compression 30.0 ms (1.3%)."
+    )
+
+
+def test_loops_are_named_once_each():
+    assert parse_loops("usual,lean,usual") == ["usual", "lean"] and parse_loops("none") == []
 
 
 @pytest.mark.slow
@@ -163,6 +193,8 @@ def test_no_folder_is_left(tmp_path, monkeypatch):
         ),
         (["--task", "nothing"], "unknown task 'nothing'"),
         (["--uplink", "stcc"], "unknown codec 'stcc'; did you mean 'stc'"),
+        (["--loops", "leen"], "--loops cannot be 'leen'; did you mean 'lean'?"),
+        (["--loops", "lean,none"], "--loops is 'lean,none'; give loops, or none alone"),
     ],
 )
 def test_a_mistake_is_one_sentence(words, said):

@@ -8,8 +8,7 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from fedcomp.cli.comparison.comparison_view import STEPS, ComparisonView
-from fedcomp.cli.comparison.lines import Lines
-from fedcomp.cli.comparison.progress import DONE, FAILED, Progress
+from fedcomp.cli.comparison.progress import DONE, FAILED, Lines, Progress
 
 ROUNDS = 50
 FACTS = [

@@ -94,7 +94,7 @@ def test_a_line_a_check_in_the_terminal(folder):
     assert all(re.match(r"[✓✗–] [\w. ']{12,}  \S", line) for line in lines) and len(lines) > 12
     wrong = [line for line in lines if line.startswith("✗")][-1]
     assert re.match(
-        r"✗ server        nothing listens on 127.0.0.1:\d+; start the server there with fedcomp server start",
+        r"✗ server        nothing listens on 127.0.0.1:\d+; start the server or relay there \(fedcomp server start",
         wrong,
     )
 
@@ -344,7 +344,7 @@ def test_a_folder_of_keys_with_a_client_in_it(folder):
     assert (
         said["registry"][1] == "clients: 2 let in" and said["enrolled"][1] == "client 1 is let in"
     )
-    assert said["files"][1] == "2 of 2 enrolment files are here, as the registry says"
+    assert said["files"][1] == "2 of 2 enrolment files in clients are here, as the registry says"
     keys.revoke(folder, 1)
     said = found("--keys", folder, "--client", path)
     assert said["registry"][1] == "clients: 1 let in, 1 revoked"
@@ -379,7 +379,11 @@ def move(a: Path, b: Path) -> None:
             "server.key",
             "may be read by others (mode 604)",
         ),
-        (lambda f: (f / "server.key").write_bytes(b"no"), "keys", "server.key is no private key"),
+        (
+            lambda f: (f / "server.key").write_bytes(b"no"),
+            "keys",
+            "server.key is not an EC P-384 private key",
+        ),
         (lambda f: (f / "server.crt").unlink(), "keys", "server.crt cannot be read"),
         (
             lambda f: (f / "ca.crt").write_bytes(Authority().pem),
@@ -387,7 +391,6 @@ def move(a: Path, b: Path) -> None:
             "server.crt is not signed by",
         ),
         (lambda f: (f / "registry.toml").write_text("x"), "keys", "registry.toml is not TOML"),
-        (lambda f: (f / "INCOMPLETE.txt").touch(), "keys", "is incomplete"),
         (
             lambda f: move(f / "clients" / "1.toml", f / "clients" / "0.toml"),
             "files",
@@ -402,7 +405,7 @@ def move(a: Path, b: Path) -> None:
         (
             lambda f: (f / "clients" / "7.toml").touch(),
             "files",
-            "7.toml belongs to no client in the registry",
+            "7.toml belongs to none of the clients in the registry",
         ),
         (lambda f: keys.renew(f, 0, days=0), "registry", "1 let in, 1 expired"),
         (lambda f: keys.renew_server(f, days=0), "certificate", "ended on"),
@@ -425,8 +428,31 @@ def test_a_folder_without_what_was_handed_out_and_put_away_is_well(folder):
     for path in (folder / "ca.key", folder / "clients" / "0.toml"):
         path.unlink()
     status, said = examine("--keys", folder)
+    assert status == 0
+    assert said["files"][1] == "1 of 2 enrolment files in clients are here, as the registry says"
+
+
+def test_the_keys_of_relays_are_checked_as_those_of_clients(folder):
+    def lines() -> list[str]:
+        """Return the lines of the relays' keys, which follow those of the clients' keys."""
+        result = CliRunner().invoke(app, ["doctor", "--keys", str(folder)], prog_name="fedcomp")
+        checks = result.stdout.splitlines()
+        return [line for line in checks if line.split()[1] in ("registry", "files")][2:]
+
+    keys.add_relay(folder, [])
+    accepted, files = lines()
+    assert accepted.startswith("✓ registry") and accepted.endswith("relays: 1 let in")
+    assert files.startswith("✓ files") and "1 of 1 enrolment files in relays" in files
+    keys.renew(folder, "relay-0", days=0)
+    expired, files = lines()
+    assert expired.startswith("✗ registry") and "relays: 1 expired; fedcomp keys renew" in expired
+    (folder / "relays" / "0.toml").chmod(0o644)
+    assert "0.toml may be read by others" in lines()[1]
+    (folder / "relays" / "0.toml").unlink()
+    (folder / "relays" / "7.toml").touch()
+    wrong = lines()[1]
     assert (
-        status == 0 and said["files"][1] == "1 of 2 enrolment files are here, as the registry says"
+        "7.toml belongs to none of the relays" in wrong and "keys add --relay --host HOST" in wrong
     )
 
 

@@ -42,7 +42,7 @@ def test_frames_of_one_length_are_foretold_to_the_byte(options, tmp_path):
     told = forecast(Alternative("", COMMON | options))
     simulate(RunConfig(**COMMON | options, out=str(tmp_path / "run")))
     sent = load(tmp_path / "run")
-    assert told.exact and told.rehearsed == told.rounds == 8
+    assert told.exact and told.dry_rounds == told.rounds == 8
     assert told.uplink_bytes == sum(r.uplink_bytes for r in sent.records)
     assert told.downlink_bytes == sum(r.downlink_bytes for r in sent.records)
     assert (
@@ -68,7 +68,7 @@ def test_rounds_beyond_those_that_were_gone_through_are_reckoned(monkeypatch):
     whole = forecast(Alternative("", COMMON | {"uplink": "identity", "downlink": "identity"}))
     monkeypatch.setattr("fedcomp.cli.dry_run.COORDINATES", 0)
     short = forecast(Alternative("", COMMON | {"uplink": "identity", "downlink": "identity"}))
-    assert short.rehearsed == 3 and not short.exact
+    assert short.dry_rounds == 3 and not short.exact
     assert short.uplink_bytes == whole.uplink_bytes and short.downlink_bytes == pytest.approx(
         whole.downlink_bytes, rel=0.2
     )

@@ -219,7 +219,7 @@ def test_renew_what_ends_soon(folder):
         ),
         (
             ["init", "--clients", "1", "--host", "a:1"],
-            "--host 'a:1' is no host; give a name such as server.example or an address such as",
+            "--host 'a:1' is not a host; give a name such as server.example or an address such as",
         ),
         (
             ["init", "--clients", "1", "--out", "~nosuch/k"],
@@ -379,9 +379,16 @@ def test_revoke_a_relay(with_relay):
 def test_revoke_clients_and_a_relay_together(with_relay):
     assert (
         done("keys", "revoke", "2", "relay-0", "1", "--keys", with_relay)
-        == "Clients 2, 1 are revoked, Relay 0 is revoked; a running server disconnects them\n"
+        == "Clients 1, 2 are revoked, Relay 0 is revoked; a running server disconnects them\n"
     )
     assert sorted(read_registry(with_relay).enrolled()) == [0]
+
+
+def test_a_holder_that_is_named_twice_is_revoked_once(with_relay):
+    assert (
+        done("keys", "revoke", "0", "relay-0", "0", "--keys", with_relay)
+        == "Client 0 is revoked, Relay 0 is revoked; a running server disconnects them\n"
+    )
 
 
 def test_renew_a_relay_keeps_its_hosts_and_refuses_its_old_key(with_relay):
@@ -443,7 +450,7 @@ def test_a_relays_key_that_ends_soon_is_renewed_with_the_others(with_relay):
             ["add", "--host", "a"],
             "--host is for the certificate of a relay; add --relay, or leave --host out",
         ),
-        (["add", "--relay", "--host", "a:1"], "--host 'a:1' is no host; give a name such as"),
+        (["add", "--relay", "--host", "a:1"], "--host 'a:1' is not a host; give a name such as"),
         (["revoke", "relay-7"], "relay-7 is not in "),
         (["revoke", "0", "relay-7"], "relay-7 is not in "),
         (["renew", "relay-7"], "relay-7 is not in "),

@@ -544,8 +544,8 @@ def test_init_into_a_folder_that_is_absent(tmp_path):
 
 
 def test_codecs_lists_every_codec_ready_to_be_used():
+    from fedcomp.cli.bench_codecs import normal
     from fedcomp.cli.listing import NUMEL
-    from fedcomp.cli.measure import normal
     from fedcomp.codecs import available_codecs, codec
 
     done = fedcomp("codecs")

@@ -6,12 +6,10 @@ import numpy as np
 import pytest
 import torch
 from cases import for_each
-from every_codec import layout_of, same_bits, vectors
 
 from fedcomp import FrameError, codec, memory
 from fedcomp.codecs.frame import Section
 from fedcomp.errors import ConfigError, SpecError
-from fedcomp.kernels import backend
 from fedcomp.layout import Layout
 
 NUMEL = 20_000
@@ -159,22 +157,6 @@ def test_residual_takes_nearest_and_refuses_stochastic():
     assert memory("residual", ADAPTIVE, 100)
     with pytest.raises(ConfigError, match="diverges with adaptive"):
         memory("residual", codec("adaptive:rounding=stochastic"), 100)
-
-
-@pytest.mark.parametrize(
-    "spec",
-    ["adaptive", "adaptive:rounding=stochastic", "adaptive:placement=quantiles,levels=256@layer"],
-)
-def test_small_and_large_vectors_take_ways_that_make_the_same_bytes(spec, monkeypatch):
-    c, layout = codec(spec), layout_of(3001)
-    for kind, x in vectors(3001).items():
-        frame = c.encode(x, seed=5, layout=layout)
-        with monkeypatch.context() as patched:
-            patched.setattr(backend, "LARGE", 0)
-            patched.setattr(backend, "MANY", 0)
-            assert c.encode(x, seed=5, layout=layout) == frame, kind
-            y = c.decode(frame, numel=3001, layout=layout)
-        assert same_bits(y, c.decode(frame, numel=3001, layout=layout))
 
 
 def test_a_frame_is_its_table_and_the_entropy_of_its_codes():

@@ -7,8 +7,7 @@ import torch
 from cases import for_each
 
 from fedcomp import FrameError, codec
-from fedcomp.codecs import decay
-from fedcomp.codecs.frame import DECAY, MODEL, Section, seal
+from fedcomp.codecs.frame import DECAY, FACTOR, MODEL, Section, seal, unwrap_decay, wrap_decay
 
 NUMEL = 30
 STEP = codec("topk:density=10%").encode(torch.arange(NUMEL).float())
@@ -16,23 +15,23 @@ STEP = codec("topk:density=10%").encode(torch.arange(NUMEL).float())
 
 @for_each("factor", [0.0, 0.5, 1 - 2.0**-24])
 def test_the_factor_and_the_step_come_back(factor):
-    assert decay.unwrap(decay.wrap(factor, STEP, NUMEL), NUMEL) == (factor, STEP)
+    assert unwrap_decay(wrap_decay(factor, STEP, NUMEL), NUMEL) == (factor, STEP)
 
 
 def test_a_step_without_decay_is_sent_as_it_is():
-    assert decay.wrap(1.0, STEP, NUMEL) == STEP and decay.unwrap(STEP, NUMEL) == (1.0, STEP)
+    assert wrap_decay(1.0, STEP, NUMEL) == STEP and unwrap_decay(STEP, NUMEL) == (1.0, STEP)
 
 
 @for_each("factor", [-0.5, 1.0, 1.5, math.inf, math.nan])
 def test_a_factor_that_is_no_decay_is_refused(factor):
-    body = decay.FACTOR.pack(factor) + STEP
+    body = FACTOR.pack(factor) + STEP
     with pytest.raises(FrameError, match="factor"):
-        decay.unwrap(seal(DECAY, MODEL, NUMEL, [Section(NUMEL, body)]), NUMEL)
+        unwrap_decay(seal(DECAY, MODEL, NUMEL, [Section(NUMEL, body)]), NUMEL)
 
 
 def test_a_frame_that_is_cut_off_or_of_another_model_is_refused():
     with pytest.raises(FrameError, match="before its factor"):
-        decay.unwrap(seal(DECAY, MODEL, NUMEL, [Section(NUMEL, b"abc")]), NUMEL)
-    part = seal(DECAY, MODEL, NUMEL, [Section(NUMEL - 1, decay.FACTOR.pack(0.5) + STEP)])
+        unwrap_decay(seal(DECAY, MODEL, NUMEL, [Section(NUMEL, b"abc")]), NUMEL)
+    part = seal(DECAY, MODEL, NUMEL, [Section(NUMEL - 1, FACTOR.pack(0.5) + STEP)])
     with pytest.raises(FrameError, match="decay of 29 weights"):
-        decay.unwrap(part, NUMEL)
+        unwrap_decay(part, NUMEL)

@@ -61,10 +61,9 @@ def test_a_code_is_the_nearest_value(bits):
     """Turned again, what is decoded is S·q of the nearest q, S = ‖x‖²/⟨u, q⟩."""
     x, seed = normal(NUMEL) ** 3, 3
     c = codec(f"eden:bits={bits}")
-    stacks = [
-        hadamard.Stack(v[None], [seed]) for v in (x, c.decode(c.encode(x, seed=seed), numel=NUMEL))
-    ]
-    u, v = (s.u[0].double().numpy() * 2.0 ** s.exponents[0, 0] for s in stacks)
+    y = c.decode(c.encode(x, seed=seed), numel=NUMEL)
+    exact, coded = (hadamard.Turned(v, seed, 0) for v in (x, y))
+    u, v = (t.u.astype(np.float64) * 2.0 ** t.exponents[0] for t in (exact, coded))
     z, table = u / x.double().norm().item(), eden.table(bits).astype(np.float64)
     q = table[abs(z[:, None] - table).argmin(1)]
     assert np.allclose(v, q * (u @ u) / (u @ q), rtol=0, atol=1e-5 * abs(v).max())

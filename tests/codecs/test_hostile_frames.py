@@ -240,8 +240,8 @@ def test_a_valid_frame_takes_memory_of_the_receivers_size(spec):
     layout, x = layout_of(numel), torch.randn(numel, generator=torch.Generator().manual_seed(1))
     frame = c.encode(x, layout=layout)
     c.accumulate(frame, x, layout=layout)  # what is loaded once is loaded
-    assert peak(lambda: c.decode(frame, numel=numel, layout=layout)) < 60 * numel + 100_000
-    assert peak(lambda: c.accumulate(frame, x, layout=layout)) < 60 * numel + 100_000
+    assert peak(lambda: c.decode(frame, numel=numel, layout=layout)) < 80 * numel + 100_000
+    assert peak(lambda: c.accumulate(frame, x, layout=layout)) < 80 * numel + 100_000
 
 
 def test_ids_that_no_codec_has_are_refused():

@@ -13,7 +13,8 @@ from fedcomp.codecs import LayerWise, longest_frame
 from fedcomp.codecs.frame import SECTIONS, unseal
 from fedcomp.codecs.randomk import level
 from fedcomp.errors import ConfigError
-from fedcomp.kernels import backend, draw
+from fedcomp.kernels import draw
+from fedcomp.strategies import StrategyConfig
 from fedcomp.strategies.schedule import Schedule
 
 NUMEL = 401
@@ -282,15 +283,6 @@ def test_a_value_of_the_common_magnitude_costs_two_bits_and_its_position():
     assert 8 * len(frame) / section.count < 2 + 8.3 + 0.5
 
 
-def test_what_is_large_goes_through_the_compiled_loops_with_the_same_bytes(monkeypatch):
-    for spec in ("randomk:density=1%", "randomk:density=1%,by=magnitude,scaled=true"):
-        x = normal(150_000) ** 3
-        frame = codec(spec).encode(x, seed=8)
-        monkeypatch.setattr(backend, "_numba_imports", lambda: False)
-        assert codec(spec).encode(x, seed=8) == frame
-        monkeypatch.undo()
-
-
 # Frames that no encoder makes.
 
 
@@ -362,7 +354,7 @@ def test_other_codecs_draw_nothing():
 
 def test_a_budget_needs_drawn_coordinates():
     assert (
-        Schedule(codec("randomk"), Layout.flat(1000), budget_bytes=5000)
+        Schedule(StrategyConfig(budget_bytes=5000), codec("randomk"), Layout.flat(1000))
         .for_clients(1, [0], {})[0]
         .density
         > 0
@@ -370,4 +362,6 @@ def test_a_budget_needs_drawn_coordinates():
     with pytest.raises(
         ConfigError, match="--budget needs a codec whose frames have a largest size"
     ):
-        Schedule(codec("randomk:by=magnitude"), Layout.flat(1000), budget_bytes=5000)
+        Schedule(
+            StrategyConfig(budget_bytes=5000), codec("randomk:by=magnitude"), Layout.flat(1000)
+        )

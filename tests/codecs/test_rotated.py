@@ -1,8 +1,6 @@
 """What every codec of rotated vectors promises, beside what every codec does (test_every_codec.py)."""
 
 import struct
-import sys
-from contextlib import contextmanager
 
 import numpy as np
 import pytest
@@ -13,7 +11,7 @@ from every_codec import layout_of, reseal, same_bits, vectors
 from fedcomp import FrameError, codec
 from fedcomp.codecs import rotated
 from fedcomp.codecs.frame import SECTIONS
-from fedcomp.kernels import backend, hadamard
+from fedcomp.kernels import hadamard
 
 SPECS = (
     "srq",
@@ -32,13 +30,6 @@ HEADS = {
 }  # of other sections, or of none
 BODY = SECTIONS + 8 + 2  # behind the seed and a count of two bytes
 every_spec = pytest.mark.parametrize("spec", SPECS)
-
-
-@contextmanager
-def path(name: str):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(backend, "LARGE", 1 if name == "numba" else sys.maxsize)
-        yield
 
 
 def normal(*shape: int, seed: int = 0) -> torch.Tensor:
@@ -61,31 +52,6 @@ def test_every_size_and_scale_comes_back_finite(spec):
     assert len(c.encode(torch.empty(0))) == SECTIONS + 8 + 1
 
 
-@pytest.mark.slow
-@every_spec
-def test_both_paths_make_the_same_bytes_and_read_them_alike(spec):
-    c = codec(spec)
-    for numel, name in [
-        (1, "normal"),
-        (1001, "all scales"),
-        (401, "huge"),
-        (401, "denormal"),
-        (140_000, "normal"),
-        (401, "zero"),
-    ]:
-        x, seen = vectors(numel)[name], []
-        for way in ("torch", "numba"):
-            with path(way):
-                frame, into = c.encode(x, seed=2**64 - 3), torch.ones(numel)
-                c.accumulate(frame, into, -0.3)
-                seen.append((frame, c.decode(frame, numel=numel), into))
-        assert seen[0][0] == seen[1][0], (numel, name)
-        assert same_bits(seen[0][1], seen[1][1]) and same_bits(seen[0][2], seen[1][2]), (
-            numel,
-            name,
-        )
-
-
 @every_spec
 def test_any_stretch_of_an_update_can_be_read(spec):
     c, numel = codec(spec), 40_000
@@ -99,17 +65,13 @@ def test_any_stretch_of_an_update_can_be_read(spec):
         (39_999, numel),
         (10, 39_000),
     ]:
-        for way in ("torch", "numba"):
-            with path(way):
-                assert same_bits(update.block(start, stop), y[start:stop])
+        assert same_bits(update.block(start, stop), y[start:stop])
 
 
 @every_spec
-def test_rows_of_a_stack_that_is_cut_are_those_of_single_vectors(spec, monkeypatch):
+def test_rows_of_a_stack_are_those_of_single_vectors(spec):
     c, x, seeds = codec(spec), normal(7, 401), list(range(7))
     alone = [c.encode(row, seed=seed) for row, seed in zip(x, seeds, strict=True)]
-    assert c.encode_batch(x, seeds) == alone
-    monkeypatch.setattr(rotated, "STACK", 1000)  # two rows at a time
     assert c.encode_batch(x, seeds) == alone
 
 

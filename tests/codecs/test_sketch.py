@@ -424,7 +424,7 @@ def test_a_head_that_no_encoder_writes_is_refused():
     )
     fewer = bytearray(made(9, 3, 4, b"\0" + cells))
     fewer[HEAD] = 8
-    with pytest.raises(FrameError, match="a sketch of 8 coordinates was given for 9"):
+    with pytest.raises(FrameError, match="a section of 8 coordinates was given for 9"):
         codec("sketch").open(reseal(bytes(fewer), 9), 9)
 
 

@@ -76,8 +76,8 @@ def test_levels_are_evenly_spaced_between_the_ends_of_a_block():
     """Turned again, what is decoded lies on k levels, the ends of which hold the vector's own."""
     x, seed = normal(NUMEL), 6
     y = codec("srq:levels=5").decode(codec("srq:levels=5").encode(x, seed=seed), numel=NUMEL)
-    exact, coded = (hadamard.Stack(v[None], [seed]) for v in (x, y))
-    u, v = (s.u[0].double().numpy() * 2.0 ** s.exponents[0, 0] for s in (exact, coded))
+    exact, coded = (hadamard.Turned(v, seed, 0) for v in (x, y))
+    u, v = (t.u.astype(np.float64) * 2.0 ** t.exponents[0] for t in (exact, coded))
     levels = np.unique(np.round(v, 3))
     assert levels.size == 5 and np.allclose(np.diff(levels), (u.max() - u.min()) / 4, rtol=1e-3)
     assert np.allclose(levels[[0, -1]], [u.min(), u.max()], rtol=1e-4)

@@ -8,7 +8,7 @@ from safetensors.torch import load_file
 
 from fedcomp import RunConfig
 from fedcomp.keys.keyring import PIN
-from fedcomp.keys.signature_log import Past
+from fedcomp.keys.signature_log import SignatureLog
 from fedcomp.messages import Report
 from fedcomp.server.exchange import Exchange
 from fedcomp.sim import simulate
@@ -90,7 +90,7 @@ def test_an_election_makes_the_model_that_it_makes_in_a_simulation(
 
 def keys_on_disk(run, client: int) -> int:
     member = run.clients.member(client)
-    return sum(name.startswith(PIN) for name in Past(member.folder).of(member.run))
+    return sum(name.startswith(PIN) for name in SignatureLog(member.folder).of(member.run))
 
 
 def held_bits(run) -> list[bytes]:

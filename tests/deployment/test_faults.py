@@ -13,7 +13,7 @@ from fedcomp import RunConfig
 from fedcomp.memories.lowrank import LEFT, RIGHT
 from fedcomp.server.round_loop import RoundResult
 from fedcomp.strategies import Phase
-from fedcomp.strategies.round_completion import DEADLINE, AllAnswered, Closed, Progress
+from fedcomp.strategies.round_completion import DEADLINE, Closed, Progress, RoundCompletion
 
 pytestmark = [pytest.mark.deploy, pytest.mark.timeout(300)]
 CLIENTS = 4
@@ -63,10 +63,10 @@ class Books:
 
 
 @dataclass(frozen=True)
-class Others(AllAnswered):
+class Others(RoundCompletion):
     """The deadline comes when all have answered but so many."""
 
-    but: int
+    but: int = 0
 
     def check(self, progress: Progress) -> Closed | None:
         return (
@@ -89,7 +89,7 @@ class Plan:
         self.last = 3 + (len(cases) - 1) // 3
         phases = list(dict.fromkeys(phase for _, phase in cases))
         run.strategy.phases = lambda round: [
-            Phase(phase, Others(self.late[round, phase])) for phase in phases
+            Phase(phase, Others(but=self.late[round, phase])) for phase in phases
         ]
 
     def carry_out(self) -> dict[int, RoundResult]:

@@ -42,7 +42,7 @@ def test_an_interrupted_run_over_flower_ends_with_the_model_of_one_over_grpc(tmp
 @pytest.mark.parametrize(
     "words, fix",
     [
-        (["--transport", "http"], "give one of: grpc, flower"),
+        (["--transport", "http"], "'http' is not one of 'grpc', 'flower'"),
         (["--transport", "flower", "--count", "2"], "start each client with a command of its own"),
     ],
 )

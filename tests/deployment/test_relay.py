@@ -17,9 +17,10 @@ from fedcomp import RunConfig
 from fedcomp.cli.main import app
 from fedcomp.errors import UserError
 from fedcomp.keys.key_folder import add_relay, make, revoke
+from fedcomp.keys.registry import Registry
 from fedcomp.messages import Invitation
 from fedcomp.sim import simulate
-from fedcomp.transports.grpc import Credentials, GrpcTransport, Terms, tcp_info
+from fedcomp.transports.grpc import Credentials, GrpcTransport, Settings, Terms, tcp_info
 
 ADDED = {"uplink": "topk:density=1/4+s2:union=4", "downlink": "identity", "clients": 4}
 
@@ -267,7 +268,7 @@ def sentence(*words: object) -> str:
 def server() -> Iterator[GrpcTransport]:
     terms = Terms("ab" * 16, "{}", "", "", 1, 1 << 20, 1 << 20)
     invitation = Invitation("ab" * 16, -1, "{}", "", "")
-    made = GrpcTransport("127.0.0.1", 0, invitation, 1, largest_report=1 << 20, relay_terms=terms)
+    made = GrpcTransport(Settings("127.0.0.1", 0, invitation, 1, 1 << 20, relay_terms=terms))
     made.open()
     yield made
     made.close()
@@ -299,7 +300,7 @@ def test_options_of_a_relay_that_exclude_each_other(keys):
         "--insecure uses no keys, but --enrolment is given; give only one of the two"
     )
     assert sentence("relay", "--insecure") == "--server is missing; give --server host:port"
-    assert "--patience is inf" in sentence("relay", "--insecure", "--patience", "inf")
+    assert "inf is not in the range" in sentence("relay", "--insecure", "--patience", "inf")
     assert "--port" in sentence("relay", "--insecure", "--server", "h:1", "--port", 65536)
     assert "'h'" in sentence("relay", "--insecure", "--server", "h")
 
@@ -332,9 +333,9 @@ class GrpcServer:
         make(folder / "other", 1)
         read = [(folder / "other" / n).read_bytes() for n in ("server.crt", "server.key", "ca.crt")]
         invitation = Invitation("ab" * 16, -1, "{}", "", "")
-        self.transport = GrpcTransport(
-            "127.0.0.1", 0, invitation, 1, largest_report=1 << 20, credentials=Credentials(*read)
-        )
+        keys = Registry(folder / "other" / "registry.toml")
+        settings = Settings("127.0.0.1", 0, invitation, 1, 1 << 20, Credentials(*read), keys)
+        self.transport = GrpcTransport(settings)
 
     def __enter__(self) -> int:
         self.transport.open()

@@ -10,10 +10,10 @@ from fedcomp import RunConfig, UserError
 from fedcomp.deployment import log_messages
 from fedcomp.deployment.member import Member
 from fedcomp.errors import ProtocolError
-from fedcomp.keys import signature_log as past
+from fedcomp.keys import signature_log
 from fedcomp.keys.enrolment import pem
 from fedcomp.keys.keyring import point_of
-from fedcomp.keys.signature_log import Past
+from fedcomp.keys.signature_log import SignatureLog
 from fedcomp.messages import UPDATE, Assignment
 from fedcomp.privacy.ballots import CARD, Card, Sealed, Slot
 from fedcomp.state_folder import StateFolder
@@ -198,8 +198,8 @@ def test_a_key_that_changes_within_a_round_seals_nothing(tmp_path):
 
 
 def test_runs_without_end_are_not_forgotten_but_refused(monkeypatch, tmp_path):
-    monkeypatch.setattr(past, "MOST_RUNS", 2)
-    for kept in (Past(StateFolder(tmp_path)), Past()):
+    monkeypatch.setattr(signature_log, "MOST_RUNS", 2)
+    for kept in (SignatureLog(StateFolder(tmp_path)), SignatureLog()):
         kept.add("A", {"x": b"1"})
         kept.add("B", {"x": b"2"})
         with pytest.raises(UserError, match="--state-dir"):
@@ -245,9 +245,9 @@ class Members:
 
     def renew(self, client: int) -> None:
         """A new key, and what it kept: here its memory of the run."""
-        kept, self.keys[client] = self.members[client].past, FALSE[client]
+        kept, self.keys[client] = self.members[client].log, FALSE[client]
         self.members[client] = Member(own(client), None)
-        self.members[client].key, self.members[client].past = FALSE[client], kept
+        self.members[client].key, self.members[client].log = FALSE[client], kept
         self.members[client].join(self.invited)
 
     def handle(self, assignments):

@@ -10,10 +10,12 @@ import pytest
 import torch
 from cases import for_each
 from deployment import TASK, WIDE, free_port, stage
+from typer.testing import CliRunner
 
 import fedcomp
 from fedcomp import RunConfig
 from fedcomp.cli import deployed
+from fedcomp.cli.main import app
 from fedcomp.config import read_run
 from fedcomp.deployment.start import Door, serve
 from fedcomp.errors import ConfigError, RunFolderError, UserError
@@ -224,73 +226,61 @@ def test_without_keys_and_without_insecure_nobody_is_served(tmp_path, monkeypatc
         UserError,
         match="there is no folder of keys keys; make one with: fedcomp keys init --out keys",
     ):
-        deployed.serve({}, RunConfig(), Watch())
+        deployed.serve(RunConfig(), Watch())
     with pytest.raises(ConfigError, match="--insecure uses no keys"):
-        deployed.serve({"insecure": True, "keys": "keys"}, RunConfig(), Watch())
-    with pytest.raises(ConfigError, match="--port is 65536"):
-        deployed.serve({"insecure": True, "port": "65536"}, RunConfig(), Watch())
+        deployed.serve(RunConfig(), Watch(), insecure=True, keys="keys")
+    done = CliRunner().invoke(app, ["server", "start", "--insecure", "--port", "65536"])
+    assert done.exit_code == 2 and "65536 is not in the range" in done.stderr
     assert not [*tmp_path.iterdir()]
+
+
+def client(*words: object):
+    return CliRunner().invoke(app, ["client", *map(str, words)], prog_name="fedcomp")
+
+
+CLAIMED = ["--insecure", "--server", "localhost:1", "--client-id", "1"]
 
 
 @for_each(
-    "given, sentence",
+    "words, sentence",
     [
-        ({}, "this client has no enrolment"),
-        ({"insecure": True}, "give --server host:port"),
-        ({"insecure": True, "server": "localhost:1"}, "has to claim an id; give --partition-id"),
+        ([], "this client has no enrolment"),
+        (["--insecure"], "give --server host:port"),
+        (["--insecure", "--server", "localhost:1"], "has to claim an id; give --partition-id"),
         (
-            {"insecure": True, "server": "localhost", "client_id": 1},
+            ["--insecure", "--server", "localhost", "--client-id", "1"],
             "--server cannot be 'localhost'; give host:port",
         ),
-        (
-            {"insecure": True, "server": "localhost:1", "client_id": 1, "partitions": 2},
-            "give --partition-id as well",
-        ),
-        ({"insecure": True, "enrolment": "0.toml"}, "give only one of the two"),
-        ({"enrolment": "absent.toml"}, "absent.toml cannot be read"),
-        (
-            {"insecure": True, "server": "localhost:1", "client_id": 1, "task": "digit"},
-            "unknown task 'digit'",
-        ),
+        ([*CLAIMED, "--partitions", "2"], "give --partition-id as well"),
+        (["--insecure", "--enrolment", "0.toml"], "give only one of the two"),
+        (["--enrolment", "absent.toml"], "absent.toml cannot be read"),
+        ([*CLAIMED, "--task", "digit"], "unknown task 'digit'"),
+        ([*CLAIMED, "--data", "absent"], "--data absent is no folder"),
+        ([*CLAIMED, "--patience", "inf"], "inf is not in the range"),
     ],
 )
-def test_a_client_that_cannot_begin_is_one_sentence(tmp_path, monkeypatch, given, sentence):
+def test_a_client_that_cannot_begin_is_one_sentence(tmp_path, monkeypatch, words, sentence):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("FEDCOMP_ENROLMENT", "nobody.toml")
-    usual = {
-        "server": None,
-        "enrolment": None,
-        "insecure": False,
-        "client_id": None,
-        "partition_id": None,
-        "partitions": None,
-        "state_dir": None,
-        "task": "digits",
-        "data": None,
-        "device": "cpu",
-        "patience": 0.0,
-        "stay": False,
-    }
-    with pytest.raises(UserError, match=re.escape(sentence)):
-        deployed.take_part(**usual | given)
+    done = client(*words)
+    assert done.exit_code == 2 and done.stderr.count("\n") == 1 and sentence in done.stderr
     assert not [*tmp_path.iterdir()]
 
 
-def test_a_client_is_as_patient_as_it_is_told(tmp_path, monkeypatch, capsys):
+def test_a_client_is_as_patient_as_it_is_told(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    port = free_port()
-    with pytest.raises(UserError, match=f"nothing listens on 127.0.0.1:{port}"):
-        deployed.take_part(
-            f"127.0.0.1:{port}", None, True, 0, None, None, None, TASK, None, "cpu", 0.3, False
-        )
-    assert "trying again in 0.2 s" in capsys.readouterr().out
+    where = f"127.0.0.1:{free_port()}"
+    words = ["--insecure", "--server", where, "--client-id", 0, "--task", TASK, "--device", "cpu"]
+    done = client(*words, "--patience", 0.3)
+    assert done.exit_code != 0 and f"nothing listens on {where}" in done.stderr
+    assert "trying again in 0.2 s" in done.stdout
 
 
 @for_each(
     "options, sentence",
     [
         ({"attack": "inverted:1"}, "leave --attack out"),
-        ({"engine": "batched"}, "--engine and --cohort-batch are for a simulation"),
+        ({"engine": "batched"}, "--engine is for a simulation"),
         (
             {"checkpoint_every": 3},
             "--checkpoint-every would leave a resumed server behind its clients",

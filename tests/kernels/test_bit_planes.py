@@ -1,19 +1,15 @@
 """Small integers as bit planes."""
 
-import sys
-
 import numpy as np
 import pytest
 from cases import for_each
 
 from fedcomp.errors import FrameError
-from fedcomp.kernels import backend, bit_planes
+from fedcomp.kernels import bit_planes
 
 
-@pytest.mark.parametrize("large", [1, sys.maxsize])
 @pytest.mark.parametrize("size", [2, 3, 4, 10, 16, 129, 256])
-def test_what_is_packed_is_read_at_any_edge(size, large, monkeypatch):
-    monkeypatch.setattr(backend, "LARGE", large)
+def test_what_is_packed_is_read_at_any_edge(size):
     width = (size - 1).bit_length()
     codes = np.random.default_rng(size).integers(0, size, 4000).astype(np.uint8)
     codes[:2] = 0, size - 1

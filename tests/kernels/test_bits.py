@@ -9,14 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedcomp.errors import FrameError
-from fedcomp.kernels import backend, bits, pack_signs, pack_signs_runs, philox, unpack_signs
+from fedcomp.kernels import bits, pack_signs, pack_signs_runs, philox, unpack_signs
 
 SIZES = (0, 1, 7, 8, 31, 32, 127, 128, 129, 401)
-
-
-@pytest.fixture(params=["numpy", "compiled"])
-def path(request, monkeypatch):
-    monkeypatch.setattr(backend, "LARGE", 0 if request.param == "compiled" else 10**9)
 
 
 def normal(*shape: int) -> torch.Tensor:
@@ -69,7 +64,6 @@ def plain_signs(x: torch.Tensor, seed: int | None) -> bytes:
     return np.packbits((v > 0) | ((v == 0) & coins)).tobytes()
 
 
-@pytest.mark.usefixtures("path")
 @for_each("seed", [None, 0, 2**64 - 1])
 def test_a_positive_number_is_1_a_negative_one_0_and_a_zero_a_coin(seed):
     for numel in SIZES:
@@ -77,7 +71,6 @@ def test_a_positive_number_is_1_a_negative_one_0_and_a_zero_a_coin(seed):
             assert bits.signs(x, seed) == plain_signs(x, seed), (numel, name)
 
 
-@pytest.mark.usefixtures("path")
 @for_each("dtype", [torch.float16, torch.bfloat16])
 def test_signs_of_half_precision(dtype):
     for x in (torch.round(normal(300_001)).to(dtype), normal(401).to(dtype)):
@@ -96,9 +89,8 @@ def test_signs_of_a_large_vector_by_any_number_of_threads(threads):
         torch.set_num_threads(before)
 
 
-@pytest.mark.usefixtures("path")
 @for_each("shape", [(0, 9), (2, 0), (1, 1), (5, 401)])
-def test_signs_of_rows_each_with_its_seed(shape):
+def test_signs_of_a_row_do_not_depend_on_the_other_rows(shape):
     x, seeds = torch.round(normal(*shape)), list(range(shape[0]))
     assert bits.signs_rows(x, seeds) == [bits.signs(row, seed) for row, seed in zip(x, seeds)]
     assert bits.signs_rows(x) == [bits.signs(row) for row in x]
@@ -108,37 +100,34 @@ def test_other_devices_pack_and_read_the_same():
     for numel in SIZES:
         flags, high, low = torch.round(normal(2, numel)) > 0, normal(1).numpy(), -normal(1).numpy()
         assert np.array_equal(bits._pack_torch(flags).numpy(), np.packbits(flags.numpy(), axis=1))
-        words = bits.read_words(pack_signs(flags[0]), numel)
-        raw = torch.from_numpy(words.astype("<u4").view(np.uint8))
-        assert same_bits(
-            bits._values_torch(raw, numel, high, low), bits.values(words, 0, numel, high, low)
-        )
+        raw = np.array(bits.read_bits(pack_signs(flags[0]), numel))
+        there = bits._values_torch(torch.from_numpy(raw), numel, high, low)
+        assert same_bits(there, bits.values(raw, 0, numel, high, low))
     high, low = normal(2, 7).numpy()
-    words = bits.read_words(bits.signs(normal(70)), 70)
-    raw = torch.from_numpy(words.astype("<u4").view(np.uint8))
-    assert same_bits(bits._values_torch(raw, 70, high, low), bits.values(words, 0, 70, high, low))
+    raw = np.array(bits.read_bits(bits.signs(normal(70)), 70))
+    there = bits._values_torch(torch.from_numpy(raw), 70, high, low)
+    assert same_bits(there, bits.values(raw, 0, 70, high, low))
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="compares a CPU with a CUDA device")
 def test_a_cuda_device_gives_the_same_bits():
     x = torch.round(normal(3, 200_001))
     assert bits.signs_rows(x.cuda(), [1, 2, 3]) == bits.signs_rows(x, [1, 2, 3])
-    words, high, low = bits.read_words(bits.signs(x[0]), 200_001), *normal(2, 3).numpy()
+    raw, high, low = bits.read_bits(bits.signs(x[0]), 200_001), *normal(2, 3).numpy()
     into, there = x[1].clone(), x[1].cuda()
-    bits.add_values(into, words, high, low)
-    bits.add_values(there, words, high, low)
+    bits.add_values(into, raw, high, low)
+    bits.add_values(there, raw, high, low)
     assert same_bits(there.cpu(), into)
 
 
 # What bits stand for.
 
 
-@pytest.mark.usefixtures("path")
 @for_each("columns", [1, 2, 31, 32, 33, 200, 5000])
 def test_a_bit_is_the_high_or_the_low_value_of_its_column(columns):
     numel = columns * (10_000 // columns)
     x, (high, low) = normal(numel), normal(2, columns).numpy()
-    words = bits.read_words(bits.signs(x), numel)
+    raw = bits.read_bits(bits.signs(x), numel)
     plain = np.where(x.numpy() >= 0, np.resize(high, numel), np.resize(low, numel))
     for start, stop in [
         (0, numel),
@@ -149,39 +138,27 @@ def test_a_bit_is_the_high_or_the_low_value_of_its_column(columns):
         (4999, 5002),
         (numel - 1, numel),
     ]:
-        assert same_bits(bits.values(words, start, stop, high, low), plain[start:stop])
-        assert np.array_equal(bits.flags(words, start, stop), x.numpy()[start:stop] >= 0)
+        assert same_bits(bits.values(raw, start, stop, high, low), plain[start:stop])
+        assert np.array_equal(bits.flags(raw, start, stop), x.numpy()[start:stop] >= 0)
     into = torch.from_numpy(normal(2, numel)[1].numpy())
     added = into.numpy() + plain
-    bits.add_values(into, words, high, low)
+    bits.add_values(into, raw, high, low)
     assert same_bits(into, added)
 
 
 def test_many_bits_are_added_in_place_by_threads_also_to_every_other_element():
     numel, before = 2**21 + 77, torch.get_num_threads()
     x, into, (high, low) = normal(numel), torch.zeros(2 * numel), normal(2, 3).numpy()
-    words, at = bits.read_words(bits.signs(x), numel), np.arange(numel) % 3
+    raw, at = bits.read_bits(bits.signs(x), numel), np.arange(numel) % 3
     torch.set_num_threads(2)
     try:
-        bits.add_values(into[::2], words, high, low)
+        bits.add_values(into[::2], raw, high, low)
     finally:
         torch.set_num_threads(before)
     assert (
         same_bits(into[::2].contiguous(), np.where(x.numpy() >= 0, high[at], low[at]))
         and not into[1::2].any()
     )
-
-
-@given(st.binary(max_size=6), st.integers(-9, 60))
-def test_words_are_the_bits_or_an_error(data, count):
-    try:
-        signs = unpack_signs(data, count)
-    except FrameError:
-        with pytest.raises(FrameError):
-            bits.read_words(data, count)
-        return
-    words = bits.read_words(memoryview(data), count)
-    assert words.dtype == np.uint32 and np.array_equal(bits.flags(words, 0, count), signs)
 
 
 @for_each("counts", [[5, 5, 5], [8], [3, 0, 17], [0, 0], []])

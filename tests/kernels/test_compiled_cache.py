@@ -14,7 +14,7 @@ ADD = """
 import numpy as np
 from fedcomp.kernels import sketch_loops
 cells = np.zeros(64, np.float32)
-sketch_loops.add(np.ones(100, np.float32), None, 0, 1, 2, 3, cells)
+sketch_loops.add(np.ones(100, np.float32), 0, 1, 2, 3, cells)
 print(sum(sketch_loops.add.stats.cache_hits.values()), cells.tobytes().hex())
 """
 

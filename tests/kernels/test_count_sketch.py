@@ -1,12 +1,12 @@
-"""Count Sketch: buckets and signs, sums, medians, and the same bits from numpy and from compiled loops."""
+"""Count Sketch: buckets and signs, sums and medians."""
 
 import numpy as np
 import pytest
 import torch
 from cases import for_each
-from every_codec import same_bits, vectors
+from every_codec import same_bits
 
-from fedcomp.kernels import backend, count_sketch, philox
+from fedcomp.kernels import count_sketch, philox
 from fedcomp.kernels.count_sketch import HALVED, STREAM, UNIT
 
 MASK = 2**32 - 1
@@ -40,15 +40,8 @@ def normal(numel: int, seed: int = 0) -> torch.Tensor:
     return torch.from_numpy(np.random.default_rng(seed).standard_normal(numel, np.float32))
 
 
-@pytest.fixture(params=["numpy", "numba"])
-def path(request, monkeypatch):
-    """Every size goes this way."""
-    monkeypatch.setattr(backend, "compile_vector", lambda numel: request.param == "numba")
-    monkeypatch.setattr(backend, "compile_positions", lambda count: request.param == "numba")
-
-
 @pytest.mark.parametrize(("rows", "columns"), [(1, 1), (3, 7), (5, 100), (15, 2)])
-def test_it_is_what_the_paper_says(path, rows, columns):
+def test_it_is_what_the_paper_says(rows, columns):
     for seed, numel in [(0, 1), (2**64 - 1, 3), (17 | 23 << 32, 403)]:
         x = whole(numel)
         cells = count_sketch.sketch(x, rows, columns, seed)
@@ -68,7 +61,7 @@ def test_it_is_what_the_paper_says(path, rows, columns):
         )
 
 
-def test_places_are_those_of_the_sums(path):
+def test_places_are_those_of_the_sums():
     at = np.array([2**40 + 3, 0, 5, 5, 2**34 + 1, 402])
     for r, (buckets, negative) in enumerate(count_sketch.places(at, 5, 1000, 99)):
         assert buckets.dtype == np.int64 and negative.dtype == np.bool_
@@ -114,44 +107,13 @@ def test_no_two_coordinates_rows_or_seeds_have_to_do_with_each_other():
         )
 
 
-def test_a_sketch_is_linear(path):
+def test_a_sketch_is_linear():
     x, y = whole(5001), whole(5001, 1)
     a, b = (count_sketch.sketch(v, 5, 100, 3) for v in (x, y))
     assert np.array_equal(count_sketch.sketch(2 * x - 3 * y, 5, 100, 3), 2 * a - 3 * b)
     x, y = normal(5001), normal(5001, 1)
     a, b = (count_sketch.sketch(v, 5, 100, 3) for v in (x, y))
     assert np.abs(count_sketch.sketch(x + y, 5, 100, 3) - (a + b)).max() < 1e-4
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("numel", [0, 1, 5, UNIT, UNIT + 1, 70_001])
-@pytest.mark.parametrize("kind", ["normal", "all scales", "denormal"])
-def test_numpy_and_compiled_loops_have_the_same_bits(numel, kind, monkeypatch):
-    x, found = vectors(numel)[kind], []
-    for compiled in (False, True):
-        monkeypatch.setattr(backend, "compile_vector", lambda _, compiled=compiled: compiled)
-        monkeypatch.setattr(backend, "compile_positions", lambda _, compiled=compiled: compiled)
-        cells, at = count_sketch.sketch(x, 3, 1 + numel // 20, numel), np.arange(0, numel, 3)
-        assert np.isfinite(cells).all()
-        found.append(
-            (
-                cells.ravel(),
-                count_sketch.estimates(cells, numel, 0, numel),
-                count_sketch.estimates_at(cells, at, numel),
-                count_sketch.sketch_at(at, x.numpy()[at], 3, 1 + numel // 20, numel).ravel(),
-            )
-        )
-    assert all(map(same_bits, *found))
-
-
-@pytest.mark.parametrize("numel", [HALVED - 1, HALVED, HALVED + 1])
-def test_so_have_they_where_a_vector_is_halved(numel, monkeypatch):
-    x = normal(numel)
-    compiled = count_sketch.sketch(x, 1, 5000, 2)
-    estimates = count_sketch.estimates(compiled, 2, 0, numel)
-    monkeypatch.setattr(backend, "compile_vector", lambda _: False)
-    assert same_bits(count_sketch.sketch(x, 1, 5000, 2), compiled)
-    assert same_bits(count_sketch.estimates(compiled, 2, 0, numel), estimates)
 
 
 def test_bits_do_not_depend_on_the_number_of_threads(monkeypatch):
@@ -164,7 +126,7 @@ def test_bits_do_not_depend_on_the_number_of_threads(monkeypatch):
     assert all(map(same_bits, *found))
 
 
-def test_any_stretch_of_the_estimates_is_that_of_the_whole(path):
+def test_any_stretch_of_the_estimates_is_that_of_the_whole():
     n = 3 * UNIT + 100
     cells = count_sketch.sketch(normal(n), 5, 300, 8)
     whole = count_sketch.estimates(cells, 8, 0, n)
@@ -185,7 +147,7 @@ def test_any_stretch_of_the_estimates_is_that_of_the_whole(path):
     assert same_bits(count_sketch.estimates_at(cells, at, 8), whole[at])
 
 
-def test_a_sparse_vector_is_sketched_by_its_positions(path):
+def test_a_sparse_vector_is_sketched_by_its_positions():
     x = whole(5001) * (torch.arange(5001) % 7 == 0)
     at = x.numpy().nonzero()[0][::-1].copy()
     assert np.array_equal(
@@ -212,7 +174,7 @@ def test_other_precisions_and_strides(numel):
         assert torch.equal(x, before)
 
 
-def test_what_float32_cannot_hold_is_cut(path):
+def test_what_float32_cannot_hold_is_cut():
     x = torch.full((50,), 3.4e38)
     cells = count_sketch.sketch(x, 5, 1, 0)
     largest = np.finfo(np.float32).max
@@ -223,7 +185,7 @@ def test_what_float32_cannot_hold_is_cut(path):
     assert same_bits(count_sketch.sketch_at(np.arange(50), x.numpy(), 5, 1, 0), cells)
 
 
-def test_heavy_hitters_stand_out(path):
+def test_heavy_hitters_stand_out():
     x = normal(20_000)
     heavy = np.random.default_rng(1).permutation(20_000)[:20]
     x[heavy] = 60 * torch.from_numpy(
@@ -234,7 +196,7 @@ def test_heavy_hitters_stand_out(path):
     assert np.abs(found[heavy] - x.numpy()[heavy]).max() < 5 * np.sqrt(20_000 / 2000)
 
 
-def test_words_at_places_are_the_words(path):
+def test_words_at_places_are_the_words():
     drawn = philox.words(2**63 + 9, 4001, stream=5)
     at = np.random.default_rng(0).integers(0, 4001, 999)
     assert np.array_equal(philox.words_at(2**63 + 9, at, 5), drawn[at])

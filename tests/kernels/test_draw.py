@@ -4,7 +4,6 @@ import math
 
 import numpy as np
 import pytest
-from cases import for_each
 
 from fedcomp.kernels import draw
 
@@ -39,13 +38,6 @@ def test_they_are_the_first_different_ones_of_the_sequence():
         assert drawn(numel, count, 9).tolist() == sorted(list(sequence)[:count])
 
 
-@for_each("numel, count", [(1, 0), (7, 3), (1000, 60), (1000, 500), (200_000, 12_000)])
-def test_marking_and_sorting_find_the_same(numel, count):
-    assert np.array_equal(
-        np.flatnonzero(draw._marked(numel, count, 5, 7)), draw._sorted(numel, count, 5, 7)
-    )
-
-
 def test_what_is_left_out_is_what_fewer_would_be():
     assert sorted([*drawn(100, 30, 1).tolist(), *drawn(100, 70, 1).tolist()]) == list(range(100))
 
@@ -62,7 +54,7 @@ def test_every_choice_is_as_likely_as_any_other(numel, count):
 
 
 def test_coordinates_of_a_large_vector_are_spread_evenly():
-    found = drawn(2**31 + 11, 200_000, 2**64 - 1)
-    seen = np.bincount(found >> 25, minlength=65)[:64]
+    found = drawn(2**25 + 11, 200_000, 2**64 - 1)
+    seen = np.bincount(found >> 19, minlength=65)[:64]
     assert ((seen - 3125) ** 2 / 3125).sum() < 63 + 5 * 126**0.5
     assert abs(np.mean(found & 1) - 0.5) < 5 * 0.5 / 200_000**0.5

@@ -1,42 +1,30 @@
-"""Rotations: orthogonal, the same bits on every path, at every scale of float32, with hardly any padding."""
+"""Rotations: orthogonal, at every scale of float32, with hardly any padding."""
 
 import math
-import sys
-from collections.abc import Iterable
-from contextlib import contextmanager
 
 import numpy as np
-import pytest
 import torch
 from cases import for_each
-from every_codec import same_bits, vectors
+from every_codec import vectors
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedcomp.kernels import backend, hadamard, philox
+from fedcomp.kernels import hadamard, philox
 
 SIZES = (1, 7, 8, 33, 401, 1001, 16384, 40_000)
 
 
-@contextmanager
-def path(name: str):
-    """Every vector goes one way: torch or numba."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(backend, "LARGE", 1 if name == "numba" else sys.maxsize)
-        yield
+def turned(x: torch.Tensor, seed: int) -> hadamard.Turned:
+    """A vector of one chunk, turned."""
+    (whole,) = parts(x, seed)
+    return whole
 
 
-def chunks(x: torch.Tensor, seed: int) -> list[hadamard.Turned]:
-    """A vector turned by compiled loops."""
-    parts: list[hadamard.Turned] = []
-    with path("numba"):
-        hadamard.turn(x, seed, parts.append)
-    return sorted(parts, key=lambda part: part.span.start)
-
-
-def joined(answers: Iterable[np.ndarray]) -> np.ndarray:
-    """The answers of chunks, one behind the other."""
-    return np.concatenate(list(answers), -1)
+def parts(x: torch.Tensor, seed: int) -> list[hadamard.Turned]:
+    """The chunks of a vector, turned."""
+    found: list[hadamard.Turned] = []
+    hadamard.turn(x, seed, found.append)
+    return sorted(found, key=lambda part: part.span.start)
 
 
 def normal(*shape: int, seed: int = 0) -> torch.Tensor:
@@ -99,38 +87,22 @@ def test_how_a_vector_is_cut(numel, sizes):
 @for_each("numel", [1, 7, 33, 401, 1001])
 def test_it_is_the_matrix_of_the_definition(numel):
     x, seed = normal(numel), 5
-    stack = hadamard.Stack(x[None], [seed])
-    marks = hadamard.edges(numel)
+    found, marks = turned(x, seed), hadamard.edges(numel)
     signed = np.pad(x.numpy().astype(np.float64), (0, int(marks[-1]) - numel)) * sign_of(
         seed, int(marks[-1])
     )
     for i, (start, stop) in enumerate(zip(marks, marks[1:])):
-        exact = matrix(stop - start) @ signed[start:stop] * 2.0 ** -float(stack.exponents[0, i])
-        largest = abs(signed[start:stop]).max() * 2.0 ** -float(stack.exponents[0, i])
+        exact = matrix(stop - start) @ signed[start:stop] * 2.0 ** -float(found.exponents[i])
+        largest = abs(signed[start:stop]).max() * 2.0 ** -float(found.exponents[i])
         assert 0.5 <= largest < 1
-        assert np.allclose(
-            stack.u[0, start:stop].numpy(), exact, rtol=0, atol=1e-6 * np.linalg.norm(exact)
-        )
-
-
-@for_each("numel", SIZES)
-def test_both_paths_have_the_same_bits(numel):
-    for name, x in vectors(numel).items():
-        parts, stack = chunks(x, 2**63 + 9), hadamard.Stack(x[None], [2**63 + 9])
-        assert same_bits(joined(part.u for part in parts), stack.u[0]), name
-        assert np.array_equal(joined(part.exponents for part in parts), stack.exponents), name
-        turned = []
-        for way in ("numba", "torch"):
-            with path(way):
-                turned.append(back(stack.u[0].numpy(), stack.exponents[0], 2**63 + 9, numel))
-        assert same_bits(*turned), name
+        assert np.allclose(found.u[start:stop], exact, rtol=0, atol=1e-6 * np.linalg.norm(exact))
 
 
 @for_each("numel", SIZES[:-1])
 def test_turning_back_gives_the_vector_to_rounding(numel):
     for name, x in vectors(numel).items():
-        stack = hadamard.Stack(x[None], [3])
-        y = back(stack.u[0].numpy(), stack.exponents[0], 3, numel).astype(np.float64)
+        found = turned(x, 3)
+        y = back(found.u, found.exponents, 3, numel).astype(np.float64)
         v, marks = x.double().numpy(), hadamard.edges(numel)
         for start, stop in zip(
             marks, marks[1:]
@@ -140,34 +112,35 @@ def test_turning_back_gives_the_vector_to_rounding(numel):
         assert np.isfinite(y).all() and not np.signbit(y[y == 0]).any()
 
 
-def test_rows_are_turned_as_vectors_are():
-    x, seeds = normal(5, 1001), [0, 7, 2**40, 2**64 - 1, 7]
-    x[1], x[2] = 0, 3.4e38
-    together = hadamard.Stack(x, seeds)
-    for row, seed, u, exponents in zip(x, seeds, together.u, together.exponents, strict=True):
-        alone = hadamard.Stack(row[None], [seed])
-        assert same_bits(u, alone.u[0]) and np.array_equal(exponents, alone.exponents[0])
+def test_chunks_and_strided_vectors_are_turned_as_whole_ones_are():
+    numel = 3 * hadamard.CHUNK + 1001
+    x, marks = normal(numel), hadamard.edges(numel)
+    for part in parts(x, 7):
+        first = part.blocks.start
+        for i in (0, part.sizes.size - 1):
+            start, stop = (part.edges[i : i + 2] + part.span.start).tolist()
+            assert (start, stop) == tuple(marks[first + i : first + i + 2])
+            signed = np.pad(x.numpy()[start:stop].astype(np.float64), (0, max(stop - numel, 0)))
+            signed *= sign_of(7, stop)[start:] * 2.0 ** -float(part.exponents[i])
+            u = part.u[start - part.span.start : stop - part.span.start]
+            assert math.isclose(u[0], signed.sum(), rel_tol=1e-4, abs_tol=1e-3)
+            assert math.isclose(u @ u, (stop - start) * signed @ signed, rel_tol=1e-4)
     grid = normal(1001, 3)
-    assert same_bits(
-        hadamard.Stack(grid.T, [1, 1, 1]).u[1], hadamard.Stack(grid[:, 1][None].clone(), [1]).u[0]
-    )
+    assert np.array_equal(turned(grid.T[1], 1).u, turned(grid[:, 1].clone(), 1).u)
 
 
 def test_a_spike_is_spread_over_its_block_and_no_further():
     x = torch.zeros(1001)
     x[300] = -3.0
-    u = hadamard.Stack(torch.nn.functional.pad(x, (0, 1000))[None], [1]).u[0]
+    u = turned(torch.nn.functional.pad(x, (0, 1000)), 1).u
     assert np.diff(hadamard.edges(2001))[:2].tolist() == [1024, 512]
-    assert (u[:1024].abs() == 0.75).all() and not u[1024:].any() and 400 < int((u > 0).sum()) < 624
+    assert (abs(u[:1024]) == 0.75).all() and not u[1024:].any() and 400 < int((u > 0).sum()) < 624
 
 
 def test_signs_depend_on_the_seed_and_the_coordinate_alone():
     whole = hadamard._sign_bytes(5, 0, 4096)
     for start, stop in [(0, 8), (8, 40), (1000, 1000), (24, 4096), (4088, 4096)]:
-        for compiled in (False, True):
-            assert np.array_equal(
-                hadamard._sign_bytes(5, start, stop, compiled), whole[start // 8 : stop // 8]
-            )
+        assert np.array_equal(hadamard._sign_bytes(5, start, stop), whole[start // 8 : stop // 8])
     assert np.array_equal(np.unpackbits(whole, bitorder="little"), sign_of(5, 4096) < 0)
     other = np.unpackbits(hadamard._sign_bytes(6, 0, 4096) ^ whole)
     assert abs(other.mean() - 0.5) < 0.04 and abs(np.unpackbits(whole).mean() - 0.5) < 0.04
@@ -176,90 +149,40 @@ def test_signs_depend_on_the_seed_and_the_coordinate_alone():
 # What quantizers ask.
 
 
-@for_each("numel", [1, 401, 150_000])
-def test_answers_of_both_paths_are_the_same_bit_by_bit(numel):
-    for name in vectors(numel) if numel < 10_000 else ("all scales",):
-        x, table = (
-            vectors(numel)[name],
-            np.array([-0.2, 0.2, -0.7, 0.7, -1.3, 1.3, -2.1, 2.1], np.float32),
-        )
-        parts, stack = chunks(x, 11), hadamard.Stack(x[None], [11])
-        low, high = stack.extremes()
-        assert np.array_equal([low, high], joined(np.array(part.extremes()) for part in parts)), (
-            name
-        )
-        squares = stack.squares()
-        assert np.array_equal(squares, joined(part.squares() for part in parts)), name
-        norm = np.sqrt(squares / stack.sizes)
-        thresholds = (norm[..., None] * [0.5, 1.0, 1.7]).astype(np.float32)
-        codes = stack.bins(thresholds).numpy()
-        assert np.array_equal(
-            codes, joined(part.bins(thresholds[:, part.blocks]) for part in parts)
-        ), name
-        products = joined(np.array(part.products(table, codes[:, part.span])) for part in parts)
-        assert np.array_equal(stack.products(table, torch.from_numpy(codes)), products), name
-        for lows, step, top, kind in [
-            (low, (high - low) / 15, 15, np.uint8),
-            (0 * low, norm / 3, 32767, np.int16),
-        ]:
-            rounded = joined(
-                part.rounded(lows[:, part.blocks], step[:, part.blocks], top, kind)
-                for part in parts
-            )
-            assert rounded.dtype == kind and np.array_equal(
-                stack.rounded(lows, step, top, kind).numpy(), rounded
-            ), name
-
-
 def test_answers_are_what_they_say():
-    x = normal(3000)
-    stack = hadamard.Stack(x[None], [2])
-    marks, u = hadamard.edges(3000), stack.u[0].double().numpy()
-    thresholds = np.full((1, stack.sizes.size, 2), [0.5, 3.0], np.float32)
-    codes, table = stack.bins(thresholds), np.array([-1, 1, -2, 2, -3, 3], np.float32)
-    assert np.array_equal(codes[0].numpy(), (u > 0) + 2 * ((abs(u) > 0.5) + 0 + (abs(u) > 3)))
-    along, squared = stack.products(table, codes)
-    q = table[codes[0].numpy()].astype(np.float64)
+    found = turned(normal(3000), 2)
+    marks, u = hadamard.edges(3000), found.u.astype(np.float64)
+    thresholds = np.full((found.sizes.size, 2), [0.5, 3.0], np.float32)
+    codes, table = found.bins(thresholds), np.array([-1, 1, -2, 2, -3, 3], np.float32)
+    assert np.array_equal(codes, (u > 0) + 2 * ((abs(u) > 0.5) + 0 + (abs(u) > 3)))
+    along, squared = found.products(table, codes)
+    q = table[codes].astype(np.float64)
     for i, (start, stop) in enumerate(zip(marks, marks[1:])):
         piece = slice(start, stop)
-        assert math.isclose(stack.squares()[0, i], math.fsum(u[piece] ** 2), rel_tol=1e-7)
-        assert math.isclose(along[0, i], math.fsum(u[piece] * q[piece]), rel_tol=1e-7)
-        assert math.isclose(squared[0, i], math.fsum(q[piece] ** 2), rel_tol=1e-12)
-        assert (stack.extremes()[0][0, i], stack.extremes()[1][0, i]) == (
-            u[piece].min(),
-            u[piece].max(),
-        )
+        assert math.isclose(found.squares()[i], math.fsum(u[piece] ** 2), rel_tol=1e-7)
+        assert math.isclose(along[i], math.fsum(u[piece] * q[piece]), rel_tol=1e-7)
+        assert math.isclose(squared[i], math.fsum(q[piece] ** 2), rel_tol=1e-12)
+        assert (found.extremes()[0][i], found.extremes()[1][i]) == (u[piece].min(), u[piece].max())
 
 
 def test_the_sums_of_the_largest_blocks_fit():
     """The most that a block can hold, in one coordinate of u."""
     d = hadamard.BLOCK
-    x = (1 - 2.0**-24) * torch.from_numpy(sign_of(4, d).astype(np.float32))
-    stack = hadamard.Stack(x[None], [4])
-    assert stack.u[0, 0] > 0.9999 * d and not stack.u[0, 1:].any()
-    along, squared = stack.products(
-        np.array([-3.9, 3.9], np.float32), (stack.u > 0).to(torch.uint8)
-    )
-    assert np.allclose(
-        [stack.squares(), along, squared],
-        np.array([d * d, 3.9 * d, 3.9**2 * d])[:, None, None],
-        rtol=1e-5,
-    )
-    stack.u = torch.full((1, d), d**0.5)  # now evenly in all: ⟨u, q⟩ is largest
-    along, _ = stack.products(
-        np.array([-3.9, 3.9], np.float32), torch.ones(1, d, dtype=torch.uint8)
-    )
-    assert math.isclose(along[0, 0], 3.9 * d**1.5, rel_tol=1e-5)
+    found = turned((1 - 2.0**-24) * torch.from_numpy(sign_of(4, d).astype(np.float32)), 4)
+    assert found.u[0] > 0.9999 * d and not found.u[1:].any()
+    table = np.array([-3.9, 3.9], np.float32)
+    along, squared = found.products(table, (found.u > 0).astype(np.uint8))
+    expected = np.array([d * d, 3.9 * d, 3.9**2 * d])[:, None]
+    assert np.allclose([found.squares(), along, squared], expected, rtol=1e-5)
+    found.u[:] = d**0.5  # now evenly in all: ⟨u, q⟩ is largest
+    along, _ = found.products(table, np.ones(d, np.uint8))
+    assert math.isclose(along[0], 3.9 * d**1.5, rel_tol=1e-5)
 
 
 def test_rounding_is_right_in_the_mean():
-    x = normal(1, 64).expand(4000, 64)
-    stack = hadamard.Stack(x, [5] * 4000)
-    stack.seeds = list(range(4000))  # the same u for words of other seeds
-    step = np.full((4000, 1), 0.7)
-    off = (
-        0.7 * stack.rounded(np.full((4000, 1), -8.0), step, 32767, np.int16).double()
-        - 8.0
-        - stack.u.double()
-    )
-    assert off.abs().max() < 0.7 and float(off.mean(0).abs().max()) < 5 * 0.35 / 4000**0.5
+    found, off = turned(normal(64), 5), []
+    step, low = np.array([0.7]), np.array([-8.0])
+    for seed in range(4000):
+        found.seed = seed  # the same u for words of other seeds
+        off.append(0.7 * found.rounded(low, step, 32767, np.int16) - 8.0 - found.u)
+    assert abs(np.array(off)).max() < 0.7 and abs(np.mean(off, 0)).max() < 5 * 0.35 / 4000**0.5

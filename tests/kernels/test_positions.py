@@ -1,7 +1,5 @@
 import math
-import sys
 import tracemalloc
-from contextlib import contextmanager
 
 import numpy as np
 import pytest
@@ -10,18 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedcomp.errors import FrameError
-from fedcomp.kernels import backend, positions, rice
+from fedcomp.kernels import positions, rice
 
-PATHS = ("numpy", "numba")
 NUMELS = (1, 2, 7, 40, 401, 3000, 20_000)
-ways = pytest.mark.parametrize("way", PATHS)
-
-
-@contextmanager
-def path(way):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(backend, "MANY", 0 if way == "numba" else sys.maxsize)
-        yield
 
 
 def draw(numel, count, kind, seed=0):
@@ -65,55 +54,35 @@ def shortest_single(row, numel):
     return (rice.bits(row, rice.best_parameter(row, numel)) + 7) // 8
 
 
-@ways
 @settings(max_examples=50, deadline=None)
 @given(vectors())
-def test_what_is_packed_is_unpacked_and_never_longer_than_with_one_parameter(way, case):
+def test_what_is_packed_is_unpacked_and_never_longer_than_with_one_parameter(case):
     numel, rows = case
     counts = np.array([row.size for row in rows])
-    with path(way):
-        forms, codes = positions.pack_rows(np.concatenate(rows), counts, numel)
-        read = positions.unpack_rows(
-            [memoryview(code) for code in codes], counts, np.array(forms), numel
-        )
-        for row, form, code, again in zip(rows, forms, codes, read, strict=True):
-            assert again.dtype == np.int64 and again.tolist() == row.tolist()
-            assert positions.pack(row, numel) == (form, code)
-            assert positions.unpack(code, row.size, form, numel).tolist() == row.tolist()
-            assert 0 <= form < 64 and len(code) <= shortest_single(row, numel)
-
-
-@settings(max_examples=50, deadline=None)
-@given(vectors())
-def test_both_paths_give_the_same(case):
-    numel, rows = case
-    made = []
-    for way in PATHS:
-        with path(way):
-            made.append(
-                positions.pack_rows(
-                    np.concatenate(rows), np.array([row.size for row in rows]), numel
-                )
-            )
-    assert made[0] == made[1]
+    forms, codes = positions.pack_rows(np.concatenate(rows), counts, numel)
+    read = positions.unpack_rows(
+        [memoryview(code) for code in codes], counts, np.array(forms), numel
+    )
+    for row, form, code, again in zip(rows, forms, codes, read, strict=True):
+        assert again.dtype == np.int64 and again.tolist() == row.tolist()
+        assert positions.pack(row, numel) == (form, code)
+        assert positions.unpack(code, row.size, form, numel).tolist() == row.tolist()
+        assert 0 <= form < 64 and len(code) <= shortest_single(row, numel)
 
 
 @for_each("numel, count", [(25_000_000, 30_000), (1_000_000, 4095), (1_000_000, 4096)])
-def test_both_paths_give_the_same_on_many_positions(numel, count):
+def test_many_positions_come_back(numel, count):
     edges = np.array([0, 0.5, 0.51, 0.9, 1]) * numel
     where = np.random.default_rng(0).integers(
         edges[:-1, None].astype(int), edges[1:, None].astype(int), (4, count // 4)
     )
-    row, made = np.unique(where), []
-    for way in PATHS:
-        with path(way):
-            made.append(positions.pack(row, numel))
-            assert np.array_equal(positions.unpack(made[-1][1], row.size, made[-1][0], numel), row)
-    assert made[0] == made[1] and made[0][0] == positions.BLOCKS
+    row = np.unique(where)
+    form, code = positions.pack(row, numel)
+    assert form == positions.BLOCKS
+    assert np.array_equal(positions.unpack(code, row.size, form, numel), row)
 
 
-@ways
-def test_the_format_to_the_bit(way):
+def test_the_format_to_the_bit():
     """Gaps of 1 in the first 32 positions and of 65 in the next: s = 3 makes two blocks; b* = 5, so offsets of w = 3 begin at 0."""
     row = np.append(np.arange(32), 31 + 65 * np.arange(1, 33))
     assert rice.parameter(64, 2200) == 5
@@ -121,27 +90,24 @@ def test_the_format_to_the_bit(way):
     unary, low = "1" * 32 + "001" * 32, "00000" * 32  # 0 >> 0; 64 >> 5
     bits = head + offsets + unary + low
     expected = int(bits.ljust(-(-len(bits) // 8) * 8, "0"), 2).to_bytes(-(-len(bits) // 8), "big")
-    with path(way):
-        assert positions.pack(row, 2200) == (positions.BLOCKS, expected)
+    assert positions.pack(row, 2200) == (positions.BLOCKS, expected)
 
 
-@ways
-def test_each_form(way):
-    with path(way):
-        assert positions.pack(np.array([3, 4, 10, 100]), 200) == (
-            4,
-            rice.pack(np.array([3, 4, 10, 100]), 4),
-        )
-        assert positions.pack(np.arange(9), 9) == (positions.MISSING, b"")
-        assert positions.pack(np.delete(np.arange(90), [10, 80]), 90) == (
-            positions.MISSING + 4,
-            rice.pack(np.array([10, 80]), 4),
-        )
-        assert positions.pack(np.arange(40), 90) == (0, b"\xff" * 5)  # a bitmap, cut off
-        layers = draw(9000, 700, "layers")
-        assert positions.pack(layers, 9000)[0] == positions.BLOCKS
-        form, code = positions.pack(np.delete(np.arange(9000), layers), 9000)
-        assert form == positions.LAST and code == positions.pack(layers, 9000)[1]
+def test_each_form():
+    assert positions.pack(np.array([3, 4, 10, 100]), 200) == (
+        4,
+        rice.pack(np.array([3, 4, 10, 100]), 4),
+    )
+    assert positions.pack(np.arange(9), 9) == (positions.MISSING, b"")
+    assert positions.pack(np.delete(np.arange(90), [10, 80]), 90) == (
+        positions.MISSING + 4,
+        rice.pack(np.array([10, 80]), 4),
+    )
+    assert positions.pack(np.arange(40), 90) == (0, b"\xff" * 5)  # a bitmap, cut off
+    layers = draw(9000, 700, "layers")
+    assert positions.pack(layers, 9000)[0] == positions.BLOCKS
+    form, code = positions.pack(np.delete(np.arange(9000), layers), 9000)
+    assert form == positions.LAST and code == positions.pack(layers, 9000)[1]
 
 
 @for_each("count", [20, 79, 393, 3000])
@@ -188,95 +154,84 @@ def refused_or_positions(data, count, form, numel):
     assert row.tolist() == sorted(set(row.tolist()) & set(range(numel)))
 
 
-@ways
 @settings(max_examples=80)
 @given(st.binary(max_size=80), st.integers(0, 401), st.integers(0, 63), st.integers(1, 400))
-def test_any_bytes_are_refused_or_positions(way, data, count, form, numel):
-    with path(way):
-        refused_or_positions(data, count, form, numel)
+def test_any_bytes_are_refused_or_positions(data, count, form, numel):
+    refused_or_positions(data, count, form, numel)
 
 
-@ways
 @settings(max_examples=60, deadline=None)
 @given(vectors(), st.data())
-def test_damaged_codes_are_refused_or_positions(way, case, data):
+def test_damaged_codes_are_refused_or_positions(case, data):
     numel, rows = case
-    with path(way):
-        form, code = positions.pack(rows[0], numel)
-        count = rows[0].size
-        if code:
-            flipped, last = (
-                bytearray(code),
-                min(len(code), data.draw(st.sampled_from([4, 10**9]))) - 1,
-            )
-            flipped[data.draw(st.integers(0, last))] ^= 1 << data.draw(st.integers(0, 7))
-            refused_or_positions(bytes(flipped), count, form, numel)
-        refused_or_positions(code, data.draw(st.integers(0, numel)), form, numel)
-        refused_or_positions(code, count, data.draw(st.integers(0, 63)), numel)
-        refused_or_positions(code, count, form, data.draw(st.integers(count, 2 * numel)))
-        for wrong in (code[:-1], code + b"\0", code + b"\x80"):
-            if wrong != code:
-                with pytest.raises(FrameError):
-                    positions.unpack(wrong, count, form, numel)
+    form, code = positions.pack(rows[0], numel)
+    count = rows[0].size
+    if code:
+        flipped, last = (
+            bytearray(code),
+            min(len(code), data.draw(st.sampled_from([4, 10**9]))) - 1,
+        )
+        flipped[data.draw(st.integers(0, last))] ^= 1 << data.draw(st.integers(0, 7))
+        refused_or_positions(bytes(flipped), count, form, numel)
+    refused_or_positions(code, data.draw(st.integers(0, numel)), form, numel)
+    refused_or_positions(code, count, data.draw(st.integers(0, 63)), numel)
+    refused_or_positions(code, count, form, data.draw(st.integers(count, 2 * numel)))
+    for wrong in (code[:-1], code + b"\0", code + b"\x80"):
+        if wrong != code:
+            with pytest.raises(FrameError):
+                positions.unpack(wrong, count, form, numel)
 
 
-@ways
-def test_a_code_with_any_parameter_is_read(way):
+def test_a_code_with_any_parameter_is_read():
     layers, even = draw(9000, 700, "layers"), draw(9000, 100, "even")
-    with path(way):
-        for row in (layers, even):
-            for b in range(12):
-                assert np.array_equal(positions.unpack(rice.pack(row, b), row.size, b, 9000), row)
+    for row in (layers, even):
+        for b in range(12):
+            assert np.array_equal(positions.unpack(rice.pack(row, b), row.size, b, 9000), row)
 
 
-@ways
 @settings(deadline=None)
 @given(vectors(), st.data())
-def test_rows_are_read_together_as_each_by_itself(way, case, data):
+def test_rows_are_read_together_as_each_by_itself(case, data):
     numel, rows = case
     counts = np.array([row.size for row in rows])
-    with path(way):
-        forms, codes = positions.pack_rows(np.concatenate(rows), counts, numel)
-        damaged = data.draw(st.integers(0, len(rows) - 1))
-        code = bytearray(codes[damaged] + b"\0" * data.draw(st.integers(0, 1)))
-        if code:
-            code[data.draw(st.integers(0, len(code) - 1))] ^= data.draw(
-                st.sampled_from([0, 1, 16, 128])
-            )
-        codes[damaged] = bytes(code)
-        forms[damaged] = data.draw(st.sampled_from([forms[damaged], 0, 41, 63]))
-        for read, *one in zip(
-            positions.unpack_rows(codes, counts, np.array(forms), numel),
-            codes,
-            counts.tolist(),
-            forms,
-            strict=True,
-        ):
-            try:
-                assert np.array_equal(positions.unpack(*one, numel), read)
-            except FrameError:
-                assert isinstance(read, FrameError)
+    forms, codes = positions.pack_rows(np.concatenate(rows), counts, numel)
+    damaged = data.draw(st.integers(0, len(rows) - 1))
+    code = bytearray(codes[damaged] + b"\0" * data.draw(st.integers(0, 1)))
+    if code:
+        code[data.draw(st.integers(0, len(code) - 1))] ^= data.draw(
+            st.sampled_from([0, 1, 16, 128])
+        )
+    codes[damaged] = bytes(code)
+    forms[damaged] = data.draw(st.sampled_from([forms[damaged], 0, 41, 63]))
+    for read, *one in zip(
+        positions.unpack_rows(codes, counts, np.array(forms), numel),
+        codes,
+        counts.tolist(),
+        forms,
+        strict=True,
+    ):
+        try:
+            assert np.array_equal(positions.unpack(*one, numel), read)
+        except FrameError:
+            assert isinstance(read, FrameError)
 
 
-@ways
 @pytest.mark.parametrize("form", [0, 40, 41, 42, 62, 63])
 @pytest.mark.parametrize(
     "count, size", [(1000, 100), (600, 0), (1, 2**20), (400, 2**20), (999, 2**20)]
 )
-def test_hostile_claims_are_refused_before_anything_is_allocated(way, form, count, size):
+def test_hostile_claims_are_refused_before_anything_is_allocated(form, count, size):
     data, numel = b"\x0b" + bytes(size), 1000
-    with path(way):
-        tracemalloc.start()
-        with pytest.raises(FrameError):
-            positions.unpack(data, count, form, numel)
-        peak = tracemalloc.get_traced_memory()[1]
-        tracemalloc.stop()
+    tracemalloc.start()
+    with pytest.raises(FrameError):
+        positions.unpack(data, count, form, numel)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
     assert peak < 400_000
 
 
-@ways
-def test_positions_that_would_overflow_are_refused(way):
+def test_positions_that_would_overflow_are_refused():
     rest = (1 << 40) - 1
     bits = "1" * 20 + f"{rest:040b}" * 20
-    with path(way), pytest.raises(FrameError):
+    with pytest.raises(FrameError):
         positions.unpack(int(bits.ljust(824, "0"), 2).to_bytes(103, "big"), 20, 40, 1000)

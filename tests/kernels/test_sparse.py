@@ -1,5 +1,3 @@
-import sys
-
 import numpy as np
 import pytest
 import torch
@@ -9,18 +7,9 @@ from fedcomp.kernels import (
     add_all_at,
     add_at,
     all_finite,
-    backend,
     pack_signs,
     read_signs,
 )
-
-PATHS = ("numpy", "numba")
-
-
-@pytest.fixture(params=PATHS)
-def way(request, monkeypatch):
-    for bound in ("MANY", "LARGE"):
-        monkeypatch.setattr(backend, bound, 0 if request.param == "numba" else sys.maxsize)
 
 
 def sample(n, count, seed=0):
@@ -34,7 +23,7 @@ def sample(n, count, seed=0):
 
 
 @pytest.mark.parametrize("weight", [1.0, -1.0, 0.1, 1 / 3])
-def test_the_product_is_rounded_then_the_sum(way, weight):
+def test_the_product_is_rounded_then_the_sum(weight):
     into, positions, values = sample(5000, 700)
     expected = into.numpy().copy()
     for position, value in zip(positions, values):
@@ -43,7 +32,7 @@ def test_the_product_is_rounded_then_the_sum(way, weight):
     assert into.numpy().tobytes() == expected.tobytes()
 
 
-def test_signs_of_one_magnitude_add_what_their_values_do(way):
+def test_signs_of_one_magnitude_add_what_their_values_do():
     into, positions, values = sample(5000, 701)
     signs = read_signs(pack_signs(values > 0), 701, float(np.float32(0.1)))
     expected = into.clone()
@@ -55,7 +44,7 @@ def test_signs_of_one_magnitude_add_what_their_values_do(way):
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf, -np.nan])
-def test_one_number_that_is_not_finite_is_found(way, bad):
+def test_one_number_that_is_not_finite_is_found(bad):
     values = np.full(701, np.finfo(np.float32).max, np.float32)
     assert all_finite(values) and all_finite(values[:0]) and all_finite(-values)
     values[700] = bad
@@ -64,14 +53,14 @@ def test_one_number_that_is_not_finite_is_found(way, bad):
     )
 
 
-def test_a_slice_of_a_vector_is_added_to_in_place(way):
+def test_a_slice_of_a_vector_is_added_to_in_place():
     base, positions, values = sample(100, 10)
     before = base.clone()
     add_at(base[50:70], np.array([0, 19]), np.array([1, 2], np.float32), 2.0)
     assert (base - before).nonzero().flatten().tolist() == [50, 69]
 
 
-def test_nothing_is_added_where_there_is_nothing(way):
+def test_nothing_is_added_where_there_is_nothing():
     into = torch.ones(3)
     add_at(into, np.empty(0, np.int64), np.empty(0, np.float32), 5.0)
     add_at(torch.empty(0), np.empty(0, np.int64), np.empty(0, np.float32), 5.0)
@@ -79,7 +68,7 @@ def test_nothing_is_added_where_there_is_nothing(way):
 
 
 @pytest.mark.parametrize("positions", [[0, 3], [-1, 1], [2**40]])
-def test_positions_out_of_range_are_refused_and_nothing_is_added(way, positions):
+def test_positions_out_of_range_are_refused_and_nothing_is_added(positions):
     into = torch.ones(3)
     with pytest.raises(IndexError, match="vector of 3"):
         add_at(into, np.array(positions), np.ones(len(positions), np.float32), 1.0)
@@ -97,7 +86,7 @@ def test_cuda_adds_what_the_cpu_does():
 
 @pytest.mark.parametrize("counts", [(), (0, 0), (7, 7, 7), (0, 3, 70, 1), (5, 5, 0), (70, 500, 3)])
 @pytest.mark.parametrize("ternary", ["none", "some", "all"])
-def test_many_updates_of_one_vector_add_what_they_do_one_after_the_other(way, counts, ternary):
+def test_many_updates_of_one_vector_add_what_they_do_one_after_the_other(counts, ternary):
     """Equal in every bit, where several touch the same position as well."""
     into, updates, weights = torch.randn(600), [], [1 / (3 + i) for i in range(len(counts))]
     for i, count in enumerate(counts):

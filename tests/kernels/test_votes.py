@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 import torch
-from cases import for_each
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -42,18 +41,7 @@ def test_everything_that_is_counted_is_what_sums_say(numel):
         held, margin = [row.tobytes() for row in packed], abs(2 * ones - m)
         result = votes.majority(held, numel, 7)
         assert result.dtype == np.uint8 and np.array_equal(result, plain_majority(flags, 7)), m
-        for count in {-1, 0, 1, m // 2, m // 2 + 1, m - 1, m, m + 1, 2 * m}:
-            assert np.array_equal(votes.at_least(held, numel, count), np.packbits(ones >= count)), (
-                m,
-                count,
-            )
-        assert np.array_equal(votes.counts(held, numel), ones) and np.array_equal(
-            votes.margins(held, numel), margin
-        )
-        assert (
-            votes.margin_counts(held, numel).tolist()
-            == np.bincount(margin, minlength=m + 1).tolist()
-        )
+        assert np.array_equal(votes.counts(held, numel), ones)
         against = flags != np.unpackbits(result, count=numel)
         for wide in {1, 2, m // 2 + 1, m, m + 1}:
             lost, widely = votes.disagreement(held, result, numel, wide)
@@ -61,53 +49,13 @@ def test_everything_that_is_counted_is_what_sums_say(numel):
             assert widely.tolist() == (against & (margin >= wide)).sum(1).tolist(), (m, wide)
 
 
-@for_each("m", [1, 2, 5, 16, 100])
-def test_tensors_are_tallied_where_they_are_with_the_same_results(m):
-    for numel in SIZES:
-        packed = np.packbits(drawn(m, numel), axis=1)
-        there = torch.from_numpy(packed)
-        result = votes.majority(there, numel, 3)
-        assert result.dtype is torch.uint8 and np.array_equal(
-            result.numpy(), votes.majority(packed, numel, 3)
-        )
-        assert np.array_equal(
-            votes.at_least(there, numel, 2).numpy(), votes.at_least(packed, numel, 2)
-        )
-        assert np.array_equal(votes.margins(there, numel), votes.margins(packed, numel))
-        for here, of_tensors in zip(
-            votes.disagreement(packed, result.numpy(), numel, 2),
-            votes.disagreement(there, result, numel, 2),
-        ):
-            assert np.array_equal(here, of_tensors)
-
-
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="compares a CPU with a CUDA device")
-def test_a_cuda_device_gives_the_same_bits():
-    packed = np.packbits(drawn(16, 200_001), axis=1)
-    there = torch.from_numpy(packed).cuda()
-    result = votes.majority(there, 200_001, 3)
-    assert result.is_cuda and np.array_equal(
-        result.cpu().numpy(), votes.majority(packed, 200_001, 3)
-    )
-    assert np.array_equal(votes.margins(there, 200_001), votes.margins(packed, 200_001))
-    for here, of_cuda in zip(
-        votes.disagreement(packed, result.cpu().numpy(), 200_001, 4),
-        votes.disagreement(there, result, 200_001, 4),
-    ):
-        assert np.array_equal(here, of_cuda)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("m", [256, 2**16])
 def test_many_voters(m):
     flags = np.random.default_rng(m).integers(0, 2, (m, 70), np.uint8)
     flags[:, :4], flags[: m // 2, 1], flags[: m // 2 + 1, 2] = [1, 0, 0, 0], 1, 1
-    packed, ones = np.packbits(flags, axis=1), flags.sum(0, dtype=np.int64)
+    packed = np.packbits(flags, axis=1)
     assert np.array_equal(votes.majority(packed, 70, 1), plain_majority(flags, 1))
-    assert (
-        votes.margin_counts(packed, 70).tolist()
-        == np.bincount(abs(2 * ones - m), minlength=m + 1).tolist()
-    )
 
 
 @settings(max_examples=50)
@@ -127,13 +75,11 @@ def test_large_votes_by_any_number_of_threads(m, threads):
     torch.set_num_threads(threads)
     try:
         result = votes.majority(packed, numel, 5)
-        table = votes.margin_counts(packed, numel)
         lost, widely = votes.disagreement(packed, result, numel, m - 2)
     finally:
         torch.set_num_threads(before)
     margin, against = abs(2 * ones - m), np.unpackbits(packed[3] ^ result, count=numel).astype(bool)
     assert np.array_equal(result, plain_majority(flags, 5))
-    assert table.tolist() == np.bincount(margin, minlength=m + 1).tolist()
     assert (lost[3], widely[3]) == (against.sum(), (against & (margin >= m - 2)).sum())
 
 
@@ -142,10 +88,8 @@ def test_votes_are_read_wherever_and_however_they_lie():
     packed = np.packbits(flags, axis=1)
     expected = plain_majority(flags, 9)
     frames = [b"odd" + row.tobytes() for row in packed]
-    words = [bits.read_words(row.tobytes(), 1001) for row in packed]
     for held in (
         [memoryview(frame)[3:] for frame in frames],
-        words,
         list(packed),
         np.asfortranarray(packed),
     ):
@@ -156,7 +100,7 @@ def test_votes_are_read_wherever_and_however_they_lie():
 def test_votes_of_frames_and_a_result_that_is_one():
     x = torch.randn(5, 300, generator=torch.Generator().manual_seed(0))
     updates = codec("sign").open_batch([codec("sign").encode(row) for row in x], 300)
-    result = votes.majority([update.words for update in updates], 300, 0)
+    result = votes.majority([update.raw for update in updates], 300, 0)
     assert np.array_equal(
         Signs(result, 300, 0.5).values(), 0.5 * np.sign(np.sign(x.numpy()).sum(0))
     )
@@ -184,24 +128,15 @@ def test_what_is_no_vote_is_refused():
         ):
             with pytest.raises(FrameError):
                 call([good, bad])
-    for bad in (
-        torch.zeros(2, 3, dtype=torch.uint8),
-        torch.zeros(2, 2),
-        torch.full((2, 2), 255, dtype=torch.uint8),
-    ):
-        with pytest.raises(FrameError):
-            votes.majority(bad, 12, 0)
     with pytest.raises(ValueError, match="at least one vote"):
         votes.majority([], 12, 0)
 
 
 def test_no_coordinates_are_no_bytes():
-    assert votes.majority([b"", b""], 0, 1).size == 0 and votes.margin_counts(
-        [b""], 0
-    ).tolist() == [0, 0]
+    assert votes.majority([b"", b""], 0, 1).size == 0
 
 
-def test_packing_keeps_arrays_arrays_and_tensors_tensors():
+def test_arrays_and_tensors_are_packed_alike():
     x = np.array([[1, -1, 1], [-1, -1, -1]])
     assert votes.pack(x).tolist() == votes.pack(torch.from_numpy(x)).tolist() == [[0b10100000], [0]]
 

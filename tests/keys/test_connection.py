@@ -1,5 +1,6 @@
 """A server that cannot be used is one sentence that says why and what to do, within the time that is given."""
 
+import functools
 import re
 import socket
 import ssl
@@ -15,7 +16,7 @@ from tls_servers import SETTINGS, Authority, free_port, grpc_serving, serving
 from fedcomp.errors import ConfigError, KeysError, UnreachableError
 from fedcomp.keys import certificates, connection
 from fedcomp.keys import key_folder as keys
-from fedcomp.keys.connection import address, check_server, contact
+from fedcomp.keys.connection import address, contact
 from fedcomp.keys.enrolment import Enrolment, moment, utc_now
 
 TIMEOUT_S = 3.0
@@ -42,7 +43,7 @@ def refused(host, port, trust, timeout_s=TIMEOUT_S) -> UnreachableError:
     """Why a server is not reached; it is told in time, in one line."""
     begun = time.monotonic()
     with pytest.raises(UnreachableError) as raised:
-        check_server(host, port, trust, timeout_s)
+        contact(host, port, trust, timeout_s)
     assert time.monotonic() - begun < timeout_s + 1
     assert str(raised.value).isprintable() and "; " in str(raised.value)
     return raised.value
@@ -90,7 +91,7 @@ def test_a_grpc_server_with_and_without_tls(folder, mine):
 def test_an_ipv6_address(ca, mine, tmp_path):
     try:
         with serving(SETTINGS, ca.context(tmp_path, ["::1"]), socket.AF_INET6) as port:
-            check_server("::1", port, mine, TIMEOUT_S)
+            contact("::1", port, mine, TIMEOUT_S)
     except OSError as error:
         pytest.skip(f"no IPv6 here: {error}")
 
@@ -139,7 +140,9 @@ def test_another_host_name(ca, mine, tmp_path):
 def test_the_certificate_of_a_relay_is_renewed_as_that_of_a_relay(
     host, ends, remedy, ca, mine, tmp_path
 ):
-    context = ca.context(tmp_path, [host], -90, ends, certificates.of_relay)
+    context = ca.context(
+        tmp_path, [host], -90, ends, functools.partial(certificates.of_server, relay=True)
+    )
     with serving(SETTINGS, context) as port:
         assert str(refused("localhost", port, mine)).endswith(
             f"on the server: fedcomp keys {remedy}"
@@ -187,9 +190,7 @@ def test_a_ca_that_has_ended(tmp_path):
 
 def test_a_ca_that_is_no_certificate():
     with pytest.raises(KeysError, match="certificate of the CA cannot be read; copy it anew"):
-        check_server(
-            "localhost", 1, b"-----BEGIN CERTIFICATE-----\nno\n-----END CERTIFICATE-----\n"
-        )
+        contact("localhost", 1, b"-----BEGIN CERTIFICATE-----\nno\n-----END CERTIFICATE-----\n")
 
 
 # Other servers.
@@ -201,7 +202,7 @@ def test_a_port_without_tls(answer, mine):
         error = refused("localhost", port, mine)
         without = refused("localhost", port, None)
     if answer:
-        assert error.cause == "no tls" and " speaks no TLS 1.3 (" in str(error)
+        assert error.cause == "other tls" and " speaks no TLS 1.3 (" in str(error)
     else:  # as a server that ends, or has too many connections
         assert error.cause == "starting" in UnreachableError.passing
     assert (without.cause, str(without)) == (
@@ -261,8 +262,8 @@ def test_a_closed_port(mine):
     error = refused("127.0.0.1", port, mine)
     assert error.cause == "closed" in UnreachableError.passing
     assert str(error) == (
-        f"nothing listens on 127.0.0.1:{port}; start the server there with fedcomp server start --port {port}, or "
-        "correct --server"
+        f"nothing listens on 127.0.0.1:{port}; start the server or relay there (fedcomp server start or fedcomp relay, "
+        f"with --port {port}), or correct --server"
     )
 
 

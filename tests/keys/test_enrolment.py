@@ -10,7 +10,6 @@ from datetime import UTC, datetime, timedelta
 import pytest
 import tomli_w
 from cases import for_each
-from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519
 from tls_servers import Authority
@@ -20,7 +19,6 @@ from fedcomp.keys import certificates
 from fedcomp.keys.enrolment import (
     LARGEST_ID,
     Enrolment,
-    certificate_key_hash,
     default_enrolment,
     iso,
     key_hash,
@@ -93,24 +91,11 @@ def test_the_end_is_that_of_the_certificate(enrolment):
     assert enrolment.not_after == ENDS and f"good until {iso(ENDS)}" in enrolment.text()
 
 
-def test_credentials_are_what_grpc_takes(enrolment, key):
-    ca, certificate, private = enrolment.credentials()
-    assert x509.load_pem_x509_certificate(ca) == CA.certificate
-    assert x509.load_pem_x509_certificate(certificate).public_key() == key.public_key()
-    assert private.startswith(b"-----BEGIN PRIVATE KEY-----\n")
-    assert enrolment.pair[0].private_numbers() == key.private_numbers()
-
-
 def test_the_identity_is_the_hash_of_the_public_key_as_der(enrolment, key):
     der = key.public_key().public_bytes(
         serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo
     )
     assert enrolment.key_hash == key_hash(key.public_key()) == hashlib.sha256(der).digest()
-    assert certificate_key_hash(enrolment.certificate) == enrolment.key_hash
-    assert certificate_key_hash(enrolment.certificate.encode()) == enrolment.key_hash
-    assert certificate_key_hash(b"no") is None
-    assert certificate_key_hash(2 * enrolment.certificate) is None
-    assert certificate_key_hash(b"") is None
 
 
 def test_private_parts_are_not_shown(enrolment):

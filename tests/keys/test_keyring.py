@@ -6,7 +6,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from fedcomp.errors import KeysError, ProtocolError
 from fedcomp.keys.enrolment import openssh, pem
 from fedcomp.keys.keyring import POINT, KnownKeys, PinnedKeys, point_of, read_roster, verifier
-from fedcomp.keys.signature_log import Past
+from fedcomp.keys.signature_log import SignatureLog
 from fedcomp.state_folder import StateFolder
 
 KEYS = [ec.generate_private_key(ec.SECP384R1()) for _ in range(3)]
@@ -17,16 +17,19 @@ def test_a_point_is_the_key():
     assert {len(point) for point in POINTS} == {POINT} and point_of(verifier(POINTS[0])) == POINTS[
         0
     ]
-    with pytest.raises(ProtocolError, match="no point"):
+    with pytest.raises(ProtocolError, match="not a point"):
         verifier(b"\x02" + bytes(48)[:47] + b"\xff" * 2)
 
 
 def test_the_first_key_that_is_heard_counts_over_restarts_of_the_same_run(tmp_path):
     folder = StateFolder(tmp_path)
-    ring = PinnedKeys("run", 0, KEYS[0], past=Past(folder))
+    ring = PinnedKeys("run", 0, KEYS[0], log=SignatureLog(folder))
     assert ring.key(1, POINTS[1]) == ring.key(1) == POINTS[1]
-    assert PinnedKeys("another run", 0, KEYS[0], past=Past(folder)).key(1, POINTS[2]) == POINTS[2]
-    for again in (ring, PinnedKeys("run", 0, KEYS[0], past=Past(folder))):
+    assert (
+        PinnedKeys("another run", 0, KEYS[0], log=SignatureLog(folder)).key(1, POINTS[2])
+        == POINTS[2]
+    )
+    for again in (ring, PinnedKeys("run", 0, KEYS[0], log=SignatureLog(folder))):
         with pytest.raises(ProtocolError, match="another key of client 1 than that it had before"):
             again.key(1, POINTS[2])
     folder.close()
@@ -45,7 +48,7 @@ def test_its_own_key_nobody_can_change_and_it_signs_for_nobody_else():
 
 def test_a_key_that_is_no_point_is_not_pinned():
     ring = PinnedKeys("run", 0, KEYS[0])
-    with pytest.raises(ProtocolError, match="no point"):
+    with pytest.raises(ProtocolError, match="not a point"):
         ring.key(1, bytes(POINT))
     assert ring.key(1, POINTS[1]) == POINTS[1]
 
@@ -53,7 +56,7 @@ def test_a_key_that_is_no_point_is_not_pinned():
 def test_with_a_list_the_server_is_not_asked(tmp_path):
     path = tmp_path / "registry.toml"
     lines = (
-        f'[[client]]\nid = {i}\nstate = "enrolled"\npublic_key = "{openssh(KEYS[i].public_key())}"\n'
+        f'[[client]]\nid = {i}\nstate = "enrolled"\nnot_after = "2099-01-01T00:00:00Z"\npublic_key = "{openssh(KEYS[i].public_key())}"\n'
         for i in (0, 1)
     )
     path.write_text('server = "here:1"\n' + "".join(lines))

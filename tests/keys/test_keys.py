@@ -17,7 +17,7 @@ import grpc
 import pytest
 from cases import for_each
 from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID
 from dying import die_at_call
@@ -27,8 +27,9 @@ from tls_servers import grpc_serving
 from fedcomp.errors import KeysError, UnreachableError
 from fedcomp.keys import certificates
 from fedcomp.keys import key_folder as keys
-from fedcomp.keys.enrolment import iso, openssh, utc_now
-from fedcomp.keys.key_folder import Enrolment, check_server, pem, read_registry
+from fedcomp.keys.connection import contact
+from fedcomp.keys.enrolment import Enrolment, iso, key_hash, openssh, utc_now
+from fedcomp.keys.key_folder import read_registry
 from fedcomp.keys.registry import Registry, read_file
 
 WHOLE = {"ca.crt", "ca.key", "server.crt", "server.key", "registry.toml", "clients"}
@@ -45,9 +46,9 @@ def enrolment(folder: Path, id: int) -> Enrolment:
     return Enrolment.read(folder / "clients" / f"{id}.toml")
 
 
-def public_pem(folder: Path, id: int) -> bytes:
-    """A client's public key as PEM."""
-    return pem(enrolment(folder, id).pair[1])
+def hash_of(folder: Path, id: int) -> bytes:
+    """The hash of a client's public key."""
+    return enrolment(folder, id).key_hash
 
 
 def snapshot(folder: Path) -> dict[str, bytes]:
@@ -188,13 +189,13 @@ def test_a_grpc_server_and_client_with_these_files_believe_each_other(folder):
     mine = enrolment(folder, 1)
     with grpc_serving(folder) as port:
         credentials = grpc.ssl_channel_credentials(
-            *(mine.credentials()[i] for i in (0, 2, 1))  # gRPC takes the key before the certificate
+            mine.ca.encode(), mine.private_key.encode(), mine.certificate.encode()
         )
         with grpc.secure_channel(f"localhost:{port}", credentials) as channel:
             grpc.channel_ready_future(channel).result(timeout=10)
-        check_server("localhost", port, mine, 3)
+        contact("localhost", port, mine, 3)
         with pytest.raises(UnreachableError):
-            check_server("127.0.0.2", port, mine, 3)
+            contact("127.0.0.2", port, mine, 3)
         strict = ssl.create_default_context(cadata=mine.ca)
         strict.verify_flags |= ssl.VERIFY_X509_STRICT
         with strict.wrap_socket(
@@ -239,7 +240,7 @@ def test_hosts(given, expected):
 def test_what_is_no_host_makes_nothing(host, tmp_path):
     said = refused(lambda: keys.make(tmp_path / "keys", 1, [host])) if host.isprintable() else None
     if said:
-        assert said.startswith(f"--host '{host}' is no host; give a name such as server.example")
+        assert said.startswith(f"--host '{host}' is not a host; give a name such as server.example")
     else:
         pytest.raises(KeysError, keys.make, tmp_path / "keys", 1, [host])
     assert os.listdir(tmp_path) == []
@@ -292,7 +293,7 @@ def killed(act: str, after: int) -> bool:
 
 
 @pytest.mark.deploy
-def test_killed_anywhere_there_is_nothing_or_what_says_what_is_missing(tmp_path):
+def test_killed_anywhere_there_is_a_whole_folder_or_one_that_no_command_accepts(tmp_path):
     for after in range(100):
         place = tmp_path / str(after)
         place.mkdir()
@@ -303,17 +304,8 @@ def test_killed_anywhere_there_is_nothing_or_what_says_what_is_missing(tmp_path)
             continue
         for half in place.iterdir():
             assert stat.S_IMODE(half.stat().st_mode) == 0o700
-            complete = {path.name for path in half.iterdir()} >= WHOLE
-            if (half / "INCOMPLETE.txt").exists() and (half / "INCOMPLETE.txt").stat().st_size:
-                assert (
-                    "delete it and run fedcomp keys init again"
-                    in (half / "INCOMPLETE.txt").read_text()
-                )
-                assert refused(lambda half=half: read_registry(half)).startswith(
-                    f"--keys {half} is incomplete"
-                )
-            else:
-                assert complete or not any(path.suffix == ".key" for path in half.iterdir())
+            if {path.name for path in half.iterdir()} < WHOLE:
+                assert "is not a folder of keys" in refused(lambda half=half: read_registry(half))
         keys.make(place / "keys", 1)
     assert 8 < after < 60
 
@@ -401,103 +393,72 @@ def test_a_folder_that_is_none(tmp_path):
 # Who is let in.
 
 
-def test_an_enrolled_key_in_any_form_is_its_id(folder):
+def test_an_enrolled_key_is_its_id(folder):
     registry = read_registry(folder)
-    for id in range(3):
-        line = openssh(enrolment(folder, id).pair[1])
-        forms = (line, line.encode() + b" laptop", public_pem(folder, id))
-        assert [registry.id_of(key) for key in forms] == [id] * 3
-        assert registry.reason(line) == ""
-
-
-def test_the_bytes_are_those_that_flower_registers_and_compares(folder, tmp_path):
-    from flwr.cli.supernode.register import try_load_public_key
-
-    registry = read_registry(folder)
-    files = registry.write_public_keys(tmp_path)
-    assert sorted(files) == [0, 1, 2]
-    assert [registry.id_of(try_load_public_key(path)) for path in files.values()] == list(files)
-    assert [try_load_public_key(path) for path in files.values()] == [
-        public_pem(folder, id) for id in files
-    ]
+    assert [registry.id_of_hash(hash_of(folder, id)) for id in range(3)] == [0, 1, 2]
+    assert registry.reason_of_hash(hash_of(folder, 0)) == ""
 
 
 def test_a_stranger_is_refused(folder):
     registry = read_registry(folder)
-    stranger = pem(ec.generate_private_key(ec.SECP384R1()).public_key())
-    assert registry.id_of(stranger) is None
+    stranger = key_hash(ec.generate_private_key(ec.SECP384R1()).public_key())
+    assert registry.id_of_hash(stranger) is None
     assert (
-        registry.reason(stranger)
+        registry.reason_of_hash(stranger)
         == f"its key is not in {folder}/registry.toml; enrol it with: fedcomp keys add --keys {folder}"
     )
 
 
-@pytest.mark.parametrize(
-    "what",
-    [
-        b"",
-        b"no key",
-        "\x00",
-        ec.generate_private_key(ec.SECP256R1())
-        .public_key()
-        .public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH),
-    ],
-)
-def test_what_is_no_key_is_refused(what, folder):
-    registry = read_registry(folder)
-    assert registry.id_of(what) is None and "is not an EC P-384 public key" in registry.reason(what)
-
-
 def test_a_revoked_key_is_refused_by_a_registry_that_is_open(folder):
-    registry, key = read_registry(folder), public_pem(folder, 1)
-    assert registry.id_of(key) == 1
+    registry, key = read_registry(folder), hash_of(folder, 1)
+    assert registry.id_of_hash(key) == 1
     keys.revoke(folder, 1)
-    assert registry.id_of(key) is None
+    assert registry.id_of_hash(key) is None
     assert (
-        registry.reason(key)
+        registry.reason_of_hash(key)
         == f"client 1 is revoked; to let it in again: fedcomp keys renew 1 --keys {folder}"
     )
     assert sorted(registry.enrolled()) == [0, 2]
     keys.revoke(folder, 1)
-    assert registry.id_of(key) is None
+    assert registry.id_of_hash(key) is None
 
 
 def test_an_expired_key_is_refused(folder):
     later = utc_now() + timedelta(days=366)
     registry = Registry(folder / "registry.toml", now=lambda: later)
     ends = iso(enrolment(folder, 2).not_after)
-    assert registry.id_of(public_pem(folder, 2)) is None and registry.enrolled() == {}
+    assert registry.id_of_hash(hash_of(folder, 2)) is None and registry.enrolled() == {}
     renew = f"fedcomp keys renew 2 --keys {folder}"
     assert (
-        registry.reason(public_pem(folder, 2))
+        registry.reason_of_hash(hash_of(folder, 2))
         == f"the key of client 2 ended on {ends}; make a new one: {renew}"
     )
 
 
 def test_a_renewed_key_takes_the_place_of_the_old(folder):
-    registry, old = read_registry(folder), public_pem(folder, 1)
+    registry, old = read_registry(folder), hash_of(folder, 1)
     keys.renew(folder, 1, days=30)
-    new = public_pem(folder, 1)
-    assert (registry.id_of(old), registry.id_of(new)) == (None, 1)
+    new = hash_of(folder, 1)
+    assert (registry.id_of_hash(old), registry.id_of_hash(new)) == (None, 1)
     assert (
-        registry.reason(old)
+        registry.reason_of_hash(old)
         == "its key was replaced when client 1 was renewed; give it the new clients/1.toml"
     )
     assert timedelta(days=29) < enrolment(folder, 1).not_after - utc_now() <= timedelta(days=30)
 
 
 def test_a_renewed_client_that_was_revoked_is_let_in_with_the_new_key_alone(folder):
-    registry, old = read_registry(folder), public_pem(folder, 1)
+    registry, old = read_registry(folder), hash_of(folder, 1)
     keys.revoke(folder, 1)
     keys.renew(folder, 1)
-    assert (registry.id_of(old), registry.id_of(public_pem(folder, 1))) == (None, 1)
+    assert (registry.id_of_hash(old), registry.id_of_hash(hash_of(folder, 1))) == (None, 1)
 
 
 def test_new_clients_follow_the_highest_id_revoked_ones_too(folder):
     registry = read_registry(folder)
     keys.revoke(folder, 2)
     assert keys.add(folder, 2) == [3, 4]
-    assert registry.id_of(public_pem(folder, 4)) == 4
+    assert registry.id_of_hash(hash_of(folder, 4)) == 4
     assert enrolment(folder, 4).server == "server.example:9000"
 
 
@@ -599,11 +560,11 @@ def test_a_server_does_not_start_with_a_certificate_that_is_not_of_this_time(day
         ),
         (
             lambda f: (f / "server.key").write_text("no"),
-            "server.key is no private key without a password; make a new one: ",
+            "server.key is not an EC P-384 private key without a password; make a new one: ",
         ),
         (
             lambda f: (f / "server.crt").write_bytes((f / "server.crt").read_bytes()[:99]),
-            "server.crt is no certificate; restore it",
+            "server.crt is not a certificate; restore it",
         ),
         (
             lambda f: (f / "ca.crt").unlink(),

@@ -104,5 +104,5 @@ def test_a_codec_that_chooses_for_itself_or_not_at_all_is_refused(spec):
 
 
 def test_options_out_of_range():
-    with pytest.raises(SpecError, match="at least one coordinate"):
+    with pytest.raises(SpecError, match="bin is 0; give at least 1"):
         memory("adacomp:bin=0", codec("stc"), NUMEL)

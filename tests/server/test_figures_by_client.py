@@ -8,7 +8,7 @@ from test_asynchronous_loop import HALF, run, told, virtual
 from test_broadcasts import advance, broadcasts
 
 from fedcomp.server import broadcasts as made
-from fedcomp.server import clock as clocks
+from fedcomp.server import transport as clocks
 
 
 class Clock:

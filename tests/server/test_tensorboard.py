@@ -1,5 +1,6 @@
 """TensorBoard's scalars, read back with its own reader."""
 
+from contextlib import closing
 from dataclasses import replace
 
 import pytest
@@ -57,7 +58,7 @@ def scalars(folder):
 
 def tell(folder, rounds):
     pytest.importorskip("tensorboard")
-    with TensorBoard() as board:
+    with closing(TensorBoard()) as board:
         board.started(replace(HEADER, out=str(folder), first_round=rounds[0]))
         for number in rounds:
             board.round_done(record(number))
@@ -96,7 +97,7 @@ def test_without_the_package_it_is_one_sentence(monkeypatch):
 
 def test_virtual_hours_are_drawn_where_a_network_makes_them(tmp_path):
     pytest.importorskip("tensorboard")
-    with TensorBoard() as board:
+    with closing(TensorBoard()) as board:
         board.started(replace(HEADER, out=str(tmp_path)))
         for number in (1, 2):
             board.round_done(replace(record(number), simulated_s=900.0, simulated_hours=number / 4))

@@ -16,7 +16,6 @@ from small_runs import (
 from fedcomp import RunConfig, UserError
 from fedcomp.server.results import NOTHING_ACCEPTED
 from fedcomp.sim import simulate
-from fedcomp.strategies import correctness
 from fedcomp.watch import suspects
 
 VOTING = replace(
@@ -193,43 +192,6 @@ def test_the_header_of_a_run_has_the_notice(tmp_path):
     strategy = "election:byzantine=2,form=ballots"
     simulate(replace(VOTING, rounds=1, strategy=strategy, out=out(tmp_path, "run")), watched)
     assert "a Byzantine client's own counts as one of all" in watched.header.notice
-
-
-def test_a_code_that_hurts_is_told_once_with_the_redundancy_that_does_not(tmp_path):
-    config = replace(
-        VOTING,
-        clients=15,
-        rounds=5,
-        strategy="election:code=bernoulli,redundancy=1.5,byzantine=4",
-        lr=0.001,
-    )
-    summary = simulate(replace(config, out=out(tmp_path, "bernoulli")))
-    (warned,) = summary.warnings
-    assert "give redundancy=" in warned and [
-        len(line["warnings"]) for line in rounds_of(out(tmp_path, "bernoulli"))
-    ] == [0, 0, 1, 0, 0]
-    for strategy in ("election:byzantine=4", "election:code=uncoded,byzantine=4"):
-        assert not simulate(
-            replace(config, strategy=strategy, out=out(tmp_path, strategy))
-        ).warnings
-
-
-def test_it_is_told_while_nobody_lies_in_rounds_that_are_all_but_unanimous(tmp_path):
-    """Read as if four of 15 had lied, honest margins tell of votes that are always right, with which no code does harm."""
-    config = replace(
-        VOTING,
-        clients=15,
-        rounds=3,
-        strategy="election:code=bernoulli,redundancy=1.5,byzantine=4",
-        batch_size=20,
-        partition="iid",
-        lr=0.001,
-    )
-    (warned,) = simulate(replace(config, out=out(tmp_path, "run"))).warnings
-    assert (
-        "give redundancy=" in warned
-        and correctness.warning("bernoulli", 15, 4, 1.0, 1.5, config.seed) is None
-    )
 
 
 @pytest.mark.parametrize("form", ["data", "ballots"])

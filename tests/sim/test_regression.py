@@ -22,7 +22,6 @@ WIDTH, CLASSES = 45, 5  # neither a multiple of what goes into a vector
 @pytest.fixture(autouse=True)
 def however_small(monkeypatch):
     monkeypatch.setattr(regression, "WORK", 100)
-    monkeypatch.setattr("fedcomp.kernels.backend.LARGE", 100)
 
 
 @pytest.fixture

@@ -18,7 +18,6 @@ from torch import Tensor
 
 from fedcomp import memory
 from fedcomp.clients.replica import Replica
-from fedcomp.clients.session import OneState
 from fedcomp.clients.state import ClientState
 from fedcomp.errors import ConfigError
 from fedcomp.memories import Memory
@@ -108,7 +107,7 @@ class Real(Paired):
         member, rules = self.members[client], self.strategy.config
         empty = memory(rules.memory, self.strategy.uplink, self.layout.numel, self.layout)
         member.replica = Replica(self.initial.clone(), self.layout, self.strategy.downlink)
-        member.states = OneState(ClientState(empty, member.replica.version))
+        member.states.by_client[client] = ClientState(empty, member.replica.version)
         member.rounds.clear()
 
 

@@ -361,7 +361,7 @@ def test_what_is_restored_is_what_was_kept():
         (
             "fetchsgd",
             {"memory": "residual"},
-            "which memory 'residual' would keep again; leave --memory out, or give none",
+            "does not work with memory 'residual'; leave --memory out, or give none",
         ),
         ("fetchsgd", {"downlink_memory": "residual"}, "leave --downlink-memory out, or give none"),
         (

@@ -59,5 +59,5 @@ def test_keeping_one_is_krum_and_keeping_all_but_the_liars_is_the_default():
 
 
 def test_a_negative_number_to_keep_is_refused():
-    with pytest.raises(SpecError, match="keep is -1; give at least 1"):
+    with pytest.raises(SpecError, match="keep is -1; give at least 0"):
         rule("multi-krum:keep=-1", 3)

@@ -6,7 +6,7 @@ import torch
 from cases import for_each
 
 from fedcomp import UserError
-from fedcomp.strategies.optimizers import FIRST, SECOND, available_optimizers, optimizer
+from fedcomp.strategies.optimizers import FIRST, OPTIMIZERS, SECOND, optimizer
 
 UPDATES = torch.from_numpy(np.random.default_rng(0).normal(0, 0.01, (6, 50)).astype(np.float32))
 
@@ -79,7 +79,7 @@ def test_a_checkpoint_holds_all_of_it(text):
         made.step(update.clone())
         made.commit()
     vectors, values = made.take_changes()
-    assert vectors.keys() <= {FIRST, SECOND} and not values and made.take_changes() == ({}, {})
+    assert vectors.keys() <= {FIRST, SECOND} and not values
     again.restore(vectors.get, values.get)
     for update in UPDATES[3:]:
         assert torch.equal(made.step(update.clone()), again.step(update.clone()))
@@ -94,7 +94,7 @@ def test_a_checkpoint_holds_all_of_it(text):
         ("sgd:nesterov=true", "give momentum=0.9"),
         ("adam:beta1=-0.1", "less than 1"),
         ("yogi:beta2=1", "less than 1"),
-        ("adam:tau=0", "above 0"),
+        ("adam:tau=0", "give 1e-18 to"),
         ("adma", "adam"),
         ("sgd+adam", "name one"),
         ("sgd@layer", "name one"),
@@ -106,4 +106,4 @@ def test_what_cannot_be_is_refused(text, fix):
 
 
 def test_all_have_names():
-    assert list(available_optimizers()) == ["sgd", "adam", "yogi"]
+    assert list(OPTIMIZERS) == ["sgd", "adam", "yogi"]

@@ -368,7 +368,7 @@ def test_uplink_and_memory_are_the_strategys_where_they_are_not_given(tmp_path):
         ({"uplink": "powersgd:rank=2"}, "sends factors of rank 1, not powersgd:rank=2"),
         (
             {"memory": "none"},
-            "has two phases, for which memory 'none' has no frames; leave --memory out, or give lowrank",
+            "does not work with memory 'none'; leave --memory out, or give lowrank",
         ),
         (
             {"strategy": "powersgd:rank=2"},

@@ -13,17 +13,15 @@ from hypothesis import strategies as st
 from fedcomp import RunConfig
 from fedcomp.errors import ConfigError
 from fedcomp.layout import Layout
-from fedcomp.server.clock import Clock
 from fedcomp.server.results import strategy_of
-from fedcomp.server.transport import Delivery
+from fedcomp.server.transport import Clock, Delivery
 from fedcomp.sim import simulate
 from fedcomp.strategies import Average, StrategyConfig, resolved
 from fedcomp.strategies.powersgd import PowerSGD
 from fedcomp.strategies.round_completion import (
     DEADLINE,
-    AllAnswered,
     Progress,
-    QuorumOrDeadline,
+    RoundCompletion,
     least,
 )
 from fedcomp.strategies.sketched_sgd import SketchedSGD
@@ -41,19 +39,19 @@ counts = st.integers(0, 50)
 def test_a_phase_closes_exactly_when_it_may(asked, answered, accepted, quorum, over):
     answered = min(answered, asked)
     accepted = min(accepted, answered)
-    closed = QuorumOrDeadline(quorum, 10.0).check(
+    closed = RoundCompletion(quorum, 10.0).check(
         Progress(asked, answered, accepted, 11.0 if over else 9.0)
     )
     assert (closed is not None) == (answered == asked or accepted >= least(quorum, asked) or over)
     late = over and answered < asked and accepted < least(quorum, asked)
     assert (closed is not None and closed.stage == DEADLINE) == late
-    assert (AllAnswered().check(Progress(asked, answered, accepted, 1e9)) is not None) == (
+    assert (RoundCompletion().check(Progress(asked, answered, accepted, 1e9)) is not None) == (
         answered == asked
     )
     if closed is None:
-        left = QuorumOrDeadline(quorum, 10.0).answers_left(Progress(asked, answered, accepted, 0.0))
+        left = RoundCompletion(quorum, 10.0).answers_left(Progress(asked, answered, accepted, 0.0))
         after = [Progress(asked, answered + n, accepted + n, 0.0) for n in (left - 1, left)]
-        ends = [QuorumOrDeadline(quorum, 10.0).check(progress) is not None for progress in after]
+        ends = [RoundCompletion(quorum, 10.0).check(progress) is not None for progress in after]
         assert ends == [False, True], "the policy is checked when it may close the phase, no later"
 
 
@@ -74,7 +72,7 @@ def test_a_quorum_is_a_whole_number_of_clients(quorum, clients, enough):
 
 
 def test_without_a_deadline_nobody_is_too_late():
-    assert QuorumOrDeadline().check(Progress(3, 2, 2, 1e12)) is None
+    assert RoundCompletion().check(Progress(3, 2, 2, 1e12)) is None
 
 
 @for_each(

@@ -17,10 +17,18 @@ from fedcomp.privacy.ballots import CARD, KEY, Card, Sealed, Slot
 from fedcomp.sim.attacks.equivocation import crooked
 from fedcomp.strategies import signed_attempts
 from fedcomp.strategies.client_algorithm import DataPartition, RoundState
-from fedcomp.strategies.complaints import pack_complaints, split_vote
 from fedcomp.strategies.local_election import BALLOTS, ROW, TALLY, Row
 from fedcomp.strategies.sealed_election import SealedElectionClient
-from fedcomp.strategies.sealed_messages import ATTEMPT, CARDS, KEY_OF, RECOUNT, TERMS, terms_of
+from fedcomp.strategies.sealed_messages import (
+    ATTEMPT,
+    CARDS,
+    KEY_OF,
+    RECOUNT,
+    TERMS,
+    pack_complaints,
+    split_vote,
+    terms_of,
+)
 
 NUMEL, ALL = 10, (0, 1, 2, 3, 4)
 A, B, C, D = (letter * 32 for letter in "abcd")  # attempts

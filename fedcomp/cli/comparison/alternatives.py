@@ -1,4 +1,4 @@
-"""The alternatives that options given several times span, each with a name that can be read and be a folder's."""
+"""The alternatives that options with several values span, each with a readable name for its folder."""
 
 import itertools
 import re
@@ -17,14 +17,14 @@ from ...baseline import (
 from ...config import RunConfig, flag
 from ...errors import ConfigError, FedcompError
 
-BARE = {"uplink", "strategy", "memory", "partition", "attack"}  # whose values say what they are
-MOST = 1000  # alternatives of one command
-LONGEST = 80  # characters of a name
+BARE = {"uplink", "strategy", "memory", "partition", "attack"}  # named by their values alone
+MAX_ALTERNATIVES = 1000
+MAX_NAME = 80  # characters
 
 
 @dataclass(frozen=True)
 class Alternative:
-    """One choice of the options that span. `values`: the options that are not left to their defaults."""
+    """One combination of values. `values`: the options that are not left to their defaults."""
 
     name: str
     values: Mapping[str, Any]
@@ -35,7 +35,7 @@ class Alternative:
 
 
 def is_span(values: Mapping[str, Any]) -> bool:
-    """Whether an option has several values."""
+    """Return whether an option has several values."""
     return any(isinstance(value, list) for value in values.values())
 
 
@@ -61,10 +61,10 @@ def alternatives(values: Mapping[str, Any], baseline: bool = False) -> list[Alte
         dict(zip(spanning, choice, strict=True))
         for choice in itertools.product(*(values[name] for name in spanning))
     ]
-    if len(choices) > MOST:
+    if len(choices) > MAX_ALTERNATIVES:
         counts = " × ".join(str(len(values[name])) for name in spanning)
         raise ConfigError(
-            f"{counts} values are {len(choices):,} alternatives; give options that span at most {MOST:,}"
+            f"{counts} values are {len(choices):,} alternatives; give options that span at most {MAX_ALTERNATIVES:,}"
         )
     texts = ["_".join(_word(*item) for item in choice.items()) for choice in choices]
     options = [{**values, **choice} for choice in choices]
@@ -81,7 +81,7 @@ def alternatives(values: Mapping[str, Any], baseline: bool = False) -> list[Alte
 
 
 def refused(name: str, sentence: str, exit_status: int) -> FedcompError:
-    """What ends a command of several alternatives before the first one trains."""
+    """Return the error of an alternative that is refused before the first one trains."""
     error = FedcompError(f"alternative {name}: {sentence}" if name else sentence)
     error.exit_status = exit_status
     return error
@@ -98,10 +98,10 @@ def _missing_baselines(options: Sequence[Mapping[str, Any]]) -> list[dict[str, A
 
 
 def _unique_names(texts: Sequence[str]) -> list[str]:
-    """Return names of at most about LONGEST characters that differ in more than their case."""
+    """Return names of at most about MAX_NAME characters that differ in more than their case."""
     names: list[str] = []
     for text in texts:
-        name = plain = text[:LONGEST].rstrip("-_.")
+        name = plain = text[:MAX_NAME].rstrip("-_.")
         for number in itertools.count(2):
             if name.lower() not in (taken.lower() for taken in names):
                 break
@@ -111,7 +111,7 @@ def _unique_names(texts: Sequence[str]) -> list[str]:
 
 
 def _word(option: str, value: Any) -> str:
-    """`stc:density=1/400` as `stc-1-400`, a seed of 3 as `seed-3`."""
+    """Return a value as part of a name: `stc-1-400` for `stc:density=1/400`, `seed-3` for a seed."""
     text = re.sub(r"\w+=", "", str(value)).replace("%", "pct")
     text = re.sub(r"[^\w.]+", "-", text, flags=re.ASCII).strip("-.") or "none"
     return text if option in BARE else f"{flag(option)[2:]}-{text}"

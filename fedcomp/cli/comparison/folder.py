@@ -1,9 +1,9 @@
-"""The folder of several alternatives: what was asked for, a run folder for each, and what they came to.
+"""The folder of several alternatives.
 
-alternatives.toml   the options, lists of those that span; `fedcomp sim --config` reads it; [resolved]: what the command decided
+alternatives.toml   the options, with lists of several values, for --config; [resolved]: decisions of the command
 NAME/               the run folder of each alternative
 comparison.json     the lines of the table
-report.html         all of them on one page
+report.html         the report on all of them
 """
 
 import fcntl
@@ -17,7 +17,6 @@ from typing import Any
 
 import tomli_w
 
-from ...callbacks import RoundRecord
 from ...config import (
     ALTERNATIVES_FILE,
     RUN_FILE,
@@ -34,18 +33,17 @@ from ...config import (
 from ...errors import RunFolderError, UserError
 from ..results import share
 from .alternatives import Alternative
-from .progress import DONE, FIGURES, Progress
+from .progress import DONE, Progress
 
-COMPARISON, SUMMARY, METRICS = "comparison.json", "summary.json", "metrics.jsonl"
+COMPARISON, SUMMARY = "comparison.json", "summary.json"
 TARGET, BASELINE = "target_accuracy", "baseline"
-USUAL = {
-    name for name, f in RunConfig.__dataclass_fields__.items() if isinstance(f.default, Usual)
-}  # what strategies may choose
+# Options whose defaults depend on the strategy.
+USUAL = {name for name, f in RunConfig.__dataclass_fields__.items() if isinstance(f.default, Usual)}
 OF_THIS_COMMAND = {"out", "resume", "plain"}  # stored in no alternatives.toml
 
 
 class ComparisonFolder:
-    """Belongs to one command. Raises RunFolderError, with nothing written, when it is in the way, absent or of other alternatives."""
+    """The folder of one command. Raises RunFolderError, with nothing written, if it is in use, absent or of other alternatives."""
 
     def __init__(self, values: Mapping[str, Any]):
         task = Path(values.get("task", RunConfig.task).partition(":")[0]).stem
@@ -57,17 +55,20 @@ class ComparisonFolder:
             if name not in OF_THIS_COMMAND and value is not None
         }
         self._ends = ExitStack()
-        resumed, file = values.get("resume", False), self.path / ALTERNATIVES_FILE
-        if resumed and "out" not in values:
-            raise RunFolderError(
-                "--resume needs --out with the folder of the alternatives to continue"
-            )
-        if resumed and not file.is_file():
-            raise RunFolderError(
-                f"--out {self.path} holds no {ALTERNATIVES_FILE} to continue; leave --resume out to start"
-            )
-        if resumed:
+        # The table [resolved] of a resumed comparison.
+        self._stored: Mapping[str, Any] | None = None
+        file = self.path / ALTERNATIVES_FILE
+        if values.get("resume"):
+            if self._unnamed:
+                raise RunFolderError(
+                    "--resume needs --out with the folder of the alternatives to continue"
+                )
+            if not file.is_file():
+                raise RunFolderError(
+                    f"--out {self.path} holds no {ALTERNATIVES_FILE} to continue; leave --resume out to start"
+                )
             self._compare(read_toml(file, RunConfig.__dataclass_fields__))
+            self._stored = tomllib.loads(file.read_text(encoding="utf-8")).get("resolved", {})
         elif not self._unnamed and (
             self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir()))
         ):
@@ -123,72 +124,53 @@ class ComparisonFolder:
         folder = self.of(alternative)
         kept = {name: value for name, value in alternative.values.items() if value is not None}
         begun = not self._unnamed and (folder / RUN_FILE).is_file()
-        chosen = (
-            {name: value for name, value in options_of_run(folder).items() if name in USUAL}
-            if begun
-            else {}
-        )
+        stored = options_of_run(folder) if begun else {}
+        chosen = {name: value for name, value in stored.items() if name in USUAL}
         out = None if self._unnamed else str(folder)
         return chosen | kept | {"out": out, "resume": begun}
 
-    def _resolved(self) -> Mapping[str, Any]:
-        """Return the table [resolved] of alternatives.toml; empty if there is no such file or table."""
-        file = self.path / ALTERNATIVES_FILE
-        if self._unnamed or not file.is_file():
-            return {}
-        resolved = tomllib.loads(file.read_text(encoding="utf-8")).get("resolved")
-        return resolved if isinstance(resolved, dict) else {}
-
-    def stored_baseline(self) -> bool | None:
-        """Return whether the comparison in this folder has a dense baseline; None if the folder holds no comparison."""
-        if self._unnamed or not (self.path / ALTERNATIVES_FILE).is_file():
-            return None
-        return self._resolved().get(BASELINE) is True
+    def stored_baseline(self, otherwise: bool) -> bool:
+        """Return whether the resumed comparison has a dense baseline; `otherwise` for a new comparison."""
+        return otherwise if self._stored is None else self._stored.get(BASELINE) is True
 
     def stored_target(self) -> float | None:
-        """The share that the alternatives here were last compared by, if they were. Raises RunFolderError for what is none."""
-        file, stored = self.path / ALTERNATIVES_FILE, self._resolved().get(TARGET)
+        """Return the target accuracy of the resumed comparison. Raises RunFolderError if it is none."""
+        target = (self._stored or {}).get(TARGET)
         try:
-            return share(None if stored is None else str(stored))
+            return share(None if target is None else str(target))
         except UserError as error:
             raise RunFolderError(
-                f"{TARGET} in {file} is '{stored}'; give a --target-accuracy, such as 90%"
+                f"{TARGET} in {self.path / ALTERNATIVES_FILE} is '{target}'; give a --target-accuracy, such as 90%"
             ) from error
 
     def is_over(self, alternative: Alternative) -> bool:
-        """Whether it has been run for as many rounds as it is asked for now. Raises RunFolderError where it was for more."""
+        """Return whether the alternative has all of its rounds. Raises RunFolderError if it has more."""
+        folder, asked = self.of(alternative), alternative.values.get("rounds", RunConfig.rounds)
         try:
-            done = int(
-                json.loads((self.of(alternative) / SUMMARY).read_text(encoding="utf-8"))["rounds"]
-            )
+            done = int(json.loads((folder / SUMMARY).read_text(encoding="utf-8"))["rounds"])
         except (OSError, ValueError, KeyError, TypeError):
             return False
-        asked = alternative.values.get("rounds", RunConfig.rounds)
         if done > asked:
             raise RunFolderError(
-                f"the run in {self.of(alternative)} has done {done} rounds; give --rounds {done} or more"
+                f"the run in {folder} has done {done} rounds; give --rounds {done} or more"
             )
         return done == asked
 
-    def ended(self, alternative: Alternative, rounds: int) -> Progress:
-        """One that an earlier command has run to its end. Raises RunFolderError."""
-        folder, progress = self.of(alternative), Progress(alternative.name, rounds, DONE)
+    def read_progress(self, alternative: Alternative, progress: Progress) -> None:
+        """Add the rounds of an alternative that an earlier command finished. Raises RunFolderError."""
+        from ...server.run_folder import METRICS, records_in
+
+        folder, progress.state = self.of(alternative), DONE
         try:
-            for line in (folder / METRICS).read_text(encoding="utf-8").splitlines():
-                progress.add(
-                    RoundRecord(
-                        **{
-                            name: value
-                            for name, value in json.loads(line).items()
-                            if name in FIGURES
-                        }
-                    )
-                )
-        except (OSError, ValueError, TypeError, AttributeError) as error:
+            records = records_in(folder / METRICS)
+        except RunFolderError:
+            records = []
+        if not records:
             raise RunFolderError(
-                f"{folder / METRICS} is damaged ({error}); remove {folder}, and --resume runs it anew"
-            ) from error
-        return progress
+                f"{folder / METRICS} is damaged or absent; remove {folder}, and --resume runs it anew"
+            )
+        for record in records:
+            progress.add(record)
 
     def write_comparison(self, values: Mapping[str, Any]) -> None:
         try:
@@ -205,10 +187,6 @@ class ComparisonFolder:
 
 
 def _shown(value: Any) -> str:
-    return (
-        ", ".join(map(str, value))
-        if isinstance(value, list)
-        else "not given"
-        if value is None
-        else str(value)
-    )
+    if isinstance(value, list):
+        return ", ".join(map(str, value))
+    return "not given" if value is None else str(value)

@@ -1,5 +1,6 @@
-"""How far each alternative is, for those who watch."""
+"""The progress of each alternative, for the screens that show it."""
 
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from time import monotonic
@@ -7,57 +8,45 @@ from types import TracebackType
 from typing import Any, Self
 
 from ...callbacks import RoundRecord
-from ...formatting import NOTHING, decimal, percent
+from ...formatting import NOTHING, decimal, duration, human_bytes, one_line, percent
 from ...watch import Totals
 
+# Fields of a round's record that are passed on.
 FIGURES = (
-    "round",
-    "accuracy",
-    "loss",
-    "train_loss",
-    "cohort",
-    "accepted",
-    "rejected",
-    "uplink_bytes",
-    "downlink_bytes",
-    "dense_uplink_bytes",
-    "dense_downlink_bytes",
-    "seconds",
-)  # of a record, that are told
+    *("round", "accuracy", "loss", "train_loss", "cohort", "accepted", "rejected", "seconds"),
+    *("uplink_bytes", "downlink_bytes", "dense_uplink_bytes", "dense_downlink_bytes"),
+)
 WAITS, RUNS, DONE, FAILED = "waits", "runs", "done", "failed"
 
 
 @dataclass
 class Progress:
-    """One alternative. `accuracies`: those that were measured, by round."""
+    """The progress of one alternative. `accuracies`: measured values, by round."""
 
     name: str
-    rounds: int  # when it is over
+    rounds: int  # of the whole run
     state: str = WAITS
     round: int = 0
     totals: Totals = field(default_factory=Totals)
-    seconds: float = 0.0  # that its rounds took
     accuracies: list[tuple[int, float]] = field(default_factory=list)
-    last: RoundRecord | None = None  # that was evaluated
-    why: str = ""  # it failed
+    last: RoundRecord | None = None  # the last one that was evaluated
+    why: str = ""  # the error of a failed run
 
     @property
     def share(self) -> float:
-        return 1.0 if self.state == DONE else self.round / self.rounds
+        return 1.0 if self.state in (DONE, FAILED) else self.round / self.rounds
 
     @property
     def reached(self) -> str:
-        """The accuracy, or where the task has none the loss."""
+        """The accuracy, or the loss of a task that has none."""
         if self.last is None:
             return NOTHING
-        return (
-            percent(self.last.accuracy)
-            if self.last.accuracy is not None
-            else decimal(self.last.loss)
-        )
+        if self.last.accuracy is not None:
+            return percent(self.last.accuracy)
+        return decimal(self.last.loss)
 
     def add(self, record: RoundRecord) -> None:
-        self.round, self.seconds = record.round, self.seconds + record.seconds
+        self.round = record.round
         self.totals.add(record)
         if record.accuracy is not None or record.loss is not None:
             self.last = record
@@ -67,12 +56,12 @@ class Progress:
 
 @dataclass
 class Watch:
-    """Follows alternatives. Entered before they are prepared, left when all have ended or it is interrupted."""
+    """Follows alternatives. Entered before they are prepared, left when all have ended or the command is interrupted."""
 
     clock: Callable[[], float] = monotonic
     all: list[Progress] = field(default_factory=list)
-    out: str = ""  # their folder, once it is there
-    facts: Sequence[tuple[str, str]] = ()  # what they have in common
+    out: str = ""  # their folder, once it exists
+    facts: Sequence[tuple[str, str]] = ()  # options that all have in common
     began: float = 0.0
     before: int = 0  # rounds that were done when this command began
 
@@ -92,38 +81,36 @@ class Watch:
 
     @property
     def left_s(self) -> float | None:
-        """Seconds until all are over, as it goes; None where nothing can be told."""
+        """The estimated time in seconds until all are done; None before the first round."""
         done = sum(p.rounds if p.state == FAILED else p.round for p in self.all)
         all = sum(p.rounds for p in self.all)
         took = done - self.before
         return (self.clock() - self.began) * (all - done) / took if took > 0 else None
 
     def checked(self, done: int, of: int) -> None:
-        """So many of the alternatives were found to be possible."""
+        """Note that `done` alternatives can be run."""
 
     def started(self, out: str, facts: Sequence[tuple[str, str]], all: list[Progress]) -> None:
         self.out, self.facts, self.all, self.began = out, facts, all, self.clock()
 
     def hear(self, number: int, answer: dict[str, Any]) -> None:
-        """What is said of an alternative."""
+        """Note an answer about an alternative."""
         progress = self.all[number]
         if "begun" in answer:
             progress.state = RUNS
-        elif "started" in answer:
+        elif "earlier" in answer:
             for values in answer["earlier"]:
-                progress.add(_record(values))
+                progress.add(RoundRecord(**values))
             self.before += progress.round
         elif "round" in answer:
-            record = _record(answer["round"])
+            record = RoundRecord(**answer["round"])
             progress.add(record)
             self.round_done(progress, record)
         elif "warning" in answer:
             self.warning(f"{progress.name}: {answer['warning']}")
-        elif "failed" in answer["end"]:
-            progress.state, progress.why = FAILED, answer["end"]["failed"]
-            self.over(progress)
         else:
-            progress.state = DONE
+            progress.why = answer["end"].get("failed", "")
+            progress.state = FAILED if progress.why else DONE
             self.over(progress)
 
     def round_done(self, progress: Progress, record: RoundRecord) -> None: ...
@@ -133,5 +120,24 @@ class Watch:
     def over(self, progress: Progress) -> None: ...
 
 
-def _record(values: dict[str, Any]) -> RoundRecord:
-    return RoundRecord(**values)
+class Lines(Watch):
+    """Prints a line for each round of each alternative, for pipes, logs and screen readers; warnings go to standard error."""
+
+    def started(self, out: str, facts: Sequence[tuple[str, str]], all: list[Progress]) -> None:
+        super().started(out, facts, all)
+        for label, value in facts:
+            print(f"{label:<14}{value}", flush=True)
+
+    def round_done(self, progress: Progress, record: RoundRecord) -> None:
+        reached = f", accuracy {percent(record.accuracy)}" if record.accuracy is not None else ""
+        reached += f", loss {decimal(record.loss)}" if record.loss is not None else ""
+        sent = f"up {human_bytes(record.uplink_bytes)}, down {human_bytes(record.downlink_bytes)}"
+        where = f"{progress.name}: round {record.round} of {progress.rounds}"
+        print(f"{where}{reached}, {sent}, {duration(record.seconds)}", flush=True)
+
+    def warning(self, sentence: str) -> None:
+        print(f"warning: {one_line(sentence)}", file=sys.stderr, flush=True)
+
+    def over(self, progress: Progress) -> None:
+        end = f"failed: {one_line(progress.why)}" if progress.state == FAILED else "done"
+        print(f"{progress.name}: {end} ({self.ended} of {len(self.all)})", flush=True)

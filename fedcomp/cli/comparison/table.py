@@ -1,4 +1,4 @@
-"""The table at the end: a line for each alternative, those on the Pareto front marked."""
+"""The table of a comparison: a line for each alternative, with the Pareto front marked."""
 
 import sys
 from collections.abc import Sequence
@@ -8,13 +8,14 @@ from rich.table import Table
 
 from ...formatting import one_line
 from ..results import FRONT, Result, cells, head, legend
+from ..tables import aligned
 
-SPARE = ("time", "ratio", "rounds")  # what a narrow terminal does without, the first one first
+SPARE = ("time", "ratio", "rounds")  # columns that a narrow terminal omits, the first one first
 NARROWEST = 11  # characters of a name before it is folded
 
 
 def show(lines: Sequence[Result], target: float | None) -> None:
-    """On a terminal fitted to its width; elsewhere in columns as wide as they need."""
+    """Print the table, fitted to the width of a terminal."""
     said = [one_line(f"{line.label} {line.note}") for line in lines if line.note]
     said += legend(lines)
     if sys.stdout.isatty():
@@ -25,25 +26,18 @@ def show(lines: Sequence[Result], target: float | None) -> None:
 
 
 def plain(lines: Sequence[Result], target: float | None) -> list[str]:
-    """Lines of text, columns two blanks apart."""
+    """Return the table as lines of text."""
     rows = [
         ["", "alternative", *head(target)],
         *([FRONT if line.on_front else "", _label(line), *cells(line, target)] for line in lines),
     ]
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    return [
-        "  ".join(
-            cell.ljust(width) if i < 2 else cell.rjust(width)
-            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
-        )
-        for row in rows
-    ]
+    return aligned(rows, left=2)
 
 
 def fitted(lines: Sequence[Result], target: float | None, width: int) -> Table:
-    """For `width` characters; rounds are left out where they say nothing, names are folded.
+    """Return the table for `width` characters, without rounds if all lines have the same.
 
-    Columns that find no room are left out, those of SPARE first, then from the right: a figure that is cut would be another figure.
+    Columns that do not fit are omitted, those of SPARE first, then from the right. Names are folded; figures are never cut.
     """
     alike = len({line.rounds for line in lines}) == 1
     titles = [title.replace(" to ", "\nto ") for title in head(target)]
@@ -57,14 +51,7 @@ def fitted(lines: Sequence[Result], target: float | None, width: int) -> Table:
     for i in spare + [i for i in reversed(kept) if i not in spare]:
         if 2 + NARROWEST + sum(wide[j] + 1 for j in kept) > width:
             kept.remove(i)
-    figures = sum(wide[i] + 2 for i in kept)
-    longest = max((len(_label(line)) for line in lines), default=0)
-    table = Table(
-        box=None,
-        pad_edge=False,
-        padding=(0, 2 if figures + min(longest, 30) + 3 <= width else 1, 0, 0),
-        header_style="dim",
-    )
+    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="dim")
     table.add_column("", no_wrap=True)
     table.add_column("alternative", overflow="fold", min_width=NARROWEST)
     for i in kept:

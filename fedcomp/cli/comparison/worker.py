@@ -1,10 +1,8 @@
-"""A process that does what worker_pool.py asks for, one order after the other: checks alternatives, runs them, compares them.
+"""A worker process of worker_pool.py, which checks alternatives and runs them.
 
-Orders and answers are lines of JSON through a socket. It ends when the other end is closed, whatever it is doing; SIGINT ends the run
-that goes on as Ctrl-C does. Started in an interpreter of its own, so that a run that dies takes no other with it.
+Orders and answers are lines of JSON through a socket. The process ends when the other end is closed; SIGINT ends its run as Ctrl-C does.
 """
 
-import dataclasses
 import json
 import os
 import queue
@@ -15,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ...callbacks import Callback, Header, RoundRecord, Summary
+from ...callbacks import Callback, Header, RoundRecord
 from ...config import RunConfig, settings
 from ...errors import FedcompError
 from .progress import FIGURES
@@ -24,7 +22,7 @@ Tell = Callable[..., None]
 
 
 def main(channel: int) -> None:
-    """Obey what comes through the socket with descriptor `channel`."""
+    """Carry out the orders that come through the socket with descriptor `channel`."""
     link = socket.socket(fileno=channel)
     orders: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
     threading.Thread(target=_listen, args=(link, orders), daemon=True).start()
@@ -49,23 +47,19 @@ def _listen(link: socket.socket, orders: queue.SimpleQueue) -> None:
 
 
 def _obey(order: dict[str, Any], tell: Tell) -> None:
-    """One order; its last answer is told with `end`, what else is heard before that without."""
+    """Carry out an order. Its last answer has the key `end`."""
     try:
         tell(end=ORDERS[order.pop("order")](tell=tell, **order))
     except FedcompError as error:
         tell(end={"failed": str(error), "status": error.exit_status})
     except (Exception, SystemExit) as error:
         traceback.print_exc()
-        tell(
-            end={
-                "failed": f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}",
-                "status": 1,
-            }
-        )
+        first_line = str(error).strip().partition("\n")[0]
+        tell(end={"failed": f"{type(error).__name__}: {first_line}", "status": 1})
 
 
 def check(tell: Tell, values: dict[str, Any]) -> dict[str, Any]:
-    """What there is to know of an alternative before it is trained. Raises what refuses it."""
+    """Return what is known of an alternative before it is trained. Raises UserError if it is refused."""
     from ...sim.run import Preparation
 
     made = Preparation(RunConfig(**values), Callback())
@@ -79,7 +73,7 @@ def check(tell: Tell, values: dict[str, Any]) -> dict[str, Any]:
 
 
 def run(tell: Tell, values: dict[str, Any], threads: int) -> dict[str, Any]:
-    """Train an alternative; `threads` are those that it may compute with, 0 = all."""
+    """Train an alternative. `threads`: of torch, 0 for its default."""
     import torch
 
     from ...sim import simulate
@@ -94,7 +88,7 @@ def run(tell: Tell, values: dict[str, Any], threads: int) -> dict[str, Any]:
 
 
 class Teller(Callback):
-    """Passes on what is shown of a run that goes on."""
+    """Passes the progress of a run on."""
 
     def __init__(self, tell: Tell):
         self.tell, self.out = tell, ""
@@ -103,15 +97,7 @@ class Teller(Callback):
         from ...server.run_folder import METRICS, records_in
 
         self.out = header.out
-        earlier = [_figures(record) for record in records_in(Path(header.out) / METRICS)]
-        self.tell(
-            started={
-                "first_round": header.first_round,
-                "rounds": header.rounds,
-                "cohort": header.cohort,
-            },
-            earlier=earlier,
-        )
+        self.tell(earlier=[_figures(record) for record in records_in(Path(self.out) / METRICS)])
 
     def round_done(self, record: RoundRecord) -> None:
         self.tell(round=_figures(record))
@@ -119,31 +105,9 @@ class Teller(Callback):
     def warning(self, sentence: str) -> None:
         self.tell(warning=sentence)
 
-    def finished(self, summary: Summary, out: str) -> None: ...
-
 
 def _figures(record: RoundRecord) -> dict[str, Any]:
     return {name: getattr(record, name) for name in FIGURES}
 
 
-def compare(
-    tell: Tell, folders: list[str], failed: dict[str, str], target: float | None, page: str
-) -> dict[str, Any]:
-    """The results of what was run in `folders`, and a report on them. `failed`: by folder, why it did not end."""
-    from ...config import RUN_FILE
-    from ...runs import groups, load
-    from .. import reports
-    from ..results import Result, results
-
-    runs = [load(folder) for folder in folders if (Path(folder) / RUN_FILE).is_file()]
-    there = {str(run.folder) for run in runs}
-    found = results(groups(runs), target, failed) if runs else []
-    found += [
-        Result.nothing(folder, failed.get(folder, "")) for folder in folders if folder not in there
-    ]
-    if runs:
-        reports.draw(runs, Path(page), lambda sentence: tell(warning=sentence), target, failed)
-    return {"results": [dataclasses.asdict(result) for result in found]}
-
-
-ORDERS: dict[str, Callable[..., dict[str, Any]]] = {"check": check, "run": run, "compare": compare}
+ORDERS: dict[str, Callable[..., dict[str, Any]]] = {"check": check, "run": run}

@@ -1,8 +1,7 @@
-"""The processes that run alternatives, as their parent sees them: whoever is free gets the next order."""
+"""The processes that check and run alternatives, each order in a free one, so that a run that dies takes no other with it."""
 
 import contextlib
 import json
-import os
 import selectors
 import signal
 import socket
@@ -18,17 +17,15 @@ PROGRAM = (
     "import sys; channel, *path = sys.argv[1:]; sys.path[:], sys.argv[1:] = path, []; "
     "from fedcomp.cli.comparison.worker import main; main(int(channel))"
 )
-STOP_S = 30.0  # in which a process that is interrupted ends the round that it may be in
+STOP_S = 30.0  # time for an interrupted process to finish its round
 CHUNK = 1 << 16
 Answer = dict[str, Any]
 
 
 class Process:
-    """One of them."""
-
     def __init__(self) -> None:
         self.link, other = socket.socketpair()
-        self.log = tempfile.TemporaryFile()  # what it prints, for the case that it dies
+        self.log = tempfile.TemporaryFile()  # its output, for the error if it dies
         path = [place for place in sys.path if isinstance(place, str)]
         with other:  # a process group of its own: Ctrl-C is for the parent
             self.process = subprocess.Popen(
@@ -48,7 +45,7 @@ class Process:
             self.link.sendall(json.dumps(order).encode() + b"\n")
 
     def answers(self) -> list[Answer] | None:
-        """What it has said since the last time; None when it has ended. Blocks until there is something."""
+        """Return new answers, None if the process has ended. Blocks until there is something."""
         try:
             said = self.link.recv(CHUNK)
         except ConnectionError:
@@ -69,10 +66,6 @@ class Process:
         said = self.log.read()[-CHUNK:].decode(errors="replace").strip()
         return f"its process {how}" + (f": {said.rpartition(chr(10))[2]}" if said else "")
 
-    def interrupt(self) -> None:
-        if self.process.poll() is None:
-            self.process.send_signal(signal.SIGINT)
-
     def end(self, patience_s: float) -> None:
         with contextlib.suppress(subprocess.TimeoutExpired):
             if patience_s:
@@ -84,7 +77,7 @@ class Process:
 
 
 class WorkerPool:
-    """`count` processes, ended when this is left: at once, or where an interruption is why, when each has put down what it was at."""
+    """`count` processes. They are killed on exit; after an interruption, each may finish its round first."""
 
     def __init__(self, count: int):
         self.count = count
@@ -102,51 +95,44 @@ class WorkerPool:
     ) -> None:
         interrupted = isinstance(error, KeyboardInterrupt)
         for process in self.busy if interrupted else ():
-            process.interrupt()
+            process.process.send_signal(signal.SIGINT)
         for process in self.busy:
             process.end(STOP_S if interrupted else 0)
         for process in self.free:
             process.end(0)
 
     def shrink(self, count: int) -> None:
-        """Use at most `count` processes from now on. Ends those that are free beyond it."""
+        """Use at most `count` processes from now on, and end superfluous ones."""
         self.count = min(self.count, count)
         while len(self.free) > count:
             self.free.pop().end(0)
 
     def do(self, orders: Sequence[Mapping[str, Any]]) -> Iterator[tuple[int, Answer]]:
-        """Have the orders obeyed; yields (which order, what is said of it) as it is said. The last that is said of each has `end`."""
+        """Carry out the orders. Yield (index of the order, answer) as they come; the last answer to each order has `end`."""
         waiting = deque(enumerate(orders))
-        with selectors.DefaultSelector() as ears:
+        with selectors.DefaultSelector() as links:
             while waiting or self.busy:
                 while waiting and len(self.busy) < self.count:
                     process = self.free.pop() if self.free else Process()  # one may have died
-                    ears.register(process.link, selectors.EVENT_READ, process)
+                    links.register(process.link, selectors.EVENT_READ, process)
                     self.busy.append(process)
                     job, order = waiting.popleft()
                     yield job, {"begun": True}
                     process.send(order, job)
-                for key, _ in ears.select():
-                    yield from self._heard(key.data, ears)
+                for key, _ in links.select():
+                    yield from self._heard(key.data, links)
 
     def _heard(
-        self, process: Process, ears: selectors.BaseSelector
+        self, process: Process, links: selectors.BaseSelector
     ) -> Iterator[tuple[int, Answer]]:
         job, answers = process.job, process.answers()
-        if answers is None:
-            ears.unregister(process.link)
+        if answers is None or any("end" in answer for answer in answers):
+            links.unregister(process.link)
             self.busy.remove(process)
-            why = process.why_ended()
+        if answers is None:
+            answers = [{"end": {"failed": process.why_ended(), "status": 1}}]
             process.end(0)
-            yield job, {"end": {"failed": why, "status": 1}}
-        for answer in answers or ():
-            if "end" in answer:
-                ears.unregister(process.link)
-                self.busy.remove(process)
-                self.free.append(process)
+        elif process not in self.busy:
+            self.free.append(process)
+        for answer in answers:
             yield job, answer
-
-
-def cores() -> int:
-    """Processors that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

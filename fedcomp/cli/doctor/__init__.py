@@ -1,8 +1,7 @@
 """`fedcomp doctor`: check a machine, a port, a server, an enrolment file, a folder of keys or a folder of data.
 
 It prints one line for each check: ✓ passed, ✗ failed and the fix, – skipped and the reason. Checked packages are imported inside of the
-checks, so that a broken package is a finding and does not end the command. To add a kind of check, write a module with `checks(asked)`
-and list it in KINDS.
+checks, so that a broken package is a finding and does not end the command.
 """
 
 import json
@@ -10,62 +9,50 @@ import os
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
 
 import typer
 
-from ...config import at_home
-from ...errors import UserError
-from . import data_folders, key_files, machine, ports, servers
-from .asked import Asked
-from .check import FAILED, Check
+from ...config import KEYS, at_home
+from ...errors import KeysError, UserError
+from ...formatting import one_line
+from ..flags import Json
+from . import key_files, machine
+from .check import FAILED, Check, refused
 
-KINDS = (machine, ports, key_files, servers, data_folders)  # in the order of their lines
 WIDTH = 12  # of the column with the checks' names
 
 
 def doctor(
-    server: Annotated[
-        str | None,
-        typer.Option(
-            metavar="HOST:PORT", help="A server to connect to; by default that of --client."
-        ),
-    ] = None,
-    client: Annotated[
-        Path | None,
-        typer.Option(
-            "--client",
-            "--enrolment",
-            metavar="FILE",
-            help="An enrolment file. Default without --keys: FEDCOMP_ENROLMENT or "
-            "~/.config/fedcomp/enrolment.toml.",
-        ),
-    ] = None,
-    keys: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="A folder that fedcomp keys init made.")
-    ] = None,
-    data: Annotated[
-        Path | None,
-        typer.Option(metavar="DIR", help="A folder with the data of built-in tasks."),
-    ] = None,
-    port: Annotated[
-        int | None,
-        typer.Option(metavar="N", min=1, max=65_535, help="A port that a server is to listen on."),
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON in place of lines.")] = False,
+    server: str | None = typer.Option(
+        None, metavar="HOST:PORT", help="A server to connect to; by default that of --client."
+    ),
+    client: Path | None = typer.Option(
+        None,
+        "--client",
+        "--enrolment",
+        metavar="FILE",
+        help="An enrolment file. Default without --keys: FEDCOMP_ENROLMENT or "
+        "~/.config/fedcomp/enrolment.toml.",
+    ),
+    keys: Path | None = typer.Option(
+        None, metavar="DIR", help="A folder that fedcomp keys init made."
+    ),
+    data: Path | None = typer.Option(
+        None, metavar="DIR", help="A folder with the data of built-in tasks."
+    ),
+    port: int | None = typer.Option(
+        None, metavar="N", min=1, max=65_535, help="A port that a server is to listen on."
+    ),
+    as_json: Json = False,
 ) -> None:
     """Check this machine and everything that the options name, and print fixes. The exit status is 2 if a check fails."""
-    from ...formatting import one_line
-
-    asked = Asked(
-        server,
-        at_home(client, "--client") if client else None if keys else _default_enrolment(),
-        keys and at_home(keys, "--keys"),
-        data and at_home(data, "--data"),
-        port,
-    )
+    if client:
+        client = at_home(client, "--client")
+    elif not keys:
+        client = _default_enrolment()
+    keys, data = keys and at_home(keys, "--keys"), data and at_home(data, "--data")
     done = []
-    for check in checks(asked):
+    for check in _checks(server, client, keys, data, port):
         done.append(check)
         if not as_json:
             print(one_line(check.line(WIDTH)), flush=True)
@@ -76,12 +63,38 @@ def doctor(
         raise typer.Exit(UserError.exit_status)
 
 
-def checks(asked: Asked) -> Iterator[Check]:
-    """Run the checks and yield their results. Raises UserError for a malformed --server."""
-    if asked.server:
-        asked.address()  # before the first line
-    for kind in KINDS:
-        yield from kind.checks(asked)
+def _checks(
+    server: str | None, client: Path | None, keys: Path | None, data: Path | None, port: int | None
+) -> Iterator[Check]:
+    """Yield the results of all checks. Raises ConfigError for a malformed --server, before the first check."""
+    where = _address(server) if server else None
+    yield from machine.checks()
+    if port is not None:
+        yield machine.listening(port)
+    enrolment = None
+    if client:
+        from ...keys.enrolment import Enrolment
+
+        try:
+            enrolment = Enrolment.read(client)
+        except KeysError as error:
+            yield refused("client", error)
+        else:
+            yield from key_files.enrolment_file(client, enrolment, keys or KEYS)
+    if keys:
+        yield from key_files.keys_folder(keys, enrolment)
+    if not where and enrolment and enrolment.server:
+        where = _address(enrolment.server, f"'server' in {client}")
+    if where:
+        yield from key_files.reachable(where, enrolment, keys)
+    if data:
+        yield from machine.data_folder(data)
+
+
+def _address(*text: str) -> tuple[str, int]:
+    from ...keys.connection import address
+
+    return address(*text)
 
 
 def _default_enrolment() -> Path | None:

@@ -1,47 +1,39 @@
-"""Check an enrolment file, a folder of keys, and whether the folder's registry accepts the enrolment."""
+"""Check an enrolment file, a folder of keys, whether its registry accepts the enrolment, and whether the server can be reached."""
 
 import stat
 from collections.abc import Iterator
+from contextlib import suppress
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...config import KEYS, keys_command
-from ...errors import KeysError
-from .asked import Asked
-from .check import FAILED, OK, Check, parted, refused, validity
+from ...errors import KeysError, UnreachableError
+from ..keys import days_left
+from .check import FAILED, Check, failed, ok, refused, skipped
 
 if TYPE_CHECKING:
+    from cryptography import x509
+
     from ...keys.enrolment import Enrolment
+    from ...keys.registry import Entry
+
+SOON = timedelta(days=30)
+TIMEOUT_S = 5.0
 
 
-def checks(asked: Asked) -> Iterator[Check]:
-    if asked.client is not None:
-        yield from enrolment_file(asked)
-    if asked.keys is not None:
-        yield from keys_folder(asked.keys, asked.enrolment)
-
-
-def enrolment_file(asked: Asked) -> Iterator[Check]:
-    from ...keys.enrolment import utc_now
-
-    if asked.unreadable:
-        yield refused("client", asked.unreadable)
-        return
-    enrolment, path = asked.enrolment, asked.client
-    yield Check("client", OK, f"{path} is whole: client {enrolment.id}")
+def enrolment_file(path: Path, enrolment: "Enrolment", keys: str | Path) -> Iterator[Check]:
+    renew = keys_command(keys, "renew", enrolment.id)
+    yield ok("client", f"{path} is whole: client {enrolment.id}")
     yield private(path, "client file")
-    yield validity("client's", enrolment.leaf, utc_now(), _remedy(asked))
-
-
-def _remedy(asked: Asked) -> str:
-    return f"on the server: {keys_command(asked.keys or KEYS, 'renew', asked.enrolment.id)}, then copy the new file"
+    yield validity("client's", enrolment.leaf, f"on the server: {renew}, then copy the new file")
 
 
 def keys_folder(folder: Path, enrolment: "Enrolment | None") -> Iterator[Check]:
     """Check the CA, the server's certificate, the registry and its enrolment files, and whether the registry accepts `enrolment`."""
     from ...keys import key_folder as keys
-    from ...keys.certificates import read_certificate
-    from ...keys.enrolment import one_certificate, utc_now
+    from ...keys.certificates import one_certificate, read_certificate
+    from ...keys.enrolment import utc_now
 
     try:
         registry = keys.read_registry(folder)
@@ -49,43 +41,26 @@ def keys_folder(folder: Path, enrolment: "Enrolment | None") -> Iterator[Check]:
     except KeysError as error:
         yield refused("keys", error)
         return
-    now = utc_now()
-    yield validity(
-        "ca",
-        ca,
-        now,
-        "make new keys in another folder: fedcomp keys init --out DIR --clients N",
-    )
-    yield validity(
-        "certificate",
-        certificate,
-        now,
-        keys_command(folder, "renew", "server"),
-        f"for {', '.join(keys.hosts_of(certificate))}, ",
-    )
+    remedy = "make new keys in another folder: fedcomp keys init --out DIR --clients N"
+    yield validity("ca", ca, remedy)
+    hosts = f"for {', '.join(keys.hosts_of(certificate))}, "
+    yield validity("certificate", certificate, keys_command(folder, "renew", "server"), hosts)
     for name in (keys.CA_KEY, keys.SERVER_KEY):
         if (folder / name).exists():
             yield private(folder / name, name)
-    counts = {"let in": len(registry.enrolled())}
-    counts["revoked"] = sum(entry.state == "revoked" for entry in registry.entries)
-    counts["expired"] = len(registry.entries) - sum(counts.values())
-    said = ", ".join(f"{count} {state}" for state, count in counts.items() if count) or "none"
-    expired = counts["expired"] > 0
     if not registry.entries and any((folder / keys.CLIENTS).glob("*.toml")):
-        yield Check(
+        yield failed(
             "registry",
-            FAILED,
             f"{registry.path} holds no client, and there are enrolment files: it was emptied",
             "bring back a copy of it; without one, make new keys in another folder",
         )
         return
-    yield Check(
-        "registry",
-        FAILED if expired else OK,
-        f"clients: {said}",
-        keys_command(folder, "renew") if expired else "",
-    )
-    yield files_of(folder, registry.entries)
+    now = utc_now()
+    yield keys_of(folder, keys.CLIENTS, registry.entries, now)
+    yield files_of(folder, keys.CLIENTS, registry.entries)
+    if registry.relays:
+        yield keys_of(folder, keys.RELAYS, registry.relays, now)
+        yield files_of(folder, keys.RELAYS, registry.relays)
     if enrolment is not None:
         why = registry.reason_of_hash(enrolment.key_hash)
         here = registry.id_of_hash(enrolment.key_hash)
@@ -93,57 +68,97 @@ def keys_folder(folder: Path, enrolment: "Enrolment | None") -> Iterator[Check]:
             why = f"the registry has its key for client {here}, but its file says {enrolment.id}; copy {keys.CLIENTS}/{here}.toml anew"
         if not why and one_certificate(enrolment.ca) != ca:
             why = f"client {enrolment.id} is let in and trusts another CA; copy {keys.CLIENTS}/{here}.toml anew"
-        yield Check(
-            "enrolled",
-            FAILED if why else OK,
-            *(parted(why) if why else [f"client {enrolment.id} is let in"]),
+        yield (
+            refused("enrolled", why) if why else ok("enrolled", f"client {enrolment.id} is let in")
         )
 
 
-def files_of(folder: Path, entries: tuple) -> Check:
-    """Check that the enrolment files in the folder match the registry and are private. Files that were removed are not needed."""
-    from ...keys import key_folder as keys
+def keys_of(folder: Path, place: str, entries: "tuple[Entry, ...]", now: datetime) -> Check:
+    """Check that no key of the clients or the relays in the registry has expired. `place`: "clients" or "relays"."""
+    counts = {"let in": sum(not entry.refused(now) for entry in entries)}
+    counts["revoked"] = sum(entry.state == "revoked" for entry in entries)
+    counts["expired"] = len(entries) - sum(counts.values())
+    said = ", ".join(f"{count} {state}" for state, count in counts.items() if count) or "none"
+    if counts["expired"]:
+        return failed("registry", f"{place}: {said}", keys_command(folder, "renew"))
+    return ok("registry", f"{place}: {said}")
+
+
+def files_of(folder: Path, place: str, entries: "tuple[Entry, ...]") -> Check:
+    """Check that the enrolment files in `place` match the registry and are private. Files that were removed are not needed."""
     from ...keys.enrolment import Enrolment, openssh
 
-    clients = folder / keys.CLIENTS
+    paths = {path.stem: path for path in sorted((folder / place).glob("*.toml"))}
+    there = 0
     for entry in entries:
-        renew = keys_command(folder, "renew", entry.id)
-        path = clients / f"{entry.id}.toml"
-        if not path.is_file():
+        path = paths.pop(str(entry.id), None)
+        if path is None:
             continue  # copied to its device and deleted
+        there += 1
+        renew = keys_command(folder, "renew", entry.holder)
         try:
             enrolment = Enrolment.read(path)
         except KeysError as error:
-            return Check("files", FAILED, *parted(str(error).rpartition(";")[0] + f"; {renew}"))
+            return refused("files", str(error).rpartition(";")[0] + f"; {renew}")
         if (enrolment.id, openssh(enrolment.pair[1])) != (entry.id, entry.public_key):
-            return Check(
-                "files", FAILED, f"{path} does not match the registry's client {entry.id}", renew
-            )
+            return failed("files", f"{path} does not match the registry's {entry.name}", renew)
         if (found := private(path, "files")).state == FAILED:
             return found
-    unknown = [
-        path
-        for path in sorted(clients.glob("*.toml"))
-        if path.stem not in {str(entry.id) for entry in entries}
-    ]
-    if unknown:
-        more = keys_command(folder, "add")
-        return Check(
-            "files",
-            FAILED,
-            f"{unknown[0]} belongs to no client in the registry",
-            f"delete it; {more} makes new ones",
-        )
-    there = sum((clients / f"{entry.id}.toml").is_file() for entry in entries)
-    return Check(
-        "files", OK, f"{there} of {len(entries)} enrolment files are here, as the registry says"
+    for path in paths.values():
+        more = keys_command(folder, "add", *["--relay", "--host", "HOST"] * (place == "relays"))
+        found = f"{path} belongs to none of the {place} in the registry"
+        return failed("files", found, f"delete it; {more} makes new ones")
+    return ok(
+        "files",
+        f"{there} of {len(entries)} enrolment files in {place} are here, as the registry says",
     )
 
 
 def private(path: Path, what: str) -> Check:
     mode = stat.S_IMODE(path.stat().st_mode)
     if mode & 0o077:
-        return Check(
-            what, FAILED, f"{path} may be read by others (mode {mode:03o})", f"chmod 600 {path}"
-        )
-    return Check(what, OK, f"{path} is readable by its owner alone")
+        return failed(what, f"{path} may be read by others (mode {mode:03o})", f"chmod 600 {path}")
+    return ok(what, f"{path} is readable by its owner alone")
+
+
+def validity(what: str, certificate: "x509.Certificate", remedy: str, before: str = "") -> Check:
+    """Check that a certificate is valid now. One that has not begun shows that this machine's clock is behind."""
+    from ...keys.enrolment import iso, utc_now
+
+    now = utc_now()
+    begins, ends = certificate.not_valid_before_utc, certificate.not_valid_after_utc
+    clock = f"and it is {iso(now)} by this machine's clock"
+    if now < begins:
+        fix = "set the clock by NTP: timedatectl set-ntp true"
+        return failed(what, f"{before}begins on {iso(begins)}, {clock}", fix)
+    if now >= ends:
+        fix = f"correct the clock if it is wrong, else {remedy}"
+        return failed(what, f"{before}ended on {iso(ends)}, {clock}", fix)
+    found = f"{before}good until {iso(ends)}, {days_left(ends, now)} days"
+    return ok(what, found, f"renew it soon, {remedy}" if ends - now < SOON else "")
+
+
+def reachable(
+    where: tuple[str, int], enrolment: "Enrolment | None", keys: Path | None
+) -> Iterator[Check]:
+    """Connect to a server with an enrolment, else with the CA of the folder of keys, and check the server's certificate."""
+    from ...keys.connection import contact, join_address
+
+    name, trust = join_address(*where), enrolment
+    if trust is None and keys:
+        with suppress(OSError, ValueError):
+            trust = (keys / "ca.crt").read_text(encoding="ascii")
+    try:
+        met = contact(*where, trust, TIMEOUT_S)
+    except (KeysError, UnreachableError) as error:
+        if trust is None and isinstance(error, UnreachableError) and error.cause == "tls":
+            found = f"{name} has a certificate that was not checked"
+            yield skipped("server", found, "give --client FILE, or --keys DIR")
+        else:
+            yield refused("server", error)
+        return
+    without = "" if met.certificate else ", without TLS"
+    yield ok("server", f"{name} is there{without}, {1000 * met.seconds:.0f} ms")
+    if met.certificate:
+        renew = keys_command(keys or KEYS, "renew", "server")
+        yield validity("server's", met.certificate, f"on the server: {renew}")

@@ -1,20 +1,22 @@
-"""Check this machine: Python and packages, torch, its threads and devices, and free disk space."""
+"""Check this machine: Python and packages, torch, its threads and devices, free disk space, a port, and a folder of data."""
 
+import errno
 import os
 import platform
 import shutil
-from collections.abc import Callable, Iterator
+import socket
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
+from ...errors import FedcompError, MissingExtraError, UserError
 from ...formatting import human_bytes
-from .asked import Asked
-from .check import FAILED, OK, SKIPPED, Check
+from .check import Check, failed, ok, refused, skipped
 
 LEAST_FREE = 10**9  # bytes where runs go
 
 
-def checks(asked: Asked) -> Iterator[Check]:
+def checks() -> Iterator[Check]:
     yield from packages()
     yield from torch_and_cuda()
     yield disk(Path("runs"))
@@ -30,85 +32,54 @@ def packages() -> Iterator[Check]:
     try:
         about = metadata.metadata("fedcomp")
     except metadata.PackageNotFoundError:
-        yield Check(
-            "packages",
-            SKIPPED,
-            "fedcomp is not installed but run from its sources",
-            "install it with: pip install .",
-        )
+        found = "fedcomp is not installed but run from its sources"
+        yield skipped("packages", found, "install it with: pip install .")
         return
     wanted, here = SpecifierSet(about["Requires-Python"] or ""), platform.python_version()
-    fits = wanted.contains(here, prereleases=True)
-    yield Check(
-        "python",
-        OK if fits else FAILED,
-        here if fits else f"{here}, and {wanted} is needed",
-        "" if fits else f"make an environment with Python {wanted}",
-    )
+    if wanted.contains(here, prereleases=True):
+        yield ok("python", here)
+    else:
+        fix = f"make an environment with Python {wanted}"
+        yield failed("python", f"{here}, and {wanted} is needed", fix)
     needed = [Requirement(line) for line in about.get_all("Requires-Dist") or []]
     needed = [one for one in needed if one.marker is None or one.marker.evaluate({"extra": ""})]
-    wrong = [one for one in needed if not _fits(one.name, one.specifier.contains)]
-    for one in needed:
-        if one.name == "flwr" and one not in wrong:
-            yield Check("flwr", OK, f"{metadata.version('flwr')}, within {one.specifier}")
-    for one in wrong:
-        yield Check(
-            one.name,
-            FAILED,
-            f"{_version(one.name)}, and {one.specifier} is needed",
-            f"pip install '{one.name}{one.specifier}'",
-        )
+    wrong = 0
+    for one in sorted(needed, key=lambda one: one.name != "flwr"):
+        try:
+            version = metadata.version(one.name)
+            fits = one.specifier.contains(version, prereleases=True)
+        except metadata.PackageNotFoundError:
+            version, fits = "not installed", False
+        if not fits:
+            wrong += 1
+            fix = f"pip install '{one.name}{one.specifier}'"
+            yield failed(one.name, f"{version}, and {one.specifier} is needed", fix)
+        elif one.name == "flwr":
+            yield ok("flwr", f"{version}, within {one.specifier}")
     if not wrong:
-        yield Check(
-            "packages", OK, f"{len(needed)} as needed: {', '.join(one.name for one in needed)}"
-        )
-
-
-def _version(name: str) -> str:
-    from importlib import metadata
-
-    with suppress(metadata.PackageNotFoundError):
-        return metadata.version(name)
-    return "not installed"
-
-
-def _fits(name: str, contains: Callable[..., bool]) -> bool:
-    return (version := _version(name)) != "not installed" and contains(version, prereleases=True)
+        names = ", ".join(one.name for one in needed)
+        yield ok("packages", f"{len(needed)} as needed: {names}")
 
 
 def torch_and_cuda() -> Iterator[Check]:
     try:
         import torch
-    except (
-        Exception
-    ) as error:  # a library that is missing is an OSError, a half-installed package anything
-        yield Check(
-            "torch",
-            FAILED,
-            f"cannot be imported ({type(error).__name__}: {error})",
-            "install it anew with: pip install --force-reinstall torch",
-        )
+    except Exception as error:  # an OSError for a missing library, anything for a broken package
+        found = f"cannot be imported ({type(error).__name__}: {error})"
+        yield failed("torch", found, "install it anew with: pip install --force-reinstall torch")
         return
-    yield Check("torch", OK, torch.__version__)
+    yield ok("torch", torch.__version__)
     if torch.cuda.is_available():
         names = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
-        yield Check("cuda", OK, f"{len(names)} device{'s' * (len(names) > 1)}: {', '.join(names)}")
-    elif torch.version.cuda and Path("/dev/nvidia0").exists():
-        yield Check(
-            "cuda",
-            FAILED,
-            f"a GPU is here and torch {torch.__version__} cannot use it",
-            "update NVIDIA's driver, or run with --device cpu",
-        )
-    elif Path("/dev/nvidia0").exists():
-        yield Check(
-            "cuda",
-            FAILED,
-            f"a GPU is here and torch {torch.__version__} is built without CUDA",
-            "install torch's CUDA build, or run with --device cpu",
-        )
+        yield ok("cuda", f"{len(names)} device{'s' * (len(names) > 1)}: {', '.join(names)}")
+    elif not Path("/dev/nvidia0").exists():
+        yield skipped("cuda", "no device is here, runs are on the CPU")
+    elif torch.version.cuda:
+        found = f"a GPU is here and torch {torch.__version__} cannot use it"
+        yield failed("cuda", found, "update NVIDIA's driver, or run with --device cpu")
     else:
-        yield Check("cuda", SKIPPED, "no device is here, runs are on the CPU")
+        found = f"a GPU is here and torch {torch.__version__} is built without CUDA"
+        yield failed("cuda", found, "install torch's CUDA build, or run with --device cpu")
     yield threads(torch.get_num_threads(), cores())
 
 
@@ -124,12 +95,11 @@ def cores(limit: Path = Path("/sys/fs/cgroup/cpu.max")) -> int:
 
 
 def threads(count: int, usable: int) -> Check:
-    said = f"{count} on {usable} core{'s' * (usable > 1)}"
+    found = f"{count} on {usable} core{'s' * (usable > 1)}"
     if count > usable:
-        return Check(
-            "threads", FAILED, f"{said}, which slows every step", f"set OMP_NUM_THREADS={usable}"
-        )
-    return Check("threads", OK, said)
+        fix = f"set OMP_NUM_THREADS={usable}"
+        return failed("threads", f"{found}, which slows every step", fix)
+    return ok("threads", found)
 
 
 def disk(runs: Path) -> Check:
@@ -139,14 +109,56 @@ def disk(runs: Path) -> Check:
         place = place.parent
     free = shutil.disk_usage(place).free
     if not place.is_dir() or not os.access(place, os.W_OK | os.X_OK):
-        return Check(
-            "disk", FAILED, f"{place} cannot be written", "work in another folder, or give --out"
-        )
+        return failed("disk", f"{place} cannot be written", "work in another folder, or give --out")
+    found = f"{human_bytes(free)} free in {place}"
     if free < LEAST_FREE:
-        return Check(
-            "disk",
-            FAILED,
-            f"{human_bytes(free)} free in {place}",
-            f"free {human_bytes(LEAST_FREE)}, or give --out elsewhere",
-        )
-    return Check("disk", OK, f"{human_bytes(free)} free in {place}")
+        fix = f"free {human_bytes(LEAST_FREE)}, or give --out elsewhere"
+        return failed("disk", found, fix)
+    return ok("disk", found)
+
+
+def listening(port: int) -> Check:
+    """Check that a server can listen on a port on every address of this machine."""
+    what = f"port {port}"
+    for family, everywhere in ((socket.AF_INET, "0.0.0.0"), (socket.AF_INET6, "::")):
+        try:
+            with socket.socket(family, socket.SOCK_STREAM) as trial:
+                # As servers do: a port that was closed just now is free.
+                trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                if family == socket.AF_INET6:
+                    trial.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+                trial.bind((everywhere, port))
+                trial.listen(1)
+        except PermissionError:
+            fix = "give --port with a number from 1024"
+            return failed(what, "this user may not listen there", fix)
+        except OSError as error:
+            if family == socket.AF_INET6 and error.errno != errno.EADDRINUSE:
+                continue  # a machine without IPv6
+            found = f"something listens there already ({error.strerror})"
+            fix = f"stop what ss -ltnp 'sport = :{port}' shows, or give --port with another number"
+            return failed(what, found, fix)
+    return ok(what, "free")
+
+
+def data_folder(folder: Path) -> Iterator[Check]:
+    """Load each built-in task with its data in a folder. A missing set is skipped if the folder has another one."""
+    from ...tasks import available_tasks, load
+
+    found: dict[str, tuple[int, int] | FedcompError] = {}
+    for name in available_tasks():
+        if name != "digits":
+            try:
+                task = load(name, folder)
+                found[name] = len(task.train()), len(task.test())
+            except (UserError, MissingExtraError) as error:
+                found[name] = error
+    any_there = any(not isinstance(result, FedcompError) for result in found.values())
+    for name, result in found.items():
+        if not isinstance(result, FedcompError):
+            train, test = result
+            yield ok("data", f"{name}: {train:,} examples to learn from, {test:,} to test on")
+        elif (folder / name.partition("-")[0]).exists() or not any_there:
+            yield refused("data", f"{name}: {result}")
+        else:
+            yield skipped("data", f"{name}: not in {folder}")

@@ -91,51 +91,41 @@ def _bytes_tick(count: float) -> str:
     return f"{float(number):g} {unit}"
 
 
-ACCURACY = Quantity(
-    "accuracy",
-    lambda run: run.metrics["accuracy"],
-    lambda share: f"{round(100 * share, 6):g} %",
-    percent,
-)
-LOSS = Quantity(
-    "test loss", lambda run: run.metrics["loss"], lambda v: f"{v:.4g}", decimal, log_from=STEEP
-)
-ROUNDS = Quantity(
-    "round",
-    lambda run: run.metrics["round"],
-    lambda v: f"{v:,.0f}",
-    lambda v: f"round {v:,.0f}",
-    whole=True,
-)
+def _metric(name: str) -> Callable[[Run], np.ndarray]:
+    return lambda run: run.metrics[name]
+
+
+ACCURACY = Quantity("accuracy", _metric("accuracy"), lambda v: f"{round(100 * v, 6):g} %", percent)
+LOSS = Quantity("test loss", _metric("loss"), "{:.4g}".format, decimal, log_from=STEEP)
+ROUNDS = Quantity("round", _metric("round"), "{:,.0f}".format, "round {:,.0f}".format, whole=True)
 BYTES = Quantity(
     "bytes up and down", sent, _bytes_tick, lambda v: human_bytes(round(v)), log_from=WIDE
 )
-HOURS = Quantity("simulated hours", hours, lambda v: f"{v:.6g}", lambda v: duration(3600 * v))
+HOURS = Quantity("simulated hours", hours, "{:.6g}".format, lambda v: duration(3600 * v))
 
 
 def finals(found: Sequence[Panel]) -> list[tuple[str, str]]:
     """Return (title of the panel, <svg>) for each panel: final accuracy or loss of its lines against bytes. Empty for a single line."""
     if sum(len(panel.entries) for panel in found) < 2:
         return []
-    points = [[p for entry in panel.entries if (p := _final(entry, panel))] for panel in found]
     drawn = []
-    for panel, mine in zip(found, points, strict=True):
-        up = LOSS if panel.by_loss else ACCURACY
-        alike = [
-            one
-            for other, theirs in zip(found, points, strict=True)
-            if other.by_loss == panel.by_loss
-            for one in theirs
-        ]  # of all panels, which share their axes
-        if not mine:
+    for panel in found:
+        points = _finals(panel)
+        if not points:
             continue
-        title = f"{up.label.capitalize()} against bytes" + (
-            f", {panel.title}" if panel.title else ""
-        )
-        front = _staircase(panel, mine) if panel.comparable else []
+        up = LOSS if panel.by_loss else ACCURACY
+        # Panels with the same vertical quantity share their axes.
+        alike = [one for other in found if other.by_loss == panel.by_loss for one in _finals(other)]
+        title = f"{up.label.capitalize()} against bytes"
+        title += f", {panel.title}" if panel.title else ""
+        front = _staircase(points) if panel.comparable else []
         across, upwards = _axis(BYTES, alike, across=True), _axis(up, alike)
-        drawn.append((panel.title, svg.chart(title, across, upwards, mine, front)))
+        drawn.append((panel.title, svg.chart(title, across, upwards, points, front)))
     return drawn
+
+
+def _finals(panel: Panel) -> list[svg.Series]:
+    return [point for entry in panel.entries if (point := _final(entry, panel))]
 
 
 def _final(entry: ReportLine, panel: Panel) -> svg.Series | None:
@@ -166,7 +156,7 @@ def _final(entry: ReportLine, panel: Panel) -> svg.Series | None:
     )
 
 
-def _staircase(panel: Panel, drawn: Sequence[svg.Series]) -> list[tuple[float, float]]:
+def _staircase(drawn: Sequence[svg.Series]) -> list[tuple[float, float]]:
     """Return the corners of the front, from the fewest bytes to the most."""
     points = sorted({(p.x, p.y) for one in drawn if one.ring for p in one.points})
     steps = points[:1]
@@ -177,27 +167,17 @@ def _staircase(panel: Panel, drawn: Sequence[svg.Series]) -> list[tuple[float, f
 
 def curves(panel: Panel, found: Sequence[Panel]) -> list[list[tuple[str, str]]]:
     """Return rows of (title, <svg>): accuracy and loss over rounds, bytes and simulated hours, with the axes that all panels share."""
-    return [
-        row
-        for up in (ACCURACY, LOSS)
-        if (
-            row := [
-                made
-                for across in (ROUNDS, BYTES, HOURS)
-                if (made := _curve(panel, found, across, up))
-            ]
-        )
-    ]
-
-
-def _curve(
-    panel: Panel, found: Sequence[Panel], across: Quantity, up: Quantity
-) -> tuple[str, str] | None:
-    if not (mine := _lines(panel, across, up)):
-        return None
-    alike = [line for other in found for line in _lines(other, across, up)]
-    title = f"{up.label.capitalize()} over {across.label.replace('round', 'rounds')}"
-    return title, svg.chart(title, _axis(across, alike, across=True), _axis(up, alike), mine)
+    rows = []
+    for up in (ACCURACY, LOSS):
+        row = []
+        for across in (ROUNDS, BYTES, HOURS):
+            if mine := _lines(panel, across, up):
+                alike = [line for other in found for line in _lines(other, across, up)]
+                title = f"{up.label.capitalize()} over {across.label.replace('round', 'rounds')}"
+                axes = _axis(across, alike, across=True), _axis(up, alike)
+                row.append((title, svg.chart(title, *axes, mine)))
+        rows += [row] if row else []
+    return rows
 
 
 def _lines(panel: Panel, across: Quantity, up: Quantity) -> list[svg.Series]:
@@ -253,20 +233,17 @@ def _axis(quantity: Quantity, drawn: Sequence[svg.Series], across: bool = False)
 
     It is logarithmic if the values of the series lie far apart: across, only their last values count.
     """
+    points = [(p.x, p.y) for one in drawn for p in one.points]
+    points += [end for one in drawn for end in one.line]
     if across:
-        values = [p.x for one in drawn for p in one.points] + [
-            x for one in drawn for x, _ in one.line
-        ]
+        values = [x for x, _ in points]
         apart = [max(p.x for p in one.points) for one in drawn]
     else:
-        values = [p.y for one in drawn for p in one.points] + [
-            y for one in drawn for _, y in one.line
-        ]
+        values = [y for _, y in points]
         values += [y for one in drawn for _, *ends in one.band for y in ends]
         apart = values
     low, high = min(apart), max(apart)
     log = min(values) > 0 and math.log10(high) - math.log10(low) > math.log10(quantity.log_from)
-    ends = (svg.LEFT, svg.WIDTH - svg.RIGHT) if across else (svg.HEIGHT - svg.BOTTOM, svg.TOP)
-    return svg.Axis(
-        quantity.label, svg.Scale.around(values, *ends, log), quantity.tick, quantity.whole
+    return svg.Axis.around(
+        quantity.label, values, quantity.tick, across=across, log=log, whole=quantity.whole
     )

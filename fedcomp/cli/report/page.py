@@ -1,20 +1,16 @@
 """The report: one HTML file that needs nothing else, neither scripts nor a network."""
 
-import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
-from importlib import resources
-from pathlib import Path
 from statistics import mean
 
 import numpy as np
 
 from ... import __version__
 from ...config import flag
-from ...errors import RunFolderError
 from ...formatting import NOTHING, decimal, duration, percent, ratio
-from ...runs import ALIKE, Group, Run, groups
+from ...runs import ALIKE, Group, Run
 from ..results import FRONT, cells, legend, results
 from ..results import head as titles
 from . import svg
@@ -25,34 +21,13 @@ MOST_NAMED = 12  # clients in a cell
 MOST_IN_COLUMN = 8  # entries of the legend
 
 
-def write(
-    runs: Sequence[Run],
-    page: Path,
-    *,
-    target: float | None = None,
-    failed: Mapping[str, str] | None = None,
-) -> None:
-    """Write the report on `runs`.
-
-    `target`: an accuracy, 0..1, for which rounds and bytes are reported; `failed`: the error of each failed run, by folder. Raises
-    RunFolderError when the file cannot be written.
-    """
-    text = html(groups(runs), target, failed)
-    new = page.with_name(f".{page.name}.new")
-    try:
-        page.parent.mkdir(parents=True, exist_ok=True)
-        new.write_text(text, encoding="utf-8")
-        os.replace(new, page)
-    except OSError as error:
-        raise RunFolderError(
-            f"{page} cannot be written ({error.strerror}); give another --out"
-        ) from error
-
-
 def html(
     found: Sequence[Group], target: float | None, failed: Mapping[str, str] | None = None
 ) -> str:
-    """Return the report as an HTML document."""
+    """Return the report on groups of runs as an HTML document.
+
+    `target`: an accuracy, 0..1, for which rounds and bytes are reported; `failed`: the error of each failed run, by folder.
+    """
     lines = results(found, target, failed)
     drawn = panels(found, lines)
     entries = {id(entry.group): entry for panel in drawn for entry in panel.entries}
@@ -60,9 +35,6 @@ def html(
     tasks = ", ".join(dict.fromkeys(str(group.runs[0].problem["task"]) for group in found))
     runs = [run for group in found for run in group.runs]
     styles = len({entry.style for entry in rows})
-    plots = [
-        (panel.title, "".join(_charts(row) for row in curves(panel, drawn))) for panel in drawn
-    ]
     judged = "Test loss" if all(panel.by_loss for panel in drawn) else "Accuracy"
     parts = [
         svg.markers(),
@@ -70,34 +42,26 @@ def html(
         f'<p class="quiet">{len(runs)} run{"s" * (len(runs) > 1)}; bytes are lengths of frames that were sent. fedcomp {__version__}</p>',
         f'<div class="verdict">{"".join(f"<p>{said}</p>" for said in verdict(drawn, target))}</div>',
         _section(f"{judged} against bytes", _front(drawn, rows) if len(rows) > 1 else ""),
-        _section("Curves", _curves(plots)),
+        _section("Curves", "".join(_curves(panel, drawn) for panel in drawn)),
         _section("Results", _results(rows, target)),
         _section("Settings", _settings(found)),
         _section("Rejected updates", _rejections(found)),
         _section("Suspected clients", _suspicion(found)),
         _section("Warnings", _warnings(runs)),
-        _section(
-            "Folders",
-            "<ul>"
-            + "".join(f"<li><code>{escape(str(run.folder))}</code></li>" for run in runs)
-            + "</ul>",
-        ),
+        _section("Folders", _list(f"<code>{escape(str(run.folder))}</code>" for run in runs)),
     ]
-    style = resources.files(__package__).joinpath("style.css").read_text(encoding="utf-8")
     return (
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{escape(tasks)}: report</title><style>{style}{_highlight(styles)}</style></head>\n"
+        f"<title>{escape(tasks)}: report</title><style>{svg.style_sheet()}{_highlight(styles)}</style></head>\n"
         f"<body>{''.join(parts)}</body></html>\n"
     )
 
 
 def _highlight(styles: int) -> str:
     """Return CSS rules that fade all other lines while the pointer is on a line or its name."""
-    return "".join(
-        f"body:has(.s{i}:hover) .s:not(.s{i}) {{ opacity: .15 }}\n"
-        for i in range(styles if styles > 1 else 0)
-    )
+    rule = "body:has(.s{i}:hover) .s:not(.s{i}) {{ opacity: .15 }}\n"
+    return "".join(rule.format(i=i) for i in range(styles)) if styles > 1 else ""
 
 
 def _section(title: str, content: str) -> str:
@@ -106,12 +70,10 @@ def _section(title: str, content: str) -> str:
 
 def _charts(drawn: Iterable[tuple[str, str]], more: str = "") -> str:
     """Return charts side by side, each with its caption if it has one, followed by `more`."""
-    figures = "".join(
-        "<figure>"
-        + (f"<figcaption>{escape(title)}</figcaption>" if title else "")
-        + f"{picture}</figure>"
-        for title, picture in drawn
-    )
+    figures = ""
+    for title, picture in drawn:
+        caption = f"<figcaption>{escape(title)}</figcaption>" if title else ""
+        figures += f"<figure>{caption}{picture}</figure>"
     return f'<div class="charts">{figures}{more}</div>' if figures or more else ""
 
 
@@ -137,10 +99,10 @@ def _breakable(name: str) -> str:
     return escape(name).replace(",", ",<wbr>")
 
 
-def _curves(plots: Sequence[tuple[str, str]]) -> str:
-    return "".join(
-        (f"<h3>{escape(title)}</h3>" if title else "") + charts for title, charts in plots if charts
-    )
+def _curves(panel: Panel, found: Sequence[Panel]) -> str:
+    charts = "".join(_charts(row) for row in curves(panel, found))
+    title = f"<h3>{escape(panel.title)}</h3>" if panel.title and charts else ""
+    return title + charts
 
 
 @dataclass(frozen=True)
@@ -238,132 +200,85 @@ def _simulated(run: Run) -> float | None:
 
 
 def _settings(found: Sequence[Group]) -> str:
-    names = [
-        name
-        for name in dict.fromkeys(name for group in found for name in group.runs[0].options)
+    """Return a table of the options that differ, and one of the others with what the runs decided."""
+    options = dict.fromkeys(name for group in found for name in group.runs[0].options)
+    values = {
+        name: [_shown(group.runs[0].options.get(name)) for group in found]
+        for name in options
         if name not in ALIKE
+    }
+    different = [name for name, shown in values.items() if len(set(shown)) > 1]
+    own = ""
+    if different:
+        rows = [
+            [Cell(group.label, "name"), *(values[name][i] for name in different)]
+            for i, group in enumerate(found)
+        ]
+        own = _table(["run", *map(flag, different)], rows)
+    runs = [run for group in found for run in group.runs]
+    common = [
+        ("parameters", _distinct(f"{run.parameters:,}" for run in runs if run.parameters)),
+        ("seeds", _distinct(_shown(run.options.get("seed", 0)) for run in runs)),
+        *((flag(name), shown[0]) for name, shown in values.items() if name not in different),
     ]
-    values = {name: [_shown(group.runs[0].options.get(name)) for group in found] for name in names}
-    different = [name for name in names if len(set(values[name])) > 1]
-    own = (
-        _table(
-            ["run", *map(flag, different)],
-            (
-                [Cell(group.label, "name"), *(values[name][i] for name in different)]
-                for i, group in enumerate(found)
-            ),
-        )
-        if different
-        else ""
-    )
-    common = _table(
-        ["option", "value"],
-        [
-            (
-                "parameters",
-                ", ".join(
-                    dict.fromkeys(
-                        f"{run.parameters:,}"
-                        for group in found
-                        for run in group.runs
-                        if run.parameters
-                    )
-                )
-                or NOTHING,
-            ),
-            (
-                "seeds",
-                ", ".join(
-                    dict.fromkeys(
-                        _shown(run.options.get("seed", 0)) for group in found for run in group.runs
-                    )
-                ),
-            ),
-            *((flag(name), values[name][0]) for name in names if name not in different),
-            *(
-                (
-                    name,
-                    ", ".join(
-                        dict.fromkeys(
-                            _shown(run.resolved.get(name)) for group in found for run in group.runs
-                        )
-                    ),
-                )
-                for name in dict.fromkeys(
-                    name for group in found for run in group.runs for name in run.resolved
-                )
-            ),
-        ],
-    )
+    for name in dict.fromkeys(name for run in runs for name in run.resolved):
+        common.append((name, _distinct(_shown(run.resolved.get(name)) for run in runs)))
     folded, title = ("", "common to all") if different else (" open", "all options")
-    return f"{own}<details{folded}><summary>{title}</summary>{common}</details>"
+    table = _table(["option", "value"], common)
+    return f"{own}<details{folded}><summary>{title}</summary>{table}</details>"
+
+
+def _distinct(texts: Iterable[str]) -> str:
+    return ", ".join(dict.fromkeys(texts)) or NOTHING
 
 
 def _rejections(found: Sequence[Group]) -> str:
     rows = []
-    for group in found:
-        for run in group.runs:
-            for r in run.summary.rejections if run.summary else ():
-                more = f" and {r.more_clients} more" if r.more_clients else ""
-                named = ", ".join(map(str, r.clients[:MOST_NAMED]))
-                rows.append(
-                    [
-                        Cell(_of(group, run), "name"),
-                        Cell(f"{r.updates:,}", "n"),
-                        r.stage,
-                        Cell(r.reason, "note"),
-                        Cell(named + more, "note"),
-                    ]
-                )
+    for group, run in _runs(found):
+        for r in run.summary.rejections if run.summary else ():
+            more = f" and {r.more_clients} more" if r.more_clients else ""
+            clients = ", ".join(map(str, r.clients[:MOST_NAMED])) + more
+            name, updates = Cell(_of(group, run), "name"), Cell(f"{r.updates:,}", "n")
+            rows.append([name, updates, r.stage, Cell(r.reason, "note"), Cell(clients, "note")])
     head = ["run", Cell("updates", "n"), "at", "reason", "clients"]
     return _table(head, rows) if rows else ""
 
 
 def _suspicion(found: Sequence[Group]) -> str:
     rows = []
-    for group in found:
-        for run in group.runs:
-            last = next((r.suspicion for r in reversed(run.records) if r.suspicion), {})
-            worst = sorted(last.items(), key=lambda item: (-item[1], item[0]))[:MOST_NAMED]
-            rows += [
-                [Cell(_of(group, run), "name"), *_numbers([str(client), percent(share)])]
-                for client, share in worst
-                if share > 0
-            ]
-    return (
-        '<p class="quiet">Share of a client\'s votes that lost by a wide margin.</p>'
-        + _table(["run", *_numbers(["client", "suspicion"])], rows)
-        if rows
-        else ""
-    )
+    for group, run in _runs(found):
+        last = next((r.suspicion for r in reversed(run.records) if r.suspicion), {})
+        worst = sorted(last.items(), key=lambda item: (-item[1], item[0]))[:MOST_NAMED]
+        for client, share in worst:
+            if share > 0:
+                figures = _numbers([str(client), percent(share)])
+                rows.append([Cell(_of(group, run), "name"), *figures])
+    if not rows:
+        return ""
+    table = _table(["run", *_numbers(["client", "suspicion"])], rows)
+    return f'<p class="quiet">Share of a client\'s votes that lost by a wide margin.</p>{table}'
 
 
 def _warnings(runs: Sequence[Run]) -> str:
-    said = dict.fromkeys(
-        sentence
-        for run in runs
-        for told in (*run.records, run.summary)
-        if told
-        for sentence in told.warnings
-    )
-    return (
-        "<ul>" + "".join(f"<li>{escape(sentence)}</li>" for sentence in said) + "</ul>"
-        if said
-        else ""
-    )
+    told = [told for run in runs for told in (*run.records, run.summary) if told]
+    return _list(dict.fromkeys(escape(sentence) for each in told for sentence in each.warnings))
+
+
+def _list(items: Iterable[str]) -> str:
+    lines = "".join(f"<li>{item}</li>" for item in items)
+    return f"<ul>{lines}</ul>" if lines else ""
+
+
+def _runs(found: Sequence[Group]) -> Iterator[tuple[Group, Run]]:
+    return ((group, run) for group in found for run in group.runs)
 
 
 def _of(group: Group, run: Run) -> str:
-    return (
-        f"{group.label}, seed {run.options.get('seed', 0)}" if len(group.runs) > 1 else group.label
-    )
+    seed = f", seed {run.options.get('seed', 0)}" if len(group.runs) > 1 else ""
+    return group.label + seed
 
 
 def _shown(value: object) -> str:
-    return (
-        NOTHING
-        if value is None
-        else ("yes" if value else "no")
-        if isinstance(value, bool)
-        else str(value)
-    )
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return NOTHING if value is None else str(value)

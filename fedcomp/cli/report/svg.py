@@ -8,9 +8,11 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from html import escape
+from importlib import resources
 
 WIDTH, HEIGHT = 360, 270
 LEFT, RIGHT, TOP, BOTTOM = 50, 14, 36, 42  # margins around the plot
+LEGEND, ROW = 300, 16  # width of a picture's legend, and height of its lines
 LETTER = 7.2  # width of a character of 12 px in a wide font
 MARGIN = 0.05  # on either side of a scale, as a share of the range of its values
 
@@ -31,7 +33,7 @@ MARKERS = (
 
 @dataclass(frozen=True)
 class Scale:
-    """A linear or logarithmic map from values to pixels. Values are finite, and positive where `log` is set."""
+    """A map from values to pixels. With `log`, values are positive, and `low` and `high` are powers of ten."""
 
     low: float
     high: float
@@ -48,35 +50,30 @@ class Scale:
         if log:
             low, high = math.log10(low), math.log10(high)
         beyond = MARGIN * (high - low) or abs(low) * MARGIN or 1.0
-        low, high = low - beyond, high + beyond
-        return cls(10**low, 10**high, start, end, True) if log else cls(low, high, start, end)
+        return cls(low - beyond, high + beyond, start, end, log)
 
     def __call__(self, value: float) -> float:
-        low, high = self.low, self.high
-        if self.log:
-            value, low, high = math.log10(value), math.log10(low), math.log10(high)
-        return self.start + (value - low) / (high - low) * (self.end - self.start)
+        value = math.log10(value) if self.log else value
+        return self.start + (value - self.low) / (self.high - self.low) * (self.end - self.start)
 
     def ticks(self, count: int, whole: bool = False) -> list[float]:
         """Return about `count` round numbers on the scale, only integers if `whole`."""
+        low, high = self.low, self.high
         if self.log:
-            low, high = math.log10(self.low), math.log10(self.high)
             decades = range(math.ceil(low), math.floor(high) + 1)
             if len(decades) >= 3:
                 return [10.0**power for power in decades[:: math.ceil(len(decades) / count)]]
-            found = [
-                m * 10.0**power
-                for power in range(math.floor(low), math.floor(high) + 1)
-                for m in (1, 2, 5)
-                if self.low <= m * 10.0**power <= self.high
-            ]
+            powers = range(math.floor(low), math.floor(high) + 1)
+            found = [m * 10.0**power for power in powers for m in (1, 2, 5)]
+            found = [value for value in found if low <= math.log10(value) <= high]
             if len(found) >= 2:
                 return found
-        raw = (self.high - self.low) / count
+            low, high = 10**low, 10**high
+        raw = (high - low) / count
         power = 10.0 ** math.floor(math.log10(raw))
         step = next(m * power for m in (1, 2, 5, 10) if m * power >= raw * (1 - 1e-9))
         step = max(step, 1.0) if whole else step
-        first, last = math.ceil(self.low / step - 1e-9), math.floor(self.high / step + 1e-9)
+        first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
         return [i * step for i in range(first, last + 1)]
 
 
@@ -88,6 +85,21 @@ class Axis:
     scale: Scale
     tick: Callable[[float], str]
     whole: bool = False
+
+    @classmethod
+    def around(
+        cls,
+        label: str,
+        values: Sequence[float],
+        tick: Callable[[float], str],
+        *,
+        across: bool = False,
+        log: bool = False,
+        whole: bool = False,
+    ) -> "Axis":
+        """Return the horizontal or the vertical axis of a chart that holds all values."""
+        ends = (LEFT, WIDTH - RIGHT) if across else (HEIGHT - BOTTOM, TOP)
+        return cls(label, Scale.around(values, *ends, log), tick, whole)
 
 
 @dataclass(frozen=True)
@@ -154,11 +166,39 @@ def chart(
     front: Sequence[tuple[float, float]] = (),
 ) -> str:
     """Return a chart as an <svg> element. `front`: corners of the Pareto front."""
+    return (
+        f'<svg class="chart" viewBox="0 0 {WIDTH} {HEIGHT}" role="img"><title>{escape(title)}</title>'
+        f"{_plot(across, up, series, front)}</svg>"
+    )
+
+
+def picture(title: str, across: Axis, up: Axis, series: Sequence[Series]) -> str:
+    """Return a chart with a legend as an SVG document. The number of each series is its style."""
+    height = max(HEIGHT, ROW * (len(series) + 2))
+    legend = "".join(
+        f'<g class="{classes(one.style)}">{marker(one.style, WIDTH + 12, ROW * (i + 1) - 4)}'
+        f'<text x="{WIDTH + 24}" y="{ROW * (i + 1)}">{escape(one.name)}</text></g>'
+        for i, one in enumerate(series)
+    )
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH + LEGEND} {height}">'
+        f"<title>{escape(title)}</title><style>{style_sheet()}</style>{markers()}"
+        f'<rect width="100%" height="100%" fill="var(--bg)"/>'
+        f'<g class="chart">{_plot(across, up, series)}{legend}</g></svg>\n'
+    )
+
+
+def style_sheet() -> str:
+    """Return the CSS of charts and reports."""
+    return resources.files(__package__).joinpath("style.css").read_text(encoding="utf-8")
+
+
+def _plot(
+    across: Axis, up: Axis, series: Sequence[Series], front: Sequence[tuple[float, float]] = ()
+) -> str:
     x, y = across.scale, up.scale
     right, bottom = WIDTH - RIGHT, HEIGHT - BOTTOM
-    parts = [
-        f'<svg class="chart" viewBox="0 0 {WIDTH} {HEIGHT}" role="img"><title>{escape(title)}</title>'
-    ]
+    parts = []
     for value in y.ticks(6):
         at = y(value)
         parts.append(
@@ -186,7 +226,7 @@ def chart(
         path = "L".join(f"{x(a):.1f} {y(b):.1f}" for a, b in front)
         parts.append(f'<path class="front" d="M{path}"/>')
     parts += [_series(one, x, y) for one in series]
-    return "".join([*parts, "</svg>"])
+    return "".join(parts)
 
 
 def _series(one: Series, x: Scale, y: Scale) -> str:

@@ -3,22 +3,22 @@
 `EventWriter` is the callback of the process that runs the rounds. `EventReader` repeats the calls in the process that shows the run.
 """
 
-import dataclasses
 import json
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, is_dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
-from ...callbacks import Callback, Header, Rejections, RoundRecord, Summary
+from ...callbacks import Callback, ForwardingCallback, Header, PortFigures, Rejections, Summary
 from ...errors import FedcompError, UserError
 from ...server.run_folder import record_of
 
 ENDED, FAILED = "ended", "failed"  # the last event, which is not a callback call
-SHOWN = "started", "waiting", "joined", "left", "progress", "round_done", "checkpoint", "warning"
+HOOKS = [name for name in vars(Callback) if not name.startswith("_")]
 
 
-class EventWriter(Callback):
+class EventWriter(ForwardingCallback):
     """Writes each call to a file."""
 
     def __init__(self, file: TextIO):
@@ -31,32 +31,11 @@ class EventWriter(Callback):
     def failed(self, error: FedcompError) -> None:
         self.write(FAILED, str(error), error.exit_status)
 
-    def started(self, header: Header) -> None:
-        self.write("started", dataclasses.asdict(header))
+    def serving(self, port: Callable[[], PortFigures]) -> None:
+        """Do nothing: the figures of the port stay in this process."""
 
-    def waiting(self, here: Sequence[int], wanted: int) -> None:
-        self.write("waiting", list(here), wanted)
-
-    def joined(self, client: int) -> None:
-        self.write("joined", client)
-
-    def left(self, client: int) -> None:
-        self.write("left", client)
-
-    def progress(self, round: int, answered: int, cohort: int) -> None:
-        self.write("progress", round, answered, cohort)
-
-    def round_done(self, record: RoundRecord) -> None:
-        self.write("round_done", dataclasses.asdict(record))
-
-    def checkpoint(self, round: int, seconds: float) -> None:
-        self.write("checkpoint", round, seconds)
-
-    def warning(self, sentence: str) -> None:
-        self.write("warning", sentence)
-
-    def finished(self, summary: Summary, out: str) -> None:
-        self.write("finished", dataclasses.asdict(summary), out)
+    def forward(self, hook: str, *values: Any) -> None:
+        self.write(hook, *(asdict(v) if is_dataclass(v) else v for v in values))
 
 
 class EventReader:
@@ -76,11 +55,12 @@ class EventReader:
                 raise error_of(*values)
             if name == ENDED:
                 self.ended = True
-            elif name == "finished":
-                self.summary = _summary(values[0])
-                self.callback.finished(self.summary, values[1])
-            elif name in SHOWN:
-                values = [_READERS[name](values[0])] if name in _READERS else values
+                continue
+            if name in READERS:
+                values[0] = READERS[name](values[0])
+            if name == "finished":
+                self.summary = values[0]
+            if name in HOOKS:
                 getattr(self.callback, name)(*values)
 
 
@@ -118,7 +98,8 @@ def _summary(values: dict[str, Any]) -> Summary:
     return Summary(**values | {"warnings": tuple(values["warnings"]), "rejections": rejections})
 
 
-_READERS: dict[str, Callable[[dict[str, Any]], Any]] = {
+READERS: dict[str, Callable[[dict[str, Any]], Any]] = {
     "started": _header,
     "round_done": record_of,
+    "finished": _summary,
 }

@@ -20,7 +20,7 @@ from ...keys.connection import join_address
 from ...keys.key_folder import CA_CRT, REGISTRY, serving_files
 from ...keys.registry import Registry
 from ...server.watching import watched
-from ..start import Door, refuse_ports_in_use, refuse_what_is_simulated
+from ..start import Door, refuse_ports_in_use, refuse_simulation_options
 from . import processes
 from .events import EventReader
 from .processes import LOOPBACK
@@ -57,7 +57,7 @@ def serve(
     The port is on loopback unless the door names a host. Raises UserError for options that cannot work, and FedcompError if Flower's
     processes fail; their log is then kept.
     """
-    refuse_what_is_simulated(config)
+    refuse_simulation_options(config)
     if config.relays:
         raise ConfigError(
             "--relays needs --transport grpc; leave --relays or --transport flower out"

@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from ... import seeds
-from ...clients.hooks import ClientHook
-from ...clients.session import context_of
+from ...clients.session import ClientHook, context_of
 from ...errors import ConfigError
 from ...memories import Memory
 from ...messages import Assignment, Report

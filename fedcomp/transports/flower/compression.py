@@ -17,20 +17,19 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Self
 
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 
 from ...clients import device_state
 from ...clients.replica import NeedDense, Replica
-from ...clients.session import ClientSession, OneState, context_of
+from ...clients.session import ClientSession, HostedStates, context_of
 from ...clients.state import ClientState
 from ...codecs import codec
 from ...errors import CheckpointError, ConfigError, FedcompError, ProtocolError
 from ...memories import available_memories
 from ...memories import memory as memory_of
-from ...messages import NEED_DENSE, TRAIN, UPDATE, Assignment, Report, failure
+from ...messages import FAILED, NEED_DENSE, TRAIN, UPDATE, Assignment, Report, failure
 from ...state_folder import StateFolder, packed, unpacked
 from ...strategies.client_algorithm import ClientAlgorithm
 from .packed_records import Form, Parcel
@@ -41,14 +40,9 @@ Mod = Callable[[Message, Context, ClientAppCallable], Message]
 
 RUNS = 4  # newest runs whose state is kept
 TICKET_BYTES = 16
-TOLD = (
-    "training",
-    "uplink",
-    "downlink",
-    "layout",
-)  # named by the server; a state stored under other values is not used
+# Values that the server announces. A state that was stored under other values is not used.
+ANNOUNCED = ("training", "uplink", "downlink", "layout")
 HEAD = "head"  # of a stored state
-CLIENT = 0  # id of the one client in its session; each assignment has the real id
 
 
 def compression_mod(memory: str = "residual", state_dir: str | Path | None = None) -> Mod:
@@ -69,14 +63,8 @@ def compression_mod(memory: str = "residual", state_dir: str | Path | None = Non
         assignment = Assignment.unpack(parcel.message)
         place = place_of(context, state_dir)
         try:
-            return _attend(
-                StoredState(place, str(context.run_id), memory),
-                assignment,
-                parcel,
-                message,
-                context,
-                call_next,
-            )
+            stored = StoredState(place, f"run-{context.run_id}.bin", memory)
+            return _attend(stored, assignment, parcel, message, lambda: call_next(message, context))
         finally:
             place.close()
 
@@ -128,64 +116,46 @@ def folder_name(context: Context) -> str:
 
 
 def _attend(
-    kept: "StoredState",
+    stored: "StoredState",
     assignment: Assignment,
     parcel: Parcel,
     message: Message,
-    context: Context,
-    call_next: ClientAppCallable,
+    call_app: Callable[[], Message],
 ) -> Message:
     """Have the app answer a message, and pack its reply."""
     a, stage = assignment, "download"
     try:
-        client = kept.arrive(a)
+        client = stored.arrive(a)
         arrays = client.form.record(client.replica.weights, parcel.whole)
         message.content = parcel.replaced(message.content, arrays)
         if a.phase != TRAIN:
-            kept.save(client)
-    except NeedDense as error:
-        return _only(failure(a, stage, str(error), kind=NEED_DENSE), message)
-    except FedcompError as error:
-        return _only(failure(a, stage, str(error)), message)
-    version, print_ = client.replica.version, client.replica.fingerprint
-    reply = call_next(message, context)
+            stored.save(client)
+    except FedcompError as error:  # the reply is made without the app
+        kind = NEED_DENSE if isinstance(error, NeedDense) else FAILED
+        report = failure(a, stage, str(error), kind=kind)
+        return Message(Parcel.of(report).put(RecordDict(), ""), reply_to=message)
+    at = client.replica.version, client.replica.fingerprint
+    reply = call_app()
     if reply.has_error():
         return reply
+    report = Report(a.round, a.phase, a.client, UPDATE, *at, b"", "", 0, 0.0, "", "")
     if a.phase != TRAIN:
-        return _with(
-            Report(a.round, a.phase, a.client, UPDATE, version, print_, b"", "", 0, 0.0, "", ""),
-            reply,
-        )
+        reply.content = Parcel.of(report).put(reply.content, "")
+        return reply
     try:
         stage = "train"
         key, trained = _trained(client.form, reply.content)
         stage = "encode"
         start = client.form.given(client.replica.weights, arrays)
         frame = client.encode(a, client.form.vector(trained).sub_(start))
-        kept.save(client)
+        stored.save(client)
     except FedcompError as error:
-        return _with(failure(a, stage, str(error), version, print_), reply)
-    report = Report(
-        a.round, a.phase, a.client, UPDATE, version, print_, frame, client.ticket, 0, 0.0, "", ""
-    )
+        records = reply.content.items()  # without the arrays, which the server could not use
+        others = RecordDict({k: r for k, r in records if not isinstance(r, ArrayRecord)})
+        reply.content = Parcel.of(failure(a, stage, str(error), *at)).put(others, "")
+        return reply
+    report = replace(report, frame=frame, ticket=client.state.ticket)
     reply.content = Parcel.of(report, key, client.form.whole(trained)).put(reply.content, key)
-    return reply
-
-
-def _only(report: Report, to: Message) -> Message:
-    """Return a reply made without the app."""
-    return Message(Parcel.of(report).put(RecordDict(), ""), reply_to=to)
-
-
-def _with(report: Report, reply: Message) -> Message:
-    """Return the app's reply with a report added. Without an update its arrays are left out, since the server could not use them."""
-    failed = report.kind != UPDATE
-    others = {
-        key: record
-        for key, record in reply.content.items()
-        if not (failed and isinstance(record, ArrayRecord))
-    }
-    reply.content = Parcel.of(report).put(RecordDict(others), "")
     return reply
 
 
@@ -204,31 +174,20 @@ def _trained(form: Form, content: RecordDict) -> tuple[str, ArrayRecord]:
     return found[0]
 
 
-@dataclass
 class AppClient:
-    """A client's session in a run, and the form of the model."""
+    """A client in a run: its session, without a model at first, and the form of the model."""
 
-    run: dict[str, str]  # the server's values of TOLD, and the memory
-    form: Form
-    session: ClientSession
-
-    @classmethod
-    def new(cls, run: dict[str, str], form: Form, seed: int) -> Self:
-        """Return a client without a model."""
+    def __init__(self, id: int, run: dict[str, str], form: Form, seed: int):
+        self.id, self.form = id, form
+        self.run = run  # the server's values of ANNOUNCED, and the memory
         layout = form.layout
-        replica = Replica(torch.zeros(layout.numel), layout, codec(run["downlink"]))
-        replica.restore(replica.weights, "")
+        self.replica = Replica(torch.zeros(layout.numel), layout, codec(run["downlink"]))
+        self.replica.restore(self.replica.weights, "")
         memory = memory_of(run["memory"], codec(run["uplink"]), layout.numel, layout)
-        states = OneState(ClientState(memory, replica.version))
-        return cls(run, form, ClientSession(replica, states, None, ClientAlgorithm(), seed))
-
-    @property
-    def replica(self) -> Replica:
-        return self.session.replica
-
-    @property
-    def ticket(self) -> str:
-        return self.session.states.at(CLIENT).ticket
+        self.state = ClientState(memory, self.replica.version)
+        states = HostedStates()
+        states.by_client[id] = self.state
+        self.session = ClientSession(self.replica, states, None, ClientAlgorithm(), seed)
 
     def encode(self, assignment: Assignment, update: torch.Tensor) -> bytes:
         """Return a frame for the update, b"" for nothing to send. Raises NonFiniteError with the memory unchanged."""
@@ -273,39 +232,42 @@ class ContextState:
         pass
 
 
+@dataclass
 class StoredState:
     """The state of one client in one run, stored in `place`."""
 
-    def __init__(self, place: RunStates | ContextState, run: str, memory: str):
-        self.place, self.file, self.memory = place, f"run-{run}.bin", memory
+    place: RunStates | ContextState
+    file: str
+    memory: str  # spec
 
     def arrive(self, assignment: Assignment) -> AppClient:
         """Settle the pending proposal and move to the assignment's version. Raise NeedDense with the saved state unchanged."""
-        told = context_of(assignment).announced
+        announced = context_of(assignment).announced
         try:
-            run = {name: told[name].decode() for name in TOLD} | {"memory": self.memory}
-            seed = int(told["seed"])
+            run = {name: announced[name].decode() for name in ANNOUNCED} | {"memory": self.memory}
+            seed = int(announced["seed"])
         except (KeyError, ValueError) as error:
             raise ProtocolError(
                 "the message lacks a field that clients need; install the same version of fedcomp on both sides"
             ) from error
-        client = self._load(run, seed)
+        client = self._load(assignment.client, run, seed)
         if client is None:
-            if "form" not in told:
+            if "form" not in announced:
                 raise NeedDense(f"no state of this run is stored in {self.place}")
-            client = AppClient.new(run, Form.unpack(told["form"]), seed)
-        taken = _tickets(told.get("taken", b""))
-        accepted = client.ticket if client.ticket in taken else assignment.accepted
+            client = AppClient(assignment.client, run, Form.unpack(announced["form"]), seed)
+        data = announced.get("taken", b"")
+        taken = [data[i : i + TICKET_BYTES].decode() for i in range(0, len(data), TICKET_BYTES)]
+        accepted = client.state.ticket if client.state.ticket in taken else assignment.accepted
         client.session.download(replace(assignment, accepted=accepted))
         return client
 
     def save(self, client: AppClient) -> None:
         """Store the state; a file is flushed to the disk. Raises CheckpointError if it cannot be written, as when the disk is full."""
         head = client.run | {"form": client.form.pack().decode()}
-        state = device_state.pack(client.session, CLIENT) | {HEAD: json.dumps(head).encode()}
+        state = device_state.pack(client.session, client.id) | {HEAD: json.dumps(head).encode()}
         self.place.save(state, self.file)
 
-    def _load(self, run: dict[str, str], seed: int) -> AppClient | None:
+    def _load(self, id: int, run: dict[str, str], seed: int) -> AppClient | None:
         """Return the client that was stored in this run, None if there is none."""
         state = self.place.load(self.file)
         if not state:
@@ -314,15 +276,10 @@ class StoredState:
             head = json.loads(state[HEAD])
             if {name: head[name] for name in run} != run:
                 return None
-            client = AppClient.new(run, Form.unpack(head["form"].encode()), seed)
-            device_state.restore(client.session, CLIENT, state)
+            client = AppClient(id, run, Form.unpack(head["form"].encode()), seed)
+            device_state.restore(client.session, id, state)
             return client
         except (KeyError, TypeError, ValueError, AttributeError, FedcompError) as error:
             raise CheckpointError(
-                f"{self.place}: {self.file} is damaged ({error}); remove it, and the client takes part as a new "
-                "one"
+                f"{self.place}: {self.file} is damaged ({error}); remove it, and the client takes part as a new one"
             ) from error
-
-
-def _tickets(data: bytes) -> set[str]:
-    return {data[i : i + TICKET_BYTES].decode() for i in range(0, len(data), TICKET_BYTES)}

@@ -1,16 +1,15 @@
 """The round loop's transport over Flower's `Grid`."""
 
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from flwr.app import Message
 from flwr.serverapp import Grid
 
 from ...errors import ProtocolError
-from ...messages import Assignment, Report
-from ...server.clock import Clock
-from ...server.transport import Delivery, Lost, Transport
-from .records import from_records, to_records
+from ...messages import Assignment, Report, Values
+from ...server.transport import Clock, Delivery, Lost, Transport
+from .records import M, from_records, to_records
 
 # Logical client id → Flower node id, of the clients that can be reached now.
 Roster = Callable[[Grid], Mapping[int, int]]
@@ -39,7 +38,10 @@ class GridTransport(Transport):
 
     def send(self, assignments: Sequence[Assignment]) -> None:
         self.cancel([assignment.client for assignment in assignments])
-        names = self.grid.push_messages([self.message(assignment) for assignment in assignments])
+        nodes = self._nodes
+        names = self.grid.push_messages(
+            [self._message(a, "train", nodes[a.client], str(a.round)) for a in assignments]
+        )
         for assignment, name in zip(assignments, names, strict=True):
             if name:
                 self._open[name] = assignment.client
@@ -53,7 +55,10 @@ class GridTransport(Transport):
         if not replies and not unsent:
             time.sleep(min(timeout_s, POLL_S))
         pairs = [(self._open.pop(r.metadata.reply_to_message_id, None), r) for r in replies]
-        return unsent + self._deliveries(pairs)
+        now_s = self.clock.now()
+        return unsent + [
+            Delivery(client, _answer(reply), now_s) for client, reply in pairs if client is not None
+        ]
 
     def cancel(self, clients: Collection[int]) -> None:
         gone = set(clients)
@@ -62,33 +67,19 @@ class GridTransport(Transport):
     def close(self) -> None:
         self._open.clear()
 
-    def message(self, assignment: Assignment) -> Message:
-        """Return the Flower message of an assignment, for a caller that sends it itself."""
-        node = self._nodes[assignment.client]
-        return self.grid.create_message(
-            to_records(assignment), "train", node, str(assignment.round)
-        )
+    def _message(self, message: Values, kind: str, node: int, group: str = "0") -> Message:
+        return self.grid.create_message(to_records(message), kind, node, group)
 
-    def deliveries(self, replies: Iterable[Message]) -> list[Delivery]:
-        """Return the answers in replies to messages that other code sent. The first reply of each node counts."""
-        clients = {node: client for client, node in self._nodes.items()}
-        first = {
-            clients.get(reply.metadata.src_node_id): reply for reply in reversed(list(replies))
-        }
-        return self._deliveries(first.items())
 
-    def _deliveries(self, replies: Iterable[tuple[int | None, Message]]) -> list[Delivery]:
-        return [
-            Delivery(client, _answer(reply), self.clock.now())
-            for client, reply in replies
-            if client is not None
-        ]
+def message_in(reply: Message, kind: type[M]) -> M:
+    """Return the message in a reply. Raises ProtocolError for an error of Flower, too."""
+    if reply.has_error():
+        raise ProtocolError(f"Flower error {reply.error.code}: {reply.error.reason}")
+    return from_records(reply.content, kind)
 
 
 def _answer(reply: Message) -> Report | Lost:
-    if reply.has_error():
-        return Lost(f"Flower error {reply.error.code}: {reply.error.reason}")
     try:
-        return from_records(reply.content, Report)
+        return message_in(reply, Report)
     except ProtocolError as error:
         return Lost(str(error))

@@ -1,9 +1,9 @@
 """A transport over Flower's `Grid` whose clients join a run by answering an invitation."""
 
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
 from time import monotonic, sleep
 
-from flwr.app import Message
 from flwr.serverapp import Grid
 
 from ...errors import ProtocolError
@@ -11,8 +11,7 @@ from ...keys.enrolment import pem
 from ...keys.keyring import verifier
 from ...messages import Farewell, Invitation, Presence
 from ...server.transport import Delivery
-from .grid_transport import POLL_S, GridTransport
-from .records import from_records, to_records
+from .grid_transport import POLL_S, GridTransport, message_in
 
 JOIN, LEAVE = "query.join", "query.leave"  # message types
 LOOK_S = 0.5  # between polls of the connected nodes
@@ -105,17 +104,10 @@ class JoiningTransport(GridTransport):
         nodes = [node for node in nodes if known is None or node in known]
         if not nodes:
             return
-        invitations = [
-            self._message(
-                Invitation(
-                    **vars(self.invitation) | {"client": -1 if known is None else known[n][0]}
-                ),
-                JOIN,
-                n,
-            )
-            for n in nodes
-        ]
-        names = self.grid.push_messages(invitations)
+        ids = {node: -1 if known is None else known[node][0] for node in nodes}
+        names = self.grid.push_messages(
+            [self._message(replace(self.invitation, client=ids[n]), JOIN, n) for n in nodes]
+        )
         self._invited |= {name: n for name, n in zip(names, nodes, strict=True) if name}
 
     def _read_answers(self) -> None:
@@ -124,7 +116,7 @@ class JoiningTransport(GridTransport):
             if node is None:
                 continue
             try:
-                self._join(node, _presence(reply))
+                self._join(node, message_in(reply, Presence))
             except ProtocolError as error:
                 self._warn_once(f"a node that was invited cannot take part: {error}")
 
@@ -149,16 +141,7 @@ class JoiningTransport(GridTransport):
             if client is not None and self._late.pop(client, None) and not reply.has_error():
                 self.on_heard(client)
 
-    def _message(self, message: Invitation | Farewell, kind: str, node: int) -> Message:
-        return self.grid.create_message(to_records(message), kind, node, "0")
-
     def _warn_once(self, sentence: str) -> None:
         if sentence not in self._warned:
             self._warned.add(sentence)
             self.warn(sentence)
-
-
-def _presence(reply: Message) -> Presence:
-    if reply.has_error():
-        raise ProtocolError(f"Flower error {reply.error.code}: {reply.error.reason}")
-    return from_records(reply.content, Presence)

@@ -1,4 +1,4 @@
-"""A strategy of fedcomp as a strategy of Flower, for a ServerApp.
+"""A strategy of fedcomp as a strategy of Flower, for a ServerApp, and its clients' end.
 
 strategy = FlowerStrategy("powersgd:rank=2", StrategyConfig(...))
 strategy.start(grid, initial_arrays, num_rounds=10)
@@ -7,24 +7,27 @@ Flower's own loop starts at round 1, has no checkpoint and ends a run at the fir
 which checks every reply as it arrives and goes on.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import torch
-from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord
+from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 from torch import Tensor
 
+from ...clients.session import ClientSession
 from ...errors import ConfigError
 from ...layout import Layout
+from ...messages import Assignment
 from ...server.asynchronous_loop import loop_of
 from ...server.broadcasts import Broadcasts
-from ...server.exchange import Exchange, Traffic
 from ...server.round_loop import RoundLoop, RoundResult
-from ...strategies import Phase, StrategyConfig, strategy
+from ...strategies import StrategyConfig, strategy
 from .grid_transport import GridTransport, Roster, by_node
+from .records import from_records, to_records
 
 
 class FlowerStrategy(Strategy):
@@ -38,8 +41,6 @@ class FlowerStrategy(Strategy):
     ):
         self.spec, self.config, self.roster = spec, config or StrategyConfig(), roster
         self.loop: RoundLoop | None = None
-        self._transport: GridTransport | None = None
-        self._open: tuple[Phase, list[int], Exchange] | None = None  # round that waits for replies
 
     def start(
         self,
@@ -79,8 +80,8 @@ class FlowerStrategy(Strategy):
         )
         layout, weights = vector_of(initial_arrays)
         made = strategy(self.spec, config, layout)
-        self._transport = GridTransport(grid, self.roster)
-        self.loop = loop_of(made, Broadcasts.of(made, weights), self._transport)
+        transport = GridTransport(grid, self.roster)
+        self.loop = loop_of(made, Broadcasts.of(made, weights), transport)
         return self.loop
 
     def arrays(self) -> ArrayRecord:
@@ -93,69 +94,29 @@ class FlowerStrategy(Strategy):
             f"{self.spec}: uplink {self.config.uplink}, downlink {self.config.downlink}, participation {self.config.participation:g}"
         )
 
-    # The steps of Flower's own loop, for code that calls them one by one.
+    def _only_start(self, *args: Any, **options: Any) -> Any:
+        """Raise ConfigError: the rounds are those of fedcomp's loop, not of Flower's."""
+        raise ConfigError("fedcomp's loop runs the rounds of this strategy; call start()")
 
-    def configure_train(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> Iterable[Message]:
-        """Return the messages of a round's one phase. The first call takes `arrays` as the initial model.
-
-        Later calls ignore `arrays`: clients receive the broadcasts of the loop's own model that they have missed.
-        """
-        if self.loop is None:
-            self.initialize(grid, arrays, self.config.rounds)
-        loop, made = self._running, self._running.strategy
-        if made.asynchronous:
-            raise ConfigError(
-                f"strategy '{made.name}' is asynchronous, but Flower's loop waits for all replies; call start()"
-            )
-        phase, *others = made.phases(server_round)
-        if others:
-            raise ConfigError(
-                f"a round of '{made.name}' has {1 + len(others)} phases, too many for this hook; call start()"
-            )
-        cohort = made.choose(loop.gather(), server_round, loop.broadcasts.fingerprint)
-        configs = made.schedule.for_clients(server_round, cohort, loop.bandwidths)
-        exchange = loop.exchange(server_round, phase, traffic := Traffic())
-        assignments = [
-            loop.assignment(traffic, client, server_round, phase, {}, configs[client])
-            for client in cohort
-        ]
-        exchange.expect(assignments)
-        self._open = phase, cohort, exchange
-        return [self._transport.message(assignment) for assignment in assignments]
-
-    def aggregate_train(
-        self, server_round: int, replies: Iterable[Message]
-    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Close the round that `configure_train` opened."""
-        if self._open is None:
-            raise ConfigError("no round is open; call configure_train() first")
-        (phase, cohort, exchange), self._open = self._open, None
-        exchange.receive(self._transport.deliveries(replies))
-        exchange.give_up(exchange.waiting, "no reply while Flower's own loop waited")
-        accepted = {phase.name: self._running.end_phase(phase, exchange)}
-        outcome = self._running.close(
-            server_round, cohort, accepted, exchange.rejected, exchange.traffic
-        )
-        return self.arrays(), _metrics(outcome)
-
-    def configure_evaluate(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> Iterable[Message]:
-        """Return no messages: the server evaluates."""
-        return []
-
-    def aggregate_evaluate(
-        self, server_round: int, replies: Iterable[Message]
-    ) -> MetricRecord | None:
-        return None
+    configure_train = aggregate_train = configure_evaluate = aggregate_evaluate = _only_start
 
     @property
     def _running(self) -> RoundLoop:
         if self.loop is None:
             raise ConfigError("the strategy has no model yet; call start() first")
         return self.loop
+
+
+def client_app(session: ClientSession) -> ClientApp:
+    """Return the clients' end of `FlowerStrategy`: a ClientApp that answers train messages with the reports of a session."""
+    app = ClientApp()
+
+    @app.train()
+    def train(message: Message, context: Context) -> Message:
+        (report,) = session.handle([from_records(message.content, Assignment)])
+        return Message(to_records(report, {"num-examples": report.examples}), reply_to=message)
+
+    return app
 
 
 def vector_of(arrays: ArrayRecord) -> tuple[Layout, Tensor]:

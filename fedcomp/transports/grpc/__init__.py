@@ -5,10 +5,10 @@ from .client import GrpcConnection
 from .credentials import Credentials
 from .io_loop import IoTasks
 from .relay import Relay
-from .relay_wire import Terms
 from .server import GrpcTransport
+from .stream import Settings
 from .tcp_info import Traffic
-from .wire import Refused
+from .wire import Refused, Terms
 
 __all__ = [
     "Credentials",
@@ -17,6 +17,7 @@ __all__ = [
     "IoTasks",
     "Refused",
     "Relay",
+    "Settings",
     "Terms",
     "Traffic",
 ]

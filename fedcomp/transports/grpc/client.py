@@ -105,7 +105,7 @@ class GrpcConnection:
             raise ValueError("the server has sent no invitation")
         if isinstance(answer, Presence):
             self._client = answer.client
-            pieces = wire.encode_presence(answer, self._invitation)
+            pieces = wire.encode(Kind.PRESENCE, answer, self._invitation)
         elif self._assigned is None:
             raise ValueError("no assignment waits for a report")
         else:
@@ -131,7 +131,7 @@ class GrpcConnection:
                     await self._take(*whole)
                     self._news.set()
                 del data, whole
-            self._error = await self._end()
+            self._error = self._lost(await self._call.code(), await self._call.details())
         except ProtocolError as error:
             self._error = error
         except Exception as error:  # the stream has ended
@@ -146,7 +146,7 @@ class GrpcConnection:
         elif kind is Kind.REFUSED:
             self._waiting.append(wire.decode_refused(reader))
         elif kind is Kind.INVITATION and self._invitation is None:
-            self._invitation = wire.decode_invitation(reader)
+            self._invitation = wire.decode(kind, reader)
             self._client = self._invitation.client
             self._waiting.append(self._invitation)
         elif kind is Kind.ASSIGNMENT and self._invitation is not None:
@@ -155,28 +155,23 @@ class GrpcConnection:
                 self._waiting.pop()
             self._waiting.append(assigned)
         elif kind is Kind.FAREWELL and self._invitation is not None:
-            self._waiting.append(wire.decode_farewell(reader, self._invitation))
+            self._waiting.append(wire.decode(kind, reader, self._invitation))
         else:
             raise ProtocolError(f"the server sent a {kind.name}, which is not expected now")
 
-    async def _end(self) -> UnreachableError:
-        """Return the error for a stream that the server ended."""
-        code = await self._call.code()
-        if code is grpc.StatusCode.OK:
-            return UnreachableError(f"{self.target} has ended the connection", "closed")
-        return self._status(code, await self._call.details())
-
     def _unreachable(self, error: Exception) -> UnreachableError:
         if isinstance(error, grpc.aio.AioRpcError):
-            return self._status(error.code(), error.details())
+            return self._lost(error.code(), error.details())
         return UnreachableError(f"the connection to {self.target} was lost ({error})", "network")
 
-    def _status(self, code: grpc.StatusCode, details: str | None) -> UnreachableError:
-        if code is grpc.StatusCode.UNIMPLEMENTED:
-            return UnreachableError(
-                f"{self.target} is a gRPC server but not a fedcomp server; correct --server",
-                "not fedcomp",
-            )
-        if self._invitation is None:
-            return UnreachableError(f"{self.target} cannot be reached ({details})", "network")
-        return UnreachableError(f"the connection to {self.target} was lost ({details})", "network")
+    def _lost(self, code: grpc.StatusCode, details: str | None) -> UnreachableError:
+        """Return the error for a stream that ended with a status."""
+        cause, how = "network", f"the connection to {self.target} was lost ({details})"
+        if code is grpc.StatusCode.OK:
+            cause, how = "closed", f"{self.target} has ended the connection"
+        elif code is grpc.StatusCode.UNIMPLEMENTED:
+            how = f"{self.target} is a gRPC server but not a fedcomp server; correct --server"
+            cause = "not fedcomp"
+        elif self._invitation is None:
+            how = f"{self.target} cannot be reached ({details})"
+        return UnreachableError(how, cause)

@@ -4,16 +4,18 @@ All code here runs in that loop. It reports events to the owner of the port, suc
 """
 
 import asyncio
+import resource
 import time
 from collections import Counter
-from collections.abc import AsyncIterable, Callable, Iterable, Mapping
+from collections.abc import AsyncIterable, Callable, Iterable
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any
 
 import grpc
 
 from ... import __version__
 from ...errors import ConfigError, ProtocolError
+from ...keys.connection import join_address
 from ...messages import Assignment, Farewell, Presence, Report
 from ...server.transport import CUT_OFF, GRACE_S, Lost
 from . import relay_wire, wire
@@ -21,6 +23,7 @@ from .credentials import PeerKey, peer_key, point_key
 from .options import server_options
 from .relay_stream import ConnectedRelay, RelayedClient
 from .stream import (
+    MESSAGE_BYTES,
     Answered,
     End,
     Event,
@@ -31,7 +34,6 @@ from .stream import (
     Open,
     Settings,
     Stream,
-    Summed,
     TrafficReport,
     Warned,
 )
@@ -39,57 +41,66 @@ from .tcp_info import Peer, PortTraffic, Traffic, available
 from .wire import Kind, Reader, Refused
 
 CLOSE_S = 5.0  # for the last message on a stream
+ENDED_S = 1.0  # for the end of a stream to be sent before its connection is cut
 FAREWELL_S = 10.0  # for clients to leave after the farewell
 # Silence is counted in ticks, not in seconds, so that clients are not lost while this process itself is suspended.
 PING_TICKS = 8  # of silence, after which the client is pinged
 SILENT_TICKS = 16  # of silence, after which the client counts as lost
 SPARE_CONNECTIONS = 4096  # besides one for each client, for half-open connections
+SPARE_FILES = 256  # descriptors that the process needs besides connections
 
 EXPELLED = "its key is no longer accepted"
 LONGEST_REASON = 1000  # characters, of the reason in a presence
-REPORT_BYTES = 1024  # largest report without its frame, in a message of a relay
+HEAD_BYTES = 4096  # largest report without its frame
+REPORT_BYTES = 1024  # the same for each client of a relay in a message with several reports
 RELAY_GRACE_S = 15.0  # for the clients of a lost relay, which may have to be started again
-
-
-class Events(Protocol):
-    """A receiver of the events of a port, such as a queue."""
-
-    def put(self, event: Event) -> None: ...
+# A connection is cut if it receives more bytes than FLOOD_BYTES, twice those of its messages, and an eighth of those that it sent.
+FLOOD_BYTES = 4 << 20
+FLOOD_PAUSE_S = 60.0  # in which a client that was cut for this may not join
 
 
 class Port:
-    """Serves the clients of a run. All methods must be called in the event loop of `serve`."""
+    """Serves the clients of a run. All methods must be called in the event loop of `serve`. `emit` is called with each event."""
 
-    def __init__(self, settings: Settings, events: Events):
-        self.settings, self.events = settings, events
+    def __init__(self, settings: Settings, emit: Callable[[Event], None]):
+        self.settings, self.emit = settings, emit
         self.refused: Counter[str] = Counter()  # streams, by reason
         self.traffic: PortTraffic | None = None
         self._stop = asyncio.Event()
         self._streams: set[Stream] = set()
-        self._joining: dict[object, Stream] = {}  # by key hash, without TLS by claimed id
+        self._used: set[Peer] = set()  # connections whose stream has ended
         self._joined: dict[int, Stream | RelayedClient] = {}
         self._relays: dict[object, Stream] = {}  # by relay id, without TLS by address
         self._keys: dict[int, PeerKey] = {}  # with which clients joined
         self._open: dict[int, Open] = {}
-        self._parts = wire.shared_parts()
         self._rate = JoinRate()
         self._warned: set[int] = set()  # ids outside of the run
         self._farewell: Farewell | None = None
         self._ended: dict[int, Traffic] = {}  # by client, of streams that ended
-        self._attributed: dict[Peer, Traffic] = {}  # of connections whose streams ended
+
+    @property
+    def clients(self) -> int:
+        """The number of joined clients."""
+        return len(self._joined)
+
+    @property
+    def waiting(self) -> bool:
+        """Whether an assignment is open."""
+        return bool(self._open)
 
     # The server.
 
-    async def serve(self, started: Callable[[int], None], connections: int) -> None:
+    async def serve(self, started: Callable[[int], None]) -> None:
         """Listen until `stop`, and call `started` with the number of the port. Raises ConfigError if it cannot be opened."""
         s = self.settings
+        connections = allow_connections(s.clients + SPARE_CONNECTIONS)
         server = grpc.aio.server(options=server_options(connections))
         handler = grpc.stream_stream_rpc_method_handler(self._attend)
         name = wire.METHOD.rpartition("/")[2]
         server.add_generic_rpc_handlers(
             (grpc.method_handlers_generic_handler(wire.SERVICE, {name: handler}),)
         )
-        where = f"[{s.address}]:{s.port}" if ":" in s.address else f"{s.address}:{s.port}"
+        where = join_address(s.address, s.port)
         try:
             if s.credentials is None:
                 port = server.add_insecure_port(where)
@@ -126,13 +137,12 @@ class Port:
         while True:
             await asyncio.sleep(self.settings.silence_s / SILENT_TICKS)
             if self.traffic is not None:
-                self.traffic.find()
-            waiting = {
-                self._joined[client].carrier for client in self._open if client in self._joined
-            }
+                self._read_all(self.traffic)
+                self._cut_floods(self.traffic)
+            joined = [self._joined.get(client) for client in self._open]
+            waiting = {stream for stream in joined if isinstance(stream, Stream)}
             waiting |= {open.relay.stream for open in self._open.values() if open.relay is not None}
             for stream in waiting:
-                self._count(stream)
                 stream.silent_ticks += 1
                 if stream.silent_ticks >= SILENT_TICKS:
                     if stream.client in self._open:
@@ -142,6 +152,24 @@ class Port:
                 elif stream.silent_ticks >= PING_TICKS and not stream.pinged:
                     stream.pinged = True
                     stream.put([wire.PING])
+
+    def _cut_floods(self, traffic: PortTraffic) -> None:
+        """Cut connections that receive far more bytes than their messages have, such as HTTP/2 pings."""
+        streams = {stream.peer: stream for stream in self._streams}
+        for peer, (received, sent) in traffic.readings():
+            stream = streams.get(peer)
+            messages = 0 if stream is None else stream.received
+            if received <= FLOOD_BYTES + 2 * messages + sent // 8:
+                continue
+            if stream is None:
+                traffic.cut(peer)
+            elif not stream.closing:
+                self.refused["flood"] += 1
+                name = f"relay {stream.relay_id}" if stream.relay else f"client {stream.client}"
+                self._warn(f"{name} sent {received} bytes around its messages and was cut off")
+                identity = self._relay_identity(stream) if stream.relay else stream.identity
+                self._rate.pause(identity, FLOOD_PAUSE_S)
+                self._drop(stream)
 
     # Streams.
 
@@ -156,12 +184,12 @@ class Port:
             f"this client did not join within {self.settings.join_s:g} s",
         )
         try:
-            if stream.peer is not None:
-                stream.before = self._attributed.pop(stream.peer, Traffic())
-                stream.counted = stream.before
+            if stream.peer in self._used:
+                raise self.refusal("second stream", "open a new connection for each stream")
             self._identify(stream)
             async for data in requests:
                 stream.silent_ticks = 0
+                stream.received += len(data) + MESSAGE_BYTES
                 self._handle_message(stream, data)
                 del data  # else it would stay in memory until the next message
         except End as end:
@@ -208,8 +236,7 @@ class Port:
 
     def _cut_later(self, stream: Stream) -> None:
         """Cut a closing stream's connection unless its last message is sent within CLOSE_S."""
-        if stream.timer is not None:
-            stream.timer.cancel()
+        stream.timer.cancel()
         stream.timer = asyncio.get_running_loop().call_later(CLOSE_S, self._drop, stream)
 
     def _drop(self, stream: Stream) -> None:
@@ -222,18 +249,15 @@ class Port:
             stream.task.cancel()
 
     def leave(self, stream: Stream | RelayedClient) -> None:
-        """Remove a stream from the joined and the joining ones, and with a relay's stream all its clients."""
+        """Remove a stream from the joined ones, and with a relay's stream all its clients."""
         if isinstance(stream, Stream) and stream.relay is not None:
             self._leave_relay(stream.relay)
         if self._joined.get(stream.client) is stream:
             del self._joined[stream.client]
-            self.events.put(Left(stream.client))
+            self.emit(Left(stream.client))
             open = self._open.get(stream.client)
             if open is not None and open.relay is None:  # else the relay waits for its client
                 self._start_grace(stream.client, open, GRACE_S)
-        for identity in self._identities(stream):
-            if self._joining.get(identity) is stream:
-                del self._joining[identity]
 
     def _leave_relay(self, relay: ConnectedRelay) -> None:
         relay.lost = True
@@ -248,17 +272,22 @@ class Port:
                     self._start_grace(client, open, RELAY_GRACE_S)
 
     def _end(self, stream: Stream) -> None:
-        """Forget a stream that ended, and add its bytes to its client's."""
+        """Forget a stream that ended, add its bytes to its client's, and cut its connection."""
         self.leave(stream)
         self._streams.discard(stream)
-        if stream.timer is not None:
-            stream.timer.cancel()
+        stream.timer.cancel()
         self._count(stream)
-        if stream.peer is not None:
-            self._attributed[stream.peer] = stream.counted
         if stream.client >= 0:
             so_far = self._ended.get(stream.client, Traffic())
-            self._ended[stream.client] = so_far.plus(stream.counted.minus(stream.before))
+            self._ended[stream.client] = so_far.plus(stream.counted)
+        if stream.peer is not None:
+            self._used.add(stream.peer)
+            asyncio.get_running_loop().call_later(ENDED_S, self._cut_used, stream.peer)
+
+    def _cut_used(self, peer: Peer) -> None:
+        self._used.discard(peer)
+        if self.traffic is not None:
+            self.traffic.cut(peer)
 
     def _count(self, stream: Stream) -> None:
         """Read the byte counters of a stream's connection. Bytes since the last reading are lost when the connection ends."""
@@ -267,56 +296,54 @@ class Port:
         counted = self.traffic.of(stream.peer)
         if counted is None and not stream.searched:
             stream.searched = True
-            self.traffic.find()
-            counted = self.traffic.of(stream.peer) or self.traffic.search(stream.peer)
+            counted = self.traffic.search(stream.peer)
         stream.counted = counted or stream.counted
 
     # The join.
 
-    def _identities(self, stream: Stream | RelayedClient) -> list[object]:
-        if stream.key is not None:
-            return [stream.key.hash]
-        return [stream.client] if stream.client >= 0 else []
-
     def _identify(self, stream: Stream) -> None:
         """Identify a client or relay by its TLS key, and begin a client's join. Raises End for a refused key."""
-        if self.settings.credentials is None:
+        keys = self.settings.keys
+        if self.settings.credentials is None or keys is None:
             return
         shown = stream.context.auth_context().get("x509_pem_cert")
         if not shown:
-            raise self._refusal("no certificate", "this client shows no certificate")
+            raise self.refusal("no certificate", "this client shows no certificate")
         stream.key = peer_key(shown[0])
-        stream.relay_id = self.settings.relay_of(stream.key.hash)
+        stream.relay_id = keys.relay_of_hash(stream.key.hash)
         if stream.relay_id is not None:
             return
-        client = self.settings.id_of(stream.key.hash)
+        client = keys.id_of_hash(stream.key.hash)
         if client is None:
-            reason, again = self.settings.reason_of(stream.key.hash), self.settings.unsure()
+            reason, again = keys.reason_of_hash(stream.key.hash), bool(keys.problem)
             # The registry may have been repaired between the two calls.
-            client = None if again else self.settings.id_of(stream.key.hash)
+            client = None if again else keys.id_of_hash(stream.key.hash)
             if client is None:
-                raise self._refusal("key", reason, again)
+                raise self.refusal("key", reason, again)
         self._begin_join(stream, client)
+
+    def _relay_identity(self, stream: Stream) -> object:
+        return "relay", stream.peer if stream.relay_id is None else stream.relay_id
 
     def _begin_relay(self, stream: Stream) -> None:
         """Send a relay the terms and keys of the run. Raises End if the relay is refused."""
         terms = self.settings.relay_terms
         if terms is None:
-            raise self._refusal(
+            raise self.refusal(
                 "relay",
                 "relays cannot connect to another relay; give --server the server's address",
                 False,
             )
         if stream.key is not None and stream.relay_id is None:
-            raise self._refusal(
+            raise self.refusal(
                 "relay",
                 f"the key of this relay is that of client {stream.client}; make one for the relay with: fedcomp keys add --relay "
                 "--host HOST",
                 again=False,
             )
-        identity = stream.peer if stream.relay_id is None else stream.relay_id
-        if not self._rate.take(("relay", identity)):
-            raise self._refusal("too many joins", "this relay joins too often")
+        identity = self._relay_identity(stream)
+        if not self._rate.take(identity):
+            raise self.refusal("too many joins", "this relay joins too often")
         if (older := self._relays.get(identity)) is not None:
             self._refuse(
                 older,
@@ -325,16 +352,20 @@ class Port:
                 "with: fedcomp keys add --relay --host HOST",
                 again=False,
             )
-        if stream.timer is not None:
-            stream.timer.cancel()
+        stream.timer.cancel()
         stream.joined, self._relays[identity] = True, stream
         stream.relay = ConnectedRelay(self, stream)
-        stream.relay.send(relay_wire.encode_terms(terms))
-        stream.relay.send(relay_wire.encode_keys(self.settings.ids_by_hash()))
+        stream.relay.send(wire.encode(Kind.TERMS, terms))
+        self._send_keys(stream.relay)
         if self._farewell is not None:
             self._dismiss(stream)
 
-    def _refusal(self, why: str, sentence: str, again: bool = True) -> End:
+    def _send_keys(self, relay: ConnectedRelay) -> None:
+        keys = self.settings.keys
+        ids = keys.ids_by_hash().items() if keys is not None else ()
+        relay.send(relay_wire.encode_rows(Kind.KEYS, ids))
+
+    def refusal(self, why: str, sentence: str, again: bool = True) -> End:
         self.refused[why] += 1
         return End(Refused(sentence, again))
 
@@ -347,23 +378,19 @@ class Port:
                     f"client {client} tried to join and is not part of this run of {clients} clients, 0 to {clients - 1}; "
                     f"start a new run with --clients {client + 1} to include it"
                 )
-            raise self._refusal(
+            raise self.refusal(
                 "no place",
                 f"client {client} is not part of this run of {clients} clients, 0 to {clients - 1}",
                 again=False,
             )
         stream.client = client
-        for identity in self._identities(stream):
-            if not self._rate.take(identity):
-                raise self._refusal("too many joins", f"client {client} joins too often")
-            if (older := self._joining.get(identity)) is not None:
-                self._refuse(older, "replaced", "this client has opened a newer connection", False)
-            self._joining[identity] = stream
+        if not self._rate.take(stream.identity):
+            raise self.refusal("too many joins", f"client {client} joins too often")
 
     def _handle_hello(self, stream: Stream, reader: Reader) -> None:
         hello = wire.decode_hello(reader)
         if hello.protocol != wire.PROTOCOL:
-            raise self._refusal(
+            raise self.refusal(
                 "protocol",
                 f"this client speaks version {hello.protocol} of the protocol (fedcomp {hello.version[:40]}) and the "
                 f"server version {wire.PROTOCOL} (fedcomp {__version__}); install the same version of fedcomp on both sides",
@@ -373,7 +400,7 @@ class Port:
             self._begin_relay(stream)
             return
         if stream.relay_id is not None:
-            raise self._refusal(
+            raise self.refusal(
                 "key",
                 f"the key of this client is that of relay {stream.relay_id}; start the relay with fedcomp relay, and give each "
                 "client its own enrolment",
@@ -382,17 +409,17 @@ class Port:
         if stream.key is None and hello.client != -1:
             self._begin_join(stream, hello.client)
         stream.invitation = replace(self.settings.invitation, client=stream.client)
-        stream.put(wire.split(wire.encode_invitation(stream.invitation)))
+        stream.put(wire.split(wire.encode(Kind.INVITATION, stream.invitation)))
 
     def _handle_presence(self, stream: Stream, reader: Reader) -> None:
-        presence = wire.decode_presence(reader, stream.invitation)
+        presence = wire.decode(Kind.PRESENCE, reader, stream.invitation)
         if presence.key:
             point_key(presence.key)  # raises ProtocolError if it is malformed
         client = stream.client if stream.client >= 0 else presence.client
         name = f"client {client}" if client >= 0 else "a client"
         if presence.run != stream.invitation.run:
             self._warn(f"{name} cannot take part: it answered for another run")
-            raise self._refusal("other run", "the presence names another run")
+            raise self.refusal("other run", "the presence names another run")
         if presence.reason:
             self._warn(f"{name} cannot take part: {presence.reason[:LONGEST_REASON]}")
             self.refused["cannot take part"] += 1
@@ -401,13 +428,12 @@ class Port:
             self._begin_join(stream, presence.client)
         elif presence.client != stream.client:
             self._warn(f"{name} cannot take part as client {presence.client}")
-            raise self._refusal(
+            raise self.refusal(
                 "other client",
                 f"this client is client {stream.client} and cannot take part as client {presence.client}",
                 again=False,
             )
-        if stream.timer is not None:
-            stream.timer.cancel()
+        stream.timer.cancel()
         stream.joined = True
         self._complete_join(stream, presence)
 
@@ -417,14 +443,15 @@ class Port:
         why = ""
         if presence.run != settings.invitation.run or not 0 <= client.client < settings.clients:
             why = f"client {client.client} is not part of this run"
-        elif settings.credentials is not None:
+        elif settings.keys is not None:
             key_hash = client.key.hash if client.key else b""
-            if settings.id_of(key_hash) != client.client:
-                why = settings.reason_of(key_hash) or "this client showed the key of another one"
+            if settings.keys.id_of_hash(key_hash) != client.client:
+                why = settings.keys.reason_of_hash(key_hash)
+                why = why or "this client showed the key of another one"
         if why:
             self.refused["key"] += 1
-            client.close(Refused(why, settings.unsure()))
-        elif not self._rate.take(self._identities(client)[0]):
+            client.close(Refused(why, bool(settings.keys and settings.keys.problem)))
+        elif not self._rate.take(client.identity):
             self.refused["too many joins"] += 1
             client.close(Refused(f"client {client.client} joins too often", True))
         else:
@@ -434,10 +461,9 @@ class Port:
     def _complete_join(self, stream: Stream | RelayedClient, presence: Presence) -> None:
         """Make this stream its client's, in place of an older one, and send the open assignment or the farewell."""
         client = stream.client
-        for identity in self._identities(stream):
-            self._joining.pop(identity, None)
         older = self._joined.pop(client, None)
-        if older is not None and not stream.replaces(older):
+        # A relay itself has closed the older one of two connections to it.
+        if older is not None and (older.relay is None or older.relay is not stream.relay):
             self._refuse(
                 older,
                 "replaced",
@@ -447,7 +473,7 @@ class Port:
         self._joined[client] = stream
         if stream.key is not None:
             self._keys[client] = stream.key
-        self.events.put(Joined(client, presence, stream.key.pem if stream.key else None))
+        self.emit(Joined(client, presence, stream.key.pem if stream.key else None))
         if self._farewell is not None and isinstance(stream, Stream):
             self._dismiss(stream)
         elif (open := self._open.get(client)) is not None:
@@ -462,7 +488,8 @@ class Port:
         if stream.joined:
             expected = stream.relay is not None or stream.sent > stream.answered
             expected = expected and stream.assembly.begun < stream.assignments
-            stream.assembly.largest = self.settings.largest_report if expected else 0
+            largest = self.settings.largest_report + HEAD_BYTES
+            stream.assembly.largest = largest if expected else 0
             if stream.relay is not None and expected:
                 stream.assembly.largest += REPORT_BYTES * len(stream.relay.clients)
         whole = stream.assembly.take(data)
@@ -490,49 +517,40 @@ class Port:
                 f"a report answers assignment {sequence}, which this client was not sent or has answered"
             )
         stream.answered = sequence
-        open = self._open.get(stream.client)
-        if open is None or open.sequence != sequence:
-            self.events.put(Heard(stream.client))
-            return
-        report = wire.decode_report(reader, open.assignment)
-        self.answer(stream.client, report)
-        self._count(stream)
+        assignment = self.open_assignment(stream.client, sequence)
+        if assignment is None:
+            self.emit(Heard(stream.client))
+        else:
+            self.answer(stream.client, wire.decode_report(reader, assignment))
+            self._count(stream)
 
     def open_assignment(
-        self, client: int, sequence: int, relay: ConnectedRelay
+        self, client: int, sequence: int, relay: ConnectedRelay | None = None
     ) -> Assignment | None:
-        """Return the open assignment with this sequence number if it was sent to this relay, else None."""
+        """Return the open assignment with this sequence number if it was sent directly, or to this relay, else None."""
         open = self._open.get(client)
-        if open is None or open.sequence != sequence or open.relay is not relay:
-            return None
-        return open.assignment
+        sent = open is not None and (open.sequence, open.relay) == (sequence, relay)
+        return open.assignment if sent else None
 
     def answer(self, client: int, answer: Report | Lost) -> None:
         """Close the open assignment of a client with a report or a loss."""
-        self.events.put(self._close_assignment(client, answer))
+        self.emit(self.answered(client, answer))
 
-    def answer_together(self, reports: Mapping[int, Report], closed: list[int]) -> None:
-        """Close the open assignments of clients with reports that may contain a sum.
-
-        `closed`: further clients of the sum, whose assignments are no longer open.
-        """
-        answers = [self._close_assignment(client, report) for client, report in reports.items()]
-        self.events.put(Summed(answers, closed))
-
-    def _close_assignment(self, client: int, answer: Report | Lost) -> Answered:
+    def answered(self, client: int, answer: Report | Lost) -> Answered:
+        """Close the open assignment of a client, and return the event."""
         open = self._open.pop(client)
-        if open.timer is not None:
-            open.timer.cancel()
-        return Answered(client, open.sequence, answer, time.monotonic())
+        open.stop_timer()
+        return Answered(open.sequence, open.assignment, answer, time.monotonic())
 
     def _warn(self, sentence: str) -> None:
-        self.events.put(Warned(sentence))
+        self.emit(Warned(sentence))
 
     # Assignments.
 
-    def assign(self, opens: Iterable[tuple[int, Open]]) -> None:
-        """Send assignments, given with their clients. A disconnected client receives its assignment if it joins within GRACE_S."""
-        for client, open in opens:
+    def assign(self, opens: Iterable[Open]) -> None:
+        """Send assignments. A disconnected client receives its assignment if it joins within GRACE_S."""
+        for open in opens:
+            client = open.assignment.client
             self._withdraw(client)
             self._open[client] = open
             if (stream := self._joined.get(client)) is not None:
@@ -541,9 +559,7 @@ class Port:
                 self._start_grace(client, open, GRACE_S)
 
     def _assign(self, stream: Stream | RelayedClient, open: Open) -> None:
-        if open.timer is not None:
-            open.timer.cancel()
-            open.timer = None
+        open.stop_timer()
         relay = stream.relay
         if open.relay is not None and open.relay is not relay:
             open.relay.withdraw(stream.client, open.sequence)
@@ -552,17 +568,10 @@ class Port:
                 open.relay = relay
                 relay.assign(open)
             return
-        if open.packed is None:
-            pieces = wire.encode_assignment(open.sequence, open.assignment)
-            open.packed = wire.pack(pieces, self._parts)
         open.relay = None
         stream.sent = open.sequence
         stream.assignments += 1
-
-        def sent() -> None:
-            open.sent = True
-
-        stream.assign(open.packed.messages, sent)
+        stream.assign(open.messages())
 
     def _start_grace(self, client: int, open: Open, grace_s: float) -> None:
         if open.timer is None:
@@ -575,11 +584,10 @@ class Port:
         return "reply" if self._open[client].sent else "send"
 
     def _withdraw(self, client: int) -> None:
-        open = self._open.pop(client, None)
-        if open is not None and open.timer is not None:
-            open.timer.cancel()
-        if open is not None and open.relay is not None:
-            open.relay.withdraw(client, open.sequence)
+        if (open := self._open.pop(client, None)) is not None:
+            open.stop_timer()
+            if open.relay is not None:
+                open.relay.withdraw(client, open.sequence)
 
     def cancel(self, assignments: Iterable[tuple[int, int]]) -> None:
         """Withdraw assignments, given as (client, sequence number), if they are still open."""
@@ -599,60 +607,82 @@ class Port:
 
     def recheck(self) -> None:
         """Close the streams whose keys are no longer accepted, count their assignments as lost, and send relays the new table of keys."""
-        if self.settings.credentials is None or self.settings.unsure():
+        keys = self.settings.keys
+        if keys is None or keys.problem:
             return
         for client in [*self._open]:
             key = self._keys.get(client)
-            if key is not None and self.settings.id_of(key.hash) != client:
+            if key is not None and keys.id_of_hash(key.hash) != client:
                 self.answer(client, Lost(EXPELLED, self._stage(client)))
         relayed = [one for one in self._joined.values() if isinstance(one, RelayedClient)]
         for stream in [*self._streams, *relayed]:
             if stream.key is None or stream.closing:
                 continue
-            if isinstance(stream, Stream) and stream.relay_id is not None:
-                accepted = self.settings.relay_of(stream.key.hash) == stream.relay_id
+            if stream.relay_id is not None:
+                accepted = keys.relay_of_hash(stream.key.hash) == stream.relay_id
             else:
-                accepted = self.settings.id_of(stream.key.hash) == stream.client
-            if not accepted and (stream.client >= 0 or stream.relay_id is not None):
-                reason = self.settings.reason_of(stream.key.hash) or EXPELLED
+                accepted = stream.client < 0 or keys.id_of_hash(stream.key.hash) == stream.client
+            if not accepted:
+                reason = keys.reason_of_hash(stream.key.hash) or EXPELLED
                 self._refuse(stream, "key", reason, again=False)
         for stream in self._relays.values():
-            if stream.key is not None:
-                stream.relay.send(relay_wire.encode_keys(self.settings.ids_by_hash()))
+            self._send_keys(stream.relay)
 
-    async def dismiss(self, farewell: Farewell) -> None:
-        """Send a farewell to all clients, and wait up to FAREWELL_S until they have left."""
+    async def dismiss(self, farewell: Farewell, stay: bool = False) -> None:
+        """Send a farewell to all clients, and wait up to FAREWELL_S until they have left. `stay`: wait for clients that come later, too."""
         self._farewell = farewell
         for stream in [*self._joined.values(), *self._relays.values()]:
             if isinstance(stream, Stream):
                 self._dismiss(stream)
         deadline = time.monotonic() + FAREWELL_S
-        while self._joined and time.monotonic() < deadline:
+        while (self._joined or stay) and time.monotonic() < deadline:
             await asyncio.sleep(0.02)
 
     def _dismiss(self, stream: Stream) -> None:
         stream.withdraw()
-        stream.put(wire.split(wire.encode_farewell(self._farewell, self.settings.invitation)))
+        farewell = wire.encode(Kind.FAREWELL, self._farewell, self.settings.invitation)
+        stream.put(wire.split(farewell))
+
+    def _read_all(self, traffic: PortTraffic) -> Traffic:
+        """Read the byte counters of all connections, and return their sum with those that have ended."""
+        total, readings = traffic.total(), dict(traffic.readings())
+        for stream in self._streams:
+            stream.counted = readings.get(stream.peer, stream.counted)
+        return total
 
     async def read_traffic(self) -> TrafficReport | None:
         if self.traffic is None:
             return None
-        total, by_client = self.traffic.total(), dict(self._ended)
+        total, by_client = self._read_all(self.traffic), dict(self._ended)
         for stream in self._streams:
-            if stream.peer is None or stream.client < 0:
-                continue
-            stream.counted = self.traffic.last(stream.peer) or stream.counted
-            so_far = by_client.get(stream.client, Traffic())
-            by_client[stream.client] = so_far.plus(stream.counted.minus(stream.before))
-        live = self.traffic.peers()
-        self._attributed = {peer: n for peer, n in self._attributed.items() if peer in live}
+            if stream.client >= 0:
+                so_far = by_client.get(stream.client, Traffic())
+                by_client[stream.client] = so_far.plus(stream.counted)
         return TrafficReport(total, by_client)
 
     async def counts(self) -> dict[str, int]:
         """Return the numbers of joined clients, streams, relays and refusals, and of connections if the platform counts them."""
-        counts = {"clients": len(self._joined), "streams": len(self._streams)}
+        counts = {"clients": self.clients, "streams": len(self._streams)}
         counts["relays"] = len(self._relays)
         if self.traffic is not None:
             self.traffic.total()
             counts["connections"] = self.traffic.connections
         return counts | {f"refused: {why}": count for why, count in self.refused.items()}
+
+
+def allow_connections(wanted: int) -> int:
+    """Raise the limit of open files for `wanted` connections, as far as allowed. Return how many it permits, at most `wanted`.
+
+    Raises ConfigError if the limit is too low for any clients.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    files = wanted + SPARE_FILES
+    if soft == resource.RLIM_INFINITY or soft >= files:
+        return wanted
+    soft = files if hard == resource.RLIM_INFINITY else min(hard, files)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    if soft <= 2 * SPARE_FILES:
+        raise ConfigError(
+            f"the limit of {soft} open files is too low for clients; raise it with ulimit -n"
+        )
+    return min(wanted, soft - SPARE_FILES)

@@ -5,6 +5,7 @@ A relay needs no state on disk: clients keep theirs, and the server sends open a
 
 import asyncio
 import json
+import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
@@ -21,16 +22,16 @@ from ..relays import add_frames, can_add
 from . import relay_wire, wire
 from .client import GrpcConnection
 from .credentials import Credentials
-from .port import SPARE_CONNECTIONS, Port
-from .relay_wire import AssignmentId, Bundle, Disconnect, Terms
-from .server import allow_connections
+from .port import Port
+from .relay_wire import AssignmentId, Bundle, Disconnect
 from .stream import Answered, Event, Heard, Joined, Left, Open, Settings, Warned
-from .wire import Kind, Reader, Refused
+from .wire import Kind, Reader, Refused, Terms
 
 REFUSED_KEY = (
     "its key is not enrolled for a client at the server of this relay, or was revoked; relays cannot connect to another "
     "relay"
 )
+REJOIN_S = 10.0  # after a reconnection, in which a DISCONNECT may be about the connection before
 TERMS_BYTES = 64 << 20  # largest message with the terms or the keys of a run
 # The sequence number of an assignment, the report on it, and the assignment.
 Answer = tuple[int, Report, Assignment]
@@ -57,29 +58,46 @@ class RelayConnection(GrpcConnection):
 
     async def _take(self, kind: Kind, reader: Reader) -> None:
         if kind is Kind.TERMS and self._invitation is None:
-            terms = relay_wire.decode_terms(reader)
+            terms = wire.decode(kind, reader)
             self._invitation = terms.invitation
             self._assembly.largest = max(TERMS_BYTES, terms.largest_assignment)
             self._waiting.append(terms)
         elif kind is Kind.KEYS:
-            self._waiting.append(relay_wire.decode_keys(reader))
+            self._waiting.append(dict(relay_wire.decode_rows(kind, reader)))
         elif kind is Kind.ASSIGNMENTS:
             self._waiting.append(relay_wire.decode_bundle(reader, self._frames))
         elif kind is Kind.WITHDRAW:
-            self._waiting.append(relay_wire.decode_withdrawn(reader))
+            self._waiting.append(relay_wire.decode_rows(kind, reader))
         elif kind is Kind.DISCONNECT:
-            self._waiting.append(relay_wire.decode_disconnect(reader))
+            self._waiting.append(Disconnect(*relay_wire.decode_row(kind, reader)))
         else:
             await super()._take(kind, reader)
 
 
+@dataclass
+class Reports:
+    """Reports that are sent in one message. If their frames are to be added, the server receives all of them or none."""
+
+    answers: list[Answer]
+    add: bool = False
+
+    @property
+    def size(self) -> int:
+        """The bytes of the frames."""
+        return sum(len(report.frame) for _, report, _ in self.answers)
+
+
 class Relay:
-    """A relay: serves clients on a port of this machine while the connection to its server lasts.
+    """One connection to a server, and the clients that a port of this machine serves while the connection lasts.
 
     `opened` is called with the port's number and the terms of the run, `changed` with the new number of connected clients, and `warn`
-    with each warning. All three are called in the I/O thread. A client with an assignment counts as lost after `silence_s` seconds
-    without a message.
+    with each warning. All three are called in the I/O thread.
     """
+
+    connection: RelayConnection
+    terms: Terms
+    port: Port
+    problem = ""  # the relay always knows which keys are accepted
 
     def __init__(
         self,
@@ -88,98 +106,58 @@ class Relay:
         port: int,
         credentials: Credentials | None,
         *,
-        opened: Callable[[int, Terms], None] = lambda port, terms: None,
-        changed: Callable[[int], None] = lambda clients: None,
-        warn: Callable[[str], None] = lambda sentence: None,
-        silence_s: float = 16.0,
+        opened: Callable[[int, Terms], None],
+        changed: Callable[[int], None],
+        warn: Callable[[str], None],
     ):
-        self.server, self.address, self.port = server, address, port
-        self.credentials, self.silence_s = credentials, silence_s
+        self.server, self.address, self.port_number = server, address, port
+        self.credentials = credentials
         self.opened, self.changed, self.warn = opened, changed, warn
+        self.served = False  # whether a client has joined
+        self.joined_s: dict[int, list[float]] = {}  # the last two joins since a DISCONNECT
+        self.ids: dict[bytes, int] = {}  # key hash → logical id
+        self.to_add: dict[int, Answer] = {}  # by client, reports whose frames are not added yet
+        self.sum_timer: asyncio.TimerHandle | None = None
+        self.waiting = True  # for open assignments before frames are added; ends with `sum_timer`
+        self.outgoing: deque[list[bytes] | Reports] = deque()
+        self.news = asyncio.Event()
 
     async def run(self) -> Farewell:
-        """Serve until the run is over and return the farewell.
+        """Serve until the run is over and return the farewell. Call this once.
 
         Raises UnreachableError if the server cannot be reached or is lost, and UserError if it refuses this relay.
         """
-        async with RelayConnection(self.server, self.credentials) as connection:
-            messages = connection.messages()
+        async with RelayConnection(self.server, self.credentials) as self.connection:
+            messages = self.connection.messages()
             terms = await anext(messages)
             if isinstance(terms, Refused):
                 raise _error(terms)
             if not isinstance(terms, Terms):
                 raise UserError(f"{self.server} does not answer as a server of this version does")
-            return await _Session(self, connection, terms).run(messages)
+            self.terms = terms
+            self.codec = codec(terms.codec) if terms.codec else None
+            self.layout = Layout.from_shapes(json.loads(terms.shapes)) if terms.codec else None
+            where = self.address, self.port_number, terms.invitation, terms.clients
+            settings = Settings(*where, terms.largest_report, self.credentials, self)
+            self.port = Port(settings, self._handle_event)
+            return await self._serve(messages)
 
-
-def _error(refused: Refused) -> UserError:
-    """Return the error for a REFUSED from the server: UnreachableError if the relay may try again."""
-    return (
-        UnreachableError(refused.sentence, "starting")
-        if refused.again
-        else UserError(refused.sentence)
-    )
-
-
-@dataclass
-class PendingSum:
-    """Reports whose frames are to be added. They are sent in one message, so that the server receives all of them or none."""
-
-    answers: list[Answer]
-
-
-class _Session:
-    """One connection to a server, and the clients that are served with it."""
-
-    def __init__(self, relay: Relay, connection: RelayConnection, terms: Terms):
-        self.relay, self.connection, self.terms = relay, connection, terms
-        self.clients: set[int] = set()
-        self.ids: dict[bytes, int] = {}  # key hash → logical id
-        self.open: dict[int, tuple[int, Assignment]] = {}  # by client, with its sequence number
-        self.to_add: dict[int, Answer] = {}  # by client, reports whose frames are not added yet
-        self.sum_timer: asyncio.TimerHandle | None = None
-        self.waiting = True  # for open assignments before frames are added; ends with `sum_timer`
-        self.outgoing: deque[list[bytes] | Answer | PendingSum] = deque()
-        self.news = asyncio.Event()
-        self.codec = codec(terms.codec) if terms.codec else None
-        self.layout = Layout.from_shapes(json.loads(terms.shapes)) if terms.codec else None
-        self.port = Port(
-            Settings(
-                relay.address,
-                relay.port,
-                terms.invitation,
-                terms.clients,
-                terms.largest_report,
-                relay.credentials,
-                self.ids_of,
-                lambda key_hash: REFUSED_KEY,
-                lambda: False,
-                silence_s=relay.silence_s,
-            ),
-            self,
-        )
-
-    def ids_of(self, key_hash: bytes) -> int | None:
-        return self.ids.get(key_hash)
-
-    async def run(self, messages: AsyncIterator[object]) -> Farewell:
-        """Serve until the farewell and return it. Raises UnreachableError if the connection ends before it."""
+    async def _serve(self, messages: AsyncIterator[object]) -> Farewell:
         port: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        connections = allow_connections(self.terms.clients + SPARE_CONNECTIONS)
-        serving = asyncio.create_task(self.port.serve(port.set_result, connections))
+        serving = asyncio.create_task(self.port.serve(port.set_result))
         writing = asyncio.create_task(self._write())
         try:
             self._handle(await anext(messages))  # the keys
             await asyncio.wait({port, serving}, return_when=asyncio.FIRST_COMPLETED)
             if serving.done():
                 await serving  # raises the error
-            self.relay.opened(port.result(), self.terms)
+            self.opened(port.result(), self.terms)
             async for message in messages:
                 if isinstance(message, Farewell):
-                    await self.port.dismiss(message)
+                    await self.port.dismiss(message, stay=not self.served)
                     return message
                 self._handle(message)
-            raise UnreachableError(f"{self.relay.server} ended the connection", "closed")
+            raise UnreachableError(f"{self.server} ended the connection", "closed")
         finally:
             self.port.stop()
             writing.cancel()
@@ -188,6 +166,20 @@ class _Session:
             with suppress(asyncio.CancelledError):
                 await asyncio.gather(serving, return_exceptions=True)
 
+    # The keys that its port accepts.
+
+    def id_of_hash(self, key_hash: bytes) -> int | None:
+        return self.ids.get(key_hash)
+
+    def relay_of_hash(self, key_hash: bytes) -> int | None:
+        return None
+
+    def reason_of_hash(self, key_hash: bytes) -> str:
+        return REFUSED_KEY
+
+    def ids_by_hash(self) -> dict[bytes, int]:
+        return self.ids
+
     # From the server.
 
     def _handle(self, message: object) -> None:
@@ -195,7 +187,7 @@ class _Session:
             case Bundle():
                 self._assign(message)
             case Disconnect(client, refused):
-                self.port.disconnect(client, refused)
+                self._disconnect(client, refused)
             case Refused():
                 raise _error(message)
             case dict():
@@ -204,12 +196,15 @@ class _Session:
             case list():
                 self._withdraw(message)
 
+    def _disconnect(self, client: int, refused: Refused) -> None:
+        """End the connection of a client. One that reconnected a moment ago may try again: the server may mean the connection before."""
+        joined_s = self.joined_s.pop(client, [])
+        if len(joined_s) > 1 and time.monotonic() - joined_s[-1] < REJOIN_S:
+            refused = replace(refused, again=True)
+        self.port.disconnect(client, refused)
+
     def _assign(self, bundle: Bundle) -> None:
-        opens = []
-        for sequence, assignment in bundle.assignments:
-            self.open[assignment.client] = sequence, assignment
-            opens.append((assignment.client, Open(sequence, assignment)))
-        self.port.assign(opens)
+        self.port.assign(Open(sequence, assignment) for sequence, assignment in bundle.assignments)
         self.waiting = True
         if self.sum_timer is not None:
             self.sum_timer.cancel()
@@ -220,65 +215,70 @@ class _Session:
 
     def _withdraw(self, withdrawn: list[AssignmentId]) -> None:
         for client, sequence in withdrawn:
-            if client in self.open and self.open[client][0] == sequence:
-                del self.open[client]
             if client in self.to_add and self.to_add[client][0] == sequence:
                 del self.to_add[client]
         self.port.cancel(withdrawn)
         self._queue_sum_if_complete()
 
-    # From the clients: this object is the event queue of its port.
+    # From the clients.
 
-    def put(self, event: Event) -> None:
+    def _handle_event(self, event: Event) -> None:
         """Handle an event of the port."""
         match event:
             case Joined(client, presence, public_key_pem):
                 if public_key_pem is not None:
                     presence = replace(presence, key=point_of(public_key(public_key_pem)))
-                self._queue(relay_wire.encode_joined(presence))
-                self.clients.add(client)
-                self.relay.changed(len(self.clients))
+                self._queue(wire.encode(Kind.JOINED, presence))
+                self.joined_s[client] = [*self.joined_s.get(client, [])[-1:], time.monotonic()]
+                self.served = True
+                self.changed(self.port.clients)
             case Left(client):
-                self._queue(relay_wire.encode_client(Kind.LEFT, client))
-                self.clients.discard(client)
-                self.relay.changed(len(self.clients))
+                self._queue(relay_wire.encode_rows(Kind.LEFT, [(client,)]))
+                self.changed(self.port.clients)
             case Heard(client):
-                self._queue(relay_wire.encode_client(Kind.HEARD, client))
+                self._queue(relay_wire.encode_rows(Kind.HEARD, [(client,)]))
             case Warned(sentence):
-                self.relay.warn(sentence)
-            case Answered(client, sequence, answer, _):
-                self._answer(client, sequence, answer)
-
-    def _answer(self, client: int, sequence: int, answer: Report | Lost) -> None:
-        assignment = self.open.pop(client)[1]
-        if isinstance(answer, Lost):
-            self._queue(relay_wire.encode_lost(client, sequence, answer.stage, answer.reason))
-        elif self.codec is not None and can_add(assignment, answer):
-            self.to_add[client] = sequence, answer, assignment
-        else:
-            self._queue((sequence, answer, assignment))
-        self._queue_sum_if_complete()
+                self.warn(sentence)
+            case Answered(sequence, assignment, Lost(reason, stage)):
+                row = assignment.client, sequence, stage, reason
+                self._queue(relay_wire.encode_rows(Kind.LOST, [row]))
+                self._queue_sum_if_complete()
+            case Answered(sequence, assignment, Report() as report):
+                if self.codec is not None and can_add(assignment, report):
+                    self.to_add[assignment.client] = sequence, report, assignment
+                else:
+                    self._queue_report((sequence, report, assignment))
+                self._queue_sum_if_complete()
 
     def _stop_waiting(self) -> None:
         self.waiting = False
         self._queue_sum()
 
     def _queue_sum_if_complete(self) -> None:
-        if not self.open or not self.waiting:
+        if not self.port.waiting or not self.waiting:
             self._queue_sum()
 
     def _queue_sum(self) -> None:
         """Queue the reports that are to be added, in the order of their clients."""
         if self.to_add:
-            self._queue(PendingSum([self.to_add[client] for client in sorted(self.to_add)]))
+            self._queue(Reports([self.to_add[client] for client in sorted(self.to_add)], add=True))
             self.to_add = {}
 
     # To the server.
 
-    def _queue(self, item: "list[bytes] | Answer | PendingSum") -> None:
-        """Queue an encoded message, a report, or reports to be added."""
+    def _queue(self, item: "list[bytes] | Reports") -> None:
+        """Queue an encoded message, or reports."""
         self.outgoing.append(item)
         self.news.set()
+
+    def _queue_report(self, answer: Answer) -> None:
+        """Queue a report. Consecutive ones are sent in one message of up to wire.PART bytes of frames."""
+        last = self.outgoing[-1] if self.outgoing else None
+        fits = isinstance(last, Reports) and not last.add
+        if fits and last.size + len(answer[1].frame) <= wire.PART:
+            last.answers.append(answer)
+        else:
+            self._queue(Reports([answer]))
 
     async def _write(self) -> None:
         """Send the queued messages in order. Runs until it is cancelled; an error ends the session."""
@@ -287,28 +287,25 @@ class _Session:
                 await self.news.wait()
                 self.news.clear()
                 while self.outgoing:
-                    await self.connection.write(await self._next())
+                    item = self.outgoing.popleft()
+                    if isinstance(item, Reports):
+                        answers = item.answers
+                        if item.add:
+                            answers = await asyncio.to_thread(self._add, answers)
+                        item = relay_wire.encode_reports(answers)
+                    await self.connection.write(item)
         except Exception as error:
             self.connection.fail(error)
-
-    async def _next(self) -> list[bytes]:
-        """Return the next message, encoded. Consecutive reports are sent in one message of up to wire.PART bytes of frames."""
-        match self.outgoing.popleft():
-            case tuple() as first:
-                answers, size = [first], len(first[1].frame)
-                while self.outgoing and isinstance(more := self.outgoing[0], tuple):
-                    size += len(more[1].frame)
-                    if size > wire.PART:
-                        break
-                    answers.append(self.outgoing.popleft())
-                return relay_wire.encode_reports(answers)
-            case PendingSum(answers):
-                return relay_wire.encode_reports(await asyncio.to_thread(self._add, answers))
-            case pieces:
-                return pieces
 
     def _add(self, answers: list[Answer]) -> list[Answer]:
         """Return the answers with the sum of their frames in the first update."""
         sequences, reports, assignments = zip(*answers, strict=True)
         passed = add_frames(self.codec, self.layout, assignments, reports)
         return list(zip(sequences, passed, assignments, strict=True))
+
+
+def _error(refused: Refused) -> UserError:
+    """Return the error for a REFUSED from the server: UnreachableError if the relay may try again."""
+    if refused.again:
+        return UnreachableError(refused.sentence, "starting")
+    return UserError(refused.sentence)

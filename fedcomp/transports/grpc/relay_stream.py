@@ -11,13 +11,16 @@ from ...messages import Presence, Report
 from ...server.transport import Lost
 from . import relay_wire, wire
 from .credentials import PeerKey, point_key
-from .relay_wire import Disconnect, FrameCache
-from .stream import Heard
+from .relay_wire import FrameCache
+from .stream import Heard, Summed
 from .wire import Kind, Reader, Refused
 
 if TYPE_CHECKING:
     from .port import Port
     from .stream import Open, Stream
+
+# Messages that wait to be sent, above which a relay's connection is ended: it sends messages that are answered, and does not read.
+MOST_QUEUED = 20_000
 
 
 class ConnectedRelay:
@@ -45,23 +48,25 @@ class ConnectedRelay:
         """Withdraw an assignment, whether it was sent or is still queued."""
         self._queued = [open for open in self._queued if open.sequence != sequence]
         if not self.lost:
-            self.send(relay_wire.encode_withdrawn([(client, sequence)]))
+            self.send(relay_wire.encode_rows(Kind.WITHDRAW, [(client, sequence)]))
 
     def handle(self, kind: Kind, reader: Reader) -> None:
-        """Handle a message from the relay. Raises ProtocolError if it is malformed or not expected."""
+        """Handle a message from the relay. Raises ProtocolError if it is malformed or not expected, and End to end the stream."""
         port = self.port
+        if self.stream.queued > MOST_QUEUED:
+            raise port.refusal("messages not read", "this relay does not read its messages")
         if kind is Kind.JOINED:
-            port.join_relayed(self, relay_wire.decode_joined(reader))
+            port.join_relayed(self, wire.decode(kind, reader))
         elif kind is Kind.LEFT:
-            client = self.clients.pop(relay_wire.decode_client(reader), None)
-            if client is not None:
+            (left,) = relay_wire.decode_row(kind, reader)
+            if (client := self.clients.pop(left, None)) is not None:
                 port.leave(client)
         elif kind is Kind.HEARD:
-            self._hear(relay_wire.decode_client(reader))
+            self._hear(*relay_wire.decode_row(kind, reader))
         elif kind is Kind.REPORTS:
             self._handle_reports(reader)
         elif kind is Kind.LOST:
-            client_id, sequence, stage, reason = relay_wire.decode_lost(reader)
+            client_id, sequence, stage, reason = relay_wire.decode_row(kind, reader)
             if port.open_assignment(client_id, sequence, self) is not None:
                 port.answer(client_id, Lost(reason, stage))
         else:
@@ -83,14 +88,15 @@ class ConnectedRelay:
             self._hear(client)
         terms = self.port.settings.relay_terms
         if terms is not None and terms.codec:
-            self.port.answer_together(reports, [*closed])
+            answers = [self.port.answered(client, report) for client, report in reports.items()]
+            self.port.emit(Summed(answers, [*closed]))
         else:
             for client, report in reports.items():
                 self.port.answer(client, report)
 
     def _hear(self, client: int) -> None:
         if client in self.clients:
-            self.port.events.put(Heard(client))
+            self.port.emit(Heard(client))
 
     def _flush(self) -> None:
         """Send the queued assignments."""
@@ -118,16 +124,11 @@ class RelayedClient:
         self.closing = False
 
     @property
-    def carrier(self) -> "Stream":
-        return self.relay.stream
+    def identity(self) -> object:
+        return self.key.hash if self.key else self.client
 
-    def replaces(self, older: "Stream | RelayedClient") -> bool:
-        """Return whether `older` is a connection to the same relay, which has already closed it."""
-        return isinstance(older, RelayedClient) and older.relay is self.relay
-
-    def close(self, refused: Refused | None = None) -> None:
+    def close(self, refused: Refused) -> None:
         """Tell the relay to disconnect the client, for the reason `refused`."""
         if not self.closing:
             self.closing = True
-            reason = refused or Refused("the server ended the connection", True)
-            self.relay.send(relay_wire.encode_disconnect(Disconnect(self.client, reason)))
+            self.relay.send(relay_wire.encode_rows(Kind.DISCONNECT, [(self.client, refused)]))

@@ -5,42 +5,21 @@ frames, the relay caches them, and assignments refer to them by number. The serv
 """
 
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from ...codecs.frame import varint
 from ...errors import ProtocolError
-from ...messages import Assignment, Invitation, Presence, Report
+from ...messages import Assignment, Report
 from . import wire
-from .wire import DOUBLE, Kind, Reader, Refused
+from .wire import CODECS, DOUBLE, FieldCodec, Kind, Reader, Refused
 
 CACHE_BYTES = 64 << 20  # of frames that a relay keeps for later assignments
 BUNDLE_BYTES = 4 << 20  # of new frames and assignments; a bundle that reaches this is complete
 KEY_HASH = 32  # bytes
 UNTIL_ALL = -1.0  # `wait_s` of a relay that waits for all clients
 AssignmentId = tuple[int, int]  # logical id of the client, sequence number
-
-
-@dataclass
-class Terms:
-    """The server's answer to a relay: the invitation for its clients, the limits of messages, and how to add frames."""
-
-    run: str
-    options: str
-    layout: str  # fingerprint of the model's layout
-    version: str  # that the run started from
-    clients: int  # of the run
-    largest_report: int  # bytes
-    largest_assignment: int  # bytes
-    codec: str = ""  # spec of the uplink; "": the relay does not add frames
-    shapes: str = (
-        ""  # JSON: name → shape of the layout's tensors; "": the relay does not add frames
-    )
-
-    @property
-    def invitation(self) -> Invitation:
-        """The invitation for a client that has no id yet."""
-        return Invitation(self.run, -1, self.options, self.layout, self.version)
 
 
 @dataclass
@@ -88,28 +67,53 @@ class FrameCache:
             yield number
 
 
-# From the server.
+# Messages that are rows of these values: one row, or any number in KEYS and WITHDRAW.
 
 
-def encode_terms(terms: Terms) -> list[bytes]:
-    return wire.whole(Kind.TERMS, wire.encode_fields(terms, Terms("", "", "", "", 0, 0, 0)))
+def _read_refused(reader: Reader) -> Refused:
+    kind, rest = wire.read_kind(reader.rest())
+    if kind is not Kind.REFUSED:
+        raise ProtocolError(f"the reason for a disconnection is a {kind.name}")
+    return wire.decode_refused(rest)
 
 
-def decode_terms(reader: Reader) -> Terms:
-    return wire.decode_fields(Terms("", "", "", "", 0, 0, 0), reader)[0]
+VARINT = FieldCodec(lambda value: [varint(value)], Reader.varint)
+TEXT = CODECS[str]
+HASH = FieldCodec(lambda value: [value], lambda reader: reader.take(KEY_HASH))
+REFUSED = FieldCodec(lambda value: [wire.encode_refused(value)], _read_refused)
+ROWS = {
+    Kind.KEYS: (HASH, VARINT),  # of a client that may join: key hash, logical id
+    Kind.WITHDRAW: (VARINT, VARINT),  # of an assignment: client, sequence number
+    Kind.DISCONNECT: (VARINT, REFUSED),  # client, reason
+    Kind.LEFT: (VARINT,),  # client
+    Kind.HEARD: (VARINT,),  # client
+    Kind.LOST: (VARINT, VARINT, TEXT, TEXT),  # client, sequence number, stage, reason
+}
 
 
-def encode_keys(ids: Mapping[bytes, int]) -> list[bytes]:
-    """Encode the table of the clients that may join: key hash [32 bytes] → logical id."""
-    return wire.whole(Kind.KEYS, [hash + varint(client) for hash, client in ids.items()])
+def encode_rows(kind: Kind, rows: Iterable[Sequence[Any]]) -> list[bytes]:
+    pieces: list[bytes] = []
+    for row in rows:
+        for column, value in zip(ROWS[kind], row, strict=True):
+            pieces += column.write(value)
+    return wire.whole(kind, pieces)
 
 
-def decode_keys(reader: Reader) -> dict[bytes, int]:
-    ids = {}
+def decode_rows(kind: Kind, reader: Reader) -> list[tuple[Any, ...]]:
+    rows = []
     while not reader.ended:
-        hash = reader.take(KEY_HASH)
-        ids[hash] = reader.varint()
-    return ids
+        rows.append(tuple(column.read(reader) for column in ROWS[kind]))
+    return rows
+
+
+def decode_row(kind: Kind, reader: Reader) -> tuple[Any, ...]:
+    """Decode a message of one row."""
+    row = tuple(column.read(reader) for column in ROWS[kind])
+    reader.end()
+    return row
+
+
+# Bundles.
 
 
 def encode_bundles(
@@ -180,55 +184,6 @@ def decode_bundle(reader: Reader, frames: dict[int, bytes]) -> Bundle:
     return bundle
 
 
-def encode_withdrawn(assignments: Collection[AssignmentId]) -> list[bytes]:
-    """Encode the withdrawal of assignments, given as client and sequence number."""
-    numbers = [varint(number) for assignment in assignments for number in assignment]
-    return wire.whole(Kind.WITHDRAW, numbers)
-
-
-def decode_withdrawn(reader: Reader) -> list[AssignmentId]:
-    withdrawn = []
-    while not reader.ended:
-        client = reader.varint()
-        withdrawn.append((client, reader.varint()))
-    return withdrawn
-
-
-def encode_disconnect(order: Disconnect) -> list[bytes]:
-    pieces = [varint(order.client), wire.encode_refused(order.refused)]
-    return wire.whole(Kind.DISCONNECT, pieces)
-
-
-def decode_disconnect(reader: Reader) -> Disconnect:
-    client = reader.varint()
-    kind, rest = wire.read_kind(reader.rest())
-    if kind is not Kind.REFUSED:
-        raise ProtocolError(f"the reason for a disconnection is a {kind.name}")
-    return Disconnect(client, wire.decode_refused(rest))
-
-
-# From the relay.
-
-
-def encode_joined(presence: Presence) -> list[bytes]:
-    return wire.whole(Kind.JOINED, wire.encode_fields(presence, Presence("", -1, "", "")))
-
-
-def decode_joined(reader: Reader) -> Presence:
-    return wire.decode_fields(Presence("", -1, "", ""), reader)[0]
-
-
-def encode_client(kind: Kind, client: int) -> list[bytes]:
-    """Encode a message of kind LEFT or HEARD."""
-    return wire.whole(kind, [varint(client)])
-
-
-def decode_client(reader: Reader) -> int:
-    client = reader.varint()
-    reader.end()
-    return client
-
-
 def encode_reports(answers: Sequence[tuple[int, Report, Assignment]]) -> list[bytes]:
     """Encode reports, each given with its sequence number and its assignment. Frames are not copied."""
     pieces: list[bytes] = []
@@ -253,15 +208,3 @@ def decode_reports(
         sequence = entry.varint()
         assignment = open_assignment(client, sequence)
         yield client, sequence, assignment and wire.decode_report(entry, assignment)
-
-
-def encode_lost(client: int, sequence: int, stage: str, reason: str) -> list[bytes]:
-    pieces = [varint(client), varint(sequence), wire.encode_text(stage), wire.encode_text(reason)]
-    return wire.whole(Kind.LOST, pieces)
-
-
-def decode_lost(reader: Reader) -> tuple[int, int, str, str]:
-    """Return the client, the sequence number, the stage and the reason."""
-    lost = reader.varint(), reader.varint(), reader.text(), reader.text()
-    reader.end()
-    return lost

@@ -2,24 +2,19 @@
 
 import asyncio
 import queue
-import resource
 from collections.abc import Callable, Collection, Coroutine, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import replace
 from time import monotonic, sleep
 from typing import Any, TypeVar
 
-from ...errors import ConfigError
 from ...keys.enrolment import pem
 from ...keys.keyring import verifier
-from ...messages import UPDATE, Assignment, Farewell, Invitation, Presence, Report
-from ...server.clock import Clock
-from ...server.transport import Delivery, Lost
+from ...messages import UPDATE, Assignment, Farewell, Presence, Report
+from ...server.transport import Clock, Delivery, Lost
 from ..relays import RELAY
-from .credentials import Credentials
 from .io_loop import io_loop
-from .port import SPARE_CONNECTIONS, Port
-from .relay_wire import Terms
+from .port import Port
 from .stream import (
     Answered,
     Event,
@@ -34,7 +29,6 @@ from .stream import (
     Warned,
 )
 
-SPARE_FILES = 256  # descriptors that the process needs besides connections
 WAIT_S = 60.0  # longest wait for one event: a queue takes no infinite timeout
 MANY = 16  # open assignments above which `receive` waits GATHER_S for more reports
 GATHER_S = 0.002
@@ -50,49 +44,28 @@ def _ignore(*_: object) -> None:
 class GrpcTransport:
     """A `Transport` that serves the clients of a run on a port.
 
-    Without credentials the port is HTTP/2 without TLS, and clients claim their ids. With credentials, `id_of` returns the logical id for
-    the SHA-256 of a public key (DER SubjectPublicKeyInfo), or None for a refused key, and `reason_of` returns why a key is refused.
-    `unsure` returns whether a key that is refused now may be accepted later.
+    The callbacks are called in the thread that calls the methods of `Transport`: `on_look` at the start of each call of `clients` and
+    `receive`, `on_joined` for each client that joins or reconnects, `on_left` for each client whose connection ended, and `on_heard` for
+    a client that answers an assignment that is no longer open.
 
-    Relays are accepted if `relay_terms` is given. With credentials, `relay_of` returns the relay's id for a key hash, or None, and
-    `ids_by_hash` returns the table of clients that relays may let in. All of these callbacks are called in the I/O thread.
-
-    The other callbacks are called during `clients` and `receive`, in the thread that calls these: `on_look` at the start of each call,
-    `on_joined` for each client that joins or reconnects, `on_left` for each client whose connection ended, and `on_heard` for a client
-    that answers an assignment that is no longer open.
-
-    A client that loses its connection with an open assignment receives the assignment again if it reconnects within 5 s. A client with
-    an assignment counts as lost after `silence_s` seconds without a message. A stream that does not join within `join_s` seconds is closed.
+    A client that loses its connection with an open assignment receives the assignment again if it reconnects within 5 s.
     """
 
     def __init__(
         self,
-        address: str,
-        port: int,
-        invitation: Invitation,
-        clients: int,
+        settings: Settings,
         *,
-        largest_report: int,
-        credentials: Credentials | None = None,
-        id_of: Callable[[bytes], int | None] = lambda key_hash: None,
-        reason_of: Callable[[bytes], str] = lambda key_hash: "its key is not enrolled",
-        unsure: Callable[[], bool] = lambda: False,
-        relay_terms: Terms | None = None,
-        relay_of: Callable[[bytes], int | None] = lambda key_hash: None,
-        ids_by_hash: Callable[[], dict[bytes, int]] = dict,
         on_joined: Callable[[int, Presence], None] = _ignore,
         on_left: Callable[[int], None] = _ignore,
         on_heard: Callable[[int], None] = _ignore,
         on_look: Callable[[], None] = _ignore,
         warn: Callable[[str], None] = _ignore,
-        silence_s: float = 16.0,
-        join_s: float = 20.0,
     ):
         self.clock = Clock()
-        self.invitation = invitation
+        self.invitation, self.port = settings.invitation, settings.port
         self.on_joined, self.on_left, self.on_heard = on_joined, on_left, on_heard
         self.on_look, self.warn = on_look, warn
-        self.port = port
+        self._settings = settings
         self._here: set[int] = set()
         self._open: dict[int, int] = {}  # client → sequence number
         self._public_keys: dict[int, bytes] = {}
@@ -100,22 +73,6 @@ class GrpcTransport:
         self._deliveries: list[Delivery] = []
         self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self._last_traffic: TrafficReport | None = None
-        self._settings = Settings(
-            address,
-            port,
-            invitation,
-            clients,
-            largest_report + 4096,
-            credentials,
-            id_of,
-            reason_of,
-            unsure,
-            silence_s,
-            join_s,
-            relay_terms,
-            relay_of,
-            ids_by_hash,
-        )
         self._task: Future[None] | None = None
 
     def open(self) -> None:
@@ -142,7 +99,7 @@ class GrpcTransport:
         self._drop_deliveries({assignment.client for assignment in assignments})
         for assignment in assignments:
             self._sequence += 1
-            opens.append((assignment.client, Open(self._sequence, assignment, due_s)))
+            opens.append(Open(self._sequence, assignment, due_s))
             self._open[assignment.client] = self._sequence
         self._call(lambda: self._port.assign(opens))
 
@@ -168,8 +125,16 @@ class GrpcTransport:
             self._call(self._port.stop)
             wait([self._task], STOP_S)
 
-    def _drop_deliveries(self, clients: Collection[int]) -> None:
-        self._deliveries = [d for d in self._deliveries if d.client not in clients]
+    def _drop_deliveries(self, clients: set[int]) -> None:
+        """Drop answers that have not been received yet, and the sums that contain them."""
+        deliveries, self._deliveries = self._deliveries, []
+        for delivery in deliveries:
+            if delivery.client not in clients:
+                if withdrawn := clients.intersection(delivery.summed):
+                    delivery = replace(delivery, answer=_in_a_sum_with(min(withdrawn)))
+                self._deliveries.append(delivery)
+            elif isinstance(delivery.answer, Report):
+                self.on_heard(delivery.client)
 
     # Beyond Transport.
 
@@ -178,7 +143,7 @@ class GrpcTransport:
         return self._public_keys[client]
 
     def recheck(self) -> None:
-        """Disconnect the clients whose keys `id_of` no longer accepts."""
+        """Disconnect the clients and relays whose keys are no longer accepted."""
         self._call(lambda: self._port.recheck())
 
     def dismiss(self, round: int) -> None:
@@ -198,10 +163,9 @@ class GrpcTransport:
     # Threads.
 
     async def _serve(self, started: "Future[int]") -> None:
-        self._port = Port(self._settings, self._events)
+        self._port = Port(self._settings, self._events.put)
         try:
-            connections = allow_connections(self._settings.clients + SPARE_CONNECTIONS)
-            await self._port.serve(started.set_result, connections)
+            await self._port.serve(started.set_result)
         except BaseException as error:
             if started.done():
                 self._events.put(Stopped(error))
@@ -243,16 +207,21 @@ class GrpcTransport:
                 self.on_heard(client)
             case Warned(sentence):
                 self.warn(sentence)
-            case Answered(client, sequence, answer, arrived_s):
-                if self._open.get(client) == sequence:
-                    del self._open[client]
-                    self._deliveries.append(Delivery(client, answer, arrived_s))
-                elif isinstance(answer, Report):
-                    self.on_heard(client)
+            case Answered():
+                self._deliver(event)
             case Summed(answers, closed):
                 self._handle_sum(answers, closed)
             case Stopped(error):
                 raise error
+
+    def _deliver(self, answered: Answered, summed: tuple[int, ...] = ()) -> None:
+        """Queue an answer for `receive` if its assignment is still open. `summed`: see Delivery."""
+        if self._open.get(answered.client) == answered.sequence:
+            del self._open[answered.client]
+            delivery = Delivery(answered.client, answered.answer, answered.arrived_s, summed)
+            self._deliveries.append(delivery)
+        elif isinstance(answered.answer, Report):
+            self.on_heard(answered.client)
 
     def _handle_sum(self, answers: Sequence[Answered], closed: Sequence[int]) -> None:
         """Deliver reports that may contain a sum.
@@ -262,29 +231,20 @@ class GrpcTransport:
         """
         late = [a.client for a in answers if self._open.get(a.client) != a.sequence]
         withdrawn = [*closed, *late]
+        updates = [
+            a.client for a in answers if isinstance(a.answer, Report) and a.answer.kind == UPDATE
+        ]
         for answered in answers:
-            answer = answered.answer
-            is_update = isinstance(answer, Report) and answer.kind == UPDATE
-            if withdrawn and is_update and answered.client not in late:
-                reason = f"its relay has added its update to that of client {withdrawn[0]}, which was withdrawn"
-                answered = replace(answered, answer=Lost(reason, RELAY))
-            self._handle(answered)
+            if answered.client not in updates:
+                self._deliver(answered)
+            elif withdrawn and answered.client not in late:
+                self._deliver(replace(answered, answer=_in_a_sum_with(withdrawn[0])))
+            else:
+                self._deliver(answered, tuple(updates))
 
 
-def allow_connections(wanted: int) -> int:
-    """Raise the limit of open files for `wanted` connections, as far as allowed. Return how many it permits, at most `wanted`.
-
-    Raises ConfigError if the limit is too low for any clients.
-    """
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft == resource.RLIM_INFINITY or soft >= wanted + SPARE_FILES:
-        return wanted
-    soft = (
-        wanted + SPARE_FILES if hard == resource.RLIM_INFINITY else min(hard, wanted + SPARE_FILES)
+def _in_a_sum_with(client: int) -> Lost:
+    """Return the loss of an update whose sum cannot be accepted."""
+    return Lost(
+        f"its relay has added its update to that of client {client}, which was withdrawn", RELAY
     )
-    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    if soft <= 2 * SPARE_FILES:
-        raise ConfigError(
-            f"the limit of {soft} open files is too low for clients; raise it with ulimit -n"
-        )
-    return min(wanted, soft - SPARE_FILES)

@@ -3,15 +3,15 @@
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import grpc
 
 from ...messages import Assignment, Invitation, Presence, Report
 from ...server.transport import Lost
-from . import relay_wire, wire
+from . import wire
 from .credentials import Credentials, PeerKey
 from .tcp_info import Peer, Traffic, peer_of
 from .wire import Refused
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from .relay_stream import ConnectedRelay
 
 JOINS, JOINS_PER_S = 10.0, 0.5  # of one client or relay: burst, and sustained rate
+MESSAGE_BYTES = 256  # at most, of the frames of TLS and HTTP/2 around a small message
 
 
 # Events for the main thread.
@@ -59,10 +60,14 @@ class Warned:
 class Answered:
     """An open assignment was answered, or counts as lost."""
 
-    client: int
     sequence: int
+    assignment: Assignment
     answer: Report | Lost
     arrived_s: float  # time.monotonic()
+
+    @property
+    def client(self) -> int:
+        return self.assignment.client
 
 
 @dataclass(frozen=True)
@@ -83,24 +88,44 @@ class Stopped:
 Event = Joined | Left | Heard | Warned | Answered | Summed | Stopped
 
 
+class Keys(Protocol):
+    """The keys that a port accepts, such as a `fedcomp.keys.registry.Registry`. The methods are called in the I/O thread."""
+
+    @property
+    def problem(self) -> str:
+        """If not empty, no key is accepted now, and clients are told to try again."""
+
+    def id_of_hash(self, key_hash: bytes) -> int | None: ...
+    def relay_of_hash(self, key_hash: bytes) -> int | None: ...
+    def reason_of_hash(self, key_hash: bytes) -> str: ...
+    def ids_by_hash(self) -> dict[bytes, int]: ...
+
+
 @dataclass
 class Settings:
-    """Settings of a port. The callbacks are called in the I/O thread; `GrpcTransport` describes them."""
+    """Settings of a port.
+
+    Without `credentials` the port is HTTP/2 without TLS, and clients claim their ids. With them, `keys` has the logical id for the
+    SHA-256 of a public key (DER SubjectPublicKeyInfo).
+
+    A client with an assignment counts as lost after `silence_s` seconds without a message. A stream that does not join within `join_s`
+    seconds is closed.
+    """
 
     address: str
-    port: int
+    port: int  # 0: a free one
     invitation: Invitation
     clients: int
     largest_report: int  # bytes
-    credentials: Credentials | None
-    id_of: Callable[[bytes], int | None]
-    reason_of: Callable[[bytes], str]
-    unsure: Callable[[], bool]
+    credentials: Credentials | None = None
+    keys: Keys | None = None
+    relay_terms: wire.Terms | None = None  # None: no relay is accepted
     silence_s: float = 16.0
     join_s: float = 20.0
-    relay_terms: relay_wire.Terms | None = None  # None: no relay is accepted
-    relay_of: Callable[[bytes], int | None] = lambda key_hash: None
-    ids_by_hash: Callable[[], dict[bytes, int]] = dict
+
+    def __post_init__(self) -> None:
+        if self.credentials is not None and self.keys is None:
+            raise ValueError("a port with TLS needs the keys that it accepts")
 
 
 @dataclass
@@ -110,10 +135,19 @@ class Open:
     sequence: int
     assignment: Assignment
     due_s: float | None = None  # time.monotonic() at which a relay adds frames without this one
-    packed: wire.Packed | None = None  # once it is encoded
     sent: bool = False  # whether its last part was handed to gRPC
     relay: "ConnectedRelay | None" = None  # that it was sent to
     timer: asyncio.TimerHandle | None = None  # runs while its client is disconnected
+
+    def messages(self) -> Iterator[bytes]:
+        """Yield the gRPC messages for its client."""
+        yield from wire.split(wire.encode_assignment(self.sequence, self.assignment))
+        self.sent = True
+
+    def stop_timer(self) -> None:
+        if self.timer is not None:
+            self.timer.cancel()
+            self.timer = None
 
 
 @dataclass
@@ -132,7 +166,9 @@ class End(Exception):
 
 
 class Stream:
-    """One stream of a client or a relay, from its HELLO to its end."""
+    """One stream of a client or a relay, from its HELLO to its end. It is the only one of its connection."""
+
+    timer: asyncio.TimerHandle  # closes it unless it joins or ends in time
 
     def __init__(self, context: grpc.aio.ServicerContext):
         self.context = context
@@ -150,43 +186,43 @@ class Stream:
         self.silent_ticks = 0
         self.pinged = False
         self.closing = False
-        self.timer: asyncio.TimerHandle | None = None
         self.searched = False  # whether `PortTraffic.search` has looked for its connection
-        self.before = self.counted = Traffic()  # of its connection: before this stream, and now
+        self.counted = Traffic()  # of its connection
+        self.received = 0  # bytes of messages, with MESSAGE_BYTES for each
         self._urgent: deque[bytes] = deque()
-        self._work: deque[bytes] = deque()  # of the newest assignment
-        self._on_sent: Callable[[], None] | None = None
+        self._work: Iterator[bytes] = iter(())  # the rest of the newest assignment
         self._writer: asyncio.Task[None] | None = None
 
     @property
-    def carrier(self) -> "Stream":
-        """The stream that carries the client's messages: its own, or its relay's."""
-        return self
+    def identity(self) -> object:
+        """The hash of the client's key, without TLS the claimed id; None if it has claimed none."""
+        return self.key.hash if self.key else self.client if self.client >= 0 else None
 
-    def replaces(self, older: object) -> bool:
-        """Return whether the other end has already closed `older`, which then needs no REFUSED."""
-        return False
+    @property
+    def queued(self) -> int:
+        """The number of messages that wait to be sent, besides those of an assignment to a client."""
+        return len(self._urgent)
 
     def put(self, messages: Iterable[bytes]) -> None:
         """Send messages ahead of the queued assignment."""
         self._urgent += messages
         self._start()
 
-    def assign(self, messages: Iterable[bytes], on_sent: Callable[[], None]) -> None:
+    def assign(self, messages: Iterator[bytes]) -> None:
         """Send an assignment. The unsent rest of an older one is dropped."""
-        self._work, self._on_sent = deque(messages), on_sent
+        self._work = messages
         self._start()
 
     def withdraw(self) -> None:
         """Drop the unsent rest of an assignment."""
-        self._work.clear()
+        self._work = iter(())
 
     def close(self, refused: Refused | None = None) -> None:
         """End the stream after its last message, `refused` if it is not None."""
         if self.closing:
             return
         self.closing = True
-        self._work.clear()
+        self.withdraw()
         if refused is not None:
             self._urgent.append(wire.encode_refused(refused))
         self._start()
@@ -198,18 +234,13 @@ class Stream:
     async def _write(self) -> None:
         """Send the queued messages one at a time, as gRPC requires."""
         try:
-            while self._urgent or self._work:
-                urgent = bool(self._urgent)
-                message = (self._urgent if urgent else self._work).popleft()
-                if not urgent and not self._work and self._on_sent is not None:
-                    self._on_sent()
+            while message := self._urgent.popleft() if self._urgent else next(self._work, None):
                 await self.context.write(message)
                 if len(message) >= wire.PART:
                     self.silent_ticks = 0  # flow control: the client is reading
-                del message
         except Exception:  # the stream has ended; its reader handles that
             self._urgent.clear()
-            self._work.clear()
+            self.withdraw()
         self._writer = None
         if self.closing and self.task is not None:
             self.task.cancel()
@@ -229,3 +260,7 @@ class JoinRate:
         tokens = min(JOINS, tokens + (now - then) * JOINS_PER_S)
         self._tokens[identity] = (tokens - 1 if tokens >= 1 else tokens), now
         return tokens >= 1
+
+    def pause(self, identity: object, pause_s: float) -> None:
+        """Take all tokens, and those of the next `pause_s` seconds."""
+        self._tokens[identity] = -pause_s * JOINS_PER_S, time.monotonic()

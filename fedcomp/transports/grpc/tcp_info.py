@@ -6,7 +6,7 @@ import ipaddress
 import os
 import socket
 import struct
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from typing import NamedTuple
 from urllib.parse import unquote
 
@@ -91,83 +91,74 @@ class PortTraffic:
     def __init__(self, port: int):
         self.port = port
         self._ended = Traffic()
-        self._seen: dict[int, Peer] = {}  # by descriptor
-        self._live: dict[Peer, tuple[int, Traffic]] = {}  # descriptor and last reading
+        self._live: dict[int, tuple[Peer, Traffic]] = {}  # peer and last reading by descriptor
+        self._descriptors: dict[Peer, int] = {}
 
     @property
     def connections(self) -> int:
         return len(self._live)
 
-    def peers(self) -> Collection[Peer]:
-        """Return the peers of the open connections, as of the last search."""
-        return self._live.keys()
-
     def find(self) -> None:
-        """Look for new connections."""
+        """Look for new connections and read them."""
         try:
             now = {int(name) for name in os.listdir(DESCRIPTORS)}
         except OSError:  # the limit of open files is reached
             return
-        for descriptor in self._seen.keys() - now:
-            self._forget(descriptor, self._seen[descriptor])
-        for descriptor in now - self._seen.keys():
+        for descriptor in self._live.keys() - now:
+            self._forget(descriptor)
+        for descriptor in now - self._live.keys():
             with contextlib.suppress(OSError), _borrowed(descriptor) as borrowed:
                 if (peer := _peer_at(borrowed, self.port)) is not None:
-                    if peer in self._live:  # an earlier connection from the same port
-                        self._forget(self._live[peer][0], peer)
-                    self._seen[descriptor] = peer
-                    self._live[peer] = descriptor, Traffic()
+                    if peer in self._descriptors:  # an earlier connection from the same port
+                        self._forget(self._descriptors[peer])
+                    self._descriptors[peer] = descriptor
+                    self._live[descriptor] = peer, _read(borrowed) or Traffic()
 
-    def _forget(self, descriptor: int, peer: Peer) -> None:
-        if self._seen.get(descriptor) == peer:
-            del self._seen[descriptor]
-        if peer in self._live and self._live[peer][0] == descriptor:
-            self._ended = self._ended.plus(self._live.pop(peer)[1])
+    def _forget(self, descriptor: int) -> Traffic:
+        """Count a connection as ended, and return its last reading."""
+        peer, last = self._live.pop(descriptor)
+        del self._descriptors[peer]
+        self._ended = self._ended.plus(last)
+        return last
 
     def of(self, peer: Peer) -> Traffic | None:
         """Read a connection now. Returns its last reading if it has just ended, None if it is not known."""
-        if peer not in self._live:
+        if peer not in self._descriptors:
             return None
-        descriptor, last = self._live[peer]
+        descriptor = self._descriptors[peer]
         with contextlib.suppress(OSError), _borrowed(descriptor) as borrowed:
             if _peer_at(borrowed, self.port) == peer:
-                last = _read(borrowed) or last
-                self._live[peer] = descriptor, last
-                return last
-        self._forget(descriptor, peer)
-        return last
+                reading = _read(borrowed) or self._live[descriptor][1]
+                self._live[descriptor] = peer, reading
+                return reading
+        return self._forget(descriptor)
+
+    def readings(self) -> list[tuple[Peer, Traffic]]:
+        """Return the last readings of the open connections."""
+        return [*self._live.values()]
 
     def search(self, peer: Peer) -> Traffic | None:
-        """Read a connection that `find` has missed because its descriptor number belonged to another connection before."""
-        for other in [*self._live]:
-            self.of(other)
+        """Look for a connection and read it."""
         self.find()
+        if peer not in self._descriptors:  # its descriptor may have belonged to another connection
+            self.total()
         return self.of(peer)
 
-    def last(self, peer: Peer) -> Traffic | None:
-        """Return the last reading of an open connection, None for others."""
-        return self._live[peer][1] if peer in self._live else None
-
     def total(self) -> Traffic:
-        """Read all connections."""
-        for peer in [*self._live]:
+        """Read all connections, and look for new ones."""
+        for peer in [*self._descriptors]:
             self.of(peer)  # and forget those that have ended, whose descriptors may be in use again
-        known = {*self._live}
         self.find()
-        for peer in self._live.keys() - known:
-            self.of(peer)
         total = self._ended
         for _, last in self._live.values():
             total = total.plus(last)
         return total
 
-    def cut(self, peer: Peer) -> bool:
-        """Shut a connection down without waiting for its unsent data. Return whether it was found."""
-        self.find()
-        self.of(peer)
-        if peer not in self._live:
-            return False
-        with contextlib.suppress(OSError), _borrowed(self._live[peer][0]) as borrowed:
-            if _peer_at(borrowed, self.port) == peer:
-                borrowed.shutdown(socket.SHUT_RDWR)
-        return True
+    def cut(self, peer: Peer) -> None:
+        """Shut a connection down without waiting for its unsent data."""
+        if self.of(peer) is None:
+            self.find()
+        if peer in self._descriptors:
+            with contextlib.suppress(OSError), _borrowed(self._descriptors[peer]) as borrowed:
+                if _peer_at(borrowed, self.port) == peer:
+                    borrowed.shutdown(socket.SHUT_RDWR)

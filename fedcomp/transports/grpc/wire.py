@@ -2,7 +2,7 @@
 
 A gRPC message is one byte, its kind, and a body. Most bodies are dataclasses of `fedcomp.messages`: a bit mask says which fields
 follow, and the others have the values of a base message that both sides know. The base of a report, for example, is made from the
-assignment that it answers. Large messages travel in parts. Messages to several receivers share the parts of a common frame.
+assignment that it answers. Large messages travel in parts.
 """
 
 import dataclasses
@@ -10,11 +10,10 @@ import functools
 import re
 import struct
 import zlib
-from collections.abc import Callable, Iterable, Iterator, MutableMapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any, TypeVar
-from weakref import WeakValueDictionary
+from typing import Any, NamedTuple, TypeVar
 
 from ...codecs.frame import varint
 from ...errors import ProtocolError
@@ -43,19 +42,8 @@ METHOD = f"/{SERVICE}/Attend"
 PART = 1 << 18  # bytes; a message above this travels in parts of at most this size
 LARGEST_GRPC = PART + 64  # bytes of one gRPC message
 DERIVED = 1 << 16  # bytes of frames up to which the hashes of them (version, ticket) are left out
-WORDS = (
-    TRAIN,
-    UP_TO_DATE,
-    FRAMES,
-    OVERWRITE,
-    DENSE,
-    UPDATE,
-    NEED_DENSE,
-    FAILED,
-    "phase",
-    "download",
-    "encode",
-)
+STAGES = "phase", "download", "encode"
+WORDS = (TRAIN, UP_TO_DATE, FRAMES, OVERWRITE, DENSE, UPDATE, NEED_DENSE, FAILED, *STAGES)
 HEX = re.compile(r"(?:[0-9a-f]{2})+")
 DOUBLE = struct.Struct("<d")
 UTF8, RAW, WORD, DEFLATED = 0, 1, 2, 3  # how a text is written
@@ -109,6 +97,26 @@ class Refused:
     again: bool  # whether the client may be let in when it tries again
 
 
+@dataclass
+class Terms:
+    """The server's answer to a relay: the invitation for its clients, the limits of messages, and how to add frames."""
+
+    run: str
+    options: str
+    layout: str  # fingerprint of the model's layout
+    version: str  # that the run started from
+    clients: int  # of the run
+    largest_report: int  # bytes
+    largest_assignment: int  # bytes
+    codec: str = ""  # spec of the uplink; "": the relay does not add frames
+    shapes: str = ""  # JSON: name → shape of the layout's tensors; "": no frames are added
+
+    @property
+    def invitation(self) -> Invitation:
+        """The invitation for a client that has no id yet."""
+        return Invitation(self.run, -1, self.options, self.layout, self.version)
+
+
 # Numbers and texts.
 
 
@@ -129,12 +137,14 @@ def encode_text(text: str) -> bytes:
         except UnicodeEncodeError as error:
             raise ProtocolError(f"the text {text[:40]!r} is not valid Unicode") from error
         if DEFLATE_FROM <= len(data) <= LARGEST_TEXT:
-            data, how = min((data, UTF8), (zlib.compress(data, 9, -15), DEFLATED), key=_size)
+            deflated = zlib.compress(data, 9, -15)
+            if len(deflated) < len(data):
+                data, how = deflated, DEFLATED
     return varint(len(data) << 2 | how) + data
 
 
-def _size(written: tuple[bytes, int]) -> int:
-    return len(written[0])
+def _encode_blobs(blobs: Sequence[bytes]) -> list[bytes]:
+    return [varint(len(blobs)), *(piece for blob in blobs for piece in (varint(len(blob)), blob))]
 
 
 class Reader:
@@ -227,34 +237,24 @@ def _inflated(data: bytes) -> bytes:
 
 # Messages: any dataclass with fields of these types.
 
-READ: dict[Any, Callable[[Reader], Any]] = {
-    int: Reader.signed,
-    float: Reader.double,
-    str: Reader.text,
-    bytes: Reader.blob,
-    list[bytes]: Reader.blobs,
+
+class FieldCodec(NamedTuple):
+    write: Callable[[Any], list[bytes]]  # pieces, without copies of large ones
+    read: Callable[[Reader], Any]
+
+
+CODECS: dict[Any, FieldCodec] = {
+    int: FieldCodec(lambda value: [encode_int(value)], Reader.signed),
+    float: FieldCodec(lambda value: [DOUBLE.pack(value)], Reader.double),
+    str: FieldCodec(lambda value: [encode_text(value)], Reader.text),
+    bytes: FieldCodec(lambda value: [varint(len(value)), value], Reader.blob),
+    list[bytes]: FieldCodec(_encode_blobs, Reader.blobs),
 }
 
 
 @functools.cache
 def _fields(cls: type) -> tuple[tuple[str, Any], ...]:
     return tuple((field.name, field.type) for field in dataclasses.fields(cls))
-
-
-def _pieces(kind: Any, value: Any) -> Iterator[bytes]:
-    if kind is int:
-        yield encode_int(value)
-    elif kind is float:
-        yield DOUBLE.pack(value)
-    elif kind is str:
-        yield encode_text(value)
-    elif kind is bytes:
-        yield varint(len(value))
-        yield value
-    else:
-        yield varint(len(value))
-        for item in value:
-            yield from _pieces(bytes, item)
 
 
 def encode_fields(message: Any, base: Any) -> list[bytes]:
@@ -264,7 +264,7 @@ def encode_fields(message: Any, base: Any) -> list[bytes]:
         value, usual = getattr(message, name), getattr(base, name)
         if value != usual or kind is float and DOUBLE.pack(value) != DOUBLE.pack(usual):
             mask |= 1 << i
-            pieces += _pieces(kind, value)
+            pieces += CODECS[kind].write(value)
     pieces[0] = varint(mask)
     return pieces
 
@@ -278,7 +278,7 @@ def decode_fields(base: M, reader: Reader) -> tuple[M, set[str]]:
     values, left_out = [], set()
     for i, (name, kind) in enumerate(fields):
         if mask >> i & 1:
-            values.append(READ[kind](reader))
+            values.append(CODECS[kind].read(reader))
         else:
             value = getattr(base, name)
             values.append([*value] if kind == list[bytes] else value)
@@ -301,21 +301,8 @@ def _assignment_base(client: int) -> Assignment:
 
 def _report_base(answered: Assignment) -> Report:
     a = answered
-    return Report(
-        a.round,
-        a.phase,
-        a.client,
-        UPDATE,
-        a.version,
-        a.fingerprint,
-        b"",
-        "",
-        0,
-        0.0,
-        "",
-        "",
-        a.accepted,
-    )
+    head = a.round, a.phase, a.client, UPDATE, a.version, a.fingerprint
+    return Report(*head, b"", "", 0, 0.0, "", "", a.accepted)
 
 
 def encode_hello(hello: Hello) -> bytes:
@@ -342,32 +329,28 @@ def decode_refused(reader: Reader) -> Refused:
     return Refused(reader.rest().decode(errors="replace"), again)
 
 
-def encode_invitation(invitation: Invitation) -> list[bytes]:
-    return whole(Kind.INVITATION, encode_fields(invitation, Invitation("", -1, "", "", "")))
-
-
-def decode_invitation(reader: Reader) -> Invitation:
-    return decode_fields(Invitation("", -1, "", "", ""), reader)[0]
-
-
 def _presence_base(invitation: Invitation) -> Presence:
     return Presence(invitation.run, invitation.client, invitation.version, "")
 
 
-def encode_presence(presence: Presence, invitation: Invitation) -> list[bytes]:
-    return whole(Kind.PRESENCE, encode_fields(presence, _presence_base(invitation)))
+NOBODY = Invitation("", -1, "", "", "")
+# The base of a message, made from the invitation of its receiver or sender.
+BASES: dict[Kind, Callable[[Invitation], Any]] = {
+    Kind.INVITATION: lambda invitation: NOBODY,
+    Kind.PRESENCE: _presence_base,
+    Kind.FAREWELL: lambda invitation: Farewell(invitation.run, 0),
+    Kind.TERMS: lambda invitation: Terms("", "", "", "", 0, 0, 0),
+    Kind.JOINED: _presence_base,
+}
 
 
-def decode_presence(reader: Reader, invitation: Invitation) -> Presence:
-    return decode_fields(_presence_base(invitation), reader)[0]
+def encode(kind: Kind, message: Any, invitation: Invitation = NOBODY) -> list[bytes]:
+    """Encode a message of a kind in BASES. Returns pieces."""
+    return whole(kind, encode_fields(message, BASES[kind](invitation)))
 
 
-def encode_farewell(farewell: Farewell, invitation: Invitation) -> list[bytes]:
-    return whole(Kind.FAREWELL, encode_fields(farewell, Farewell(invitation.run, 0)))
-
-
-def decode_farewell(reader: Reader, invitation: Invitation) -> Farewell:
-    return decode_fields(Farewell(invitation.run, 0), reader)[0]
+def decode(kind: Kind, reader: Reader, invitation: Invitation = NOBODY) -> Any:
+    return decode_fields(BASES[kind](invitation), reader)[0]
 
 
 def encode_assignment(
@@ -423,53 +406,8 @@ def whole(kind: Kind, pieces: Sequence[bytes]) -> list[bytes]:
 # Parts.
 
 
-class Parts:
-    """The parts of a large frame, which the messages of several receivers share."""
-
-    def __init__(self, data: bytes):
-        self.data = data  # keeps id(data), the key in the cache, from being reused
-        self.messages = [*_parts(data)]
-
-
-def _parts(data: bytes | bytearray) -> Iterator[bytes]:
-    head, view = bytes([Kind.PART]), memoryview(data)
-    for start in range(0, len(data), PART):
-        yield b"".join((head, view[start : start + PART]))
-
-
-@dataclass
-class Packed:
-    """The gRPC messages of one message, in order."""
-
-    messages: list[bytes]
-    shared: list[Parts]  # keeps them in the cache
-
-
-Shared = MutableMapping[int, Parts]
-
-
-def shared_parts() -> Shared:
-    """Return a cache of parts by the id() of their frame. An entry lives as long as a packed message refers to it."""
-    return WeakValueDictionary()
-
-
-def pack(pieces: Sequence[bytes], cache: Shared) -> Packed:
-    """Return a message as one gRPC message, or in parts if it is large. Parts of large pieces are shared through the cache."""
-    shared: list[Parts] = []
-
-    def cut(piece: bytes) -> list[bytes]:
-        if (parts := cache.get(id(piece))) is None:
-            parts = cache[id(piece)] = Parts(piece)
-        shared.append(parts)
-        return parts.messages
-
-    return Packed([*split(pieces, cut)], shared)
-
-
-def split(
-    pieces: Sequence[bytes], cut: Callable[[bytes], Iterable[bytes]] = _parts
-) -> Iterator[bytes]:
-    """Yield the gRPC messages of a message. `cut` returns the parts of a large piece; by default they are made lazily."""
+def split(pieces: Sequence[bytes]) -> Iterator[bytes]:
+    """Yield the gRPC messages of a message. Parts are made one at a time; a large frame begins and ends at a boundary between parts."""
     total = sum(map(len, pieces))
     if total <= PART:
         yield b"".join(pieces)
@@ -482,8 +420,14 @@ def split(
             continue
         yield from _parts(small)
         small = bytearray()
-        yield from cut(piece)
+        yield from _parts(piece)
     yield from _parts(small)
+
+
+def _parts(data: bytes | bytearray) -> Iterator[bytes]:
+    head, view = bytes([Kind.PART]), memoryview(data)
+    for start in range(0, len(data), PART):
+        yield b"".join((head, view[start : start + PART]))
 
 
 class Assembly:

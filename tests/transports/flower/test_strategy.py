@@ -90,34 +90,9 @@ def test_a_reply_that_is_no_message_of_ours_is_rejected():
     assert rejection.client == 0 and "claims" in rejection.reason and len(outcome.accepted) == 5
 
 
-def test_flowers_own_loop_can_drive_the_rounds():
-    mine, flowers = federation("average"), federation("average")
-    list(mine.loop.rounds(range(1, 3)))
-    adapter, arrays, grid = flower_strategy("average"), flowers.arrays(), grid_of(flowers)
-    for round in (1, 2):
-        messages = adapter.configure_train(round, arrays, None, grid)
-        arrays, _ = adapter.aggregate_train(round, grid.send_and_receive(messages))
-    assert torch.equal(mine.loop.model, adapter.loop.model)
-    messages = adapter.configure_train(3, arrays, None, grid)
-    replies = list(grid.send_and_receive(messages))[1:]
-    _, metrics = adapter.aggregate_train(3, replies)
-    assert (metrics["accepted"], metrics["rejected"]) == (5, 1)
-
-
 @for_each(
-    "text, reason",
-    [
-        ("asynchronous", "is asynchronous, .*; call start"),
-        ("powersgd:rank=1", "has 2 phases, too many for this hook; call start"),
-    ],
+    "step", ["configure_train", "aggregate_train", "configure_evaluate", "aggregate_evaluate"]
 )
-def test_flowers_own_loop_cannot_drive_other_rounds(text, reason):
-    flowers = federation("average")
-    adapter = FlowerStrategy(text, CASES.get(text, CONFIG), roster=by_partition)
-    with pytest.raises(ConfigError, match=reason):
-        adapter.configure_train(1, flowers.arrays(), None, grid_of(flowers))
-
-
-def test_a_round_is_opened_before_it_is_closed():
-    with pytest.raises(ConfigError, match=r"no round is open; call configure_train\(\) first"):
-        flower_strategy("average").aggregate_train(1, [])
+def test_flowers_own_loop_cannot_drive_the_rounds(step):
+    with pytest.raises(ConfigError, match=r"call start\(\)"):
+        getattr(flower_strategy("average"), step)(1, None, None, None)

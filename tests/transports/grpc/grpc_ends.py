@@ -28,7 +28,14 @@ from fedcomp.messages import (
     ticket,
 )
 from fedcomp.server.transport import Delivery
-from fedcomp.transports.grpc import Credentials, GrpcConnection, GrpcTransport, Relay, Terms
+from fedcomp.transports.grpc import (
+    Credentials,
+    GrpcConnection,
+    GrpcTransport,
+    Relay,
+    Settings,
+    Terms,
+)
 from fedcomp.transports.grpc.credentials import peer_key
 from fedcomp.transports.grpc.io_loop import io_loop
 
@@ -79,7 +86,9 @@ class Authority:
     def relay(self) -> Credentials:
         key = ec.generate_private_key(ec.SECP384R1())
         hosts = certificates.hosts([])
-        made = certificates.of_relay(key.public_key(), hosts, self.key, self.now, self.ends)
+        made = certificates.of_server(
+            key.public_key(), hosts, self.key, self.now, self.ends, relay=True
+        )
         return Credentials(certificates.pem(made), certificates.key_pem(key), self.ca)
 
     def client(self, ca: bytes | None = None) -> Credentials:
@@ -102,7 +111,7 @@ class Authority:
 
 
 class Enrolled:
-    """The enrolled keys of clients and of one relay, with the callbacks of a registry."""
+    """The enrolled keys of clients and of one relay, with the methods of a registry that a port calls."""
 
     def __init__(self, authority: Authority, clients: int):
         self.credentials = [authority.client() for _ in range(clients)]
@@ -112,18 +121,19 @@ class Enrolled:
         self.revoked: set[int] = set()
         self.relay = authority.relay()
         self.relays = {peer_key(self.relay.certificate).hash: 0}
+        self.problem = ""
 
-    def relay_of(self, key_hash: bytes) -> int | None:
+    def relay_of_hash(self, key_hash: bytes) -> int | None:
         return self.relays.get(key_hash)
 
     def ids_by_hash(self) -> dict[bytes, int]:
         return {hash: client for hash, client in self.ids.items() if client not in self.revoked}
 
-    def id_of(self, key_hash: bytes) -> int | None:
+    def id_of_hash(self, key_hash: bytes) -> int | None:
         client = self.ids.get(key_hash)
         return None if client in self.revoked else client
 
-    def reason_of(self, key_hash: bytes) -> str:
+    def reason_of_hash(self, key_hash: bytes) -> str:
         client = self.ids.get(key_hash)
         if client is None:
             return "its key is not in the registry"
@@ -145,21 +155,12 @@ class Server:
         self.left: list[int] = []
         self.heard: list[int] = []
         self.warnings: list[str] = []
-        names = ("id_of", "reason_of", "relay_of", "ids_by_hash") if enrolled else ()
-        keys = {name: getattr(enrolled, name) for name in names}
         self.transport = GrpcTransport(
-            "127.0.0.1",
-            0,
-            INVITATION,
-            clients,
-            largest_report=largest,
-            credentials=credentials,
+            Settings("127.0.0.1", 0, INVITATION, clients, largest, credentials, enrolled, **more),
             on_joined=lambda client, presence: self.joined.append((client, presence)),
             on_left=self.left.append,
             on_heard=self.heard.append,
             warn=self.warnings.append,
-            **keys,
-            **more,
         )
         self.transport.open()
         self.target = f"localhost:{self.transport.port}"
@@ -259,6 +260,13 @@ class RelayEnd:
             return await relay.run()
         finally:
             self._gone.set()
+
+    def wait_for_clients(self, count: int) -> None:
+        """Wait until this number of clients is connected."""
+        deadline = time.monotonic() + 20
+        while self.clients != count:
+            assert time.monotonic() < deadline, self.clients
+            time.sleep(0.005)
 
     def stop(self) -> None:
         """End the relay without a farewell, as a kill does, and wait until its port is free."""

@@ -124,20 +124,18 @@ def test_a_revoked_client_is_disconnected(loop, enrolled, server_credentials):
 
 
 def test_while_keys_are_unsure_nobody_is_disconnected(loop, enrolled, server_credentials):
-    unsure = [False]
-    keys = {"enrolled": enrolled, "credentials": server_credentials, "unsure": lambda: unsure[0]}
-    with serving(3, **keys) as server:
+    with serving(3, enrolled=enrolled, credentials=server_credentials) as server:
         mine, late = enrolled.credentials[:2]
         loop.start(attend(connect(server, credentials=mine), 0))
         server.wait_for_clients(0)
-        unsure[0] = True
+        enrolled.problem = "the registry is malformed"
         enrolled.revoked |= {0, 1}
         server.transport.recheck()
         refused = loop.run(attend(connect(server, credentials=late), 1))
         assert refused == Refused("client 1 is revoked", True)
         server.transport.send([assignment(0)])
         assert server.receive(1)[0].answer == report(assignment(0))
-        unsure[0] = False
+        enrolled.problem = ""
         server.transport.recheck()
         server.wait_for_clients()
 

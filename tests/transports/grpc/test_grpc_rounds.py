@@ -9,7 +9,7 @@ from grpc_ends import LARGEST, RUN, assignment, attend, connect, report, serving
 from fedcomp.errors import ConfigError
 from fedcomp.keys.enrolment import public_key
 from fedcomp.messages import Assignment, Farewell, Invitation
-from fedcomp.transports.grpc import GrpcTransport, tcp_info
+from fedcomp.transports.grpc import GrpcTransport, Settings, tcp_info
 
 
 def test_rounds_of_several_clients(loop):
@@ -130,7 +130,7 @@ def test_a_report_that_was_seen_before_its_assignment_is_cancelled_is_not_delive
         server.transport.send([assignment(0)])
         server.wait_for(lambda: bool(server.transport._deliveries))
         server.transport.cancel([0])
-        assert server.transport.receive(0.0) == []
+        assert server.transport.receive(0.0) == [] and server.heard == [0]
 
 
 def test_deliveries_carry_the_time_of_arrival(loop):
@@ -196,7 +196,7 @@ def test_counts(loop):
 def test_a_port_in_use_is_an_error():
     with serving(1) as server:
         port, invitation = server.transport.port, server.transport.invitation
-        second = GrpcTransport("127.0.0.1", port, invitation, 1, largest_report=LARGEST)
+        second = GrpcTransport(Settings("127.0.0.1", port, invitation, 1, LARGEST))
         with pytest.raises(ConfigError, match="cannot be opened"):
             second.open()
 

@@ -29,18 +29,15 @@ from grpc_ends import (
 from fedcomp.errors import UnreachableError
 from fedcomp.messages import Assignment, Invitation, Presence
 from fedcomp.server.transport import Lost
-from fedcomp.transports.grpc import Credentials, GrpcConnection, Refused, wire
+from fedcomp.transports.grpc import Credentials, GrpcConnection, Refused, tcp_info, wire
 from fedcomp.transports.grpc.options import client_options
 
 FOLDER = Path(__file__).parent
 HELLO = wire.encode_hello(wire.Hello(0, "1.2.3"))
-PRESENCE = b"".join(
-    wire.encode_presence(Presence(INVITATION.run, 0, "", ""), Invitation("", 0, "", "", ""))
-)
+CLIENT_0 = Invitation("", 0, "", "", "")
+PRESENCE = b"".join(wire.encode(wire.Kind.PRESENCE, Presence(INVITATION.run, 0, "", ""), CLIENT_0))
 WITHOUT_POINT = b"".join(
-    wire.encode_presence(
-        Presence(INVITATION.run, 0, "", "", b"no point"), Invitation("", 0, "", "", "")
-    )
+    wire.encode(wire.Kind.PRESENCE, Presence(INVITATION.run, 0, "", "", b"no point"), CLIENT_0)
 )
 JUNK = bytes([wire.Kind.REPORT]) + b"\xff" * 40
 
@@ -286,27 +283,84 @@ def frame(kind: int, flags: int, stream: int, body: bytes = b"") -> bytes:
     return len(body).to_bytes(3, "big") + bytes([kind, flags]) + stream.to_bytes(4, "big") + body
 
 
+PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + frame(4, 0, 0)
+HEADERS = (
+    b"\x83\x86"  # :method POST, :scheme http
+    + b"\x04" + bytes([len(wire.METHOD)]) + wire.METHOD.encode()
+    + b"\x01\x01x"  # :authority
+    + b"\x00\x0ccontent-type\x10application/grpc"
+    + b"\x00\x02te\x08trailers"
+)  # fmt: skip
+
+
 def test_streams_that_are_reset_rapidly(loop):
-    headers = (
-        b"\x83\x86"  # :method POST, :scheme http
-        + b"\x04" + bytes([len(wire.METHOD)]) + wire.METHOD.encode()
-        + b"\x01\x01x"  # :authority
-        + b"\x00\x0ccontent-type\x10application/grpc"
-        + b"\x00\x02te\x08trailers"
-    )  # fmt: skip
     with serving(2) as server, ExitStack() as sockets:
         loop.start(attend(connect(server, 1), 1))
         server.wait_for_clients(1)
         fast = socket.create_connection(("127.0.0.1", server.transport.port), 10)
         sockets.enter_context(fast)
         try:
-            fast.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + frame(4, 0, 0))
+            fast.sendall(PREFACE)
             for stream in range(1, 20_001, 2):
-                fast.sendall(frame(1, 4, stream, headers) + frame(3, 0, stream, b"\0\0\0\x08"))
+                fast.sendall(frame(1, 4, stream, HEADERS) + frame(3, 0, stream, b"\0\0\0\x08"))
         except ConnectionError:
             pass  # the server had enough
         at_work(server)
         server.wait_for(lambda: server.transport.counts()["streams"] == 1)
+
+
+@pytest.mark.skipif(not tcp_info.available(), reason="the platform counts no bytes of connections")
+def test_a_connection_without_a_stream_is_cut_when_it_is_flooded(loop):
+    with serving(2, silence_s=0.5) as server, ExitStack() as sockets:
+        loop.start(attend(connect(server, 1), 1))
+        flooding = socket.create_connection(("127.0.0.1", server.transport.port), 2)
+        sockets.enter_context(flooding)
+        flooding.sendall(PREFACE)
+        priorities = frame(2, 0, 1, bytes(5)) * 1000
+        with pytest.raises(OSError):
+            for _ in range(10_000):
+                flooding.sendall(priorities)
+        at_work(server)
+
+
+@pytest.mark.skipif(not tcp_info.available(), reason="the platform counts no bytes of connections")
+def test_a_client_that_floods_its_connection_with_http2_frames_is_cut_off(loop):
+    with serving(2, silence_s=0.5) as server, ExitStack() as sockets:
+        loop.start(attend(connect(server, 1), 1))
+        flooding = socket.create_connection(("127.0.0.1", server.transport.port), 2)
+        sockets.enter_context(flooding)
+        flooding.sendall(PREFACE + frame(1, 4, 1, HEADERS))
+        for message in (HELLO, PRESENCE):
+            flooding.sendall(frame(0, 0, 1, b"\0" + len(message).to_bytes(4, "big") + message))
+        server.wait_for_clients(0, 1)
+        pongs = frame(6, 1, 0, bytes(8)) * 1000  # answers to pings that the server did not send
+        with pytest.raises(OSError):  # it was cut, or the server reads no more
+            for _ in range(10_000):
+                flooding.sendall(pongs)
+        at_work(server)
+        assert server.left == [0] and server.transport.counts()["refused: flood"] == 1
+        assert server.warnings[0].startswith("client 0 sent ")
+        refused = loop.run(said(server, [HELLO]))
+        assert refused.again and "client 0 joins too often" in refused.sentence
+
+
+def test_a_second_stream_on_a_connection_is_refused(loop):
+    async def twice() -> list[Refused]:
+        refused = []
+        async with grpc.aio.insecure_channel(server.target, options=client_options()) as channel:
+            for message in (JUNK, HELLO):
+                call = channel.stream_stream(wire.METHOD)()
+                await call.write(message)
+                async for data in call:
+                    refused.append(wire.decode_refused(wire.Reader(data[1:])))
+        return refused
+
+    with serving(2) as server:
+        loop.start(attend(connect(server, 1), 1))
+        first, second = loop.run(twice())
+        assert "malformed message" in first.sentence
+        assert second.again and "open a new connection" in second.sentence
+        at_work(server)
 
 
 def test_a_stream_that_does_not_join_is_closed(loop):

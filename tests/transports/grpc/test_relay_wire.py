@@ -6,12 +6,12 @@ import pytest
 from grpc_ends import assignment, report
 from hypothesis import given
 from hypothesis import strategies as st
-from test_wire import TEXTS, read, same, typed, values
+from test_wire import TEXTS, read, same, sent_as, typed, values
 
 from fedcomp.errors import ProtocolError
 from fedcomp.messages import Assignment, Presence, Report
-from fedcomp.transports.grpc import Refused, relay_wire, wire
-from fedcomp.transports.grpc.relay_wire import UNTIL_ALL, Bundle, Disconnect, FrameCache, Terms
+from fedcomp.transports.grpc import Refused, Terms, relay_wire, wire
+from fedcomp.transports.grpc.relay_wire import UNTIL_ALL, Bundle, FrameCache
 from fedcomp.transports.grpc.wire import Kind, Reader
 
 CLIENTS = st.integers(0, (1 << 31) - 1)
@@ -56,13 +56,32 @@ def same_frames(kept: FrameCache, relay: RelayEnd) -> bool:
 @given(TEXTS, TEXTS, st.integers(0, 1 << 62))
 def test_terms_come_back(run, shapes, limit):
     terms = Terms(run, '{"lr":0.1}', "ab" * 16, "cd" * 16, 7, limit, 3, "identity", shapes)
-    reader = sent(relay_wire.encode_terms(terms), Kind.TERMS)
-    assert relay_wire.decode_terms(reader) == terms
+    assert sent_as(Kind.TERMS, terms) == terms
 
 
-@given(st.dictionaries(st.binary(min_size=32, max_size=32), CLIENTS, max_size=5))
-def test_keys_come_back(ids):
-    assert relay_wire.decode_keys(sent(relay_wire.encode_keys(ids), Kind.KEYS)) == ids
+HASHES = st.binary(min_size=32, max_size=32)
+REASONS = st.builds(Refused, st.text(max_size=20), st.booleans())
+
+
+@given(
+    st.one_of(
+        st.tuples(st.just(kind), st.lists(st.tuples(*columns), min_size=fewest, max_size=most))
+        for kind, columns, fewest, most in (
+            (Kind.KEYS, (HASHES, CLIENTS), 0, 5),
+            (Kind.WITHDRAW, (CLIENTS, SEQUENCES), 0, 5),
+            (Kind.DISCONNECT, (CLIENTS, REASONS), 1, 1),
+            (Kind.LEFT, (CLIENTS,), 1, 1),
+            (Kind.HEARD, (CLIENTS,), 1, 1),
+            (Kind.LOST, (CLIENTS, SEQUENCES, TEXTS, TEXTS), 1, 1),
+        )
+    )
+)
+def test_rows_come_back(kind_and_rows):
+    kind, rows = kind_and_rows
+    assert relay_wire.decode_rows(kind, sent(relay_wire.encode_rows(kind, rows), kind)) == rows
+    if len(rows) == 1:
+        reader = sent(relay_wire.encode_rows(kind, rows), kind)
+        assert relay_wire.decode_row(kind, reader) == rows[0]
 
 
 @given(
@@ -78,35 +97,9 @@ def test_assignments_come_back(assignments, wait_s):
     assert same_frames(kept, relay)
 
 
-@given(st.lists(st.tuples(CLIENTS, SEQUENCES), max_size=5))
-def test_withdrawals_come_back(withdrawn):
-    reader = sent(relay_wire.encode_withdrawn(withdrawn), Kind.WITHDRAW)
-    assert relay_wire.decode_withdrawn(reader) == withdrawn
-
-
-@given(CLIENTS, st.text(max_size=20), st.booleans())
-def test_disconnect_comes_back(client, sentence, again):
-    order = Disconnect(client, Refused(sentence, again))
-    reader = sent(relay_wire.encode_disconnect(order), Kind.DISCONNECT)
-    assert relay_wire.decode_disconnect(reader) == order
-
-
 @given(values(Presence))
 def test_a_joined_client_comes_back(presence):
-    reader = sent(relay_wire.encode_joined(presence), Kind.JOINED)
-    assert same(relay_wire.decode_joined(reader), presence)
-
-
-@given(st.sampled_from([Kind.LEFT, Kind.HEARD]), CLIENTS)
-def test_a_client_that_left_or_was_heard_comes_back(kind, client):
-    reader = sent(relay_wire.encode_client(kind, client), kind)
-    assert relay_wire.decode_client(reader) == client
-
-
-@given(CLIENTS, SEQUENCES, TEXTS, TEXTS)
-def test_a_loss_comes_back(client, sequence, stage, reason):
-    reader = sent(relay_wire.encode_lost(client, sequence, stage, reason), Kind.LOST)
-    assert relay_wire.decode_lost(reader) == (client, sequence, stage, reason)
+    assert same(sent_as(Kind.JOINED, presence), presence)
 
 
 @given(
@@ -243,27 +236,26 @@ def everything(data: bytes, kept: dict[int, bytes]) -> None:
     kind, reader = whole
     match kind:
         case Kind.TERMS:
-            terms = relay_wire.decode_terms(reader)
+            terms = wire.decode(kind, reader)
             typed(terms), typed(terms.invitation)
         case Kind.KEYS:
-            ids = relay_wire.decode_keys(reader)
-            assert all(len(hash) == relay_wire.KEY_HASH for hash in ids)
+            rows = relay_wire.decode_rows(kind, reader)
+            assert all(len(hash) == relay_wire.KEY_HASH for hash, _ in rows)
         case Kind.ASSIGNMENTS:
             for _, assigned in relay_wire.decode_bundle(reader, kept).assignments:
                 typed(assigned)
         case Kind.WITHDRAW:
-            relay_wire.decode_withdrawn(reader)
+            relay_wire.decode_rows(kind, reader)
         case Kind.DISCONNECT:
-            assert type(relay_wire.decode_disconnect(reader).refused.sentence) is str
+            _, refused = relay_wire.decode_row(kind, reader)
+            assert type(refused.sentence) is str
         case Kind.JOINED:
-            typed(relay_wire.decode_joined(reader))
-        case Kind.LEFT | Kind.HEARD:
-            relay_wire.decode_client(reader)
+            typed(wire.decode(kind, reader))
+        case Kind.LEFT | Kind.HEARD | Kind.LOST:
+            relay_wire.decode_row(kind, reader)
         case Kind.REPORTS:
             for _, _, answer in relay_wire.decode_reports(reader, lambda *_: assignment(1)):
                 typed(answer)
-        case Kind.LOST:
-            relay_wire.decode_lost(reader)
 
 
 RELAYED = [kind for kind in Kind if kind >= Kind.TERMS]
@@ -281,14 +273,14 @@ def examples() -> list[bytes]:
     answers = [(i, report(assignment(i)), assignment(i)) for i in range(3)]
     asked = [(i, replace(assignment(i), announced=[b"scale", b"1"])) for i in range(3)]
     messages = [
-        relay_wire.encode_terms(Terms("ab" * 16, "{}", "", "", 3, 4, 5, "identity", "{}")),
-        relay_wire.encode_keys({bytes(32): 0, b"x" * 32: 300}),
+        wire.encode(Kind.TERMS, Terms("ab" * 16, "{}", "", "", 3, 4, 5, "identity", "{}")),
+        relay_wire.encode_rows(Kind.KEYS, [(bytes(32), 0), (b"x" * 32, 300)]),
         *relay_wire.encode_bundles(1.5, asked, FrameCache()),
-        relay_wire.encode_withdrawn([(1, 2), (300, 4000)]),
-        relay_wire.encode_disconnect(Disconnect(3, Refused("no", False))),
-        relay_wire.encode_joined(Presence("ab" * 16, 3, "", "", b"p" * 49)),
+        relay_wire.encode_rows(Kind.WITHDRAW, [(1, 2), (300, 4000)]),
+        relay_wire.encode_rows(Kind.DISCONNECT, [(3, Refused("no", False))]),
+        wire.encode(Kind.JOINED, Presence("ab" * 16, 3, "", "", b"p" * 49)),
         relay_wire.encode_reports(answers),
-        relay_wire.encode_lost(1, 2, "reply", "gone"),
+        relay_wire.encode_rows(Kind.LOST, [(1, 2, "reply", "gone")]),
     ]
     return [b"".join(pieces) for pieces in messages]
 

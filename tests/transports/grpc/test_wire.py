@@ -51,28 +51,24 @@ def read(pieces: list[bytes]) -> tuple[wire.Kind, wire.Reader]:
     return wholes[-1]
 
 
+def sent_as(kind: wire.Kind, message: Values, *invitation: Invitation) -> Values:
+    """Send a message through its parts. Return the message that arrives."""
+    got, reader = read(wire.encode(kind, message, *invitation))
+    assert got is kind
+    return wire.decode(kind, reader, *invitation)
+
+
 def same(one: Values, other: Values) -> bool:
     """Return whether two messages have equal fields of equal types, 0.0 and -0.0 told apart."""
     return type(one) is type(other) and repr(one) == repr(other)
 
 
-@given(values(Invitation))
-def test_an_invitation_comes_back(invitation):
-    kind, reader = read(wire.encode_invitation(invitation))
-    assert kind is wire.Kind.INVITATION
-    assert same(wire.decode_invitation(reader), invitation)
-
-
-@given(values(Presence), values(Invitation))
-def test_a_presence_comes_back(presence, invitation):
-    _, reader = read(wire.encode_presence(presence, invitation))
-    assert same(wire.decode_presence(reader, invitation), presence)
-
-
-@given(values(Farewell), values(Invitation))
-def test_a_farewell_comes_back(farewell, invitation):
-    _, reader = read(wire.encode_farewell(farewell, invitation))
-    assert same(wire.decode_farewell(reader, invitation), farewell)
+@given(values(Invitation), st.data())
+def test_messages_about_a_run_come_back(invitation, data):
+    assert same(sent_as(wire.Kind.INVITATION, invitation), invitation)
+    for kind, cls in ((wire.Kind.PRESENCE, Presence), (wire.Kind.FAREWELL, Farewell)):
+        message = data.draw(values(cls))
+        assert same(sent_as(kind, message, invitation), message)
 
 
 @given(values(Assignment), st.integers(0, 1 << 40))
@@ -109,18 +105,6 @@ def test_large_frames_travel_in_parts(size):
     assert reader.varint() == 1 and wire.decode_report(reader, sent) == answer
 
 
-def test_parts_of_a_broadcast_are_shared():
-    broadcast, cache = b"x" * (1 << 20), wire.shared_parts()
-    one, two = (
-        wire.pack(wire.encode_assignment(i, assignment(i, frames=[broadcast])), cache)
-        for i in (1, 2)
-    )
-    shared = [m for m in one.messages if any(m is other for other in two.messages)]
-    assert sum(map(len, shared)) >= len(broadcast)
-    del one, two, shared
-    assert not cache
-
-
 def test_heads_are_small():
     frame = b"f" * 50
     sent = assignment(3, round=120, frames=[frame])
@@ -139,17 +123,13 @@ def everything(data: bytes) -> None:
             wire.decode_hello(reader)
         case wire.Kind.REFUSED:
             wire.decode_refused(reader)
-        case wire.Kind.INVITATION:
-            typed(wire.decode_invitation(reader))
-        case wire.Kind.PRESENCE:
-            typed(wire.decode_presence(reader, INVITATION))
+        case wire.Kind.INVITATION | wire.Kind.PRESENCE | wire.Kind.FAREWELL:
+            typed(wire.decode(kind, reader, INVITATION))
         case wire.Kind.ASSIGNMENT:
             typed(wire.decode_assignment(reader, 1)[1])
         case wire.Kind.REPORT:
             reader.varint()
             typed(wire.decode_report(reader, assignment(1)))
-        case wire.Kind.FAREWELL:
-            typed(wire.decode_farewell(reader, INVITATION))
 
 
 def typed(message: Values) -> None:
@@ -180,7 +160,7 @@ def test_a_changed_message_is_another_message_or_an_error(data):
                     [
                         wire.encode_assignment(9, sent),
                         wire.encode_report(9, report(sent), assignment(1)),
-                        wire.encode_invitation(INVITATION),
+                        wire.encode(wire.Kind.INVITATION, INVITATION),
                     ]
                 )
             )
@@ -243,7 +223,7 @@ def test_a_message_has_no_more_parts_than_it_needs():
 @pytest.mark.parametrize("value", [1 << 63, -(1 << 63) - 1])
 def test_numbers_beyond_64_bits_are_not_sent(value):
     with pytest.raises(ProtocolError):
-        wire.encode_farewell(Farewell("", value), INVITATION)
+        wire.encode(wire.Kind.FAREWELL, Farewell("", value), INVITATION)
 
 
 def documented(name: str) -> bytes:

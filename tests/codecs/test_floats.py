@@ -6,16 +6,16 @@ from cases import for_each
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedcomp.codecs import half
+from fedcomp.codecs import floats
 from fedcomp.errors import FrameError
 
 finite = st.floats(width=32, allow_nan=False, allow_infinity=False)
 
 
 def through(values: np.ndarray) -> np.ndarray:
-    data = half.pack(values)
-    assert len(data) == half.size(values.size) == 2 + 2 * values.size
-    return half.unpack(memoryview(data), values.size)
+    data = floats.pack_half(values)
+    assert len(data) == floats.size(values.size, floats.FP16) == 2 + 2 * values.size
+    return floats.unpack_half(memoryview(data), values.size)
 
 
 @given(st.lists(finite, min_size=1, max_size=40))
@@ -51,7 +51,7 @@ def test_signs_of_zeros_and_vectors_of_zeros():
     assert np.array_equal(
         np.signbit(through(np.array([0.0, -0.0, 1.0], np.float32))), [False, True, False]
     )
-    assert half.pack(np.zeros(3, np.float32)) == bytes(8)
+    assert floats.pack_half(np.zeros(3, np.float32)) == bytes(8)
     assert through(np.empty(0, np.float32)).size == 0
 
 
@@ -59,22 +59,22 @@ def test_signs_of_zeros_and_vectors_of_zeros():
 def test_nan_and_infinity_in_the_bytes_are_refused(bits):
     data = np.array([0, 15360, bits], "<u2").tobytes()
     with pytest.raises(FrameError, match="NaN or infinity"):
-        half.unpack(memoryview(data), 2)
+        floats.unpack_half(memoryview(data), 2)
 
 
 @for_each("exponent", [113, 128, 1000, 32767])
 def test_an_exponent_that_overflows_is_refused(exponent):
     data = np.array([exponent], "<i2").tobytes() + np.array([65504], "<f2").tobytes()
     with pytest.raises(FrameError, match="NaN or infinity"):
-        half.unpack(memoryview(data), 1)
+        floats.unpack_half(memoryview(data), 1)
 
 
 def test_an_exponent_that_vanishes_gives_zeros():
     data = np.array([-32768], "<i2").tobytes() + np.array([1.0, -2.0], "<f2").tobytes()
-    assert np.array_equal(half.unpack(memoryview(data), 2), [0, 0])
+    assert np.array_equal(floats.unpack_half(memoryview(data), 2), [0, 0])
 
 
 @for_each("length", [0, 1, 5, 7])
 def test_another_length_is_refused(length):
     with pytest.raises(FrameError, match="another length"):
-        half.unpack(memoryview(bytes(length)), 2)
+        floats.unpack_half(memoryview(bytes(length)), 2)

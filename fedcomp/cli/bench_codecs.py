@@ -1,0 +1,216 @@
+"""`fedcomp bench codecs`: speed, frame size and error of codecs, beside a plain copy of the vector."""
+
+import json
+import math
+import statistics
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from .. import __version__, spec
+from ..codecs import Codec, available_codecs, codec
+from ..errors import UserError
+from ..formatting import NOTHING, human_bytes
+from ..layout import Layout
+from ..tasks import initial_model, load
+from ..tasks.check import check, data_of
+from ..training.batches import plan_batches
+from ..training.local_sgd import LocalSGD, SerialEngine
+from .plain_loops import seconds_of
+from .report import svg
+from .tables import print_table
+
+COLUMNS = "codec encode copies decode copies frame bits bound error".split()
+LEGEND = """encode, decode: million values a second, and how many plain copies of the vector take as long
+bits, bound: a parameter, as sent and by the entropy of what is decoded;  error: ‖x−C(x)‖²/‖x‖²"""
+# Decoded values count as levels if they are at most LEVELS different ones, each met REPEATED times on average.
+LEVELS, REPEATED = 1 << 12, 16
+
+
+@dataclass(frozen=True)
+class Vector:
+    """A vector [numel] to compress, its layout, and its description."""
+
+    what: str
+    values: Tensor
+    layout: Layout
+
+
+@dataclass(frozen=True)
+class CodecMeasurement:
+    """One codec on one vector. Times are medians, in seconds."""
+
+    codec: str
+    encode_s: float
+    decode_s: float
+    encode_values_per_s: float
+    decode_values_per_s: float
+    encode_copies: float  # how many plain copies of the vector take as long
+    decode_copies: float
+    frame_bytes: int
+    bits_per_parameter: float
+    # Entropy of the decoded values, each coordinate alone; None where all differ, or a seed determines some.
+    bound_bits_per_parameter: float | None
+    error: float  # ‖x − C(x)‖² / ‖x‖²
+
+
+def normal(numel: int, device: torch.device | str = "cpu") -> Vector:
+    """Return standard normal values: a square matrix, and the remainder as a vector."""
+    side = math.isqrt(numel)
+    rest = numel - side * side
+    shapes = {"weight": (side, side)} | ({"rest": (rest,)} if rest else {})
+    values = torch.randn(numel, generator=torch.Generator().manual_seed(0))
+    return Vector(f"{numel:,} normal values", values.to(device), Layout.from_shapes(shapes))
+
+
+def update_of(task_name: str, data: Path | None, device: torch.device) -> Vector:
+    """Return the update of a client that trained a task's initial model for five steps of twenty examples."""
+    task, sgd = load(task_name, data), LocalSGD()
+    examples = data_of(task, "train")
+    layout, model = check(task, sgd.batch_size, examples), initial_model(task, 0)
+    engine = SerialEngine(task, model, layout, "cpu")
+    batches = plan_batches(sgd, np.arange(len(examples)), 0, 1, 0)
+    update = engine.train(layout.gather(model), examples, batches, sgd).update
+    what = f"an update of {task.name}, {layout.numel:,} parameters"
+    return Vector(what, update.to(device), layout)
+
+
+def measure(vector: Vector, codecs: Iterable[Codec], repeats: int) -> Iterator[CodecMeasurement]:
+    """Encode and decode with each codec, in turns with plain copies."""
+    x, layout = vector.values, vector.layout
+    numel = x.numel()
+    copy = partial(torch.empty_like(x).copy_, x)
+    for c in codecs:
+        encode = partial(c.encode, x, seed=1, layout=layout)
+        frame = encode()
+        decode = partial(c.decode, frame, numel=numel, device=x.device, layout=layout)
+        y = decode()
+        error, bound = _error(x, y), None if c.seeded else _bound_bits(y)
+        del y
+        copy_s, encode_s, decode_s = _seconds((copy, encode, decode), repeats, x.device)
+        yield CodecMeasurement(
+            codec=str(c),
+            encode_s=encode_s,
+            decode_s=decode_s,
+            encode_values_per_s=numel / encode_s,
+            decode_values_per_s=numel / decode_s,
+            encode_copies=encode_s / copy_s,
+            decode_copies=decode_s / copy_s,
+            frame_bytes=len(frame),
+            bits_per_parameter=8 * len(frame) / max(numel, 1),
+            bound_bits_per_parameter=None if bound is None else bound / max(numel, 1),
+            error=error,
+        )
+
+
+def _seconds(
+    ways: Sequence[Callable[[], object]], repeats: int, device: torch.device
+) -> list[float]:
+    """Return the median time of each way; the ways take turns."""
+    taken = [[seconds_of(way, device) for way in ways] for _ in range(repeats)]
+    return [max(statistics.median(times), 1e-9) for times in zip(*taken, strict=True)]
+
+
+def _error(x: Tensor, y: Tensor) -> float:
+    """Return ‖x − y‖² / ‖x‖², computed in float64 by pieces to save memory."""
+    lost = total = 0.0
+    for a, b in zip(x.split(1 << 22), y.split(1 << 22), strict=True):
+        wide = a.double()
+        lost = lost + float((wide - b.double()).square().sum())
+        total = total + float(wide.square().sum())
+    return lost / total if total else 0.0
+
+
+def _bound_bits(y: Tensor) -> float | None:
+    """Return n·H of the decoded values if they are levels; of a sparse vector, the entropy of its support plus 32 bits for each value."""
+    nonzero = int(y.count_nonzero())
+    if y[y != 0][: REPEATED * LEVELS].unique().numel() <= LEVELS:
+        counts = y.unique(return_counts=True)[1].cpu().numpy()
+        if REPEATED * counts.size <= nonzero + REPEATED:
+            return float((counts * np.log2(y.numel() / counts)).sum()) if counts.size else 0.0
+    if 2 * nonzero > y.numel():
+        return None
+    p = np.array([nonzero, y.numel() - nonzero]) / y.numel()
+    return float(-(p * np.log2(p)).sum() * y.numel() + 32 * nonzero)
+
+
+def bench(
+    vector: Vector, specs: Sequence[str], repeats: int, as_json: bool, picture: Path | None
+) -> None:
+    """Measure the codecs of spec strings, all codecs if there are none, and print the results."""
+    if picture is not None and (picture.suffix != ".svg" or not picture.parent.is_dir()):
+        raise UserError(
+            f"--picture {picture} cannot be written; name a file that ends in .svg in an existing folder"
+        )
+    with spec.reading(flag="--codec"):
+        codecs = [codec(text) for text in specs or available_codecs()]
+    progress = not as_json and sys.stderr.isatty()
+    rows = []
+    for row in measure(vector, codecs, repeats):
+        rows.append(row)
+        if progress:
+            end = "" if len(rows) < len(codecs) else "\r\033[K"
+            print(f"\r\033[K{len(rows)} of {len(codecs)}: {row.codec}", end=end, file=sys.stderr)
+            sys.stderr.flush()
+    device, threads = str(vector.values.device), torch.get_num_threads()
+    if as_json:
+        found = {
+            "vector": vector.what,
+            "device": device,
+            "threads": threads,
+            "torch": torch.__version__,
+            "fedcomp": __version__,
+            "codecs": [asdict(row) for row in rows],
+        }
+        print(json.dumps(found, indent=2))
+    else:
+        title = f"{vector.what}; {device}, {threads} threads, medians of {repeats}"
+        print_table(COLUMNS, [_cells(row) for row in rows], {"codec"}, title=title, legend=LEGEND)
+    if picture is not None:
+        try:
+            picture.write_text(drawn(vector.what, rows), encoding="utf-8")
+        except OSError as error:
+            raise UserError(
+                f"--picture {picture} cannot be written ({error.strerror}); name another file"
+            ) from None
+
+
+def _cells(row: CodecMeasurement) -> list[str]:
+    bound = row.bound_bits_per_parameter
+    return [
+        row.codec,
+        f"{row.encode_values_per_s / 1e6:,.0f} M/s",
+        f"{row.encode_copies:.1f}",
+        f"{row.decode_values_per_s / 1e6:,.0f} M/s",
+        f"{row.decode_copies:.1f}",
+        human_bytes(row.frame_bytes),
+        f"{row.bits_per_parameter:.3f}",
+        NOTHING if bound is None else f"{bound:.3f}",
+        f"{row.error:.3g}",
+    ]
+
+
+def drawn(what: str, rows: Sequence[CodecMeasurement]) -> str:
+    """Return an SVG: error against bits a parameter, both logarithmic. Exact codecs are drawn with an error of 0 on the lowest line."""
+    least = min([row.error for row in rows if row.error > 0], default=1e-9)
+    zero = 10.0 ** (math.floor(math.log10(least)) - 1)
+    points = [(max(row.bits_per_parameter, 1e-6), max(row.error, zero)) for row in rows]
+    bits, errors = zip(*points, strict=True)
+    across = svg.Axis.around("bits a parameter", bits, "{:g}".format, across=True, log=True)
+    up = svg.Axis.around(
+        "error ‖x−C(x)‖²/‖x‖²",
+        [*errors, zero],
+        lambda error: "0" if error < 1.1 * zero else f"{error:g}",
+        log=True,
+    )
+    series = []
+    for style, (row, (x, y)) in enumerate(zip(rows, points, strict=True)):
+        text = f"{row.bits_per_parameter:.3f} bits, error {row.error:.3g}"
+        series.append(svg.Series(row.codec, style, [svg.Point(x, y, text)]))
+    return svg.picture(what, across, up, series)

@@ -1,0 +1,49 @@
+"""Tables of text on standard output."""
+
+import sys
+from collections.abc import Collection, Sequence
+
+
+def print_table(
+    head: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    left: Collection[str],
+    *,
+    title: str = "",
+    legend: str = "",
+    styles: Sequence[str] = (),
+) -> None:
+    """Print a table that fits a terminal, or lines with tabs where standard output is none.
+
+    Columns in `left` are aligned to the left, others to the right. Only a terminal shows `title`, `legend` and the `styles` of the rows.
+    """
+    if not sys.stdout.isatty():
+        print("\n".join("\t".join(row) for row in [head, *rows]))
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
+    for i, name in enumerate(head):
+        justify = "left" if name in left else "right"
+        table.add_column(name, justify=justify, style="" if i else "bold", overflow="fold")
+    for row, style in zip(rows, styles or [""] * len(rows), strict=True):
+        table.add_row(*row, style=style)
+    console = Console(highlight=False, markup=False)
+    if title:
+        console.print(title)
+    console.print(table)
+    if legend:
+        console.print(legend, style="dim")
+
+
+def aligned(rows: Sequence[Sequence[str]], left: int) -> list[str]:
+    """Return rows as lines of text. The first `left` columns are aligned to the left, the others to the right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        "  ".join(
+            cell.ljust(width) if i < left else cell.rjust(width)
+            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+        )
+        for row in rows
+    ]

@@ -1,0 +1,32 @@
+"""Files that are complete on the disk, or not there: written with their final permissions, flushed, and renamed into place."""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+
+def write_new(path: Path, data: Sequence[bytes | memoryview], mode: int) -> None:
+    """Write a new file from parts and flush it to the disk. Its permissions are never wider than `mode`. Raises FileExistsError."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
+    with open(os.open(path, flags, mode), "wb") as file:
+        file.writelines(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def replace(path: Path, data: Sequence[bytes | memoryview], mode: int) -> None:
+    """Replace a file as a whole: after a kill at any moment the previous file or the new one is there."""
+    temporary = path.with_name(f".{path.name}.new")
+    temporary.unlink(missing_ok=True)  # of a process that was killed
+    write_new(temporary, data, mode)
+    os.replace(temporary, path)
+    flush_folder(path.parent)
+
+
+def flush_folder(folder: Path) -> None:
+    """Flush the names of a folder's files to the disk."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
