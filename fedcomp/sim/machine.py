@@ -20,9 +20,9 @@ from ..training import devices
 from ..training.batches import plan_batches
 from ..training.engine import Engine, OneByOne
 from ..training.local_sgd import LocalSGD, SerialEngine
-from .batched import BatchedEngine, NotMapped, Together, choose_engine
+from .batched import BatchedEngine, NotMapped, Together, choose_engine, unbatched
 from .multi_device import MultiDevice
-from .processes import WorkerEngine, available
+from .processes import WorkerEngine
 from .ray_engine import RayEngine
 
 TRIED = 3  # batches, before the first round
@@ -81,15 +81,10 @@ class Machine:
     @classmethod
     def unbatched(cls, device: torch.device, config: RunConfig) -> "Machine":
         """Choose for a model that is not batched. Other processes can only load a task by its name."""
-        cores = torch.get_num_threads()
-        if (
-            device.type == "cpu"
-            and cores > 1
-            and available()
-            and not config.task.startswith(OBJECT)
-        ):
-            return cls(devices.name(device), "processes", cores)
-        return cls(devices.name(device), "serial", 1)
+        engine = "serial" if config.task.startswith(OBJECT) else unbatched(device)
+        return cls(
+            devices.name(device), engine, torch.get_num_threads() if engine == "processes" else 1
+        )
 
     def __str__(self) -> str:
         return ENGINES[self.engine].format(self.at_once)

@@ -7,7 +7,7 @@ layers.py, convolutions.py, recurrent.py). All others are mapped by torch.func. 
 Except for rounding, the update of a client is that of training.local_sgd.SerialEngine, whichever clients it is trained with.
 """
 
-from .choice import NotMapped, choose_engine
+from .choice import NotMapped, choose_engine, unbatched
 from .engine import BatchedEngine, Together
 
-__all__ = ["BatchedEngine", "NotMapped", "Together", "choose_engine"]
+__all__ = ["BatchedEngine", "NotMapped", "Together", "choose_engine", "unbatched"]

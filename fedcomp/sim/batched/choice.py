@@ -8,6 +8,7 @@ from torch.func import functional_call, grad_and_value, vmap
 
 from ...errors import ConfigError
 from ...tasks.base import Task
+from ..processes import available
 from .convolutions import FORMS
 from .layers import RANDOM
 from .losses import Gradients, Parameters
@@ -66,7 +67,7 @@ def choose_engine(
         obstacle = ""
     if asked == "batched" and obstacle:
         raise ConfigError(
-            f"--engine batched cannot train a model with {obstacle}; give --engine serial"
+            f"--engine batched cannot train a model with {obstacle}; give --engine {unbatched(device)}"
         )
     dense = all(
         isinstance(m, nn.Linear | nn.Embedding)
@@ -86,14 +87,23 @@ def choose_engine(
     )
 
 
+def unbatched(device: torch.device) -> str:
+    """Return the engine for a model that is not batched: worker processes if there are several cores."""
+    return (
+        "processes"
+        if device.type == "cpu" and torch.get_num_threads() > 1 and available()
+        else "serial"
+    )
+
+
 class NotMapped(ConfigError):
     """The forward pass or the loss of a task cannot be trained batched."""
 
-    def __init__(self, task: Task, why: str):
+    def __init__(self, task: Task, device: torch.device, why: str):
         self.finding = (
             f"the model of task '{task.name}' cannot be trained batched: {_in_a_clause(why)}"
         )
-        super().__init__(f"{self.finding}; give --engine serial")
+        super().__init__(f"{self.finding}; give --engine {unbatched(device)}")
 
 
 def _in_a_clause(why: str) -> str:

@@ -204,7 +204,7 @@ class BatchedEngine:
         except RuntimeError as error:
             if "vmap" not in str(error) and "atching rule" not in str(error):
                 raise
-            raise NotMapped(self.task, str(error)) from error
+            raise NotMapped(self.task, self.device, str(error)) from error
         if lower:
             gradients = [g.to(p.dtype) for g, p in zip(gradients, parameters.values(), strict=True)]
         return _clipped(gradients, sgd.clip) if sgd.clip else gradients, losses
