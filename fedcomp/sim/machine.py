@@ -26,7 +26,7 @@ from .processes import WorkerEngine
 from .ray_engine import RayEngine
 
 TRIED = 3  # batches, before the first round
-PLACEMENT = "residuals"  # in [resolved]; chosen anew by a resumed run
+HOME = "residuals"  # in [resolved]: the placement of clients on this machine, chosen anew by a resumed run
 ENGINES = {
     "serial": "serial",
     "batched": "batched, {} clients at once",
@@ -48,7 +48,7 @@ class Machine:
         """Return the machine in a run folder's config.toml. Raises RunFolderError if it is damaged."""
         kinds = {f.name: f.type for f in dataclasses.fields(cls)}
         stored = values if isinstance(values, dict) else {}
-        found = {name: value for name, value in stored.items() if name != PLACEMENT}
+        found = {name: value for name, value in stored.items() if name != HOME}
         whole = {name: type(value) for name, value in found.items()} == kinds
         if not whole or found["engine"] not in ENGINES or found["at_once"] < 1:
             raise RunFolderError(

@@ -51,7 +51,7 @@ from ..transports.relays import inexact, inexact_warning
 from .attacks import ByzantineClients, attacks
 from .clients import VirtualClients
 from .interruption import Interruption
-from .machine import PLACEMENT, Machine, cannot_map, engine_on
+from .machine import HOME, Machine, cannot_map, engine_on
 from .multi_device import MultiDevice
 from .network import Network, drawn, read_spec
 from .network_file import is_file, read_file
@@ -305,7 +305,7 @@ class Simulation(Preparation):
 
     def _write_config(self) -> None:
         self.folder.write_config(
-            self.config, dataclasses.asdict(self.machine) | {PLACEMENT: self.placement.name}
+            self.config, dataclasses.asdict(self.machine) | {HOME: self.placement.name}
         )
 
     def _engine(
