@@ -235,7 +235,7 @@ class Codec(ABC):
         layout: Layout | None = None,
     ) -> Tensor:
         """Return the vector [numel] in a frame, float32, on the CPU unless `device` is given. Raises FrameError like `open`."""
-        return self.open(data, numel, layout).take(device)
+        return self.open(data, numel, layout).dense(device)
 
     def accumulate(
         self, data: bytes, into: Tensor, weight: float = 1.0, *, layout: Layout | None = None

@@ -157,10 +157,6 @@ class S2(Codec):
         union = np.unique(np.concatenate([body.positions for body in read]))
         return Section(numel, _write(Body(union, unit, total), numel))
 
-    def behind(self, first: Codec) -> "Selected":
-        """This codec for the coordinates that another selects."""
-        return Selected(first, self)
-
     def _bits(self, keys: int) -> int:
         """Of the largest magnitude among so many keys: their sum is below 2⁶²."""
         return min(BITS[self.values], MOST_BITS - keys.bit_length())

@@ -134,12 +134,11 @@ class Share(Selective):
     density: float  # share of coordinates sent
 
     def __post_init__(self) -> None:
-        if not 0 < self.density <= 1:
-            raise SpecError("density must be in (0, 1]; try density=1%")
+        check_density(self.density)
 
     def count(self, numel: int) -> int:
         """k for a vector [numel]."""
-        return min(numel, max(1, math.floor(self.density * numel + 0.5)))
+        return share(self.density, numel)
 
     def most(self, numel: int) -> int:
         return self.count(numel)
@@ -162,6 +161,17 @@ class Largest(Share):
 
     def select(self, rows: Rows, seeds: Sequence[int]) -> Chosen:
         return kernels.top_k(rows, self.count(rows[0].numel()))
+
+
+def check_density(density: float) -> None:
+    """Raise SpecError unless it is the share of coordinates that a codec may send."""
+    if not 0 < density <= 1:
+        raise SpecError("density must be in (0, 1]; try density=1%")
+
+
+def share(density: float, numel: int) -> int:
+    """How many coordinates of a vector [numel] a density means."""
+    return min(numel, max(1, math.floor(density * numel + 0.5)))
 
 
 def _section(count: int, form: int, flag: int, first: bytes, second: bytes) -> Section:

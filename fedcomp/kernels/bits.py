@@ -37,20 +37,9 @@ def pack_signs(positive: np.ndarray | Tensor) -> bytes:
     return np.packbits(flags).tobytes()
 
 
-def pack_signs_runs(positive: np.ndarray, counts: np.ndarray) -> list[bytes]:
-    """`pack_signs` of m runs of flags, counts [m] long."""
-    runs = np.split(positive, counts.cumsum()[:-1]) if counts.size else []
-    return [pack_signs(run) for run in runs]
-
-
 def unpack_signs(data: bytes | memoryview, count: int) -> np.ndarray:
     """The bool array [count] that `data` holds. Raises FrameError on another length and on padding that is not zero."""
     return np.unpackbits(read_bits(data, count), count=count).view(np.bool_)
-
-
-def read_signs(data: bytes | memoryview, count: int, magnitude: float) -> Signs:
-    """`unpack_signs`, left as they are, of values of one magnitude."""
-    return Signs(read_bits(data, count), count, magnitude)
 
 
 def signs(x: Tensor, seed: int | None = None) -> bytes:

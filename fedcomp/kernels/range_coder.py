@@ -26,7 +26,6 @@ libraries that do this (constriction, for one) make their tables from floating p
 """
 
 import struct
-from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -52,7 +51,7 @@ def encode(symbols: np.ndarray, size: int) -> bytes:
     head, frequencies, bits = _head(_counts(parts, size))
     if bits == 0:
         return head
-    made = _each(lambda part: _encode_chunk(part, frequencies, bits), parts)
+    made = starmap(_encode_chunk, [(part, frequencies, bits) for part in parts])
     sizes = np.array([words.size for _, words in made[:-1]], SIZE)
     chunks = [_state_bytes(states) + words.tobytes() for states, words in made]
     return b"".join([head, sizes.tobytes(), *chunks])
@@ -84,9 +83,8 @@ def decode(data: bytes | memoryview, count: int, size: int) -> np.ndarray:
             "a code is cut off, goes on, or was changed",
         )
 
-    _each(
-        read, parts, *zip(*_read_chunks(data[start:], [part.size for part in parts]), strict=True)
-    )
+    chunks = _read_chunks(data[start:], [part.size for part in parts])
+    starmap(read, [(part, *chunk) for part, chunk in zip(parts, chunks, strict=True)])
     _expect(
         _head(_counts(parts, size))[0] == data[:start],
         "the frequencies are not those of the symbols",
@@ -277,11 +275,6 @@ def _read_chunks(data: memoryview, counts: list[int]) -> list[tuple[np.ndarray, 
         chunks.append((states, np.frombuffer(rest[head:end], SIZE).astype(np.uint32)))
         rest = rest[end:]
     return chunks
-
-
-def _each(work: Callable, *arguments: Sequence) -> list:
-    """`work` of each set of arguments, by torch's number of threads."""
-    return starmap(work, list(zip(*arguments, strict=True)))
 
 
 def _expect(condition: bool, sentence: str) -> None:
