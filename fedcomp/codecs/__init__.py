@@ -3,7 +3,7 @@
 from .. import spec
 from ..errors import SpecError
 from ..registry import Registry, subclass_of
-from .base import Codec, Context, at_density, longest_frame
+from .base import Codec, Context, at_density, longest_frame, spans
 from .frame import NAMES
 from .layerwise import LayerWise
 from .product import Product
@@ -20,6 +20,7 @@ __all__ = [
     "available_codecs",
     "codec",
     "longest_frame",
+    "spans",
 ]
 
 

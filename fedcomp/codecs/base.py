@@ -84,10 +84,6 @@ class Codec(ABC):
         """The codec without `@layer`."""
         return self
 
-    def spans(self, layout: Layout) -> list[slice]:
-        """Return the spans of a vector that are encoded one by one."""
-        return [slice(0, layout.numel)]
-
     # Facts, for vectors of numel elements.
 
     def contraction(self, numel: int) -> float | None:
@@ -320,6 +316,11 @@ def at_density(codec: Codec, density: float) -> Codec:
             f"{codec} has no density that could change; use one that has, such as stc or topk"
         )
     return replace(codec, density=density)
+
+
+def spans(codec: Codec, layout: Layout) -> list[slice]:
+    """Return the spans of a vector that are encoded one by one: its tensors under `@layer`, else all of it."""
+    return [e.span for e in layout] if codec.scope == frame.LAYER else [slice(0, layout.numel)]
 
 
 def longest_frame(codec: Codec, layout: Layout) -> int | None:
