@@ -475,16 +475,14 @@ def largest_batch(config: RunConfig) -> int:
     return max(batch_size.values(config.rounds))
 
 
-def data_folder(config: RunConfig) -> Path | None:
-    """Return the folder that the data is read from, if one is named. Raises DataError if --data is not a folder."""
-    if not config.data:
+def data_folder(data: str | Path | None) -> Path | None:
+    """Return the folder of --data, or else of FEDCOMP_DATA; None without either. Raises DataError if --data is not a folder."""
+    if data is None:
         folder = os.environ.get("FEDCOMP_DATA")
         return at_home(folder, "FEDCOMP_DATA") if folder else None
-    folder = at_home(config.data, "--data")
+    folder = at_home(data, "--data")
     if not folder.is_dir():
-        raise DataError(
-            f"--data {config.data} is no folder; give the one that holds the task's data"
-        )
+        raise DataError(f"--data {data} is no folder; give the one that holds the task's data")
     return folder
 
 

@@ -7,7 +7,7 @@ interrupted, on which machine the client lives, and who else is in the cohort.
 
 import hashlib
 import struct
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 from numpy.random.bit_generator import ISeedSequence
@@ -34,17 +34,6 @@ def generators(
         begun["state"]["key"][0] = key_of_one
         bits.state = begun
         yield made
-
-
-def words(
-    seed: int, purpose: str, rounds_and_whos: Sequence[tuple[int, int]], count: int
-) -> np.ndarray:
-    """The first words that `generator` draws numbers of 32 bits from, for each: uint32 [m, count]."""
-    drawn = generators(seed, purpose, rounds_and_whos)
-    pairs = np.array(
-        [generator.bit_generator.random_raw((count + 1) // 2) for generator in drawn], "<u8"
-    )
-    return pairs.view("<u4")[:, :count].astype(np.uint32)
 
 
 class _Key(ISeedSequence):

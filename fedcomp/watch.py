@@ -18,9 +18,7 @@ from .formatting import NOTHING, decimal, duration, human_bytes, one_line, perce
 class Column:
     title: str
     width: int
-    importance: (
-        int  # if there is no room for all columns, those of the highest numbers are left out
-    )
+    importance: int  # columns of higher numbers are left out first if there is not enough room
     cell: Callable[[RoundRecord], str]
 
 

@@ -18,7 +18,7 @@ from faults import Clients, Faults
 
 from fedcomp import RunConfig
 from fedcomp.callbacks import Callback
-from fedcomp.deployment.handshake import Common, Own, told
+from fedcomp.deployment.handshake import Common, Own, pack_options
 from fedcomp.deployment.roster import Roster
 from fedcomp.layout import Layout
 from fedcomp.messages import Assignment, Invitation, Presence
@@ -71,7 +71,9 @@ class Networked:
             client_config(config, self.strategy), uplink=str(self.strategy.uplink)
         )
         name = secrets.token_hex(16)
-        invitation = Invitation(name, -1, told(options), self.layout.fingerprint, broadcasts.first)
+        invitation = Invitation(
+            name, -1, pack_options(options), self.layout.fingerprint, broadcasts.first
+        )
         largest_report = 8 * self.strategy.layout.numel + (1 << 20)
         self.transport = GrpcTransport(
             Settings("127.0.0.1", 0, invitation, config.clients, largest_report),

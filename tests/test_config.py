@@ -337,20 +337,20 @@ def test_the_home_of_somebody_who_is_not_here(monkeypatch):
     with pytest.raises(ConfigError, match="^--out ~nosuch/x: "):
         config.options_of_run("~nosuch/x")
     with pytest.raises(ConfigError, match="^--data ~nosuch/x: "):
-        config.data_folder(RunConfig(data="~nosuch/x"))
+        config.data_folder("~nosuch/x")
     monkeypatch.setenv("FEDCOMP_DATA", "~nosuch/x")
     with pytest.raises(ConfigError, match="^FEDCOMP_DATA ~nosuch/x: "):
-        config.data_folder(RunConfig())
+        config.data_folder(None)
 
 
 def test_data_comes_from_the_flag_or_the_environment(monkeypatch):
     monkeypatch.delenv("FEDCOMP_DATA", raising=False)
-    assert config.data_folder(RunConfig()) is None
+    assert config.data_folder(None) is None
     monkeypatch.setenv("FEDCOMP_DATA", "~/sets")
-    assert config.data_folder(RunConfig()) == Path("~/sets").expanduser()
-    assert config.data_folder(RunConfig(data=".")) == Path(".")
+    assert config.data_folder(None) == Path("~/sets").expanduser()
+    assert config.data_folder(".") == Path(".")
     with pytest.raises(DataError, match="^--data elsewhere is no folder"):
-        config.data_folder(RunConfig(data="elsewhere"))
+        config.data_folder("elsewhere")
 
 
 @for_each(
@@ -381,7 +381,7 @@ def test_whole_numbers_are_numbers():
 
 def test_a_folder_of_a_user_that_is_not_here():
     with pytest.raises(ConfigError, match="without ~"):
-        config.data_folder(RunConfig(data="~nobody-of-this-name/x"))
+        config.data_folder("~nobody-of-this-name/x")
 
 
 def test_a_config_file_that_is_huge_or_endless_is_not_read(tmp_path):

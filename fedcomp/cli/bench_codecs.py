@@ -1,12 +1,12 @@
-"""`fedcomp bench codecs`: speed, size, error and memory of codecs, beside a plain copy of the vector."""
+"""`fedcomp bench codecs`: speed, frame size and error of codecs, beside a plain copy of the vector."""
 
-import ctypes
 import json
 import math
 import statistics
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -26,12 +26,11 @@ from .plain_loops import seconds_of
 from .report import svg
 from .tables import print_table
 
-COLUMNS = "codec encode copies decode copies frame bits bound error memory".split()
+COLUMNS = "codec encode copies decode copies frame bits bound error".split()
 LEGEND = """encode, decode: million values a second, and how many plain copies of the vector take as long
-bits, bound: a parameter, as sent and by the entropy of what is decoded;  error: ‖x−C(x)‖²/‖x‖²;  memory: what both add at their peak"""
+bits, bound: a parameter, as sent and by the entropy of what is decoded;  error: ‖x−C(x)‖²/‖x‖²"""
 # Decoded values count as levels if they are at most LEVELS different ones, each met REPEATED times on average.
 LEVELS, REPEATED = 1 << 12, 16
-STATUS, CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
 
 @dataclass(frozen=True)
@@ -59,16 +58,13 @@ class CodecMeasurement:
     # Entropy of the decoded values, each coordinate alone; None where all differ, or a seed determines some.
     bound_bits_per_parameter: float | None
     error: float  # ‖x − C(x)‖² / ‖x‖²
-    # Memory that encoding and decoding add; None where the platform does not tell.
-    peak_bytes: int | None
 
 
 def normal(numel: int, device: torch.device | str = "cpu") -> Vector:
     """Return standard normal values: a square matrix, and the remainder as a vector."""
     side = math.isqrt(numel)
-    shapes = {"weight": (side, side)} | (
-        {"rest": (numel - side * side,)} if numel > side * side else {}
-    )
+    rest = numel - side * side
+    shapes = {"weight": (side, side)} | ({"rest": (rest,)} if rest else {})
     values = torch.randn(numel, generator=torch.Generator().manual_seed(0))
     return Vector(f"{numel:,} normal values", values.to(device), Layout.from_shapes(shapes))
 
@@ -79,58 +75,46 @@ def update_of(task_name: str, data: Path | None, device: torch.device) -> Vector
     examples = data_of(task, "train")
     layout, model = check(task, sgd.batch_size, examples), initial_model(task, 0)
     engine = SerialEngine(task, model, layout, "cpu")
-    trained = engine.train(
-        layout.gather(model), examples, plan_batches(sgd, np.arange(len(examples)), 0, 1, 0), sgd
-    )
-    return Vector(
-        f"an update of {task.name}, {layout.numel:,} parameters", trained.update.to(device), layout
-    )
+    batches = plan_batches(sgd, np.arange(len(examples)), 0, 1, 0)
+    update = engine.train(layout.gather(model), examples, batches, sgd).update
+    what = f"an update of {task.name}, {layout.numel:,} parameters"
+    return Vector(what, update.to(device), layout)
 
 
 def measure(vector: Vector, codecs: Iterable[Codec], repeats: int) -> Iterator[CodecMeasurement]:
     """Encode and decode with each codec, in turns with plain copies."""
     x, layout = vector.values, vector.layout
-    there = torch.empty_like(x)
+    numel = x.numel()
+    copy = partial(torch.empty_like(x).copy_, x)
     for c in codecs:
-        frame = c.encode(x, seed=1, layout=layout)
-        y = c.decode(frame, numel=x.numel(), device=x.device, layout=layout)
-        ways: dict[str, Callable[[], object]] = {
-            "copy": lambda: there.copy_(x),
-            "encode": lambda c=c: c.encode(x, seed=1, layout=layout),
-            "decode": lambda c=c, frame=frame: c.decode(
-                frame, numel=x.numel(), device=x.device, layout=layout
-            ),
-        }
+        encode = partial(c.encode, x, seed=1, layout=layout)
+        frame = encode()
+        decode = partial(c.decode, frame, numel=numel, device=x.device, layout=layout)
+        y = decode()
         error, bound = _error(x, y), None if c.seeded else _bound_bits(y)
         del y
-        peak = _peak_bytes([ways["encode"], ways["decode"]], x.device)
-        taken = _seconds(ways, repeats, x.device)
-        size = max(x.numel(), 1)
+        copy_s, encode_s, decode_s = _seconds((copy, encode, decode), repeats, x.device)
         yield CodecMeasurement(
-            str(c),
-            taken["encode"],
-            taken["decode"],
-            x.numel() / taken["encode"],
-            x.numel() / taken["decode"],
-            taken["encode"] / taken["copy"],
-            taken["decode"] / taken["copy"],
-            len(frame),
-            8 * len(frame) / size,
-            None if bound is None else bound / size,
-            error,
-            peak,
+            codec=str(c),
+            encode_s=encode_s,
+            decode_s=decode_s,
+            encode_values_per_s=numel / encode_s,
+            decode_values_per_s=numel / decode_s,
+            encode_copies=encode_s / copy_s,
+            decode_copies=decode_s / copy_s,
+            frame_bytes=len(frame),
+            bits_per_parameter=8 * len(frame) / max(numel, 1),
+            bound_bits_per_parameter=None if bound is None else bound / max(numel, 1),
+            error=error,
         )
 
 
 def _seconds(
-    ways: dict[str, Callable[[], object]], repeats: int, device: torch.device
-) -> dict[str, float]:
+    ways: Sequence[Callable[[], object]], repeats: int, device: torch.device
+) -> list[float]:
     """Return the median time of each way; the ways take turns."""
-    taken: dict[str, list[float]] = {name: [] for name in ways}
-    for _ in range(repeats):
-        for name, way in ways.items():
-            taken[name].append(seconds_of(way, device))
-    return {name: max(statistics.median(times), 1e-9) for name, times in taken.items()}
+    taken = [[seconds_of(way, device) for way in ways] for _ in range(repeats)]
+    return [max(statistics.median(times), 1e-9) for times in zip(*taken, strict=True)]
 
 
 def _error(x: Tensor, y: Tensor) -> float:
@@ -154,30 +138,6 @@ def _bound_bits(y: Tensor) -> float | None:
         return None
     p = np.array([nonzero, y.numel() - nonzero]) / y.numel()
     return float(-(p * np.log2(p)).sum() * y.numel() + 32 * nonzero)
-
-
-def _peak_bytes(ways: Sequence[Callable[[], object]], device: torch.device) -> int | None:
-    if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats()
-        before = torch.cuda.memory_allocated()
-        for way in ways:
-            way()
-        return torch.cuda.max_memory_allocated() - before
-    try:
-        ctypes.CDLL(None).malloc_trim(0)
-        CLEAR.write_text("5")  # Linux: the peak starts anew
-        before = _held("VmRSS")
-        for way in ways:
-            way()
-        return max(0, _held("VmHWM") - before)
-    except (OSError, AttributeError, StopIteration, ValueError):
-        return None
-
-
-def _held(what: str) -> int:
-    """Return the bytes in a line of /proc/self/status."""
-    line = next(line for line in STATUS.read_text().splitlines() if line.startswith(what))
-    return 1024 * int(line.split()[1])
 
 
 def bench(
@@ -222,7 +182,7 @@ def bench(
 
 
 def _cells(row: CodecMeasurement) -> list[str]:
-    bound, peak = row.bound_bits_per_parameter, row.peak_bytes
+    bound = row.bound_bits_per_parameter
     return [
         row.codec,
         f"{row.encode_values_per_s / 1e6:,.0f} M/s",
@@ -233,7 +193,6 @@ def _cells(row: CodecMeasurement) -> list[str]:
         f"{row.bits_per_parameter:.3f}",
         NOTHING if bound is None else f"{bound:.3f}",
         f"{row.error:.3g}",
-        NOTHING if peak is None else human_bytes(peak),
     ]
 
 

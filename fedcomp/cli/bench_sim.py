@@ -29,18 +29,13 @@ from . import plain_loops
 from .tables import print_table
 
 TRAINING = "local SGD"
-# The parts of a round, and the profiled stretches that each is made of.
-PARTS = {
-    TRAINING: (TRAINING,),
-    "compression": ("compression",),
-    "memories": ("memories",),
-    "messages": ("round", "clients"),
-    "aggregation": ("aggregation",),
-    "downlink": ("downlink",),
-    "checkpoint": ("checkpoint",),
-    "evaluation": ("evaluation",),
-}
-REST = "rest"  # metrics on disk and whatever is in no stretch
+# The parts of a round: stretches of the profile, and the time that the stretches around them take for themselves.
+PARTS = (
+    *(TRAINING, "compression", "memories", "messages"),
+    *("aggregation", "downlink", "checkpoint", "evaluation"),
+)
+MESSAGES = {"round": "messages", "clients": "messages"}
+REST = "rest"  # metrics on disk and everything outside of the profile
 COSTS = 3  # parts other than training that are named below the tables
 PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 MAX_WARM_UP = 200  # rounds
@@ -138,10 +133,11 @@ class Interleaved(Callback):
         self._events, self._began = len(self.recorder.events), time.perf_counter()
 
     def _count(self, record: RoundRecord, round_s: float, events: Sequence[Event]) -> None:
-        own: dict[str, float] = defaultdict(float)
+        parts = dict.fromkeys(PARTS, 0.0)
         for event in events:
-            own[event.name] += event.own_s
-        parts = {part: sum(own[name] for name in names) for part, names in PARTS.items()}
+            part = MESSAGES.get(event.name, event.name)
+            if part in parts:
+                parts[part] += event.own_s
         self.parts.append(parts | {REST: max(0.0, round_s - sum(parts.values()))})
         self.seconds[WHOLE].append(round_s)
         self.seconds[LOCAL].append(parts[TRAINING])

@@ -146,10 +146,7 @@ class Dashboard(Watch):
             3 if height < 24 else 4 if height < 36 else 8,
             title="[bold]fedcomp",
             path=h.out,
-            notes=[
-                Text.assemble((f"{'' if i else 'note':<9}", LABEL), line)
-                for i, line in enumerate(notice)
-            ],
+            note=notice,
         )
 
     def _bar(self, width: int) -> Text:

@@ -10,7 +10,7 @@ from typing import Annotated
 import click
 import typer
 
-from ..config import KEYS, RunConfig, at_home
+from ..config import KEYS, RunConfig, at_home, data_folder
 from ..errors import ConfigError, UserError
 from ..formatting import one_line
 from ..watch import Watch
@@ -105,32 +105,28 @@ def client(
     enrolment: Path | None = typer.Option(
         None,
         metavar="FILE",
-        help="This client's enrolment, clients/ID.toml of the keys; a folder of them for many clients in one "
-        "process. Default: FEDCOMP_ENROLMENT, or ~/.config/fedcomp/enrolment.toml.",
+        help="Enrolment of this client, clients/ID.toml in the folder of keys, or a folder of enrolments for several clients. "
+        "Default: FEDCOMP_ENROLMENT, or ~/.config/fedcomp/enrolment.toml.",
     ),
     insecure: Insecure = False,
     partition_id: int | None = typer.Option(
         None,
         metavar="K",
         min=0,
-        help="Take part K of the task's data, 0 the first; all of it when "
-        "not given. With --insecure it is also who this client is.",
+        help="Part of the task's data, from 0. Default: all data. With --insecure also the client's id.",
     ),
     partitions: int | None = typer.Option(
-        None, metavar="N", min=1, help="Parts of the data; the run's clients when not given."
+        None, metavar="N", min=1, help="Parts of the data. Default: the clients of the run."
     ),
     client_id: int | None = typer.Option(
-        None, metavar="K", min=0, help="Who this client is, with --insecure."
+        None, metavar="K", min=0, help="Id of this client, with --insecure."
     ),
     state_dir: Path | None = typer.Option(
         None,
         metavar="DIR",
-        help="What this client keeps; fedcomp-client-ID when not given, "
-        "which many clients have below DIR.",
+        help="State folder. Default: fedcomp-client-ID. Several clients have theirs below DIR.",
     ),
-    task: str = typer.Option(
-        "digits", metavar="TEXT", help="What is learned: a built-in name or path/file.py:name."
-    ),
+    task: str = typer.Option("digits", help="Task: a built-in name or path/file.py:name."),
     data: flags.Data = None,
     device: flags.Device = "auto",
     patience: Patience = None,
@@ -139,20 +135,17 @@ def client(
         None,
         metavar="N",
         min=1,
-        help="Be N clients in one process: the first N of the enrolments in "
-        "the folder --enrolment, or with --insecure those from --client-id on; they take the parts "
-        "of the data from --partition-id on.",
+        help="Run N clients: of the first N enrolments in the folder --enrolment, or with --insecure of the ids from --client-id on. "
+        "They take the parts of the data from --partition-id on.",
     ),
     roster: Path | None = typer.Option(
         None,
         metavar="FILE",
-        help="The clients' public keys, registry.toml of the keys; in an election "
-        "with sealed ballots as the server announces them when not given.",
+        help="Public keys of the clients, registry.toml in the folder of keys, for elections with sealed ballots. "
+        "Default: those that the server announces.",
     ),
     sealed: bool = typer.Option(
-        False,
-        "--sealed",
-        help="Take part in elections with sealed ballots alone, whatever the server asks for.",
+        False, "--sealed", help="Take part only in elections with sealed ballots."
     ),
     log_json: LogJson = None,
     transport: str = typer.Option(
@@ -185,7 +178,7 @@ def client(
         from ..training import devices
 
         where = devices.choose(device)
-        folder = flags.existing_data_folder(data)
+        folder = data_folder(data)
         loaded = load(task, folder)
         known = read_roster(roster) if roster is not None else None
         if transport == "flower":

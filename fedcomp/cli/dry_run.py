@@ -36,15 +36,8 @@ from .tables import aligned, print_table
 COORDINATES = 100_000_000  # of random updates; further rounds are extrapolated
 FEWEST = 3  # dry rounds
 HEAD = (
-    "",
-    "frame up",
-    "longest",
-    "frame down",
-    "up a round",
-    "down a round",
-    "up",
-    "down",
-    "ratio",
+    *("", "frame up", "longest", "frame down"),
+    *("up a round", "down a round", "up", "down", "ratio"),
 )
 
 
@@ -90,12 +83,9 @@ class RandomUpdates:
         self, start: Tensor, data: Data, jobs: Sequence[Job], sgd: LocalSGD, *, seed: int
     ) -> tuple[Tensor, list[Done | Exception]]:
         rows = [
-            np.asarray(
-                seeds.generator(seed, "imagined", job.round, job.who).standard_normal(
-                    len(self.model)
-                ),
-                np.float32,
-            )
+            seeds.generator(seed, "imagined", job.round, job.who)
+            .standard_normal(len(self.model))
+            .astype(np.float32)
             for job in jobs
         ]
         factors = torch.from_numpy(np.stack(rows)) if rows else torch.empty(0, len(self.model))
@@ -114,15 +104,10 @@ class DryRun(Simulation):
         self, model: torch.nn.Module, weights: Tensor, data: Data, shard: np.ndarray
     ) -> Any:
         sgd = dataclasses.replace(self.sgd, augment=False)
-        trained = SerialEngine(
-            self.task, initial_model(self.task, self.config.seed), self.layout, self.device
-        ).train(
-            weights.to(self.device),
-            data,
-            plan_batches(sgd, shard, self.config.seed, 1, 0)[:5],
-            sgd,
-            seed=self.config.seed,
-        )
+        model, seed = initial_model(self.task, self.config.seed), self.config.seed
+        engine = SerialEngine(self.task, model, self.layout, self.device)
+        batches = plan_batches(sgd, shard, seed, 1, 0)[:5]
+        trained = engine.train(weights.to(self.device), data, batches, sgd, seed=seed)
         return RandomUpdates(trained.update.cpu(), self.device)
 
 
@@ -142,19 +127,20 @@ def forecast(alternative: Alternative) -> Forecast:
         dense.append(4 * run.layout.numel * (len(outcome.cohort) + len(traffic.downlink)))
         frames_up += traffic.uplink.values()
         frames_down += [len(outcome.broadcast.frame)] if outcome.broadcast else []
+    one_phase = len(run.strategy.client_algorithm.phases) == 1
     return Forecast(
-        alternative.name,
-        run.layout.numel,
-        len(run.layout),
-        config.rounds,
-        dry_rounds,
-        _ends(frames_up),
-        longest_frame(run.strategy.uplink, run.sent_layout)
-        if len(run.strategy.client_algorithm.phases) == 1
-        else None,
-        _ends(frames_down),
-        longest_frame(run.strategy.downlink, run.layout),
-        *(_of_run(bytes_, config.rounds) for bytes_ in (up, down, dense)),
+        name=alternative.name,
+        parameters=run.layout.numel,
+        tensors=len(run.layout),
+        rounds=config.rounds,
+        dry_rounds=dry_rounds,
+        frame_up=_ends(frames_up),
+        longest_up=longest_frame(run.strategy.uplink, run.sent_layout) if one_phase else None,
+        frame_down=_ends(frames_down),
+        longest_down=longest_frame(run.strategy.downlink, run.layout),
+        uplink_bytes=_of_run(up, config.rounds),
+        downlink_bytes=_of_run(down, config.rounds),
+        dense_bytes=_of_run(dense, config.rounds),
     )
 
 
@@ -209,29 +195,19 @@ def _baseline(
 
 def _cells(f: Forecast, baseline: Forecast | None) -> tuple[str, ...]:
     about = "" if f.exact and (baseline is None or baseline.exact) else "~"
+    a_round = f.uplink_bytes / f.rounds, f.downlink_bytes / f.rounds
+    sent = (*a_round, f.uplink_bytes, f.downlink_bytes)
     whole = f.dense_bytes if baseline is None else baseline.sent_bytes
     return (
         f.name,
-        _between(f.frame_up),
+        _range(f.frame_up),
         NOTHING if f.longest_up is None else human_bytes(f.longest_up),
-        _between(f.frame_down),
-        *(
-            about + human_bytes(round(bytes_))
-            for bytes_ in (
-                f.uplink_bytes / f.rounds,
-                f.downlink_bytes / f.rounds,
-                f.uplink_bytes,
-                f.downlink_bytes,
-            )
-        ),
+        _range(f.frame_down),
+        *(about + human_bytes(round(count)) for count in sent),
         about + ratio(whole, f.sent_bytes),
     )
 
 
-def _between(ends: tuple[int, int]) -> str:
+def _range(ends: tuple[int, int]) -> str:
     low, high = map(human_bytes, ends)
-    return (
-        low
-        if low == high
-        else f"{low.removesuffix(high[-2:]).strip() if low[-2:] == high[-2:] else low}–{high}"
-    )
+    return low if low == high else f"{low}–{high}"

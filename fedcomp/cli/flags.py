@@ -40,14 +40,6 @@ Device = Annotated[
 Json = Annotated[bool, typer.Option("--json", help="Print JSON in place of a table.")]
 
 
-def existing_data_folder(data: Path | None) -> Path | None:
-    """Return the folder that --data or FEDCOMP_DATA names, None without either. Raises ConfigError if --data is no folder."""
-    folder = config.data_folder(RunConfig(data=data and str(data)))
-    if data is not None and not folder.is_dir():
-        raise ConfigError(f"--data {data} is no folder; give the one that holds the task's data")
-    return folder
-
-
 def with_run_flags(without: Collection[str] = ()) -> Callable[[Command], Command]:
     """Return a decorator that gives `command(…, **given)` one option for each field of RunConfig but those in `without`, and --config.
 

@@ -27,7 +27,13 @@ RELAY = re.compile(r"relay-\d{1,10}", re.ASCII)
 COLUMNS = ("who", "state", "until", "days", "fingerprint", "file")
 
 Folder = Annotated[
-    Path, typer.Option("--keys", metavar="DIR", help="Folder that fedcomp keys init made.")
+    Path,
+    typer.Option(
+        "--keys",
+        metavar="DIR",
+        callback=lambda folder: at_home(folder, "--keys"),
+        help="Folder that fedcomp keys init made.",
+    ),
 ]
 Days = Annotated[
     int,
@@ -105,7 +111,6 @@ def add(
     """Enrol new clients, whose ids follow the highest existing id, or a relay. Needs ca.key, which signs their certificates."""
     from ..keys import key_folder as keys
 
-    folder = at_home(folder, "--keys")
     if relay:
         if not host:
             raise UserError(
@@ -114,10 +119,9 @@ def add(
         if count != 1:
             raise UserError("--relay enrols one relay at a time; leave --count out")
         id, names = keys.add_relay(folder, host, days)
-        file = folder / keys.RELAYS / f"{id}.toml"
-        print(
-            f"Relay {id} is enrolled for {', '.join(names)}: {file}. Copy the file to the relay, and run there:"
-        )
+        file = _file(folder, f"relay-{id}")
+        print(f"Relay {id} is enrolled for {', '.join(names)}: {file}.", end=" ")
+        print("Copy the file to the relay, and run there:")
         print(f"fedcomp relay --server HOST:PORT --enrolment {shlex.quote(file.name)}")
         return
     if host:
@@ -125,10 +129,9 @@ def add(
             "--host is for the certificate of a relay; add --relay, or leave --host out"
         )
     ids = keys.add(folder, count, days)
-    print(
-        f"{_clients(ids)} enrolled: {', '.join(str(folder / keys.CLIENTS / f'{id}.toml') for id in ids[:8])}"
-        f"{f' and {len(ids) - 8} more' if len(ids) > 8 else ''}"
-    )
+    files = ", ".join(str(_file(folder, id)) for id in ids[:8])
+    more = f" and {len(ids) - 8} more" if len(ids) > 8 else ""
+    print(f"{_clients(ids)} enrolled: {files}{more}")
 
 
 @app.command()
@@ -144,7 +147,6 @@ def revoke(
     """Revoke the keys of clients or relays. A running server disconnects them."""
     from ..keys import key_folder as keys
 
-    folder = at_home(folder, "--keys")
     holders = list(dict.fromkeys(_holder(id, folder, "revoke", "relay-0") for id in ids))
     keys.revoke(folder, *holders)
     clients = [holder for holder in holders if isinstance(holder, int)]
@@ -169,35 +171,28 @@ def renew(
     """Make a new key and certificate for a client, a relay or the server. Needs ca.key, which signs them."""
     from ..keys import key_folder as keys
 
-    folder = at_home(folder, "--keys")
-    chosen = (
-        keys.due(folder, SOON)
-        if holder is None
-        else [_holder(holder, folder, "renew", "server", "relay-0")]
-    )
+    if holder is None:
+        chosen = keys.due(folder, SOON)
+    else:
+        chosen = [_holder(holder, folder, "renew", "server", "relay-0")]
     if host and (holder is None or isinstance(chosen[0], int)):
         again = keys_command(folder, "renew", "server", "--host", host[0])
         raise UserError(
             f"--host is for the certificate of the server or a relay; give it as in: {again}"
         )
     if not chosen:
-        print(
-            f"No certificate ends within {SOON} days; give the id of a client, relay-0 or 'server' to renew one anyway."
-        )
+        print(f"No certificate ends within {SOON} days;", end=" ")
+        print("give the id of a client, relay-0 or 'server' to renew one anyway.")
     for one in chosen:
         if one == "server":
             names, ends = keys.renew_server(folder, host or (), days)
-            print(
-                f"The server's certificate is for {', '.join(names)} until {ends:%Y-%m-%d}; restart the server to use it."
-            )
+            valid = f"for {', '.join(names)} until {ends:%Y-%m-%d}"
+            print(f"The server's certificate is {valid}; restart the server to use it.")
         else:
-            ends = keys.renew(folder, one, days, host or ())
-            relay = isinstance(one, str)
-            id = one.removeprefix("relay-") if relay else one
-            file = folder / (keys.RELAYS if relay else keys.CLIENTS) / f"{id}.toml"
-            print(
-                f"{'Relay' if relay else 'Client'} {id} has a new key until {ends:%Y-%m-%d}; copy {file} to it. Its old key is refused."
-            )
+            ends, file = keys.renew(folder, one, days, host or ()), _file(folder, one)
+            who = f"{'Relay' if isinstance(one, str) else 'Client'} {file.stem}"
+            print(f"{who} has a new key until {ends:%Y-%m-%d}; copy {file} to it.", end=" ")
+            print("Its old key is refused.")
 
 
 @app.command("list")
@@ -206,14 +201,13 @@ def show(folder: Folder = DEFAULT) -> None:
     from ..keys import key_folder as keys
     from ..keys.enrolment import utc_now
 
-    folder, now = at_home(folder, "--keys"), utc_now()
-    registry = keys.read_registry(folder)
+    registry, now = keys.read_registry(folder), utc_now()
     rows = [
         _certificate_row(folder / keys.CA_CRT, "CA", now),
         _certificate_row(folder / keys.SERVER_CRT, "server", now),
     ]
-    for entries, place in ((registry.relays, keys.RELAYS), (registry.entries, keys.CLIENTS)):
-        rows += [_row(entry, folder / place / f"{entry.id}.toml", now) for entry in entries]
+    for entry in (*registry.relays, *registry.entries):
+        rows.append(_row(entry, _file(folder, entry.holder), now))
     styles = {"valid": "", "enrolled": "", "revoked": "dim"}
     print_table(
         COLUMNS,
@@ -221,6 +215,15 @@ def show(folder: Folder = DEFAULT) -> None:
         left={"state", "until", "fingerprint", "file"},
         styles=[styles.get(row[1], "red") for row in rows],
     )
+
+
+def _file(folder: Path, holder: int | str) -> Path:
+    """Return the enrolment file of a client, or of a relay such as "relay-0"."""
+    from ..keys import key_folder as keys
+
+    if isinstance(holder, int):
+        return folder / keys.CLIENTS / f"{holder}.toml"
+    return folder / keys.RELAYS / f"{holder.removeprefix('relay-')}.toml"
 
 
 def _row(entry: "Entry", file: Path, now: datetime) -> tuple[str, ...]:

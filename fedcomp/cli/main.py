@@ -12,7 +12,7 @@ import typer
 from typer.main import get_command
 
 from .. import __version__, spec
-from ..config import KEYS, SPANNING, RunConfig
+from ..config import KEYS, SPANNING, RunConfig, data_folder
 from ..errors import UserError
 from ..formatting import one_line
 from . import deployed, doctor, flags, keys, reproduce, results
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from ..watch import Watch
 
 COMPARISON, PORT = "Comparison", "The server's port"  # panels of the help
+NOT_MEASURED = "rounds out resume checkpoint_every plain log_json metrics_port tensorboard".split()
 
 app = typer.Typer(
     cls=OneSentence,
@@ -59,8 +60,7 @@ def simulation(
         None,
         metavar="[auto|N]",
         rich_help_panel=COMPARISON,
-        help="Alternatives that run at once, in processes; auto = one for each core of a CPU "
-        "where the model is trained on one, else one after the other.",
+        help="Processes that run alternatives at once; auto = one for each core of a CPU if the model is trained on one, else one.",
     ),
     baseline: bool | None = typer.Option(
         None,
@@ -228,7 +228,7 @@ def init(
 
 @app.command()
 def codecs() -> None:
-    """List the codecs, with their options as they are when not given, and their sources."""
+    """List the codecs with their default options, properties and sources."""
     from .listing import print_codecs
 
     print_codecs()
@@ -236,10 +236,10 @@ def codecs() -> None:
 
 @app.command()
 def tasks(data: flags.Data = None) -> None:
-    """List the built-in tasks: parameters, examples, and where each finds its data."""
+    """List the built-in tasks: parameters, examples, and the place of the data."""
     from .listing import print_tasks
 
-    print_tasks(flags.existing_data_folder(data))
+    print_tasks(data_folder(data))
 
 
 @app.command()
@@ -247,13 +247,10 @@ def report(
     folders: list[Path] = typer.Argument(
         ...,
         metavar="RUN...",
-        help="Run folders, finished or not, or folders of alternatives; runs "
-        "that differ in their seeds alone become one line with its spread.",
+        help="Run folders, finished or not, or folders of alternatives. Runs that differ only in their seeds become one line.",
     ),
     out: Path | None = typer.Option(
-        None,
-        metavar="DIR",
-        help="Folder of report.html; RUN when there is one, else the current folder.",
+        None, metavar="DIR", help="Folder of report.html. Default: RUN if there is one, else here."
     ),
     target_accuracy: str | None = typer.Option(
         None, metavar="SHARE", help="Report rounds and bytes to this accuracy, such as 90%."
@@ -279,25 +276,25 @@ app.add_typer(server, name="server")
 @bench.command("codecs")
 def bench_codecs(
     numel: str | None = typer.Option(
-        None, metavar="N", help="Elements of a vector of normal values; 1M when not given."
+        None, metavar="N", help="Length of a vector of normal values. Default: 1M."
     ),
     task: str | None = typer.Option(
-        None, metavar="TEXT", help="Take an update of this task in place of normal values."
+        None, help="Use an update of this task in place of the vector."
     ),
     data: flags.Data = None,
     codec: list[str] | None = typer.Option(
-        None, metavar="TEXT", help="A codec, may be given again; all when not given."
+        None, help="A codec; may be given more than once. Default: all."
     ),
     device: flags.Device = "cpu",
     repeats: int = typer.Option(
-        5, metavar="N", min=1, max=1000, help="Of which the medians are shown."
+        5, metavar="N", min=1, max=1000, help="Repeats; medians are shown."
     ),
     json: flags.Json = False,
     picture: Path | None = typer.Option(
         None, metavar="FILE", help="Draw bits against error, as SVG."
     ),
 ) -> None:
-    """Measure what codecs cost and keep, beside a plain copy of the vector."""
+    """Measure speed, frame size and error of codecs, beside a plain copy of the vector."""
     from ..training import devices
     from .bench_codecs import bench, normal, update_of
 
@@ -315,23 +312,12 @@ def bench_codecs(
     if task is None:
         vector = normal(count, where)
     else:
-        vector = update_of(task, flags.existing_data_folder(data), where)
+        vector = update_of(task, data_folder(data), where)
     bench(vector, codec or (), repeats, json, picture)
 
 
 @bench.command("sim")
-@flags.with_run_flags(
-    without=(
-        "rounds",
-        "out",
-        "resume",
-        "checkpoint_every",
-        "plain",
-        "log_json",
-        "metrics_port",
-        "tensorboard",
-    )
-)
+@flags.with_run_flags(without=NOT_MEASURED)
 def bench_sim(
     rounds: int = typer.Option(5, metavar="N", min=1, max=10_000, help="Rounds to measure."),
     loops: str = typer.Option(
@@ -341,7 +327,7 @@ def bench_sim(
         "copies the model and makes a DataLoader for each client, big-batch takes the batches of all clients as one; none skips them.",
     ),
     trace: Path | None = typer.Option(
-        None, metavar="FILE", help="Write what was done when, for Perfetto or chrome://tracing."
+        None, metavar="FILE", help="Write a profile for Perfetto or chrome://tracing."
     ),
     json: flags.Json = False,
     **given: Any,

@@ -18,10 +18,7 @@ from ..training.local_sgd import LocalSGD
 Plans = Sequence[Sequence[np.ndarray]]  # for each client its batches, positions of examples
 
 LARGEST_PIECE = 1 << 22  # input values of the big batch that go through the model at once
-SQUARE = {
-    "cpu": 2048,
-    "cuda": 8192,
-}  # side of the matrices whose product is the device's arithmetic
+SIDE = {"cpu": 2048, "cuda": 8192}  # of the matrices of `product`
 
 
 def usual_loop(
@@ -31,22 +28,18 @@ def usual_loop(
 
     It shuffles by itself and takes only the number of batches from a client's plan.
     """
-    model, examples = (
-        initial_model(task, 0).to(data.inputs.device),
-        TensorDataset(data.inputs, data.targets),
-    )
+    model = initial_model(task, 0).to(data.inputs.device)
+    examples = TensorDataset(data.inputs, data.targets)
 
     def run() -> list[dict[str, Tensor]]:
         updates = []
-        for shard, batches in zip(shards, plans, strict=True):
+        for shard, plan in zip(shards, plans, strict=True):
             local = copy.deepcopy(model)
             optimizer = _optimizer(local, sgd)
-            loader = DataLoader(
-                Subset(examples, shard.tolist()), batch_size=sgd.batch_size, shuffle=True
-            )
-            for inputs, targets in itertools.islice(
-                itertools.chain.from_iterable(itertools.repeat(loader)), len(batches)
-            ):
+            own = Subset(examples, shard.tolist())
+            loader = DataLoader(own, batch_size=sgd.batch_size, shuffle=True)
+            batches = itertools.chain.from_iterable(itertools.repeat(loader))
+            for inputs, targets in itertools.islice(batches, len(plan)):
                 optimizer.zero_grad()
                 task.loss(local(inputs), targets).backward()
                 optimizer.step()
@@ -103,10 +96,8 @@ def big_batch(task: Task, data: Data, plans: Plans, sgd: LocalSGD) -> Callable[[
         for rows in steps:
             optimizer.zero_grad()
             for some in rows.split(piece):
-                (
-                    task.loss(model(data.inputs[some]), data.targets[some])
-                    * (len(some) / len(rows))
-                ).backward()
+                loss = task.loss(model(data.inputs[some]), data.targets[some])
+                (loss * (len(some) / len(rows))).backward()
             optimizer.step()
 
     return run
@@ -117,19 +108,18 @@ def flops_of_an_example(task: Task, data: Data, batch: int) -> float:
     model = initial_model(task, 0).train()
     batch = min(batch, len(data))
     inputs, targets = data.inputs[:batch].cpu(), data.targets[:batch].cpu()
+    counter = FlopCounterMode(display=False)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # about the GPUs that these flags are for, too
-        with (
-            torch.backends.mkldnn.flags(enabled=False),
-            FlopCounterMode(display=False) as counter,
-        ):  # whose LSTM torch does not count
+        warnings.simplefilter("ignore")  # `flags` warns where there is no GPU of Intel
+        # torch does not count the LSTM of mkldnn.
+        with torch.backends.mkldnn.flags(enabled=False), counter:
             task.loss(model(inputs), targets).backward()
     return counter.get_total_flops() / batch
 
 
 def product(device: torch.device, dtype: torch.dtype) -> tuple[Callable[[], Tensor], float]:
     """Return a large matrix product and its floating-point operations."""
-    side = SQUARE.get(device.type, SQUARE["cpu"])
+    side = SIDE.get(device.type, SIDE["cpu"])
     a, b = (torch.randn(side, side, dtype=dtype, device=device) for _ in range(2))
     return lambda: a @ b, 2.0 * side**3
 

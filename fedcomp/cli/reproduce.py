@@ -8,16 +8,14 @@ from types import ModuleType
 import typer
 
 from ..errors import UserError
+from .flags import Data, Device
 
 PACKAGE = "reproductions"  # a folder beside that of fedcomp
 
 
 def reproduce(
     name: str | None = typer.Argument(
-        None,
-        metavar="NAME",
-        help="Of a reproduction; all are listed when none is given.",
-        show_default=False,
+        None, metavar="NAME", help="Name of a reproduction. Default: list all.", show_default=False
     ),
     full: bool = typer.Option(
         False, "--full", help="In the paper's setting, or near it: hours, best on a GPU."
@@ -27,27 +25,22 @@ def reproduce(
         metavar="N",
         min=1,
         max=1000,
-        help="Of each method; those of the reproduction when not given.",
+        help="Seeds of each method. Default: those of the reproduction.",
     ),
-    data: Path | None = typer.Option(
-        None, metavar="DIR", help="Folder of the tasks' data; FEDCOMP_DATA when not given."
-    ),
+    data: Data = None,
     out: Path | None = typer.Option(
         None,
         metavar="DIR",
-        help="Folder of the runs, one each; runs/reproduce-NAME when not given. What "
-        "is finished in it is not done again.",
+        help="Folder of the run folders. Default: runs/reproduce-NAME. Finished runs are not repeated.",
     ),
-    device: str = typer.Option(
-        "auto", metavar="[auto|cpu|cuda|cuda:N]", help="Where clients train."
-    ),
+    device: Device = "auto",
     write: bool = typer.Option(
-        False, "--write", help="Put the result into docs/reproductions.md of a checkout."
+        False, "--write", help="Write the result into docs/reproductions.md of a checkout."
     ),
 ) -> None:
-    """Test what papers claim: run both sides, and say whether the claim holds here.
+    """Test claims of papers: run both sides, and report whether the claim holds here.
 
-    The small form takes minutes on two cores. Where it is interrupted, the same command goes on.
+    The small form takes minutes on two cores. After an interruption the same command continues.
     """
     _command().run(name, full, seeds, data, out, device, write)
 

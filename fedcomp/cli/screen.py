@@ -85,15 +85,18 @@ def facts_panel(
     *,
     title: str,
     path: str,
-    notes: Sequence[Text] = (),
+    note: Sequence[str] = (),
 ) -> Panel:
-    """Return labels and values in a frame, in as many columns as fit, and `notes` below them. Values beyond `max_rows` are omitted."""
-    cells = [Text.assemble((f"{label:<8} ", LABEL), value) for label, value in pairs]
+    """Return labels and values in a frame, in as many columns as fit and at most `max_rows` rows, with a note below them."""
+    indent = 1 + max(len(label) for label, _ in pairs)
+    cells = [Text.assemble((label.ljust(indent), LABEL), value) for label, value in pairs]
     for columns in (4, 3, 2, 1):
         lines = _columns(cells, columns, max_rows)
         if max(line.cell_len for line in lines) <= width - 4:
             break
-    lines = fitted([*lines, *notes], width - 4)
+    for i, text in enumerate(note):
+        lines.append(Text.assemble((("" if i else "note").ljust(indent), LABEL), text))
+    lines = fitted(lines, width - 4)
     if len(path) > width - 6:
         path = "…" + path[len(path) - width + 7 :]
     return Panel(

@@ -114,14 +114,21 @@ class ClientSession:
         seed: int,
         *,
         hook: ClientHook | None = None,
-        watch: Watch = lambda assignments, memories, updates: None,
+        watch: Watch | None = None,
         remembers: bool = False,
     ):
         self.replica, self.states, self.trainer = replica, states, trainer
         self.algorithm, self.seed = algorithm, seed
-        self.hook, self.watch = hook or ClientHook(), watch
+        self.hook: ClientHook = hook or ClientHook()
+        self.watch: Watch = watch or (lambda assignments, memories, updates: None)
         self.remembers = remembers
         self.rounds: dict[int, RoundState] = {}  # by client: the round that it is in
+
+    @property
+    def at_once(self) -> int:
+        """Assignments to handle in one call."""
+        whole = self.hook.needs_whole_cohort or self.algorithm.trains_on_partitions
+        return len(self.trainer.shards) if whole else self.trainer.at_once
 
     def handle(self, assignments: Sequence[Assignment]) -> list[Report]:
         """Return one report for each assignment. A client that fails reports the stage and the reason; the others go on."""

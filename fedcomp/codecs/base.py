@@ -209,7 +209,8 @@ class Codec(ABC):
                 column.append((i, section, (seed + j) % SEEDS))
         for entry, column in columns.values():
             whole = entry is frame.WHOLE
-            own = (layout or Layout.flat(numel)) if whole else entry.alone()
+            model = Layout.flat(numel) if layout is None else layout
+            own = model if whole else entry.alone()
             places, sections, seeds = zip(*column, strict=True)
             updates = self._decode_rows(sections, own, seeds)
             for i, update in zip(places, updates, strict=True):

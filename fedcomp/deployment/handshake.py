@@ -36,7 +36,7 @@ from ..training.engine import OneByOne
 from ..training.local_sgd import LocalSGD, SerialEngine
 
 # The options of a run that determine what a client does.
-TOLD = (
+CLIENT_OPTIONS = (
     "partition",
     "clients",
     "local_steps",
@@ -62,18 +62,18 @@ STACK_BYTES = 64 << 20  # of updates that a process holds at once
 T = TypeVar("T")
 
 
-def told(config: RunConfig) -> str:
-    """Return a run's options for an invitation: the options of TOLD that differ from their defaults, as JSON."""
+def pack_options(config: RunConfig) -> str:
+    """Return a run's options for an invitation: the options of CLIENT_OPTIONS that differ from their defaults, as JSON."""
     usual = RunConfig()
-    values = {name: getattr(config, name) for name in TOLD}
+    values = {name: getattr(config, name) for name in CLIENT_OPTIONS}
     return json.dumps({k: v for k, v in values.items() if v != getattr(usual, k)})
 
 
-def options_of(invitation: Invitation) -> RunConfig:
+def unpack_options(invitation: Invitation) -> RunConfig:
     """Return the options of an invitation, checked. Raises ProtocolError or ConfigError."""
     try:
         values = json.loads(invitation.options)
-        if not isinstance(values, dict) or not set(values) <= set(TOLD):
+        if not isinstance(values, dict) or not set(values) <= set(CLIENT_OPTIONS):
             raise ProtocolError(
                 "the invitation has options that are not known here; install the same version of fedcomp on both sides"
             )
@@ -128,7 +128,7 @@ def session_for(
     `key` and `log`: with which the client signs in elections with sealed ballots. Raises UserError or ProtocolError if the invitation
     does not fit the client.
     """
-    config = options_of(invitation)
+    config = unpack_options(invitation)
     algorithm = make_client_algorithm(config.strategy)
     signs = isinstance(algorithm, SealedElectionClient)
     if own.sealed and not signs:

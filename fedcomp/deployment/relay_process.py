@@ -1,13 +1,12 @@
 """The relay process: keeps a relay connected to its server, and reports events to the operator."""
 
 import asyncio
-import math
 import queue
-import time
 from collections.abc import Callable, Sequence
 
 from ..callbacks import Said
 from ..errors import FedcompError, UnreachableError
+from ..keys.connection import join_address
 from ..transports.grpc import IoTasks, Relay, Terms
 from .client_process import RETRY_S, Retries, Target
 from .ports import listen
@@ -35,7 +34,7 @@ class RelayProcess:
         opened: Callable[[int], None] = lambda port: None,
     ):
         self.target, self.address, self.port, self.say = target, address, port, say
-        self.patience_s = math.inf if patience_s is None else patience_s
+        self.patience_s = patience_s
         self.stay, self.retry_s, self.opened = stay, retry_s, opened
         self._retries = Retries()
         # Messages, an error that ends `run`, or None at the end.
@@ -117,9 +116,9 @@ class RelayProcess:
         self._retries.reset()
         self.port = port  # used again after a reconnection, since clients connect to it
         how = "adds the frames of its clients" if terms.codec else "forwards each frame"
-        where = f"[{self.address}]" if ":" in self.address else self.address
+        where = join_address(self.address, port)
         self._report(
-            f"relays {self.target.address} on {where}:{port} to a run of {terms.clients} clients, and {how}",
+            f"relays {self.target.address} on {where} to a run of {terms.clients} clients, and {how}",
             "relaying",
             run=terms.run,
             server=self.target.address,
@@ -143,20 +142,10 @@ class RelayProcess:
 
     async def _wait(self, error: UnreachableError) -> None:
         """Report why the server cannot be reached, and wait before the next attempt. Raises the error after `patience_s`."""
-        retries, now_s = self._retries, time.monotonic()
-        retries.lost_at_s = retries.lost_at_s or now_s
-        left_s = retries.lost_at_s + self.patience_s - now_s
-        if left_s <= 0:
-            raise error
-        pause_s = self.retry_s[min(retries.attempts, len(self.retry_s) - 1)]
-        if retries.attempts < len(self.retry_s) or str(error) not in retries.told:
-            again = f"trying again in {pause_s:g} s"
-            if retries.attempts >= len(self.retry_s) - 1:
-                again = f"trying every {pause_s:g} s from now on"
-            self._report(f"{error}; {again}", "cut_off", reason=str(error), cause=error.cause)
-            retries.told.add(str(error))
-        retries.attempts += 1
-        await asyncio.sleep(min(left_s, pause_s))
+        pause_s, said = self._retries.pause(error, self.retry_s, self.patience_s)
+        if said:
+            self._messages.put(said)
+        await asyncio.sleep(pause_s)
 
     def _report(self, sentence: str, event: str, **values: object) -> None:
         self._messages.put(Said(sentence, event, **values))

@@ -15,7 +15,7 @@ from ..config import AUTO, RunConfig, data_folder, keys_command
 from ..errors import ConfigError, RunFolderError, TaskError
 from ..formatting import named_clients
 from ..keys.key_folder import CA_CRT, REGISTRY, serving_files
-from ..keys.registry import News, Registry
+from ..keys.registry import Registry, RegistryMonitor
 from ..memories import memory, with_memories
 from ..messages import Invitation, Presence
 from ..server.asynchronous_loop import loop_of
@@ -48,7 +48,7 @@ from ..transports.grpc import Credentials, GrpcTransport, Settings, Terms
 from ..transports.relays import check as check_relays
 from ..transports.relays import inexact, inexact_warning
 from .by_client import ByClient
-from .handshake import told
+from .handshake import pack_options
 from .ports import listen
 from .roster import Roster
 
@@ -130,8 +130,8 @@ class Deployment:
         self.folder = RunFolder(config)
         self.name = self._name()
         self.registry = Registry(door.keys / REGISTRY) if door.keys else None
-        self.news = News(self.registry, callback.warning) if self.registry else None
-        self.task: Task = load(config.task, data_folder(config))
+        self.monitor = RegistryMonitor(self.registry, callback.warning) if self.registry else None
+        self.task: Task = load(config.task, data_folder(config.data))
         self.strategy = strategy_of(config, layout_of(self.task), warn=self.warnings)
         test = data_of(self.task, "test")
         train = self._training_data()
@@ -161,7 +161,6 @@ class Deployment:
         self.by_client = ByClient(self.transport)
         self.test = on(test, self.device)
         self.evaluator = Evaluator(config, self.task, self.layout, train, self.test, self.device)
-        self._registry_version = self.registry.version if self.registry else 0
 
     def run(self, opened: Callable[[int], None]) -> Summary:
         with ExitStack() as ends:
@@ -241,7 +240,9 @@ class Deployment:
         config = dataclasses.replace(
             client_config(self.config, self.strategy), uplink=str(self.strategy.uplink)
         )
-        invitation = Invitation(self.name, -1, told(config), self.layout.fingerprint, first_version)
+        invitation = Invitation(
+            self.name, -1, pack_options(config), self.layout.fingerprint, first_version
+        )
         hooks: dict[str, Callable[..., None]] = {
             "on_joined": self._on_joined,
             "on_heard": lambda client: self.roster.hear(client),
@@ -323,12 +324,8 @@ class Deployment:
             )
 
     def _on_look(self) -> None:
-        """Check whether the registry has changed, and disconnect clients whose keys are no longer accepted."""
-        if self.registry is None:
-            return
-        self.news.look()
-        if not self.registry.problem and self.registry.version != self._registry_version:
-            self._registry_version = self.registry.version
+        """Disconnect clients whose keys are no longer accepted, if the registry has changed."""
+        if self.monitor is not None and self.monitor.look():
             self.transport.recheck()
 
     def _on_joined(self, client: int, presence: Presence) -> None:

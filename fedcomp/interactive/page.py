@@ -13,11 +13,8 @@ from ..watch import verdict
 from .displays import Display
 
 EVERY_S = 0.25  # between updates
-POINTS, WIDTH, HEIGHT = (
-    200,
-    480,
-    120,
-)  # of the curve: at most so many points, and its size in pixels
+POINTS = 200  # of the curve, at most
+WIDTH, HEIGHT = 480, 120  # pixels
 MARGIN, SMALL = 54, 11  # pixels for the labels left of the curve, and height of the letters
 NOTES = 5  # warnings that are shown
 

@@ -37,8 +37,8 @@ class Ring(Protocol):
     def signer(self, client: int) -> ec.EllipticCurvePrivateKey:
         """Return the private key of a client. Raises ProtocolError for a client whose private key is not held here."""
 
-    def key(self, client: int, told: bytes = b"") -> bytes:
-        """Return a client's public key as a point [49 bytes]. Raises UnknownKey if `told`, the key that the server announces, differs."""
+    def key(self, client: int, announced: bytes = b"") -> bytes:
+        """Return a client's public key as a point [49 bytes]. Raises UnknownKey if the server has announced another one."""
 
 
 def point_of(key: ec.EllipticCurvePublicKey) -> bytes:
@@ -51,7 +51,7 @@ def verifier(point: bytes) -> ec.EllipticCurvePublicKey:
     try:
         return ec.EllipticCurvePublicKey.from_encoded_point(CURVE(), point)
     except ValueError as error:
-        raise ProtocolError("a public key that was announced is no point of P-384") from error
+        raise ProtocolError("an announced public key is not a point of P-384") from error
 
 
 class DerivedKeys:
@@ -64,17 +64,13 @@ class DerivedKeys:
     def signer(self, client: int) -> ec.EllipticCurvePrivateKey:
         return self._pair(client)[0]
 
-    def key(self, client: int, told: bytes = b"") -> bytes:
+    def key(self, client: int, announced: bytes = b"") -> bytes:
         return self._pair(client)[1]
 
     def _pair(self, client: int) -> tuple[ec.EllipticCurvePrivateKey, bytes]:
         if client not in self._keys:
-            number = (
-                int.from_bytes(
-                    shake_256(f"fedcomp client {self.seed} {client}".encode()).digest(47)
-                )
-                + 1
-            )  # below the group's order
+            name = f"fedcomp client {self.seed} {client}".encode()
+            number = int.from_bytes(shake_256(name).digest(47)) + 1  # below the group's order
             private = ec.derive_private_key(number, CURVE())
             self._keys[client] = private, point_of(private.public_key())
         return self._keys[client]
@@ -90,7 +86,7 @@ class KnownKeys:
     def signer(self, client: int) -> ec.EllipticCurvePrivateKey:
         raise ProtocolError("a server signs nothing for its clients")
 
-    def key(self, client: int, told: bytes = b"") -> bytes:
+    def key(self, client: int, announced: bytes = b"") -> bytes:
         return point_of(public_key(self.pem(client)))
 
 
@@ -101,9 +97,7 @@ class PinnedKeys:
     run: str
     who: int
     own: ec.EllipticCurvePrivateKey
-    roster: Mapping[int, bytes] | None = (
-        None  # points by logical id, from --roster; None: pin the keys that the server announces
-    )
+    roster: Mapping[int, bytes] | None = None  # points by logical id (--roster); None: pin keys
     log: SignatureLog = field(default_factory=SignatureLog)
     _pins: dict[int, bytes] = field(default_factory=dict)
 
@@ -126,7 +120,7 @@ class PinnedKeys:
             )
         return self.own
 
-    def key(self, client: int, told: bytes = b"") -> bytes:
+    def key(self, client: int, announced: bytes = b"") -> bytes:
         if client == self.who:
             known, where = self._mine(), "its own"
         elif self.roster is not None:
@@ -136,9 +130,9 @@ class PinnedKeys:
                     f"client {client} is not in --roster; give this client a newer list if that one is to take part"
                 )
         else:
-            known = self._pins.get(client) or self._pin(client, told)
+            known = self._pins.get(client) or self._pin(client, announced)
             where = "that it had before in this run"
-        if told and told != known:
+        if announced and announced != known:
             kind = ProtocolError if client == self.who else UnknownKey
             raise kind(f"the server announces another key of client {client} than {where}")
         return known
@@ -147,11 +141,11 @@ class PinnedKeys:
         own = point_of(self.own.public_key())
         return own if self._pins.get(self.who) == own else self._keep(self.who, own)
 
-    def _pin(self, client: int, told: bytes) -> bytes:
-        if not told:
+    def _pin(self, client: int, announced: bytes) -> bytes:
+        if not announced:
             raise ProtocolError(f"the key of client {client} was not announced")
-        verifier(told)
-        return self._keep(client, told)
+        verifier(announced)
+        return self._keep(client, announced)
 
     def _keep(self, client: int, point: bytes) -> bytes:
         self.log.add(self.run, {f"{PIN}{client}": point})

@@ -197,23 +197,27 @@ class Registry:
         return _Content(clients, relays, version=old.version + 1)
 
 
-class News:
-    """Reports once when a registry becomes malformed, and once when it is repaired."""
+class RegistryMonitor:
+    """Notices changes of a registry. Calls `say` once when it becomes malformed, and once when it is repaired."""
 
     def __init__(self, registry: Registry, say: Callable[[str], None]):
-        self.registry, self.say, self._told = registry, say, ""
+        self.registry, self.say = registry, say
+        self._version, self._problem = registry.version, ""
 
-    def look(self) -> None:
-        problem = self.registry.problem
-        if problem and problem != self._told:
+    def look(self) -> bool:
+        """Return whether the registry has changed since the last call and can be used."""
+        version, problem = self.registry.version, self.registry.problem
+        if version == self._version:
+            return False
+        if problem and problem != self._problem:
             self.say(
                 f"{problem}; until then no client is accepted, and clients that connect try again"
             )
-        elif self._told and not problem:
-            self.say(
-                f"{self.registry.path} is valid again: {len(self.registry.enrolled())} of its clients are accepted"
-            )
-        self._told = problem
+        elif self._problem and not problem:
+            accepted = len(self.registry.enrolled())
+            self.say(f"{self.registry.path} is valid again: {accepted} of its clients are accepted")
+        self._version, self._problem = version, problem
+        return not problem
 
 
 @lru_cache(1 << 17)  # most entries of a changed registry are the same

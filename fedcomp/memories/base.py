@@ -27,6 +27,9 @@ from ..layout import Layout
 State = dict[str, Tensor | bytes]
 # For a checkpoint, by name: vectors [numel]; values, None = forget it.
 Changes = tuple[dict[str, Tensor], dict[str, bytes | None]]
+# From a checkpoint, by name; None = there is none.
+ReadVector = Callable[[str], Tensor | None]
+ReadValue = Callable[[str], bytes | None]
 
 
 @dataclass(frozen=True)
@@ -303,9 +306,7 @@ class Counterpart(ABC):
         """What changed since the last call."""
 
     @abstractmethod
-    def restore(
-        self, vector: Callable[[str], Tensor | None], value: Callable[[str], bytes | None]
-    ) -> None:
+    def restore(self, vector: ReadVector, value: ReadValue) -> None:
         """Stand where a checkpoint stood, whose vectors and values are read by these. Raises ValueError or TypeError for others."""
 
 

@@ -39,9 +39,10 @@ class ECQ(Vectors):
     Options: ClassVar[type] = Options
 
     def _check_codec(self) -> None:
-        gamma, (alpha, beta) = (
+        gamma, alpha, beta = (
             error_factor(self.codec, self.numel),
-            (self.options.alpha, self.options.beta),
+            self.options.alpha,
+            self.options.beta,
         )
         if gamma is None:
             raise MismatchError(

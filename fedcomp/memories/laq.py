@@ -15,7 +15,7 @@ import json
 import math
 import struct
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -27,7 +27,7 @@ from .. import spec
 from ..codecs import Context, Update
 from ..errors import MismatchError, ProtocolError
 from ..kernels.sums import sum_squares
-from .base import Changes, Counterpart, State
+from .base import Changes, Counterpart, ReadValue, ReadVector, State
 from .shift import Shift, Shifts, contraction
 
 THRESHOLD = "threshold"  # announced: Σ_d ξ_d ‖θ^(k+1−d) − θ^(k−d)‖²/η²
@@ -72,9 +72,7 @@ class Terms(Shifts):
         vectors, values = super().take_changes()
         return vectors, values | {STEPS: np.array(self.steps, "<f8").tobytes()}
 
-    def restore(
-        self, vector: Callable[[str], Tensor | None], value: Callable[[str], bytes | None]
-    ) -> None:
+    def restore(self, vector: ReadVector, value: ReadValue) -> None:
         super().restore(vector, value)
         self.steps.clear()
         self.steps.extend(np.frombuffer(value(STEPS) or b"", "<f8").tolist())
@@ -132,9 +130,8 @@ class LAQ(Shift):
 
     def _load_state(self, state: State) -> None:
         super()._load_state(state)
-        self.age, self.error, self.waiting = (
-            json.loads(state["clock"]) if "clock" in state else (NEVER, 0.0, 0.0)
-        )
+        clock = json.loads(state["clock"]) if "clock" in state else (NEVER, 0.0, 0.0)
+        self.age, self.error, self.waiting = clock
 
 
 def _threshold(context: Context) -> float:

@@ -9,13 +9,12 @@ so that at every moment Σ accepted + e = Σ inputs, to rounding. The subtractio
 `residual` holds a, and a rollback has nothing to undo.
 """
 
-from collections.abc import Iterator, Sequence
-from dataclasses import fields, replace
+from collections.abc import Sequence
 from typing import ClassVar
 
 import torch
 
-from ..codecs import Codec, Context
+from ..codecs import Context
 from ..errors import MismatchError, NonFiniteError
 from ..kernels import Rows
 from .vectors import Vectors
@@ -30,8 +29,8 @@ class Residual(Vectors):
     def _check_codec(self) -> None:
         if self.codec.contraction(self.numel) is None:
             raise MismatchError(
-                f"{{memory}} residual diverges with {self.codec}, which does not contract; use {{memory}} none, "
-                f"or {{uplink}} {_contracting(self.codec, self.numel)}"
+                f"{{memory}} residual diverges with {self.codec}, which does not contract; use {{memory}} none, or {{uplink}} stc, "
+                "or the codec's option damped=true or scaled=false if it has one"
             )
 
     @classmethod
@@ -42,19 +41,3 @@ class Residual(Vectors):
         for memory in memories:
             memory.residual = memory._kept(like)["residual"]
         return cls._encode(memories, x, seeds, context, [memory.residual for memory in memories])
-
-
-def _contracting(codec: Codec, numel: int) -> str:
-    """Return the codec with an option changed so that it contracts; stc where there is no such option."""
-    changed = (str(other) for other in _biased(codec) if other.contraction(numel) is not None)
-    return next(changed, "stc")
-
-
-def _biased(codec: Codec) -> Iterator[Codec]:
-    """Yield the codec without the scaling that makes it, or a codec inside it, unbiased."""
-    options = {f.name for f in fields(codec)}
-    for option, value in (("damped", True), ("scaled", False)):
-        if option in options:
-            yield replace(codec, **{option: value})
-    for part in [p for p in ("inner", "first", "second") if p in options]:
-        yield from (replace(codec, **{part: other}) for other in _biased(getattr(codec, part)))

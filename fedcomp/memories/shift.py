@@ -11,7 +11,7 @@ Nothing moves before the news: while a proposal waits, and after it was rolled b
 
 import json
 import struct
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -23,7 +23,7 @@ from ..codecs import Codec, Context, Update
 from ..codecs.update import Dense
 from ..errors import NonFiniteError
 from ..kernels import Rows
-from .base import Changes, Counterpart, Memory, State, add_within
+from .base import Changes, Counterpart, Memory, ReadValue, ReadVector, State, add_within
 
 RATE = struct.Struct("<d")
 MEMBERS = "clients"  # in a checkpoint: who has a shift
@@ -132,7 +132,7 @@ class Shifts(Counterpart):
         self.rows: dict[int, Tensor] = {}  # of members, read from a checkpoint on first use
         self.changed: set[int] = set()  # members, since the last checkpoint
         self.members_written: set[int] = set()
-        self._stored: Callable[[str], Tensor | None] = lambda name: None
+        self._stored: ReadVector = lambda name: None
 
     def row(self, client: int) -> Tensor | None:
         """The shift of a client, None = zero."""
@@ -175,9 +175,7 @@ class Shifts(Counterpart):
         self.members_written = set(self.members)
         return vectors, {MEMBERS: json.dumps(sorted(self.members)).encode()}
 
-    def restore(
-        self, vector: Callable[[str], Tensor | None], value: Callable[[str], bytes | None]
-    ) -> None:
+    def restore(self, vector: ReadVector, value: ReadValue) -> None:
         self.members = {int(client) for client in json.loads(value(MEMBERS) or b"[]")}
         self.members_written, self._stored = set(self.members), vector
         self.rows.clear()

@@ -32,20 +32,15 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from ..errors import ProtocolError
 
-KEY, TAG, SALT, HASH, HALF = (
-    32,
-    16,
-    32,
-    32,
-    48,
-)  # bytes; HALF: of a P-384 signature, which is two numbers
+KEY, TAG, SALT, HASH = 32, 16, 32, 32  # bytes
+HALF = 48  # bytes of each of the two numbers of a P-384 signature
 SIGNATURE = 2 * HALF
 CARD = KEY + SIGNATURE
 HEAD = struct.Struct(f"<{KEY}s{HASH}s{SIGNATURE}sH")  # E, h, σ, number of wraps
 WRAP = struct.Struct(f"<I{KEY}s{KEY + TAG}s")  # voter, the R of its card, its wrap of K
 ONCE = bytes(12)  # the nonce of keys that are used once
 
-Entropy = Callable[[int], bytes]  # so many bytes that nobody can foretell
+Entropy = Callable[[int], bytes]  # returns so many unpredictable bytes
 
 
 class Unopenable(ProtocolError):
@@ -57,20 +52,20 @@ class Slot:
     """Where a ballot belongs; nothing that was made for one is taken for another."""
 
     run: str
-    attempt: str  # another one whenever a server begins anew, so that a round that is repeated has other keys
+    attempt: str  # drawn when a server starts, so that a repeated round has other keys
     round: int
     sender: int
-    terms: str = ""  # a digest of what all who take part train by: the model that they start from, and the options
+    terms: str = ""  # a digest of the model that all participants start from, and of the options
 
     def bytes(self, *parts: bytes | int | str) -> bytes:
-        """The slot and more, each with its length, so that no two different lists are the same bytes."""
+        """Return the slot and more parts, each with its length, so that no two different lists are the same bytes."""
         whole = (self.run, self.attempt, self.round, self.sender, self.terms, *parts)
         raw = [part if isinstance(part, bytes) else str(part).encode() for part in whole]
         return b"".join(struct.pack("<I", len(part)) + part for part in raw)
 
 
 def sign(key: ec.EllipticCurvePrivateKey, text: bytes) -> bytes:
-    """An ECDSA signature with SHA-256 as two numbers, big-endian [96 bytes]; the same text has the same one."""
+    """Return an ECDSA signature with SHA-256 as two numbers, big-endian [96 bytes]; the same text has the same one."""
     r, s = decode_dss_signature(key.sign(text, ec.ECDSA(SHA256(), deterministic_signing=True)))
     return r.to_bytes(HALF) + s.to_bytes(HALF)
 
@@ -105,7 +100,7 @@ class Card:
 
 
 def card_key(data: bytes, slot: Slot, voter: int, verifier: ec.EllipticCurvePublicKey) -> bytes:
-    """The public half on a voter's card. Raises ProtocolError unless the voter made it for this slot."""
+    """Return the public half on a voter's card. Raises ProtocolError unless the voter made it for this slot."""
     public = data[:KEY]
     if len(data) != CARD or not signed(verifier, data[KEY:], slot.bytes("card", voter, public)):
         raise ProtocolError(
@@ -129,23 +124,17 @@ def seal(
     signer: ec.EllipticCurvePrivateKey,
     entropy: Entropy = os.urandom,
 ) -> bytes:
-    """A ballot for voters with these public halves: len(bits) + 210 + 84 bytes for each voter.
+    """Return a ballot for voters with these public halves: len(bits) + 210 + 84 bytes for each voter.
 
     Raises ProtocolError for a key that is none.
     """
     key, salt, own = entropy(KEY), entropy(SALT), X25519PrivateKey.from_private_bytes(entropy(KEY))
     point = own.public_key().public_bytes_raw()
     content = ChaCha20Poly1305(key).encrypt(ONCE, salt + bits, slot.bytes())
-    wraps = b"".join(
-        WRAP.pack(
-            voter,
-            public,
-            ChaCha20Poly1305(_wrapping(slot, voter, own, public, point, public)).encrypt(
-                ONCE, key, None
-            ),
-        )
-        for voter, public in sorted(voters.items())
-    )
+    wraps = b""
+    for voter, public in sorted(voters.items()):
+        wrapping = ChaCha20Poly1305(_wrapping(slot, voter, own, public, point, public))
+        wraps += WRAP.pack(voter, public, wrapping.encrypt(ONCE, key, None))
     held = _held(slot, salt, bits)
     signature = sign(signer, signed_text(slot, held, point, wraps, content))
     return HEAD.pack(point, held, signature, len(voters)) + wraps + content
@@ -158,14 +147,12 @@ class Sealed:
     slot: Slot
     point: bytes
     held: bytes  # h
-    wraps: Mapping[
-        int, tuple[bytes, bytes]
-    ]  # by voter: the R of the card that it was sealed for, the wrap of K
+    wraps: Mapping[int, tuple[bytes, bytes]]  # by voter: the R of its card, the wrap of K for it
     content: bytes
 
     @classmethod
     def read(cls, data: bytes, slot: Slot, verifier: ec.EllipticCurvePublicKey) -> "Sealed":
-        """What anybody can check. Raises ProtocolError unless it is whole and its sender signed it for this slot."""
+        """Read a ballot and check all that needs no key. Raises ProtocolError unless it is whole and its sender signed it for this slot."""
         if len(data) < HEAD.size:
             raise ProtocolError(f"the ballot of client {slot.sender} is cut off")
         point, held, signature, count = HEAD.unpack_from(data)
@@ -184,13 +171,13 @@ class Sealed:
 
     @property
     def size(self) -> int:
-        """Bytes of the bits in it."""
+        """The length of the bits in it, in bytes."""
         return len(self.content) - SALT - TAG
 
     def open(self, voter: int, private: bytes) -> bytes:
-        """The bits, by the private half of the voter's card. Raises Unopenable when they are not what the sender is held to.
+        """Return the bits, by the private half of the voter's card. Raises Unopenable when they are not those that the sender signed.
 
-        ProtocolError for a ballot that is not sealed for this card, which is no fault of its sender: it knew no such card.
+        Raises ProtocolError for a ballot that is not sealed for this card. Its sender is not at fault: it knew no such card.
         """
         own = X25519PrivateKey.from_private_bytes(private)
         public = own.public_key().public_bytes_raw()
@@ -200,9 +187,8 @@ class Sealed:
                 f"the ballot of client {self.slot.sender} is not sealed for the card that voter {voter} made for it"
             )
         try:
-            key = ChaCha20Poly1305(
-                _wrapping(self.slot, voter, own, self.point, self.point, public)
-            ).decrypt(ONCE, wrap, None)
+            wrapping = _wrapping(self.slot, voter, own, self.point, self.point, public)
+            key = ChaCha20Poly1305(wrapping).decrypt(ONCE, wrap, None)
             text = ChaCha20Poly1305(key).decrypt(ONCE, self.content, self.slot.bytes())
         except (InvalidTag, ProtocolError) as error:
             raise Unopenable(
@@ -216,7 +202,7 @@ class Sealed:
         return bits
 
     def proven_bad(self, voter: int, public: bytes, private: bytes) -> bool:
-        """Whether `private`, which a voter gives away, is the half of its card and shows that the ballot does not open.
+        """Return whether `private`, which a voter reveals, is the half of its card and shows that the ballot does not open.
 
         The card has to be the one that the ballot names, or an honest sender could be convicted with one that it never saw.
         """
@@ -231,7 +217,7 @@ class Sealed:
         return False
 
     def contradicts(self, other: "Sealed") -> bool:
-        """Whether the sender signed two different ballots for one slot; both together prove it."""
+        """Return whether the sender signed two different ballots for one slot; both together prove it."""
         return self.slot == other.slot and self.held != other.held
 
 
@@ -240,14 +226,14 @@ def _held(slot: Slot, salt: bytes, bits: bytes) -> bytes:
 
 
 def signed_text(slot: Slot, held: bytes, point: bytes, wraps: bytes, content: bytes) -> bytes:
-    """What a sender signs."""
+    """Return the text that a sender signs."""
     return slot.bytes("sealed", held, sha256(slot.bytes(point, wraps, content)).digest())
 
 
 def _wrapping(
     slot: Slot, voter: int, own: X25519PrivateKey, other: bytes, point: bytes, public: bytes
 ) -> bytes:
-    """The key that wraps K for a voter, as both sides derive it from their own half and the other's."""
+    """Return the key that wraps K for a voter, which both sides derive from their own half and the other's."""
     try:
         shared = own.exchange(X25519PublicKey.from_public_bytes(other))
     except ValueError as error:

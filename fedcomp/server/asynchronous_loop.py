@@ -10,7 +10,7 @@ import dataclasses
 import json
 import math
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -94,9 +94,6 @@ class AsynchronousLoop(RoundLoop):
         ]
         cohort = sorted(taken.keys() | rejected.keys())
         return self.close(round, cohort, {TRAIN: accepted}, rejected, traffic)
-
-    def expected(self, clients: Sequence[int], round: int) -> list[int]:
-        return []  # not known: it depends on which clients will be free
 
     # Clients at work.
 

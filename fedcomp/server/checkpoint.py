@@ -44,11 +44,6 @@ REFERENCED = " UNION ".join(
 Row = tuple[str, int | None, bytes | None]  # name, number of the file or None, content or None
 
 
-def stored_bytes(folder: Path) -> int:
-    """Return the bytes of the files of large entries of the checkpoint in a folder; 0 if there is none."""
-    return sum(path.stat().st_size for path in (folder / FILES).glob(f"*{SUFFIX}"))
-
-
 class Checkpoint:
     """The checkpoint of a run in a folder: float32 vectors and byte strings by name. Any thread may read, and one may write.
 

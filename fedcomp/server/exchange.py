@@ -181,24 +181,14 @@ class Exchange:
 
     def _checked(self, client: int, report: Report) -> Report | None:
         assignment = self._asked[client]
-        if (report.client, report.round, report.phase) != (
-            client,
-            assignment.round,
-            assignment.phase,
-        ):
-            raise ProtocolError(
-                f"the reply names client {report.client}, round {report.round}, phase '{report.phase}'"
-            )
+        check_addressee(report, assignment)
         self.on_report(report)
         self.traffic.uplink[client] += len(report.frame)
         if report.kind == NEED_DENSE and client not in self._sent_dense:
             return self._send_dense(assignment)
         if report.kind in (FAILED, NEED_DENSE):
             return self._reject_as_told(client, report.stage, report.reason)
-        if (report.version, report.fingerprint) != (assignment.version, assignment.fingerprint):
-            raise ProtocolError(
-                f"the update was made from version {report.version[:8]}, but the round's version is {assignment.version[:8]}"
-            )
+        check_version(report, assignment)
         if self.strategy.counterpart is not None:
             _check_step(report, assignment)
         if not 1 <= report.examples <= MOST_EXAMPLES:
@@ -235,6 +225,24 @@ class Exchange:
         answered = len(self.accepted) + len(self.rejected)
         elapsed_s = self.transport.clock.now() - started
         return Progress(len(self._asked), answered, len(self.accepted), elapsed_s)
+
+
+def check_addressee(report: Report, assignment: Assignment) -> None:
+    """Raise ProtocolError if a report names another client, round or phase than its assignment."""
+    a, r = assignment, report
+    if (r.client, r.round, r.phase) != (a.client, a.round, a.phase):
+        raise ProtocolError(
+            f"the reply names client {r.client}, round {r.round}, phase '{r.phase}'"
+        )
+
+
+def check_version(report: Report, assignment: Assignment) -> None:
+    """Raise ProtocolError if an update was made from another version than that of its assignment."""
+    a, r = assignment, report
+    if (r.version, r.fingerprint) != (a.version, a.fingerprint):
+        raise ProtocolError(
+            f"the update was made from version {r.version[:8]}, but the round's version is {a.version[:8]}"
+        )
 
 
 def _check_step(report: Report, assignment: Assignment) -> None:

@@ -21,7 +21,6 @@ from ..kernels.sums import sum_squares
 from ..messages import FAILED, Assignment, ClientRoundConfig, Report
 from ..profiling import timed
 from ..strategies.base import Accepted, Aggregation, Phase, PhaseResult, RoundStrategy, RoundUpdates
-from ..strategies.cohort import sample
 from ..strategies.optimizers import optimizer
 from ..strategies.round_completion import RoundCompletion
 from .broadcasts import Broadcast, Broadcasts
@@ -111,10 +110,6 @@ class RoundLoop:
             rejected |= exchange.rejected
             asked = [a.client for a in phases[phase.name]]
         return self.close(round, cohort, phases, rejected, traffic)
-
-    def expected(self, clients: Sequence[int], round: int) -> list[int]:
-        """Return the clients that a coming round will probably ask. Changes nothing."""
-        return sample(clients, self.config.participation, self.config.seed, round)
 
     # The parts of a round.
 

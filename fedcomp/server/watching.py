@@ -6,8 +6,6 @@ from contextlib import ExitStack, closing, contextmanager
 from ..callbacks import Callback, CallbackList
 from ..config import RunConfig
 from .logs import STDOUT, JsonLog
-from .metrics import Metrics
-from .metrics_port import MetricsPort
 from .tensorboard import TensorBoard
 
 
@@ -23,8 +21,11 @@ def watched(config: RunConfig, callback: Callback) -> Iterator[CallbackList]:
         if config.tensorboard:
             beside["--tensorboard"] = ends.enter_context(closing(TensorBoard()))
         if config.metrics_port >= 0:
+            from .metrics import Metrics
+            from .metrics_port import MetricsPort
+
             beside["--metrics-port"] = metrics = Metrics()
-            address = ends.enter_context(MetricsPort(config.metrics_port, metrics.text)).address
+            address = ends.enter_context(MetricsPort(config.metrics_port, metrics.registry)).address
         if config.log_json is not None:
             log = ends.enter_context(JsonLog(config.log_json))
             if config.log_json == STDOUT:

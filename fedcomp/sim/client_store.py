@@ -62,7 +62,8 @@ class ClientStore:
         """Mark clients in memory as changed since the last checkpoint."""
         touched = self.states.keys() & set(clients)
         self.changed |= touched
-        self._packed(itertools.islice(touched, 1))  # measures one of them
+        if self.placement.budget_bytes < math.inf:
+            self._packed(itertools.islice(touched, 1))  # measures one of them
 
     def take_changes(self) -> Changes:
         """Return vectors and values of the clients in memory that changed since the last call. The others are in the checkpoint."""

@@ -1,6 +1,6 @@
 """Virtual clients: the session that simulates them, with the states of all clients in a `ClientStore`."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 
 from torch import Tensor
 
@@ -9,7 +9,6 @@ from ..clients.session import ClientHook, ClientSession
 from ..clients.trainer import Trainer
 from ..memories import Memory
 from ..memories.base import Changes
-from ..messages import Assignment, Report
 from ..server.checkpoint import Checkpoint
 from ..strategies.client_algorithm import ClientAlgorithm
 from .client_store import ClientStore
@@ -17,7 +16,7 @@ from .placement import IN_MEMORY, Placement
 from .update_watch import UpdateWatch
 
 
-class VirtualClients:
+class VirtualClients(ClientSession):
     """The clients of a simulation, by logical id."""
 
     def __init__(
@@ -32,31 +31,13 @@ class VirtualClients:
         hook: ClientHook | None = None,
         placement: Placement = IN_MEMORY,
     ):
-        self.trainer = trainer
         self.store = ClientStore(make_memory, replica.version, placement)
-        self.session = ClientSession(
-            replica,
-            self.store,
-            trainer,
-            algorithm,
-            seed,
-            hook=hook,
-            watch=UpdateWatch(warn),
-        )
+        watch = UpdateWatch(warn)
+        super().__init__(replica, self.store, trainer, algorithm, seed, hook=hook, watch=watch)
 
     @property
     def clients(self) -> int:
         return len(self.trainer.shards)
-
-    @property
-    def at_once(self) -> int:
-        """Assignments to handle together."""
-        session = self.session
-        whole = session.hook.needs_whole_cohort or session.algorithm.trains_on_partitions
-        return self.clients if whole else self.trainer.at_once
-
-    def handle(self, assignments: Sequence[Assignment]) -> list[Report]:
-        return self.session.handle(assignments)
 
     # Checkpoints.
 
@@ -68,5 +49,5 @@ class VirtualClients:
 
     def restore(self, weights: Tensor, version: str, passed: Iterable[str]) -> None:
         """Return to the state of the checkpoint. States of clients are read when they are first used."""
-        self.session.replica.restore(weights, version, passed)
+        self.replica.restore(weights, version, passed)
         self.store.clear()

@@ -6,7 +6,6 @@ depend on it.
 
 import math
 import os
-import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,8 +13,7 @@ from pathlib import Path
 import torch
 
 from ..errors import ConfigError
-from ..memories import Memory
-from ..server.checkpoint import stored_bytes
+from ..formatting import human_bytes
 
 DEVICE, HOST, FILE = "device", "host", "file"  # of --residuals
 SHARE = 1 / 2  # of the free memory of device or host, for clients that all stay there
@@ -35,7 +33,7 @@ class Placement:
     def __str__(self) -> str:
         """Return a description, "" if clients stay in the memory in which they train."""
         if self.name == FILE:
-            return f"in the checkpoint on the disk, up to {gigabytes(self.budget_bytes)} of them in memory"
+            return f"in the checkpoint on the disk, up to {human_bytes(round(self.budget_bytes))} of them in memory"
         return (
             ""
             if self.moves_to is None
@@ -74,8 +72,8 @@ def choose_placement(asked: str, device: torch.device, need: Need) -> Placement:
     if name in free and need.bytes > free[name]:
         where = "the device" if name == DEVICE else "memory"
         raise ConfigError(
-            f"--residuals {name}: the vectors of {need.clients:,} clients may take {gigabytes(need.bytes)}, and "
-            f"{gigabytes(free[name])} of {where} are free; leave it out, or give --residuals file"
+            f"--residuals {name}: the vectors of {need.clients:,} clients may take {human_bytes(need.bytes)}, and "
+            f"{human_bytes(free[name])} of {where} are free; leave it out, or give --residuals file"
         )
     return Placement(
         name,
@@ -83,34 +81,6 @@ def choose_placement(asked: str, device: torch.device, need: Need) -> Placement:
         device if cuda and name != DEVICE else None,
         need.client_bytes,
     )
-
-
-def disk_warning(folder: Path, need: Need, cohort: int) -> str:
-    """Return a warning if the checkpoint in `folder`, which need not exist yet, may fill the disk; "" if it cannot."""
-    there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
-    more = need.bytes + need.client_bytes * cohort - stored_bytes(folder)
-    free = shutil.disk_usage(there).free
-    if more <= free:
-        return ""
-    return (
-        f"the checkpoint may grow by {gigabytes(more)}, and {gigabytes(free)} are free in {there}: a run that fills the disk ends and "
-        "can be resumed; make room, or give --out on a larger disk"
-    )
-
-
-def memory_warning(memory: Memory, need: Need) -> str:
-    """Return a warning if the counterparts of all clients' memories may not fit into the server's main memory; "" if they do."""
-    free = free_memory()
-    if memory.counterpart is None or need.bytes <= free:
-        return ""
-    return (
-        f"memory '{memory.name}' makes the server keep a vector of every client in main memory: they may take "
-        f"{gigabytes(need.bytes)}, and {gigabytes(free)} are free; use --memory residual, or fewer clients"
-    )
-
-
-def gigabytes(count: float) -> str:
-    return f"{count / 1e9:.3g} GB"
 
 
 def free_memory() -> int:

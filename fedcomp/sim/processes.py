@@ -17,7 +17,6 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from multiprocessing import Pipe
 from multiprocessing.connection import wait
 from typing import Any
@@ -28,13 +27,12 @@ from torch import Tensor, nn
 from ..config import RunConfig
 from ..errors import ConfigError, FedcompError, TaskError, UserError
 from ..layout import Layout
-from ..tasks import initial_model
 from ..tasks.base import Data, Task
 from ..training.engine import Done, Engine, Job, trained
 from ..training.local_sgd import LocalSGD, SerialEngine, Traces
 from .jobs import copy_traces, map_traces, packed
 from .shared_memory import SharedTensor
-from .worker import digest, with_absolute_paths
+from .worker import with_absolute_paths
 
 ALONE_S = 0.5  # of training in this process before workers are started
 FAILED_STARTS = 3  # workers in a row that end before they are ready; then the run ends
@@ -100,9 +98,9 @@ class Worker:
         return f"ended with exit status {status}"
 
     def kill(self) -> None:
-        self.connection.close()
         self.process.kill()
         self.process.wait()
+        self.connection.close()
 
 
 @dataclass
@@ -144,7 +142,7 @@ class WorkerEngine(Engine):
             raise ConfigError(
                 "--engine processes needs anonymous shared memory, which Linux has; give --engine serial"
             )
-        self.config, self.task, self.count, self.warn = config, task, count, warn
+        self.config, self.count, self.warn = config, count, warn
         self.helper = SerialEngine(task, model, Layout.of(model), "cpu") if helps else None
         self.workers: list[Worker] = []
         self._hello = with_absolute_paths(config), "cpu", torch.get_default_dtype()
@@ -204,10 +202,6 @@ class WorkerEngine(Engine):
             self._data[id(tensor)] = tensor, SharedTensor.copy_of(tensor)
         return self._data[id(tensor)][1]
 
-    @cached_property
-    def _digest(self) -> str:
-        return digest(initial_model(self.task, self.config.seed))
-
     def _deal(self, cohort: Cohort) -> None:
         """Give a job to every idle worker."""
         for worker in [w for w in self.workers if w.ready and w.job < 0]:
@@ -245,21 +239,12 @@ class WorkerEngine(Engine):
                 self._replace_dead(worker, cohort)
             elif worker.ready:
                 self._take(worker, answer, cohort)
+            elif answer:
+                raise TaskError(
+                    f"a worker process cannot load --task {self.config.task} as this one did: {answer}; give --engine serial"
+                )
             else:
-                self._check_model(answer)
                 worker.ready = True
-
-    def _check_model(self, answer: Any) -> None:
-        """Raise TaskError unless a worker has loaded the model that this process has."""
-        if isinstance(answer, str):
-            raise TaskError(
-                f"a worker process cannot load --task {self.config.task} as this one did: {answer}; give --engine serial"
-            )
-        if answer.digest != self._digest:
-            raise TaskError(
-                f"--task {self.config.task} gives a worker process another model than it gave this one; "
-                "let it always give the same, or give --engine serial"
-            )
 
     def _take(self, worker: Worker, answer: Done | str, cohort: Cohort) -> None:
         i, worker.job = worker.job, -1

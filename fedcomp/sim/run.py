@@ -1,11 +1,9 @@
 """A simulation from its options to its summary: prepare the run, run its rounds, write its files."""
 
 import dataclasses
-import gc
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, nullcontext, redirect_stdout
+from contextlib import ExitStack, nullcontext, redirect_stdout
 
 import numpy as np
 import torch
@@ -16,7 +14,7 @@ from ..clients.trainer import Trainer
 from ..codecs import codec
 from ..codecs.frame import trusted_frames
 from ..config import RunConfig, data_folder
-from ..errors import ConfigError, DataError, RunFolderError
+from ..errors import ConfigError, RunFolderError
 from ..memories import Memory, memory, with_memories
 from ..profiling import timed, timed_each
 from ..server.asynchronous_loop import loop_of
@@ -57,13 +55,12 @@ from .machine import HOME, Machine, cannot_map, engine_on
 from .multi_device import MultiDevice
 from .network import Network, drawn, read_spec
 from .network_file import is_file, read_file
-from .placement import FILE, Need, choose_placement, disk_warning, memory_warning
+from .placement import FILE, Need, choose_placement
 from .ray_engine import JOBS_PER_ACTOR, RayEngine
 from .relays import Relays
 from .save_times import SaveTimes
 from .timing import Timing, pace, steps_by
 
-COLLECT_AFTER = 50_000  # new objects
 STACK_BYTES = 64 << 20  # updates of clients that are trained and packed together
 
 
@@ -115,11 +112,7 @@ class Preparation:
         self.device = self.devices[0]
         devices.keep_freed_memory()
         self.folder = RunFolder(config)
-        folder = data_folder(config)
-        if folder is not None and config.data and not folder.is_dir():
-            raise DataError(
-                f"--data {config.data} is no folder; give the one that holds the task's data"
-            )
+        folder = data_folder(config.data)
         self.task: Task = load(config.task, folder) if task is None else task
         self.strategy = strategy_of(config, layout_of(self.task), warn=self.warnings)
         self.sgd = LocalSGD.from_config(client_config(config, self.strategy))
@@ -137,8 +130,8 @@ class Preparation:
         self.model = initial_model(self.task, config.seed)
         self.weights = self.layout.gather(self.model)
         self.machine = self._machine(self.model)
-        self.need = self._need(client_memory)
-        self.placement = choose_placement(config.residuals, self.device, self.need)
+        need = self._need(client_memory)
+        self.placement = choose_placement(config.residuals, self.device, need)
         self.broadcasts = Broadcasts.of(self.strategy, self.weights.clone())
         start_from(config, self.folder, self.task, self.strategy, self.broadcasts)
         self.bandwidths = bandwidths_of(
@@ -259,16 +252,9 @@ class Simulation(Preparation):
             if self.folder.resumed:
                 self._write_config()
             self.callback.started(self._header(done + 1))
-            cohort = cohort_size(self.config.participation, self.config.clients)
-            doubts = (  # warnings, or ""
-                disk_warning(recovery.checkpoint.folder, self.need, cohort),
-                memory_warning(self._memory(), self.need),
-                devices.without(self.config.precision, self.device),
-                *self.evaluator.warnings,
-            )
+            doubts = devices.without(self.config.precision, self.device), *self.evaluator.warnings
             for sentence in filter(None, doubts):
                 self.warnings(sentence)
-            ends.enter_context(_less_frequent_gc())
             if self.config.attack is None:
                 ends.enter_context(trusted_frames())
             self._rounds(recovery, done, ends.enter_context(Interruption()))
@@ -434,16 +420,3 @@ def _network(config: RunConfig) -> Network | None:
         else drawn(read_spec(config.network), n, seed),
         seed,
     )
-
-
-@contextmanager
-def _less_frequent_gc() -> Iterator[None]:
-    """Run Python's garbage collector less often, and not on existing objects. Messages leave no cycles."""
-    thresholds = gc.get_threshold()
-    gc.freeze()
-    gc.set_threshold(COLLECT_AFTER)
-    try:
-        yield
-    finally:
-        gc.set_threshold(*thresholds)
-        gc.unfreeze()

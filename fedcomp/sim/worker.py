@@ -1,16 +1,15 @@
 """The other side of the engines that train in other processes: a worker loads the task and trains the clients that it is given."""
 
-import hashlib
 import os
 import signal
 import threading
 import time
+from contextlib import suppress
 from dataclasses import replace
 from multiprocessing.connection import Connection
-from typing import NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ..config import RunConfig, data_folder
 from ..layout import Layout
@@ -23,12 +22,6 @@ from ..training.local_sgd import LocalSGD, SerialEngine
 from .jobs import PickledTensor, map_buffers
 
 POLL_S = 0.5  # how often a worker looks whether its parent is still there
-
-
-class Loaded(NamedTuple):
-    """The first answer of a worker process that has loaded the task."""
-
-    digest: str  # of the model
 
 
 class TrainingWorker:
@@ -46,7 +39,7 @@ class TrainingWorker:
                 torch.set_num_threads(1)
                 torch.set_default_dtype(self.dtype)
                 devices.keep_freed_memory()
-                task = load(self.config.task, data_folder(self.config))
+                task = load(self.config.task, data_folder(self.config.data))
                 model = initial_model(task, self.config.seed)
                 self.engine = SerialEngine(task, model, Layout.of(model), self.device)
             except Exception as error:
@@ -71,29 +64,20 @@ def main(channel: int, parent: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
     threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
     connection = Connection(channel)
-    worker = TrainingWorker(*connection.recv())
-    answer = worker.load() or Loaded(digest(worker.engine.model))
-    while True:
-        connection.send(answer)
-        start, inputs, targets, updates, row, job, sgd, seed = connection.recv()
-        answer = worker.train(start, Data(inputs, targets), job, sgd, seed, updates[row])
-
-
-def digest(model: nn.Module) -> str:
-    """Return a digest of the parts of an initial model that the weights of a round do not replace."""
-    digest = hashlib.blake2b(Layout.of(model).fingerprint.encode(), digest_size=16)
-    frozen = [(name, p) for name, p in model.named_parameters() if not p.requires_grad]
-    for name, tensor in [*frozen, *model.named_buffers()]:
-        flat = tensor.detach().cpu().contiguous().flatten()
-        digest.update(name.encode() + flat.view(torch.uint8).numpy().tobytes())
-    return digest.hexdigest()
+    with suppress(EOFError, ConnectionError):  # the parent has ended
+        worker = TrainingWorker(*connection.recv())
+        answer: Done | str = worker.load()
+        while True:
+            connection.send(answer)
+            start, inputs, targets, updates, row, job, sgd, seed = connection.recv()
+            answer = worker.train(start, Data(inputs, targets), job, sgd, seed, updates[row])
 
 
 def with_absolute_paths(config: RunConfig) -> RunConfig:
     """Return a config whose task and data are found from any folder."""
     path, separator, name = config.task.rpartition(":")
     task = f"{os.path.abspath(os.path.expanduser(path))}:{name}" if separator else config.task
-    folder = data_folder(config)
+    folder = data_folder(config.data)
     return replace(config, task=task, data=str(folder.absolute()) if folder else None)
 
 

@@ -14,7 +14,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from ..codecs import add_all
+from ..codecs import Update, add_all
 from .base import Accepted, Aggregation, RoundStrategy, RoundUpdates
 from .clipping import share
 
@@ -44,7 +44,7 @@ class Average(RoundStrategy):
         return Aggregation(clipped=sum(left < 1 for left in kept))
 
     def discount(self, accepted: Accepted) -> float:
-        """What is taken of an update beside its weight, 0..1: what is not is lost to the mean, not shared among the others."""
+        """Return the factor 0..1 of an update beside its weight. The rest is lost to the mean, not shared among the others."""
         return 1.0
 
     def _correct(self, updates: RoundUpdates, weights: Sequence[float], into: Tensor) -> None:
@@ -78,14 +78,20 @@ class Average(RoundStrategy):
         bound = self.config.clip_update
         return [share(a.update, bound) if bound and a.update is not None else 1.0 for a in accepted]
 
-    def client_weights(self, accepted: Sequence[Accepted]) -> list[float]:
-        """The weight of each accepted client, not normalised."""
-        weights = [
-            float(a.examples) if self.config.weights == "examples" else 1.0 for a in accepted
+    def shares(self, accepted: Sequence[Accepted]) -> list[tuple[Update, float]]:
+        """Return the updates that were sent, each with its share of the weighted mean. Clients without an update have a share, too."""
+        weights = self.client_weights(accepted)
+        return [
+            (a.update, weight / sum(weights))
+            for a, weight in zip(accepted, weights, strict=True)
+            if a.update is not None
         ]
-        cap = (
-            self.config.weight_cap * sum(weights) / len(weights)
-            if self.config.weight_cap
-            else max(weights)
-        )
+
+    def client_weights(self, accepted: Sequence[Accepted]) -> list[float]:
+        """Return the weight of each accepted client, not normalised."""
+        by_examples = self.config.weights == "examples"
+        weights = [float(a.examples) if by_examples else 1.0 for a in accepted]
+        if not self.config.weight_cap:
+            return weights
+        cap = self.config.weight_cap * sum(weights) / len(weights)
         return [min(weight, cap) for weight in weights]

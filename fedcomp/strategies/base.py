@@ -14,11 +14,11 @@ import numpy as np
 from torch import Tensor
 
 from .. import spec
-from ..codecs import Update, at_density, codec
+from ..codecs import Codec, Update, at_density, codec
 from ..errors import ConfigError, FrameError
 from ..layout import Layout
 from ..memories import Counterpart, memory, with_memories
-from ..memories.base import Changes, NoOptions
+from ..memories.base import Changes, NoOptions, ReadValue, ReadVector
 from ..messages import TRAIN
 from .client_algorithm import ClientAlgorithm
 from .cohort import sample, size
@@ -133,6 +133,7 @@ class RoundStrategy(ABC):
     client_algorithm: ClassVar[ClientAlgorithm] = ClientAlgorithm()  # the client half
     fewest: int = 1  # clients with whom a round can move the model
     notice: str = ""  # what a run says of it before its first round
+    only_uplinks: ClassVar[tuple[type[Codec], ...]] = ()  # with or without @layer; () = any
     only_memory: ClassVar[str] = ""  # of the clients, without options; "" = any
     weighs: ClassVar[bool] = True  # clients may count by their examples
     fixed_size: ClassVar[bool] = False  # frames have one size, and no density that could change
@@ -234,9 +235,7 @@ class RoundStrategy(ABC):
         """Return what the algorithm keeps, as far as it changed since the last call."""
         return {}, {}
 
-    def restore(
-        self, vector: Callable[[str], Tensor | None], value: Callable[[str], bytes | None]
-    ) -> None:
+    def restore(self, vector: ReadVector, value: ReadValue) -> None:
         """Continue from a checkpoint, whose vectors and values of `take_changes` are read by these."""
 
     # Settings.
@@ -248,6 +247,11 @@ class RoundStrategy(ABC):
             raise ConfigError(
                 f"--strategy {self.name} adds no updates one by one, whose norms it could bound; leave --clip-update out, or "
                 "use --strategy average"
+            )
+        if self.only_uplinks and not isinstance(self.uplink.unscoped, self.only_uplinks):
+            raise ConfigError(
+                f"--strategy {self.name} does not work with --uplink {self.uplink}; leave --uplink out, or give "
+                f"{self.only_uplinks[0].name}"
             )
         given = spec.parse(config.memory).parts[0].name
         if self.only_memory not in ("", given):

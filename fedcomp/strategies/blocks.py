@@ -16,9 +16,7 @@ from torch import Tensor
 
 from ..codecs import Update
 
-BLOCK = (
-    1 << 17
-)  # coordinates read at a time: whole blocks of rotations, and enough for compiled loops
+BLOCK = 1 << 17  # coordinates read at a time: whole blocks of rotations
 CHUNK = 1 << 13  # coordinates whose products are added up at a time; divides every block
 LARGEST = float(np.finfo(np.float32).max)
 
@@ -58,17 +56,14 @@ class Rows:
 
     def combine(self, weights: np.ndarray, into: Tensor) -> None:
         """Write Σ wᵢ·rowᵢ into float32 [numel], summed in float64 in the order of the rows. A row of weight 0 is not read."""
-        used = [
-            (float(w), update)
-            for w, update in zip(weights, self.updates, strict=True)
-            if w and update is not None
-        ]
+        pairs = list(zip(weights.tolist(), self.updates, strict=True))
         out = into.numpy()
         for start in range(0, self.numel, self.block):
             stop = min(start + self.block, self.numel)
             total = np.zeros(stop - start)
-            for weight, update in used:
-                total += weight * _finite(update.block(start, stop)).astype(np.float64)
+            for weight, update in pairs:
+                if weight and update is not None:
+                    total += weight * _finite(update.block(start, stop)).astype(np.float64)
             out[start:stop] = total.clip(-LARGEST, LARGEST, out=total)
 
 

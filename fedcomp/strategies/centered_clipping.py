@@ -9,7 +9,7 @@ with how far honest updates lie apart, and momentum of the clients, which brings
 the ‖x_i − v‖ unless a radius is given: with n > 2f no larger than the largest distance of an honest update.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -19,7 +19,7 @@ from torch import Tensor
 from .. import spec
 from ..codecs import Update
 from ..codecs.update import Dense
-from ..memories.base import Changes
+from ..memories.base import Changes, ReadValue, ReadVector
 from .base import Aggregation, RoundUpdates
 from .blocks import lengths_from
 from .robust import ByDistance
@@ -49,7 +49,6 @@ class CenteredClipping(ByDistance):
         super().__init__(*args, **options)
         self.center: Tensor | None = None  # v [numel]; None = 0
         self._next: Tensor | None = None  # v, if the model moves
-        self._changed = False  # since the last checkpoint
 
     def needs(self) -> int:
         return 2 * self.f + 1
@@ -75,14 +74,11 @@ class CenteredClipping(ByDistance):
 
     def on_round_end(self, round: int, broadcast: bytes | None) -> None:
         if broadcast is not None:
-            self.center, self._changed = self._next, True
+            self.center = self._next
         self._next = None
 
     def take_changes(self) -> Changes:
-        changed, self._changed = self._changed, False
-        return ({CENTER: self.center} if changed else {}), {}
+        return ({} if self.center is None else {CENTER: self.center}), {}
 
-    def restore(
-        self, vector: Callable[[str], Tensor | None], value: Callable[[str], bytes | None]
-    ) -> None:
-        self.center, self._changed = vector(CENTER), False
+    def restore(self, vector: ReadVector, value: ReadValue) -> None:
+        self.center = vector(CENTER)

@@ -1,6 +1,6 @@
 """The client half of a strategy."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -48,6 +48,7 @@ class ClientAlgorithm:
     phases: tuple[str, ...] = (TRAIN,)
 
     trains_on_partitions: ClassVar[bool] = False  # in place of the client's own shard
+    one_by_one: ClassVar[bool] = False  # `encode_one` makes each frame, also from an update
 
     def starts_round(self, assignment: Assignment, state: RoundState | None) -> bool:
         """Return whether the assignment is of the first phase. `state` is that of the client's last round.
@@ -147,34 +148,24 @@ class ClientAlgorithm:
 
         `updates` [m, numel]: from `after_training`, `combine` or `later_update`; may be overwritten. None where there are none.
         """
-        if updates is not None:
+        if updates is not None and not self.one_by_one:
             return type(memories[0]).propose_stack(memories, updates, seeds, context)
-        return encode_each(_proceed, memories, updates, values, seeds, context)
+        frames: list[Frame] = []
+        for i, memory in enumerate(memories):
+            update = None if updates is None else updates[i]
+            try:
+                frames.append(self.encode_one(memory, update, values[i], seeds[i], context.row(i)))
+            except FedcompError as error:
+                frames.append(error)
+        return frames
 
-
-EncodeOne = Callable[[Memory, Tensor | None, dict[str, Any], int, Context], bytes | None]
-
-
-def encode_each(
-    encode: EncodeOne,
-    memories: Sequence[Memory],
-    updates: Tensor | None,
-    values: Sequence[dict[str, Any]],
-    seeds: Sequence[int],
-    context: Context,
-) -> list[Frame]:
-    """Apply a function that encodes for one client to each of a cohort. A FedcompError stands in place of that client's frame."""
-    frames: list[Frame] = []
-    for i, memory in enumerate(memories):
-        update = None if updates is None else updates[i]
-        try:
-            frames.append(encode(memory, update, values[i], seeds[i], context.row(i)))
-        except FedcompError as error:
-            frames.append(error)
-    return frames
-
-
-def _proceed(
-    memory: Memory, update: Tensor | None, values: dict[str, Any], seed: int, context: Context
-) -> bytes | None:
-    return memory.proceed(seed=seed, context=context)
+    def encode_one(
+        self,
+        memory: Memory,
+        update: Tensor | None,
+        values: dict[str, Any],
+        seed: int,
+        context: Context,
+    ) -> bytes | None:
+        """Return the frame of one client, None if it has nothing to send. A FedcompError that it raises is the answer of this client."""
+        return memory.proceed(seed=seed, context=context)

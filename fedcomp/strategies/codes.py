@@ -133,9 +133,8 @@ def deal(
     members: list[list[int]] = [drawn[seat * g : (seat + 1) * g] for seat in range(n)]
     for seat, client in zip(joined, drawn[n * g :], strict=True):
         members[seat].append(client)
-    order = (
-        seeds.generator(seed, "partitions", round).permutation(np.array(data, np.int64)).tolist()
-    )
+    shuffle = seeds.generator(seed, "partitions", round).permutation
+    order = shuffle(np.array(data, np.int64)).tolist()
     full = n - 2 * byzantine - 1  # the first row of all partitions
     return Seats(
         tuple(tuple(sorted(held)) for held in members),

@@ -45,11 +45,11 @@ from ..codecs.sign import Sign
 from ..errors import ConfigError, FrameError, NonFiniteError, SpecError
 from ..keys.keyring import DerivedKeys, KnownKeys
 from ..memories import Memory
-from ..memories.base import Changes
+from ..memories.base import Changes, ReadValue, ReadVector
 from ..memories.none import Nothing
 from ..messages import Assignment
 from .base import Accepted, Phase, PhaseResult, RoundUpdates
-from .client_algorithm import ClientAlgorithm, DataPartition, Frame
+from .client_algorithm import ClientAlgorithm, DataPartition
 from .codes import Seats, allocation_matrix, deal
 from .cohort import draw
 from .guarantees import check_seats, holds, notice
@@ -129,6 +129,8 @@ class DataElectionClient(ClientAlgorithm):
 class BallotElectionClient(ClientAlgorithm):
     """Send the signs of the own update, then vote on the ballots that were passed on."""
 
+    one_by_one: ClassVar[bool] = True
+
     def __init__(self) -> None:
         super().__init__((BALLOTS, TALLY))
 
@@ -149,18 +151,17 @@ class BallotElectionClient(ClientAlgorithm):
         numel, round = memory.numel, context.round
         return vote_of(row, ballots_of_row(row, sent, numel, seed, round), numel, seed, round)
 
-    def encode(
+    def encode_one(
         self,
-        memories: Sequence[Memory],
-        updates: Tensor | None,
-        values: Sequence[dict[str, Any]],
-        seeds: Sequence[int],
+        memory: Memory,
+        update: Tensor,
+        values: dict[str, Any],
+        seed: int,
         context: Context,
-    ) -> list[Frame]:
+    ) -> bytes:
         if context.phase == BALLOTS:
-            codec, layout = memories[0].codec, memories[0].layout
-            return codec.encode_batch(updates, seeds, layout=layout, context=context)
-        return super().encode(memories, updates, values, seeds, context)
+            return memory.codec.encode(update, seed=seed, layout=memory.layout, context=context)
+        return memory.propose(update, seed=seed, context=context)
 
 
 class Election(Vote):
@@ -168,7 +169,8 @@ class Election(Vote):
 
     name: ClassVar[str] = "election"
     Options: ClassVar[type] = Options
-    only_memory: ClassVar[str] = Nothing.name
+    only_uplinks: ClassVar[tuple[type[Codec], ...]] = (Sign,)
+    only_memory: ClassVar[str] = Nothing.name  # honest votes agree to the bit
 
     def __init__(self, *args: Any, **options: Any):
         super().__init__(*args, **options)
@@ -191,11 +193,6 @@ class Election(Vote):
 
     def _check_settings(self) -> None:
         super()._check_settings()
-        if not isinstance(self.uplink.unscoped, Sign):
-            raise ConfigError(
-                f"--strategy {self.name} counts votes in which honest clients agree to the bit, and not in {self.uplink}; "
-                "leave --uplink out, or give sign"
-            )
         if self.config.keep_momentum:
             raise ConfigError(
                 f"--strategy {self.name} trains on other data in every round, and has no momentum to keep; leave "
@@ -416,9 +413,7 @@ class Election(Vote):
             STATE: json.dumps([sorted(self.said), sorted(self.known)]).encode()
         }
 
-    def restore(
-        self, vector: Callable[[str], Tensor | None], value: Callable[[str], bytes | None]
-    ) -> None:
+    def restore(self, vector: ReadVector, value: ReadValue) -> None:
         super().restore(vector, value)
         said, known = json.loads(value(STATE))
         self.said, self.known = set(said), set(known)

@@ -21,7 +21,7 @@ All frames of a run are made with one hash, and of the whole model: with `@layer
 `density`, of which the uplink codec's own has no part.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -35,7 +35,7 @@ from ..codecs.sketch import Cells, Sketch, summed
 from ..codecs.topk import TopK
 from ..errors import ConfigError, FrameError, NonFiniteError
 from ..kernels import count_sketch
-from ..memories.base import Changes
+from ..memories.base import Changes, ReadValue, ReadVector
 from ..memories.none import Nothing
 from ..messages import Assignment
 from .average import Average
@@ -164,17 +164,13 @@ class FetchSGD(Average):
     def take_changes(self) -> Changes:
         return {}, {MOMENTUM: self.momentum.tobytes(), ERROR: self.error.tobytes()}
 
-    def restore(
-        self, vector: Callable[[str], Tensor | None], value: Callable[[str], bytes | None]
-    ) -> None:
+    def restore(self, vector: ReadVector, value: ReadValue) -> None:
         self.momentum, self.error = self._stored(value(MOMENTUM)), self._stored(value(ERROR))
 
     def _of_this_run(self, update: Update | FrameError) -> Update | FrameError:
-        """The update if its cells add to those of the server, else an error."""
-        if isinstance(update, Cells) and (update.cells.shape, update.seed) != (
-            self.shape,
-            self.seed,
-        ):
+        """Return the update if its cells add to those of the server, else an error."""
+        own = self.shape, self.seed
+        if isinstance(update, Cells) and (update.cells.shape, update.seed) != own:
             return FrameError(
                 f"the sketch has another size than {self.shape[0]} × {self.shape[1]}, or another hash than those of this run"
             )

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from .. import codecs, kernels
-from ..codecs import Update, at_density
+from ..codecs import Codec, Update, at_density
 from ..codecs.selection import Largest
 from ..codecs.topk import TopK
 from ..errors import ConfigError
@@ -33,6 +33,7 @@ class GTopK(Average):
     """The k largest of the weighted mean."""
 
     name: ClassVar[str] = "gtopk"
+    only_uplinks: ClassVar[tuple[type[Codec], ...]] = (TopK, Largest)
 
     def __init__(self, *args: Any, **options: Any):
         super().__init__(*args, **options)
@@ -41,13 +42,6 @@ class GTopK(Average):
             raise ConfigError(
                 f"--strategy gtopk returns what it drops, and memory '{self.config.memory}' cannot take it back; "
                 "use --memory residual"
-            )
-
-    def _check_settings(self) -> None:
-        super()._check_settings()
-        if not isinstance(self.uplink.unscoped, Largest):
-            raise ConfigError(
-                f"--strategy gtopk takes k from the uplink's density; {self.uplink} sends no k largest, use --uplink topk"
             )
 
     @classmethod

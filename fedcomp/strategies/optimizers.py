@@ -15,7 +15,6 @@ A round that moves nothing leaves m and v as they were.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -25,7 +24,7 @@ from torch import Tensor
 from .. import spec
 from ..errors import NonFiniteError, SpecError
 from ..kernels import all_finite
-from ..memories.base import Changes
+from ..memories.base import Changes, ReadValue, ReadVector
 
 FIRST, SECOND = "optimizer-m", "optimizer-v"  # in a checkpoint
 
@@ -65,7 +64,6 @@ class Optimizer(ABC):
         self.options = options
         self.kept: dict[str, Tensor] = {}
         self._next: dict[str, Tensor] = {}
-        self._changed = False
 
     @property
     def plain(self) -> bool:
@@ -79,17 +77,14 @@ class Optimizer(ABC):
     def commit(self) -> None:
         """The model has moved."""
         if self._next:
-            self.kept, self._next, self._changed = self._next, {}, True
+            self.kept, self._next = self._next, {}
 
     def take_changes(self) -> Changes:
-        changed, self._changed = self._changed, False
-        return (dict(self.kept) if changed else {}), {}
+        return dict(self.kept), {}
 
-    def restore(
-        self, vector: Callable[[str], Tensor | None], value: Callable[[str], bytes | None]
-    ) -> None:
+    def restore(self, vector: ReadVector, value: ReadValue) -> None:
         self.kept = {name: held for name in (FIRST, SECOND) if (held := vector(name)) is not None}
-        self._next, self._changed = {}, False
+        self._next = {}
 
 
 class SGD(Optimizer):

@@ -15,7 +15,7 @@ Unlike the paper, where all workers reduce alike, Q and P̂ are a download, coun
 phases has still turned P̂, and is put back as a whole.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -30,7 +30,7 @@ from ..codecs.matrices import FLOAT, shaped, size
 from ..codecs.powersgd import PowerSGD as Factors
 from ..codecs.powersgd import Split, normal, orthonormal
 from ..errors import ConfigError, FrameError
-from ..memories.base import Changes
+from ..memories.base import Changes, ReadValue, ReadVector
 from ..memories.lowrank import LEFT, NUMBERS, RIGHT, LowRank
 from .average import Average
 from .base import Accepted, Aggregation, Phase, RoundUpdates
@@ -113,9 +113,7 @@ class PowerSGD(Average):
     def take_changes(self) -> Changes:
         return {}, {RIGHT: self.right}
 
-    def restore(
-        self, vector: Callable[[str], Tensor | None], value: Callable[[str], bytes | None]
-    ) -> None:
+    def restore(self, vector: ReadVector, value: ReadValue) -> None:
         self.right = value(RIGHT)
         try:
             shaped(self.right, self.split.right)
@@ -130,8 +128,7 @@ class PowerSGD(Average):
 
     def _mean(self, accepted: Sequence[Accepted], numbers: int) -> np.ndarray:
         """The weighted mean of what was accepted in a phase, float32 [numbers]."""
-        weights, total = self.client_weights(accepted), torch.zeros(numbers, dtype=torch.float32)
-        for answer, weight in zip(accepted, weights, strict=True):
-            if answer.update is not None:
-                answer.update.add_to(total, weight / sum(weights))
+        total = torch.zeros(numbers, dtype=torch.float32)
+        for update, share in self.shares(accepted):
+            update.add_to(total, share)
         return total.numpy()

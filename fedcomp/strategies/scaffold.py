@@ -103,7 +103,6 @@ class Scaffold(Average):
     def aggregate(self, updates: RoundUpdates, into: Tensor) -> Aggregation:
         aggregation, accepted = super().aggregate(updates, into), len(updates.accepted)
         everybody = max(self.config.clients or updates.clients, accepted)
-        into[self.model_layout.numel :] *= (
-            accepted / everybody / self.config.server_lr
-        )  # c has a step of its own
+        # c has a step of its own.
+        into[self.model_layout.numel :] *= accepted / everybody / self.config.server_lr
         return aggregation

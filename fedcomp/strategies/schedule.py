@@ -6,12 +6,11 @@ linearly. What comes after a warm-up is schedules.py's. A budget is kept whateve
 longest frame fits in its share.
 """
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from .. import schedules, spec
+from .. import schedules
 from ..codecs import Codec, at_density, longest_frame
 from ..errors import ConfigError
 from ..layout import Layout
@@ -128,7 +127,7 @@ class Schedule:
         if slowest is not None and shares[slowest] < least:
             raise ConfigError(
                 f"--budget of {self.config.budget_s:g} s is too short for client {slowest}, which sends {shares[slowest]} bytes in "
-                f"that time and needs {least}; give at least {_time_for(least, bandwidths[slowest])}"
+                f"that time and needs {least}; give at least {int(least / bandwidths[slowest]) + 1}s"
             )
         return shares
 
@@ -163,10 +162,3 @@ def _check_density(codec: Codec, asked: str) -> None:
             f"{asked} changes the density of the uplink, and {codec} has none; leave {asked} out, "
             "or use --uplink stc"
         ) from None
-
-
-def _time_for(bytes_: int, bandwidth: float) -> str:
-    """The least whole seconds in which they are sent, milliseconds below one: `4ms`."""
-    unit, each_s = ("ms", spec.TIMES["ms"]) if bytes_ < bandwidth else ("s", 1.0)
-    count = math.ceil(bytes_ / bandwidth / each_s)
-    return f"{count + (int(count * each_s * bandwidth) < bytes_)}{unit}"  # the product may be rounded down

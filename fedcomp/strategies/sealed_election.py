@@ -17,7 +17,7 @@ import secrets
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -45,7 +45,7 @@ from ..privacy.ballots import (
 )
 from . import signed_attempts
 from .base import Accepted
-from .client_algorithm import ClientAlgorithm, Frame, RoundState, encode_each
+from .client_algorithm import ClientAlgorithm, RoundState
 from .local_election import BALLOTS, ROW, TALLY, Row, announcements, ballots_of_row, vote_of
 from .sealed_messages import (
     ATTEMPT,
@@ -70,13 +70,9 @@ from .sealed_messages import (
 from .signed_attempts import ATTEMPTS
 
 # In RoundState.values, beside ROW, TERMS, ATTEMPTS and the keys of the others:
-BITS, CARD_FOR, BALLOT_OF, COMPLAINTS, ANSWERED = (
-    "bits",
-    "card/",  # private half of the voter's card, by sender
-    "ballot/",  # opened, by sender
-    "complaints",
-    "answered/",  # by phase
-)
+BITS, COMPLAINTS = "bits", "complaints"
+CARD_FOR, BALLOT_OF = "card/", "ballot/"  # by sender: private half of the card, the opened ballot
+ANSWERED = "answered/"  # by phase
 UNREAD = Dense(np.empty(0, np.float32))  # the update in a frame that the server passes on
 
 
@@ -88,18 +84,16 @@ class SealedElectionClient(ClientAlgorithm):
     ring: Ring = DerivedKeys(0)  # noqa: RUF009 — virtual clients share it; `with_keys` gives a device its own
     options: str = ""  # of the run, as the client was told them
 
+    one_by_one: ClassVar[bool] = True
+
     def starts_round(self, assignment: Assignment, state: RoundState | None) -> bool:
         """Also raise ProtocolError for other terms than the client's, and for a round that it has signed in under this attempt."""
         starts = super().starts_round(assignment, state)
         if not starts:
             return False
         a, told = assignment, announcements(assignment)
-        if TERMS not in told:
-            raise ProtocolError(
-                "this client was not told by what the others train; both sides need the same version of fedcomp"
-            )
         terms = terms_of(self.options, a.fingerprint, a.lr, a.steps, a.batch_size)
-        if told[TERMS] != terms.encode():
+        if told.get(TERMS) != terms.encode():
             raise ProtocolError(
                 "the server has this client train from another model, or by other options, than it announces to all"
             )
@@ -123,7 +117,7 @@ class SealedElectionClient(ClientAlgorithm):
             self._open_ballots(memory, values, context)
         else:
             self._leave_out(values, context)
-        row = Row.unpack(_value(values, ROW, context))
+        row = _row(values, context)
         whole = {
             sender: values[name]
             for sender in row.senders
@@ -136,17 +130,7 @@ class SealedElectionClient(ClientAlgorithm):
         numel, round = memory.numel, context.round
         return vote_of(row, ballots_of_row(row, whole, numel, seed, round), numel, seed, round)
 
-    def encode(
-        self,
-        memories: Sequence[Memory],
-        updates: Tensor | None,
-        values: Sequence[dict[str, Any]],
-        seeds: Sequence[int],
-        context: Context,
-    ) -> list[Frame]:
-        return encode_each(self._encode, memories, updates, values, seeds, context)
-
-    def _encode(
+    def encode_one(
         self,
         memory: Memory,
         update: Tensor | None,
@@ -218,7 +202,7 @@ class SealedElectionClient(ClientAlgorithm):
         )
 
     def _ballot(self, values: dict[str, Any], context: Context) -> bytes:
-        row = Row.unpack(_value(values, ROW, context))
+        row = _row(values, context)
         slot, signer = self.slot(context, row.client), self.ring.signer(row.client)
         if values[f"{KEY_OF}{row.client}"] != point_of(signer.public_key()):
             raise ProtocolError(
@@ -236,7 +220,7 @@ class SealedElectionClient(ClientAlgorithm):
         return seal(_value(values, BITS, context), slot, voters, signer)
 
     def _open_ballots(self, memory: Memory, values: dict[str, Any], context: Context) -> None:
-        row, complaints = Row.unpack(_value(values, ROW, context)), {}
+        row, complaints = _row(values, context), {}
         for sender in row.senders:
             if (name := str(sender)) not in context.announced:
                 continue  # missing
@@ -308,6 +292,10 @@ def _value(values: Mapping[str, Any], name: str, context: Context) -> bytes:
             f"this client holds nothing for a phase '{context.phase}' of this round; ask it again in the next round"
         )
     return values[name]
+
+
+def _row(values: Mapping[str, Any], context: Context) -> Row:
+    return Row.unpack(_value(values, ROW, context))
 
 
 def _verifier(

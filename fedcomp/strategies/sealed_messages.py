@@ -31,15 +31,12 @@ PROOF = struct.Struct(
 
 def attempt_of(announced: Mapping[str, bytes]) -> str:
     """Return the announced attempt. Raises ProtocolError."""
-    if ATTEMPT not in announced:
-        raise ProtocolError(
-            "this client was not told which attempt of the round it is; both sides need the same version of fedcomp"
-        )
-    if not re.fullmatch(rb"[0-9a-f]{32}", announced[ATTEMPT]):
+    attempt = announced.get(ATTEMPT, b"")
+    if not re.fullmatch(rb"[0-9a-f]{32}", attempt):
         raise ProtocolError(
             "the name of the attempt is not 32 hexadecimal digits; both sides need the same version of fedcomp"
         )
-    return announced[ATTEMPT].decode()
+    return attempt.decode()
 
 
 def slot_of(run: str, announced: Mapping[str, bytes], round: int, sender: int) -> Slot:

@@ -25,14 +25,14 @@ from ..codecs.checks import nonfinite_rows
 from ..codecs.identity import Identity
 from ..codecs.terngrad import SCALE as FLOAT
 from ..codecs.terngrad import TernGrad
-from ..errors import ConfigError, FrameError, ProtocolError
+from ..errors import FrameError, ProtocolError
 from ..layout import Layout
 from ..memories import Memory
 from ..memories.none import Nothing
 from ..messages import TRAIN
 from .average import Average
 from .base import Accepted, Aggregation, Phase, RoundUpdates
-from .client_algorithm import ClientAlgorithm, Frame
+from .client_algorithm import ClientAlgorithm
 
 SCALE = "scale"  # a phase, and the name of the announcement in the next one
 NUMBERS = codec("identity")  # of the frames of this phase
@@ -42,48 +42,35 @@ UPDATE = "update"  # in RoundState.values
 class SharedScaleClient(ClientAlgorithm):
     """Send the scale of the update in the first phase, and the update in the scale of all in the second."""
 
+    one_by_one: ClassVar[bool] = True
+
     def __init__(self) -> None:
         super().__init__((SCALE, TRAIN))
 
-    def encode(
+    def encode_one(
         self,
-        memories: Sequence[Memory],
-        updates: Tensor | None,
-        values: Sequence[dict[str, Any]],
-        seeds: Sequence[int],
+        memory: Memory,
+        update: Tensor | None,
+        values: dict[str, Any],
+        seed: int,
         context: Context,
-    ) -> list[Frame]:
-        if updates is not None:
-            errors = nonfinite_rows(updates, memories[0].layout, "the update")
-            for mine, update, error in zip(values, updates, errors, strict=True):
-                if error is None:
-                    mine[UPDATE] = update
-            return [
-                error
-                or NUMBERS.encode(
-                    torch.tensor(scales(memory.codec, update, memory.layout), dtype=torch.float32)
-                )
-                for memory, update, error in zip(memories, updates, errors, strict=True)
-            ]
-        missing = ProtocolError(
-            f"this client holds no update for a phase '{context.phase}'; ask it again in the next round"
-        )
-        frames: list[Frame] = [missing] * len(values)
-        if ready := [i for i, mine in enumerate(values) if UPDATE in mine]:
-            sent = super().encode(
-                [memories[i] for i in ready],
-                torch.stack([values[i].pop(UPDATE) for i in ready]),
-                [values[i] for i in ready],
-                [seeds[i] for i in ready],
-                context,
+    ) -> bytes | None:
+        if update is not None:
+            (error,) = nonfinite_rows(update[None], memory.layout, "the update")
+            if error is not None:
+                raise error
+            values[UPDATE] = update
+            found = scales(memory.codec, update, memory.layout)
+            return NUMBERS.encode(torch.tensor(found, dtype=torch.float32))
+        if UPDATE not in values:
+            raise ProtocolError(
+                f"this client holds no update for a phase '{context.phase}'; ask it again in the next round"
             )
-            for i, frame in zip(ready, sent, strict=True):
-                frames[i] = frame
-        return frames
+        return memory.propose(values.pop(UPDATE), seed=seed, context=context)
 
 
 def scales(ternary: Codec, x: Tensor, layout: Layout | None) -> list[float]:
-    """The scale of each section that the codec makes of x [numel]."""
+    """Return the scale of each section that the codec makes of x [numel]."""
     spans = codecs.spans(ternary, layout or Layout.flat(x.numel()))
     return [ternary.unscoped.scale(x[span]) for span in spans]
 
@@ -92,6 +79,7 @@ class SharedScale(Average):
     """The weighted mean of ternary updates of one scale."""
 
     name: ClassVar[str] = "shared-scale"
+    only_uplinks: ClassVar[tuple[type[Codec], ...]] = (TernGrad,)
     only_memory: ClassVar[str] = Nothing.name
     clips: ClassVar[bool] = False
     client_algorithm: ClassVar[ClientAlgorithm] = SharedScaleClient()
@@ -101,14 +89,6 @@ class SharedScale(Average):
         self.spans = codecs.spans(self.uplink, self.layout)
         self.scales = np.zeros(len(self.spans), FLOAT)  # of the round
         self._shared: Sequence[Accepted] | None = None  # what they were made of
-
-    def _check_settings(self) -> None:
-        super()._check_settings()
-        if not isinstance(self.uplink.unscoped, TernGrad):
-            raise ConfigError(
-                f"--strategy {self.name} shares the scale of ternary updates, which {self.uplink} does not make; "
-                "leave --uplink out, or give terngrad or terngrad@layer"
-            )
 
     @classmethod
     def defaults(cls, options: Any) -> Mapping[str, str]:

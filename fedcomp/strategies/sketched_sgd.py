@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from .. import codecs, kernels, spec
-from ..codecs import Update, add_all, at_density
+from ..codecs import Codec, Update, add_all, at_density
 from ..codecs.sketch import Sketch, reread
 from ..codecs.topk import TopK
 from ..errors import ConfigError, FrameError
@@ -49,6 +49,7 @@ class SketchedSGD(Average):
 
     name: ClassVar[str] = "sketched-sgd"
     Options: ClassVar[type] = Options
+    only_uplinks: ClassVar[tuple[type[Codec], ...]] = (Sketch,)
     only_memory: ClassVar[str] = Sketched.name
     fixed_size: ClassVar[bool] = True
     clips: ClassVar[bool] = False
@@ -69,17 +70,11 @@ class SketchedSGD(Average):
 
     def _check_settings(self) -> None:
         super()._check_settings()
-        share = self.options.density
-        inner = self.uplink.unscoped
-        if not isinstance(inner, Sketch):
+        share, read = self.options.density, self.uplink.density
+        if read not in (Sketch.density, share):
             raise ConfigError(
-                f"--strategy {self.name} adds sketches, which {self.uplink} does not make; "
-                f"leave --uplink out, or give {Sketch.name}"
-            )
-        if inner.density not in (Sketch.density, share):
-            raise ConfigError(
-                f"--strategy {self.name} moves a share of {share:g}, its uplink reads one of {inner.density:g}; "
-                f"give --strategy {self.name}:density={inner.density:g}"
+                f"--strategy {self.name} moves a share of {share:g}, its uplink reads one of {read:g}; "
+                f"give --strategy {self.name}:density={read:g}"
             )
 
     @classmethod
@@ -114,7 +109,7 @@ class SketchedSGD(Average):
 
     def aggregate(self, updates: RoundUpdates, into: Tensor) -> Aggregation:
         mean = torch.zeros(self.candidates.size, dtype=torch.float32)
-        for update, share in self._shares(updates.phases[VALUES]):
+        for update, share in self.shares(updates.phases[VALUES]):
             update.add_to(mean, share)
         kept = kernels.top_k([mean], self.count).positions.numpy()
         into[torch.from_numpy(self.candidates[kept])] = mean[kept]
@@ -127,18 +122,9 @@ class SketchedSGD(Average):
 
     def _largest(self, accepted: Sequence[Accepted]) -> np.ndarray:
         """Positions of the largest estimates of the weighted mean: of half of it, which float32 holds whatever rounding adds."""
-        found, shares = torch.zeros(self.layout.numel, dtype=torch.float32), self._shares(accepted)
+        found, shares = torch.zeros(self.layout.numel, dtype=torch.float32), self.shares(accepted)
         add_all([update for update, _ in shares], [share / 2 for _, share in shares], found)
         return kernels.top_k([found], self.most).positions.numpy()
-
-    def _shares(self, accepted: Sequence[Accepted]) -> list[tuple[Update, float]]:
-        """What clients sent, each with its share of the mean; who sent nothing has one, too."""
-        weights = self.client_weights(accepted)
-        return [
-            (a.update, weight / sum(weights))
-            for a, weight in zip(accepted, weights, strict=True)
-            if a.update is not None
-        ]
 
 
 def _marks(positions: np.ndarray, numel: int) -> bytes:

@@ -17,7 +17,7 @@ A client is suspected by the share of all its votes so far that lost where the r
 """
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -26,14 +26,14 @@ import torch
 from torch import Tensor
 
 from .. import kernels, seeds, spec
-from ..codecs import Update
+from ..codecs import Codec, Update
 from ..codecs.efsign import EFSign
 from ..codecs.identity import BFloat16, Half, Identity
 from ..codecs.sign import Sign
 from ..codecs.update import Bits
 from ..errors import ConfigError, NonFiniteError
 from ..kernels import votes
-from ..memories.base import Changes
+from ..memories.base import Changes, ReadValue, ReadVector
 from ..memories.none import Nothing
 from .base import Aggregation, RoundStrategy, RoundUpdates
 from .guarantees import even_cohort
@@ -57,6 +57,7 @@ class Vote(RoundStrategy):
 
     name: ClassVar[str] = "vote"
     Options: ClassVar[type] = Options
+    only_uplinks: ClassVar[tuple[type[Codec], ...]] = (Sign, EFSign)
     weighs: ClassVar[bool] = False
     own_step: ClassVar[bool] = True
     decays: ClassVar[bool] = True
@@ -74,11 +75,6 @@ class Vote(RoundStrategy):
 
     def _check_settings(self) -> None:
         super()._check_settings()
-        if not isinstance(self.uplink.unscoped, Sign | EFSign):
-            raise ConfigError(
-                f"--strategy {self.name} counts signs, one bit each, which {self.uplink} does not send; leave --uplink out, "
-                "or give sign, or efsign with --memory residual"
-            )
         if self.config.lr * self.config.server_lr > LARGEST:
             raise ConfigError(
                 f"--lr {self.config.lr:g} is the step of every coordinate, and outside of float32; give one such as 0.01"
@@ -180,9 +176,7 @@ class Vote(RoundStrategy):
             ).encode()
         }
 
-    def restore(
-        self, vector: Callable[[str], Tensor | None], value: Callable[[str], bytes | None]
-    ) -> None:
+    def restore(self, vector: ReadVector, value: ReadValue) -> None:
         self.judged = {
             int(client): (int(lost), int(cast))
             for client, lost, cast in json.loads(value(SUSPICION))

@@ -6,15 +6,7 @@ import numpy as np
 
 from .. import seeds
 from ..errors import DataError
-from ..kernels import samples
 from .local_sgd import LocalSGD
-
-TOGETHER, AN_EXAMPLE = (
-    20,
-    1.5,
-)  # so many clients, and so many more for each example of one, repay drawing for all of them at once
-MOST = 40  # examples of one, whose draws take a time with their square
-PIECE = 512  # clients whose draws are in memory at a time
 
 
 def plan_batches(
@@ -36,14 +28,11 @@ def plan_each(
     rounds_and_whos: Sequence[tuple[int, int]],
 ) -> list[list[np.ndarray]]:
     """`plan_batches` of many clients."""
-    plans = _planned_together(sgd, shards, seed, rounds_and_whos)
-    alone = [i for i in range(len(shards)) if i not in plans]
-    drawn = seeds.generators(seed, "batches", [rounds_and_whos[i] for i in alone])
-    plans |= {
-        i: _planned(sgd, shards[i], generator, rounds_and_whos[i][1])
-        for i, generator in zip(alone, drawn, strict=True)
-    }
-    return [plans[i] for i in range(len(shards))]
+    drawn = seeds.generators(seed, "batches", rounds_and_whos)
+    return [
+        _planned(sgd, shard, generator, who)
+        for shard, generator, (_, who) in zip(shards, drawn, rounds_and_whos, strict=True)
+    ]
 
 
 def _planned(
@@ -62,33 +51,3 @@ def _planned(
             shard[generator.choice(len(shard), whole * size, replace=False)].reshape(whole, size)
         )
     return batches
-
-
-def _planned_together(
-    sgd: LocalSGD,
-    shards: Sequence[np.ndarray],
-    seed: int,
-    rounds_and_whos: Sequence[tuple[int, int]],
-) -> dict[int, list[np.ndarray]]:
-    """Of clients whose steps are a part of one pass, if they are many, by their places among all."""
-    if sgd.epochs:
-        return {}
-    lengths = np.array([len(shard) for shard in shards])
-    sizes = np.minimum(lengths, sgd.batch_size)
-    plans = {}
-    for size in np.unique(sizes[sizes > 0]).tolist():
-        k = sgd.steps * size
-        places = np.flatnonzero((sizes == size) & (lengths >= k))
-        places = places[samples.serves(lengths[places], k)]
-        if k > MOST or places.size < TOGETHER + AN_EXAMPLE * k:
-            continue
-        for piece in np.split(places, range(PIECE, places.size, PIECE)):
-            words = seeds.words(seed, "batches", [rounds_and_whos[i] for i in piece], 2 * k - 1)
-            drawn, fair = samples.draw(words, lengths[piece], k)
-            steps = drawn.reshape(-1, sgd.steps, size)
-            plans |= {
-                i: list(shards[i][own])
-                for i, own, same in zip(piece.tolist(), steps, fair.tolist(), strict=True)
-                if same
-            }
-    return plans

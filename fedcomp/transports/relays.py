@@ -89,7 +89,9 @@ def _largest_sum(
 def check(config: RunConfig, strategy: RoundStrategy, memory: Memory) -> None:
     """Raise ConfigError if relays cannot add the frames of this run."""
     uplink = strategy.uplink
-    advised = f"use --uplink topk:density=1%+s2:union={clients_per_relay(config)}"
+    clients = cohort.size(config.participation, config.clients)
+    per_relay = -(-config.clients // config.relays)  # a cohort may be divided unevenly
+    advised = f"use --uplink topk:density=1%+s2:union={min(clients, per_relay)}"
     inner = uplink.unscoped
     if strategy.name not in STRATEGIES:
         why = f"pass on sums, but --strategy {strategy.name} needs each frame; use {' or '.join(STRATEGIES)}"
@@ -108,13 +110,6 @@ def check(config: RunConfig, strategy: RoundStrategy, memory: Memory) -> None:
     else:
         return
     raise ConfigError(f"--relays {why}")
-
-
-def clients_per_relay(config: RunConfig) -> int:
-    """Return the largest number of clients of one round behind one relay. A cohort may be divided unevenly among the relays."""
-    return min(
-        cohort.size(config.participation, config.clients), -(-config.clients // config.relays)
-    )
 
 
 def inexact(updates: Sequence[Update | None]) -> int:

@@ -248,7 +248,7 @@ def test_a_mistake_is_one_sentence_that_names_the_fix(text, says):
 def test_an_unbiased_selection_has_no_memory():
     with pytest.raises(
         ConfigError,
-        match="use --memory none, or --uplink randomk:density=0.01,by=magnitude,scaled=false",
+        match="use --memory none, or --uplink stc",
     ):
         memory("residual", codec("randomk:by=magnitude,scaled=true+s2"), 1001)
 

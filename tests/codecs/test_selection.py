@@ -28,8 +28,8 @@ def frames_of(spec: str, numel: int) -> list[bytes]:
 
 
 @for_each("spec", SELECTIVE)
-def test_a_stack_is_packed_as_each_row_by_itself(spec):
-    """Whatever each row has to send: as many values as the others, fewer, or none."""
+def test_a_frame_does_not_depend_on_the_other_rows_of_a_stack(spec):
+    """Whether these send as many values, fewer, or none."""
     c = codec(spec)
     for numel in (1, 40, 1001):
         layout = layout_of(numel)

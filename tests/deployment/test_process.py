@@ -11,7 +11,7 @@ from tiny_task import task
 
 from fedcomp import RunConfig
 from fedcomp.clients.device_state import PASSED
-from fedcomp.deployment.handshake import Own, session_for, told
+from fedcomp.deployment.handshake import Own, pack_options, session_for
 from fedcomp.deployment.member import Member
 from fedcomp.errors import FedcompError, ProtocolError, UserError
 from fedcomp.keys.keyring import verifier
@@ -35,7 +35,7 @@ def invitation(config, loop, client=-1):
     return Invitation(
         "a run",
         client,
-        told(config),
+        pack_options(config),
         strategy.model_layout.fingerprint,
         loop.broadcasts.first,
     )
@@ -285,7 +285,7 @@ def test_options_that_are_not_whole_are_refused(options):
 )
 def test_an_option_is_a_checked_number_or_a_spec_of_what_is_installed(name, value):
     config = resolved(RunConfig(clients=2, batch_size=10))
-    refused({"options": json.dumps(json.loads(told(config)) | {name: value})})
+    refused({"options": json.dumps(json.loads(pack_options(config)) | {name: value})})
 
 
 @for_each("text", ["election:form=ballots", "powersgd:rank=1", "scaffold"])

@@ -90,7 +90,7 @@ def test_signs_of_a_large_vector_by_any_number_of_threads(threads):
 
 
 @for_each("shape", [(0, 9), (2, 0), (1, 1), (5, 401)])
-def test_signs_of_rows_each_with_its_seed(shape):
+def test_signs_of_a_row_do_not_depend_on_the_other_rows(shape):
     x, seeds = torch.round(normal(*shape)), list(range(shape[0]))
     assert bits.signs_rows(x, seeds) == [bits.signs(row, seed) for row, seed in zip(x, seeds)]
     assert bits.signs_rows(x) == [bits.signs(row) for row in x]

@@ -17,7 +17,7 @@ def test_a_point_is_the_key():
     assert {len(point) for point in POINTS} == {POINT} and point_of(verifier(POINTS[0])) == POINTS[
         0
     ]
-    with pytest.raises(ProtocolError, match="no point"):
+    with pytest.raises(ProtocolError, match="not a point"):
         verifier(b"\x02" + bytes(48)[:47] + b"\xff" * 2)
 
 
@@ -48,7 +48,7 @@ def test_its_own_key_nobody_can_change_and_it_signs_for_nobody_else():
 
 def test_a_key_that_is_no_point_is_not_pinned():
     ring = PinnedKeys("run", 0, KEYS[0])
-    with pytest.raises(ProtocolError, match="no point"):
+    with pytest.raises(ProtocolError, match="not a point"):
         ring.key(1, bytes(POINT))
     assert ring.key(1, POINTS[1]) == POINTS[1]
 

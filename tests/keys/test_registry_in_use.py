@@ -3,18 +3,18 @@
 import re
 
 from fedcomp.keys import key_folder as keys
-from fedcomp.keys.registry import News
+from fedcomp.keys.registry import RegistryMonitor
 
 
 def test_what_becomes_of_the_registry_is_said_once(tmp_path):
     keys.make(tmp_path / "keys", 2)
     registry, said = keys.read_registry(tmp_path / "keys"), []
-    news, path = News(registry, said.append), tmp_path / "keys" / "registry.toml"
+    monitor, path = RegistryMonitor(registry, said.append), tmp_path / "keys" / "registry.toml"
     whole = path.read_text()
 
     def look() -> list[str]:
         said.clear()
-        news.look(), news.look()
+        monitor.look(), monitor.look()
         return said
 
     assert look() == []

@@ -94,27 +94,6 @@ def test_an_update_is_clipped_to_its_share_before_it_is_added(nodes):
     assert not m.residual.any()
 
 
-def test_a_stack_is_clipped_row_by_row():
-    alone, stacked = (
-        [memory("dgc:clip=1", codec("stc:density=1/10"), NUMEL) for _ in range(3)] for _ in range(2)
-    )
-    for seed in range(3):
-        x = torch.stack([10.0 ** (i - 1) * update(10 * seed + i) for i in range(3)])
-        frames = type(stacked[0]).propose_stack(stacked, x.clone(), [1, 2, 3])
-        assert frames == [
-            m.propose(row, seed=i + 1) for i, (m, row) in enumerate(zip(alone, x, strict=True))
-        ]
-        type(stacked[0]).commit_stack(stacked)
-        for one, other in zip(alone, stacked, strict=True):
-            one.commit()
-            assert same_bits(one.residual, other.residual) and same_bits(
-                one.velocity, other.velocity
-            )
-            assert (
-                other.residual.untyped_storage().nbytes() == 4 * NUMEL
-            )  # it does not keep the stack
-
-
 def test_a_density_may_change_under_one_memory():
     c = codec("topk:density=1/100")
     m = memory("dgc", c, NUMEL)

@@ -189,7 +189,7 @@ def test_the_state_of_a_settled_memory_has_no_proposal(name, spec):
 
 
 @every_pair
-def test_a_stack_of_proposals_is_each_of_them(name, spec):
+def test_clients_of_a_stack_propose_and_settle_as_each_by_itself(name, spec):
     dtype = torch.bfloat16 if "@layer" in spec else torch.float32
     each, stacked = (
         [make(name, spec), warm(name, spec), make(name, spec), warm(name, spec)] for _ in range(2)
@@ -207,10 +207,17 @@ def test_a_stack_of_proposals_is_each_of_them(name, spec):
             except NonFiniteError as error:
                 assert str(error) == str(frames[i]) and i == 2 and round == 1
             assert m.pending == other.pending and same_state(m.state_dict(), other.state_dict())
-            for memory_ in (m, other):
-                if memory_.pending is not None:
-                    (memory_.rollback if i == round else memory_.commit)()
+        for memory_ in (each[round], stacked[round]):
+            if memory_.pending is not None:
+                memory_.rollback()
+        for m in each:
+            if m.pending is not None:
+                m.commit()
+        type(stacked[0]).commit_stack([m for m in stacked if m.pending is not None])
+        for m, other in zip(each, stacked, strict=True):
             assert same_state(m.state_dict(), other.state_dict())
+            own = [v for v in other.state_dict(copy=False).values() if isinstance(v, torch.Tensor)]
+            assert all(v.untyped_storage().nbytes() == 4 * NUMEL for v in own), "not of the stack"
 
 
 @every_memory

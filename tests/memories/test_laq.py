@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from cases import for_each
-from every_codec import layout_of, same_bits
+from every_codec import layout_of
 
 from fedcomp import codec, memory
 from fedcomp.codecs import Context
@@ -112,27 +112,6 @@ def test_a_round_whose_frame_was_not_taken_counts_like_a_skipped_one():
         assert m.propose(update(round), context=told(0.0)) is not None
         m.rollback()
     assert m.propose(update(3), context=told(1e30)) is not None
-
-
-def test_a_stack_decides_like_each_of_its_clients():
-    each, stacked = ([memory("laq", codec("fp16"), NUMEL) for _ in range(4)] for _ in range(2))
-    x = torch.stack([update(i) for i in range(4)])
-    skipped = 0
-    for round in range(12):
-        x = x + torch.tensor([0.0, 0.1, 0.3, 1.0])[:, None] * update(50 + round)
-        context = told(20.0)
-        frames = type(each[0]).propose_stack(stacked, x.clone(), list(range(4)), context)
-        for i, (m, other) in enumerate(zip(each, stacked, strict=True)):
-            assert m.propose(x[i], seed=i, context=context) == frames[i] == other.pending
-            if frames[i] is not None:
-                m.commit()
-            skipped += frames[i] is None
-        type(each[0]).commit_stack([m for m in stacked if m.pending is not None])
-        for m, other in zip(each, stacked, strict=True):
-            assert m.state_dict()["clock"] == other.state_dict()["clock"] and same_bits(
-                m.shift, other.shift
-            )
-    assert 4 < skipped < 44
 
 
 def test_without_a_word_of_the_server_everything_is_sent():

@@ -156,24 +156,6 @@ def test_a_state_moved_between_the_phases_goes_on_bit_by_bit(phase, end):
     )
 
 
-def test_a_stack_settles_as_each_of_it_does():
-    each, stacked = ([make("momentum=0.9") for _ in range(3)] for _ in range(2))
-    x = torch.stack([update(i) for i in range(3)])
-    frames = Sketched.propose_stack(stacked, x.clone(), [4, 4, 4], BEGIN)
-    assert frames == [m.propose(row, seed=4, context=BEGIN) for m, row in zip(each, x, strict=True)]
-    for i, m in enumerate((*stacked, *each)):
-        values(m, [i % 3, 30, 31])
-    Sketched.commit_stack(stacked)
-    for m in each:
-        m.commit()
-    for a, b in zip(each, stacked, strict=True):
-        assert (
-            b.pending is None
-            and same_bits(vector(a), vector(b))
-            and same_bits(vector(a, "velocity"), vector(b, "velocity"))
-        )
-
-
 @for_each(
     "announced, error, sentence",
     [

@@ -83,6 +83,13 @@ def test_a_resumed_run_stands_where_it_was():
     assert info["task"] == HEADER.task and info["uplink"] == "stc:density=1/100"
 
 
+def test_a_task_whose_name_is_not_utf_8_does_not_break_the_page():
+    metrics = Metrics()
+    metrics.started(replace(HEADER, task="\udcff.py"))
+    (info,) = [dict(labels) for name, labels in parsed(metrics.text()) if name == "fedcomp_info"]
+    assert info["task"] == "?.py"
+
+
 def test_rounds_add_up_and_the_last_accuracy_stays():
     metrics = Metrics()
     metrics.started(HEADER)

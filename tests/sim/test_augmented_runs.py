@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 
 from fedcomp.cli.main import app
 from fedcomp.config import RunConfig
-from fedcomp.deployment.handshake import options_of, told
+from fedcomp.deployment.handshake import pack_options, unpack_options
 from fedcomp.messages import Invitation
 from fedcomp.sim import simulate
 from fedcomp.training.local_sgd import LocalSGD
@@ -103,5 +103,5 @@ def test_a_task_without_augmentation_refuses_the_flag(tmp_path):
 
 
 def test_clients_of_a_server_are_told():
-    invitation = Invitation("run", 0, told(RunConfig(augment=True)), "", "")
-    assert LocalSGD.from_config(options_of(invitation)).augment
+    invitation = Invitation("run", 0, pack_options(RunConfig(augment=True)), "", "")
+    assert LocalSGD.from_config(unpack_options(invitation)).augment

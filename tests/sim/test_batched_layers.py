@@ -211,8 +211,6 @@ def test_both_ways_to_the_rows_of_an_embedding():
         lambda: nn.LSTM(4, 4, proj_size=2),
         lambda: nn.Embedding(4, 4, max_norm=1.0),
         lambda: nn.Conv2d(4, 4, 3, padding=1, padding_mode="circular"),
-        lambda: nn.MaxPool2d(2, return_indices=True),
-        lambda: nn.Sequential(nn.Flatten(0, 1), nn.Linear(4, 4)),
     ],
     ids=lambda make: str(make()),
 )

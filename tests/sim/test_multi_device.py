@@ -15,8 +15,8 @@ from fedcomp.config import read_run
 from fedcomp.errors import ConfigError, UserError
 from fedcomp.sim import simulate
 from fedcomp.sim.batched import BatchedEngine, Together
+from fedcomp.sim.clients import VirtualClients
 from fedcomp.sim.multi_device import MultiDevice
-from fedcomp.sim.update_watch import UpdateWatch
 from fedcomp.training import devices
 from fedcomp.training.engine import Done, Job
 from fedcomp.training.local_sgd import Traces
@@ -175,13 +175,13 @@ def test_a_run_on_several_devices_learns_what_it_learns_on_one(tmp_path, monkeyp
 
 
 def test_each_device_compresses_what_it_trained(tmp_path, monkeypatch):
-    stacks, watch = [], UpdateWatch.__call__
+    stacks, encode = [], VirtualClients.encode
 
-    def noted(self, assignments, memories, updates):
+    def noted(self, assignments, updates, traces):
         stacks.append([a.client for a in assignments])
-        watch(self, assignments, memories, updates)
+        return encode(self, assignments, updates, traces)
 
-    monkeypatch.setattr(UpdateWatch, "__call__", noted)
+    monkeypatch.setattr(VirtualClients, "encode", noted)
     run_on(
         monkeypatch,
         2,

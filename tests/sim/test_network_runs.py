@@ -31,7 +31,6 @@ from fedcomp.sim.clients import VirtualClients
 from fedcomp.sim.network import Network, Profiles
 from fedcomp.sim.network_file import read_file
 from fedcomp.sim.timing import Timing
-from fedcomp.sim.update_watch import UpdateWatch
 from fedcomp.strategies import StrategyConfig
 
 LINES = "client,up,down,latency,step"
@@ -248,19 +247,15 @@ def test_what_is_left_out_of_a_round_stays_in_its_senders_memory(
     tmp_path, monkeypatch, outcomes, limits, uplink
 ):
     inputs: dict[int, torch.Tensor] = defaultdict(lambda: 0.0)
-    watch, handle, kept = UpdateWatch.__call__, VirtualClients.handle, []
+    encode, kept = VirtualClients.encode, []
 
-    def listening(self, assignments, memories, updates):
-        for a, update in zip(assignments, updates, strict=True):
-            inputs[a.client] = inputs[a.client] + update.clone()
-        watch(self, assignments, memories, updates)
-
-    def keeping(self, assignments):
+    def listening(self, assignments, updates, traces):
         kept[:] = [self]
-        return handle(self, assignments)
+        for a, update in zip(assignments, updates if assignments else (), strict=True):
+            inputs[a.client] = inputs[a.client] + update.clone()
+        return encode(self, assignments, updates, traces)
 
-    monkeypatch.setattr(UpdateWatch, "__call__", listening)
-    monkeypatch.setattr(VirtualClients, "handle", keeping)
+    monkeypatch.setattr(VirtualClients, "encode", listening)
     where = slower(tmp_path, "10ms", "450ms", "20ms", "0.6s", "30ms", "40ms")
     simulate(
         replace(ALL, network=where, uplink=uplink, rounds=8, out=out(tmp_path, "run"), **limits)
@@ -273,7 +268,7 @@ def test_what_is_left_out_of_a_round_stays_in_its_senders_memory(
         state.memory.commit() if taken and state.ticket == taken[
             -1
         ].ticket else state.memory.rollback()
-        sent = torch.zeros(clients.session.replica.weights.numel())
+        sent = torch.zeros(clients.replica.weights.numel())
         for answer in taken:
             if answer.update is not None:
                 answer.update.add_to(sent)

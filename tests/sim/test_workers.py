@@ -193,16 +193,6 @@ def test_what_a_task_file_draws_as_it_is_imported_is_the_same_everywhere():
     assert torch.equal(*found)
 
 
-def test_a_model_that_is_another_one_in_each_process_is_a_sentence():
-    one_by_one, data = serial("wandering"), worker_tasks.examples()
-    start = start_of(one_by_one)
-    with (
-        workers("wandering", count=1) as engine,
-        pytest.raises(TaskError, match="gives a worker process another model"),
-    ):
-        engine.train(start, data, jobs(start), SGD, seed=5)
-
-
 def test_a_run_of_which_every_client_kills_its_worker_ends_in_a_sentence():
     said, start = [], start_of(serial("minded"))
     data, sgd = (

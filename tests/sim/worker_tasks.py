@@ -120,9 +120,6 @@ minded = Task("minded", Minded, examples, examples)
 slow = Task("slow", Slow, examples, examples)
 viewed = Task("viewed", Viewed, examples, examples)
 drawn = Task("drawn", lambda: Projected(DRAWN), examples, examples)
-wandering = Task(
-    "wandering", lambda: Projected(torch.tensor(1.0 + os.getpid() % 1000)), examples, examples
-)
 
 
 def gone() -> Task:

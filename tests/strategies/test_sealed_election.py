@@ -70,7 +70,7 @@ def run(
         heard.reports += reports
         heard.ballots |= {
             (h.round, client): h.values[BITS]
-            for client, h in self.session.rounds.items()
+            for client, h in self.rounds.items()
             if BITS in h.values
         }
         return reports

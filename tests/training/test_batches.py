@@ -7,7 +7,6 @@ import pytest
 from cases import for_each
 
 from fedcomp.errors import DataError
-from fedcomp.kernels import samples
 from fedcomp.training.batches import plan_batches, plan_each
 from fedcomp.training.local_sgd import LocalSGD
 
@@ -83,14 +82,6 @@ def test_a_cohort_draws_what_each_would_alone(cohort, sgd):
     shards = [np.arange(length) * 3 + who for who, length in enumerate(cohort)]
     asked = [(2 + who % 2, 7 * who) for who in range(len(shards))]
     check(sgd, shards, asked)
-
-
-def test_a_client_whose_words_would_favour_some_is_drawn_alone(monkeypatch):
-    draw = samples.draw
-    monkeypatch.setattr(
-        samples, "draw", lambda words, n, k: (draw(words, n, k)[0] * 0, np.arange(n.size) == -1)
-    )
-    check(SGD, [np.arange(90)] * 150, [(1, who) for who in range(150)])
 
 
 def check(sgd, shards, asked):

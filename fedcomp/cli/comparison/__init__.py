@@ -1,1 +1,1 @@
-"""Several alternatives by one command: which they are, who runs them, what the screen shows, the table at the end."""
+"""Comparisons: the alternatives of one command, the processes that run them, their dashboard, folder and table."""

@@ -51,14 +51,7 @@ def fitted(lines: Sequence[Result], target: float | None, width: int) -> Table:
     for i in spare + [i for i in reversed(kept) if i not in spare]:
         if 2 + NARROWEST + sum(wide[j] + 1 for j in kept) > width:
             kept.remove(i)
-    figures = sum(wide[i] + 2 for i in kept)
-    longest = max((len(_label(line)) for line in lines), default=0)
-    table = Table(
-        box=None,
-        pad_edge=False,
-        padding=(0, 2 if figures + min(longest, 30) + 3 <= width else 1, 0, 0),
-        header_style="dim",
-    )
+    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="dim")
     table.add_column("", no_wrap=True)
     table.add_column("alternative", overflow="fold", min_width=NARROWEST)
     for i in kept:

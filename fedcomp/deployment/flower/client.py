@@ -12,7 +12,7 @@ from ...errors import UnreachableError, UserError
 from ...state_folder import StateFolder
 from ..client_process import RETRY_S, Target
 from . import processes
-from .device_app import FOLDER, OVER, REFUSED, SAID, SETUP
+from .device_app import FOLDER, REFUSED, SAID, SETUP
 from .events import new_lines
 
 HOME, LOG = "supernode", "supernode.log"  # in the state folder
@@ -56,6 +56,7 @@ class FlowerClient:
         self.patience_s, self.stay = patience_s, stay
         self.home, self.log = self.path / HOME, self.path / LOG
         self._refused = ""  # why this client cannot take part; "" if it can
+        self._over = False  # the run is over, and the client does not stay for another
         self._said = new_lines(self.path / SAID)
 
     def run(self) -> None:
@@ -63,15 +64,14 @@ class FlowerClient:
         lock = StateFolder(self.home)
         try:
             self.say(Said(EXPOSED, "flower"))
-            for name in (OVER, SAID):
-                (self.path / name).unlink(missing_ok=True)
+            (self.path / SAID).unlink(missing_ok=True)
             (self.path / SETUP).write_text(json.dumps(asdict(self.setup)))
             attempts = 0
             while True:
                 self._serve()
                 if self._refused:
                     raise UserError(self._refused)
-                if self._over():
+                if self._over:
                     return
                 sentence = f"Flower's SuperNode ended; {self.log} has its log"
                 if self.patience_s is not None:
@@ -82,16 +82,13 @@ class FlowerClient:
         finally:
             lock.close()
 
-    def _over(self) -> bool:
-        return not self.stay and (self.path / OVER).exists()
-
     def _serve(self) -> None:
         """Run the SuperNode until it ends, the run is over, or the client is refused."""
         node = processes.start(self._command(), self.home / "flwr", self.log)
         try:
             address = self.target.address
             self.say(Said(f"Flower's SuperNode runs for {address}", "started", server=address))
-            while node.poll() is None and not (self._refused or self._over()):
+            while node.poll() is None and not (self._refused or self._over):
                 time.sleep(LOOK_S)
                 self._tell()
             if node.poll() is None:
@@ -125,4 +122,7 @@ class FlowerClient:
         for line in self._said():
             sentence, event, values = json.loads(line)
             self.say(Said(sentence, event, **values))
-            self._refused = sentence if event == REFUSED else self._refused
+            if event == REFUSED:
+                self._refused = sentence
+            if event == "over":
+                self._over = not self.stay

@@ -14,7 +14,7 @@ from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
 from ...callbacks import Said
-from ...config import RunConfig, data_folder
+from ...config import data_folder
 from ...errors import FedcompError, UserError
 from ...keys.enrolment import Enrolment
 from ...keys.keyring import read_roster
@@ -28,7 +28,7 @@ from ..handshake import Own
 from ..member import Member
 
 FOLDER = "fedcomp-state"  # in the node config
-SETUP, INVITED, SAID, OVER = "setup.json", "invitation.bin", "said.jsonl", "over"
+SETUP, INVITED, SAID = "setup.json", "invitation.bin", "said.jsonl"
 INVITATION, REFUSED = "invitation", "refused"
 
 app = ClientApp()
@@ -71,7 +71,6 @@ def leave(message: Message, context: Context) -> Message:
     farewell = from_records(message.content, Farewell)
     with _member(context) as (member, folder):
         _say(folder, log_messages.over(farewell, stay=False))
-        (folder.path / OVER).touch()
         return Message(to_records(Presence(farewell.run, member.who, "", "")), reply_to=message)
 
 
@@ -80,7 +79,7 @@ def _member(context: Context) -> Iterator[tuple[Member, StateFolder]]:
     """Yield the client whose state is in the folder that the node config names. This process holds the folder's lock meanwhile."""
     path = Path(str(context.node_config[FOLDER]))
     setup = json.loads((path / SETUP).read_text())
-    task = load(setup["task"], data_folder(RunConfig(data=setup["data"])))
+    task = load(setup["task"], data_folder(setup["data"]))
     own = Own(
         task,
         data_of(task, "train"),

@@ -10,6 +10,7 @@ from ...errors import ConfigError
 from ...tasks.base import Task
 from ..processes import available
 from .convolutions import FORMS
+from .layers import RANDOM
 from .losses import Gradients, Parameters
 from .traced import program, traced_gradients
 
@@ -116,10 +117,8 @@ def _obstacle(module: nn.Module) -> str:
     name = type(module).__name__
     if isinstance(module, nn.RNNBase | nn.RNNCellBase):
         return f"{name}, which recurs"
-    if isinstance(
-        module,
-        nn.modules.dropout._DropoutNd | nn.RReLU | nn.FractionalMaxPool2d | nn.FractionalMaxPool3d,
-    ) or (isinstance(rate := getattr(module, "dropout", 0.0), float) and rate > 0):
+    rate = getattr(module, "dropout", 0.0)
+    if isinstance(module, RANDOM) or (isinstance(rate, float) and rate > 0):
         return f"{name}, which draws at random"
     if getattr(module, "running_mean", None) is not None:
         return f"{name}, which keeps statistics"

@@ -1,7 +1,7 @@
 """Layers of a stack of clients.
 
-The examples of all clients are one axis, client after client. A layer treats each example by itself, so only layers with parameters need a
-batched form.
+The examples of all clients are one axis, client after client. Most layers treat each example by itself, so only layers with parameters need
+a batched form.
 """
 
 from collections.abc import Callable
@@ -15,40 +15,16 @@ from . import convolutions, recurrent
 Own = dict[str, Tensor]  # a layer's parameters by name, [m, *shape]
 Rule = Callable[..., object]  # (parameters, clients m, x [m·b, ...], ...) → outputs of the layer
 
-WIDEST_PRODUCT = (
-    4096  # tokens; with more, CUDA adds the gradients of the embedding in no fixed order
-)
+# With more tokens, CUDA adds the gradients of an embedding in no fixed order.
+WIDEST_PRODUCT = 4096
 
-PLAIN = (
-    nn.Identity,
-    nn.ReLU,
-    nn.LeakyReLU,
-    nn.ELU,
-    nn.GELU,
-    nn.SiLU,
-    nn.Sigmoid,
-    nn.Tanh,
-    nn.Softplus,
-    nn.ReLU6,
-    nn.Hardtanh,
-    nn.Hardswish,
-    nn.Mish,
-    nn.SELU,
-    nn.CELU,
-    nn.Softsign,
-    nn.Flatten,
-    nn.Unflatten,
-    nn.MaxPool2d,
-    nn.AvgPool2d,
-    nn.AdaptiveAvgPool2d,
-    nn.ZeroPad2d,
-)  # treat each example by itself, and have no parameters
+RANDOM = (nn.modules.dropout._DropoutNd, nn.RReLU, nn.FractionalMaxPool2d, nn.FractionalMaxPool3d)
 
 
 def rule(layer: nn.Module, form: str) -> Rule | None:
     """Return how a layer is run for a stack, convolutions in this form if possible; None for a layer without a rule."""
-    if type(layer) in PLAIN:
-        return _plain(layer) if _keeps_examples(layer) else None
+    if _has_no_state(layer) and not isinstance(layer, RANDOM):
+        return lambda own, m, x: layer(x)
     if type(layer) is nn.Linear:
         return linear
     if type(layer) is nn.GroupNorm:
@@ -102,16 +78,10 @@ class _Linear(torch.autograd.Function):
         )
 
 
-def _plain(layer: nn.Module) -> Rule:
-    return lambda own, m, x: layer(x)
-
-
-def _keeps_examples(layer: nn.Module) -> bool:
-    if isinstance(layer, nn.Flatten):
-        return layer.start_dim >= 1
-    if isinstance(layer, nn.Unflatten):
-        return isinstance(layer.dim, int) and layer.dim != 0
-    return not getattr(layer, "return_indices", False)
+def _has_no_state(layer: nn.Module) -> bool:
+    """Return whether a layer is one of torch's without parameters, buffers and inner layers."""
+    of_torch = type(layer).__module__.startswith("torch.nn.modules.")
+    return of_torch and not layer.state_dict() and not list(layer.children())
 
 
 def _scaled(x: Tensor, own: Own, m: int, first: int) -> Tensor:

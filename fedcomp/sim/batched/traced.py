@@ -5,67 +5,18 @@ operation mixes the examples of clients. A traced pass is therefore used only if
 with those of the model itself.
 """
 
-import operator
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
-from torch.nn import functional as F
 
 from ...tasks.base import Data, Task
 from .layers import Own, Rule, rule
 from .losses import Gradients, Parameters, losses_of
 
-COMPARED = 8  # examples
+COMPARED = 8  # examples of each of two clients
 TOLERANCE = 0.02  # of the gradient's norm; convolutions on CUDA multiply with 10 bits
-FUNCTIONS = {
-    operator.add,
-    operator.mul,
-    operator.sub,
-    operator.iadd,
-    operator.getitem,
-    getattr,
-    torch.add,
-    torch.mul,
-    torch.sub,
-    torch.relu,
-    torch.tanh,
-    torch.sigmoid,
-    torch.flatten,
-    torch.transpose,
-    torch.permute,
-    torch.mean,
-    F.relu,
-    F.leaky_relu,
-    F.elu,
-    F.gelu,
-    F.silu,
-    F.tanh,
-    F.sigmoid,
-    F.softplus,
-    F.max_pool2d,
-    F.avg_pool2d,
-    F.adaptive_avg_pool2d,
-    F.pad,
-}
-METHODS = {
-    "relu",
-    "tanh",
-    "sigmoid",
-    "add",
-    "mul",
-    "flatten",
-    "view",
-    "reshape",
-    "size",
-    "mean",
-    "transpose",
-    "permute",
-    "contiguous",
-    "squeeze",
-    "unsqueeze",
-}
 
 
 class Program:
@@ -113,7 +64,7 @@ def program(model: nn.Module, form: str) -> Program | None:
     if hooked(model) or any(p.dtype != torch.float32 for p in model.parameters()):
         return None
     graph = _traced(model)
-    if graph is None or not all(map(_known, graph.nodes)):
+    if graph is None or any(node.op == "get_attr" for node in graph.nodes):
         return None
     layers = dict(model.named_modules())
     rules = {
@@ -152,17 +103,21 @@ def traced_gradients(task: Task, model: nn.Module, form: str) -> Gradients | Non
 def agrees(
     gradients: Gradients, task: Task, model: nn.Module, parameters: Parameters, data: Data
 ) -> bool:
-    """Return whether `gradients` are the model's own on the first examples, for the first client's weights and for perturbed ones.
+    """Return whether `gradients` are the model's own for two clients.
 
-    Leaves the perturbed weights in the model.
+    One has the first examples and the first client's weights, the other the last examples and perturbed weights. The latter are left in
+    the model.
     """
-    inputs, targets = data.inputs[:COMPARED], data.targets[:COMPARED]
+    inputs, targets = (
+        torch.stack([values[:COMPARED], values[-COMPARED:]])
+        for values in (data.inputs, data.targets)
+    )
     pair = {
         name: torch.stack([p[0], p[0] + _near(p[0], seed)])
         for seed, (name, p) in enumerate(parameters.items())
     }
     try:
-        found, losses = gradients(pair, torch.stack([inputs] * 2), torch.stack([targets] * 2))
+        found, losses = gradients(pair, inputs, targets)
     except (RuntimeError, ValueError, TypeError, IndexError, AttributeError) as error:
         if isinstance(error, torch.cuda.OutOfMemoryError):
             raise
@@ -173,7 +128,7 @@ def agrees(
             for name, p in pair.items():
                 own[name].copy_(p[row])
         with torch.enable_grad():
-            loss = task.loss(model(inputs.clone()), targets)
+            loss = task.loss(model(inputs[row].clone()), targets[row])
         expected = torch.autograd.grad(
             loss, [own[name] for name in pair], allow_unused=True, materialize_grads=True
         )
@@ -219,11 +174,3 @@ def _traced(model: nn.Module) -> fx.Graph | None:
         if node.op == "call_module":
             node.target = node.target.partition(".")[2]
     return graph
-
-
-def _known(node: fx.Node) -> bool:
-    if node.op == "call_function":
-        return node.target in FUNCTIONS and (node.target is not getattr or node.args[1] == "shape")
-    return node.op in ("placeholder", "output", "call_module") or (
-        node.op == "call_method" and node.target in METHODS
-    )

@@ -24,7 +24,7 @@ from ...messages import TRAIN
 from ...server.broadcasts import Broadcasts
 from ...server.exchange import Traffic
 from .packed_records import BUFFERS, Form
-from .whole_models import ADD_MOD, IDS, Model, PhaseExchange, alike
+from .whole_models import ADD_MOD, IDS, Model, PhaseExchange, inconsistent
 
 EVALUATE = "evaluate"
 HOOKS = (
@@ -69,11 +69,11 @@ class Compressed(Strategy):
         self.rejections: dict[tuple[int, str], list[Rejection]] = {}
         self.model: Model | None = None
         self._training = secrets.token_hex(8)
-        self._asked: dict[str, PhaseExchange] = {}  # by phase
+        self._exchanges: dict[str, PhaseExchange] = {}  # by phase
         self._asked_to_train, self._accepted = 0, 0  # clients, over the rounds of a run
         self._last_rejection = ""  # of an update
-        self._own = {name: getattr(strategy, name) for name in HOOKS}  # the strategy's steps
-        self._keeper(Layout.flat(1))
+        self._hooks = {name: getattr(strategy, name) for name in HOOKS}  # the strategy's steps
+        self._downlink_memory(Layout.flat(1))
 
     # Flower's loop.
 
@@ -121,27 +121,27 @@ class Compressed(Strategy):
     ) -> Iterable[Message]:
         """Return the wrapped strategy's messages, with the model replaced by the broadcasts that each node has missed."""
         messages = self._packed(server_round, TRAIN, arrays, config, grid)
-        self._asked_to_train += len(self._asked[TRAIN].assignments)
+        self._asked_to_train += len(self._exchanges[TRAIN].assignments)
         return messages
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Have the wrapped strategy aggregate the clients' whole models. Return the model that clients will have after the broadcast."""
-        asked = self._asked.setdefault(TRAIN, PhaseExchange(server_round, TRAIN))
-        opened = self._opened(asked, replies)
-        arrays, metrics = self._own["aggregate_train"](server_round, opened)
+        exchange = self._exchanges.setdefault(TRAIN, PhaseExchange(server_round, TRAIN))
+        opened = self._opened(exchange, replies)
+        arrays, metrics = self._hooks["aggregate_train"](server_round, opened)
         if arrays is not None and self.model is not None:
             nodes = [reply.metadata.src_node_id for reply in opened if not reply.has_error()]
             try:
                 self.model.advance(server_round, arrays)
             except NonFiniteError as error:
-                self._reject(asked, nodes, f"the strategy's result cannot be used: {error}")
+                self._reject(exchange, nodes, f"the strategy's result cannot be used: {error}")
                 return None, None
-            self.model.accept(asked, [node % IDS for node in nodes])
+            self.model.accept(exchange, [node % IDS for node in nodes])
             self._accepted += len(nodes)
             arrays = self.model.arrays
-        self._tell(asked)
+        self._log_traffic(exchange)
         return arrays, metrics
 
     def configure_evaluate(
@@ -153,14 +153,14 @@ class Compressed(Strategy):
     def aggregate_evaluate(
         self, server_round: int, replies: Iterable[Message]
     ) -> MetricRecord | None:
-        asked = self._asked.setdefault(EVALUATE, PhaseExchange(server_round, EVALUATE))
-        metrics = self._own["aggregate_evaluate"](server_round, self._opened(asked, replies))
-        self._tell(asked)
+        exchange = self._exchanges.setdefault(EVALUATE, PhaseExchange(server_round, EVALUATE))
+        metrics = self._hooks["aggregate_evaluate"](server_round, self._opened(exchange, replies))
+        self._log_traffic(exchange)
         return metrics
 
     def summary(self) -> None:
         log.info("\t├──> Compressed: uplink %s, downlink %s", self.uplink, self.downlink)
-        self._own["summary"]()
+        self._hooks["summary"]()
 
     # The wire.
 
@@ -174,54 +174,54 @@ class Compressed(Strategy):
                 )
             tickets = self.model.tickets if self.model else {}
             cached_bytes = int(self.cache * 4 * form.layout.numel)
-            keeper = self._keeper(form.layout)
+            kept = self._downlink_memory(form.layout)
             broadcasts = Broadcasts(
-                form.vector(arrays), form.layout, self.downlink, keeper, cached_bytes
+                form.vector(arrays), form.layout, self.downlink, kept, cached_bytes
             )
-            told = {
+            announced = {
                 "training": self._training,
                 "uplink": str(self.uplink),
                 "downlink": str(self.downlink),
                 "layout": form.layout.fingerprint,
                 "seed": str(self.seed),
             }
-            self.model = Model(arrays, form, self.uplink, broadcasts, self.seed, told, tickets)
+            self.model = Model(arrays, form, self.uplink, broadcasts, self.seed, announced, tickets)
         return self.model.arrays
 
-    def _keeper(self, layout: Layout) -> Memory:
+    def _downlink_memory(self, layout: Layout) -> Memory:
         """Return the downlink's memory. Raises ConfigError for a memory that does not suit a downlink."""
         try:
-            keeper = memory(self.downlink_memory, self.downlink, layout.numel, layout)
+            kept = memory(self.downlink_memory, self.downlink, layout.numel, layout)
         except MismatchError as error:
             error.memory, error.uplink = "downlink_memory", "downlink"
             raise
-        if keeper.counterpart is not None or keeper.only_under or keeper.needs_moments:
+        if kept.counterpart is not None or kept.only_under or kept.needs_moments:
             raise ConfigError(
-                f"downlink_memory '{keeper.name}' keeps something on both sides, or needs local steps; use 'residual'"
+                f"downlink_memory '{kept.name}' keeps something on both sides, or needs local steps; use 'residual'"
             )
-        return keeper
+        return kept
 
     def _packed(
         self, round: int, phase: str, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> list[Message]:
         """Return the wrapped strategy's messages of a phase with the model packed."""
         arrays = self._current(arrays)
-        asked = self._asked[phase] = PhaseExchange(round, phase)
-        self.traffic[round, phase], self.rejections[round, phase] = asked.traffic, []
-        messages = list(self._own[f"configure_{phase}"](round, arrays, config, grid) or [])
+        exchange = self._exchanges[phase] = PhaseExchange(round, phase)
+        self.traffic[round, phase], self.rejections[round, phase] = exchange.traffic, []
+        messages = list(self._hooks[f"configure_{phase}"](round, arrays, config, grid) or [])
         for message in messages:
             for key, record in message.content.items():
                 if isinstance(record, ArrayRecord) and self.model.holds(record):
-                    self.model.pack(message, key, asked)
+                    self.model.pack(message, key, exchange)
                     break
         return messages
 
-    def _opened(self, asked: PhaseExchange, replies: Iterable[Message]) -> list[Message]:
+    def _opened(self, exchange: PhaseExchange, replies: Iterable[Message]) -> list[Message]:
         """Return replies as the wrapped strategy expects them. Errors, and replies to uncompressed messages, are passed on unchanged."""
         opened, others = [], []
         for reply in replies:
             node = reply.metadata.src_node_id
-            if node not in asked.assignments:
+            if node not in exchange.assignments:
                 others.append(reply)
                 continue
             try:
@@ -229,35 +229,37 @@ class Compressed(Strategy):
                     self.model.check_error(reply)
                     others.append(reply)
                 else:
-                    self.model.open(reply, asked)
+                    self.model.open(reply, exchange)
                     opened.append(reply)
             except FedcompError as error:
-                self._reject(asked, [node], str(error))
+                self._reject(exchange, [node], str(error))
         weight = weighted_by(self.strategy)
-        faults = alike(opened, weight, asked.phase == TRAIN) if weight else {}
+        faults = inconsistent(opened, weight, exchange.phase == TRAIN) if weight else {}
         for i, reason in faults.items():
-            self._reject(asked, [opened[i].metadata.src_node_id], reason)
+            self._reject(exchange, [opened[i].metadata.src_node_id], reason)
         return [reply for i, reply in enumerate(opened) if i not in faults] + others
 
-    def _reject(self, asked: PhaseExchange, nodes: Iterable[int], reason: str) -> None:
+    def _reject(self, exchange: PhaseExchange, nodes: Iterable[int], reason: str) -> None:
         for node in nodes:
-            self.rejections.setdefault((asked.round, asked.phase), []).append(
+            self.rejections.setdefault((exchange.round, exchange.phase), []).append(
                 Rejection(node % IDS, "reply", reason)
             )
-            log.warning("%s: the reply of client %d was rejected: %s", asked.phase, node, reason)
-            if asked.phase == TRAIN:
+            log.warning("%s: the reply of client %d was rejected: %s", exchange.phase, node, reason)
+            if exchange.phase == TRAIN:
                 self._last_rejection = f"client {node}: {reason}"
 
-    def _tell(self, asked: PhaseExchange) -> None:
+    def _log_traffic(self, exchange: PhaseExchange) -> None:
         """Log the bytes of a phase, and those of the same exchanges without compression."""
         dense = 4 * self.model.form.layout.numel if self.model else 0
-        ways = [("down to", asked.traffic.downlink, len(asked.assignments))]
-        ways += [("up from", asked.traffic.uplink, len(asked.tickets))] * (asked.phase == TRAIN)
+        ways = [("down to", exchange.traffic.downlink, len(exchange.assignments))]
+        ways += [("up from", exchange.traffic.uplink, len(exchange.tickets))] * (
+            exchange.phase == TRAIN
+        )
         for way, counted, clients in ways:
             size = f"{sum(counted.values()):,}"
             log.info(
                 "%s: %s bytes %s %d clients (uncompressed %s)",
-                asked.phase,
+                exchange.phase,
                 size,
                 way,
                 clients,

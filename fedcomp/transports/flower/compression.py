@@ -40,8 +40,8 @@ Mod = Callable[[Message, Context, ClientAppCallable], Message]
 
 RUNS = 4  # newest runs whose state is kept
 TICKET_BYTES = 16
-# Values that the server names. A state that was stored under other values is not used.
-TOLD = ("training", "uplink", "downlink", "layout")
+# Values that the server announces. A state that was stored under other values is not used.
+ANNOUNCED = ("training", "uplink", "downlink", "layout")
 HEAD = "head"  # of a stored state
 
 
@@ -179,7 +179,7 @@ class AppClient:
 
     def __init__(self, id: int, run: dict[str, str], form: Form, seed: int):
         self.id, self.form = id, form
-        self.run = run  # the server's values of TOLD, and the memory
+        self.run = run  # the server's values of ANNOUNCED, and the memory
         layout = form.layout
         self.replica = Replica(torch.zeros(layout.numel), layout, codec(run["downlink"]))
         self.replica.restore(self.replica.weights, "")
@@ -242,20 +242,20 @@ class StoredState:
 
     def arrive(self, assignment: Assignment) -> AppClient:
         """Settle the pending proposal and move to the assignment's version. Raise NeedDense with the saved state unchanged."""
-        told = context_of(assignment).announced
+        announced = context_of(assignment).announced
         try:
-            run = {name: told[name].decode() for name in TOLD} | {"memory": self.memory}
-            seed = int(told["seed"])
+            run = {name: announced[name].decode() for name in ANNOUNCED} | {"memory": self.memory}
+            seed = int(announced["seed"])
         except (KeyError, ValueError) as error:
             raise ProtocolError(
                 "the message lacks a field that clients need; install the same version of fedcomp on both sides"
             ) from error
         client = self._load(assignment.client, run, seed)
         if client is None:
-            if "form" not in told:
+            if "form" not in announced:
                 raise NeedDense(f"no state of this run is stored in {self.place}")
-            client = AppClient(assignment.client, run, Form.unpack(told["form"]), seed)
-        data = told.get("taken", b"")
+            client = AppClient(assignment.client, run, Form.unpack(announced["form"]), seed)
+        data = announced.get("taken", b"")
         taken = [data[i : i + TICKET_BYTES].decode() for i in range(0, len(data), TICKET_BYTES)]
         accepted = client.state.ticket if client.state.ticket in taken else assignment.accepted
         client.session.download(replace(assignment, accepted=accepted))

@@ -24,11 +24,7 @@ from .records import MESSAGE, from_records, to_records
 
 NUMPY = "numpy.ndarray"  # Flower's own form of an array
 FLOATS = ("float16", "float32", "float64")
-BUFFERS = (
-    "*running_mean",
-    "*running_var",
-    "*num_batches_tracked",
-)  # of torch's batch normalisation
+BUFFERS = "*running_mean", "*running_var", "*num_batches_tracked"  # of batch normalisation
 
 
 @dataclass
@@ -44,20 +40,14 @@ class Parcel(Values):
     def of(
         cls, message: Values, record: str = "", whole: Mapping[str, Array] | None = None
     ) -> Self:
-        whole = whole or {}
-        heads = [
-            [name, array.dtype, list(array.shape), array.stype] for name, array in whole.items()
-        ]
-        return cls(
-            message.pack(), record, json.dumps(heads), [array.data for array in whole.values()]
-        )
+        arrays = (whole or {}).items()
+        heads = json.dumps([[name, a.dtype, list(a.shape), a.stype] for name, a in arrays])
+        return cls(message.pack(), record, heads, [array.data for _, array in arrays])
 
     @classmethod
     def take(cls, content: RecordDict) -> Self:
         """Return the parcel in a message's records. Raises ProtocolError if there is none."""
-        return from_records(
-            RecordDict({MESSAGE: content[MESSAGE]} if MESSAGE in content else {}), cls
-        )
+        return from_records(content, cls)
 
     def put(self, content: RecordDict, instead: str) -> RecordDict:
         """Return a message's records with this parcel in place of the record `instead`, or at the end if there is no such record."""
@@ -70,11 +60,8 @@ class Parcel(Values):
         """Return a message's records with `arrays` in place of this parcel. Raises ProtocolError if the record's key is in use."""
         if self.record in content:
             raise ProtocolError(f"the message has a record '{self.record}' already")
-        named = {
-            self.record if key == MESSAGE else key: arrays if key == MESSAGE else record
-            for key, record in content.items()
-        }
-        return RecordDict({key: record for key, record in named.items() if record is not None})
+        put = [(self.record, arrays) if key == MESSAGE else (key, r) for key, r in content.items()]
+        return RecordDict({key: record for key, record in put if record is not None})
 
     @cached_property
     def whole(self) -> dict[str, Array]:
@@ -101,15 +88,11 @@ class Form:
 
         def dtype(name: str, array: Array) -> str:
             floats = array.stype == NUMPY and array.dtype in FLOATS
-            return (
-                array.dtype
-                if floats and not any(fnmatchcase(name, pattern) for pattern in whole)
-                else ""
-            )
+            named = any(fnmatchcase(name, pattern) for pattern in whole)
+            return array.dtype if floats and not named else ""
 
-        return cls(
-            tuple((name, tuple(array.shape), dtype(name, array)) for name, array in record.items())
-        )
+        arrays = record.items()
+        return cls(tuple((name, tuple(a.shape), dtype(name, a)) for name, a in arrays))
 
     def pack(self) -> bytes:
         return json.dumps(self.arrays, separators=(",", ":")).encode()
@@ -126,10 +109,9 @@ class Form:
             raise ProtocolError(
                 "the names and shapes of the model's arrays cannot be read"
             ) from error
-        if not all(
-            dtype in ("", *FLOATS) and min(shape, default=0) >= 0 for _, shape, dtype in arrays
-        ):
-            raise ProtocolError("the model has arrays that do not fit into a vector")
+        for _, shape, dtype in arrays:
+            if dtype not in ("", *FLOATS) or min(shape, default=0) < 0:
+                raise ProtocolError("the model has arrays that do not fit into a vector")
         return cls(arrays)
 
     @cached_property
@@ -137,22 +119,21 @@ class Form:
         return Layout.from_shapes({name: shape for name, shape, dtype in self.arrays if dtype})
 
     @cached_property
+    def _shapes(self) -> dict[str, tuple[int, ...]]:
+        return {name: shape for name, shape, _ in self.arrays}
+
+    @cached_property
     def _whole(self) -> set[str]:
         return {name for name, _, dtype in self.arrays if not dtype}
 
     def given(self, vector: Tensor, record: ArrayRecord) -> Tensor:
         """Return the vector as `record`, made from it, holds it: rounded where an array is float16, else `vector` itself."""
-        return (
-            self.vector(record)
-            if any(dtype == "float16" for _, _, dtype in self.arrays)
-            else vector
-        )
+        rounded = any(dtype == "float16" for _, _, dtype in self.arrays)
+        return self.vector(record) if rounded else vector
 
     def fits(self, record: ArrayRecord) -> bool:
         """Return whether a record has these names and shapes, in any order."""
-        return {name: tuple(array.shape) for name, array in record.items()} == {
-            name: shape for name, shape, _ in self.arrays
-        }
+        return {name: tuple(array.shape) for name, array in record.items()} == self._shapes
 
     def vector(self, record: ArrayRecord) -> Tensor:
         """Return a record's vector [numel] in new memory, float32. Raises ProtocolError if an array is malformed or of another shape."""
@@ -164,9 +145,8 @@ class Form:
                 raise ProtocolError(
                     f"array '{entry.name}' is {given}, the model's has {list(entry.shape)}"
                 )
-            vector[entry.span] = torch.from_numpy(
-                np.ascontiguousarray(values, np.float32).reshape(-1)
-            )
+            flat = np.ascontiguousarray(values, np.float32).reshape(-1)
+            vector[entry.span] = torch.from_numpy(flat)
         return vector
 
     def whole(self, record: Mapping[str, Array]) -> dict[str, Array]:
@@ -179,14 +159,13 @@ class Form:
             raise ProtocolError(
                 f"arrays {sorted(set(whole) ^ self._whole)[:3]} are missing, or not part of the model"
             )
-        shapes = {name: shape for name, shape, _ in self.arrays}
         for name, array in whole.items():
             if array.stype != NUMPY:
                 continue
-            values = values_of(name, array)
-            if values.shape != shapes[name] or tuple(array.shape) != shapes[name]:
+            values, shape = values_of(name, array), self._shapes[name]
+            if values.shape != shape or tuple(array.shape) != shape:
                 raise ProtocolError(
-                    f"array '{name}' has the shape {list(values.shape)}, the model's has {list(shapes[name])}"
+                    f"array '{name}' has the shape {list(values.shape)}, the model's has {list(shape)}"
                 )
             if values.dtype.kind == "f" and not np.isfinite(values).all():
                 raise ProtocolError(f"array '{name}' holds NaN or infinity")

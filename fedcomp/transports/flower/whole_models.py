@@ -8,14 +8,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import torch
-from flwr.app import ArrayRecord, Message
+from flwr.app import Array, ArrayRecord, Message
 
 from ... import seeds
 from ...codecs import Codec
 from ...errors import ConfigError, NonFiniteError, ProtocolError
 from ...messages import DENSE, NEED_DENSE, UPDATE, Assignment, Report
 from ...server.broadcasts import Broadcasts
-from ...server.exchange import Traffic
+from ...server.exchange import Traffic, check_addressee, check_version
 from .packed_records import Form, Parcel
 from .records import MESSAGE
 
@@ -35,59 +35,57 @@ class PhaseExchange:
     tickets: dict[int, str] = field(default_factory=dict)  # of opened updates, by client
 
 
+@dataclass(eq=False)
 class Model:
-    """A model whose broadcasts keep clients up to date. `arrays` is the model as a Flower record.
+    """A model whose broadcasts keep clients up to date."""
 
-    `told` has the values that each message names. Its "training" is a unique name: a client that has stored the state of another
-    training discards it. `tickets` has the ticket of each client's last accepted update.
-    """
+    arrays: ArrayRecord  # the model as a Flower record
+    form: Form
+    uplink: Codec
+    broadcasts: Broadcasts
+    seed: int
+    # Values that each message announces. "training" is unique: clients discard the state of another one.
+    announced: dict[str, str]
+    tickets: dict[int, str]  # of each client's last accepted update
+    versions: dict[int, str] = field(default_factory=dict)  # that each client last reported
 
-    def __init__(
-        self,
-        arrays: ArrayRecord,
-        form: Form,
-        uplink: Codec,
-        broadcasts: Broadcasts,
-        seed: int,
-        told: dict[str, str],
-        tickets: dict[int, str],
-    ):
-        self.arrays, self.form, self.uplink, self.broadcasts = arrays, form, uplink, broadcasts
-        self.seed, self.tickets, self._told = seed, tickets, told
-        self.whole = form.whole(arrays)
-        self.versions: dict[int, str] = {}  # that each client last reported
+    @property
+    def whole(self) -> dict[str, Array]:
+        """The arrays that are sent whole."""
+        return self.form.whole(self.arrays)
 
     def holds(self, arrays: ArrayRecord) -> bool:
         """Return whether a record equals the present model."""
         if arrays is self.arrays:
             return True
-        if not self.form.fits(arrays) or any(
-            arrays[name].data != array.data for name, array in self.whole.items()
-        ):
+        if not self.form.fits(arrays):
             return False
-        return torch.equal(
-            self.form.vector(arrays), self.form.given(self.broadcasts.weights, self.arrays)
-        )
+        same = all(arrays[name].data == array.data for name, array in self.whole.items())
+        return same and torch.equal(self.form.vector(arrays), self._given())
 
-    def pack(self, message: Message, key: str, asked: PhaseExchange) -> None:
+    def _given(self) -> torch.Tensor:
+        """Return the weights as clients are given them."""
+        return self.form.given(self.broadcasts.weights, self.arrays)
+
+    def pack(self, message: Message, key: str, exchange: PhaseExchange) -> None:
         """Replace the record `key` by the broadcasts that the node has missed. Raises ConfigError for its second message in a phase."""
         node = message.metadata.dst_node_id
-        if node in asked.assignments:
+        if node in exchange.assignments:
             raise ConfigError(
                 f"the strategy sends node {node} two messages in one round; compressed updates need one a node and round"
             )
         b, client = self.broadcasts, node % IDS
         known = client in self.versions
         download = b.download(self.versions[client]) if known else b.dense()
-        told = dict(self._told)
+        values = dict(self.announced)
         if download.form == DENSE:
-            told["form"] = self.form.pack().decode()
+            values["form"] = self.form.pack().decode()
         if not known and self.tickets:
-            told["taken"] = "".join(self.tickets.values())
-        announced = [part.encode() for pair in told.items() for part in pair]
+            values["taken"] = "".join(self.tickets.values())
+        announced = [part.encode() for pair in values.items() for part in pair]
         assignment = Assignment(
-            asked.round,
-            asked.phase,
+            exchange.round,
+            exchange.phase,
             client,
             download.form,
             download.base,
@@ -97,45 +95,37 @@ class Model:
             self.tickets.get(client, ""),
             announced,
         )
-        asked.assignments[node] = assignment
+        exchange.assignments[node] = assignment
         parcel = Parcel.of(assignment, key, self.whole)
-        asked.traffic.sent(
+        exchange.traffic.sent(
             client, download, [*announced, *parcel.bodies], first=not known, newest=b.newest_bytes
         )
         message.content = parcel.put(message.content, key)
 
-    def open(self, reply: Message, asked: PhaseExchange) -> None:
+    def open(self, reply: Message, exchange: PhaseExchange) -> None:
         """Replace the frame in a reply by the client's whole model. Raises FedcompError for a reply that cannot be used."""
         node = reply.metadata.src_node_id
-        assignment = asked.assignments[node]
-        if node in asked.answered:
+        if node in exchange.answered:
             raise ProtocolError("the node has answered already")
-        asked.answered.add(node)
+        exchange.answered.add(node)
         if MESSAGE not in reply.content:
             raise ProtocolError(f"it sent an uncompressed record; {ADD_MOD}")
         parcel = Parcel.take(reply.content)
         report = Report.unpack(parcel.message)
-        a = assignment
-        if (report.client, report.round, report.phase) != (a.client, a.round, a.phase):
-            raise ProtocolError(
-                f"the reply names client {report.client}, round {report.round}, phase '{report.phase}'"
-            )
+        check_addressee(report, exchange.assignments[node])
         size = len(report.frame) + sum(map(len, parcel.bodies))
-        asked.traffic.uplink[report.client] += size
+        exchange.traffic.uplink[report.client] += size
         if report.version:
             self.versions[report.client] = report.version
         if report.kind == NEED_DENSE:
             self.versions.pop(report.client, None)
         if report.kind != UPDATE:
             raise ProtocolError(f"{report.stage}: {report.reason}")
-        if (report.version, report.fingerprint) != (a.version, a.fingerprint):
-            raise ProtocolError(
-                f"the reply was made from version {report.version[:8]}, but the round's version is {a.version[:8]}"
-            )
+        check_version(report, exchange.assignments[node])
         arrays = self._trained(report, parcel) if parcel.record else None
         reply.content = parcel.replaced(reply.content, arrays)
         if arrays is not None:
-            asked.tickets[report.client] = report.ticket
+            exchange.tickets[report.client] = report.ticket
 
     def check_error(self, reply: Message) -> None:
         """Raise ProtocolError for the error of a client that never sent a compressed record: it may lack the mod."""
@@ -154,10 +144,10 @@ class Model:
         self.form.check_whole(parcel.whole)
         return self.form.record(weights, parcel.whole)
 
-    def accept(self, asked: PhaseExchange, clients: Iterable[int]) -> None:
+    def accept(self, exchange: PhaseExchange, clients: Iterable[int]) -> None:
         """Record clients whose updates the strategy accepted. The next message to each of them says so."""
         self.tickets |= {
-            client: asked.tickets[client] for client in clients if asked.tickets.get(client)
+            client: exchange.tickets[client] for client in clients if exchange.tickets.get(client)
         }
 
     def advance(self, round: int, arrays: ArrayRecord) -> None:
@@ -169,17 +159,14 @@ class Model:
             raise ProtocolError(
                 "the strategy returned arrays of other names or shapes than the model's"
             )
-        update = self.form.vector(arrays).sub_(
-            self.form.given(self.broadcasts.weights, self.arrays)
-        )
+        update = self.form.vector(arrays).sub_(self._given())
         broadcast = self.broadcasts.prepare(round, update, seeds.key(self.seed, "downlink", round))
         if broadcast is not None:
             self.broadcasts.publish(broadcast)
-        self.whole = self.form.whole(arrays)
-        self.arrays = self.form.record(self.broadcasts.weights, self.whole)
+        self.arrays = self.form.record(self.broadcasts.weights, self.form.whole(arrays))
 
 
-def alike(replies: Sequence[Message], weight: str, trained: bool) -> dict[int, str]:
+def inconsistent(replies: Sequence[Message], weight: str, trained: bool) -> dict[int, str]:
     """Return why replies cannot be averaged with the others, by index: Flower's own averages would raise an error and end the run.
 
     Each reply needs one MetricRecord with the positive number `weight` and, if `trained`, one ArrayRecord. The keys must be those of

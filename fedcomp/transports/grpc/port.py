@@ -4,6 +4,7 @@ All code here runs in that loop. It reports events to the owner of the port, suc
 """
 
 import asyncio
+import resource
 import time
 from collections import Counter
 from collections.abc import AsyncIterable, Callable, Iterable
@@ -14,6 +15,7 @@ import grpc
 
 from ... import __version__
 from ...errors import ConfigError, ProtocolError
+from ...keys.connection import join_address
 from ...messages import Assignment, Farewell, Presence, Report
 from ...server.transport import CUT_OFF, GRACE_S, Lost
 from . import relay_wire, wire
@@ -45,6 +47,7 @@ FAREWELL_S = 10.0  # for clients to leave after the farewell
 PING_TICKS = 8  # of silence, after which the client is pinged
 SILENT_TICKS = 16  # of silence, after which the client counts as lost
 SPARE_CONNECTIONS = 4096  # besides one for each client, for half-open connections
+SPARE_FILES = 256  # descriptors that the process needs besides connections
 
 EXPELLED = "its key is no longer accepted"
 LONGEST_REASON = 1000  # characters, of the reason in a presence
@@ -52,7 +55,7 @@ HEAD_BYTES = 4096  # largest report without its frame
 REPORT_BYTES = 1024  # the same for each client of a relay in a message with several reports
 RELAY_GRACE_S = 15.0  # for the clients of a lost relay, which may have to be started again
 # A connection is cut if it receives more bytes than FLOOD_BYTES, twice those of its messages, and an eighth of those that it sent.
-FLOOD_BYTES = 8 << 20
+FLOOD_BYTES = 4 << 20
 FLOOD_PAUSE_S = 60.0  # in which a client that was cut for this may not join
 
 
@@ -75,18 +78,29 @@ class Port:
         self._farewell: Farewell | None = None
         self._ended: dict[int, Traffic] = {}  # by client, of streams that ended
 
+    @property
+    def clients(self) -> int:
+        """The number of joined clients."""
+        return len(self._joined)
+
+    @property
+    def waiting(self) -> bool:
+        """Whether an assignment is open."""
+        return bool(self._open)
+
     # The server.
 
-    async def serve(self, started: Callable[[int], None], connections: int) -> None:
+    async def serve(self, started: Callable[[int], None]) -> None:
         """Listen until `stop`, and call `started` with the number of the port. Raises ConfigError if it cannot be opened."""
         s = self.settings
+        connections = allow_connections(s.clients + SPARE_CONNECTIONS)
         server = grpc.aio.server(options=server_options(connections))
         handler = grpc.stream_stream_rpc_method_handler(self._attend)
         name = wire.METHOD.rpartition("/")[2]
         server.add_generic_rpc_handlers(
             (grpc.method_handlers_generic_handler(wire.SERVICE, {name: handler}),)
         )
-        where = f"[{s.address}]:{s.port}" if ":" in s.address else f"{s.address}:{s.port}"
+        where = join_address(s.address, s.port)
         try:
             if s.credentials is None:
                 port = server.add_insecure_port(where)
@@ -123,10 +137,8 @@ class Port:
         while True:
             await asyncio.sleep(self.settings.silence_s / SILENT_TICKS)
             if self.traffic is not None:
-                self.traffic.find()
-            for stream in [*self._streams]:
-                self._count(stream)
-                self._cut_flood(stream)
+                self._read_all(self.traffic)
+                self._cut_floods(self.traffic)
             joined = [self._joined.get(client) for client in self._open]
             waiting = {stream for stream in joined if isinstance(stream, Stream)}
             waiting |= {open.relay.stream for open in self._open.values() if open.relay is not None}
@@ -141,18 +153,23 @@ class Port:
                     stream.pinged = True
                     stream.put([wire.PING])
 
-    def _cut_flood(self, stream: Stream) -> None:
-        """Cut a connection that receives far more bytes than its messages have, such as HTTP/2 pings."""
-        received, sent = stream.counted
-        if received <= FLOOD_BYTES + 2 * stream.received + sent // 8 or stream.closing:
-            return
-        self.refused["flood"] += 1
-        name = f"relay {stream.relay_id}" if stream.relay else f"client {stream.client}"
-        self._warn(f"{name} sent {received} bytes around its messages, and its connection was cut")
-        self._rate.pause(
-            self._relay_identity(stream) if stream.relay else stream.identity, FLOOD_PAUSE_S
-        )
-        self._drop(stream)
+    def _cut_floods(self, traffic: PortTraffic) -> None:
+        """Cut connections that receive far more bytes than their messages have, such as HTTP/2 pings."""
+        streams = {stream.peer: stream for stream in self._streams}
+        for peer, (received, sent) in traffic.readings():
+            stream = streams.get(peer)
+            messages = 0 if stream is None else stream.received
+            if received <= FLOOD_BYTES + 2 * messages + sent // 8:
+                continue
+            if stream is None:
+                traffic.cut(peer)
+            elif not stream.closing:
+                self.refused["flood"] += 1
+                name = f"relay {stream.relay_id}" if stream.relay else f"client {stream.client}"
+                self._warn(f"{name} sent {received} bytes around its messages and was cut off")
+                identity = self._relay_identity(stream) if stream.relay else stream.identity
+                self._rate.pause(identity, FLOOD_PAUSE_S)
+                self._drop(stream)
 
     # Streams.
 
@@ -523,7 +540,7 @@ class Port:
         """Close the open assignment of a client, and return the event."""
         open = self._open.pop(client)
         open.stop_timer()
-        return Answered(client, open.sequence, answer, time.monotonic())
+        return Answered(open.sequence, open.assignment, answer, time.monotonic())
 
     def _warn(self, sentence: str) -> None:
         self.emit(Warned(sentence))
@@ -626,22 +643,46 @@ class Port:
         farewell = wire.encode(Kind.FAREWELL, self._farewell, self.settings.invitation)
         stream.put(wire.split(farewell))
 
+    def _read_all(self, traffic: PortTraffic) -> Traffic:
+        """Read the byte counters of all connections, and return their sum with those that have ended."""
+        total, readings = traffic.total(), dict(traffic.readings())
+        for stream in self._streams:
+            stream.counted = readings.get(stream.peer, stream.counted)
+        return total
+
     async def read_traffic(self) -> TrafficReport | None:
         if self.traffic is None:
             return None
-        total, by_client = self.traffic.total(), dict(self._ended)
+        total, by_client = self._read_all(self.traffic), dict(self._ended)
         for stream in self._streams:
             if stream.client >= 0:
-                stream.counted = self.traffic.last(stream.peer) or stream.counted
                 so_far = by_client.get(stream.client, Traffic())
                 by_client[stream.client] = so_far.plus(stream.counted)
         return TrafficReport(total, by_client)
 
     async def counts(self) -> dict[str, int]:
         """Return the numbers of joined clients, streams, relays and refusals, and of connections if the platform counts them."""
-        counts = {"clients": len(self._joined), "streams": len(self._streams)}
+        counts = {"clients": self.clients, "streams": len(self._streams)}
         counts["relays"] = len(self._relays)
         if self.traffic is not None:
             self.traffic.total()
             counts["connections"] = self.traffic.connections
         return counts | {f"refused: {why}": count for why, count in self.refused.items()}
+
+
+def allow_connections(wanted: int) -> int:
+    """Raise the limit of open files for `wanted` connections, as far as allowed. Return how many it permits, at most `wanted`.
+
+    Raises ConfigError if the limit is too low for any clients.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    files = wanted + SPARE_FILES
+    if soft == resource.RLIM_INFINITY or soft >= files:
+        return wanted
+    soft = files if hard == resource.RLIM_INFINITY else min(hard, files)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    if soft <= 2 * SPARE_FILES:
+        raise ConfigError(
+            f"the limit of {soft} open files is too low for clients; raise it with ulimit -n"
+        )
+    return min(wanted, soft - SPARE_FILES)

@@ -22,9 +22,8 @@ from ..relays import add_frames, can_add
 from . import relay_wire, wire
 from .client import GrpcConnection
 from .credentials import Credentials
-from .port import SPARE_CONNECTIONS, Port
+from .port import Port
 from .relay_wire import AssignmentId, Bundle, Disconnect
-from .server import allow_connections
 from .stream import Answered, Event, Heard, Joined, Left, Open, Settings, Warned
 from .wire import Kind, Reader, Refused, Terms
 
@@ -76,46 +75,6 @@ class RelayConnection(GrpcConnection):
 
 
 @dataclass
-class Relay:
-    """A relay: serves clients on a port of this machine while the connection to its server lasts.
-
-    `opened` is called with the port's number and the terms of the run, `changed` with the new number of connected clients, and `warn`
-    with each warning. All three are called in the I/O thread.
-    """
-
-    server: str  # host:port
-    address: str
-    port: int
-    credentials: Credentials | None
-    opened: Callable[[int, Terms], None]
-    changed: Callable[[int], None]
-    warn: Callable[[str], None]
-
-    async def run(self) -> Farewell:
-        """Serve until the run is over and return the farewell.
-
-        Raises UnreachableError if the server cannot be reached or is lost, and UserError if it refuses this relay.
-        """
-        async with RelayConnection(self.server, self.credentials) as connection:
-            messages = connection.messages()
-            terms = await anext(messages)
-            if isinstance(terms, Refused):
-                raise _error(terms)
-            if not isinstance(terms, Terms):
-                raise UserError(f"{self.server} does not answer as a server of this version does")
-            return await _Session(self, connection, terms).run(messages)
-
-
-def _error(refused: Refused) -> UserError:
-    """Return the error for a REFUSED from the server: UnreachableError if the relay may try again."""
-    return (
-        UnreachableError(refused.sentence, "starting")
-        if refused.again
-        else UserError(refused.sentence)
-    )
-
-
-@dataclass
 class Reports:
     """Reports that are sent in one message. If their frames are to be added, the server receives all of them or none."""
 
@@ -128,35 +87,84 @@ class Reports:
         return sum(len(report.frame) for _, report, _ in self.answers)
 
 
-class _Session:
-    """One connection to a server, and the clients that are served with it."""
+class Relay:
+    """One connection to a server, and the clients that a port of this machine serves while the connection lasts.
 
+    `opened` is called with the port's number and the terms of the run, `changed` with the new number of connected clients, and `warn`
+    with each warning. All three are called in the I/O thread.
+    """
+
+    connection: RelayConnection
+    terms: Terms
+    port: Port
     problem = ""  # the relay always knows which keys are accepted
 
-    def __init__(self, relay: Relay, connection: RelayConnection, terms: Terms):
-        self.relay, self.connection, self.terms = relay, connection, terms
-        self.clients: set[int] = set()
+    def __init__(
+        self,
+        server: str,
+        address: str,
+        port: int,
+        credentials: Credentials | None,
+        *,
+        opened: Callable[[int, Terms], None],
+        changed: Callable[[int], None],
+        warn: Callable[[str], None],
+    ):
+        self.server, self.address, self.port_number = server, address, port
+        self.credentials = credentials
+        self.opened, self.changed, self.warn = opened, changed, warn
         self.served = False  # whether a client has joined
         self.joined_s: dict[int, list[float]] = {}  # the last two joins since a DISCONNECT
         self.ids: dict[bytes, int] = {}  # key hash → logical id
-        self.open: dict[int, tuple[int, Assignment]] = {}  # by client, with its sequence number
         self.to_add: dict[int, Answer] = {}  # by client, reports whose frames are not added yet
         self.sum_timer: asyncio.TimerHandle | None = None
         self.waiting = True  # for open assignments before frames are added; ends with `sum_timer`
         self.outgoing: deque[list[bytes] | Reports] = deque()
         self.news = asyncio.Event()
-        self.codec = codec(terms.codec) if terms.codec else None
-        self.layout = Layout.from_shapes(json.loads(terms.shapes)) if terms.codec else None
-        settings = Settings(
-            relay.address,
-            relay.port,
-            terms.invitation,
-            terms.clients,
-            terms.largest_report,
-            relay.credentials,
-            self,
-        )
-        self.port = Port(settings, self._handle_event)
+
+    async def run(self) -> Farewell:
+        """Serve until the run is over and return the farewell. Call this once.
+
+        Raises UnreachableError if the server cannot be reached or is lost, and UserError if it refuses this relay.
+        """
+        async with RelayConnection(self.server, self.credentials) as self.connection:
+            messages = self.connection.messages()
+            terms = await anext(messages)
+            if isinstance(terms, Refused):
+                raise _error(terms)
+            if not isinstance(terms, Terms):
+                raise UserError(f"{self.server} does not answer as a server of this version does")
+            self.terms = terms
+            self.codec = codec(terms.codec) if terms.codec else None
+            self.layout = Layout.from_shapes(json.loads(terms.shapes)) if terms.codec else None
+            where = self.address, self.port_number, terms.invitation, terms.clients
+            settings = Settings(*where, terms.largest_report, self.credentials, self)
+            self.port = Port(settings, self._handle_event)
+            return await self._serve(messages)
+
+    async def _serve(self, messages: AsyncIterator[object]) -> Farewell:
+        port: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        serving = asyncio.create_task(self.port.serve(port.set_result))
+        writing = asyncio.create_task(self._write())
+        try:
+            self._handle(await anext(messages))  # the keys
+            await asyncio.wait({port, serving}, return_when=asyncio.FIRST_COMPLETED)
+            if serving.done():
+                await serving  # raises the error
+            self.opened(port.result(), self.terms)
+            async for message in messages:
+                if isinstance(message, Farewell):
+                    await self.port.dismiss(message, stay=not self.served)
+                    return message
+                self._handle(message)
+            raise UnreachableError(f"{self.server} ended the connection", "closed")
+        finally:
+            self.port.stop()
+            writing.cancel()
+            if self.sum_timer is not None:
+                self.sum_timer.cancel()
+            with suppress(asyncio.CancelledError):
+                await asyncio.gather(serving, return_exceptions=True)
 
     # The keys that its port accepts.
 
@@ -171,32 +179,6 @@ class _Session:
 
     def ids_by_hash(self) -> dict[bytes, int]:
         return self.ids
-
-    async def run(self, messages: AsyncIterator[object]) -> Farewell:
-        """Serve until the farewell and return it. Raises UnreachableError if the connection ends before it."""
-        port: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        connections = allow_connections(self.terms.clients + SPARE_CONNECTIONS)
-        serving = asyncio.create_task(self.port.serve(port.set_result, connections))
-        writing = asyncio.create_task(self._write())
-        try:
-            self._handle(await anext(messages))  # the keys
-            await asyncio.wait({port, serving}, return_when=asyncio.FIRST_COMPLETED)
-            if serving.done():
-                await serving  # raises the error
-            self.relay.opened(port.result(), self.terms)
-            async for message in messages:
-                if isinstance(message, Farewell):
-                    await self.port.dismiss(message, stay=not self.served)
-                    return message
-                self._handle(message)
-            raise UnreachableError(f"{self.relay.server} ended the connection", "closed")
-        finally:
-            self.port.stop()
-            writing.cancel()
-            if self.sum_timer is not None:
-                self.sum_timer.cancel()
-            with suppress(asyncio.CancelledError):
-                await asyncio.gather(serving, return_exceptions=True)
 
     # From the server.
 
@@ -222,11 +204,7 @@ class _Session:
         self.port.disconnect(client, refused)
 
     def _assign(self, bundle: Bundle) -> None:
-        opens = []
-        for sequence, assignment in bundle.assignments:
-            self.open[assignment.client] = sequence, assignment
-            opens.append(Open(sequence, assignment))
-        self.port.assign(opens)
+        self.port.assign(Open(sequence, assignment) for sequence, assignment in bundle.assignments)
         self.waiting = True
         if self.sum_timer is not None:
             self.sum_timer.cancel()
@@ -237,8 +215,6 @@ class _Session:
 
     def _withdraw(self, withdrawn: list[AssignmentId]) -> None:
         for client, sequence in withdrawn:
-            if client in self.open and self.open[client][0] == sequence:
-                del self.open[client]
             if client in self.to_add and self.to_add[client][0] == sequence:
                 del self.to_add[client]
         self.port.cancel(withdrawn)
@@ -254,37 +230,32 @@ class _Session:
                     presence = replace(presence, key=point_of(public_key(public_key_pem)))
                 self._queue(wire.encode(Kind.JOINED, presence))
                 self.joined_s[client] = [*self.joined_s.get(client, [])[-1:], time.monotonic()]
-                self.clients.add(client)
                 self.served = True
-                self.relay.changed(len(self.clients))
+                self.changed(self.port.clients)
             case Left(client):
                 self._queue(relay_wire.encode_rows(Kind.LEFT, [(client,)]))
-                self.clients.discard(client)
-                self.relay.changed(len(self.clients))
+                self.changed(self.port.clients)
             case Heard(client):
                 self._queue(relay_wire.encode_rows(Kind.HEARD, [(client,)]))
             case Warned(sentence):
-                self.relay.warn(sentence)
-            case Answered(client, sequence, answer, _):
-                self._answer(client, sequence, answer)
-
-    def _answer(self, client: int, sequence: int, answer: Report | Lost) -> None:
-        assignment = self.open.pop(client)[1]
-        if isinstance(answer, Lost):
-            row = client, sequence, answer.stage, answer.reason
-            self._queue(relay_wire.encode_rows(Kind.LOST, [row]))
-        elif self.codec is not None and can_add(assignment, answer):
-            self.to_add[client] = sequence, answer, assignment
-        else:
-            self._queue_report((sequence, answer, assignment))
-        self._queue_sum_if_complete()
+                self.warn(sentence)
+            case Answered(sequence, assignment, Lost(reason, stage)):
+                row = assignment.client, sequence, stage, reason
+                self._queue(relay_wire.encode_rows(Kind.LOST, [row]))
+                self._queue_sum_if_complete()
+            case Answered(sequence, assignment, Report() as report):
+                if self.codec is not None and can_add(assignment, report):
+                    self.to_add[assignment.client] = sequence, report, assignment
+                else:
+                    self._queue_report((sequence, report, assignment))
+                self._queue_sum_if_complete()
 
     def _stop_waiting(self) -> None:
         self.waiting = False
         self._queue_sum()
 
     def _queue_sum_if_complete(self) -> None:
-        if not self.open or not self.waiting:
+        if not self.port.waiting or not self.waiting:
             self._queue_sum()
 
     def _queue_sum(self) -> None:
@@ -331,3 +302,10 @@ class _Session:
         sequences, reports, assignments = zip(*answers, strict=True)
         passed = add_frames(self.codec, self.layout, assignments, reports)
         return list(zip(sequences, passed, assignments, strict=True))
+
+
+def _error(refused: Refused) -> UserError:
+    """Return the error for a REFUSED from the server: UnreachableError if the relay may try again."""
+    if refused.again:
+        return UnreachableError(refused.sentence, "starting")
+    return UserError(refused.sentence)

@@ -2,21 +2,19 @@
 
 import asyncio
 import queue
-import resource
 from collections.abc import Callable, Collection, Coroutine, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import replace
 from time import monotonic, sleep
 from typing import Any, TypeVar
 
-from ...errors import ConfigError
 from ...keys.enrolment import pem
 from ...keys.keyring import verifier
 from ...messages import UPDATE, Assignment, Farewell, Presence, Report
 from ...server.transport import Clock, Delivery, Lost
 from ..relays import RELAY
 from .io_loop import io_loop
-from .port import SPARE_CONNECTIONS, Port
+from .port import Port
 from .stream import (
     Answered,
     Event,
@@ -31,7 +29,6 @@ from .stream import (
     Warned,
 )
 
-SPARE_FILES = 256  # descriptors that the process needs besides connections
 WAIT_S = 60.0  # longest wait for one event: a queue takes no infinite timeout
 MANY = 16  # open assignments above which `receive` waits GATHER_S for more reports
 GATHER_S = 0.002
@@ -168,8 +165,7 @@ class GrpcTransport:
     async def _serve(self, started: "Future[int]") -> None:
         self._port = Port(self._settings, self._events.put)
         try:
-            connections = allow_connections(self._settings.clients + SPARE_CONNECTIONS)
-            await self._port.serve(started.set_result, connections)
+            await self._port.serve(started.set_result)
         except BaseException as error:
             if started.done():
                 self._events.put(Stopped(error))
@@ -252,21 +248,3 @@ def _in_a_sum_with(client: int) -> Lost:
     return Lost(
         f"its relay has added its update to that of client {client}, which was withdrawn", RELAY
     )
-
-
-def allow_connections(wanted: int) -> int:
-    """Raise the limit of open files for `wanted` connections, as far as allowed. Return how many it permits, at most `wanted`.
-
-    Raises ConfigError if the limit is too low for any clients.
-    """
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    files = wanted + SPARE_FILES
-    if soft == resource.RLIM_INFINITY or soft >= files:
-        return wanted
-    soft = files if hard == resource.RLIM_INFINITY else min(hard, files)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    if soft <= 2 * SPARE_FILES:
-        raise ConfigError(
-            f"the limit of {soft} open files is too low for clients; raise it with ulimit -n"
-        )
-    return min(wanted, soft - SPARE_FILES)

@@ -60,10 +60,14 @@ class Warned:
 class Answered:
     """An open assignment was answered, or counts as lost."""
 
-    client: int
     sequence: int
+    assignment: Assignment
     answer: Report | Lost
     arrived_s: float  # time.monotonic()
+
+    @property
+    def client(self) -> int:
+        return self.assignment.client
 
 
 @dataclass(frozen=True)

@@ -133,9 +133,9 @@ class PortTraffic:
                 return reading
         return self._forget(descriptor)
 
-    def last(self, peer: Peer | None) -> Traffic | None:
-        """Return the last reading of an open connection, None for others."""
-        return self._live[self._descriptors[peer]][1] if peer in self._descriptors else None
+    def readings(self) -> list[tuple[Peer, Traffic]]:
+        """Return the last readings of the open connections."""
+        return [*self._live.values()]
 
     def search(self, peer: Peer) -> Traffic | None:
         """Look for a connection and read it."""

@@ -42,19 +42,8 @@ METHOD = f"/{SERVICE}/Attend"
 PART = 1 << 18  # bytes; a message above this travels in parts of at most this size
 LARGEST_GRPC = PART + 64  # bytes of one gRPC message
 DERIVED = 1 << 16  # bytes of frames up to which the hashes of them (version, ticket) are left out
-WORDS = (
-    TRAIN,
-    UP_TO_DATE,
-    FRAMES,
-    OVERWRITE,
-    DENSE,
-    UPDATE,
-    NEED_DENSE,
-    FAILED,
-    "phase",
-    "download",
-    "encode",
-)
+STAGES = "phase", "download", "encode"
+WORDS = (TRAIN, UP_TO_DATE, FRAMES, OVERWRITE, DENSE, UPDATE, NEED_DENSE, FAILED, *STAGES)
 HEX = re.compile(r"(?:[0-9a-f]{2})+")
 DOUBLE = struct.Struct("<d")
 UTF8, RAW, WORD, DEFLATED = 0, 1, 2, 3  # how a text is written

@@ -310,6 +310,20 @@ def test_streams_that_are_reset_rapidly(loop):
 
 
 @pytest.mark.skipif(not tcp_info.available(), reason="the platform counts no bytes of connections")
+def test_a_connection_without_a_stream_is_cut_when_it_is_flooded(loop):
+    with serving(2, silence_s=0.5) as server, ExitStack() as sockets:
+        loop.start(attend(connect(server, 1), 1))
+        flooding = socket.create_connection(("127.0.0.1", server.transport.port), 2)
+        sockets.enter_context(flooding)
+        flooding.sendall(PREFACE)
+        priorities = frame(2, 0, 1, bytes(5)) * 1000
+        with pytest.raises(OSError):
+            for _ in range(10_000):
+                flooding.sendall(priorities)
+        at_work(server)
+
+
+@pytest.mark.skipif(not tcp_info.available(), reason="the platform counts no bytes of connections")
 def test_a_client_that_floods_its_connection_with_http2_frames_is_cut_off(loop):
     with serving(2, silence_s=0.5) as server, ExitStack() as sockets:
         loop.start(attend(connect(server, 1), 1))
