@@ -30,7 +30,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Context:
-    """What a codec or memory may know of the exchange that a frame is made for."""
+    """The exchange that a frame is made for, as far as codecs and memories need it."""
 
     round: int = 0
     phase: str = "train"

@@ -98,7 +98,7 @@ class Selective(Codec):
         opened: list[Update | FrameError] = [
             Sparse(numel, np.empty(0, np.int64), np.empty(0, np.float32))
         ] * len(sections)
-        read = []  # of each with positions: its place, count, form, code, values
+        read = []  # place, count, form, code and values of each section with positions
         for i, ((count, body), seed) in enumerate(zip(sections, seeds, strict=True)):
             if not count:
                 continue
@@ -145,7 +145,7 @@ class Share(Selective):
 
     @abstractmethod
     def value_bytes(self, count: int) -> int:
-        """How many bytes `pack_values` makes of `count` values, at most."""
+        """Return the most bytes that `pack_values` makes of `count` values."""
 
 
 @dataclass(frozen=True)
@@ -170,7 +170,7 @@ def check_density(density: float) -> None:
 
 
 def share(density: float, numel: int) -> int:
-    """How many coordinates of a vector [numel] a density means."""
+    """Return how many coordinates of a vector [numel] a density means."""
     return min(numel, max(1, math.floor(density * numel + 0.5)))
 
 

@@ -72,7 +72,7 @@ class Sketch(Codec):
     shares_seed: ClassVar[bool] = True
     linear: ClassVar[bool] = True
     whole: ClassVar[bool] = True
-    portable: ClassVar[bool] = False  # what is sent of a vector on a GPU may differ in the last bit
+    portable: ClassVar[bool] = False  # sums may differ in the last bit
 
     def __post_init__(self) -> None:
         if not (0 < self.rows <= MOST_ROWS and self.rows % 2):
@@ -93,7 +93,7 @@ class Sketch(Codec):
         )
 
     def count(self, numel: int) -> int:
-        """How many coordinates of a vector [numel] are read."""
+        """Return how many coordinates of a vector [numel] are read."""
         return share(self.density, numel)
 
     def variance(self, numel: int) -> float | None:
@@ -150,7 +150,7 @@ class Sketch(Codec):
 
 
 class Body(NamedTuple):
-    """What a section says."""
+    """The content of a section."""
 
     count: int  # k
     form: int
@@ -287,7 +287,7 @@ def _sum_integers(read: Sequence[Body]) -> tuple[int, np.ndarray]:
 
 
 def _read(section: Section) -> Body:
-    """What a section says that is not empty. Raises FrameError."""
+    """Return the content of a section that is not empty. Raises FrameError."""
     data, head = memoryview(section.body), []
     for _ in range(3):
         number, used = read_varint(data)

@@ -1,4 +1,4 @@
-"""Updates in the form in which they arrived: a sparse one costs its nonzeros, bits stay bits, a dense one views its frame."""
+"""Updates in the form in which they arrived: sparse ones keep their nonzeros, signs stay bits, and dense ones are views of the frame."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -27,7 +27,7 @@ class Update(ABC):
 
     @property
     def nonzeros(self) -> int:
-        """How many coordinates it touches."""
+        """Return how many coordinates it touches."""
         return self.numel if self.positions is None else self.positions.size
 
     @abstractmethod

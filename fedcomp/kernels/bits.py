@@ -25,14 +25,14 @@ class Signs:
     magnitude: float  # of float32
 
     def values(self) -> np.ndarray:
-        """What they stand for: float32 [count]."""
+        """Return the values: float32 [count]."""
         values = UNITS.take(self.raw, axis=0).reshape(-1)[: self.count]
         values *= np.float32(self.magnitude)
         return values
 
 
 def pack_signs(positive: np.ndarray | Tensor) -> bytes:
-    """The bits of a bool array or tensor [count], on any device: ceil(count/8) bytes."""
+    """Return the bits of a bool array or tensor [count], on any device: ceil(count/8) bytes."""
     flags = positive.cpu().numpy() if isinstance(positive, Tensor) else positive
     return np.packbits(flags).tobytes()
 
@@ -71,7 +71,7 @@ def flags(raw: np.ndarray, start: int, stop: int) -> np.ndarray:
 
 
 def values(raw: np.ndarray, start: int, stop: int, high: np.ndarray, low: np.ndarray) -> np.ndarray:
-    """What bits start..stop-1 stand for: in column i mod c a 1 is high[column] and a 0 is low[column]; both float32 [c], c ≥ 1."""
+    """Return the values of bits start..stop-1: in column i mod c a 1 is high[column] and a 0 is low[column]; both float32 [c], c ≥ 1."""
     if high.size > 1:
         high, low = (np.resize(np.roll(v, -start), stop - start) for v in (high, low))
     return np.where(flags(raw, start, stop), high, low)
