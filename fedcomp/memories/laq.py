@@ -135,7 +135,7 @@ class LAQ(Shift):
 
 
 def _threshold(context: Context) -> float:
-    """What the server announced; below everything if it announced nothing, so that all is sent."""
+    """Return the announced threshold; −∞ if there is none, so that everything is sent."""
     announced = context.announced.get(THRESHOLD)
     if announced is None:
         return -math.inf

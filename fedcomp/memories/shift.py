@@ -1,4 +1,4 @@
-"""What memories share that send differences: a vector that client and server both keep, moved on both sides by the same operations.
+"""The base of memories that send differences to a shift: a vector that client and server keep and move by the same operations.
 
     send C(x − η·shift);  shift ← shift + step·C(x − η·shift)/η where it was taken;  the server takes x to be η·shift + C(x − η·shift)
 
@@ -30,7 +30,7 @@ MEMBERS = "clients"  # in a checkpoint: who has a shift
 
 
 def contraction(codec: Codec, numel: int) -> float:
-    """δ of a codec at vectors [numel], in the mean over seeds, 0 if it has none. An unbiased one contracts by 1 − ω."""
+    """Return δ of a codec at vectors [numel], in the mean over seeds, 0 if it has none. An unbiased one contracts by 1 − ω."""
     omega = codec.variance(numel)
     return max(codec.contraction(numel) or 0.0, 0.0 if omega is None else 1.0 - omega)
 
@@ -135,7 +135,7 @@ class Shifts(Counterpart):
         self._stored: ReadVector = lambda name: None
 
     def row(self, client: int) -> Tensor | None:
-        """The shift of a client, None = zero."""
+        """Return the shift of a client, None for zero."""
         if client in self.members and client not in self.rows:
             self.rows[client] = self._stored(str(client))
         return self.rows.get(client)
@@ -162,7 +162,7 @@ class Shifts(Counterpart):
                 self.changed.add(client)
 
     def forget(self, client: int) -> None:
-        """A client starts from nothing."""
+        """Drop the shift of a client that starts from nothing."""
         self.rows.pop(client, None)
         self.members.discard(client)
         self.changed.discard(client)
