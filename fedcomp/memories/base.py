@@ -199,15 +199,21 @@ class Memory(ABC):
             f"memory '{self.name}' has no frame for a phase '{context.phase}'; use the memory that the strategy asks for"
         )
 
+    def _take(self, update: Update, dropped: Update | None) -> None:
+        """The update in the frame was accepted, but for what was `dropped` of it."""
+
     @classmethod
-    @abstractmethod
     def _commit(
         cls,
         memories: Sequence["Memory"],
         frames: Sequence[bytes],
         dropped: Sequence[Update | None],
     ) -> None:
-        """The frames were accepted, but for what was `dropped` of them."""
+        """Settle m ≥ 1 accepted frames. Overridden by memories that do not read their frames, or read them otherwise."""
+        for memory, update, back in zip(
+            memories, cls._open(memories, frames), dropped, strict=True
+        ):
+            memory._take(update, back)
 
     def _rollback(self) -> None:
         """The frame was not accepted."""

@@ -116,8 +116,8 @@ class LAQ(Shift):
         self.waiting = lost / context.rate / context.rate
         return frame
 
-    def _take(self, update: Update) -> None:
-        super()._take(update)
+    def _take(self, update: Update, dropped: Update | None) -> None:
+        super()._take(update, dropped)
         self.age, self.error = 0, self.waiting
 
     def _rollback(self) -> None:

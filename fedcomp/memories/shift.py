@@ -59,16 +59,6 @@ class Shift(Memory):
             proposals.append(frame)
         return proposals
 
-    @classmethod
-    def _commit(
-        cls,
-        memories: Sequence["Shift"],
-        frames: Sequence[bytes],
-        dropped: Sequence[Update | None],
-    ) -> None:
-        for memory, update in zip(memories, cls._open(memories, frames), strict=True):
-            memory._take(update)
-
     def _difference(self, x: Tensor, rate: float) -> Tensor:
         """Return x − rate·shift, with the shift moved to the device of x."""
         if self.shift is None:
@@ -80,8 +70,7 @@ class Shift(Memory):
         """Return what is sent of x − shift, whose frame is given. `difference` is not modified."""
         return frame
 
-    def _take(self, update: Update) -> None:
-        """Move the shift by an update that the server accepted."""
+    def _take(self, update: Update, dropped: Update | None) -> None:
         if self.shift is None:
             self.shift = torch.zeros(self.numel, dtype=torch.float32)
         add_within(self.shift, update, self.step / self.rate)
