@@ -1011,6 +1011,28 @@ def test_when_a_sum_is_rejected_all_its_updates_are(loop):
     assert second == third and second.endswith(f"to that of client 0, which was rejected: {first}")
 
 
+def test_a_relay_cannot_make_the_server_lose_the_sum_of_another(loop):
+    async def interfere(connection, messages):
+        forged = [
+            (1, report(assignment(0)), assignment(0)),
+            (2, report(assignment(1)), assignment(1)),
+        ]
+        await connection.write(relay_wire.encode_reports(forged))
+        await connection.write(joined(2))
+
+    with serving(3, relay_terms=terms(3, *ADDING)) as server:
+        relay = RelayEnd(loop, server.target)
+        for client in range(2):
+            loop.start(attend(connect(relay, client), client, update))
+        server.wait_for_clients(0, 1)
+        server.transport.send([assignment(0), assignment(1)])
+        server.wait_for(lambda: len(server.transport._deliveries) == 2)
+        loop.start(script(server, interfere))
+        server.wait_for_clients(0, 1, 2)  # all that the other relay said has arrived
+        got = in_one_batch(server)
+        assert torch.equal(summed(got[0].frame), vector(0) + vector(1)) and got[1].frame == b""
+
+
 @pytest.mark.parametrize("seen", [False, True])
 def test_a_sum_that_was_seen_before_one_of_its_assignments_is_cancelled_is_not_accepted(loop, seen):
     with serving(3, relay_terms=terms(3, *ADDING)) as server:
