@@ -362,10 +362,11 @@ def option_type(name: str) -> type:
 def _check(f: dataclasses.Field, value: Any) -> None:
     limits, name = f.metadata, flag(f.name)
     kinds = f.type.__args__ if isinstance(f.type, types.UnionType) else (f.type,)
-    if type(value) not in (*kinds, *[int] * (float in kinds), Usual):
-        raise ConfigError(
-            f"{name} is {value!r}, of type {type(value).__name__}; give {' or '.join(kind.__name__ for kind in kinds)}"
-        )
+    if float in kinds:
+        kinds = (*kinds, int)
+    if type(value) not in (*kinds, Usual):
+        wanted = " or ".join(kind.__name__ for kind in kinds)
+        raise ConfigError(f"{name} is {value!r}, of type {type(value).__name__}; give {wanted}")
     if value is None:
         return
     if isinstance(value, str) and (not value.strip() or not value.isprintable()):

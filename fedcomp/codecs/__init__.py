@@ -3,11 +3,11 @@
 from .. import spec
 from ..errors import SpecError
 from ..registry import Registry, subclass_of
-from .base import Codec, Context, at_density, longest_frame
+from .base import Codec, Context, at_density, longest_frame, spans
 from .frame import NAMES
 from .layerwise import LayerWise
 from .product import Product
-from .s2 import S2
+from .s2 import S2, Selected
 from .update import Update, add_all
 
 __all__ = [
@@ -20,6 +20,7 @@ __all__ = [
     "available_codecs",
     "codec",
     "longest_frame",
+    "spans",
 ]
 
 
@@ -59,13 +60,9 @@ def _built(text: str) -> Codec:
             f"'{text}' has {len(parsed.parts)} parts; give two, a codec that selects and one for its values, such as topk+fp16"
         )
     halves = [spec.build(part, _CODECS, "codec") for part in parsed.parts]
-    built = (
-        halves[0]
-        if len(halves) == 1
-        else halves[1].behind(halves[0])
-        if isinstance(halves[1], S2)
-        else Product(*halves)
-    )
+    built = halves[0]
+    if len(halves) == 2:
+        built = Selected(*halves) if isinstance(halves[1], S2) else Product(*halves)
     if parsed.scope not in ("", "model", "layer"):
         raise SpecError(f"'{text}' has the scope '{parsed.scope}'; write @model or @layer")
     return LayerWise(built) if parsed.scope == "layer" else built

@@ -110,7 +110,7 @@ class Adaptive(Codec):
 
 
 def _quantiles(values: np.ndarray, counts: np.ndarray, size: int) -> np.ndarray:
-    """Which of `size` cells each value falls to, ascending: cells hold equal parts of p^(5/16), p the density."""
+    """Return which of `size` cells each value falls into, ascending: cells hold equal parts of p^(5/16), p the density."""
     widths = np.gradient(values)
     density = counts / widths
     # A cube root is not the same on every machine.

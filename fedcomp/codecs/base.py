@@ -30,7 +30,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Context:
-    """What a codec or memory may know of the exchange that a frame is made for."""
+    """The exchange that a frame is made for, as far as codecs and memories need it."""
 
     round: int = 0
     phase: str = "train"
@@ -83,10 +83,6 @@ class Codec(ABC):
     def unscoped(self) -> "Codec":
         """The codec without `@layer`."""
         return self
-
-    def spans(self, layout: Layout) -> list[slice]:
-        """Return the spans of a vector that are encoded one by one."""
-        return [slice(0, layout.numel)]
 
     # Facts, for vectors of numel elements.
 
@@ -236,7 +232,7 @@ class Codec(ABC):
         layout: Layout | None = None,
     ) -> Tensor:
         """Return the vector [numel] in a frame, float32, on the CPU unless `device` is given. Raises FrameError like `open`."""
-        return self.open(data, numel, layout).take(device)
+        return self.open(data, numel, layout).dense(device)
 
     def accumulate(
         self, data: bytes, into: Tensor, weight: float = 1.0, *, layout: Layout | None = None
@@ -321,6 +317,11 @@ def at_density(codec: Codec, density: float) -> Codec:
             f"{codec} has no density that could change; use one that has, such as stc or topk"
         )
     return replace(codec, density=density)
+
+
+def spans(codec: Codec, layout: Layout) -> list[slice]:
+    """Return the spans of a vector that are encoded one by one: its tensors under `@layer`, else all of it."""
+    return [e.span for e in layout] if codec.scope == frame.LAYER else [slice(0, layout.numel)]
 
 
 def longest_frame(codec: Codec, layout: Layout) -> int | None:

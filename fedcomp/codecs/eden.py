@@ -45,17 +45,17 @@ MAGNITUDES = {
         2.069017171859741,
         2.7325894832611084,
     ),
-}  # what each number of bits may say of a normal variable: float32
+}  # the values for each number of bits, of a normal variable: float32
 DELTAS = {1: 0.5, 2: 0.67, 3: 0.89, 4: 0.96}
 
 
 def table(bits: int) -> np.ndarray:
-    """What the codes stand for, float32 [2^bits]."""
+    """Return the values of the codes, float32 [2^bits]."""
     return np.array([sign * v for v in MAGNITUDES[bits] for sign in (-1, 1)], np.float32)
 
 
 def thresholds(bits: int) -> np.ndarray:
-    """Half way between magnitudes: float64 [2^(bits − 1) − 1]."""
+    """Return the midpoints between magnitudes: float64 [2^(bits − 1) − 1]."""
     magnitudes = np.array(MAGNITUDES[bits])
     return (magnitudes[1:] + magnitudes[:-1]) / 2
 

@@ -9,6 +9,8 @@ Float16 has one power of two for all values, so that neither large updates overf
 from typing import Literal
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from .. import kernels
 from .base import expect
@@ -49,6 +51,12 @@ def unpack(data: memoryview, count: int, flag: int) -> tuple[np.ndarray, int]:
     values = unpack_half(data[:used], count) if flag == FP16 else np.frombuffer(data, FLOAT, count)
     expect(kernels.all_finite(values), "a section holds NaN or infinity")
     return values, used
+
+
+def upper_halves(x: Tensor) -> np.ndarray:
+    """A finite vector as bfloat16, rounded to nearest, ties to even; what would become infinity is the largest finite number: uint16."""
+    bits = x.to(torch.bfloat16).view(torch.int16).numpy().view(np.uint16)
+    return (bits - (bits & 0x7FFF == 0x7F80)).astype("<u2", copy=False)
 
 
 def pack_half(values: np.ndarray) -> bytes:

@@ -94,7 +94,7 @@ def seal(
 
 
 def header_bytes(codec: int, seeded: bool) -> int:
-    """What stands before the sections."""
+    """Return the number of bytes before the sections."""
     return SECTIONS + len(_halves(codec)) + (SEED.size if seeded else 0)
 
 

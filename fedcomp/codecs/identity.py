@@ -100,10 +100,8 @@ class BFloat16(Codec):
 
     def _encode_row(self, x: Tensor, seed: int, context: Context) -> Section:
         shift = rounding.shift_of(rounding.largest(x))
-        rounded = (x.cpu().to(torch.float32) * 2.0**shift).to(torch.bfloat16)
-        bits = rounded.view(torch.int16).numpy().view(np.uint16)
-        bits = bits - (bits & 0x7FFF == 0x7F80)  # infinity becomes the largest finite number
-        return Section(x.numel(), bytes([shift]) + bits.astype("<u2", copy=False).tobytes())
+        bits = floats.upper_halves(x.cpu().to(torch.float32) * 2.0**shift)
+        return Section(x.numel(), bytes([shift]) + bits.tobytes())
 
     def _decode_row(self, section: Section, layout: Layout, seed: int) -> Update:
         count, data = layout.numel, section.body

@@ -42,9 +42,6 @@ class LayerWise(Codec):
     def unscoped(self) -> Codec:
         return self.inner
 
-    def spans(self, layout: Layout) -> list[slice]:
-        return [entry.span for entry in layout]
-
     def contraction(self, numel: int) -> float | None:
         whole = self.inner.contraction(numel)
         # k of the whole can be a third up, that of a tensor down.

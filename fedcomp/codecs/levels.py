@@ -1,4 +1,4 @@
-"""What codecs share that send one of few levels for each coordinate.
+"""The wire of codecs that send one of few levels for each coordinate.
 
     symbols     [n], each below `size`: entropy-coded (kernels/range_coder.py) where that is shorter than packed; the length tells which
     packed      as many symbols as fit into 64 bits, the first counting least, then the next; of the last word only the bytes it needs
@@ -48,7 +48,7 @@ def unpack(data: memoryview, count: int, size: int) -> np.ndarray:
 
 
 def packed_bytes(count: int, size: int) -> int:
-    """How long packed symbols are, and the longest that `pack` makes of them."""
+    """Return the length of packed symbols in bytes, the longest that `pack` makes of them."""
     whole, rest = divmod(count, _digits(size))
     return whole * WORD.itemsize + ((size**rest - 1).bit_length() + 7) // 8
 
@@ -164,7 +164,7 @@ def _unpacked(data: memoryview, count: int, size: int) -> np.ndarray:
 
 @cache
 def _digits(size: int) -> int:
-    """How many symbols fit into a word."""
+    """Return how many symbols fit into a word."""
     digits = 1
     while size ** (digits + 1) <= 1 << 64:
         digits += 1

@@ -1,4 +1,4 @@
-"""Tensors as matrices: what codecs that send factors share.
+"""Tensors as matrices: the base of codecs that send factors.
 
 A tensor of two or more dimensions is the matrix [first, all the others], so that a kernel of a convolution is [out, in·h·w]; any other is a
 vector. A section counts every coordinate, and its body holds the tensors one after the other, empty ones left out:
@@ -148,7 +148,7 @@ def shaped(data: bytes | memoryview, shapes: Sequence[tuple[int, ...]]) -> list[
 
 
 def size(shapes: Sequence[tuple[int, ...]]) -> int:
-    """How many numbers arrays of these shapes hold."""
+    """Return how many numbers arrays of these shapes hold."""
     return sum(map(math.prod, shapes))
 
 
@@ -162,7 +162,7 @@ def cut(flat: np.ndarray, shapes: Sequence[tuple[int, ...]]) -> list[np.ndarray]
 
 
 def _read(entry: Entry, data: memoryview) -> tuple[Update, memoryview]:
-    """What a body says of a tensor, and the rest of the body."""
+    """Return the update of one tensor, and the rest of the body."""
     shape, k = shape_of(entry), VALUES
     if shape and entry.numel:
         first, data = take(data, 1)

@@ -86,12 +86,12 @@ class OneBit(Codec):
 
 
 def columns(entry: Entry) -> int:
-    """How many columns a tensor has that is not empty."""
+    """Return the number of columns of a nonempty tensor."""
     return entry.numel // entry.shape[0] if len(entry.shape) > 1 else 1
 
 
 def _means(x: Tensor, columns: int) -> np.ndarray:
-    """What a 1 and a 0 mean in each column of x, row by row: float32 [2, columns]."""
+    """Return the values of a 1 and a 0 in each column of x, row by row: float32 [2, columns]."""
     totals, counts = sums.column_sides(x, columns)
     return (totals / counts.clip(1)).astype(np.float32)
 

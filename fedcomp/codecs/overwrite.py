@@ -31,7 +31,7 @@ def encode(weights: Tensor, positions: np.ndarray) -> bytes:
 
 
 def least_bytes(count: int) -> int:
-    """What a frame of so many values takes at least."""
+    """Return the fewest bytes that a frame of so many values takes."""
     return frame.SECTIONS + 1 + (1 + 4 * count + (count + 7) // 8 if count else 0)
 
 

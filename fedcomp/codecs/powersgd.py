@@ -70,7 +70,7 @@ class PowerSGD(MatrixCodec):
 
 
 def pays(rank: int, rows: int, columns: int) -> bool:
-    """Whether factors of this rank are fewer numbers than the matrix."""
+    """Return whether factors of this rank are fewer numbers than the matrix."""
     return rank * (rows + columns) < rows * columns
 
 
@@ -91,7 +91,7 @@ def normal(seed: int, count: int, stream: int = 0) -> np.ndarray:
 
 
 class Split:
-    """Which tensors of a layout are sent as factors of a rank: for the form in two exchanges, whose frames hold numbers and nothing else.
+    """The tensors of a layout that are sent as factors of a rank: for the form in two exchanges, whose frames hold numbers alone.
 
     `left` and `right` are the shapes of the factors, `rest` those of the tensors that are sent as they are.
     """

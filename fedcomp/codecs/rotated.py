@@ -1,4 +1,4 @@
-"""What codecs share that quantize a rotated vector: the way through kernels/hadamard.py, and numbers and codes on the wire.
+"""The base of codecs that quantize a rotated vector (kernels/hadamard.py), and the wire of their numbers and codes.
 
     body   one byte, the codec's own; 0 = float32 values instead, of a vector whose largest magnitude is above 0 and below 2⁻¹⁰⁰
            for each block a, then for each block b where the codec has one: the upper half of a float64
@@ -29,14 +29,14 @@ from .update import Dense, Update
 PLAIN = 0  # the first byte before float32 values
 TINY = -100  # exponent of two below which a vector is sent as it is
 HALF = np.dtype("<u4")  # the upper half of a float64
-LEAST, MOST = 2.0**-400, 2.0**160  # of what vectors of float32 turn to
+LEAST, MOST = 2.0**-400, 2.0**160  # range of the scales of float32 vectors
 
 
 class Codes(Protocol):
     """Codes as they came, one for each coordinate and each zero behind the vector."""
 
     def read(self, start: int, stop: int) -> np.ndarray:
-        """What they stand for, float32 in memory of its own; both are edges of blocks."""
+        """Return the values of codes start..stop-1, float32 in memory of their own; both are edges of blocks."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class RotatedCodec(Codec):
     seeded: ClassVar[bool] = True
     whole: ClassVar[bool] = True
     shifts: ClassVar[bool] = False  # whether blocks have a b
-    kind: ClassVar[type] = np.uint8  # of codes as they are quantized
+    kind: ClassVar[type] = np.uint8  # type of the codes
 
     @abstractmethod
     def head(self) -> int:
@@ -181,12 +181,12 @@ def unpack_planes(data: memoryview, count: int, table: np.ndarray, idle: np.ndar
 
 
 def nearest(numbers: np.ndarray) -> np.ndarray:
-    """Of float64 ≥ 0 the nearest whose lower half is zero."""
+    """Return the nearest float64 whose lower halves are zero, of numbers ≥ 0."""
     return ((numbers.view(np.int64) + (1 << 31)) >> 32 << 32).view(np.float64)
 
 
 def above(numbers: np.ndarray) -> np.ndarray:
-    """Of float64 the smallest that are not below them and whose lower half is zero."""
+    """Return the smallest float64 that are not below the numbers and whose lower halves are zero."""
     bits = numbers.view(np.int64)
     return (np.where(bits < 0, bits, bits + 0xFFFFFFFF) >> 32 << 32).view(np.float64)
 

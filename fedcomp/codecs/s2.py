@@ -134,7 +134,7 @@ class S2(Codec):
         found = peeling.recover(where, table.reshape(-1))
         values = np.ldexp(found.values.astype(np.float64), exponent).clip(-LARGEST, LARGEST)
         missed = positions.size - found.peeled - found.solved
-        return Found(numel, positions, values.astype(np.float32), missed, found.solved)
+        return Found(numel, positions, values.astype(np.float32), missed)
 
     def _merge_sections(self, sections: Sequence[Section]) -> Section:
         sizes = {section.count for section in sections}
@@ -157,12 +157,8 @@ class S2(Codec):
         union = np.unique(np.concatenate([body.positions for body in read]))
         return Section(numel, _write(Body(union, unit, total), numel))
 
-    def behind(self, first: Codec) -> "Selected":
-        """This codec for the coordinates that another selects."""
-        return Selected(first, self)
-
     def _bits(self, keys: int) -> int:
-        """Of the largest magnitude among so many keys: their sum is below 2⁶²."""
+        """Return the bits of the largest magnitude among so many keys, whose sum is then below 2⁶²."""
         return min(BITS[self.values], MOST_BITS - keys.bit_length())
 
 
@@ -222,10 +218,9 @@ class Selected(Codec):
 
 @dataclass
 class Found(Sparse):
-    """What was found in a table."""
+    """Values that were read from a table."""
 
     missed: int = 0  # coordinates that are not exact, but estimated
-    solved: int = 0  # those that are, but did not peel
 
 
 class Body(NamedTuple):
@@ -283,7 +278,7 @@ def _write(body: Body, numel: int) -> bytes:
 
 
 def _read(body: bytes | memoryview, numel: int) -> Body | None:
-    """What stands in a section for a vector [numel]; None where all of it is zero. Raises FrameError. Memory and time are O(numel)."""
+    """Return the body of a section for a vector [numel], None where all of it is zero. Raises FrameError. Memory and time are O(numel)."""
     data = memoryview(body)
     count, used = read_varint(data)
     expect(count <= numel, f"a section claims {count} nonzeros of {numel}")

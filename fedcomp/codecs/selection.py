@@ -98,7 +98,7 @@ class Selective(Codec):
         opened: list[Update | FrameError] = [
             Sparse(numel, np.empty(0, np.int64), np.empty(0, np.float32))
         ] * len(sections)
-        read = []  # of each with positions: its place, count, form, code, values
+        read = []  # place, count, form, code and values of each section with positions
         for i, ((count, body), seed) in enumerate(zip(sections, seeds, strict=True)):
             if not count:
                 continue
@@ -134,19 +134,18 @@ class Share(Selective):
     density: float  # share of coordinates sent
 
     def __post_init__(self) -> None:
-        if not 0 < self.density <= 1:
-            raise SpecError("density must be in (0, 1]; try density=1%")
+        check_density(self.density)
 
     def count(self, numel: int) -> int:
         """k for a vector [numel]."""
-        return min(numel, max(1, math.floor(self.density * numel + 0.5)))
+        return share(self.density, numel)
 
     def most(self, numel: int) -> int:
         return self.count(numel)
 
     @abstractmethod
     def value_bytes(self, count: int) -> int:
-        """How many bytes `pack_values` makes of `count` values, at most."""
+        """Return the most bytes that `pack_values` makes of `count` values."""
 
 
 @dataclass(frozen=True)
@@ -162,6 +161,17 @@ class Largest(Share):
 
     def select(self, rows: Rows, seeds: Sequence[int]) -> Chosen:
         return kernels.top_k(rows, self.count(rows[0].numel()))
+
+
+def check_density(density: float) -> None:
+    """Raise SpecError unless it is the share of coordinates that a codec may send."""
+    if not 0 < density <= 1:
+        raise SpecError("density must be in (0, 1]; try density=1%")
+
+
+def share(density: float, numel: int) -> int:
+    """Return how many coordinates of a vector [numel] a density means."""
+    return min(numel, max(1, math.floor(density * numel + 0.5)))
 
 
 def _section(count: int, form: int, flag: int, first: bytes, second: bytes) -> Section:

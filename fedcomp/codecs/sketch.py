@@ -33,9 +33,10 @@ from .. import kernels
 from ..errors import SpecError
 from ..kernels import count_sketch, philox
 from ..layout import Layout
+from . import floats
 from .base import Codec, Context, expect
 from .frame import EMPTY, Section, read_varint, varint
-from .selection import take
+from .selection import check_density, share, take
 from .update import Dense, Sections, Sparse, Update
 
 RATIO = 10.0  # of the dense vector to a sketch, where no columns are given
@@ -71,7 +72,7 @@ class Sketch(Codec):
     shares_seed: ClassVar[bool] = True
     linear: ClassVar[bool] = True
     whole: ClassVar[bool] = True
-    portable: ClassVar[bool] = False  # what is sent of a vector on a GPU may differ in the last bit
+    portable: ClassVar[bool] = False  # sums may differ in the last bit
 
     def __post_init__(self) -> None:
         if not (0 < self.rows <= MOST_ROWS and self.rows % 2):
@@ -82,8 +83,7 @@ class Sketch(Codec):
             raise SpecError(f"ratio is {self.ratio:g}; give a number above 0, such as 10")
         if self.columns and self.ratio != RATIO:
             raise SpecError("codec 'sketch' has both 'columns' and 'ratio'; give one of them")
-        if not 0 < self.density <= 1:
-            raise SpecError("density must be in (0, 1]; try density=1%")
+        check_density(self.density)
 
     def width(self, numel: int) -> int:
         """Columns for a vector [numel]."""
@@ -93,8 +93,8 @@ class Sketch(Codec):
         )
 
     def count(self, numel: int) -> int:
-        """How many coordinates of a vector [numel] are read."""
-        return min(numel, max(1, math.floor(self.density * numel + 0.5)))
+        """Return how many coordinates of a vector [numel] are read."""
+        return share(self.density, numel)
 
     def variance(self, numel: int) -> float | None:
         if self.density < 1 or not numel or self.cells != "fp32":
@@ -150,7 +150,7 @@ class Sketch(Codec):
 
 
 class Body(NamedTuple):
-    """What a section says."""
+    """The content of a section."""
 
     count: int  # k
     form: int
@@ -241,24 +241,14 @@ def _write(cells: np.ndarray, form: int, seed: int) -> bytes:
     if form == FLOAT32:
         return bytes([form]) + cells.astype(TYPES[form], copy=False).tobytes()
     if form == BFLOAT16:
-        bits = np.ascontiguousarray(cells).view(np.uint32).astype(np.uint64)
-        half, sign = bits >> np.uint64(16), bits >> np.uint64(31) << np.uint64(15)
-        rounded = bits + np.uint64(0x7FFF) + (half & np.uint64(1)) >> np.uint64(16)
-        return (
-            bytes([form])
-            + np.minimum(rounded, sign | np.uint64(0x7F7F)).astype(TYPES[form]).tobytes()
-        )
+        return bytes([form]) + floats.upper_halves(torch.from_numpy(cells)).tobytes()
     exponent = _exponent(float(np.abs(cells).max(initial=0)))
-    coins = philox.words(seed ^ zlib.crc32(cells.tobytes()) << 32, cells.size, 0, COINS).reshape(
-        cells.shape
-    )
-    scaled = cells * np.float64(2.0**-exponent)
-    most = min(
-        127, math.floor(math.ldexp(LARGEST, -exponent))
-    )  # the largest float32, rounded up, would be none
-    return _write_integers(
-        exponent, np.floor(scaled + coins * 2.0**-32).clip(-most, most).astype(np.int64)
-    )
+    key = seed ^ zlib.crc32(cells.tobytes()) << 32
+    coins = philox.words(key, cells.size, 0, COINS).reshape(cells.shape)
+    # The largest float32, rounded up, would be none.
+    most = min(127, math.floor(math.ldexp(LARGEST, -exponent)))
+    rounded = np.floor(cells * np.float64(2.0**-exponent) + coins * 2.0**-32)
+    return _write_integers(exponent, rounded.clip(-most, most).astype(np.int64))
 
 
 def _exponent(largest: float) -> int:
@@ -273,11 +263,8 @@ def _write_integers(exponent: int, integers: np.ndarray) -> bytes:
     """Integers of a unit, int64, in as few bits as they need: form, exponent, cells."""
     largest = int(np.abs(integers).max(initial=0))
     form = INT8 if largest <= 127 else INT16 if largest <= 32767 else INT32
-    return (
-        bytes([form])
-        + np.array(exponent, EXPONENT).tobytes()
-        + integers.astype(TYPES[form]).tobytes()
-    )
+    cells = integers.astype(TYPES[form]).tobytes()
+    return bytes([form]) + np.array(exponent, EXPONENT).tobytes() + cells
 
 
 def _sum_integers(read: Sequence[Body]) -> tuple[int, np.ndarray]:
@@ -300,7 +287,7 @@ def _sum_integers(read: Sequence[Body]) -> tuple[int, np.ndarray]:
 
 
 def _read(section: Section) -> Body:
-    """What a section says that is not empty. Raises FrameError."""
+    """Return the content of a section that is not empty. Raises FrameError."""
     data, head = memoryview(section.body), []
     for _ in range(3):
         number, used = read_varint(data)

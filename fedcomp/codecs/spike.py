@@ -22,7 +22,7 @@ VALUE = struct.Struct("<f")
 
 
 def needed(mean: float, numel: int) -> bool:
-    """Whether a vector [numel] with this mean magnitude, or this largest of several, is sent so. One coordinate is its own mean."""
+    """Return whether a vector [numel] with this mean magnitude, or this largest of several, is sent in this way."""
     return mean < NORMAL and (numel > 1 or mean == 0)
 
 

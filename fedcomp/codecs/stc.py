@@ -31,9 +31,8 @@ class STC(selection.Largest):
 
     def contraction(self, numel: int) -> float:
         k = self.count(numel)
-        return min(
-            k / max(numel, 1), 1 / max(k, 1)
-        )  # attained by a constant vector and by a single spike over tiny values
+        # Attained by a constant vector and by a single spike over tiny values.
+        return min(k / max(numel, 1), 1 / max(k, 1))
 
     def value_bytes(self, count: int) -> int:
         return 4 + (count + 7) // 8
@@ -41,11 +40,8 @@ class STC(selection.Largest):
     def pack_values(
         self, values: np.ndarray, counts: np.ndarray, seeds: Sequence[int], context: Context
     ) -> list[tuple[int, bytes]]:
-        signs = kernels.pack_signs_runs(values > 0, counts)
-        return [
-            (0, mean + bits)
-            for mean, bits in zip(selection.pack_means(values, counts), signs, strict=True)
-        ]
+        means, signs = selection.pack_means(values, counts), selection.runs(values > 0, counts)
+        return [(0, mean + kernels.pack_signs(run)) for mean, run in zip(means, signs, strict=True)]
 
     def unpack_values(
         self, flag: int, data: memoryview, count: int, seed: int
@@ -53,4 +49,5 @@ class STC(selection.Largest):
         expect(flag == 0, "an STC section has an unknown flag")
         size = self.value_bytes(count)
         sent, _ = selection.take(data, size)
-        return kernels.read_signs(sent[4:], count, selection.unpack_magnitude(sent[:4])), size
+        raw = kernels.bits.read_bits(sent[4:], count)
+        return kernels.Signs(raw, count, selection.unpack_magnitude(sent[:4])), size

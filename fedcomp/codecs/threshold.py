@@ -55,7 +55,8 @@ class Threshold(selection.Selective):
         if self.values != "tau":
             return floats.pack_runs(values, counts, self.values)
         tau = np.array(self.tau, "<f4").tobytes()
-        return [(TAU, tau + signs) for signs in kernels.pack_signs_runs(values > 0, counts)]
+        signs = selection.runs(values > 0, counts)
+        return [(TAU, tau + kernels.pack_signs(run)) for run in signs]
 
     def unpack_values(
         self, flag: int, data: memoryview, count: int, seed: int

@@ -1,4 +1,4 @@
-"""Updates in the form in which they arrived: a sparse one costs its nonzeros, bits stay bits, a dense one views its frame."""
+"""Updates in the form in which they arrived: sparse ones keep their nonzeros, signs stay bits, and dense ones are views of the frame."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -27,7 +27,7 @@ class Update(ABC):
 
     @property
     def nonzeros(self) -> int:
-        """How many coordinates it touches."""
+        """Return how many coordinates it touches."""
         return self.numel if self.positions is None else self.positions.size
 
     @abstractmethod
@@ -48,10 +48,6 @@ class Update(ABC):
         """The whole vector [numel], float32, on the CPU unless `device` is given."""
         return torch.from_numpy(np.array(self.block(0, self.numel), np.float32)).to(device or "cpu")
 
-    def take(self, device: torch.device | str | None = None) -> Tensor:
-        """`dense` for one who needs the update no longer: without a copy where that can be."""
-        return self.dense(device)
-
 
 @dataclass
 class Dense(Update):
@@ -63,17 +59,12 @@ class Dense(Update):
         return self.values.size
 
     def add_to(self, into: Tensor, weight: float = 1.0) -> None:
-        weighted = (
-            np.float32(weight) * self.values
-        )  # rounded before the sum, as in kernels.add_at: torch may fuse the two
+        # Rounded before the sum, as in kernels.add_at: torch may fuse the two.
+        weighted = np.float32(weight) * self.values
         into.add_(torch.from_numpy(weighted.astype(np.float32, copy=False)).to(into.device))
 
     def block(self, start: int, stop: int) -> np.ndarray:
         return self.values[start:stop]
-
-    def take(self, device: torch.device | str | None = None) -> Tensor:
-        own = self.values.flags.owndata and self.values.flags.writeable  # not a view of the frame
-        return torch.from_numpy(self.values).to(device or "cpu") if own else self.dense(device)
 
 
 @dataclass
@@ -116,9 +107,6 @@ class Bits(Update):
 
     def block(self, start: int, stop: int) -> np.ndarray:
         return kernels.bits.values(self.raw, start, stop, self.high, self.low)
-
-    def dense(self, device: torch.device | str | None = None) -> Tensor:
-        return torch.from_numpy(self.block(0, self.numel)).to(device or "cpu")
 
 
 @dataclass

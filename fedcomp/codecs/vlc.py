@@ -36,9 +36,7 @@ ROUNDED = 1 + 2.0**-16  # by less than this what is sent of s is above it
 class VLC(rotated.RotatedCodec):
     """Every rotated coordinate as a multiple of one step, entropy-coded."""
 
-    step: float = math.sqrt(
-        2
-    )  # s, in units of the root mean square; half of it = a quarter of the error, one bit more
+    step: float = math.sqrt(2)  # s in root mean squares; half = one bit more, a quarter the error
     name: ClassVar[str] = "vlc"
     id: ClassVar[int] = 17
     source: ClassVar[str] = "Suresh et al. 2017"

@@ -4,7 +4,7 @@ Results have the same bits on every machine and device, by any number of threads
 """
 
 from . import bits, rice
-from .bits import Signs, pack_signs, pack_signs_runs, read_signs, unpack_signs
+from .bits import Signs, pack_signs, unpack_signs
 from .rows import Rows, are_large, stacked
 from .select import (
     Chosen,
@@ -36,8 +36,6 @@ __all__ = [
     "norm1_rows",
     "norm2",
     "pack_signs",
-    "pack_signs_runs",
-    "read_signs",
     "rice",
     "stacked",
     "top_k",

@@ -48,7 +48,7 @@ def read(planes: np.ndarray, start: int, stop: int, table: np.ndarray) -> np.nda
 
 
 def _any_above(planes: np.ndarray, top: int) -> bool:
-    """Whether an integer is above `top`: compared bit by bit from the highest, eight integers at a time."""
+    """Return whether an integer is above `top`: compared bit by bit from the highest, eight integers at a time."""
     above, equal = np.zeros((), np.uint8), np.full((), 0xFF, np.uint8)
     for bit in reversed(range(len(planes))):
         if top >> bit & 1:

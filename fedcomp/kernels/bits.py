@@ -25,32 +25,21 @@ class Signs:
     magnitude: float  # of float32
 
     def values(self) -> np.ndarray:
-        """What they stand for: float32 [count]."""
+        """Return the values: float32 [count]."""
         values = UNITS.take(self.raw, axis=0).reshape(-1)[: self.count]
         values *= np.float32(self.magnitude)
         return values
 
 
 def pack_signs(positive: np.ndarray | Tensor) -> bytes:
-    """The bits of a bool array or tensor [count], on any device: ceil(count/8) bytes."""
+    """Return the bits of a bool array or tensor [count], on any device: ceil(count/8) bytes."""
     flags = positive.cpu().numpy() if isinstance(positive, Tensor) else positive
     return np.packbits(flags).tobytes()
-
-
-def pack_signs_runs(positive: np.ndarray, counts: np.ndarray) -> list[bytes]:
-    """`pack_signs` of m runs of flags, counts [m] long."""
-    runs = np.split(positive, counts.cumsum()[:-1]) if counts.size else []
-    return [pack_signs(run) for run in runs]
 
 
 def unpack_signs(data: bytes | memoryview, count: int) -> np.ndarray:
     """The bool array [count] that `data` holds. Raises FrameError on another length and on padding that is not zero."""
     return np.unpackbits(read_bits(data, count), count=count).view(np.bool_)
-
-
-def read_signs(data: bytes | memoryview, count: int, magnitude: float) -> Signs:
-    """`unpack_signs`, left as they are, of values of one magnitude."""
-    return Signs(read_bits(data, count), count, magnitude)
 
 
 def signs(x: Tensor, seed: int | None = None) -> bytes:
@@ -82,7 +71,7 @@ def flags(raw: np.ndarray, start: int, stop: int) -> np.ndarray:
 
 
 def values(raw: np.ndarray, start: int, stop: int, high: np.ndarray, low: np.ndarray) -> np.ndarray:
-    """What bits start..stop-1 stand for: in column i mod c a 1 is high[column] and a 0 is low[column]; both float32 [c], c ≥ 1."""
+    """Return the values of bits start..stop-1: in column i mod c a 1 is high[column] and a 0 is low[column]; both float32 [c], c ≥ 1."""
     if high.size > 1:
         high, low = (np.resize(np.roll(v, -start), stop - start) for v in (high, low))
     return np.where(flags(raw, start, stop), high, low)

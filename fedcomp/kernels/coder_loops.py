@@ -36,28 +36,17 @@ def encode(symbols, frequencies, bits, states, words):
 def decode(words, states, table, frequencies, bits, symbols):
     """Fill `symbols`; `table` is the symbol of each slot. Returns how many words that took, or -1 where they run out."""
     firsts = frequencies.cumsum() - frequencies
-    mask, lanes, at, i = (int64(1) << bits) - 1, states.size, 0, 0
-    while i + lanes <= symbols.size and at + lanes <= words.size:
-        for lane in range(uint64(lanes)):
-            slot = states[lane] & mask
-            s = uint64(table[uint64(slot)])
-            symbols[uint64(i) + lane] = s
-            state = frequencies[s] * (states[lane] >> bits) + slot - firsts[s]
-            empty = state < FLOOR
-            filled = state << WORD | int64(words[uint64(at)])
-            states[lane] = filled if empty else state
-            at += empty
-        i += lanes
-    while i < symbols.size:
-        lane = uint64(i % lanes)
-        slot = states[lane] & mask
+    mask, lanes, at = (int64(1) << bits) - 1, uint64(states.size - 1), 0
+    for i in range(uint64(symbols.size)):
+        state = states[i & lanes]
+        slot = state & mask
         s = uint64(table[uint64(slot)])
-        symbols[uint64(i)] = s
-        states[lane] = frequencies[s] * (states[lane] >> bits) + slot - firsts[s]
-        if states[lane] < FLOOR:
+        symbols[i] = s
+        state = frequencies[s] * (state >> bits) + slot - firsts[s]
+        if state < FLOOR:
             if at == words.size:
                 return -1
-            states[lane] = states[lane] << WORD | int64(words[uint64(at)])
+            state = state << WORD | int64(words[uint64(at)])
             at += 1
-        i += 1
+        states[i & lanes] = state
     return at

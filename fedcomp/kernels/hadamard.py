@@ -36,7 +36,7 @@ LARGEST = float(np.finfo(np.float32).max)
 
 @lru_cache(256)
 def edges(numel: int) -> np.ndarray:
-    """Where the blocks of a vector [numel] begin, and where the last ends: int64, multiples of 8. Not to be written to."""
+    """Return the starts of the blocks of a vector [numel] and the end of the last: int64, multiples of 8. Do not modify."""
     whole, rest = divmod(numel, BLOCK)
     sizes = [BLOCK] * whole
     while rest > 0:
@@ -68,30 +68,30 @@ class Turned:
         hadamard_loops.turn(held, signs, self.edges, self.exponents, self.u)
 
     def squares(self) -> np.ndarray:
-        """‖u‖², which is d·‖x·2^−e‖²."""
+        """Return ‖u‖² of each block, which is d·‖x·2^−e‖²."""
         sums = np.empty(self.sizes.size, np.int64)
         self.loops.squares(self.u, self.edges, sums)
         return sums / SQUARES
 
     def extremes(self) -> tuple[np.ndarray, np.ndarray]:
-        """The smallest and the largest u."""
+        """Return the smallest and the largest u of each block."""
         low, high = (f.reduceat(self.u, self.edges[:-1]) for f in (np.minimum, np.maximum))
         return low.astype(np.float64) + 0.0, high.astype(np.float64) + 0.0  # no −0
 
     def bins(self, thresholds: np.ndarray) -> np.ndarray:
-        """Codes [N], uint8: 1 where u > 0, plus twice the number of thresholds, float32 [blocks, t], that are below |u|."""
+        """Return codes [N], uint8: 1 where u > 0, plus twice the number of thresholds, float32 [blocks, t], that are below |u|."""
         codes = np.empty(self.u.size, np.uint8)
         self.loops.bins(self.u, self.edges, thresholds, codes)
         return codes
 
     def products(self, table: np.ndarray, codes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """⟨u, q⟩ and ‖q‖² for q = table[codes], a float32 table of magnitudes below 4."""
+        """Return ⟨u, q⟩ and ‖q‖² of each block for q = table[codes], a float32 table of magnitudes below 4."""
         along, squared = np.empty((2, self.sizes.size), np.int64)
         self.loops.products(self.u, self.edges, table, codes, along, squared)
         return along / PRODUCTS, squared / PRODUCTS
 
     def rounded(self, low: np.ndarray, step: np.ndarray, top: int, kind: type) -> np.ndarray:
-        """Integers r [N], int16 or uint8, at most `top`, with low + step·r = u in the mean over seeds; 0 where step = 0."""
+        """Return integers r [N], int16 or uint8, at most `top`, with low + step·r = u in the mean over seeds; 0 where step = 0."""
         codes = np.empty(self.u.size, kind)
         inverse = np.divide(1.0, step, where=step > 0, out=np.zeros_like(step))
         key = np.uint64(self.seed)
@@ -112,10 +112,10 @@ def turn(x: Tensor, seed: int, use: Callable[[Turned], None]) -> None:
 def turn_back(
     values: np.ndarray, seed: int, numel: int, first: int, scale: np.ndarray, shift: np.ndarray
 ) -> np.ndarray:
-    """The coordinates, float32, of blocks of a vector [numel] from number `first` on, whose u·2^e/d are scale·values + shift/d.
+    """Return the coordinates, float32, of blocks of a vector [numel] from number `first` on, whose u·2^e/d are scale·values + shift/d.
 
-    `values` [whole blocks] is float32 and is overwritten; `scale` and `shift` [blocks] are float64. What is beyond the range of float32
-    becomes its end.
+    `values` [whole blocks] is float32 and is overwritten; `scale` and `shift` [blocks] are float64. Coordinates beyond the range of
+    float32 become its end.
     """
     from . import hadamard_loops
 
@@ -126,6 +126,6 @@ def turn_back(
 
 
 def _sign_bytes(seed: int, start: int, stop: int) -> np.ndarray:
-    """The bits of the coordinates start..stop-1, the lowest of a byte first; both are multiples of 8."""
+    """Return the sign bits of the coordinates start..stop-1, the lowest of a byte first; both are multiples of 8."""
     words = philox.words(seed, (stop + 31) // 32 - start // 32, start // 32, SIGNS)
     return words.astype("<u4", copy=False).view(np.uint8)[start % 32 // 8 :][: (stop - start) // 8]

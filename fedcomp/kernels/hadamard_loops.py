@@ -12,65 +12,41 @@ from numpy import float32, float64, int32, int64, uint32, uint64
 from .hadamard import LARGEST, PRODUCTS, SQUARES
 from .loops import compiled, draw
 
-TILE = 64  # elements whose last six stages are done together
 LINE = 1024  # words that are drawn at a time
-
-
-@numba.njit(nogil=True, inline="always")
-def _eight(v, i, h):
-    """Three stages, of strides 4h, 2h and h, for the eight elements from i on."""
-    i1 = i + h
-    i2, i3, i4 = i1 + h, i1 + uint64(2) * h, i1 + uint64(3) * h
-    i5, i6, i7 = i4 + h, i4 + uint64(2) * h, i4 + uint64(3) * h
-    a, b, c, d = v[i], v[i1], v[i2], v[i3]
-    e, f, g, k = v[i4], v[i5], v[i6], v[i7]
-    a, e, b, f, c, g, d, k = a + e, a - e, b + f, b - f, c + g, c - g, d + k, d - k
-    a, c, b, d, e, g, f, k = a + c, a - c, b + d, b - d, e + g, e - g, f + k, f - k
-    v[i], v[i1], v[i2], v[i3] = a + b, a - b, c + d, c - d
-    v[i4], v[i5], v[i6], v[i7] = e + f, e - f, g + k, g - k
-
-
-# Each in a function of its own: inlined into the loop over groups they are not vectorised.
-
-
-@compiled
-def _three_stages(v, start, h):
-    for i in range(start, start + h):
-        _eight(v, i, h)
 
 
 @compiled
 def _stage(v, start, h):
+    """One stage over 2h elements. In a function of its own: inlined into the loop over groups it is not vectorised."""
     for i in range(start, start + h):
         a, b = v[i], v[i + h]
         v[i], v[i + h] = a + b, a - b
 
 
-@compiled
-def _last_stages(v, start, size):
-    for first in range(start, start + size, uint64(TILE)):
-        for i in range(first, first + uint64(8)):
-            _eight(v, i, uint64(8))
-    for i in range(start, start + size, uint64(8)):
-        _eight(v, i, uint64(1))
+@numba.njit(nogil=True, inline="always")
+def _last_stages(v, i):
+    """The stages of strides 4, 2 and 1 for the eight elements from i on."""
+    a, b, c, d = v[i], v[i + uint64(1)], v[i + uint64(2)], v[i + uint64(3)]
+    e, f, g, k = v[i + uint64(4)], v[i + uint64(5)], v[i + uint64(6)], v[i + uint64(7)]
+    a, e, b, f, c, g, d, k = a + e, a - e, b + f, b - f, c + g, c - g, d + k, d - k
+    a, c, b, d, e, g, f, k = a + c, a - c, b + d, b - d, e + g, e - g, f + k, f - k
+    v[i], v[i + uint64(1)], v[i + uint64(2)], v[i + uint64(3)] = a + b, a - b, c + d, c - d
+    v[i + uint64(4)], v[i + uint64(5)] = e + f, e - f
+    v[i + uint64(6)], v[i + uint64(7)] = g + k, g - k
 
 
 @compiled
 def butterfly(v, start, size):
-    """Stages of strides size/2, …, 2, 1 over v[start:start+size], in place; size is a power of two."""
+    """Stages of strides size/2, …, 2, 1 over v[start:start+size], in place; size is a power of two, at least 8."""
     start, size = uint64(start), uint64(size)
-    last, span = uint64(TILE if size >= TILE else 1), size
-    while span > last:
-        three = span >= uint64(8 * TILE)
-        h = span >> uint64(3 if three else 1)
+    span = size
+    while span > uint64(8):
+        h = span >> uint64(1)
         for first in range(start, start + size, span):
-            if three:
-                _three_stages(v, first, h)
-            else:
-                _stage(v, first, h)
+            _stage(v, first, h)
         span = h
-    if size >= uint64(TILE):
-        _last_stages(v, start, size)
+    for first in range(start, start + size, uint64(8)):
+        _last_stages(v, first)
 
 
 @compiled

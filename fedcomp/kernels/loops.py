@@ -1,4 +1,4 @@
-"""How loops over arrays are compiled by numba, and those that several files share.
+"""The decorator that compiles loops over arrays by numba, and loops that several files share.
 
 Loops release the interpreter lock, so that threads can share a vector. Indices are unsigned: numba then leaves out the test for negative
 ones, which would keep the loops from being vectorised.

@@ -29,7 +29,7 @@ STREAM = 1 << 18  # of the words that known integers are made of
 
 
 class Places(NamedTuple):
-    """Where k keys stand in a table of rows · columns cells."""
+    """The cells of k keys in a table of rows · columns cells."""
 
     cells: np.ndarray  # int32 [k, rows], counted through the rows of the table
     negative: np.ndarray  # bool [k, rows]
@@ -43,7 +43,7 @@ class Recovered(NamedTuple):
 
 
 def places(positions: np.ndarray, rows: int, columns: int, seed: int) -> Places:
-    """Where positions, int64 [k], stand in a table [rows, columns] of a seed."""
+    """Return the cells of positions, int64 [k], in a table [rows, columns] of a seed."""
     cells = np.empty((positions.size, rows), np.int32)
     negative = np.empty((positions.size, rows), np.bool_)
     for start in range(0, positions.size, BLOCK):
@@ -56,7 +56,7 @@ def places(positions: np.ndarray, rows: int, columns: int, seed: int) -> Places:
 
 
 def sums(where: Places, values: np.ndarray) -> np.ndarray:
-    """The table of integers [k]: int64 [size], mod 2⁶⁴."""
+    """Return the table of integers [k]: int64 [size], mod 2⁶⁴."""
     table = np.zeros(where.size, np.int64)
     _add(table, where, values)
     return table

@@ -13,8 +13,8 @@ of positions and not a range of coordinates: so dense ranges are cut finer, empt
     code       unary stream, low stream and padding of all blocks; a block's parameter is its offset + max(0, min(b*, 37) + w − 2^w)
 
 The form travels outside. Of equally long codes the first is taken in the order of this page, with the smallest s, then w, then offsets.
-Blocks are tried from 32 positions on, and taken where they save more than one byte in 64: what is read without them is read faster. What is
-not sent is tried where it is less than half. `unpack` reads any of the forms: looking for the shortest again would cost more than reading.
+Blocks are tried from 32 positions on, and used where they save more than one byte in 64, since codes without them are read faster. The
+coordinates that are not sent are tried where they are fewer than half. `unpack` accepts every form, also one that is not the shortest.
 """
 
 from collections.abc import Sequence
@@ -36,7 +36,7 @@ GAIN = 6  # blocks have to save more than one byte in 2^GAIN
 
 
 class Plan(NamedTuple):
-    """How m rows are coded: int64 [m], but for `each`."""
+    """The coding of m rows: int64 [m], except `each`."""
 
     form: np.ndarray  # of 0..41
     size: np.ndarray  # s, 0 without blocks
@@ -54,7 +54,7 @@ class Cut(NamedTuple):
 
 
 def pack(positions: np.ndarray, numel: int) -> tuple[int, bytes]:
-    """The form and the code of positions (int64 [count], strictly increasing, below numel)."""
+    """Return the form and the code of positions (int64 [count], strictly increasing, below numel)."""
     (form,), (code,) = pack_rows(positions, np.array([positions.size]), numel)
     return form, code
 
@@ -65,7 +65,10 @@ def pack_rows(
     """`pack` of m rows whose positions follow one another, counts [m] long."""
     if (2 * counts <= numel).all():
         return _pack(positions, counts, numel)
-    rows, made = rice.split(positions, counts), [(MISSING, b"")] * len(counts)  # what sends all
+    rows, made = (
+        rice.split(positions, counts),
+        [(MISSING, b"")] * len(counts),
+    )  # the form of a row with all positions
     some = [i for i, row in enumerate(rows) if row.size < numel]
     for i, one in zip(some, _pack_list([rows[i] for i in some], numel, WIDEST), strict=True):
         made[i] = one
@@ -78,9 +81,9 @@ def pack_rows(
 
 
 def unpack(data: bytes | memoryview, count: int, form: int, numel: int) -> np.ndarray:
-    """The `count` positions below numel, int64, that this form and data say; one at least. Memory and time are O(numel).
+    """Return the `count` ≥ 1 positions below numel, int64, of a form and a code. Memory and time are O(numel).
 
-    Raises FrameError unless they are a whole code of so many positions.
+    Raises FrameError unless `data` is a whole code of so many positions.
     """
     (row,) = unpack_rows([data], np.array([count]), np.array([form]), numel)
     if isinstance(row, FrameError):
@@ -91,7 +94,7 @@ def unpack(data: bytes | memoryview, count: int, form: int, numel: int) -> np.nd
 def unpack_rows(
     codes: Sequence[bytes | memoryview], counts: np.ndarray, forms: np.ndarray, numel: int
 ) -> list[np.ndarray | FrameError]:
-    """`unpack` of m codes together, each with its count [m] and form [m]; a FrameError in the place of one that is none."""
+    """`unpack` of m codes together, each with its count [m] and form [m]; a FrameError in the place of a bad one."""
     missing = (2 * counts > numel) & (forms >= MISSING) & (counts < numel)
     coded = np.where(missing, numel - counts, counts)
     forms_of_coded = np.where(missing & (forms == LAST), BLOCKS, forms - MISSING * missing)
@@ -123,7 +126,7 @@ def _pack_list(rows: list[np.ndarray], numel: int, widest: int) -> list[tuple[in
 
 
 def _others(positions: np.ndarray, numel: int) -> np.ndarray:
-    """The coordinates of a vector [numel] that are not among the positions."""
+    """Return the coordinates of a vector [numel] that are not among the positions."""
     other = np.ones(numel, np.bool_)
     other[positions] = False
     return np.flatnonzero(other)
@@ -155,7 +158,7 @@ def _pack(
 def _fits(
     codes: Sequence[bytes | memoryview], counts: np.ndarray, forms: np.ndarray, numel: int
 ) -> np.ndarray:
-    """Whether what is claimed of codes of forms 0..41 can be, going by their lengths and heads: bool [m]."""
+    """Return whether the counts and forms 0..41 of codes are possible, going by their lengths and heads: bool [m]."""
     bits = 8 * np.array([len(code) for code in codes], np.int64)
     most = counts * (WIDEST + WIDTHS[-1] + 1) + numel + 64
     fits = (0 < counts) & (counts <= numel) & (0 <= forms) & (forms <= BLOCKS)
@@ -168,7 +171,7 @@ def _fits(
 def _unpack(
     codes: Sequence[bytes | memoryview], counts: np.ndarray, forms: np.ndarray, numel: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The positions of rows that fit, one behind the other, and whether they are some, bool [m]."""
+    """Return the positions of rows that fit, one row after the other, and whether each row is valid, bool [m]."""
     raw, sizes = rice.padded(codes), np.array([len(code) for code in codes], np.int64)
     ends = 8 * sizes.cumsum()
     starts, least, blocked = ends - 8 * sizes, forms, forms == BLOCKS
@@ -192,7 +195,7 @@ def _unpack(
 
 
 def _cut(counts: np.ndarray, size: np.ndarray, width: np.ndarray) -> Cut:
-    """The blocks of rows with s and w [m]; a row without blocks is one."""
+    """Return the blocks of rows with s and w [m]; a row without blocks counts as one block."""
     return _pieces(counts, np.where(width > 0, _unit(counts) << size, np.maximum(counts, 1)))
 
 
@@ -216,12 +219,12 @@ def _unit(counts: np.ndarray) -> np.ndarray:
 
 
 def _begin(b: np.ndarray, width: int | np.ndarray) -> np.ndarray:
-    """The first parameter that offsets of `width` bits reach: of positions that lie closer than the average there are more."""
+    """Return the lowest parameter that offsets of `width` bits reach. More positions lie closer than the average than farther apart."""
     return np.maximum(0, np.minimum(b, WIDEST + 1 - WIDTHS[-1]) + width - (1 << width))
 
 
 def _plan(positions: np.ndarray, counts: np.ndarray, numel: int, widest: int = WIDEST) -> Plan:
-    """How rows are coded in the fewest bytes."""
+    """Return the coding of each row that takes the fewest bytes."""
     tried = counts >= BLOCKED
     form = rice.best_parameters(positions, counts, numel, widest)
     size, width = np.zeros((2, counts.size), np.int64)
@@ -271,6 +274,6 @@ def _blocks(
 
 
 def _window(table: np.ndarray, b: int, width: int) -> np.ndarray:
-    """Those of the rows of a table that offsets of `width` bits reach."""
+    """Return the rows of a table that offsets of `width` bits reach."""
     first = int(_begin(b, width) - _begin(b, WIDTHS[-1]))
     return table[first : first + (1 << width)]

@@ -26,7 +26,6 @@ libraries that do this (constriction, for one) make their tables from floating p
 """
 
 import struct
-from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -45,23 +44,23 @@ HEAD, LISTED, SIZE = struct.Struct("<BH"), 1 << 15, np.dtype("<u4")
 
 
 def encode(symbols: np.ndarray, size: int) -> bytes:
-    """The code of symbols [n], uint8 or uint16, each below `size`, 2 ≤ size ≤ 4096. The same symbols give the same bytes."""
+    """Return the code of symbols [n], uint8 or uint16, each below `size`, 2 ≤ size ≤ 4096. The same symbols give the same bytes."""
     if symbols.size == 0:
         return b""
     parts = _chunks(symbols)
     head, frequencies, bits = _head(_counts(parts, size))
     if bits == 0:
         return head
-    made = _each(lambda part: _encode_chunk(part, frequencies, bits), parts)
+    made = starmap(_encode_chunk, [(part, frequencies, bits) for part in parts])
     sizes = np.array([words.size for _, words in made[:-1]], SIZE)
     chunks = [_state_bytes(states) + words.tobytes() for states, words in made]
     return b"".join([head, sizes.tobytes(), *chunks])
 
 
 def decode(data: bytes | memoryview, count: int, size: int) -> np.ndarray:
-    """The `count` symbols, uint16, that `encode` made `data` of. Time and memory are O(count + size), whatever is claimed.
+    """Return the `count` symbols, uint16, of a code. Time and memory are O(count + size), whatever is claimed.
 
-    Raises FrameError unless `data` is exactly what `encode` makes of some symbols [count] below `size`.
+    Raises FrameError unless `encode` makes exactly `data` of some symbols [count] below `size`.
     """
     from . import coder_loops
 
@@ -84,9 +83,8 @@ def decode(data: bytes | memoryview, count: int, size: int) -> np.ndarray:
             "a code is cut off, goes on, or was changed",
         )
 
-    _each(
-        read, parts, *zip(*_read_chunks(data[start:], [part.size for part in parts]), strict=True)
-    )
+    chunks = _read_chunks(data[start:], [part.size for part in parts])
+    starmap(read, [(part, *chunk) for part, chunk in zip(parts, chunks, strict=True)])
     _expect(
         _head(_counts(parts, size))[0] == data[:start],
         "the frequencies are not those of the symbols",
@@ -95,7 +93,7 @@ def decode(data: bytes | memoryview, count: int, size: int) -> np.ndarray:
 
 
 def group_width(base: int) -> int:
-    """How many digits below `base`, 2 ≤ base ≤ 256, one symbol of at most 256 holds."""
+    """Return how many digits below `base`, 2 ≤ base ≤ 256, fit into one symbol of at most 256."""
     width = 1
     while base ** (width + 1) <= GROUP:
         width += 1
@@ -117,7 +115,7 @@ def group(digits: np.ndarray, base: int) -> np.ndarray:
 
 
 def ungroup(symbols: np.ndarray, base: int, count: int) -> np.ndarray:
-    """The digits [count], uint8, that `group` made symbols of. Raises FrameError unless it made exactly these."""
+    """Return the digits [count], uint8, of grouped symbols. Raises FrameError unless `group` makes exactly these symbols of them."""
     width = group_width(base)
     if symbols.size != -(-count // width):
         raise FrameError(
@@ -132,7 +130,7 @@ def ungroup(symbols: np.ndarray, base: int, count: int) -> np.ndarray:
 
 
 def _head(counts: np.ndarray) -> tuple[bytes, np.ndarray, int]:
-    """What says the frequencies, these [size], and the logarithm B of their sum; 0 where one symbol is all there is."""
+    """Return the head, the frequencies [size], and the logarithm B of their sum; 0 where only one symbol occurs."""
     total, present = int(counts.sum()), np.flatnonzero(counts)
     if present.size == 1:
         return HEAD.pack(0, present[0]), (counts > 0).astype(np.int64), 0
@@ -157,7 +155,7 @@ def _head(counts: np.ndarray) -> tuple[bytes, np.ndarray, int]:
 
 
 def _read_head(data: memoryview, count: int, size: int) -> tuple[np.ndarray, int, int]:
-    """Frequencies [size], B and the length of the head. That they are those of the symbols is checked later."""
+    """Return frequencies [size], B and the length of the head. Whether they are those of the symbols is checked later."""
     _expect(len(data) >= HEAD.size, "a code is cut short in its head")
     bits, used = HEAD.unpack_from(data)
     frequencies, at = np.zeros(size, np.int64), HEAD.size
@@ -200,7 +198,7 @@ def _read_list(data: memoryview, at: int, count: int, limit: int) -> tuple[np.nd
 
 
 def _low_bits(lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Of numbers of these lengths in bits, the bits below each one's first, in order: whose it is, and its place in it."""
+    """List the bits below the leading one of numbers of these lengths, in order: the index of the number, and the bit's place in it."""
     widths = np.maximum(lengths - 1, 0)
     owner = np.arange(lengths.size).repeat(widths)
     return owner, widths.cumsum()[owner] - 1 - np.arange(owner.size)
@@ -236,7 +234,7 @@ def _lanes(count: int) -> int:
 
 
 def _counts(parts: list[np.ndarray], size: int) -> np.ndarray:
-    """How often each symbol occurs. Raises ValueError if one is out of range."""
+    """Return how often each symbol occurs. Raises ValueError if one is out of range."""
     counts = sum(np.bincount(part, minlength=size) for part in parts)
     if counts.size > size:
         raise ValueError(f"a symbol is not below the size {size} of its alphabet")
@@ -277,11 +275,6 @@ def _read_chunks(data: memoryview, counts: list[int]) -> list[tuple[np.ndarray, 
         chunks.append((states, np.frombuffer(rest[head:end], SIZE).astype(np.uint32)))
         rest = rest[end:]
     return chunks
-
-
-def _each(work: Callable, *arguments: Sequence) -> list:
-    """`work` of each set of arguments, by torch's number of threads."""
-    return starmap(work, list(zip(*arguments, strict=True)))
 
 
 def _expect(condition: bool, sentence: str) -> None:

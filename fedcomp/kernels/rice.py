@@ -80,19 +80,19 @@ def near(b: np.ndarray, widest: int = WIDEST) -> tuple[np.ndarray, np.ndarray]:
 
 
 def bits(positions: np.ndarray, b: int) -> int:
-    """The exact length of the code without its padding."""
+    """Return the length of the code in bits, without its padding."""
     return int(((np.diff(positions, prepend=-1) - 1) >> b).sum()) + positions.size * (b + 1)
 
 
 def pack(positions: np.ndarray, b: int) -> bytes:
-    """The code of positions (int64 [count], strictly increasing from 0 up)."""
+    """Return the code of positions (int64 [count], strictly increasing from 0 up)."""
     return pack_rows(positions, np.array([positions.size]), np.full(positions.size, b))[0]
 
 
 def pack_rows(
     positions: np.ndarray, counts: np.ndarray, each: np.ndarray, lead: Fields | None = None
 ) -> list[bytes]:
-    """A code for each of m rows whose positions follow one another, counts [m] long, `each` the b of every position.
+    """Return a code for each of m rows whose positions follow one another, counts [m] long, `each` the b of every position.
 
     A row's code begins with the fields that `lead` has for it.
     """
@@ -116,9 +116,9 @@ def pack_rows(
 
 
 def unpack(data: bytes | memoryview, count: int, b: int, numel: int) -> np.ndarray:
-    """The `count` positions below numel, int64, that `data` is the whole code of. Memory and time are O(numel) whatever is claimed.
+    """Return the `count` positions below numel, int64, of a whole code. Memory and time are O(numel), whatever is claimed.
 
-    Raises FrameError on counts and parameters that cannot be, data that is cut off or goes on, padding that is not zero, and
+    Raises FrameError on impossible counts and parameters, data that is too short or too long, padding that is not zero, and
     positions out of range. `pack` of the result gives `data` again.
     """
     if not 0 <= count <= numel:
@@ -153,7 +153,7 @@ def unpack_rows(
     each: np.ndarray,
     numel: int,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """What m codes say, one row behind the other, and whether a row's code is one, bool [m]; what stands in another row is undefined.
+    """Return the positions of m codes, one row after the other, and whether each code is valid, bool [m]. Rows of bad codes are undefined.
 
     The codes are the bits starts..ends − 1 [m] of `padded` bytes, starts ≤ ends. Each has at least one position, counts [m]; `each` is the
     b of every position.
@@ -187,7 +187,7 @@ def unpack_rows(
 
 
 def padded(codes: Sequence[bytes | memoryview]) -> np.ndarray:
-    """The bytes of all codes, uint8, and after them what may be looked at with them."""
+    """Return the bytes of all codes, uint8, followed by SPARE zero bytes."""
     return np.frombuffer(b"".join((*codes, AFTER)), np.uint8)
 
 

@@ -133,7 +133,7 @@ def extremes(x: Tensor) -> tuple[float, float]:
 
 
 def count(codes: np.ndarray, size: int) -> np.ndarray:
-    """How often each code below `size` occurs."""
+    """Return how often each code below `size` occurs."""
     return sum(
         np.bincount(codes[start : start + PIECE], minlength=size)
         for start in range(0, codes.size, PIECE)

@@ -1,4 +1,4 @@
-"""Which coordinates are sent: exact selection by magnitude, by side or by a threshold, without sorting.
+"""Exact selection of coordinates by magnitude, by side or by a threshold, without sorting.
 
 Functions take m finite vectors [n], of any float dtype and on any device: the rows of a tensor, or separate tensors. A float32's bits
 without the sign rise with its magnitude, so selection works on these bits as integers, the keys. Ties at the k-th magnitude go to the
@@ -98,7 +98,7 @@ def add_finite(onto: Sequence[Tensor], rows: Rows) -> tuple[Tensor, list[bool]]:
 
 
 def _bits(rows: Rows) -> Array:
-    """The bits of vectors [m, n], int32: a numpy array if they are on the CPU, where numpy partitions several times faster."""
+    """Return the bits of vectors [m, n], int32: a numpy array if they are on the CPU, where numpy partitions several times faster."""
     if not len(rows):
         return np.empty((0, 0), np.int32)
     stack = stacked(rows)
@@ -112,7 +112,7 @@ def _on_cpu(x: Tensor) -> bool:
 
 
 def keep_largest(keys: Array, k: int) -> Array:
-    """Where the k largest keys above 0 are in each row of [m, n], ties to the lower position."""
+    """Return flags [m, n] of the k largest keys above 0 in each row, ties to the lower position."""
     n = keys.shape[1]
     k = min(k, n)
     if k == 0:
@@ -132,7 +132,7 @@ def keep_largest(keys: Array, k: int) -> Array:
 
 
 def _kth_largest(keys: np.ndarray, k: int) -> int:
-    """The k-th largest of many keys [n]. Those that a sample shows to be too small are left out, unless it misled."""
+    """Return the k-th largest of many keys [n]. A sample tells which keys are too small; all are searched if it misled."""
     sample = keys[:: keys.size // SAMPLE]
     expected = k * sample.size / keys.size
     rank = int(expected + 4 * expected**0.5 + 16)  # four deviations, so that too few are rare
@@ -144,7 +144,7 @@ def _kth_largest(keys: np.ndarray, k: int) -> int:
 
 
 def _split(keep: Array) -> Chosen:
-    """The positions that are kept in [m, n]."""
+    """Return the positions of the flags that are set in [m, n]."""
     if isinstance(keep, Tensor):
         return Chosen(keep.nonzero(as_tuple=True)[1], _count(keep).cpu().numpy())
     rows, positions = np.divmod(np.flatnonzero(keep), max(keep.shape[1], 1))

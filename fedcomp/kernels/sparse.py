@@ -1,4 +1,4 @@
-"""What a frame holds of few coordinates: checked, and added to a dense vector."""
+"""Sparse values: checked, and added to a dense vector."""
 
 from collections.abc import Sequence
 
@@ -12,7 +12,7 @@ FEW = 1_000  # positions of each of many, below which they are added in one pass
 
 
 def all_finite(values: np.ndarray) -> bool:
-    """Whether float32 of any shape has no NaN and no infinity."""
+    """Return whether an array of float32 has no NaN and no infinity."""
     return bool(np.isfinite(values).all())
 
 

@@ -46,14 +46,14 @@ def norm1_rows(X: Tensor) -> np.ndarray:
 
 
 def _root(total: int) -> int:
-    """√total · 2^ROOT_BITS, cut off, with the last bit set where something was: it rounds to float64 as the root itself does."""
+    """Return √total · 2^ROOT_BITS, cut off, with the last bit set if it is not exact: it rounds to float64 as the root does."""
     scaled = total << 2 * ROOT_BITS
     root = math.isqrt(scaled)
     return root | (root * root != scaled)
 
 
 def _sums(X: Tensor, power: int) -> list[int]:
-    """Σ|x|^power of every row of X [m, n], in units of 2^(-UNIT·power)."""
+    """Return Σ|x|^power of every row of X [m, n], in units of 2^(-UNIT·power)."""
     X, on_cpu = X.detach(), X.device.type == "cpu"
     wide = max(1, (PIECE if on_cpu else DEVICE_PIECE) // max(len(X), 1))
     one = 2.0 ** (UNIT * power)
@@ -61,9 +61,9 @@ def _sums(X: Tensor, power: int) -> list[int]:
     def work(start: int, stop: int) -> list[int]:
         totals = [0] * len(X)
         for left in range(start, stop, wide):
-            v = X[:, left : min(left + wide, stop)].to(torch.float64)
-            v = v.abs_() if power == 1 else v.mul_(v)  # without an error in float64
-            for exact in _exact_sums(v.numpy() if on_cpu else v):
+            piece = X[:, left : min(left + wide, stop)].to(torch.float32)
+            v = piece.numpy().astype(np.float64) if on_cpu else piece.to(torch.float64)
+            for exact in _exact_sums(abs(v) if power == 1 else v * v):  # both without an error
                 totals = [total + int(s * one) for total, s in zip(totals, exact.tolist())]
         return totals
 
@@ -90,7 +90,7 @@ def _exact_sums(v: Array) -> Iterator[Array]:
 
 
 def column_sides(x: Tensor, columns: int) -> tuple[np.ndarray, np.ndarray]:
-    """Of each column of a finite x [rows · columns], row by row, not empty: the sums of what is ≥ 0 and < 0, and how many these are.
+    """Return the sums of the entries ≥ 0 and < 0 of each column of a finite, nonempty x [rows · columns], row by row, and their numbers.
 
     float64 and int64 [2, columns]. Not exact, but summed in one order everywhere: on the host, in float64, from the first row to the
     last of each stretch, and then stretch by stretch. A stretch is as many rows as make STRETCH elements, and at least LEAST. One

@@ -4,7 +4,7 @@ A vote is ±1 in each of n coordinates, sent as bits (kernels/bits.py): 1 for po
 
     majority_i = 1  where  2·ones_i > m,   the coin of (seed, i)  where  2·ones_i = m
 
-A tie needs no case of its own: where m is even the coin is one more voter. All who know the seed toss the same coins.
+A tie needs no case of its own: where m is even the coin is one more voter. Everyone who knows the seed gets the same coins.
 
 m votes, at least one, come as a sequence of buffers (bytes, memoryviews, arrays), each of ⌈n/8⌉ bytes. Bits past the last coordinate are
 zero, in votes and in results. Every function raises FrameError for a vote of another size or with other bits there, and ValueError where
@@ -27,7 +27,7 @@ Votes = Sequence[Vote]
 
 
 def majority(votes: Votes, numel: int, seed: int) -> np.ndarray:
-    """What more voted for in each coordinate, where equally many the coin of (seed, coordinate): packed, uint8 [⌈numel/8⌉].
+    """Return the majority in each coordinate, of a tie the coin of (seed, coordinate): packed, uint8 [⌈numel/8⌉].
 
     `kernels.Signs(result, numel, lr).values()` is ±lr.
     """
@@ -46,7 +46,7 @@ def majority(votes: Votes, numel: int, seed: int) -> np.ndarray:
 
 
 def coins(seed: int, numel: int) -> np.ndarray:
-    """The coins for ties: packed, uint8 [⌈numel/8⌉]. Coin i is bit i of the words that kernels/philox.py draws for (seed, TIES)."""
+    """Return the coins for ties: packed, uint8 [⌈numel/8⌉]. Coin i is bit i of the words that kernels/philox.py draws for (seed, TIES)."""
     words = np.empty((numel + 31) // 32, bits.WORD)
 
     def work(start: int, stop: int) -> None:
@@ -60,27 +60,10 @@ def coins(seed: int, numel: int) -> np.ndarray:
     return packed
 
 
-def counts(votes: Votes, numel: int) -> np.ndarray:
-    """How many voted 1 in each coordinate: [numel], of the smallest unsigned type that holds m."""
-    held = _opened(votes, numel)
-    out = np.zeros(numel, np.min_scalar_type(len(held)))
-
-    def work(start: int, stop: int) -> None:
-        for a, b in _blocks(start, stop):
-            into = out[8 * a : 8 * b]
-            digits = bitsliced_counter.digits(row[a:b] for row in held)
-            for place, digit in enumerate(digits):
-                ones = np.unpackbits(digit, count=into.size).astype(out.dtype, copy=False)
-                into |= ones << out.dtype.type(place)
-
-    map_ranges(numel, work)
-    return out
-
-
 def disagreement(
     votes: Votes, result: Vote, numel: int, wide: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """In how many coordinates each voter was against the packed `result`, and in how many of these the margin was ≥ `wide`, from 1 up.
+    """Return in how many coordinates each voter lost to the packed `result`, and in how many of these the margin was ≥ `wide`, from 1 up.
 
     Two int64 arrays [m]. The margin is that of the votes given, |2·ones − m|, whatever the result is. Lost coins count in the first.
     """
@@ -94,10 +77,10 @@ def disagreement(
         for a, b in _blocks(start, stop):
             rows = [row[a:b] for row in held]
             digits = bitsliced_counter.digits(rows)
-            far = bitsliced_counter.at_least(digits, high) | ~bitsliced_counter.at_least(
-                digits, low
-            )
-            found += bitsliced_counter.unlike(rows, won[a:b], far)
+            above, below = (bitsliced_counter.at_least(digits, count) for count in (high, low))
+            lost = [row ^ won[a:b] for row in rows]
+            for kind, packed in enumerate((lost, [one & (above | ~below) for one in lost])):
+                found[kind] += [np.bitwise_count(one).sum(dtype=np.int64) for one in packed]
         return found
 
     lost, widely = sum(map_ranges(numel, work))

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from .. import kernels, spec
+from .. import codecs, kernels, spec
 from ..codecs import Codec, Context
 from ..layout import Layout
 from .vectors import Kept, Vectors, at_full_density
@@ -47,7 +47,7 @@ class AdaComp(Vectors):
 
     def _move(self, kept: Kept, x: Tensor, context: Context) -> tuple[Kept, Tensor]:
         g = kept["residual"] + x
-        spans = self.codec.spans(self.layout or Layout.flat(self.numel))
+        spans = codecs.spans(self.codec, self.layout or Layout.flat(self.numel))
         send = [
             choose(g[span], x[span], self.options.bin) for span in spans if span.stop > span.start
         ]

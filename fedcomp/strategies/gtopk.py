@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .. import kernels
+from .. import codecs, kernels
 from ..codecs import Codec, Update, at_density
 from ..codecs.selection import Largest
 from ..codecs.topk import TopK
@@ -68,9 +68,9 @@ class GTopK(Average):
         )  # loses nothing: these values were made by this codec
 
     def _largest(self, mean: Tensor, updates: Sequence[Update]) -> np.ndarray:
-        """Positions of the k largest of the mean, tensor by tensor where the uplink goes so."""
+        """Return the positions of the k largest of the mean, tensor by tensor under an uplink @layer."""
         found = [np.empty(0, np.int64)]
-        for span in self.uplink.spans(self.layout):
+        for span in codecs.spans(self.uplink, self.layout):
             k = self.uplink.unscoped.count(span.stop - span.start)
             for update in updates:
                 start, stop = np.searchsorted(update.positions, (span.start, span.stop))

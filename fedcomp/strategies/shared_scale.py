@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from .. import codecs
 from ..codecs import Codec, Context, Update, codec
 from ..codecs.checks import nonfinite_rows
 from ..codecs.identity import Identity
@@ -70,7 +71,7 @@ class SharedScaleClient(ClientAlgorithm):
 
 def scales(ternary: Codec, x: Tensor, layout: Layout | None) -> list[float]:
     """Return the scale of each section that the codec makes of x [numel]."""
-    spans = ternary.spans(layout or Layout.flat(x.numel()))
+    spans = codecs.spans(ternary, layout or Layout.flat(x.numel()))
     return [ternary.unscoped.scale(x[span]) for span in spans]
 
 
@@ -85,7 +86,7 @@ class SharedScale(Average):
 
     def __init__(self, *args: Any, **options: Any):
         super().__init__(*args, **options)
-        self.spans = self.uplink.spans(self.layout)
+        self.spans = codecs.spans(self.uplink, self.layout)
         self.scales = np.zeros(len(self.spans), FLOAT)  # of the round
         self._shared: Sequence[Accepted] | None = None  # what they were made of
 
@@ -136,7 +137,7 @@ class SharedScale(Average):
         return np.max([np.zeros(len(self.spans), FLOAT), *claimed], axis=0).astype(FLOAT)
 
     def _in_scale(self, update: Update | FrameError) -> Update | FrameError:
-        """The update if it is made of the announced scales, else an error."""
+        """Return the update if its values are in the announced scales, else an error."""
         if isinstance(update, FrameError):
             return update
         for span, scale in zip(self.spans, self.scales, strict=True):
@@ -147,7 +148,7 @@ class SharedScale(Average):
 
 
 def _no_scale(update: Update | FrameError) -> FrameError | None:
-    """An error for an update that holds no scales."""
+    """Return an error for an update that holds no scales."""
     if isinstance(update, FrameError):
         return update
     return FrameError("a scale is negative") if (update.block(0, update.numel) < 0).any() else None

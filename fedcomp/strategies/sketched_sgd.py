@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .. import kernels, spec
+from .. import codecs, kernels, spec
 from ..codecs import Codec, Update, add_all, at_density
 from ..codecs.sketch import Sketch, reread
 from ..codecs.topk import TopK
@@ -60,7 +60,7 @@ class SketchedSGD(Average):
         share = self.options.density
         # Reads as many coordinates of a sketch as there are candidates.
         self.reader = at_density(self.uplink, min(1.0, self.options.candidates * share))
-        spans = self.uplink.spans(self.layout)
+        spans = codecs.spans(self.uplink, self.layout)
         self.most = sum(self.reader.unscoped.count(span.stop - span.start) for span in spans)
         self.count = TopK(share).count(self.layout.numel)  # k
         self.candidates = np.empty(0, np.int64)  # of the round
@@ -121,14 +121,14 @@ class SketchedSGD(Average):
         return self._returned if accepted.update is not None else b""
 
     def _largest(self, accepted: Sequence[Accepted]) -> np.ndarray:
-        """Positions of the largest estimates of the weighted mean: of half of it, which float32 holds whatever rounding adds."""
+        """Return the positions of the largest estimates of the weighted mean, halved so that rounding cannot overflow."""
         found, shares = torch.zeros(self.layout.numel, dtype=torch.float32), self.shares(accepted)
         add_all([update for update, _ in shares], [share / 2 for _, share in shares], found)
         return kernels.top_k([found], self.most).positions.numpy()
 
 
 def _marks(positions: np.ndarray, numel: int) -> bytes:
-    """A frame that says which of numel coordinates these are."""
+    """Return a frame that marks these positions among numel coordinates."""
     marked = torch.zeros(numel, dtype=torch.float32)
     marked[torch.from_numpy(positions)] = 1
     return MARKS.encode(marked)

@@ -501,7 +501,7 @@ def losses(c, x, layout, seeds):
     """x − C(x) in float64, a row for each seed."""
     frames = c.encode_batch(x.expand(seeds, -1), range(seeds), layout=layout)
     return torch.stack(
-        [x.double() - update.take() for update in c.open_batch(frames, x.numel(), layout)]
+        [x.double() - update.dense() for update in c.open_batch(frames, x.numel(), layout)]
     )
 
 

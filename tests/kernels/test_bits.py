@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedcomp.errors import FrameError
-from fedcomp.kernels import bits, pack_signs, pack_signs_runs, philox, unpack_signs
+from fedcomp.kernels import bits, pack_signs, philox, unpack_signs
 
 SIZES = (0, 1, 7, 8, 31, 32, 127, 128, 129, 401)
 
@@ -159,10 +159,3 @@ def test_many_bits_are_added_in_place_by_threads_also_to_every_other_element():
         same_bits(into[::2].contiguous(), np.where(x.numpy() >= 0, high[at], low[at]))
         and not into[1::2].any()
     )
-
-
-@for_each("counts", [[5, 5, 5], [8], [3, 0, 17], [0, 0], []])
-def test_runs_of_signs_are_packed_as_each_by_itself(counts):
-    flags = np.random.default_rng(0).random(sum(counts)) < 0.5
-    alone = [pack_signs(run) for run in np.split(flags, np.cumsum(counts)[:-1])] if counts else []
-    assert pack_signs_runs(flags, np.array(counts, np.int64)) == alone

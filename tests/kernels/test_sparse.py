@@ -3,13 +3,7 @@ import pytest
 import torch
 from cases import for_each
 
-from fedcomp.kernels import (
-    add_all_at,
-    add_at,
-    all_finite,
-    pack_signs,
-    read_signs,
-)
+from fedcomp.kernels import Signs, add_all_at, add_at, all_finite
 
 
 def sample(n, count, seed=0):
@@ -34,7 +28,7 @@ def test_the_product_is_rounded_then_the_sum(weight):
 
 def test_signs_of_one_magnitude_add_what_their_values_do():
     into, positions, values = sample(5000, 701)
-    signs = read_signs(pack_signs(values > 0), 701, float(np.float32(0.1)))
+    signs = Signs(np.packbits(values > 0), 701, float(np.float32(0.1)))
     expected = into.clone()
     add_at(
         expected, positions, np.where(values > 0, 1, -1).astype(np.float32) * np.float32(0.1), 1 / 3
@@ -95,7 +89,7 @@ def test_many_updates_of_one_vector_add_what_they_do_one_after_the_other(counts,
         updates.append(
             (
                 positions,
-                read_signs(pack_signs(values > 0), count, float(np.float32(0.1 + i)))
+                Signs(np.packbits(values > 0), count, float(np.float32(0.1 + i)))
                 if signed
                 else values,
             )
