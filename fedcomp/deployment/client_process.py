@@ -8,6 +8,7 @@ written before its report is sent. A client that cannot continue is reported, an
 import asyncio
 import math
 import queue
+import random
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -97,7 +98,8 @@ class Retries:
         is_news = self.attempts == last or str(error) not in self.told
         self.told.add(str(error))
         self.attempts += 1
-        return min(left_s, pause_s), said if is_news else None
+        varied_s = pause_s * random.uniform(0.5, 1.5)  # so that clients do not return all at once
+        return min(left_s, varied_s), said if is_news else None
 
 
 @dataclass
