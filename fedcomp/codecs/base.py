@@ -85,10 +85,6 @@ class Codec(ABC):
         """The codec without `@layer`."""
         return self
 
-    def spans(self, layout: Layout) -> list[slice]:
-        """Return the spans of a vector that are encoded one by one."""
-        return [slice(0, layout.numel)]
-
     # Facts, for vectors of numel elements.
 
     def contraction(self, numel: int) -> float | None:
@@ -333,9 +329,6 @@ class LayerWise(Codec):
     def unscoped(self) -> Codec:
         return self.inner
 
-    def spans(self, layout: Layout) -> list[slice]:
-        return [entry.span for entry in layout]
-
     def contraction(self, numel: int) -> float | None:
         whole = self.inner.contraction(numel)
         return (
@@ -388,6 +381,13 @@ def at_density(codec: Codec, density: float) -> Codec:
             f"{codec} has no density that could change; use one that has, such as stc or topk"
         )
     return replace(codec, density=density)
+
+
+def encoded_spans(codec: Codec, layout: Layout) -> list[slice]:
+    """Return the spans of a vector that a codec encodes one by one."""
+    if codec.scope == frame.LAYER:
+        return [entry.span for entry in layout]
+    return [slice(0, layout.numel)]
 
 
 def longest_frame(codec: Codec, layout: Layout) -> int | None:

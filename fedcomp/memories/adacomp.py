@@ -22,6 +22,7 @@ from torch.nn import functional as F
 
 from .. import kernels, spec
 from ..codecs import Codec, Context
+from ..codecs.base import encoded_spans
 from ..layout import Layout
 from .vectors import Kept, Vectors, at_full_density
 
@@ -47,7 +48,7 @@ class AdaComp(Vectors):
 
     def _move(self, kept: Kept, x: Tensor, context: Context) -> tuple[Kept, Tensor]:
         g = kept["residual"] + x
-        spans = self.codec.spans(self.layout or Layout.flat(self.numel))
+        spans = encoded_spans(self.codec, self.layout or Layout.flat(self.numel))
         send = [
             choose(g[span], x[span], self.options.bin) for span in spans if span.stop > span.start
         ]

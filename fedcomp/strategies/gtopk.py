@@ -20,6 +20,7 @@ from torch import Tensor
 
 from .. import kernels
 from ..codecs import Codec, Update, at_density
+from ..codecs.base import encoded_spans
 from ..codecs.selection import Largest
 from ..codecs.topk import TopK
 from ..errors import ConfigError
@@ -70,7 +71,7 @@ class GTopK(Average):
     def _largest(self, mean: Tensor, updates: Sequence[Update]) -> np.ndarray:
         """Return the positions of the k largest of the mean, tensor by tensor under an uplink @layer."""
         found = [np.empty(0, np.int64)]
-        for span in self.uplink.spans(self.layout):
+        for span in encoded_spans(self.uplink, self.layout):
             k = self.uplink.unscoped.count(span.stop - span.start)
             for update in updates:
                 start, stop = np.searchsorted(update.positions, (span.start, span.stop))

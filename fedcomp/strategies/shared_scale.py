@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from ..codecs import Codec, Context, Update, codec
-from ..codecs.base import nonfinite_rows
+from ..codecs.base import encoded_spans, nonfinite_rows
 from ..codecs.identity import Identity
 from ..codecs.terngrad import SCALE as FLOAT
 from ..codecs.terngrad import TernGrad
@@ -70,7 +70,7 @@ class SharedScaleClient(ClientAlgorithm):
 
 def scales(ternary: Codec, x: Tensor, layout: Layout | None) -> list[float]:
     """Return the scale of each section that the codec makes of x [numel]."""
-    spans = ternary.spans(layout or Layout.flat(x.numel()))
+    spans = encoded_spans(ternary, layout or Layout.flat(x.numel()))
     return [ternary.unscoped.scale(x[span]) for span in spans]
 
 
@@ -85,7 +85,7 @@ class SharedScale(Average):
 
     def __init__(self, *args: Any, **options: Any):
         super().__init__(*args, **options)
-        self.spans = self.uplink.spans(self.layout)
+        self.spans = encoded_spans(self.uplink, self.layout)
         self.scales = np.zeros(len(self.spans), FLOAT)  # of the round
         self._shared: Sequence[Accepted] | None = None  # what they were made of
 

@@ -25,6 +25,7 @@ from torch import Tensor
 
 from .. import kernels, spec
 from ..codecs import Codec, Update, add_all, at_density
+from ..codecs.base import encoded_spans
 from ..codecs.sketch import Sketch, reread
 from ..codecs.topk import TopK
 from ..errors import ConfigError, FrameError
@@ -60,7 +61,7 @@ class SketchedSGD(Average):
         share = self.options.density
         # Reads as many coordinates of a sketch as there are candidates.
         self.reader = at_density(self.uplink, min(1.0, self.options.candidates * share))
-        spans = self.uplink.spans(self.layout)
+        spans = encoded_spans(self.uplink, self.layout)
         self.most = sum(self.reader.unscoped.count(span.stop - span.start) for span in spans)
         self.count = TopK(share).count(self.layout.numel)  # k
         self.candidates = np.empty(0, np.int64)  # of the round
