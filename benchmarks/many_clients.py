@@ -6,7 +6,7 @@
 The small model is large enough for compiled loops, since a process that comes to need them later grows by them once.
 Training is next to nothing, one step of two examples, so that what is measured is the rest. Everything is written below --folder, whose
 disk has to hold 4 bytes a parameter for each client that was ever asked, and for one cohort more; it is removed in the end. The page cache
-is the system's, shared with everything else, and it is no part of the process: the column is what of the file of vectors is in it. The
+is the system's, shared with everything else, and it is no part of the process: the column is the part of the checkpoint in it. The
 table ends with the load of the machine: figures of one that is busy with other things say little.
 """
 
@@ -22,7 +22,6 @@ from pathlib import Path
 
 from fedcomp import RunConfig
 from fedcomp.callbacks import Callback, Header, RoundRecord
-from fedcomp.server.checkpoint import ROWS
 from fedcomp.sim import simulate
 from fedcomp.spec import number
 
@@ -122,7 +121,7 @@ class Meter(Callback):
         self.saving.append(seconds)
         tenth = max(1, self.rounds // 10)
         if round % tenth == 0:
-            vectors = self.run / "checkpoint" / ROWS
+            files = [f for f in (self.run / "checkpoint").rglob("*") if f.is_file()]
             self.resident[round] = _resident()
             took = 1e3 * statistics.median(
                 r.seconds + s
@@ -130,11 +129,11 @@ class Meter(Callback):
             )
             saved, written = (
                 1e3 * statistics.median(self.saving[-tenth:]),
-                512 * vectors.stat().st_blocks / 1e6,
+                512 * sum(file.stat().st_blocks for file in files) / 1e6,
             )
             print(
                 f"{round - tenth + 1:5}–{round:<5}{sum(r.cohort for r in self.records):11,}{took:13.0f}{saved:19.0f}"
-                f"{self.resident[round]:17.0f}{_cached(vectors):18.0f}{written:12.0f}",
+                f"{self.resident[round]:17.0f}{sum(map(_cached, files)):18.0f}{written:12.0f}",
                 flush=True,
             )
 

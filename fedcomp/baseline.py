@@ -7,14 +7,10 @@ from .config import RunConfig
 
 NAME = "dense"
 CODECS = {"uplink": "identity", "downlink": "identity", "memory": "none", "downlink_memory": "none"}
-COMPRESSION_OPTIONS = frozenset(
-    {*CODECS, "density_warmup", "density_schedule", "budget", "bandwidths"}
-)
-COMPRESSING_STRATEGIES = (
-    frozenset(  # that refuse uplink 'identity'; plain averaging replaces them in the baseline
-        {"election", "fetchsgd", "gtopk", "powersgd", "shared-scale", "sketched-sgd", "vote"}
-    )
-)
+COMPRESSION_OPTIONS = {*CODECS, "density_warmup", "density_schedule", "budget", "bandwidths"}
+# Strategies that refuse uplink 'identity'. Plain averaging replaces them in the baseline.
+COMPRESSING_STRATEGIES = {"election", "fetchsgd", "gtopk", "powersgd", "shared-scale"}
+COMPRESSING_STRATEGIES |= {"sketched-sgd", "vote"}
 
 
 def strategy_name(text: str) -> str:

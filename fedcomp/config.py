@@ -318,17 +318,12 @@ def option_type(name: str) -> type:
 
 def _check(f: dataclasses.Field, value: Any) -> None:
     limits, name = f.metadata, flag(f.name)
-    kinds = (
-        f.type.__args__
-        if isinstance(f.type, types.UnionType)
-        else (f.type, int)
-        if f.type is float
-        else (f.type,)
-    )
+    kinds = f.type.__args__ if isinstance(f.type, types.UnionType) else (f.type,)
+    if f.type is float:
+        kinds = (float, int)
     if type(value) not in (*kinds, Usual):
-        raise ConfigError(
-            f"{name} is {value!r}, of type {type(value).__name__}; give {' or '.join(kind.__name__ for kind in kinds)}"
-        )
+        wanted = " or ".join(kind.__name__ for kind in kinds)
+        raise ConfigError(f"{name} is {value!r}, of type {type(value).__name__}; give {wanted}")
     if isinstance(value, str) and (not value.strip() or not value.isprintable()):
         raise ConfigError(f"{name} is {value!r}; give a text of printable characters")
     if isinstance(value, float) and not math.isfinite(value):

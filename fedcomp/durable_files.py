@@ -20,12 +20,12 @@ def replace(path: Path, data: Sequence[bytes | memoryview], mode: int) -> None:
     temporary.unlink(missing_ok=True)  # of a process that was killed
     write_new(temporary, data, mode)
     os.replace(temporary, path)
-    flush_folder(path.parent)
+    flush(path.parent)
 
 
-def flush_folder(folder: Path) -> None:
-    """Flush the names of a folder's files to the disk."""
-    descriptor = os.open(folder, os.O_RDONLY)
+def flush(path: Path) -> None:
+    """Flush a file, or the names of a folder's files, to the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:

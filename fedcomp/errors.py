@@ -113,10 +113,8 @@ class CheckpointError(FedcompError):
 INTERRUPTED = 130
 
 
-SIMILAR, SIMILAR_SHORT = (
-    0.7,
-    0.6,
-)  # lowest difflib ratio of a suggested name; for up to 4 characters
+SIMILAR = 0.7  # lowest difflib ratio of a suggested name
+SIMILAR_SHORT = 0.6  # likewise, for names of up to 4 characters
 PREFIX = 3  # shortest beginning of a name that is completed, in characters
 SYNONYMS = {  # names that other libraries use, by ours
     "lr": ("learning_rate", "eta"),

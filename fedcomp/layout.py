@@ -32,7 +32,7 @@ class Entry:
         return slice(self.offset, self.offset + self.numel)
 
     def alone(self) -> "Layout":
-        """The layout of this tensor by itself."""
+        """Return the layout of this tensor alone."""
         return Layout((Entry(self.name, self.shape, 0),))
 
 
@@ -44,7 +44,7 @@ class Layout:
 
     @classmethod
     def of(cls, model: "nn.Module") -> "Layout":
-        """The layout of a module's trainable parameters."""
+        """Return the layout of a module's trainable parameters."""
         return cls.from_shapes(
             {name: tuple(p.shape) for name, p in model.named_parameters() if p.requires_grad}
         )
@@ -60,7 +60,7 @@ class Layout:
     @staticmethod
     @lru_cache(256)
     def flat(numel: int) -> "Layout":
-        """One nameless tensor: what a codec assumes when it is given no layout."""
+        """Return the layout of one unnamed tensor, which a codec assumes without a layout."""
         return Layout((Entry("", (numel,), 0),))
 
     @cached_property
@@ -80,16 +80,16 @@ class Layout:
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def twice(self, second: str) -> "Layout":
-        """This layout, and behind it the same tensors once more, with `second` in front of their names."""
+        """Return this layout followed by the same tensors again, with the prefix `second` before their names."""
         shapes = {e.name: e.shape for e in self.entries}
         return Layout.from_shapes(shapes | {second + name: shape for name, shape in shapes.items()})
 
     def entry_at(self, position: int) -> Entry:
-        """The tensor that holds the vector's element `position`."""
+        """Return the tensor that holds element `position` of the vector."""
         return self.entries[bisect_right([e.offset for e in self.entries], position) - 1]
 
     def gather(self, model: "nn.Module") -> "torch.Tensor":
-        """A fresh float32 vector [numel] of the model's parameters, on the model's device."""
+        """Return a new float32 vector [numel] of the model's parameters, on the model's device."""
         import torch
 
         parameters = dict(model.named_parameters())
@@ -106,6 +106,6 @@ class Layout:
                 parameters[e.name].copy_(vector[e.span].view(e.shape))
 
     def views(self, vector: "torch.Tensor") -> dict[str, "torch.Tensor"]:
-        """The tensors of a vector [numel], or of a stack [m, numel] with m in front of each shape, without a copy."""
+        """Return views of the tensors of a vector [numel], or of a stack [m, numel] with m before each shape."""
         lead = vector.shape[:-1]
         return {e.name: vector[..., e.span].view((*lead, *e.shape)) for e in self.entries}

@@ -14,20 +14,20 @@ from numpy.random.bit_generator import ISeedSequence
 
 
 def key(seed: int, purpose: str, round: int = 0, who: int = 0) -> int:
-    """64 bits for (seed, purpose, round, who). `who` may be as large as a Flower node id, of 64 bits."""
+    """Return a key of 64 bits for (seed, purpose, round, who). `who` may be a Flower node id of 64 bits."""
     text = struct.pack("<qqQ", seed, round, who % 2**64) + purpose.encode()
     return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little")
 
 
 def generator(seed: int, purpose: str, round: int = 0, who: int = 0) -> np.random.Generator:
-    """A numpy generator for (seed, purpose, round, who)."""
+    """Return a NumPy generator for (seed, purpose, round, who)."""
     return np.random.Generator(np.random.Philox(_Key(key(seed, purpose, round, who))))
 
 
 def generators(
     seed: int, purpose: str, rounds_and_whos: Iterable[tuple[int, int]]
 ) -> Iterator[np.random.Generator]:
-    """What `generator` gives for each, one after the other, at a fraction of its cost: one object, keyed anew. Good until the next."""
+    """Yield `generator(seed, purpose, round, who)` for each pair, faster: one object with a new key, valid until the next."""
     bits = np.random.Philox(_Key(0))
     made, begun = np.random.Generator(bits), bits.state
     for key_of_one in [key(seed, purpose, round, who) for round, who in rounds_and_whos]:
@@ -37,7 +37,7 @@ def generators(
 
 
 class _Key(ISeedSequence):
-    """The key as Philox asks for it. Given as `key=`, numpy would ask the machine for entropy as well, and take six times as long."""
+    """A key for Philox. With `key=`, NumPy would also gather entropy from the machine, which takes six times as long."""
 
     def __init__(self, key: int):
         self.key = key

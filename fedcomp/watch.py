@@ -42,9 +42,10 @@ COLUMNS = (
     Column("accepted", 9, 6, lambda r: f"{r.accepted}/{r.cohort}"),
     Column("time", 10, 7, lambda r: duration(r.seconds)),
 )
+# Of a run with a network.
 VIRTUAL = Column(
     "virtual", 10, 4, lambda r: NOTHING if r.simulated_s is None else duration(r.simulated_s)
-)  # with a network
+)
 GAP = 2  # blanks between columns
 SUSPECT = 0.2  # share of votes lost by a wide margin from which a client is shown,
 UNLIKE = 3.0  # if it is also this multiple of the median

@@ -19,7 +19,7 @@ from line import Line
 
 from fedcomp.codecs import Codec, codec
 from fedcomp.deployment.client_process import ClientProcess, Seat, Target
-from fedcomp.deployment.handshake import Common, Own
+from fedcomp.deployment.handshake import ClientSetup, SharedObjects
 from fedcomp.deployment.member import Member
 from fedcomp.errors import FrameError
 from fedcomp.messages import TRAIN, UPDATE, Assignment, Report
@@ -147,7 +147,7 @@ class FailingMember(Member):
 
     def __init__(
         self,
-        own: Own,
+        own: ClientSetup,
         folder: StateFolder,
         line: Line,
         faults: Faults,
@@ -248,7 +248,7 @@ class FailingProcess(ClientProcess):
 class Clients:
     """Clients 0, 1 … in threads, each with its folder and its line, started again when they are killed."""
 
-    def __init__(self, port: int, folder: Path, faults: Faults, own: list[Own]):
+    def __init__(self, port: int, folder: Path, faults: Faults, own: list[ClientSetup]):
         self.folder, self.faults, self.own = folder, faults, own
         self.lines = [Line(port) for _ in own]
         self.said: list[list[str]] = [[] for _ in own]
@@ -321,7 +321,9 @@ class Clients:
         line = self.lines[client]
         own = self.own[client]
         member = FailingMember(
-            replace(own, common=Common(own.common.turn)),  # nothing is shared with what was killed
+            replace(
+                own, shared=SharedObjects(own.shared.turn)
+            ),  # nothing is shared with what was killed
             folder,
             line,
             self.faults,

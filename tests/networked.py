@@ -18,7 +18,7 @@ from faults import Clients, Faults
 
 from fedcomp import RunConfig
 from fedcomp.callbacks import Callback
-from fedcomp.deployment.handshake import Common, Own, pack_options
+from fedcomp.deployment.handshake import ClientSetup, SharedObjects, pack_options
 from fedcomp.deployment.roster import Roster
 from fedcomp.layout import Layout
 from fedcomp.messages import Assignment, Invitation, Presence
@@ -92,14 +92,14 @@ class Networked:
         self.folder = net.folder / name
         train, common = (
             task.train(),
-            Common(),
+            SharedObjects(),
         )  # torch has one source of randomness in a process: one client after the other
         self.clients = Clients(
             self.transport.port,
             self.folder,
             self.faults,
             [
-                Own(task, train, torch.device("cpu"), client, client, common=common)
+                ClientSetup(task, train, torch.device("cpu"), client, client, shared=common)
                 for client in range(config.clients)
             ],
         )

@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from contextlib import redirect_stderr, redirect_stdout
 from threading import Lock
 from time import monotonic
-from types import TracebackType
 from typing import Self
 
 from rich.console import Console, Group, RenderableType
@@ -65,12 +64,7 @@ class Dashboard(Watch):
         self._entered = True
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._screen.close()
         if self.last:
             height = min(max(self.console.height - 14, 15), 28)

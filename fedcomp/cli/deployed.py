@@ -20,9 +20,7 @@ from .identities import identities, relay_target
 
 PORT = 8080
 TRANSPORTS = click.Choice(["grpc", "flower"])
-TRANSPORT_HELP = (
-    "what carries the messages: gRPC, or stock flower-superlink and flower-supernode processes"
-)
+TRANSPORT_HELP = "gRPC, or stock flower-superlink and flower-supernode processes"
 
 Server = Annotated[
     str | None,
@@ -36,7 +34,7 @@ Patience = Annotated[
     typer.Option(
         metavar="SECONDS",
         min=0,
-        max=1e9,
+        max=10**9,
         help="How long to try to reach the server. Default: for ever.",
     ),
 ]
@@ -149,7 +147,7 @@ def client(
     ),
     log_json: LogJson = None,
     transport: str = typer.Option(
-        "grpc", click_type=TRANSPORTS, help=f"The server's transport, {TRANSPORT_HELP}."
+        "grpc", click_type=TRANSPORTS, help=f"Transport of the server: {TRANSPORT_HELP}."
     ),
 ) -> None:
     """Take part in a federation until its run is over. Nothing that a server sends is executed."""
@@ -169,7 +167,7 @@ def client(
             )
 
         from ..deployment.client_process import ClientProcess, Seat
-        from ..deployment.handshake import Own
+        from ..deployment.handshake import ClientSetup
         from ..deployment.member import Member
         from ..keys.keyring import read_roster
         from ..state_folder import StateFolder
@@ -202,7 +200,9 @@ def client(
             return
         devices.keep_freed_memory(threads=len(who) > 1)
         examples, seats = data_of(loaded, "train"), {}
-        common = Own(loaded, examples, where, partitions=partitions, roster=known, sealed=sealed)
+        common = ClientSetup(
+            loaded, examples, where, partitions=partitions, roster=known, sealed=sealed
+        )
         for one in who:
             own = replace(common, client_id=one.id, partition_id=one.partition_id)
             state = StateFolder(one.folder)

@@ -375,7 +375,7 @@ def start(
         None,
         click_type=deployed.TRANSPORTS,
         rich_help_panel=PORT,
-        help=rf"{deployed.TRANSPORT_HELP} [dim]\[default: grpc][/dim]",
+        help=rf"transport of the messages: {deployed.TRANSPORT_HELP} [dim]\[default: grpc][/dim]",
     ),
     **given: Any,
 ) -> None:

@@ -1,9 +1,9 @@
 """`fedcomp report`, and the report that a run writes when it ends."""
 
-import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from .. import durable_files
 from ..config import ALTERNATIVES_FILE, RUN_FILE, SPANNING, read_toml
 from ..errors import FedcompError, RunFolderError, UserError
 from ..runs import groups, load
@@ -56,11 +56,9 @@ def write(
 ) -> None:
     """Write the report on the runs in `folders`. `failed`: the error of each failed run, by folder. Raises FedcompError."""
     text = html(groups([load(folder) for folder in folders]), target, failed)
-    new = page.with_name(f".{page.name}.new")
     try:
         page.parent.mkdir(parents=True, exist_ok=True)
-        new.write_text(text, encoding="utf-8")
-        os.replace(new, page)
+        durable_files.replace(page, [text.encode()], 0o666)  # as the umask allows
     except OSError as error:
         raise RunFolderError(
             f"{page} cannot be written ({error.strerror}); give another --out"

@@ -170,9 +170,13 @@ class ClientSession:
         Raises NeedDense for a download that does not fit the client's version, and FrameError for a damaged frame.
         """
         a, state = assignment, self.states.at(assignment.client)
-        pending = state.ticket if state.memory.pending is not None else ""
+        commits = state.memory.pending is not None and state.ticket == a.accepted
         settle(state.memory, state.ticket, a.accepted, a.returned, state.momentum)
-        state.after = last_committed(state.memory, pending, a.accepted, state.after)
+        if commits:
+            state.after = state.ticket
+        if state.memory.counterpart is not None and state.after != a.accepted:
+            state.memory.reset()  # the server's counterpart holds another proposal
+            state.after = ""
         if (
             a.form != DENSE
             and state.version not in (a.base, a.version)
@@ -403,18 +407,6 @@ def settle(
     dropped = memory.commit(returned=returned or None)
     if momentum is not None:
         mask([momentum], sent, dropped)
-
-
-def last_committed(memory: Memory, pending: str, accepted: str, after: str) -> str:
-    """Return the ticket of the proposal that a settled memory committed last: `pending` if that was accepted, else `after`.
-
-    A memory with a counterpart on the server is reset where the server accepted another proposal last.
-    """
-    after = pending if pending and pending == accepted else after
-    if memory.counterpart is not None and after != accepted:
-        memory.reset()
-        after = ""
-    return after
 
 
 def context_of(assignment: Assignment) -> Context:

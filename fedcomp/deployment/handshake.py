@@ -84,7 +84,7 @@ def unpack_options(invitation: Invitation) -> RunConfig:
         ) from error
 
 
-class Common:
+class SharedObjects:
     """Objects that the clients of one process share: the data, the engine with its model, and, unless they sign, the session of a run.
 
     `turn`: a lock to hold while these objects are used.
@@ -102,8 +102,8 @@ class Common:
 
 
 @dataclass(frozen=True)
-class Own:
-    """A client's own settings, the same in every run: its task with the data, its device, and its part of the data."""
+class ClientSetup:
+    """The settings of a client, the same in every run: its task with the data, its device, and its part of the data."""
 
     task: Task
     train: Data
@@ -114,12 +114,12 @@ class Own:
     # Public keys of clients by logical id (keyring.py); None: those that the server announces.
     roster: Mapping[int, bytes] | None = None
     sealed: bool = False  # take part in elections with sealed ballots only
-    common: Common = field(default_factory=Common)  # one for all clients of a process
+    shared: SharedObjects = field(default_factory=SharedObjects)  # one for all clients of a process
 
 
 def session_for(
     invitation: Invitation,
-    own: Own,
+    setup: ClientSetup,
     key: ec.EllipticCurvePrivateKey | None = None,
     log: SignatureLog | None = None,
 ) -> tuple[int, ClientSession]:
@@ -131,37 +131,37 @@ def session_for(
     config = unpack_options(invitation)
     algorithm = make_client_algorithm(config.strategy)
     signs = isinstance(algorithm, SealedElectionClient)
-    if own.sealed and not signs:
+    if setup.sealed and not signs:
         raise UserError(
             f"this client accepts sealed ballots only (--sealed), but the server's strategy is '{config.strategy}'; "
             "leave --sealed out if the server may read this client's updates"
         )
-    who = invitation.client if invitation.client >= 0 else own.client_id
+    who = invitation.client if invitation.client >= 0 else setup.client_id
     if not 0 <= who < config.clients:
         raise UserError(
             f"client {who} is not part of this run of {config.clients} clients, 0 to {config.clients - 1}; give another "
             "--partition-id, or start the server with more --clients"
         )
-    common = own.common
-    layout = common.once(
+    shared = setup.shared
+    layout = shared.once(
         "layout",
         (config.batch_size, config.augment),
-        lambda: check(own.task, config.batch_size, own.train, own.train, config.augment),
+        lambda: check(setup.task, config.batch_size, setup.train, setup.train, config.augment),
     )
     if layout.fingerprint != invitation.layout:
         raise UserError(
-            f"the run has another model (layout {invitation.layout}) than --task {own.task.name} ({layout.fingerprint}); "
+            f"the run has another model (layout {invitation.layout}) than --task {setup.task.name} ({layout.fingerprint}); "
             "give the task that the server was started with"
         )
     if signs and key is not None:
         algorithm = with_keys(
-            algorithm, invitation.run, invitation.options, who, key, own.roster, log
+            algorithm, invitation.run, invitation.options, who, key, setup.roster, log
         )
-    make_session = functools.partial(_new_session, config, own, algorithm, layout)
+    make_session = functools.partial(_new_session, config, setup, algorithm, layout)
     run = invitation.run, invitation.options
     # Each client that signs has its own key in the algorithm, and therefore a session of its own.
-    session = make_session() if signs else common.once("session", run, make_session)
-    shard = _shard(config, own)
+    session = make_session() if signs else shared.once("session", run, make_session)
+    shard = _shard(config, setup)
     uplink, layout_of_state = codec(config.uplink), algorithm.global_layout(layout)
     kept = memory(config.memory, uplink, layout_of_state.numel, layout_of_state)
     session.trainer.shards[who] = shard
@@ -170,16 +170,18 @@ def session_for(
 
 
 def _new_session(
-    config: RunConfig, own: Own, algorithm: ClientAlgorithm, layout: Layout
+    config: RunConfig, setup: ClientSetup, algorithm: ClientAlgorithm, layout: Layout
 ) -> ClientSession:
     """Return a session of a run that hosts no clients yet."""
-    common = own.common
-    model = initial_model(own.task, config.seed)
-    data = common.once(
-        "data", (), lambda: Data(own.train.inputs.to(own.device), own.train.targets.to(own.device))
+    shared = setup.shared
+    model = initial_model(setup.task, config.seed)
+    data = shared.once(
+        "data",
+        (),
+        lambda: Data(setup.train.inputs.to(setup.device), setup.train.targets.to(setup.device)),
     )
-    engine = common.once(
-        "engine", (config.seed,), lambda: SerialEngine(own.task, model, layout, own.device)
+    engine = shared.once(
+        "engine", (config.seed,), lambda: SerialEngine(setup.task, model, layout, setup.device)
     )
     layout_of_state = algorithm.global_layout(layout)
     replica = Replica(
@@ -194,39 +196,39 @@ def _new_session(
         LocalSGD.from_config(config),
         algorithm,
         config.seed,
-        all_shards=_all_shards(config, own) if algorithm.trains_on_partitions else None,
+        all_shards=_all_shards(config, setup) if algorithm.trains_on_partitions else None,
         at_once=max(1, STACK_BYTES // (4 * layout_of_state.numel)),
     )
     states = HostedStates()
     return ClientSession(replica, states, trainer, algorithm, config.seed, remembers=True)
 
 
-def _shard(config: RunConfig, own: Own) -> np.ndarray:
+def _shard(config: RunConfig, setup: ClientSetup) -> np.ndarray:
     """Return the indices of the client's examples."""
-    if own.partition_id is None:
-        return np.arange(len(own.train))
-    parts = own.partitions or config.clients
-    if not 0 <= own.partition_id < parts:
+    if setup.partition_id is None:
+        return np.arange(len(setup.train))
+    parts = setup.partitions or config.clients
+    if not 0 <= setup.partition_id < parts:
         raise UserError(
-            f"--partition-id is {own.partition_id}, but the data has {parts} parts; give 0 to {parts - 1}"
+            f"--partition-id is {setup.partition_id}, but the data has {parts} parts; give 0 to {parts - 1}"
         )
-    return _dealt(config, own, parts)[own.partition_id]
+    return _dealt(config, setup, parts)[setup.partition_id]
 
 
-def _all_shards(config: RunConfig, own: Own) -> list[np.ndarray]:
+def _all_shards(config: RunConfig, setup: ClientSetup) -> list[np.ndarray]:
     """Return the examples of every client of the run, for strategies whose clients train on each other's data."""
-    if own.partition_id is None or own.partitions not in (None, config.clients):
+    if setup.partition_id is None or setup.partitions not in (None, config.clients):
         raise UserError(
             f"strategy '{config.strategy}' has clients train on each other's data, but this client has its own only; give it "
             "--partition-id K and the data of the whole task, or give the server form=ballots"
         )
-    return _dealt(config, own, config.clients)
+    return _dealt(config, setup, config.clients)
 
 
-def _dealt(config: RunConfig, own: Own, parts: int) -> list[np.ndarray]:
+def _dealt(config: RunConfig, setup: ClientSetup, parts: int) -> list[np.ndarray]:
     how = (config.partition, parts, config.seed)
-    return own.common.once(
+    return setup.shared.once(
         "partition",
         how,
-        lambda: partition(config.partition, own.train, parts, config.seed, own.task.name),
+        lambda: partition(config.partition, setup.train, parts, config.seed, setup.task.name),
     )

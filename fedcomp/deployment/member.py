@@ -22,7 +22,7 @@ from ..strategies import signed_attempts
 from ..strategies.client_algorithm import RoundState
 from ..strategies.sealed_election import SealedElectionClient
 from ..strategies.signed_attempts import SIGNED
-from .handshake import Own, session_for
+from .handshake import ClientSetup, session_for
 
 HEAD, REPORT = "head", "report"
 KEY_FILE = "key.bin"  # in the state folder
@@ -36,13 +36,16 @@ class Member:
     """
 
     def __init__(
-        self, own: Own, folder: StateFolder | None, key: ec.EllipticCurvePrivateKey | None = None
+        self,
+        setup: ClientSetup,
+        folder: StateFolder | None,
+        key: ec.EllipticCurvePrivateKey | None = None,
     ):
-        self.own, self.folder, self.log = own, folder, SignatureLog(folder)
+        self.setup, self.folder, self.log = setup, folder, SignatureLog(folder)
         self.enrolled = key is not None
         self.key = key or own_key(folder)
         self.run = ""  # the run that it takes part in
-        self.who = own.client_id
+        self.who = setup.client_id
         self.session: ClientSession | None = None
         self._report: Report | None = None  # the last one
         self._accepted = ""  # `_phase_inputs` of its assignment
@@ -53,11 +56,11 @@ class Member:
 
         Raises the errors of `session_for`, and CheckpointError if the stored state is damaged.
         """
-        with self.own.common.turn:
+        with self.setup.shared.turn:
             if self.session is None or invitation.run != self.run:
                 if self.session is not None:
                     self._remember(self.run, self.who, self.round_state)
-                self.who, self.session = session_for(invitation, self.own, self.key, self.log)
+                self.who, self.session = session_for(invitation, self.setup, self.key, self.log)
                 self.run, self._report, self._accepted = invitation.run, None, ""
                 self._restore()
                 self._recall()
@@ -162,7 +165,7 @@ def handle(questions: Sequence[tuple[Member, Assignment]]) -> list[Report | None
         if reports[i] is None:
             together.setdefault(member.session, []).append(i)
     for session, mine in together.items():
-        with questions[mine[0]][0].own.common.turn:
+        with questions[mine[0]][0].setup.shared.turn:
             made = _handle(session, [questions[i][1] for i in mine])
         for i, report in zip(mine, made, strict=True):
             questions[i][0].take(questions[i][1], report)
@@ -194,9 +197,7 @@ def own_key(folder: StateFolder | None) -> ec.EllipticCurvePrivateKey:
 
 def _phase_inputs(assignment: Assignment) -> str:
     """Return a digest of a phase's inputs other than the model. A client that is asked again with the same digest repeats its report."""
-    announced = (
-        sha256(b"".join(len(part).to_bytes(8) + part for part in assignment.announced)).hexdigest()
-        if assignment.announced
-        else ""
-    )
-    return assignment.accepted + announced
+    if not assignment.announced:
+        return assignment.accepted
+    parts = b"".join(len(part).to_bytes(8) + part for part in assignment.announced)
+    return assignment.accepted + sha256(parts).hexdigest()

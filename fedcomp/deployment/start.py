@@ -47,7 +47,7 @@ from ..training import devices
 from ..transports.grpc import Credentials, GrpcTransport, Settings, Terms
 from ..transports.relays import check as check_relays
 from ..transports.relays import inexact, inexact_warning
-from .by_client import ByClient
+from .client_traffic import ClientTraffic
 from .handshake import pack_options
 from .ports import listen
 from .roster import Roster
@@ -158,7 +158,7 @@ class Deployment:
             on_answer=lambda *counts: self.callback.progress(*counts),
             bandwidths=bandwidths_of(self.strategy, config),
         )
-        self.by_client = ByClient(self.transport)
+        self.by_client = ClientTraffic(self.transport)
         self.test = on(test, self.device)
         self.evaluator = Evaluator(config, self.task, self.layout, train, self.test, self.device)
 

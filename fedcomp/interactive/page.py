@@ -4,7 +4,6 @@ import math
 from collections.abc import Callable
 from html import escape
 from time import monotonic
-from types import TracebackType
 from typing import Any, Self
 
 from ..callbacks import Header, RoundRecord, Summary
@@ -41,12 +40,7 @@ class Page(Display):
         self._show()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
         if error is not None and not isinstance(error, KeyboardInterrupt):
             self._last_words = f"failed: {error}"
         self._show()

@@ -23,9 +23,7 @@ from .enrolment import Enrolment, out_of_date, utc_now
 OUT_OF_DATE = {9: "not yet valid", 10: "expired"}  # OpenSSL's codes for an error of a certificate
 OTHER_HOST = (62, 64)  # likewise
 ALPN = "h2"
-HANDSHAKE = (
-    0.6  # share of the time for the TLS handshake; the rest is for finding the cause of a failure
-)
+HANDSHAKE = 0.6  # share of the time for the TLS handshake; the rest is for finding the cause
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))  # empty SETTINGS
 FRAME_HEAD, SETTINGS = 9, b"\x04"  # bytes; the type of a frame
 

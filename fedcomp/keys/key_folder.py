@@ -30,7 +30,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from .. import durable_files
 from ..config import keys_command
-from ..durable_files import flush_folder, write_new
+from ..durable_files import flush, write_new
 from ..errors import KeysError
 from . import certificates
 from .certificates import CURVE, hosts_of, read_certificate, read_private_key
@@ -64,9 +64,8 @@ def make(
         )
     with _writing(f"--out {folder}", "give a folder that can be"):
         folder.parent.mkdir(parents=True, exist_ok=True)
-        half = Path(
-            tempfile.mkdtemp(prefix=f".{folder.name}.", suffix=".new", dir=folder.parent)
-        )  # 0700
+        # With mode 0700.
+        half = Path(tempfile.mkdtemp(".new", f".{folder.name}.", folder.parent))
         try:
             now, ca_key = utc_now(), ec.generate_private_key(CURVE())
             ends = now + timedelta(days=max(days, CA_DAYS))
@@ -82,7 +81,7 @@ def make(
         except BaseException:
             shutil.rmtree(half, ignore_errors=True)
             raise
-        flush_folder(folder.parent)
+        flush(folder.parent)
     return names
 
 
@@ -173,15 +172,12 @@ def due(folder: str | Path, within_days: int) -> list[int | str]:
     """
     folder = keys_folder(folder)
     limit = utc_now() + timedelta(days=within_days)
-    server: list[int | str] = (
-        ["server"] if read_certificate(folder / SERVER_CRT).not_valid_after_utc <= limit else []
-    )
+    ends: dict[int | str, datetime] = {
+        "server": read_certificate(folder / SERVER_CRT).not_valid_after_utc
+    }
     clients, relays, _ = read_file(folder / REGISTRY)
-    return server + [
-        entry.holder
-        for entry in (*clients, *relays)
-        if entry.state == ENROLLED and entry.not_after <= limit
-    ]
+    ends |= {e.holder: e.not_after for e in (*clients, *relays) if e.state == ENROLLED}
+    return [holder for holder, end in ends.items() if end <= limit]
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""What is kept between rounds, around a codec. One rule, one file."""
+"""Memories: what is kept between rounds, around a codec. One rule, one file."""
 
 import dataclasses
 import functools
@@ -66,7 +66,7 @@ def _suited(codec: Codec, numel: int) -> str:
 
 @functools.lru_cache(64)
 def _named(text: str) -> tuple[type[Memory], Any]:
-    """The class and its options; remembered, since a simulation makes a memory for every client."""
+    """Return the class and its options. Cached, since a simulation makes a memory for every client."""
     with spec.reading(text):
         return spec.choose(spec.only_part(text, "memory"), _MEMORIES, "memory")
 
@@ -79,6 +79,6 @@ def default_uplink(text: str) -> str:
 def counterpart(
     text: str, codec: Codec, numel: int, layout: Layout | None = None
 ) -> Counterpart | None:
-    """The server's side of memories that `memory` makes of the same; None where clients alone keep something. Raises like `memory`."""
+    """Return the server's side of the memories that `memory` returns; None if only clients have a state. Raises like `memory`."""
     kept = memory(text, codec, numel, layout)
     return kept.counterpart and kept.counterpart(kept)

@@ -1,4 +1,4 @@
-"""The base class of memories: what a client keeps between rounds, around a codec.
+"""The base class of memories, which keep around a codec what was not sent from round to round.
 
 `propose(x)` returns a frame; then exactly one of `commit()` (the other side accepted it) or `rollback()` (it did not) settles the proposal.
 State is plain tensors and bytes, so that it can be written to disk and moved between devices.
@@ -119,7 +119,7 @@ class Memory(ABC):
         return self.pending
 
     def commit(self, *, returned: bytes | None = None) -> Update | None:
-        """Settle the proposal as accepted. `returned` is a frame of what the other side dropped of it; return what it says.
+        """Settle the proposal as accepted. `returned` is a frame of what the other side dropped of it; return its update.
 
         Raises FrameError, with the proposal still pending, when `returned` is damaged.
         """
@@ -133,7 +133,7 @@ class Memory(ABC):
 
     @classmethod
     def commit_stack(cls, memories: Sequence["Memory"]) -> None:
-        """`commit` for memories of one class and codec, whose frames are read together."""
+        """`commit` for m ≥ 1 memories of one class and codec. Reads their frames together, which is faster."""
         cls._commit(memories, [memory._settle() for memory in memories], [None] * len(memories))
 
     def rollback(self) -> None:
@@ -200,15 +200,21 @@ class Memory(ABC):
             f"memory '{self.name}' has no frame for a phase '{context.phase}'; use the memory that the strategy asks for"
         )
 
+    def _take(self, update: Update, dropped: Update | None) -> None:
+        """The update in the frame was accepted, but for what was `dropped` of it."""
+
     @classmethod
-    @abstractmethod
     def _commit(
         cls,
         memories: Sequence["Memory"],
         frames: Sequence[bytes],
         dropped: Sequence[Update | None],
     ) -> None:
-        """The frames were accepted, but for what was `dropped` of them."""
+        """Settle m ≥ 1 accepted frames. Overridden by memories that do not read their frames, or read them otherwise."""
+        for memory, update, back in zip(
+            memories, cls._open(memories, frames), dropped, strict=True
+        ):
+            memory._take(update, back)
 
     def _rollback(self) -> None:
         """The frame was not accepted."""
@@ -258,10 +264,10 @@ class Memory(ABC):
 
 
 class Counterpart(ABC):
-    """The server's side of a memory: what each client's update is taken to be. Made from a memory like those of the clients.
+    """The server's side of a memory: an estimate of each client's update. Made from a memory like those of the clients.
 
-    It holds what the clients hold only if it settles what they commit, by the same operations, and nothing else; when a client starts
-    from nothing (`fresh`), so does its part here.
+    Both sides agree because the counterpart settles exactly what the clients commit, by the same operations. When a client starts from
+    nothing (`fresh`), so does its part here.
     """
 
     rate: float = 1.0  # of the round that is being closed, as a multiple of the run's learning rate
@@ -272,7 +278,7 @@ class Counterpart(ABC):
     def __init__(self, memory: Memory): ...
 
     def announce(self) -> Mapping[str, bytes]:
-        """What clients have to know for their proposals. Its bytes are counted."""
+        """Return what clients have to know for their proposals, by name. Its bytes are counted."""
         return {}
 
     def set_rates(self, rate: float, rates: Mapping[int, float]) -> None:
@@ -281,10 +287,10 @@ class Counterpart(ABC):
 
     @abstractmethod
     def estimate(self, client: int, update: Update | None, fresh: bool) -> Update | None:
-        """What the update of a client is taken to be that sent `update`, or nothing. Changes nothing; good until `settle`."""
+        """Return the estimate of a client's update, given the one that it sent, if any. Changes nothing; valid until `settle`."""
 
     def absent(self, present: Collection[int]) -> Iterable[tuple[int, Update]]:
-        """Clients that count although none of their updates was accepted in this round, ascending, with what is taken for it."""
+        """Yield (client, estimate), ascending, for clients that count although none of their updates was accepted in this round."""
         return ()
 
     def correction(
@@ -299,15 +305,15 @@ class Counterpart(ABC):
 
     @abstractmethod
     def settle(self, taken: Sequence[tuple[int, Update | None, bool]], moved: float) -> None:
-        """A round is over: keep what was taken (client, update, fresh). `moved`: ‖step of the model‖², in units of the clients' updates."""
+        """End a round: keep the accepted (client, update, fresh). `moved`: ‖step of the model‖², in units of the clients' updates."""
 
     @abstractmethod
     def take_changes(self) -> Changes:
-        """What changed since the last call."""
+        """Return what changed since the last call."""
 
     @abstractmethod
     def restore(self, vector: ReadVector, value: ReadValue) -> None:
-        """Stand where a checkpoint stood, whose vectors and values are read by these. Raises ValueError or TypeError for others."""
+        """Continue from a checkpoint, whose vectors and values are read by these. Raises ValueError or TypeError for others."""
 
 
 def _copied(state: Mapping[str, Tensor | bytes]) -> State:
@@ -317,17 +323,14 @@ def _copied(state: Mapping[str, Tensor | bytes]) -> State:
 
 
 def mask(vectors: Iterable[Tensor], sent: np.ndarray | None, dropped: Update | None) -> None:
-    """Zero vectors [numel], in place, at the positions `sent` (None = everywhere), but where something of it was dropped.
+    """Zero vectors [numel], in place, at the positions `sent` (None = everywhere) less those that were dropped.
 
-    What Lin et al. 2018 call momentum factor masking: what stood behind a coordinate that arrived is stale.
+    This is the momentum factor masking of Lin et al. 2018: the momentum of a coordinate that arrived is stale.
     """
     if dropped is not None:
-        everywhere = np.arange(dropped.numel) if sent is None else sent
-        back = (
-            np.flatnonzero(dropped.block(0, dropped.numel))
-            if dropped.positions is None
-            else dropped.positions
-        )
+        everywhere, back = np.arange(dropped.numel) if sent is None else sent, dropped.positions
+        if back is None:
+            back = np.flatnonzero(dropped.block(0, dropped.numel))
         sent = np.setdiff1d(everywhere, back, assume_unique=True)
     for vector in vectors:
         if sent is None:

@@ -68,6 +68,6 @@ class ECQ(Vectors):
 
 
 def error_factor(codec: Codec, numel: int) -> float | None:
-    """γ with E ‖x − C(x)‖² ≤ γ‖x‖² for every x; None if there is none."""
+    """Return γ with E ‖x − C(x)‖² ≤ γ‖x‖² for every x; None if there is none."""
     contraction = codec.contraction(numel)
     return codec.variance(numel) if contraction is None else 1 - contraction

@@ -116,8 +116,8 @@ class LAQ(Shift):
         self.waiting = lost / context.rate / context.rate
         return frame
 
-    def _take(self, update: Update) -> None:
-        super()._take(update)
+    def _take(self, update: Update, dropped: Update | None) -> None:
+        super()._take(update, dropped)
         self.age, self.error = 0, self.waiting
 
     def _rollback(self) -> None:
@@ -135,7 +135,7 @@ class LAQ(Shift):
 
 
 def _threshold(context: Context) -> float:
-    """What the server announced; below everything if it announced nothing, so that all is sent."""
+    """Return the announced threshold; −∞ if there is none, so that everything is sent."""
     announced = context.announced.get(THRESHOLD)
     if announced is None:
         return -math.inf

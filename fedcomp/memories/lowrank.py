@@ -121,7 +121,7 @@ class LowRank(Vectors):
     def _announced(
         self, name: str, shapes: Sequence[tuple[int, ...]], context: Context
     ) -> list[Tensor]:
-        """Factors that the server announced, float64. Raises ProtocolError for others than these."""
+        """Return the factors that the server announced, float64. Raises ProtocolError for factors of other shapes."""
         if name not in context.announced:
             raise ProtocolError(
                 f"the server announced no '{name}' for the phase '{context.phase}'; both sides need the same strategy"
@@ -135,7 +135,7 @@ class LowRank(Vectors):
         ]
 
     def _read(self, frame: bytes) -> Update:
-        """What a frame that stands for a whole proposal says of this client's own update."""
+        """Return the update of this client in a frame that stands for a whole proposal."""
         if not self.phase:
             return self.codec.open(frame, self.numel, self.layout)
         return self.split.update(
@@ -144,13 +144,13 @@ class LowRank(Vectors):
 
 
 def _frame(parts: Iterable[Tensor]) -> bytes:
-    """A frame of numbers, each as near as float32 comes to it."""
+    """Return a frame of numbers, rounded to float32 and kept in its range."""
     numbers = [part.clamp(-LARGEST, LARGEST).to(torch.float32).reshape(-1) for part in parts]
     return NUMBERS.encode(torch.cat(numbers) if numbers else torch.empty(0, dtype=torch.float32))
 
 
 def _starts(update: Update) -> dict[str, bytes]:
-    """The right factors of an update, by the names under which a codec looks for a start."""
+    """Return the right factors of an update, by the names under which a codec looks for a start."""
     parts = enumerate(part for _, part in update.parts) if isinstance(update, Sections) else ()
     return {
         start_name(i): part.right.tobytes()

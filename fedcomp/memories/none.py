@@ -1,4 +1,4 @@
-"""The null object: what the codec loses is lost."""
+"""The null object: nothing is kept, so the codec's error is lost."""
 
 from collections.abc import Sequence
 from typing import ClassVar

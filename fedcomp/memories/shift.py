@@ -1,4 +1,4 @@
-"""What memories share that send differences: a vector that client and server both keep, moved on both sides by the same operations.
+"""The base of memories that send differences to a shift: a vector that client and server keep and move by the same operations.
 
     send C(x − η·shift);  shift ← shift + step·C(x − η·shift)/η where it was taken;  the server takes x to be η·shift + C(x − η·shift)
 
@@ -30,7 +30,7 @@ MEMBERS = "clients"  # in a checkpoint: who has a shift
 
 
 def contraction(codec: Codec, numel: int) -> float:
-    """δ of a codec at vectors [numel], in the mean over seeds, 0 if it has none. An unbiased one contracts by 1 − ω."""
+    """Return δ of a codec at vectors [numel], in the mean over seeds, 0 if it has none. An unbiased one contracts by 1 − ω."""
     omega = codec.variance(numel)
     return max(codec.contraction(numel) or 0.0, 0.0 if omega is None else 1.0 - omega)
 
@@ -59,16 +59,6 @@ class Shift(Memory):
             proposals.append(frame)
         return proposals
 
-    @classmethod
-    def _commit(
-        cls,
-        memories: Sequence["Shift"],
-        frames: Sequence[bytes],
-        dropped: Sequence[Update | None],
-    ) -> None:
-        for memory, update in zip(memories, cls._open(memories, frames), strict=True):
-            memory._take(update)
-
     def _difference(self, x: Tensor, rate: float) -> Tensor:
         """Return x − rate·shift, with the shift moved to the device of x."""
         if self.shift is None:
@@ -80,8 +70,7 @@ class Shift(Memory):
         """Return what is sent of x − shift, whose frame is given. `difference` is not modified."""
         return frame
 
-    def _take(self, update: Update) -> None:
-        """Move the shift by an update that the server accepted."""
+    def _take(self, update: Update, dropped: Update | None) -> None:
         if self.shift is None:
             self.shift = torch.zeros(self.numel, dtype=torch.float32)
         add_within(self.shift, update, self.step / self.rate)
@@ -135,7 +124,7 @@ class Shifts(Counterpart):
         self._stored: ReadVector = lambda name: None
 
     def row(self, client: int) -> Tensor | None:
-        """The shift of a client, None = zero."""
+        """Return the shift of a client, None for zero."""
         if client in self.members and client not in self.rows:
             self.rows[client] = self._stored(str(client))
         return self.rows.get(client)
@@ -162,7 +151,7 @@ class Shifts(Counterpart):
                 self.changed.add(client)
 
     def forget(self, client: int) -> None:
-        """A client starts from nothing."""
+        """Drop the shift of a client that starts from nothing."""
         self.rows.pop(client, None)
         self.members.discard(client)
         self.changed.discard(client)

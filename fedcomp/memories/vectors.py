@@ -33,7 +33,6 @@ class Vectors(Memory):
         raise NotImplementedError(f"{type(self).__name__} has neither _move nor _propose")
 
     def _take(self, update: Update, dropped: Update | None) -> None:
-        """The update was accepted, but for what was `dropped` of it."""
         add_within(self.residual, update, -1.0)
         if dropped is not None:
             add_within(self.residual, dropped)
@@ -61,18 +60,6 @@ class Vectors(Memory):
                 for name in cls.vectors:
                     setattr(memory, name, kept[name])
         return proposals
-
-    @classmethod
-    def _commit(
-        cls,
-        memories: Sequence["Vectors"],
-        frames: Sequence[bytes],
-        dropped: Sequence[Update | None],
-    ) -> None:
-        for memory, update, back in zip(
-            memories, cls._open(memories, frames), dropped, strict=True
-        ):
-            memory._take(update, back)
 
     def _kept(self, like: Tensor) -> Kept:
         """Return the vectors, on the device of a float32 vector [numel]."""

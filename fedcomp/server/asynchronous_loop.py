@@ -104,12 +104,9 @@ class AsynchronousLoop(RoundLoop):
         free = set(clients) - self.began.keys() - set(besides)
         room = max(0, size(self.config.participation, len(clients)) - len(self.began))
         begin = draw([*free], min(room, len(free)), self.config.seed, round)
-        exchange = self._exchanges[round] = self.exchange(Phase(), traffic)
         configs = self.strategy.schedule.for_clients(round, begin, self.bandwidths)
-        assignments = [
-            self.assignment(traffic, client, round, Phase(), {}, configs[client])
-            for client in begin
-        ]
+        exchange, assignments = self.start_phase(round, Phase(), configs, {}, traffic)
+        self._exchanges[round] = exchange
         self.began |= dict.fromkeys(begin, round)
         for earlier in self._exchanges.values():
             earlier.traffic = traffic  # a dense model that a client still needs counts here

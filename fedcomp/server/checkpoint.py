@@ -8,7 +8,6 @@ the folder has the previous checkpoint or the new one. `stage` writes entries th
 be read back at once, and the next `save` makes them part of the checkpoint without writing them again. Nothing is pickled.
 """
 
-import os
 import sqlite3
 import threading
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,6 +20,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from ..durable_files import flush
 from ..errors import CheckpointError
 from .broadcasts import Broadcast
 
@@ -101,12 +101,12 @@ class Checkpoint:
             frames = [self._row("", broadcast.frame) for broadcast in broadcasts]
             written = {file for _, file, _ in (*rows, *frames) if file is not None}
             for number in staged | written:
-                _flush(self._path(number))
+                flush(self._path(number))
             if staged or written:
-                _flush(self.folder / FILES)
+                flush(self.folder / FILES)
             for path in self.flushed:
                 if path.exists():
-                    _flush(path)
+                    flush(path)
             removed = [(name,) for name, value in values.items() if value is None]
             with self._lock, self._state as state:
                 before = self._file_numbers(REFERENCED)
@@ -249,12 +249,3 @@ class Checkpoint:
                 f"the checkpoint in {self.folder} could not be written ({error}); the one before it is intact: make room, "
                 "then continue with --resume"
             ) from error
-
-
-def _flush(path: Path) -> None:
-    """Flush a file or a folder to the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

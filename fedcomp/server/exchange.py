@@ -1,7 +1,7 @@
 """One phase of a round: send assignments, check reports as they arrive, and count the bytes of both."""
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 
 from ..callbacks import Rejection
@@ -9,7 +9,7 @@ from ..codecs import Update
 from ..errors import FrameError, ProtocolError
 from ..messages import DENSE, FAILED, NEED_DENSE, Assignment, Report, ticket
 from ..profiling import timed
-from ..strategies.base import Accepted, Phase, RoundStrategy
+from ..strategies.base import Accepted, Phase, PhaseResult, RoundStrategy
 from ..strategies.round_completion import Progress, RoundCompletion
 from .broadcasts import Broadcasts, Download
 from .transport import Delivery, Lost, Transport
@@ -109,10 +109,15 @@ class Exchange:
             self.waiting.add(assignment.client)
         self.transport.send(assignments)
 
-    def leave_out(self, client: int, reason: str) -> None:
-        """Reject a client whose report was accepted."""
-        del self.accepted[client]
-        self._reject(client, "reply", reason)
+    def close(self) -> list[Accepted]:
+        """Return the accepted updates in the order of client ids, less those that the strategy leaves out."""
+        accepted = [self.accepted[client] for client in sorted(self.accepted)]
+        result = PhaseResult(self.phase.name, accepted, frozenset(self.proven))
+        left_out = self.strategy.on_phase_end(result)
+        for client, reason in left_out.items():
+            del self.accepted[client]
+            self._reject(client, "reply", reason)
+        return [a for a in accepted if a.client not in left_out]
 
     def give_up(self, clients: Collection[int], reason: str, stage: str = "reply") -> None:
         """Reject clients that have not answered. Their late answers are not delivered."""
@@ -162,10 +167,6 @@ class Exchange:
             if self.accepted.pop(client, None) is not None:
                 why = f"its relay has added its update to that of client {delivery.client}, which was rejected: {reason}"
                 self._reject(client, "relay", why)
-
-    def answers(self) -> Iterator[Accepted]:
-        """Yield the accepted updates in the order of client ids."""
-        return (self.accepted[client] for client in sorted(self.accepted))
 
     def _report_of(self, delivery: Delivery) -> Report | None:
         """Return a report that has an update; None if the client was rejected or was sent the dense model."""

@@ -17,7 +17,6 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack, redirect_stdout, suppress
 from datetime import UTC, datetime
 from io import RawIOBase
-from types import TracebackType
 from typing import Any, Self, TextIO
 
 from ..callbacks import Callback, Header, RoundRecord, Said, Summary, values_of
@@ -67,12 +66,7 @@ class JsonLog(Callback):
         self._add = functools.partial(_append, file)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         with self._ends, suppress(OSError):
             if isinstance(error, KeyboardInterrupt):
                 self.write("interrupted")

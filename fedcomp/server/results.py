@@ -119,9 +119,7 @@ def summary_of(records: Sequence[RoundRecord], config: RunConfig, device: str) -
     """Return the summary of all rounds."""
 
     def total(field: str) -> Any:
-        return sum(getattr(record, field) for record in records)
-
-    def counted(field: str) -> int | None:
+        """Return the sum over all rounds, None if it is not known for one of them."""
         values = [getattr(record, field) for record in records]
         return None if None in values else sum(values)
 
@@ -134,8 +132,8 @@ def summary_of(records: Sequence[RoundRecord], config: RunConfig, device: str) -
         downlink_bytes=total("downlink_bytes"),
         dense_uplink_bytes=total("dense_uplink_bytes"),
         dense_downlink_bytes=total("dense_downlink_bytes"),
-        wire_bytes_in=counted("wire_bytes_in"),
-        wire_bytes_out=counted("wire_bytes_out"),
+        wire_bytes_in=total("wire_bytes_in"),
+        wire_bytes_out=total("wire_bytes_out"),
         rounds=len(records),
         clients=config.clients,
         client_updates=total("accepted"),

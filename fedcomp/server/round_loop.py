@@ -20,7 +20,7 @@ from ..errors import NonFiniteError
 from ..kernels.sums import sum_squares
 from ..messages import FAILED, Assignment, ClientRoundConfig, Report
 from ..profiling import timed
-from ..strategies.base import Accepted, Aggregation, Phase, PhaseResult, RoundStrategy, RoundUpdates
+from ..strategies.base import Accepted, Aggregation, Phase, RoundStrategy, RoundUpdates
 from ..strategies.optimizers import optimizer
 from ..strategies.round_completion import RoundCompletion
 from .broadcasts import Broadcast, Broadcasts
@@ -94,46 +94,49 @@ class RoundLoop:
         cohort = strategy.choose(self.gather(), round, self.broadcasts.fingerprint)
         traffic, rejected = Traffic(), {}
         phases: dict[str, list[Accepted]] = {}
-        asked, configs = cohort, strategy.schedule.for_clients(round, cohort, self.bandwidths)
+        configs = strategy.schedule.for_clients(round, cohort, self.bandwidths)
+        usual = RoundCompletion(self.config.quorum, self.config.timeout_s)
         for phase in strategy.phases(round):
-            exchange = self.exchange(phase, traffic)
+            exchange, assignments = self.start_phase(round, phase, configs, phases, traffic)
             exchange.on_answer = partial(self.on_answer, round)
-            assignments = [
-                self.assignment(traffic, client, round, phase, phases, configs[client])
-                for client in asked
-            ]
-            exchange.run(
-                assignments,
-                phase.completion or RoundCompletion(self.config.quorum, self.config.timeout_s),
-            )
-            phases[phase.name] = self.end_phase(phase, exchange)
+            exchange.run(assignments, phase.completion or usual)
+            phases[phase.name] = exchange.close()
             rejected |= exchange.rejected
-            asked = [a.client for a in phases[phase.name]]
+            configs = {a.client: configs[a.client] for a in phases[phase.name]}
         return self.close(round, cohort, phases, rejected, traffic)
 
     # The parts of a round.
 
-    def exchange(self, phase: Phase, traffic: Traffic) -> Exchange:
-        """Return the exchange of a phase, before anything is sent."""
-        return Exchange(
-            self.transport,
-            self.broadcasts,
-            self.strategy,
-            phase,
-            traffic,
-            self._on_report,
-        )
-
-    def assignment(
+    def start_phase(
         self,
-        traffic: Traffic,
-        client: int,
         round: int,
         phase: Phase,
+        configs: Mapping[int, ClientRoundConfig],
         before: Mapping[str, Sequence[Accepted]],
+        traffic: Traffic,
+    ) -> tuple[Exchange, list[Assignment]]:
+        """Return the exchange of a phase, and the assignments of the clients in `configs`, which are not yet sent.
+
+        `before`: the accepted updates of the phases before this one. The bytes of the assignments are counted in `traffic`.
+        """
+        b, strategy = self.broadcasts, self.strategy
+        exchange = Exchange(self.transport, b, strategy, phase, traffic, self._on_report)
+        assignments = [
+            self._assignment(round, phase, client, config, before, traffic)
+            for client, config in configs.items()
+        ]
+        return exchange, assignments
+
+    def _assignment(
+        self,
+        round: int,
+        phase: Phase,
+        client: int,
         config: ClientRoundConfig,
+        before: Mapping[str, Sequence[Accepted]],
+        traffic: Traffic,
     ) -> Assignment:
-        """Return a client's assignment in a phase, with the download that brings it to the present version, and count its bytes."""
+        """Return a client's assignment, with the download that brings it to the present version, and count its bytes."""
         b, counterpart = self.broadcasts, self.strategy.counterpart
         held = self.versions.get(client, b.first)
         download = b.download(held)
@@ -162,13 +165,6 @@ class RoundLoop:
             steps=config.steps,
             batch_size=config.batch_size,
         )
-
-    def end_phase(self, phase: Phase, exchange: Exchange) -> list[Accepted]:
-        """Return the accepted updates of a phase, less those that the strategy leaves out."""
-        result = PhaseResult(phase.name, list(exchange.answers()), frozenset(exchange.proven))
-        for client, reason in self.strategy.on_phase_end(result).items():
-            exchange.leave_out(client, reason)
-        return list(exchange.answers())
 
     def close(
         self,

@@ -21,6 +21,7 @@ import tomli_w
 from safetensors.torch import save
 from torch import Tensor
 
+from .. import durable_files
 from ..callbacks import ClientRecord, Rejection, Rejections, RoundRecord, Summary, values_of
 from ..config import (
     RUN_FILE,
@@ -85,7 +86,7 @@ class RunFolder:
         """Write config.toml: every option, and under [resolved] the choices for this machine."""
         values = settings(config) | {"out": str(self.path), "resolved": resolved}
         with self._writing():
-            _replace(self.path / RUN_FILE, tomli_w.dumps(values).encode())
+            self._replace(RUN_FILE, tomli_w.dumps(values).encode())
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
@@ -136,14 +137,15 @@ class RunFolder:
     def write_model(self, tensors: dict[str, Tensor]) -> None:
         """Write model.safetensors from tensors on the CPU that share no memory."""
         with self._writing():
-            _replace(self.path / MODEL, save(tensors))
+            self._replace(MODEL, save(tensors))
 
     def write_summary(self, summary: Summary) -> None:
         with self._writing():
-            _replace(
-                self.path / SUMMARY,
-                (json.dumps(finite(values_of(summary)), indent=2) + "\n").encode(),
-            )
+            text = json.dumps(finite(values_of(summary)), indent=2) + "\n"
+            self._replace(SUMMARY, text.encode())
+
+    def _replace(self, name: str, data: bytes) -> None:
+        durable_files.replace(self.path / name, [data], 0o666)  # as the umask allows
 
 
 def records_in(path: Path) -> list[RoundRecord]:
@@ -212,12 +214,3 @@ def finite(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {key: finite(item) for key, item in value.items()}
     return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def _replace(path: Path, data: bytes) -> None:
-    temporary = path.with_name(f".{path.name}.new")
-    with temporary.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fdatasync(file.fileno())
-    os.replace(temporary, path)

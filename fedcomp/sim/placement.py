@@ -6,7 +6,7 @@ depend on it.
 
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -44,42 +44,32 @@ class Placement:
 IN_MEMORY = Placement(HOST)
 
 
-@dataclass(frozen=True)
-class Need:
-    """The memory that the clients of a run may need between their rounds."""
+def choose_placement(
+    asked: str, device: torch.device, clients: int, client_bytes: int
+) -> Placement:
+    """Return the placement for the value `asked` of --residuals.
 
-    clients: int  # upper bound of the clients that take part at least once
-    vectors: int  # of each client
-    numel: int  # of each vector
-
-    @property
-    def client_bytes(self) -> int:
-        return 4 * self.numel * self.vectors
-
-    @property
-    def bytes(self) -> int:
-        return self.client_bytes * self.clients
-
-
-def choose_placement(asked: str, device: torch.device, need: Need) -> Placement:
-    """Return the placement for the value `asked` of --residuals. Raises ConfigError if the chosen memory cannot hold all clients."""
+    `clients`: upper bound of the clients that take part at least once. `client_bytes`: of the vectors of one client. Raises ConfigError if
+    the chosen memory cannot hold all clients.
+    """
+    needed = clients * client_bytes
     host, cuda = free_memory(), device.type == "cuda"
     free = {HOST: host, **({DEVICE: torch.cuda.mem_get_info(device)[0]} if cuda else {})}
     if asked == DEVICE and not cuda:
         asked = HOST  # the same on a CPU
-    fitting = [name for name in (DEVICE, HOST) if name in free and need.bytes <= SHARE * free[name]]
+    fitting = [name for name in (DEVICE, HOST) if name in free and needed <= SHARE * free[name]]
     name = asked if asked != "auto" else next(iter(fitting), FILE)
-    if name in free and need.bytes > free[name]:
+    if name in free and needed > free[name]:
         where = "the device" if name == DEVICE else "memory"
         raise ConfigError(
-            f"--residuals {name}: the vectors of {need.clients:,} clients may take {human_bytes(need.bytes)}, and "
+            f"--residuals {name}: the vectors of {clients:,} clients may take {human_bytes(needed)}, and "
             f"{human_bytes(free[name])} of {where} are free; leave it out, or give --residuals file"
         )
     return Placement(
         name,
         CACHE * host if name == FILE else math.inf,
         device if cuda and name != DEVICE else None,
-        need.client_bytes,
+        client_bytes,
     )
 
 
@@ -98,30 +88,18 @@ def _machine() -> int:
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
 
 
-def _groups() -> Sequence[int]:
-    """Return the free bytes of each control group (version 2) from the process's own up. Inactive file pages count as free."""
-    left = []
+def _groups() -> Iterator[int]:
+    """Yield the free bytes of the control groups (version 2) of this process. Inactive file pages count as free."""
     try:
-        own = next(
-            line.split("::", 1)[1]
-            for line in Path("/proc/self/cgroup").read_text().splitlines()
-            if line.startswith("0::")
-        )
-        place = CGROUP / own.lstrip("/")
-        for group in (place, *place.parents):
-            if group == CGROUP.parent:
-                break
-            if (group / "memory.max").exists() and (
-                limit := (group / "memory.max").read_text().strip()
-            ) != "max":
-                pages = dict(
-                    line.split() for line in (group / "memory.stat").read_text().splitlines()
-                )
-                left.append(
-                    int(limit)
-                    - int((group / "memory.current").read_text())
-                    + int(pages.get("inactive_file", 0))
-                )
+        lines = Path("/proc/self/cgroup").read_text().splitlines()
+        own = next(line.removeprefix("0::/") for line in lines if line.startswith("0::"))
+        for group in (CGROUP / own, *(CGROUP / own).parents):
+            if not (group / "memory.max").exists():
+                continue  # the root has none
+            limit = (group / "memory.max").read_text().strip()
+            stat = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
+            if limit != "max":
+                used = int((group / "memory.current").read_text())
+                yield int(limit) - used + int(stat.get("inactive_file", 0))
     except (OSError, StopIteration, ValueError):
-        pass
-    return left
+        return

@@ -55,7 +55,7 @@ from .machine import HOME, Machine, cannot_map, engine_on
 from .multi_device import MultiDevice
 from .network import Network, drawn, read_spec
 from .network_file import is_file, read_file
-from .placement import FILE, Need, choose_placement
+from .placement import FILE, choose_placement
 from .ray_engine import JOBS_PER_ACTOR, RayEngine
 from .relays import Relays
 from .save_times import SaveTimes
@@ -130,8 +130,13 @@ class Preparation:
         self.model = initial_model(self.task, config.seed)
         self.weights = self.layout.gather(self.model)
         self.machine = self._machine(self.model)
-        need = self._need(client_memory)
-        self.placement = choose_placement(config.residuals, self.device, need)
+        cohort = cohort_size(config.participation, config.clients)
+        self.placement = choose_placement(
+            config.residuals,
+            self.device,
+            min(config.clients, config.rounds * cohort),
+            self._client_bytes(client_memory),
+        )
         self.broadcasts = Broadcasts.of(self.strategy, self.weights.clone())
         start_from(config, self.folder, self.task, self.strategy, self.broadcasts)
         self.bandwidths = bandwidths_of(
@@ -144,18 +149,12 @@ class Preparation:
             self.config.memory, self.strategy.uplink, self.sent_layout.numel, self.sent_layout
         )
 
-    def _need(self, memory: Memory) -> Need:
-        """Return the memory that clients may need between their rounds."""
-        c = self.config
-        vectors = sum(
-            isinstance(value, torch.Tensor) for value in memory.state_dict(copy=False).values()
-        )
-        vectors = (vectors or memory.counterpart is not None) + c.keep_momentum
-        return Need(
-            min(c.clients, c.rounds * cohort_size(c.participation, c.clients)),
-            vectors,
-            self.sent_layout.numel,
-        )
+    def _client_bytes(self, memory: Memory) -> int:
+        """Return the bytes of the vectors that a client keeps between its rounds."""
+        values = memory.state_dict(copy=False).values()
+        vectors = sum(isinstance(value, torch.Tensor) for value in values)
+        vectors = (vectors or memory.counterpart is not None) + self.config.keep_momentum
+        return 4 * self.sent_layout.numel * vectors
 
     def _machine(self, model: torch.nn.Module) -> Machine:
         if self.folder.resumed:

@@ -1,4 +1,4 @@
-"""Updates as they come: the server waits for nobody.
+"""Asynchronous averaging: each update counts when it arrives.
 
 Yu, Wu, Huang: Double quantization for communication-efficient distributed optimization. NeurIPS 2019 (AsyLPG): workers send low-precision
 gradients, made from a low-precision copy of a model that has moved on by the time they arrive. Xie, Koyejo, Gupta: Asynchronous federated
@@ -32,7 +32,7 @@ class Options:
 
 
 class Asynchronous(Average):
-    """The discounted mean of the updates that come first."""
+    """The discounted mean of the first updates to arrive."""
 
     name: ClassVar[str] = "asynchronous"
     Options: ClassVar[type] = Options

@@ -1,4 +1,4 @@
-"""What a federated algorithm decides.
+"""The base class of strategies: what a federated algorithm decides.
 
 A strategy chooses the cohort and the phases of a round, says what clients are told, and turns accepted updates into one update of the
 model. server/round_loop.py runs the rounds. A strategy for an algorithm overrides `aggregate`, and where a round has more than one
@@ -116,7 +116,7 @@ class RoundUpdates:
 
 @dataclass(frozen=True)
 class Aggregation:
-    """What `aggregate` says besides the update."""
+    """What `aggregate` returns besides the update."""
 
     clipped: int = 0  # updates whose norm was bounded
     decay: float = 1.0  # float32 factor of the weights, applied before the update is added
@@ -125,7 +125,7 @@ class Aggregation:
 class RoundStrategy(ABC):
     """Decides what happens in a round, and holds what its algorithm keeps from round to round.
 
-    `warn` is called with what is found out while rounds go on. Raises ConfigError for settings that do not suit the algorithm.
+    `warn` is called with findings during rounds, each a sentence. Raises ConfigError for settings that do not suit the algorithm.
     """
 
     name: ClassVar[str]
@@ -220,7 +220,7 @@ class RoundStrategy(ABC):
 
     @property
     def suspicion(self) -> Mapping[int, float]:
-        """How often each client's vote has lost by a wide margin, as a share of its votes 0..1, by logical id; {} where nobody votes."""
+        """The share 0..1 of each client's votes that lost by a wide margin, by logical id; {} without votes."""
         return {}
 
     def on_round_end(self, round: int, broadcast: bytes | None) -> None:

@@ -33,7 +33,7 @@ class Rows:
         return len(self.updates)
 
     def blocks(self) -> Iterator[tuple[slice, np.ndarray]]:
-        """(where, values [m, width] float32), from the first coordinate to the last. The values are overwritten by the next."""
+        """Yield (where, values [m, width] float32), from the first coordinate to the last. The values are overwritten by the next."""
         memory = np.empty(len(self) * min(self.block, self.numel), np.float32)
         for start in range(0, self.numel, self.block):
             stop = min(start + self.block, self.numel)
@@ -43,7 +43,7 @@ class Rows:
             yield slice(start, stop), values
 
     def products(self) -> np.ndarray:
-        """The inner products of all pairs: float64 [m, m], symmetric."""
+        """Return the inner products of all pairs: float64 [m, m], symmetric."""
         total = np.zeros((len(self), len(self)))
         for _, values in self.blocks():
             for start in range(0, values.shape[1], CHUNK):
@@ -72,7 +72,7 @@ def _finite(values: np.ndarray) -> np.ndarray:
 
 
 def squared_distances(products: np.ndarray) -> np.ndarray:
-    """‖xᵢ − xⱼ‖² of all pairs, float64 [m, m], from inner products; the diagonal is 0."""
+    """Return ‖xᵢ − xⱼ‖² of all pairs, float64 [m, m], from inner products; the diagonal is 0."""
     squares = products.diagonal()
     found = (squares[:, None] + squares[None] - 2 * products).clip(0)
     np.fill_diagonal(found, 0)
@@ -80,6 +80,6 @@ def squared_distances(products: np.ndarray) -> np.ndarray:
 
 
 def lengths_from(products: np.ndarray, weights: np.ndarray) -> np.ndarray:
-    """‖xᵢ − Σ wⱼ xⱼ‖ of every row, float64 [m], from inner products."""
+    """Return ‖xᵢ − Σ wⱼ xⱼ‖ of every row, float64 [m], from inner products."""
     towards = products @ weights
     return np.sqrt((products.diagonal() - 2 * towards + weights @ towards).clip(0))

@@ -19,13 +19,13 @@ from .blocks import BLOCK
 
 
 def share(update: Update, largest: float) -> float:
-    """min(1, largest/‖update‖₂)."""
+    """Return min(1, largest/‖update‖₂)."""
     length = norm(update)
     return largest / length if length > largest else 1.0
 
 
 def norm(update: Update) -> float:
-    """‖update‖₂: of a sparse update from its values alone, of others block by block. Values beyond float32 are read as its ends."""
+    """Return ‖update‖₂: of a sparse update from its values alone, of others block by block. Values beyond float32 are read as its ends."""
     return math.sqrt(_squares(update))
 
 

@@ -135,29 +135,20 @@ class BallotElectionClient(ClientAlgorithm):
         super().__init__((BALLOTS, TALLY))
 
     def seed(self, codec: Codec, run_seed: int, assignment: Assignment) -> int:
-        return (
-            super().seed(codec, run_seed, assignment) if assignment.phase == BALLOTS else run_seed
-        )
+        own = super().seed(codec, run_seed, assignment)
+        return own if assignment.phase == BALLOTS else run_seed
 
     def later_update(
         self, memory: Memory, values: dict[str, Any], seed: int, context: Context
     ) -> Tensor:
         row, told = announced_row(context.announced), context.announced
-        sent = {
-            client: sent_ballot(memory, told[str(client)])
-            for client in row.senders
-            if str(client) in told
-        }
+        passed_on = [client for client in row.senders if str(client) in told]
+        sent = {client: sent_ballot(memory, told[str(client)]) for client in passed_on}
         numel, round = memory.numel, context.round
         return vote_of(row, ballots_of_row(row, sent, numel, seed, round), numel, seed, round)
 
     def encode_one(
-        self,
-        memory: Memory,
-        update: Tensor,
-        values: dict[str, Any],
-        seed: int,
-        context: Context,
+        self, memory: Memory, update: Tensor, values: dict[str, Any], seed: int, context: Context
     ) -> bytes:
         if context.phase == BALLOTS:
             return memory.codec.encode(update, seed=seed, layout=memory.layout, context=context)
@@ -247,9 +238,8 @@ class Election(Vote):
             s = self.schedule
             told = s.rate(round), s.count("local_steps", round), s.count("batch_size", round)
             terms = terms_of(self.sealed.options, fingerprint, *told)
-            self.sealed.start(
-                round, {client: self.row(client) for client in cohort}, self.layout.numel, terms
-            )
+            rows = {client: self.row(client) for client in cohort}
+            self.sealed.start(round, rows, self.layout.numel, terms)
         return cohort
 
     def phases(self, round: int) -> Iterable[Phase]:
@@ -313,7 +303,7 @@ class Election(Vote):
 
     def vet(self, phase: Phase, client: int, frame: bytes) -> None:
         if not frame:
-            raise FrameError("the answer is empty; one who is honest always has signs to send")
+            raise FrameError("the answer is empty; an honest client always has signs to send")
         if self.sealed:
             self.sealed.check(phase.name, client, frame)
 
@@ -328,11 +318,9 @@ class Election(Vote):
         """Return the vote after its complaints; None where there are complaints alone."""
         try:
             complaints, vote = split_vote(frame)
-            return (
-                self.uplink.open(vote, self.layout.numel, self.layout)
-                if vote or not complaints
-                else None
-            )
+            if complaints and not vote:
+                return None
+            return self.uplink.open(vote, self.layout.numel, self.layout)
         except FrameError as error:
             return error
 
@@ -346,11 +334,9 @@ class Election(Vote):
     @property
     def _untold(self) -> str:
         """The reason why the ballots of a sealed round are too few to vote on; "" if they are enough, or not yet passed on."""
-        return (
-            self.sealed.too_few([a.client for a in self._ended[BALLOTS].accepted])
-            if self.sealed and BALLOTS in self._ended
-            else ""
-        )
+        if not self.sealed or BALLOTS not in self._ended:
+            return ""
+        return self.sealed.too_few([a.client for a in self._ended[BALLOTS].accepted])
 
     def _too_few(self, voted: Collection[int]) -> str:
         """Return the reason why a vote of these clients is not taken, "" if it is."""
@@ -382,22 +368,21 @@ class Election(Vote):
                 f"{who} proven to lie in round {self._round}, more than liars={f}: the result holds if nobody else lies; "
                 f"give liars={m} or more",
             )
-        if reason := self._untold:
-            self._say("failed", f"round {self._round} failed: {reason}; larger rounds bear more")
-        elif reason := self._too_few([a.client for a in accepted if a.update is not None]):
+        voted = [a.client for a in accepted if a.update is not None]
+        if reason := self._untold or self._too_few(voted):
             self._say(
                 "failed",
-                f"round {self._round} failed: {reason}; a larger 'byzantine', or fewer 'liars', bears more",
+                f"round {self._round} failed: {reason}; larger rounds, a larger 'byzantine', or fewer 'liars' bear more",
             )
         return reason
 
     def _tally(self, cast: Mapping[int, np.ndarray | bytes], updates: RoundUpdates) -> np.ndarray:
-        """Likewise, without suspicion of seats of few partitions where others have most: honest ones lose by wide margins there."""
-        result, partitions = super()._tally(cast, updates), self.code.sum(1, dtype=np.int64)
-        if (most := 2 * partitions > len(self.code)).any():
-            self._judged = {
-                client: lost for client, lost in self._judged.items() if most[self.seats.of(client)]
-            }
+        result = super()._tally(cast, updates)
+        # Honest seats of few partitions lose by wide margins where others count most of them, so they are not judged.
+        most = 2 * self.code.sum(1, dtype=np.int64) > len(self.code)
+        if most.any():
+            judged = self._judged.items()
+            self._judged = {client: lost for client, lost in judged if most[self.seats.of(client)]}
         return result
 
     def _say(self, what: str, sentence: str) -> None:
@@ -409,9 +394,8 @@ class Election(Vote):
 
     def take_changes(self) -> Changes:
         vectors, values = super().take_changes()
-        return vectors, values | {
-            STATE: json.dumps([sorted(self.said), sorted(self.known)]).encode()
-        }
+        values[STATE] = json.dumps([sorted(self.said), sorted(self.known)]).encode()
+        return vectors, values
 
     def restore(self, vector: ReadVector, value: ReadValue) -> None:
         super().restore(vector, value)

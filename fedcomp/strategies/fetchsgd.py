@@ -177,13 +177,13 @@ class FetchSGD(Average):
         return update
 
     def _without(self, cells: np.ndarray, positions: np.ndarray, values: np.ndarray) -> np.ndarray:
-        """Cells less those of a sparse vector."""
+        """Return cells less those of a sparse vector."""
         with np.errstate(over="ignore"):
             rest = cells - count_sketch.sketch_at(positions, values, *self.shape, self.seed)
         return rest.clip(-count_sketch.LARGEST, count_sketch.LARGEST)
 
     def _stored(self, data: bytes | None) -> np.ndarray:
-        """Raises ValueError or TypeError for what `take_changes` did not give."""
+        """Return cells from a checkpoint. Raises ValueError or TypeError for other bytes."""
         cells = np.frombuffer(data, FLOAT).reshape(self.shape).copy()
         if not kernels.all_finite(cells):
             raise ValueError("a sketch of the checkpoint is not finite")

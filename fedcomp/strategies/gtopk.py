@@ -68,7 +68,7 @@ class GTopK(Average):
         )  # loses nothing: these values were made by this codec
 
     def _largest(self, mean: Tensor, updates: Sequence[Update]) -> np.ndarray:
-        """Positions of the k largest of the mean, tensor by tensor where the uplink goes so."""
+        """Return the positions of the k largest of the mean, tensor by tensor under an uplink @layer."""
         found = [np.empty(0, np.int64)]
         for span in codecs.spans(self.uplink, self.layout):
             k = self.uplink.unscoped.count(span.stop - span.start)

@@ -36,7 +36,7 @@ class Krum(ByDistance):
         return weights
 
     def keep(self, vectors: int) -> int:
-        """How many of so many are averaged."""
+        """Return how many of so many vectors are averaged."""
         return 1
 
 
@@ -64,7 +64,7 @@ class MultiKrum(Krum):
 
 
 def scores(products: np.ndarray, f: int) -> np.ndarray:
-    """s [n], from inner products [n, n]."""
+    """Return s [n], from inner products [n, n]."""
     n = len(products)
     distances = squared_distances(products)
     np.fill_diagonal(distances, np.inf)

@@ -20,7 +20,7 @@ from .. import seeds
 
 
 def buckets(vectors: int, size: int, seed: int, round: int) -> np.ndarray:
-    """A [⌈vectors / size⌉, vectors], whose rows are means of up to `size` vectors each."""
+    """Return A [⌈vectors / size⌉, vectors], whose rows are means of up to `size` vectors each."""
     order = seeds.generator(seed, "buckets", round).permutation(vectors)
     found = np.zeros((-(-vectors // size), vectors))
     for j, row in enumerate(found):

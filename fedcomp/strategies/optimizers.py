@@ -1,4 +1,4 @@
-"""What the server makes of the averaged update before it steps along it.
+"""Server optimizers: the step of the model from the averaged update of a round.
 
 Reddi, Charles, Zaheer, Garrett, Rush, Konečný, Kumar, McMahan: Adaptive federated optimization. ICLR 2021, algorithm 2. With Δ the round's
 averaged update, and x ← x + η·step (η is `--server-lr`):
@@ -75,7 +75,7 @@ class Optimizer(ABC):
         """Return the step of a round from its averaged update [numel], which may be modified. State is kept once `commit` is called."""
 
     def commit(self) -> None:
-        """The model has moved."""
+        """Keep the state of the last step, since the model has moved."""
         if self._next:
             self.kept, self._next = self._next, {}
 
@@ -125,7 +125,7 @@ class Adam(Optimizer):
         return m / v.sqrt().add_(o.tau)
 
     def second(self, v: Tensor, squares: Tensor) -> Tensor:
-        """The next v."""
+        """Return the next v."""
         return v * self.options.beta2 + squares * (1 - self.options.beta2)
 
 

@@ -121,13 +121,13 @@ class PowerSGD(Average):
             raise ValueError(str(error)) from error
 
     def _orthonormal(self, accepted: Sequence[Accepted]) -> bytes:
-        """P̂ of every matrix, from the clients' P."""
+        """Return P̂ of every matrix, from the clients' P."""
         factors = shaped(self._mean(accepted, size(self.split.left)).tobytes(), self.split.left)
         bases = [orthonormal(torch.from_numpy(factor.astype(np.float64))) for factor in factors]
         return b"".join(basis.numpy().astype(FLOAT).tobytes() for basis in bases)
 
     def _mean(self, accepted: Sequence[Accepted], numbers: int) -> np.ndarray:
-        """The weighted mean of what was accepted in a phase, float32 [numbers]."""
+        """Return the weighted mean of the updates of a phase, float32 [numbers]."""
         total = torch.zeros(numbers, dtype=torch.float32)
         for update, share in self.shares(accepted):
             update.add_to(total, share)

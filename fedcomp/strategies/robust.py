@@ -119,7 +119,7 @@ class ByCoordinate(Robust):
 
     @abstractmethod
     def ranks(self, vectors: int) -> tuple[int, int]:
-        """The first rank of so many, 0 the smallest value, and the one after the last."""
+        """Return the first rank of so many, 0 for the smallest value, and the one after the last."""
 
     def aggregate(self, updates: RoundUpdates, into: Tensor) -> Aggregation:
         rows, out = Rows([a.update for a in updates.accepted], into.numel()), into.numpy()
@@ -136,10 +136,10 @@ class ByDistance(Robust):
 
     @abstractmethod
     def weigh(self, products: np.ndarray) -> np.ndarray:
-        """The weight of every vector, float64 [k], from the inner products of all; then of what `kept` gives, the last of these."""
+        """Return the weight of every vector, float64 [k], from the inner products of all. Those of `kept` come last."""
 
     def kept(self) -> Sequence[Update | None]:
-        """Vectors of the server's own that the rule weighs with the others, unmixed."""
+        """Return vectors of the server that the rule weighs with the others, unmixed."""
         return ()
 
     def aggregate(self, updates: RoundUpdates, into: Tensor) -> Aggregation:
@@ -157,7 +157,7 @@ class ByDistance(Robust):
 
 
 def _mixed(mixture: np.ndarray, values: np.ndarray) -> np.ndarray:
-    """A x for a block x [m, width], float32 [k, width], summed in float64."""
+    """Return A x for a block x [m, width], float32 [k, width], summed in float64."""
     out = np.empty((len(mixture), values.shape[1]), np.float32)
     for start in range(0, values.shape[1], CHUNK):
         part = slice(start, start + CHUNK)

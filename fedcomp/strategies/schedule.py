@@ -1,4 +1,4 @@
-"""What clients are told of a round besides the model: how dense their frames may be, their learning rate, steps and batch size.
+"""The settings of a round that clients are told: how dense their frames may be, their learning rate, steps and batch size.
 
 Lin, Han, Mao, Wang, Dally: Deep gradient compression. ICLR 2018: the density falls from 25 % to its own, geometrically; with four rounds
 and 0.1 % these are the paper's 25, 6.25, 1.56, 0.39, 0.1 %. Goyal et al.: Accurate, large minibatch SGD. 2017: the learning rate grows
@@ -68,7 +68,7 @@ class Schedule:
     def for_clients(
         self, round: int, cohort: Sequence[int], bandwidths: Mapping[int, float]
     ) -> dict[int, ClientRoundConfig]:
-        """By client. `bandwidths`, bytes a second, are those that are known; an unknown one counts as their mean."""
+        """Return the configs of a cohort by client. `bandwidths`: in bytes a second, where known; an unknown one counts as their mean."""
         own = ClientRoundConfig(
             0.0, self.rate(round), self.count("local_steps", round), self.count("batch_size", round)
         )
@@ -80,21 +80,21 @@ class Schedule:
         return {client: replace(own, density=found[shares[client]]) for client in cohort}
 
     def rate(self, round: int) -> float:
-        """The learning rate of a round as a multiple of the run's."""
+        """Return the learning rate of a round as a multiple of the run's."""
         warmup, scheduled = self.config.lr_warmup, self.local.get("lr")
         grown = min(1.0, round / warmup) if warmup else 1.0
         return grown * scheduled.at(round) / scheduled.own if scheduled else grown
 
     def count(self, name: str, round: int) -> int:
-        """`local_steps` or `batch_size` of a round; 0: the clients' own."""
+        """Return `local_steps` or `batch_size` of a round, 0 for the clients' own."""
         return int(self.local[name].at(round)) if name in self.local else 0
 
     def densities(self, rounds: int) -> set[float]:
-        """The least and the largest that a schedule comes to in so many rounds, without warm-up, and what is between; none without one."""
+        """Return densities that a schedule reaches in so many rounds, the least and the largest among them; none without a schedule."""
         return set() if self.density is None else self.density.values(rounds)
 
     def _density(self, round: int) -> float:
-        """0: the codec's own."""
+        """Return the density of a round, 0 for the codec's own."""
         warmup = self.config.density_warmup
         scheduled = self.density.at(max(round, warmup + 1)) if self.density else 0.0
         if round > warmup or (last := scheduled or self.codec.density) >= FIRST_DENSITY:
@@ -102,7 +102,7 @@ class Schedule:
         return FIRST_DENSITY * (last / FIRST_DENSITY) ** ((round - 1) / warmup)
 
     def _shares(self, cohort: Sequence[int], bandwidths: Mapping[int, float]) -> dict[int, int]:
-        """Bytes for each client: one coordinate a tensor for everyone, the rest by bandwidth. Raises ConfigError where there is no rest."""
+        """Return bytes for each client: one coordinate a tensor for all, the rest by bandwidth. Raises ConfigError if they are too few."""
         least = self._least()
         rest = self.config.budget_bytes - least * len(cohort)
         if rest < 0:
@@ -120,7 +120,7 @@ class Schedule:
         }
 
     def _in_time(self, cohort: Sequence[int], bandwidths: Mapping[int, float]) -> dict[int, int]:
-        """Bytes that each client sends in its time. Raises ConfigError for one that has no time for the shortest frame."""
+        """Return the bytes that each client sends in its time. Raises ConfigError for one that has no time for the shortest frame."""
         least = self._least()
         shares = {client: int(self.config.budget_s * bandwidths[client]) for client in cohort}
         slowest = min(shares, key=bandwidths.__getitem__, default=None)
@@ -135,7 +135,7 @@ class Schedule:
         return self._longest(1 / max(self.layout.numel, 1))
 
     def _densest(self, share: int) -> float:
-        """The largest density whose longest frame has at most `share` bytes."""
+        """Return the largest density whose longest frame has at most `share` bytes."""
         low, high = 1 / max(self.layout.numel, 1), 1.0
         if self._longest(high) <= share:
             return high

@@ -137,7 +137,7 @@ class SharedScale(Average):
         return np.max([np.zeros(len(self.spans), FLOAT), *claimed], axis=0).astype(FLOAT)
 
     def _in_scale(self, update: Update | FrameError) -> Update | FrameError:
-        """The update if it is made of the announced scales, else an error."""
+        """Return the update if its values are in the announced scales, else an error."""
         if isinstance(update, FrameError):
             return update
         for span, scale in zip(self.spans, self.scales, strict=True):
@@ -148,7 +148,7 @@ class SharedScale(Average):
 
 
 def _no_scale(update: Update | FrameError) -> FrameError | None:
-    """An error for an update that holds no scales."""
+    """Return an error for an update that holds no scales."""
     if isinstance(update, FrameError):
         return update
     return FrameError("a scale is negative") if (update.block(0, update.numel) < 0).any() else None

@@ -121,14 +121,14 @@ class SketchedSGD(Average):
         return self._returned if accepted.update is not None else b""
 
     def _largest(self, accepted: Sequence[Accepted]) -> np.ndarray:
-        """Positions of the largest estimates of the weighted mean: of half of it, which float32 holds whatever rounding adds."""
+        """Return the positions of the largest estimates of the weighted mean, halved so that rounding cannot overflow."""
         found, shares = torch.zeros(self.layout.numel, dtype=torch.float32), self.shares(accepted)
         add_all([update for update, _ in shares], [share / 2 for _, share in shares], found)
         return kernels.top_k([found], self.most).positions.numpy()
 
 
 def _marks(positions: np.ndarray, numel: int) -> bytes:
-    """A frame that says which of numel coordinates these are."""
+    """Return a frame that marks these positions among numel coordinates."""
     marked = torch.zeros(numel, dtype=torch.float32)
     marked[torch.from_numpy(positions)] = 1
     return MARKS.encode(marked)

@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from .. import kernels, seeds, spec
-from ..codecs import Codec, Update
+from ..codecs import Codec
 from ..codecs.efsign import EFSign
 from ..codecs.identity import BFloat16, Half, Identity
 from ..codecs.sign import Sign
@@ -65,9 +65,9 @@ class Vote(RoundStrategy):
     def __init__(self, *args: Any, **options: Any):
         super().__init__(*args, **options)
         self.notice = even_cohort(self.cohort)
-        self.momentum = (
-            torch.zeros(self.layout.numel, dtype=torch.float32) if self.options.momentum else None
-        )
+        self.momentum: Tensor | None = None
+        if self.options.momentum:
+            self.momentum = torch.zeros(self.layout.numel, dtype=torch.float32)
         self._next = self.momentum  # if the model moves
         # By client: its votes that lost by a wide margin, and all of its votes.
         self.judged: dict[int, tuple[int, int]] = {}
@@ -98,36 +98,27 @@ class Vote(RoundStrategy):
         }
 
     def aggregate(self, updates: RoundUpdates, into: Tensor) -> Aggregation:
-        cast = self._ballots(updates)
-        if cast:
+        if cast := self._ballots(updates):
             self._step(self._tally(cast, updates), updates, into)
         return Aggregation(decay=self._decay(updates.round))
 
     def _ballots(self, updates: RoundUpdates) -> dict[int, np.ndarray | bytes]:
         """Return the packed signs of the last phase's updates by client."""
-        return {
-            a.client: self._ballot(updates.round, a.client, a.update)
-            for a in updates.accepted
-            if a.update is not None
-        }
-
-    def _ballot(self, round: int, client: int, update: Update) -> np.ndarray | bytes:
-        if isinstance(update, Bits):
-            return update.raw
-        zeros = seeds.key(self.config.seed, "zeros", round, client)
-        return kernels.bits.signs(update.dense(), zeros)
+        found: dict[int, np.ndarray | bytes] = {}
+        for a in updates.accepted:
+            if isinstance(a.update, Bits):
+                found[a.client] = a.update.raw
+            elif a.update is not None:
+                zeros = seeds.key(self.config.seed, "zeros", updates.round, a.client)
+                found[a.client] = kernels.bits.signs(a.update.dense(), zeros)
+        return found
 
     def _tally(self, cast: Mapping[int, np.ndarray | bytes], updates: RoundUpdates) -> np.ndarray:
-        """What the majority of packed votes, by client, is for: packed. Notes who was against it."""
-        numel, voters = self.layout.numel, [*cast]
-        tie = seeds.key(self.config.seed, "tie", updates.round)
-        result = votes.majority([*cast.values()], numel, tie)
-        _, lost = votes.disagreement(
-            [*cast.values()], result, numel, max(2, round(WIDE * len(voters)))
-        )
-        self._judged = {
-            client: (int(wide), numel) for client, wide in zip(voters, lost, strict=True)
-        }
+        """Return the majority, packed, of packed votes by client. Count the votes of each client against it."""
+        numel, ballots = self.layout.numel, [*cast.values()]
+        result = votes.majority(ballots, numel, seeds.key(self.config.seed, "tie", updates.round))
+        _, lost = votes.disagreement(ballots, result, numel, max(2, round(WIDE * len(ballots))))
+        self._judged = {client: (int(wide), numel) for client, wide in zip(cast, lost, strict=True)}
         return result
 
     def _step(self, result: np.ndarray, updates: RoundUpdates, into: Tensor) -> None:
@@ -161,7 +152,7 @@ class Vote(RoundStrategy):
         return {client: lost / cast for client, (lost, cast) in self._judged_so_far().items()}
 
     def _judged_so_far(self) -> dict[int, tuple[int, int]]:
-        """With those of the round that is running."""
+        """Return the counts of all rounds, the current one included."""
         found = dict(self.judged)
         for client, (lost, cast) in self._judged.items():
             lost_before, cast_before = found.get(client, (0, 0))
@@ -170,16 +161,11 @@ class Vote(RoundStrategy):
 
     def take_changes(self) -> Changes:
         vectors = {} if self.momentum is None else {MOMENTUM: self.momentum}
-        return vectors, {
-            SUSPICION: json.dumps(
-                [[client, *counts] for client, counts in sorted(self.judged.items())]
-            ).encode()
-        }
+        judged = [[client, *counts] for client, counts in sorted(self.judged.items())]
+        return vectors, {SUSPICION: json.dumps(judged).encode()}
 
     def restore(self, vector: ReadVector, value: ReadValue) -> None:
-        self.judged = {
-            int(client): (int(lost), int(cast))
-            for client, lost, cast in json.loads(value(SUSPICION))
-        }
+        judged = json.loads(value(SUSPICION))
+        self.judged = {client: (lost, cast) for client, lost, cast in judged}
         if self.momentum is not None:
             self.momentum = self._next = vector(MOMENTUM)

@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 from fedcomp import RunConfig
 from fedcomp.cli.comparison import run as comparison
-from fedcomp.cli.comparison import table, worker_pool
+from fedcomp.cli.comparison import table
 from fedcomp.cli.comparison.alternatives import alternatives
 from fedcomp.cli.comparison.folder import ComparisonFolder
 from fedcomp.cli.comparison.progress import Watch
@@ -415,14 +415,6 @@ def test_one_whose_process_dies_takes_no_other_with_it(monkeypatch, tmp_path):
         long.note.startswith("failed: its process was killed by SIGKILL")
         and "failed: its process was killed" in done.stdout
     )
-
-
-def test_answers_of_processes_are_read_in_any_pieces(monkeypatch, tmp_path):
-    monkeypatch.setattr(worker_pool, "CHUNK", 50)
-    two = [*COMMON, *ALONE, "--rounds", "1", "--seed", "0", "--seed", "1", "--no-baseline"]
-    done = fedcomp(*two, "--out", tmp_path / "x")
-    assert done.exit_code == 0, done.output
-    assert [(line.note, line.rounds) for line in stored(tmp_path / "x")] == [("", 1)]
 
 
 def test_processes_end_with_who_started_them():

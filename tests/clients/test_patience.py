@@ -12,7 +12,7 @@ from deployment import free_port
 from tiny_task import task
 
 from fedcomp.deployment.client_process import ClientProcess, Seat, Target
-from fedcomp.deployment.handshake import Common, Own
+from fedcomp.deployment.handshake import ClientSetup, SharedObjects
 from fedcomp.deployment.member import Member
 from fedcomp.deployment.start import Door
 from fedcomp.errors import UnreachableError, UserError
@@ -29,10 +29,10 @@ LAST = "trying every 0.05 s from now on"
 def process(
     port: int, said: list[str], clients: int = 1, enrolment: Enrolment | None = None, **options
 ) -> ClientProcess:
-    train, common = task.train(), Common()
+    train, common = task.train(), SharedObjects()
     seats = {}
     for client in range(clients):
-        own = Own(task, train, torch.device("cpu"), client, client, common=common)
+        own = ClientSetup(task, train, torch.device("cpu"), client, client, shared=common)
         seats[client] = Seat(Target("127.0.0.1", port, enrolment), Member(own, None))
     return ClientProcess(
         seats, lambda sentence: said.append(str(sentence)), **{"retry_s": RETRY_S} | options

@@ -13,7 +13,7 @@ from tiny_task import task
 from fedcomp import RunConfig
 from fedcomp.callbacks import Callback, PortFigures, RoundRecord, Summary
 from fedcomp.deployment.client_process import ClientProcess, Seat, Target
-from fedcomp.deployment.handshake import Common, Own
+from fedcomp.deployment.handshake import ClientSetup, SharedObjects
 from fedcomp.deployment.member import Member
 from fedcomp.deployment.relay_process import RelayProcess
 from fedcomp.deployment.start import Door, serve
@@ -22,7 +22,9 @@ from fedcomp.keys.enrolment import Enrolment
 
 TASK = f"{Path(__file__).parents[1] / 'tiny_task.py'}:task"
 TRAIN = task.train()
-COMMON = Common()  # torch has one source of randomness in a process: one client after the other
+COMMON = (
+    SharedObjects()
+)  # torch has one source of randomness in a process: one client after the other
 RETRY_S = (0.05, 0.1)
 PATIENCE_S = 30.0
 
@@ -67,7 +69,7 @@ class Clients(Process):
         seats = {}
         for client in clients:
             enrolled = keys and Enrolment.read(keys / "clients" / f"{client}.toml")
-            own = Own(task, TRAIN, torch.device("cpu"), client, client, common=COMMON)
+            own = ClientSetup(task, TRAIN, torch.device("cpu"), client, client, shared=COMMON)
             member = Member(own, None, enrolled.pair[0] if enrolled else None)
             seats[client] = Seat(Target("localhost", port, enrolled), member)
         self.begin(ClientProcess(seats, self.say, retry_s=RETRY_S))

@@ -11,7 +11,7 @@ from test_process import CPU, DATA, Members, a_loop, invitation, own, rounds
 from tiny_task import task
 
 from fedcomp import RunConfig
-from fedcomp.deployment.handshake import Common, Own
+from fedcomp.deployment.handshake import ClientSetup, SharedObjects
 from fedcomp.deployment.member import Member
 from fedcomp.sim import simulate
 from fedcomp.state_folder import StateFolder
@@ -23,11 +23,11 @@ class Together(Members):
 
     def __init__(self, *told):
         super().__init__(*told)
-        self.common = Common()
+        self.common = SharedObjects()
 
     def member(self, client):
         if client not in self.members:
-            mine = own(client, common=self.common)
+            mine = own(client, shared=self.common)
             self.members[client] = Member(mine, StateFolder(self.folder / str(client)))
             assert not self.members[client].join(invitation(self.config, self.loop)).reason
         return self.members[client]
@@ -69,8 +69,8 @@ def test_clients_that_share_a_model_to_train_in_do_what_they_would_do_alone(tmp_
 
 
 def test_a_run_with_another_seed_has_a_model_of_its_own():
-    common, config = Common(), resolved(RunConfig(clients=2, batch_size=10))
-    members = [Member(Own(task, DATA, CPU, i, i, common=common), None) for i in range(2)]
+    common, config = SharedObjects(), resolved(RunConfig(clients=2, batch_size=10))
+    members = [Member(ClientSetup(task, DATA, CPU, i, i, shared=common), None) for i in range(2)]
     for member, seed in zip(members, (0, 1), strict=True):
         other = dataclasses.replace(config, seed=seed)
         member.join(dataclasses.replace(invitation(other, a_loop(other)), run=str(seed)))

@@ -11,7 +11,7 @@ from tiny_task import task
 
 from fedcomp import RunConfig
 from fedcomp.clients.device_state import PASSED
-from fedcomp.deployment.handshake import Own, pack_options, session_for
+from fedcomp.deployment.handshake import ClientSetup, pack_options, session_for
 from fedcomp.deployment.member import Member
 from fedcomp.errors import FedcompError, ProtocolError, UserError
 from fedcomp.keys.keyring import verifier
@@ -55,7 +55,7 @@ def rounds(loop, population, numbers):
 
 
 def own(client, **changes):
-    return dataclasses.replace(Own(task, DATA, CPU, client, client), **changes)
+    return dataclasses.replace(ClientSetup(task, DATA, CPU, client, client), **changes)
 
 
 class Members:

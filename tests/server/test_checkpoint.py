@@ -80,7 +80,7 @@ def test_vectors_that_did_not_change_are_not_written_again(store):
     assert store.vector("a")[0] == 1.0 and store.vector("b")[0] == 3.0
 
 
-@for_each("moment", ["save_file", "_flush"])
+@for_each("moment", ["save_file", "flush"])
 def test_a_save_that_fails_leaves_the_previous_checkpoint(tmp_path, monkeypatch, moment):
     store = Checkpoint(tmp_path / moment)
     store.save({name: row(1.0, SIZES[1]) for name in "abc"}, {"round": b"1"})
@@ -109,7 +109,7 @@ def test_a_copy_made_at_any_moment_of_a_save_holds_the_old_state_or_the_new(tmp_
 
         return stepped
 
-    for name in ("save_file", "_flush"):
+    for name in ("save_file", "flush"):
         monkeypatch.setattr(module, name, copying(getattr(module, name)))
     store.save({"a": row(2.0, SIZES[1])}, {"round": b"2"}, [Broadcast(2, "y", "z", b"2")])
     monkeypatch.undo()

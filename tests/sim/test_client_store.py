@@ -33,7 +33,6 @@ from fedcomp.sim.placement import (
     FILE,
     HOST,
     IN_MEMORY,
-    Need,
     Placement,
     choose_placement,
     free_memory,
@@ -409,16 +408,16 @@ CPU = torch.device("cpu")
 
 def test_the_home_is_chosen_from_what_is_free(monkeypatch):
     monkeypatch.setattr(placement, "free_memory", lambda: 20 * 10**9)
-    assert choose_placement("auto", CPU, Need(1000, 1, 10**6)) == replace(
+    assert choose_placement("auto", CPU, 1000, 4 * 10**6) == replace(
         IN_MEMORY, client_bytes=4 * 10**6
     )
-    large = choose_placement("auto", CPU, Need(10_000, 1, 10**6))
+    large = choose_placement("auto", CPU, 10_000, 4 * 10**6)
     assert large == Placement(FILE, 2.5e9, None, 4 * 10**6) and "2.50 GB" in str(large)
-    assert choose_placement("device", CPU, Need(10, 1, 10)).name == HOST and str(IN_MEMORY) == ""
+    assert choose_placement("device", CPU, 10, 40).name == HOST and str(IN_MEMORY) == ""
     with pytest.raises(
         ConfigError, match=r"40.0 GB, and 20.0 GB of memory are free; .*--residuals file"
     ):
-        choose_placement("host", CPU, Need(10_000, 1, 10**6))
+        choose_placement("host", CPU, 10_000, 4 * 10**6)
 
 
 def test_on_a_device_clients_rest_there_while_they_fit_and_else_come_when_they_are_at_work(
@@ -429,17 +428,17 @@ def test_on_a_device_clients_rest_there_while_they_fit_and_else_come_when_they_a
     monkeypatch.setattr(
         placement.torch.cuda, "mem_get_info", lambda device: (20 * 10**9, 24 * 10**9)
     )
-    assert choose_placement("auto", cuda, Need(1000, 1, 10**6)) == Placement(
+    assert choose_placement("auto", cuda, 1000, 4 * 10**6) == Placement(
         DEVICE, client_bytes=4 * 10**6
     )
-    assert choose_placement("auto", cuda, Need(10_000, 1, 10**6)) == Placement(
+    assert choose_placement("auto", cuda, 10_000, 4 * 10**6) == Placement(
         HOST, moves_to=cuda, client_bytes=4 * 10**6
     )
-    assert choose_placement("auto", cuda, Need(100_000, 1, 10**6)) == Placement(
+    assert choose_placement("auto", cuda, 100_000, 4 * 10**6) == Placement(
         FILE, 12.5e9, cuda, 4 * 10**6
     )
     with pytest.raises(ConfigError, match=r"20.0 GB of the device are free"):
-        choose_placement("device", cuda, Need(10_000, 1, 10**6))
+        choose_placement("device", cuda, 10_000, 4 * 10**6)
 
 
 def test_a_control_group_bounds_what_is_free(monkeypatch, tmp_path):

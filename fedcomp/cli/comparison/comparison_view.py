@@ -4,7 +4,6 @@ from collections import deque
 from collections.abc import Sequence
 from threading import Lock
 from time import monotonic
-from types import TracebackType
 from typing import Self
 
 from rich.cells import cell_len
@@ -39,12 +38,7 @@ class ComparisonView(Watch):
         self._screen.open()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
         self._screen.close()
         if self.all and error is not None:
             height = max(self.console.height - 4, LOWEST)

@@ -17,6 +17,7 @@ from typing import Any
 
 import tomli_w
 
+from ... import durable_files
 from ...config import (
     ALTERNATIVES_FILE,
     RUN_FILE,
@@ -181,9 +182,7 @@ class ComparisonFolder:
             ) from error
 
     def _write(self, name: str, text: str) -> None:
-        new = self.path / f".{name}.new"
-        new.write_text(text, encoding="utf-8")
-        os.replace(new, self.path / name)
+        durable_files.replace(self.path / name, [text.encode()], 0o666)  # as the umask allows
 
 
 def _shown(value: Any) -> str:

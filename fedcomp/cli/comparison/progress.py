@@ -4,7 +4,6 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from time import monotonic
-from types import TracebackType
 from typing import Any, Self
 
 from ...callbacks import RoundRecord
@@ -68,12 +67,7 @@ class Watch:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None: ...
+    def __exit__(self, *error: object) -> None: ...
 
     @property
     def ended(self) -> int:

@@ -1,15 +1,16 @@
 """A worker process of worker_pool.py, which checks alternatives and runs them.
 
-Orders and answers are lines of JSON through a socket. The process ends when the other end is closed; SIGINT ends its run as Ctrl-C does.
+Orders and answers are JSON. The process ends when the other end of the connection is closed; SIGINT ends its run as Ctrl-C does.
 """
 
 import json
 import os
 import queue
-import socket
 import threading
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -22,13 +23,13 @@ Tell = Callable[..., None]
 
 
 def main(channel: int) -> None:
-    """Carry out the orders that come through the socket with descriptor `channel`."""
-    link = socket.socket(fileno=channel)
+    """Carry out the orders that come through the connection with descriptor `channel`."""
+    link = Connection(channel)
     orders: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
     threading.Thread(target=_listen, args=(link, orders), daemon=True).start()
 
     def tell(**answer: Any) -> None:
-        link.sendall(json.dumps(answer).encode() + b"\n")
+        link.send_bytes(json.dumps(answer).encode())
 
     try:
         from ...sim import run  # noqa: F401 — while the first order is under way
@@ -39,10 +40,10 @@ def main(channel: int) -> None:
         os._exit(130)
 
 
-def _listen(link: socket.socket, orders: queue.SimpleQueue) -> None:
-    with link.makefile("r", encoding="utf-8") as lines:
-        for line in lines:
-            orders.put(json.loads(line))
+def _listen(link: Connection, orders: queue.SimpleQueue) -> None:
+    with suppress(EOFError, OSError):
+        while True:
+            orders.put(json.loads(link.recv_bytes()))
     os._exit(0)
 
 

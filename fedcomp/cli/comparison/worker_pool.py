@@ -2,15 +2,13 @@
 
 import contextlib
 import json
-import selectors
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from types import TracebackType
+from multiprocessing.connection import Pipe, wait
 from typing import Any, Self
 
 PROGRAM = (
@@ -18,13 +16,13 @@ PROGRAM = (
     "from fedcomp.cli.comparison.worker import main; main(int(channel))"
 )
 STOP_S = 30.0  # time for an interrupted process to finish its round
-CHUNK = 1 << 16
+LOG_TAIL = 1 << 16  # bytes
 Answer = dict[str, Any]
 
 
 class Process:
     def __init__(self) -> None:
-        self.link, other = socket.socketpair()
+        self.link, other = Pipe()
         self.log = tempfile.TemporaryFile()  # its output, for the error if it dies
         path = [place for place in sys.path if isinstance(place, str)]
         with other:  # a process group of its own: Ctrl-C is for the parent
@@ -36,35 +34,27 @@ class Process:
                 pass_fds=[other.fileno()],
                 process_group=0,
             )
-        self.job: int | None = None
-        self._unfinished = b""
+        self.job = -1  # index of its order
 
-    def send(self, order: Mapping[str, Any], job: int) -> None:
-        self.job = job
-        with contextlib.suppress(OSError):  # its end is heard when it is listened to
-            self.link.sendall(json.dumps(order).encode() + b"\n")
+    def send(self, order: Mapping[str, Any]) -> None:
+        with contextlib.suppress(OSError):  # `answer` tells that the process has ended
+            self.link.send_bytes(json.dumps(order).encode())
 
-    def answers(self) -> list[Answer] | None:
-        """Return new answers, None if the process has ended. Blocks until there is something."""
+    def answer(self) -> Answer:
+        """Return the next answer; for a process that has ended, the reason."""
         try:
-            said = self.link.recv(CHUNK)
-        except ConnectionError:
-            said = b""
-        if not said:
-            return None
-        *lines, self._unfinished = (self._unfinished + said).split(b"\n")
-        return [json.loads(line) for line in lines]
+            return json.loads(self.link.recv_bytes())
+        except (EOFError, OSError):
+            return {"end": {"failed": self._why_ended(), "status": 1}}
 
-    def why_ended(self) -> str:
+    def _why_ended(self) -> str:
         status = self.process.wait()
-        how = (
-            f"was killed by {signal.Signals(-status).name}"
-            if status < 0
-            else f"ended with exit status {status}"
-        )
+        how = f"ended with exit status {status}"
+        if status < 0:
+            how = f"was killed by {signal.Signals(-status).name}"
         self.log.seek(0)
-        said = self.log.read()[-CHUNK:].decode(errors="replace").strip()
-        return f"its process {how}" + (f": {said.rpartition(chr(10))[2]}" if said else "")
+        last_line = self.log.read()[-LOG_TAIL:].decode(errors="replace").strip().split("\n")[-1]
+        return f"its process {how}" + (f": {last_line}" if last_line else "")
 
     def end(self, patience_s: float) -> None:
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -87,12 +77,7 @@ class WorkerPool:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
         interrupted = isinstance(error, KeyboardInterrupt)
         for process in self.busy if interrupted else ():
             process.process.send_signal(signal.SIGINT)
@@ -110,29 +95,21 @@ class WorkerPool:
     def do(self, orders: Sequence[Mapping[str, Any]]) -> Iterator[tuple[int, Answer]]:
         """Carry out the orders. Yield (index of the order, answer) as they come; the last answer to each order has `end`."""
         waiting = deque(enumerate(orders))
-        with selectors.DefaultSelector() as links:
-            while waiting or self.busy:
-                while waiting and len(self.busy) < self.count:
-                    process = self.free.pop() if self.free else Process()  # one may have died
-                    links.register(process.link, selectors.EVENT_READ, process)
-                    self.busy.append(process)
-                    job, order = waiting.popleft()
-                    yield job, {"begun": True}
-                    process.send(order, job)
-                for key, _ in links.select():
-                    yield from self._heard(key.data, links)
-
-    def _heard(
-        self, process: Process, links: selectors.BaseSelector
-    ) -> Iterator[tuple[int, Answer]]:
-        job, answers = process.job, process.answers()
-        if answers is None or any("end" in answer for answer in answers):
-            links.unregister(process.link)
-            self.busy.remove(process)
-        if answers is None:
-            answers = [{"end": {"failed": process.why_ended(), "status": 1}}]
-            process.end(0)
-        elif process not in self.busy:
-            self.free.append(process)
-        for answer in answers:
-            yield job, answer
+        while waiting or self.busy:
+            while waiting and len(self.busy) < self.count:
+                process = self.free.pop() if self.free else Process()  # one may have died
+                process.job, order = waiting.popleft()
+                self.busy.append(process)
+                yield process.job, {"begun": True}
+                process.send(order)
+            links = {process.link: process for process in self.busy}
+            for link in wait(links):
+                process = links[link]
+                answer = process.answer()
+                if "end" in answer:
+                    self.busy.remove(process)
+                    if process.process.returncode is None:
+                        self.free.append(process)
+                    else:
+                        process.end(0)
+                yield process.job, answer

@@ -24,7 +24,7 @@ from ...tasks import load
 from ...tasks.check import data_of
 from ...transports.flower.records import from_records, to_records
 from .. import log_messages
-from ..handshake import Own
+from ..handshake import ClientSetup
 from ..member import Member
 
 FOLDER = "fedcomp-state"  # in the node config
@@ -80,7 +80,7 @@ def _member(context: Context) -> Iterator[tuple[Member, StateFolder]]:
     path = Path(str(context.node_config[FOLDER]))
     setup = json.loads((path / SETUP).read_text())
     task = load(setup["task"], data_folder(setup["data"]))
-    own = Own(
+    client = ClientSetup(
         task,
         data_of(task, "train"),
         torch.device(setup["device"]),
@@ -93,7 +93,7 @@ def _member(context: Context) -> Iterator[tuple[Member, StateFolder]]:
     key = Enrolment.read(setup["enrolment"]).pair[0] if setup["enrolment"] else None
     folder = StateFolder(path)
     try:
-        yield Member(own, folder, key), folder
+        yield Member(client, folder, key), folder
     finally:
         folder.close()
 

@@ -34,7 +34,7 @@ class ALIE(Attack):
 
     def updates(self, x: Tensor, scene: Scene, generators: Sequence[np.random.Generator]) -> Tensor:
         mean = scene.honest.mean(0)
-        z = deviations(scene.cohort, scene.liars) if self.z is None else self.z
+        z = deviations(scene.cohort, scene.byzantine) if self.z is None else self.z
         spread = scene.honest.std(0) if len(scene.honest) > 1 else mean.new_zeros(mean.shape)
         way = {"down": -1.0, "up": 1.0, "against": -mean.sign()}[self.shift]
         return (mean + way * (z * spread)).expand_as(x).clone()

@@ -30,7 +30,7 @@ class Scene:
     """What the Byzantine clients of one attack know of a round when they make their updates."""
 
     cohort: int  # clients that were asked
-    liars: int  # Byzantine clients of this attack among them
+    byzantine: int  # clients of this attack among them
     clients: tuple[int, ...]  # honest clients whose updates are known, ascending
     honest: Tensor  # [h, n], their updates before memory and codec, all finite; without honest clients, what the attackers trained
 

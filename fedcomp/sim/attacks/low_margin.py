@@ -27,7 +27,9 @@ class LowMargin(Attack):
 
     def updates(self, x: Tensor, scene: Scene, generators: Sequence[np.random.Generator]) -> Tensor:
         tally = scene.honest.sign().sum(0)
-        thin = (tally != 0) & (tally.abs() <= (scene.liars if self.margin is None else self.margin))
+        thin = (tally != 0) & (
+            tally.abs() <= (scene.byzantine if self.margin is None else self.margin)
+        )
         size = x.abs()
         size = torch.where(size > 0, size, size.mean(1, keepdim=True))  # a zero has no side
         return torch.where(thin, -tally.sign() * size, x)

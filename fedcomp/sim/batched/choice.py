@@ -76,9 +76,8 @@ def choose_engine(
     )
     at_once = _at_once(model, device, batch_size)
     if device.type != "cuda" and dense:
-        at_once = max(
-            at_once, 16
-        )  # fewer are no faster than serial, even if they exceed the caches
+        # Fewer are no faster than the serial engine, even if 16 exceed the caches.
+        at_once = max(at_once, 16)
     suits = not obstacle and (at_once > 1 if device.type == "cuda" else dense)
     return (
         ("batched", max(at_once, 2))

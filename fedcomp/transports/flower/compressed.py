@@ -251,20 +251,14 @@ class Compressed(Strategy):
     def _log_traffic(self, exchange: PhaseExchange) -> None:
         """Log the bytes of a phase, and those of the same exchanges without compression."""
         dense = 4 * self.model.form.layout.numel if self.model else 0
-        ways = [("down to", exchange.traffic.downlink, len(exchange.assignments))]
-        ways += [("up from", exchange.traffic.uplink, len(exchange.tickets))] * (
-            exchange.phase == TRAIN
-        )
+        traffic, phase = exchange.traffic, exchange.phase
+        ways = [("down to", traffic.downlink, len(exchange.assignments))]
+        if phase == TRAIN:
+            ways.append(("up from", traffic.uplink, len(exchange.tickets)))
         for way, counted, clients in ways:
-            size = f"{sum(counted.values()):,}"
-            log.info(
-                "%s: %s bytes %s %d clients (uncompressed %s)",
-                exchange.phase,
-                size,
-                way,
-                clients,
-                f"{clients * dense:,}",
-            )
+            sent, whole = f"{sum(counted.values()):,}", f"{clients * dense:,}"
+            line = "%s: %s bytes %s %d clients (uncompressed %s)"
+            log.info(line, phase, sent, way, clients, whole)
 
 
 def weighted_by(strategy: Strategy) -> str:

@@ -90,11 +90,9 @@ def default_state_dir() -> Path:
 def in_simulation() -> bool:
     """Return whether the app runs in a Ray actor: all clients of Flower's simulation engine do, none of a SuperNode does."""
     ray = sys.modules.get("ray")
-    return (
-        ray is not None
-        and ray.is_initialized()
-        and ray.get_runtime_context().get_actor_id() is not None
-    )
+    if ray is None or not ray.is_initialized():
+        return False
+    return ray.get_runtime_context().get_actor_id() is not None
 
 
 def place_of(context: Context, state_dir: str | Path | None) -> "RunStates | ContextState":
@@ -108,11 +106,9 @@ def place_of(context: Context, state_dir: str | Path | None) -> "RunStates | Con
 def folder_name(context: Context) -> str:
     """Return the name of a client's folder. Two clients on one machine need different ones."""
     partition = context.node_config.get("partition-id")
-    return (
-        f"node-{context.node_id}"
-        if partition is None
-        else f"partition-{partition}".replace(os.sep, "_")
-    )
+    if partition is None:
+        return f"node-{context.node_id}"
+    return f"partition-{partition}".replace(os.sep, "_")
 
 
 def _attend(

@@ -11,7 +11,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
@@ -27,6 +26,7 @@ from ...server.broadcasts import Broadcasts
 from ...server.round_loop import RoundLoop, RoundResult
 from ...strategies import StrategyConfig, strategy
 from .grid_transport import GridTransport, Roster, by_node
+from .packed_records import Form
 from .records import from_records, to_records
 
 
@@ -121,14 +121,13 @@ def client_app(session: ClientSession) -> ClientApp:
 
 def vector_of(arrays: ArrayRecord) -> tuple[Layout, Tensor]:
     """Return the layout and the vector [numel] of Flower arrays. Raises ConfigError for an array that does not hold floats."""
-    values = {name: torch.from_numpy(array.numpy()) for name, array in arrays.items()}
-    for name, value in values.items():
-        if not value.is_floating_point():
-            raise ConfigError(
-                f"initial array '{name}' is of type {value.dtype}; give trainable parameters only"
-            )
-    layout = Layout.from_shapes({name: tuple(value.shape) for name, value in values.items()})
-    return layout, torch.cat([value.reshape(-1).to(torch.float32) for value in values.values()])
+    form = Form.of(arrays, whole=())
+    if others := form.whole(arrays):
+        name, array = next(iter(others.items()))
+        raise ConfigError(
+            f"initial array '{name}' is of type {array.dtype}; give trainable parameters only"
+        )
+    return form.layout, form.vector(arrays)
 
 
 def _metrics(outcome: RoundResult) -> MetricRecord:

@@ -175,20 +175,18 @@ def inconsistent(replies: Sequence[Message], weight: str, trained: bool) -> dict
     faults: dict[int, str] = {}
     shapes: dict[int, tuple] = {}
     for i, reply in enumerate(replies):
-        metrics = reply.content.metric_records
+        metrics, arrays = reply.content.metric_records, reply.content.array_records
+        key, record = next(iter(metrics.items()), ("", {}))
+        value = record.get(weight)
         if len(metrics) != 1:
             faults[i] = f"it has {len(metrics)} records of metrics; return one"
-            continue
-        if trained and len(reply.content.array_records) != 1:
-            faults[i] = f"it has {len(reply.content.array_records)} records of arrays; return one"
-            continue
-        ((key, record),) = metrics.items()
-        value = record.get(weight)
-        if not isinstance(value, int | float) or not 0 < value < float("inf"):
+        elif trained and len(arrays) != 1:
+            faults[i] = f"it has {len(arrays)} records of arrays; return one"
+        elif not isinstance(value, int | float) or not 0 < value < float("inf"):
             faults[i] = f"its metrics have no positive number '{weight}'"
-            continue
-        names = sorted((name, len(v) if isinstance(v, list) else -1) for name, v in record.items())
-        shapes[i] = (key, *names, *reply.content.array_records)
+        else:
+            lengths = [(name, len(v) if isinstance(v, list) else -1) for name, v in record.items()]
+            shapes[i] = (key, *sorted(lengths), *arrays)
     usual = max(shapes.values(), key=list(shapes.values()).count, default=())
     return faults | {
         i: "its records have other names than those of most clients"

@@ -126,15 +126,23 @@ class GrpcTransport:
             wait([self._task], STOP_S)
 
     def _drop_deliveries(self, clients: set[int]) -> None:
-        """Drop answers that have not been received yet, and the sums that contain them."""
-        deliveries, self._deliveries = self._deliveries, []
-        for delivery in deliveries:
-            if delivery.client not in clients:
-                if withdrawn := clients.intersection(delivery.summed):
-                    delivery = replace(delivery, answer=_in_a_sum_with(min(withdrawn)))
-                self._deliveries.append(delivery)
-            elif isinstance(delivery.answer, Report):
+        """Drop the answers of clients that have not been received yet."""
+        dropped = [delivery for delivery in self._deliveries if delivery.client in clients]
+        self._deliveries = [d for d in self._deliveries if d.client not in clients]
+        self._lose_sums(clients)
+        for delivery in dropped:
+            if isinstance(delivery.answer, Report):
                 self.on_heard(delivery.client)
+
+    def _lose_sums(self, withdrawn: set[int], first: int = 0) -> None:
+        """Deliver updates as lost if a relay may have added them to one that was withdrawn. Their clients' memories keep them.
+
+        `first`: index of the first delivery to look at.
+        """
+        for i, delivery in enumerate(self._deliveries[first:], first):
+            if gone := withdrawn.intersection(delivery.summed):
+                reason = f"its relay has added its update to that of client {min(gone)}, which was withdrawn"
+                self._deliveries[i] = replace(delivery, answer=Lost(reason, RELAY), summed=())
 
     # Beyond Transport.
 
@@ -224,27 +232,15 @@ class GrpcTransport:
             self.on_heard(answered.client)
 
     def _handle_sum(self, answers: Sequence[Answered], closed: Sequence[int]) -> None:
-        """Deliver reports that may contain a sum.
+        """Deliver reports that may contain a sum: as lost if the sum contains an update whose assignment is no longer open.
 
-        If the sum contains an update whose assignment is no longer open, the other updates are delivered as lost, and their clients'
-        memories keep them. `closed`: clients without a report in `answers` whose assignments are no longer open.
+        `closed`: clients without a report in `answers` whose assignments are no longer open.
         """
-        late = [a.client for a in answers if self._open.get(a.client) != a.sequence]
-        withdrawn = [*closed, *late]
+        late = {a.client for a in answers if self._open.get(a.client) != a.sequence}
         updates = [
             a.client for a in answers if isinstance(a.answer, Report) and a.answer.kind == UPDATE
         ]
+        first = len(self._deliveries)
         for answered in answers:
-            if answered.client not in updates:
-                self._deliver(answered)
-            elif withdrawn and answered.client not in late:
-                self._deliver(replace(answered, answer=_in_a_sum_with(withdrawn[0])))
-            else:
-                self._deliver(answered, tuple(updates))
-
-
-def _in_a_sum_with(client: int) -> Lost:
-    """Return the loss of an update whose sum cannot be accepted."""
-    return Lost(
-        f"its relay has added its update to that of client {client}, which was withdrawn", RELAY
-    )
+            self._deliver(answered, (*updates, *closed) if answered.client in updates else ())
+        self._lose_sums(late.union(closed), first)

@@ -92,7 +92,7 @@ class PortTraffic:
         self.port = port
         self._ended = Traffic()
         self._live: dict[int, tuple[Peer, Traffic]] = {}  # peer and last reading by descriptor
-        self._descriptors: dict[Peer, int] = {}
+        self._descriptors: dict[Peer, int] = {}  # the inverse: each descriptor of `_live` once
 
     @property
     def connections(self) -> int:
@@ -109,10 +109,11 @@ class PortTraffic:
         for descriptor in now - self._live.keys():
             with contextlib.suppress(OSError), _borrowed(descriptor) as borrowed:
                 if (peer := _peer_at(borrowed, self.port)) is not None:
+                    reading = _read(borrowed) or Traffic()
                     if peer in self._descriptors:  # an earlier connection from the same port
                         self._forget(self._descriptors[peer])
                     self._descriptors[peer] = descriptor
-                    self._live[descriptor] = peer, _read(borrowed) or Traffic()
+                    self._live[descriptor] = peer, reading
 
     def _forget(self, descriptor: int) -> Traffic:
         """Count a connection as ended, and return its last reading."""

@@ -2,12 +2,13 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from cases import for_each
 from federation import Federation
 from flower_grid import AppGrid
-from flwr.app import MetricRecord
+from flwr.app import Array, ArrayRecord, MetricRecord
 
 from fedcomp.errors import ConfigError
 from fedcomp.strategies import StrategyConfig, strategy
@@ -88,6 +89,12 @@ def test_a_reply_that_is_no_message_of_ours_is_rejected():
     (outcome,) = adapter.initialize(grid, flowers.arrays(), 1).rounds([1])
     (rejection,) = outcome.rejections
     assert rejection.client == 0 and "claims" in rejection.reason and len(outcome.accepted) == 5
+
+
+def test_an_array_that_holds_no_floats_is_refused():
+    arrays = ArrayRecord({"w": Array(np.zeros(3, np.float32)), "count": Array(np.array([7]))})
+    with pytest.raises(ConfigError, match="initial array 'count' is of type int64"):
+        flower_strategy("average").start(grid_of(federation("average")), arrays)
 
 
 @for_each(

@@ -4,8 +4,11 @@ import asyncio
 import os
 import socket
 import ssl
+import struct
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -307,6 +310,25 @@ def test_streams_that_are_reset_rapidly(loop):
             pass  # the server had enough
         at_work(server)
         server.wait_for(lambda: server.transport.counts()["streams"] == 1)
+
+
+def test_connections_that_are_reset_while_their_bytes_are_counted(loop):
+    def reset_connections() -> None:
+        for _ in range(500):
+            reset = socket.create_connection(("127.0.0.1", server.transport.port), 10)
+            with reset, suppress(ConnectionError):
+                reset.sendall(PREFACE)
+                time.sleep(0.0005)
+                reset.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+
+    with serving(2) as server:
+        loop.start(attend(connect(server, 1), 1))
+        threads = [threading.Thread(target=reset_connections) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        while any(thread.is_alive() for thread in threads):
+            server.transport.counts()
+        at_work(server)
 
 
 @pytest.mark.skipif(not tcp_info.available(), reason="the platform counts no bytes of connections")

@@ -33,7 +33,8 @@ from fedcomp.keys.keyring import point_of
 from fedcomp.messages import FAILED, Assignment, Farewell, Invitation, Presence, Report
 from fedcomp.server.exchange import Exchange, Traffic
 from fedcomp.server.transport import Lost
-from fedcomp.strategies.round_completion import AllAnswered
+from fedcomp.strategies import Average, Phase, StrategyConfig
+from fedcomp.strategies.round_completion import RoundCompletion
 from fedcomp.transports.grpc import Credentials, Refused, Terms, relay_wire, tcp_info, wire
 from fedcomp.transports.grpc.credentials import peer_key
 from fedcomp.transports.grpc.options import client_options
@@ -997,20 +998,39 @@ def test_when_a_sum_is_rejected_all_its_updates_are(loop):
         loop.start(script(server, add))
         loop.start(attend(connect(server, 3), 3, update))
         server.wait_for_clients(0, 1, 2, 3)
+        strategy = Average(StrategyConfig(uplink="identity"), LAYOUT)
         exchange = Exchange(
-            server.transport,
-            None,
-            lambda frames: IDENTITY.open_batch(frames, 42, LAYOUT),
-            Traffic(),
-            lambda report: None,
-            lambda count, of: answered.append(count),
+            server.transport, None, strategy, Phase(), Traffic(), lambda report: None
         )
-        exchange.run([assignment(client) for client in range(4)], AllAnswered())
+        exchange.on_answer = lambda count, of: answered.append(count)
+        exchange.run([assignment(client) for client in range(4)], RoundCompletion())
     assert [*exchange.accepted] == [3] and sorted(exchange.rejected) == [0, 1, 2]
     assert answered == [1, 2, 3, 4]
     assert [exchange.rejected[client].stage for client in range(3)] == ["reply", "relay", "relay"]
     first, second, third = (exchange.rejected[client].reason for client in range(3))
     assert second == third and second.endswith(f"to that of client 0, which was rejected: {first}")
+
+
+def test_a_relay_cannot_make_the_server_lose_the_sum_of_another(loop):
+    async def interfere(connection, messages):
+        forged = [
+            (1, report(assignment(0)), assignment(0)),
+            (2, report(assignment(1)), assignment(1)),
+        ]
+        await connection.write(relay_wire.encode_reports(forged))
+        await connection.write(joined(2))
+
+    with serving(3, relay_terms=terms(3, *ADDING)) as server:
+        relay = RelayEnd(loop, server.target)
+        for client in range(2):
+            loop.start(attend(connect(relay, client), client, update))
+        server.wait_for_clients(0, 1)
+        server.transport.send([assignment(0), assignment(1)])
+        server.wait_for(lambda: len(server.transport._deliveries) == 2)
+        loop.start(script(server, interfere))
+        server.wait_for_clients(0, 1, 2)  # all that the other relay said has arrived
+        got = in_one_batch(server)
+        assert torch.equal(summed(got[0].frame), vector(0) + vector(1)) and got[1].frame == b""
 
 
 @pytest.mark.parametrize("seen", [False, True])

@@ -7,7 +7,7 @@ from ..transports.grpc import GrpcTransport, Traffic
 NOTHING = Traffic()
 
 
-class ByClient:
+class ClientTraffic:
     """The traffic of a transport's clients."""
 
     def __init__(self, transport: GrpcTransport):

@@ -7,7 +7,7 @@ import pytest
 from one_process import deployed, rounds_until
 
 from fedcomp.callbacks import Rejection
-from fedcomp.deployment.by_client import ByClient
+from fedcomp.deployment.client_traffic import ClientTraffic
 from fedcomp.keys.key_folder import make, renew
 from fedcomp.server.exchange import Traffic as Frames
 from fedcomp.server.round_loop import RoundResult
@@ -37,7 +37,7 @@ def a_round(downlink: dict[int, int], answered: set[int]) -> RoundResult:
 
 def test_frames_that_the_port_did_not_send_to_a_silent_client_are_not_counted():
     port = Port()
-    by_client = ByClient(port)
+    by_client = ClientTraffic(port)
     port.counted = {0: (300, 1200), 1: (90, 1100), 2: (90, 80)}
     records = by_client.records(a_round({0: 1000, 1: 1000, 2: 1000}, answered={0}))
     assert [r.downlink_bytes for r in records] == [1000, 1000, 0]
@@ -55,7 +55,7 @@ def test_frames_that_the_port_did_not_send_to_a_silent_client_are_not_counted():
 def test_where_the_platform_counts_no_bytes_all_frames_count():
     port = Port()
     port.counted = None
-    records = ByClient(port).records(a_round({0: 1000, 1: 1000}, answered={0}))
+    records = ClientTraffic(port).records(a_round({0: 1000, 1: 1000}, answered={0}))
     assert [r.downlink_bytes for r in records] == [1000, 1000]
     assert [(r.wire_bytes_in, r.wire_bytes_out) for r in records] == [(None, None)] * 2
 
