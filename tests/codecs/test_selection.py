@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import numpy as np
+import pytest
 import torch
 from cases import for_each
 from every_codec import ONE_EACH, SPECS, layout_of, reseal, same_bits, vectors
