@@ -23,8 +23,6 @@ and for n/k·x_i above the largest float32, which is cut there.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import reduce
-from operator import add
 from typing import ClassVar, Literal
 
 import numpy as np
@@ -66,21 +64,15 @@ class RandomK(selection.Share):
         return self.draws and self.values == "fp32"
 
     def contraction(self, numel: int) -> float | None:
+        if self.scaled:
+            return None
         exact = self.count(numel) / max(numel, 1)
-        return (
-            None
-            if self.scaled
-            else exact
-            if self.values == "fp32"
-            else exact * (1 - floats.ROUNDED)
-        )
+        return exact if self.values == "fp32" else exact * (1 - floats.ROUNDED)
 
     def variance(self, numel: int) -> float | None:
-        return (
-            numel / max(self.count(numel), 1) - 1
-            if self.scaled and self.values == "fp32" and numel
-            else None
-        )
+        if not self.scaled or self.values != "fp32" or not numel:
+            return None
+        return numel / max(self.count(numel), 1) - 1
 
     def most(self, numel: int) -> int:
         return self.count(numel) if self.draws else numel
@@ -128,10 +120,8 @@ class RandomK(selection.Share):
     ) -> list[tuple[int, bytes]]:
         if self.draws or not self.scaled:
             return floats.pack_runs(values, counts, self.values)
-        return [
-            self._pack_scaled(run) if run.size else (0, b"")
-            for run in selection.runs(values, counts)
-        ]
+        runs = selection.runs(values, counts)
+        return [self._pack_scaled(run) if run.size else (0, b"") for run in runs]
 
     def _pack_scaled(self, values: np.ndarray) -> tuple[int, bytes]:
         magnitudes, flag = np.abs(values), floats.flag(self.values)
@@ -155,10 +145,8 @@ class RandomK(selection.Share):
         signs, rest = selection.take(rest, -(-(count - few) // 8))
         sent, used = floats.unpack(rest, few, flag - COMMON)
         values = np.empty(count, np.float32)
-        values[larger], values[~larger] = (
-            sent,
-            np.where(kernels.unpack_signs(signs, count - few), m, -m),
-        )
+        values[larger] = sent
+        values[~larger] = np.where(kernels.unpack_signs(signs, count - few), m, -m)
         return values, len(head) + len(bits) + len(signs) + used
 
     def _merge_sections(self, sections: Sequence[Section]) -> Section:
@@ -191,9 +179,9 @@ def level(x: Tensor, k: int) -> float:
     if not largest.size or int(x.count_nonzero()) <= k:
         return float(largest.min(initial=1.0)) if largest.size else 1.0
     pieces = (x[start : start + PIECE].to(torch.float32) for start in range(0, x.numel(), PIECE))
-    cut = reduce(
-        add, (kernels.norm1(piece.clamp(-largest[0], largest[0])) for piece in pieces), 0.0
-    )
+    cut = 0.0
+    for piece in pieces:
+        cut += kernels.norm1(piece.clamp(-largest[0], largest[0]))
     # Where the i smallest of the k largest are not sure to be kept, m is what they and all below them add up to, over i.
     means = (max(cut - k * largest[0], 0.0) + largest.cumsum()) / np.arange(1, k + 1)
     return below(float(means[means >= largest][-1]))

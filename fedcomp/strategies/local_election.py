@@ -43,24 +43,18 @@ class Row:
     def unpack(cls, data: bytes) -> "Row":
         """Read a row of one partition or more. Raises ProtocolError for an empty partition, and for a partition or a client named twice."""
         try:
-            client, seat, parts = json.loads(data)
-            row = cls(
-                client,
-                seat,
-                tuple(DataPartition(number, tuple(clients)) for number, *clients in parts),
-            )
-            numbers = [part.number for part in row.parts]
-            clients = [client for part in row.parts for client in part.clients]
-            if not numbers or not all(part.clients for part in row.parts):
+            client, seat, listed = json.loads(data)
+            parts = tuple(DataPartition(number, tuple(clients)) for number, *clients in listed)
+            numbers = [part.number for part in parts]
+            clients = [client for part in parts for client in part.clients]
+            integers = all(type(n) is int for n in (client, seat, *numbers, *clients))
+            twice = len(set(numbers)) < len(numbers) or len(set(clients)) < len(clients)
+            if not (parts and integers and all(part.clients for part in parts)) or twice:
                 raise ValueError(data)
-            if not all(type(n) is int for n in (row.client, seat, *numbers, *clients)):
-                raise ValueError(data)
-            if len(set(numbers)) != len(numbers) or len(set(clients)) != len(clients):
-                raise ValueError(data)
-            return row
+            return cls(client, seat, parts)
         except (ValueError, TypeError, RecursionError) as error:
             raise ProtocolError(
-                "the row of the code that this client is to count cannot be read"
+                "the row of the code that this client is to count is missing or damaged; both sides need the same version of fedcomp"
             ) from error
 
     @property
@@ -77,11 +71,7 @@ def announcements(assignment: Assignment) -> dict[str, bytes]:
 
 def announced_row(told: Mapping[str, bytes]) -> Row:
     """Return the row among what is announced. Raises ProtocolError."""
-    if ROW not in told:
-        raise ProtocolError(
-            "this client was not told what to count; both sides need the same version of fedcomp"
-        )
-    return Row.unpack(told[ROW])
+    return Row.unpack(told.get(ROW, b""))
 
 
 def ballot_of(update: Tensor, seed: int, round: int, number: int) -> bytes:

@@ -2,8 +2,11 @@
 
 import math
 import struct
+import subprocess
+import sys
 
 import numpy as np
+import pytest
 import torch
 from cases import for_each
 from every_codec import ONE_EACH, SPECS, layout_of, reseal, same_bits, vectors
@@ -136,3 +139,16 @@ def test_positions_cost_nothing_where_all_are_sent(spec):
         "topk:density=1,values=fp16": 2 + 2002,
     }[spec]
     assert x.all() and len(c.encode(x)) == SECTIONS + 2 + 1 + values  # count, form
+
+
+@pytest.mark.deploy
+def test_codecs_that_select_or_send_signs_import_no_numba():
+    script = """if True:
+        import sys, torch
+        from fedcomp import codec
+        for spec in ("stc", "topk", "sbc", "threshold", "randomk", "sign", "efsign", "onebit"):
+            x = torch.randn(300_000)
+            codec(spec).accumulate(codec(spec).encode(x), x)
+            assert "numba" not in sys.modules, spec
+    """
+    subprocess.run([sys.executable, "-c", script], check=True)

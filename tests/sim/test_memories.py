@@ -133,10 +133,10 @@ def test_what_returns_is_part_of_the_downlink(tmp_path):
     [
         ({"memory": "adacomp", "uplink": "identity"}, "use --uplink topk or stc"),
         ({"memory": "ecq:alpha=1,beta=-1"}, "use --memory ecq:alpha=0.9,beta=0.9"),
-        ({"memory": "dgc:momentum=1"}, "from 0 to below 1"),
+        ({"memory": "dgc:momentum=1"}, "less than 1"),
         ({"memory": "dgc", "momentum": 0.9}, "give --memory dgc:momentum=0"),
         ({"memory": "signum:momentum=0.5", "momentum": 0.9}, "leave --momentum out"),
-        ({"strategy": "gtopk", "uplink": "identity"}, "use --uplink topk"),
+        ({"strategy": "gtopk", "uplink": "identity"}, "leave --uplink out, or give topk"),
         ({"strategy": "gtopk", "memory": "none"}, "use --memory residual"),
         ({"keep_momentum": True}, "give --momentum 0.9 as well"),
     ],

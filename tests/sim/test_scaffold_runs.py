@@ -160,8 +160,8 @@ def test_many_local_steps_on_one_class_each_drift_less(tmp_path):
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ({"memory": "none"}, "memory 'none' may lose or change it; leave --memory out"),
-        ({"weights": "examples"}, "the plain mean of all control variates; leave --weights out"),
+        ({"memory": "none"}, "does not work with memory 'none'; leave --memory out"),
+        ({"weights": "examples"}, "counts every client once; leave --weights out"),
         ({"momentum": 0.9}, "which momentum makes longer; leave --momentum out"),
         ({"server_optimizer": "sgd:momentum=0.9"}, "would make something else; leave it out"),
         ({"clip_update": 1.0}, "leave --clip-update out"),

@@ -381,7 +381,7 @@ def test_a_client_without_the_data_of_a_partition_fails_with_the_reason():
     report = f.members[0].answer(asked(f, 0, Row(0, 0, (DataPartition(3, (3,)),))))
     assert (report.kind, report.stage) == ("failed", "train") and "--partition-id" in report.reason
     nothing = f.members[1].answer(asked(f, 1, Row(1, 0, ()), announced=[]))
-    assert nothing.stage == "train" and "not told what to count" in nothing.reason
+    assert nothing.stage == "train" and "missing or damaged" in nothing.reason
 
 
 def test_a_client_votes_on_the_ballots_that_it_is_passed():

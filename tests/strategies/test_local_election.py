@@ -44,7 +44,7 @@ def test_a_row_arrives_as_it_was_sent():
     ],
 )
 def test_what_is_no_row_is_refused(data):
-    with pytest.raises(ProtocolError, match="cannot be read"):
+    with pytest.raises(ProtocolError, match="missing or damaged"):
         Row.unpack(data)
 
 

@@ -571,7 +571,8 @@ class Port:
         open.relay = None
         stream.sent = open.sequence
         stream.assignments += 1
-        stream.assign(open.messages())
+        pieces = wire.encode_assignment(open.sequence, open.assignment)
+        stream.assign(open.messages(pieces))
 
     def _start_grace(self, client: int, open: Open, grace_s: float) -> None:
         if open.timer is None:

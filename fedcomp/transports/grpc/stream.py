@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
@@ -139,9 +139,9 @@ class Open:
     relay: "ConnectedRelay | None" = None  # that it was sent to
     timer: asyncio.TimerHandle | None = None  # runs while its client is disconnected
 
-    def messages(self) -> Iterator[bytes]:
-        """Yield the gRPC messages for its client."""
-        yield from wire.split(wire.encode_assignment(self.sequence, self.assignment))
+    def messages(self, pieces: Sequence[bytes]) -> Iterator[bytes]:
+        """Yield the gRPC messages for its client. `pieces`: the encoded assignment."""
+        yield from wire.split(pieces)
         self.sent = True
 
     def stop_timer(self) -> None:
