@@ -38,7 +38,7 @@ from fedcomp.tasks.partition import partition  # noqa: E402
 USERS, COHORT, STEPS, BATCH, LR, EVALUATE_EVERY = 1000, 50, 5, 10, 0.1, 10
 HERE = Path(__file__).resolve().parent
 
-built_in = tasks.load("cifar10-vgg11s", config.data_folder(RunConfig()))
+built_in = tasks.load("cifar10-vgg11s", config.data_folder(None))
 task = dataclasses.replace(built_in, name="cifar10-cnn", model=cifar10_cnn)
 plain = dataclasses.replace(built_in, name="cifar10-plain-cnn", model=cifar10_plain_cnn)
 

@@ -37,7 +37,7 @@ COARSE = "bfloat16"
 
 
 def examples(task: Task) -> tuple[str, Data]:
-    if config.data_folder(config.RunConfig()):
+    if config.data_folder(None):
         return "MNIST", task.train()
     drawn, shape = torch.Generator().manual_seed(0), SHAPES[task.name]
     return "random examples", Data(
@@ -72,7 +72,7 @@ def main() -> None:
     torch.set_num_threads(given.threads)
     keep_freed_memory()
 
-    folder = config.data_folder(config.RunConfig())
+    folder = config.data_folder(None)
     task, sgd = tasks.load(given.task, folder), LocalSGD(steps=5, batch_size=20)
     coarse = dataclasses.replace(sgd, precision=COARSE)
     source, data = examples(task)

@@ -156,7 +156,7 @@ def load(w: Workload):
     from fedcomp import config, tasks
     from fedcomp.tasks.partition import partition
 
-    task = tasks.load(w.task, config.data_folder(config.RunConfig()))
+    task = tasks.load(w.task, config.data_folder(None))
     data = task.train()
     return task, data, partition("iid", data, w.clients, 0, task.name)
 

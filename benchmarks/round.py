@@ -52,7 +52,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=40)
     rounds = parser.parse_args().rounds
-    task = load("mnist-logreg", data_folder(RunConfig()))
+    task = load("mnist-logreg", data_folder(None))
     name, data = examples(task)
     if name != "MNIST":
         raise SystemExit("set FEDCOMP_DATA to the folder with mnist/")

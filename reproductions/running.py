@@ -102,7 +102,7 @@ def _check_data(reproduction: Reproduction, machine: Machine) -> None:
     """Raises DataError, before a long run, where the data of a later one would be missing."""
     if not reproduction.needs:
         return
-    folder = data_folder(RunConfig(data=machine.data))
+    folder = data_folder(machine.data)
     if folder is None or not (folder / reproduction.needs).is_dir():
         raise DataError(
             f"reproduction '{reproduction.name}' needs the folder {reproduction.needs}/ of the data, which is not in "

@@ -6,6 +6,7 @@ linearly. What comes after a warm-up is schedules.py's. A budget is kept whateve
 longest frame fits in its share.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -127,7 +128,7 @@ class Schedule:
         if slowest is not None and shares[slowest] < least:
             raise ConfigError(
                 f"--budget of {self.config.budget_s:g} s is too short for client {slowest}, which sends {shares[slowest]} bytes in "
-                f"that time and needs {least}; give at least {int(least / bandwidths[slowest]) + 1}s"
+                f"that time and needs {least}; give at least {math.ceil(1000 * least / bandwidths[slowest])}ms"
             )
         return shares
 

@@ -120,17 +120,22 @@ CHOICES = {  # model, asked for, threads → engine, clients at once (None: by a
 }
 
 
+def chosen(config: RunConfig, model: nn.Module, device: torch.device) -> Machine:
+    task = Task("small", lambda: model, examples, examples)
+    return Machine.chosen(config, task, examples(), model, device)
+
+
 @pytest.mark.parametrize(("make", "asked", "threads", "expected"), CHOICES.values(), ids=CHOICES)
 def test_the_engine_follows_from_model_and_device(monkeypatch, make, asked, threads, expected):
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
-    machine = Machine.chosen(RunConfig(engine=asked), make(), CPU)
+    machine = chosen(RunConfig(engine=asked), make(), CPU)
     assert (machine.engine, expected[1] and machine.at_once) == expected
 
 
 def test_what_cannot_be_names_the_flag():
     with pytest.raises(ConfigError, match="--engine processes.*--device cpu"):
-        Machine.chosen(RunConfig(engine="processes"), nn.Linear(2, 2), torch.device("cuda"))
+        chosen(RunConfig(engine="processes"), nn.Linear(2, 2), torch.device("cuda"))
     with pytest.raises(ConfigError, match="--cohort-batch"):
-        Machine.chosen(RunConfig(engine="processes", cohort_batch=4), nn.Linear(2, 2), CPU)
+        chosen(RunConfig(engine="processes", cohort_batch=4), nn.Linear(2, 2), CPU)
     with pytest.raises(ConfigError, match="--precision"):
-        RunConfig(precision="float16")
+        RunConfig(precision="float8")

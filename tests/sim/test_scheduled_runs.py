@@ -10,7 +10,7 @@ from cases import for_each
 from federation import Federation
 from safetensors.torch import load_file
 
-from fedcomp import RunConfig, codec
+from fedcomp import Data, RunConfig, codec
 from fedcomp.codecs import at_density
 from fedcomp.config import read_run
 from fedcomp.errors import ConfigError, ProtocolError, UserError
@@ -173,7 +173,11 @@ def test_the_batched_engine_makes_room_for_the_largest_batches():
     task = load("mnist-logreg", None)
     at_once = [
         Machine.chosen(
-            replace(CONFIG, engine="batched", **also), task.model(), torch.device("cpu")
+            replace(CONFIG, engine="batched", **also),
+            task,
+            Data(torch.ones(1, 784), torch.zeros(1)),
+            task.model(),
+            torch.device("cpu"),
         ).at_once
         for also in (
             {"batch_size": 500},
@@ -220,7 +224,7 @@ def test_a_client_refuses_what_no_run_may_ask(asked):
 
 def test_steps_that_are_told_stand_in_for_epochs():
     assert LocalSGD(epochs=3).as_told(steps=2) == LocalSGD(steps=2, epochs=0)
-    assert LocalSGD(epochs=3).as_told(lr=0.5) == LocalSGD(epochs=3, lr=0.025)
+    assert LocalSGD(epochs=3).as_told(lr=0.5) == LocalSGD(epochs=3, lr=0.025, lr_multiple=0.5)
 
 
 def test_a_schedule_that_ends_with_a_last_round_that_is_not_known_is_refused():
