@@ -12,12 +12,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from .parallel import map_ranges
 from .rows import Rows, stacked
 
 MAGNITUDE = 0x7FFFFFFF  # bits without the sign
+TINY = np.float32(1e-45)  # the least magnitude above 0
 SIGN = -0x80000000  # the sign bit of an int32
-SAMPLED = 1 << 15  # elements of a vector from which a sample of its keys is taken
-SAMPLE = 1 << 14  # keys in a sample, or up to twice as many
+LARGE = 1 << 15  # elements of a vector from which a sample tells which of them are too small
+SAMPLE = 1 << 14  # elements in a sample, or up to twice as many
+PIECE = 1 << 16  # elements of a large vector that are read at a time, near the processor
 
 Array = np.ndarray | Tensor  # numpy on the CPU, torch elsewhere
 
@@ -31,6 +34,10 @@ class Chosen(NamedTuple):
 
 def top_k(rows: Rows, k: int) -> Chosen:
     """Select the k largest magnitudes of each vector."""
+    if len(rows) and _on_cpu(rows[0]) and rows[0].numel() >= LARGE:
+        found = [_largest_of(_floats(row), k) for row in rows]
+        counts = np.array([len(positions) for positions in found], np.int64)
+        return Chosen(torch.from_numpy(np.concatenate(found)), counts)
     return _split(keep_largest(_bits(rows) & MAGNITUDE, k))
 
 
@@ -88,7 +95,12 @@ def are_finite(rows: Rows) -> list[bool]:
 
 
 def add_finite(onto: Sequence[Tensor], rows: Rows) -> tuple[Tensor, list[bool]]:
-    """`onto[i] += rows[i]`, in place, where the sum is finite; return the sums of m ≥ 1 vectors, [m, n], and where they are finite."""
+    """`onto[i] += rows[i]`, in place, where the sum is finite; return the sums of m ≥ 1 vectors, [m, n], and where they are finite.
+
+    The sum of a single vector on the CPU is `onto[0]` itself.
+    """
+    if len(onto) == 1 and _on_cpu(onto[0]):
+        return onto[0][None], [_add_finite(onto[0].numpy(), _floats(rows[0]))]
     sums = stacked(onto) + stacked(rows)
     finite = are_finite(sums)
     good = [i for i, fine in enumerate(finite) if fine]
@@ -119,10 +131,8 @@ def keep_largest(keys: Array, k: int) -> Array:
         return keys != keys
     if isinstance(keys, Tensor):
         kth = torch.topk(keys, k, dim=1, sorted=False).values.amin(1, keepdim=True).clip(1)
-    elif n < SAMPLED:
-        kth = np.partition(keys, n - k, axis=1)[:, n - k, None].clip(1)
     else:
-        kth = np.array([[_kth_largest(row, k)] for row in keys], np.int32).clip(1)
+        kth = np.partition(keys, n - k, axis=1)[:, n - k, None].clip(1)
     keep = keys >= kth
     tied = _count(keep) > k
     if tied.any():
@@ -131,16 +141,64 @@ def keep_largest(keys: Array, k: int) -> Array:
     return keep
 
 
-def _kth_largest(keys: np.ndarray, k: int) -> int:
-    """Return the k-th largest of many keys [n]. A sample tells which keys are too small; all are searched if it misled."""
-    sample = keys[:: keys.size // SAMPLE]
-    expected = k * sample.size / keys.size
+def _largest_of(x: np.ndarray, k: int) -> np.ndarray:
+    """Return the positions of the k largest magnitudes above 0 of a large vector [n], ascending, ties to the lower position.
+
+    A sample tells which elements are too small; all nonzeros are searched if it misled.
+    """
+    sample = np.abs(x[:: x.size // SAMPLE]).view(np.int32)
+    expected = k * sample.size / x.size
     rank = int(expected + 4 * expected**0.5 + 16)  # four deviations, so that too few are rare
-    if rank < sample.size:
-        floor = np.partition(sample, -rank)[-rank]
-        large = keys[keys >= floor]
-        keys = large if large.size >= k else keys
-    return int(np.partition(keys, -k)[-k])
+    floor = _kth_largest(sample, rank).view(np.float32) if rank < sample.size else np.float32(0)
+    positions = _at_least(x, max(floor, TINY))
+    if len(positions) < k and floor > TINY:
+        positions = _at_least(x, TINY)
+    if len(positions) <= k:
+        return positions
+    keys = np.abs(x[positions]).view(np.int32)
+    kth = _kth_largest(keys, k)
+    keep = keys > kth
+    keep[np.flatnonzero(keys == kth)[: k - np.count_nonzero(keep)]] = True
+    return positions[keep]
+
+
+def _at_least(x: np.ndarray, floor: np.float32) -> np.ndarray:
+    """Return the positions of magnitudes from `floor` on, ascending."""
+    found = [np.empty(0, np.int64)]
+    for start in range(0, x.size, PIECE):
+        piece = x[start : start + PIECE]
+        found.append(np.flatnonzero((piece >= floor) | (piece <= -floor)) + start)
+    return np.concatenate(found)
+
+
+def _kth_largest(keys: np.ndarray, k: int) -> np.int32:
+    """Return the k-th largest of keys ≥ 0, int32 [n], n ≥ k ≥ 1.
+
+    Counts the values of the upper half of the bits, then of the lower half: numpy's partition takes seconds where many are equal.
+    """
+    upper = keys >> 16
+    above = np.bincount(upper, minlength=1 << 15)[::-1].cumsum()  # keys from each value on
+    place = int(np.searchsorted(above, k))
+    high = len(above) - 1 - place
+    left = k - (int(above[place - 1]) if place else 0)
+    lower = np.bincount(keys[upper == high] & 0xFFFF, minlength=1 << 16)[::-1].cumsum()
+    return np.int32(high << 16 | (1 << 16) - 1 - int(np.searchsorted(lower, left)))
+
+
+def _add_finite(onto: np.ndarray, x: np.ndarray) -> bool:
+    """Add x [n] to `onto` in place if the sum is finite. Return whether it is."""
+
+    def finite(start: int, stop: int) -> bool:
+        pieces = (slice(at, min(at + PIECE, stop)) for at in range(start, stop, PIECE))
+        return all(np.isfinite(onto[piece] + x[piece]).all() for piece in pieces)
+
+    def add(start: int, stop: int) -> None:
+        onto[start:stop] += x[start:stop]
+
+    fine = all(map_ranges(onto.size, finite))
+    if fine:
+        map_ranges(onto.size, add)
+    return fine
 
 
 def _split(keep: Array) -> Chosen:
