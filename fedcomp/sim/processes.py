@@ -149,13 +149,17 @@ class WorkerEngine(Engine):
         self._hello = with_absolute_paths(config), "cpu", torch.get_default_dtype()
         # Tensors of data, and these tensors in shared memory, by identity.
         self._data: dict[int, tuple[Tensor, SharedTensor]] = {}
+        self._updates: SharedTensor | None = None  # kept, since new memory costs page faults
         self._alone_s, self._deaths = 0.0, 0
         weakref.finalize(self, _kill_all, self.workers, os.getpid())
 
     def train(
         self, start: Tensor, data: Examples, jobs: Sequence[Job], sgd: LocalSGD, *, seed: int
     ) -> tuple[Tensor, list[Result]]:
-        """Train each job in an idle worker. Raises UserError if workers cannot load the task, or die without training anybody."""
+        """Train each job in an idle worker. The updates hold until the next call.
+
+        Raises UserError if workers cannot load the task, or die without training anybody.
+        """
         m = len(jobs)
         cohort = Cohort(
             jobs,
@@ -163,7 +167,7 @@ class WorkerEngine(Engine):
             packed_data(data, self._shared),
             sgd,
             seed,
-            SharedTensor((m, len(start))),
+            self._updates_of(m, len(start)),
             [None] * m,
             deque(range(m)),
         )
@@ -178,7 +182,7 @@ class WorkerEngine(Engine):
             self.close()
             raise
         kept = [i for i, result in enumerate(cohort.results) if isinstance(result, Done)]
-        updates = cohort.updates.tensor
+        updates = cohort.updates.tensor[:m]
         return (updates if len(kept) == m else updates[kept]), cohort.results
 
     def resident(self, data: Examples) -> Examples:
@@ -198,6 +202,12 @@ class WorkerEngine(Engine):
     def close(self) -> None:
         """End the workers. The engine can be used again."""
         _kill_all(self.workers, os.getpid())
+
+    def _updates_of(self, m: int, n: int) -> SharedTensor:
+        """Return room for the updates of at least m clients."""
+        if self._updates is None or len(self._updates.tensor) < m:
+            self._updates = SharedTensor((m, n))
+        return self._updates
 
     def _moved(self, tensor: Tensor) -> Tensor:
         """Return a tensor of the data as it lies in shared memory."""
