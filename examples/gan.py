@@ -24,7 +24,7 @@ class GAN(nn.Module):
         self.discriminator = nn.Sequential(nn.Linear(2, 64), nn.LeakyReLU(0.2), nn.Linear(64, 1))
 
     def draw(self, count: int) -> Tensor:
-        return self.generator(torch.randn(count, NOISE))
+        return self.generator(torch.randn(count, NOISE, device=next(self.parameters()).device))
 
 
 def train(model: GAN, data: Dataset, round: fedcomp.LocalRound) -> dict[str, float]:

@@ -49,7 +49,8 @@ class RunConfig:
         None, "safetensors file with initial weights, such as model.safetensors of another run"
     )
     partition: str = option(
-        "iid", "how clients share the data: iid, classes:N, shards:N, dirichlet:A, natural"
+        "iid",
+        "how clients share the data: iid, classes:N, shards:N, dirichlet:A, natural, natural:column=NAME",
     )
     clients: int = option(10, "number of clients", low=1)
     rounds: int = option(50, "number of rounds; a resumed run may raise it", low=1, local=True)

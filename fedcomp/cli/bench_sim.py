@@ -37,7 +37,6 @@ PARTS = (
 MESSAGES = {"round": "messages", "clients": "messages"}
 REST = "rest"  # metrics on disk and everything outside of the profile
 COSTS = 3  # parts other than training that are named below the tables
-PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 MAX_WARM_UP = 200  # rounds
 WHOLE, LOCAL = "whole rounds", "local SGD in them"
 LEAN, PRODUCT = "lean loop", "matrix product"
@@ -166,7 +165,7 @@ def measure(
         device, engine = simulation.device, simulation.engine
         devices = [each.device for each in getattr(engine, "engines", [engine])]
         gpus = [each for each in devices if each.type == "cuda"]
-        multiply, product_flops = plain_loops.product(device, PRECISIONS[config.precision])
+        multiply, product_flops = plain_loops.product(device, getattr(torch, config.precision))
         beside, client_flops = _cohort_loops(simulation, loops)
         turns.recorder = Recorder(lambda: [torch.cuda.synchronize(gpu) for gpu in gpus])
         turns.device, turns.settled = device, lambda: getattr(engine, "settled", True)
@@ -213,6 +212,12 @@ def _cohort_loops(
 ) -> tuple[dict[str, Callable[[], object]], float]:
     """Return the loops over a cohort of the run, drawn once, and the operations of one client's update."""
     config, trainer, task = simulation.config, simulation.clients.trainer, simulation.task
+    if task.train_fn is not None:
+        if loops:
+            raise ConfigError(
+                "--loops: the loops do not know the task's train_fn; give --loops none"
+            )
+        return {}, 0.0
     chosen = seeds.generator(config.seed, "bench").permutation(config.clients)
     chosen = chosen[: size(config.participation, config.clients)]
     data, sgd, shards = trainer.data, trainer.sgd, [trainer.shards[client] for client in chosen]
@@ -228,16 +233,19 @@ def _cohort_loops(
     }
     runs = {LOOPS[name]: made[name]() for name in loops}
     if config.precision != "float32":
-        runs = {name: _in_bfloat16(run, simulation.device) for name, run in runs.items()}
+        dtype = getattr(torch, config.precision)
+        runs = {name: _autocast(run, simulation.device, dtype) for name, run in runs.items()}
     return runs, examples * plain_loops.flops_of_an_example(task, data, config.batch_size)
 
 
-def _in_bfloat16(run: Callable[[], object], device: torch.device) -> Callable[[], object]:
-    def autocast() -> object:
-        with torch.autocast(device.type, torch.bfloat16):
+def _autocast(
+    run: Callable[[], object], device: torch.device, dtype: torch.dtype
+) -> Callable[[], object]:
+    def in_precision() -> object:
+        with torch.autocast(device.type, dtype):
             return run()
 
-    return autocast
+    return in_precision
 
 
 def _way(

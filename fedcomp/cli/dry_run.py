@@ -27,8 +27,8 @@ from ..sim.run import Simulation
 from ..strategies.cohort import size as cohort_size
 from ..tasks import Data, initial_model
 from ..training.batches import plan_batches
-from ..training.engine import Done, Job
-from ..training.local_sgd import LocalSGD, SerialEngine
+from ..training.engine import Done, Job, one_at_a_time
+from ..training.local_sgd import LocalSGD
 from .comparison.alternatives import Alternative, refused
 from .results import OF_DENSE, OF_FLOATS
 from .tables import aligned, print_table
@@ -105,9 +105,9 @@ class DryRun(Simulation):
     ) -> Any:
         sgd = dataclasses.replace(self.sgd, augment=False)
         model, seed = initial_model(self.task, self.config.seed), self.config.seed
-        engine = SerialEngine(self.task, model, self.layout, self.device)
+        engine = one_at_a_time(self.task, model, self.layout, self.device)
         batches = plan_batches(sgd, shard, seed, 1, 0)[:5]
-        trained = engine.train(weights.to(self.device), data, batches, sgd, seed=seed)
+        trained = engine.train(weights.to(self.device), data, batches, sgd, seed=seed, rows=shard)
         return RandomUpdates(trained.update.cpu(), self.device)
 
 

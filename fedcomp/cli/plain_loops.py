@@ -9,10 +9,12 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Subset, TensorDataset
+from torch.utils.data import DataLoader
 from torch.utils.flop_counter import FlopCounterMode
 
-from ..tasks import Data, Task, initial_model
+from ..local_optimizer import read as read_optimizer
+from ..tasks import Task, initial_model
+from ..tasks.data import Batch, Examples, as_batch, tensors
 from ..training.local_sgd import LocalSGD
 
 Plans = Sequence[Sequence[np.ndarray]]  # for each client its batches, positions of examples
@@ -22,26 +24,26 @@ SIDE = {"cpu": 2048, "cuda": 8192}  # of the matrices of `product`
 
 
 def usual_loop(
-    task: Task, data: Data, shards: Sequence[np.ndarray], plans: Plans, sgd: LocalSGD
+    task: Task, data: Examples, shards: Sequence[np.ndarray], plans: Plans, sgd: LocalSGD
 ) -> Callable[[], list[dict[str, Tensor]]]:
-    """Return the loop of tutorials: for each client a deep copy of the model, a shuffling DataLoader, torch.optim.SGD, and a difference.
+    """Return the loop of tutorials: for each client a deep copy of the model, a shuffling DataLoader, an optimizer, and a difference.
 
     It shuffles by itself and takes only the number of batches from a client's plan.
     """
-    model = initial_model(task, 0).to(data.inputs.device)
-    examples = TensorDataset(data.inputs, data.targets)
+    model = initial_model(task, 0).to(data.device)
+    collate = getattr(data, "collate", None)
 
     def run() -> list[dict[str, Tensor]]:
         updates = []
         for shard, plan in zip(shards, plans, strict=True):
             local = copy.deepcopy(model)
-            optimizer = _optimizer(local, sgd)
-            own = Subset(examples, shard.tolist())
-            loader = DataLoader(own, batch_size=sgd.batch_size, shuffle=True)
+            optimizer = _optimizer(task, local, sgd)
+            own = data.subset(shard)
+            loader = DataLoader(own, sgd.batch_size, shuffle=True, collate_fn=collate)
             batches = itertools.chain.from_iterable(itertools.repeat(loader))
-            for inputs, targets in itertools.islice(batches, len(plan)):
+            for batch in itertools.islice(batches, len(plan)):
                 optimizer.zero_grad()
-                task.loss(local(inputs), targets).backward()
+                _loss(task, local, as_batch(batch, task.target).to(data.device)).backward()
                 optimizer.step()
             before = model.state_dict()
             updates.append(
@@ -53,21 +55,21 @@ def usual_loop(
 
 
 def lean_loop(
-    task: Task, data: Data, plans: Plans, sgd: LocalSGD
+    task: Task, data: Examples, plans: Plans, sgd: LocalSGD
 ) -> Callable[[], list[dict[str, Tensor]]]:
-    """Return the leanest loop over a module: one resident model, examples by index from resident tensors, torch.optim.SGD."""
-    model = initial_model(task, 0).to(data.inputs.device)
+    """Return the leanest loop over a module: one resident model, examples by index, an optimizer of torch."""
+    model = initial_model(task, 0).to(data.device)
     state = {name: value.clone() for name, value in model.state_dict().items()}
 
     def run() -> list[dict[str, Tensor]]:
         updates = []
         for batches in plans:
             model.load_state_dict(state)
-            optimizer = _optimizer(model, sgd)
-            for batch in batches:
+            optimizer = _optimizer(task, model, sgd)
+            for positions in batches:
                 optimizer.zero_grad()
-                rows = torch.from_numpy(batch).to(data.inputs.device)
-                task.loss(model(data.inputs[rows]), data.targets[rows]).backward()
+                rows = torch.from_numpy(positions).to(data.device)
+                _loss(task, model, data.batch(rows)).backward()
                 optimizer.step()
             updates.append(
                 {name: value - state[name] for name, value in model.state_dict().items()}
@@ -77,43 +79,44 @@ def lean_loop(
     return run
 
 
-def big_batch(task: Task, data: Data, plans: Plans, sgd: LocalSGD) -> Callable[[], None]:
+def big_batch(task: Task, data: Examples, plans: Plans, sgd: LocalSGD) -> Callable[[], None]:
     """Return the loop of one model that takes the batches of all clients as one, the limit of the arithmetic.
 
     A batch of more than LARGEST_PIECE values is taken in pieces whose gradients are added.
     """
-    model = initial_model(task, 0).to(data.inputs.device)
-    optimizer = _optimizer(model, sgd)
+    model = initial_model(task, 0).to(data.device)
+    optimizer = _optimizer(task, model, sgd)
     # The examples of each step, of all clients that take it.
     steps = [
         torch.from_numpy(np.concatenate([batch for batch in batches if batch is not None]))
         for batches in itertools.zip_longest(*plans)
     ]
-    steps = [step.to(data.inputs.device) for step in steps]
-    piece = max(1, LARGEST_PIECE // max(1, data.inputs[0].numel()))
+    steps = [step.to(data.device) for step in steps]
+    values = sum(part[0].numel() for part in tensors(data.batch(steps[0][:1]).inputs))
+    piece = max(1, LARGEST_PIECE // max(1, values))
 
     def run() -> None:
         for rows in steps:
             optimizer.zero_grad()
             for some in rows.split(piece):
-                loss = task.loss(model(data.inputs[some]), data.targets[some])
+                loss = _loss(task, model, data.batch(some))
                 (loss * (len(some) / len(rows))).backward()
             optimizer.step()
 
     return run
 
 
-def flops_of_an_example(task: Task, data: Data, batch: int) -> float:
+def flops_of_an_example(task: Task, data: Examples, batch: int) -> float:
     """Return the floating-point operations of a step for one example, forward and backward, as torch counts them; 0 if it counts none."""
     model = initial_model(task, 0).train()
     batch = min(batch, len(data))
-    inputs, targets = data.inputs[:batch].cpu(), data.targets[:batch].cpu()
+    examples = data.batch(torch.arange(batch, device=data.device)).to("cpu")
     counter = FlopCounterMode(display=False)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # `flags` warns where there is no GPU of Intel
         # torch does not count the LSTM of mkldnn.
         with torch.backends.mkldnn.flags(enabled=False), counter:
-            task.loss(model(inputs), targets).backward()
+            _loss(task, model, examples).backward()
     return counter.get_total_flops() / batch
 
 
@@ -133,11 +136,17 @@ def seconds_of(run: Callable[[], object], device: torch.device) -> float:
     return time.perf_counter() - begin
 
 
-def _optimizer(model: torch.nn.Module, sgd: LocalSGD) -> torch.optim.SGD:
-    """Return SGD with the clipping and the proximal term of `sgd`, which pulls towards the current weights."""
-    optimizer = torch.optim.SGD(
-        model.parameters(), lr=sgd.lr, momentum=sgd.momentum, weight_decay=sgd.weight_decay
-    )
+def _loss(task: Task, model: torch.nn.Module, batch: Batch) -> Tensor:
+    return task.loss_of(task.outputs(model, batch), batch.targets)
+
+
+def _optimizer(task: Task, model: torch.nn.Module, sgd: LocalSGD) -> torch.optim.Optimizer:
+    """Return the optimizer with the clipping and the proximal term of `sgd`, which pulls towards the current weights."""
+    if task.optimizer is not None:
+        optimizer = task.optimizer(model.parameters())
+    else:
+        chosen = read_optimizer(sgd.optimizer)
+        optimizer = chosen.make(model.parameters(), sgd.lr, sgd.momentum, sgd.weight_decay)
     start = [parameter.detach().clone() for parameter in model.parameters()] if sgd.proximal else []
 
     def change(*_: object) -> None:

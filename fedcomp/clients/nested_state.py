@@ -39,7 +39,7 @@ def _tree(value: Any, tensors: dict[str, Tensor]) -> Any:
     if value is None or isinstance(value, bool | int | float | str):
         return value
     raise TaskError(
-        f"round.state holds a {type(value).__name__}; keep tensors, numbers, texts, and dicts and lists of them"
+        f"the state to keep holds a {type(value).__name__}; keep tensors, numbers, texts, and dicts and lists of them"
     )
 
 

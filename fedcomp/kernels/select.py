@@ -190,7 +190,8 @@ def _add_finite(onto: np.ndarray, x: np.ndarray) -> bool:
 
     def finite(start: int, stop: int) -> bool:
         pieces = (slice(at, min(at + PIECE, stop)) for at in range(start, stop, PIECE))
-        return all(np.isfinite(onto[piece] + x[piece]).all() for piece in pieces)
+        with np.errstate(over="ignore", invalid="ignore"):
+            return all(np.isfinite(onto[piece] + x[piece]).all() for piece in pieces)
 
     def add(start: int, stop: int) -> None:
         onto[start:stop] += x[start:stop]

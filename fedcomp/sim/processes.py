@@ -1,8 +1,8 @@
 """`--engine processes`: a worker process for each core, on one thread each.
 
 A convolution gains little from a second thread, but two clients on two cores take the time of one. Each worker is an interpreter of its own
-with a SerialEngine: the update of a client equals that engine's on one thread, bit for bit. Weights, data, updates and traces lie in shared
-memory; the rest of a job goes through a pipe.
+that trains like the serial engine on one thread: the update of a client is the same, bit for bit. Weights, tensors of data, updates and
+traces lie in shared memory; the rest of a job goes through a pipe. Workers read datasets that are not in memory themselves.
 
 A worker that dies is replaced, and its client is trained once more. If that worker dies too, the client fails.
 """
@@ -32,7 +32,7 @@ from ..tasks.data import Data, Examples, mapped
 from ..training.engine import Done, Engine, Job, one_at_a_time, trained
 from ..training.local_sgd import LocalSGD, Traces
 from .jobs import copy_traces, map_traces, packed, packed_data, unpacked
-from .shared_memory import SharedTensor
+from .shared_memory import SharedMemory, SharedTensor
 from .worker import with_absolute_paths
 
 ALONE_S = 0.5  # of training in this process before workers are started
@@ -149,14 +149,14 @@ class WorkerEngine(Engine):
         self._hello = with_absolute_paths(config), "cpu", torch.get_default_dtype()
         # Tensors of data, and these tensors in shared memory, by identity.
         self._data: dict[int, tuple[Tensor, SharedTensor]] = {}
-        self._updates: SharedTensor | None = None  # kept, since new memory costs page faults
+        self._memory: SharedMemory | None = None  # of the last updates
         self._alone_s, self._deaths = 0.0, 0
         weakref.finalize(self, _kill_all, self.workers, os.getpid())
 
     def train(
         self, start: Tensor, data: Examples, jobs: Sequence[Job], sgd: LocalSGD, *, seed: int
     ) -> tuple[Tensor, list[Result]]:
-        """Train each job in an idle worker. The updates hold until the next call.
+        """Train each job in an idle worker.
 
         Raises UserError if workers cannot load the task, or die without training anybody.
         """
@@ -182,7 +182,7 @@ class WorkerEngine(Engine):
             self.close()
             raise
         kept = [i for i, result in enumerate(cohort.results) if isinstance(result, Done)]
-        updates = cohort.updates.tensor[:m]
+        updates = cohort.updates.tensor
         return (updates if len(kept) == m else updates[kept]), cohort.results
 
     def resident(self, data: Examples) -> Examples:
@@ -204,10 +204,11 @@ class WorkerEngine(Engine):
         _kill_all(self.workers, os.getpid())
 
     def _updates_of(self, m: int, n: int) -> SharedTensor:
-        """Return room for the updates of at least m clients."""
-        if self._updates is None or len(self._updates.tensor) < m:
-            self._updates = SharedTensor((m, n))
-        return self._updates
+        """Return a tensor for the updates of m clients, in the memory of the last one if nobody reads that any more."""
+        memory, size = self._memory, 4 * m * n
+        if memory is None or memory.size < size or not memory.is_free:
+            memory = self._memory = SharedMemory(size)
+        return SharedTensor((m, n), memory=memory)
 
     def _moved(self, tensor: Tensor) -> Tensor:
         """Return a tensor of the data as it lies in shared memory."""

@@ -126,9 +126,13 @@ class Schedule:
         shares = {client: int(self.config.budget_s * bandwidths[client]) for client in cohort}
         slowest = min(shares, key=bandwidths.__getitem__, default=None)
         if slowest is not None and shares[slowest] < least:
+            needed_s = least / bandwidths[slowest]
+            enough = (
+                f"{math.ceil(needed_s)}s" if needed_s > 1 else f"{math.ceil(1000 * needed_s)}ms"
+            )
             raise ConfigError(
                 f"--budget of {self.config.budget_s:g} s is too short for client {slowest}, which sends {shares[slowest]} bytes in "
-                f"that time and needs {least}; give at least {math.ceil(1000 * least / bandwidths[slowest])}ms"
+                f"that time and needs {least}; give at least {enough}"
             )
         return shares
 

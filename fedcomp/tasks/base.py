@@ -43,7 +43,8 @@ class Task:
     `loss(outputs, targets)` is the mean over the batch, a scalar. Without a loss of its own, a task takes `.loss` of the model's output
     where the output has one, else the cross-entropy. Where the output has `.logits`, these are the outputs that loss, accuracy and
     metrics get. `accuracy(outputs, targets)` is a share in 0..1; None for a regression. `metrics` are further measures of the test data by
-    name. Each function is called once per evaluation with the outputs and targets of the whole test set on the CPU, and returns a number.
+    name. Each metric is called once per evaluation, with the outputs and targets of the whole test set on the CPU, and returns a number;
+    loss and accuracy are averaged over batches.
 
     `optimizer(parameters)` returns a torch optimizer that clients train with, in place of --optimizer. `train_fn(model, data, round)`
     replaces the training loop of a client (see `LocalRound`), and `evaluate_fn(model, data)` the evaluation. Both return a dict of

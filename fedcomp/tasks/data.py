@@ -40,7 +40,10 @@ class Batch(NamedTuple):
         """Return batches of `size` examples, the last one of what is left."""
         pieces = [slice(at, at + size) for at in range(0, len(self), size)]
         return [
-            Batch(mapped(self.inputs, lambda t, p=piece: t[p]), self.targets[piece])
+            Batch(
+                mapped(self.inputs, lambda t, p=piece: t[p]),
+                None if self.targets is None else self.targets[piece],
+            )
             for piece in pieces
         ]
 
@@ -110,7 +113,7 @@ class Data:
 
     @cached_property
     def digest(self) -> str:
-        """Shapes of the inputs, and 16 hex digits of the targets: what must not change when a run is resumed."""
+        """Fingerprint of the data, compared when a run is resumed: shapes of the inputs, and 16 hex digits of the targets."""
         shapes = mapped(self.inputs, lambda t: list(t.shape))
         content = self.targets.cpu().contiguous().view(torch.uint8).numpy()
         return f"{shapes} {hashlib.sha256(content).hexdigest()[:16]}"
@@ -245,7 +248,7 @@ def data_from(
 
 
 def as_batch(found: Any, target: str = TARGET) -> Batch:
-    """Return what a collate function gave as a Batch. Raises ValueError for anything else than a tuple, a list or a dict."""
+    """Convert the result of a collate function to a Batch. Raises ValueError unless it is a tuple, a list or a dict."""
     if isinstance(found, Batch):
         return found
     if isinstance(found, Mapping):

@@ -63,7 +63,8 @@ class Engine(ABC):
         """Train every job from `start` (float32 [n]) on `data`, both on the engine's device.
 
         Return the updates of the jobs that did not fail, float32 [k, n], in their order, and for each job its result or the exception
-        that ended it. The caller may write into the updates, which hold until the next call. Raises ConfigError where no client can be trained in this way.
+        that ended it. The caller may write into the updates. Raises ConfigError where no client can be
+        trained in this way.
         """
 
     def train_apart(

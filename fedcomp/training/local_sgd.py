@@ -50,7 +50,7 @@ class LocalSGD:
     clip: float = 0.0  # largest L2 norm of a gradient, before weight decay and momentum; 0 = off
     keep_momentum: bool = False  # from one round to the next, but for what was sent
     augment: bool = False  # the examples, in the task's way
-    precision: str = "float32"  # or bfloat16: of forward and backward, by autocast; weights and updates are float32
+    precision: str = "float32"  # or bfloat16, float16: of forward and backward, by autocast; weights and updates are float32
     proximal: float = 0.0  # ρ, pull towards the weights before the first step; after clipping, as weight decay's towards 0
     optimizer: str = SGD  # spec string of a torch optimizer
     optimizer_state: str = "fresh"  # in every round, or kept by the client

@@ -20,7 +20,7 @@ from .local_sgd import NO_TRACES, LocalSGD, Traces, Trained, drawing_from
 
 @dataclass
 class LocalRound:
-    """What a client's `train_fn` is told of its round.
+    """The round, options and state that a client's `train_fn` receives.
 
     A loop need not follow `lr`, `steps`, `epochs`, `batch_size` and `precision`; they are the run's options, with the schedules of the
     server applied. `state` is kept from one round of the client to the next: tensors, numbers, texts, and lists and dicts of them,
@@ -79,7 +79,7 @@ class OwnLoopEngine:
             sgd.lr,
             sgd.steps,
             sgd.epochs,
-            sgd.batch_size,
+            sgd.batch_size // sgd.accumulate,
             sgd.precision,
             self.device,
             own_seed,

@@ -80,7 +80,8 @@ class Attack:
         for option, (low, high) in self.limits.items():
             value = getattr(self, option)
             if value is not None and not low <= value <= high:
-                raise SpecError(f"{option} is {value:g}; give {low:g} to {high:g}")
+                allowed = f"{low:g} or more" if value < low else f"{low:g} to {high:g}"
+                raise SpecError(f"{option} is {value:g}; give {allowed}")
 
     @property
     def named(self) -> list[int]:
