@@ -424,7 +424,7 @@ def test_code_aware_needs_a_matrix():
         ("mimic:clients=3,of=3", "not honest"),
         ("mimic:3,of=10", "name another"),
         ("constant:1,value=1e39", "give -3.40282e+38 to 3.40282e+38"),
-        ("gaussian:1,sigma=-1", "sigma is -1; give 0 to"),
+        ("gaussian:1,sigma=-1", "sigma is -1; give 0 or more"),
         ("rescaled:1,decades=99", "0 to 30"),
         ("low-margin:1,margin=0", "margin is 0; give 1 to"),
         ("infinity:1,value=none", "known: inf"),
