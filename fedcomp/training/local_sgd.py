@@ -35,6 +35,7 @@ from ..schedules import LARGEST, MOST, RATE, OptionSchedule
 from ..tasks.base import Task
 from ..tasks.data import Batch, Examples
 from .channels import NOT_CONTIGUOUS, channels_may_be_last
+from .pooled_convolution import fused
 
 
 @dataclass(frozen=True)
@@ -428,6 +429,7 @@ class SerialEngine:
         self.parameters = [parameters[e.name] for e in layout]
         self.coarse = any(parameter.dtype != torch.float32 for parameter in self.parameters)
         self.channels_last = self.device.type == "cpu" and channels_may_be_last(self.model)
+        self.fused = fused(self.model) if self.device.type == "cpu" else self.model
         self._arrange()
         self.initial_buffers = {name: buffer.clone() for name, buffer in self.model.named_buffers()}
 
@@ -532,10 +534,10 @@ class SerialEngine:
     def _loss(self, batch: Batch, sgd: LocalSGD) -> Tensor:
         """Return the loss of a batch; the forward pass is in the precision of `sgd`, the loss in float32."""
         if sgd.precision == "float32":
-            outputs = self.task.outputs(self.model, batch)
+            outputs = self.task.outputs(self.fused, batch)
         else:
             with torch.autocast(self.device.type, getattr(torch, sgd.precision)):
-                outputs = _full(self.task.outputs(self.model, batch))
+                outputs = _full(self.task.outputs(self.fused, batch))
         return self.task.loss_of(outputs, batch.targets)
 
     def _load(self, start: Tensor, buffers: dict[str, Tensor] | None) -> Tensor:

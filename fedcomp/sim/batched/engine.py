@@ -17,6 +17,7 @@ from ...training.local_sgd import NO_TRACES, LocalSGD, Traces, anchors, descend,
 from .choice import MAPPED, NotMapped, gradients_of, mapped_gradients
 from .convolutions import FORMS
 from .losses import Parameters
+from .regression import Regression
 from .traced import agrees
 
 # Positions in the data [m, b], and the draws of augmentation for each [m, b, ...].
@@ -54,6 +55,7 @@ class BatchedEngine:
             if parameters[e.name].dtype != torch.float32
         }
         self.gradients, self.way = gradients_of(task, model, self.device, way)
+        self.regression = Regression.of(task, model, layout) if way == "auto" else None
         self._doubted = self.way in FORMS  # until it has been compared with the model itself
 
     def train(
@@ -82,9 +84,9 @@ class BatchedEngine:
         order = sorted(range(len(plans)), key=sizes.__getitem__)
         done = 0
         for size, group in itertools.groupby(order, key=sizes.__getitem__):
-            waiting = list(group)
+            waiting, whole = list(group), self._regresses(data, size, sgd, traces)
             while waiting:
-                at_once = self.at_once or len(waiting)
+                at_once = len(waiting) if whole or not self.at_once else self.at_once
                 some = waiting[: math.ceil(len(waiting) / math.ceil(len(waiting) / at_once))]
                 rows, place = slice(done, done + len(some)), torch.tensor(some, device=self.device)
                 mine, batches = traces.rows(place), self._batches(plans, changes, some, size)
@@ -150,6 +152,12 @@ class BatchedEngine:
         """Write the updates into `stack` [m, n] and return the losses [m]."""
         base = self._rounded(start)
         stack.copy_(base.expand_as(stack))
+        if self._regresses(data, [positions.shape[1] for positions, _ in batches], sgd, traces):
+            losses = self.regression.descend(
+                stack, data, [positions for positions, _ in batches], sgd.lr
+            )
+            stack -= base
+            return losses
         views = self.layout.views(stack)
         parameters = {
             name: view.to(self.coarse.get(name, torch.float32)) for name, view in views.items()
@@ -167,6 +175,12 @@ class BatchedEngine:
             views[name].copy_(parameters[name])
         stack -= base
         return torch.stack(losses).mean(0, dtype=torch.float32)
+
+    def _regresses(self, data: Data, sizes: Sequence[int], sgd: LocalSGD, traces: Traces) -> bool:
+        """Return whether softmax regression trains these batches; it needs no memory besides the updates."""
+        return (
+            self.regression is not None and not traces and self.regression.suits(data, sizes, sgd)
+        )
 
     def _gradients(
         self, parameters: Parameters, data: Data, batch: Batch, sgd: LocalSGD

@@ -1,0 +1,301 @@
+"""Softmax regression, which has loops of its own: what one client after the other gives; what is something else is left alone."""
+
+from contextlib import suppress
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from fedcomp.kernels import regression
+from fedcomp.layout import Layout
+from fedcomp.sim.batched import BatchedEngine
+from fedcomp.tasks.base import Data, Task
+from fedcomp.training.batches import plan_batches
+from fedcomp.training.local_sgd import LocalSGD, SerialEngine, Traces
+
+SGD = LocalSGD(steps=4, batch_size=7, lr=0.1)
+WIDTH, CLASSES = 45, 5  # neither a multiple of what goes into a vector
+
+
+@pytest.fixture(autouse=True)
+def however_small(monkeypatch):
+    monkeypatch.setattr(regression, "WORK", 100)
+
+
+@pytest.fixture
+def descents(monkeypatch) -> list[int]:
+    """How many clients each call of the kernel was for."""
+    seen, descend = [], regression.descend
+    monkeypatch.setattr(
+        regression, "descend", lambda stack, *rest: seen.append(len(stack)) or descend(stack, *rest)
+    )
+    return seen
+
+
+def examples(shape: tuple[int, ...] = (WIDTH,)) -> Data:
+    drawn = torch.Generator().manual_seed(1)
+    return Data(
+        torch.randn(90, *shape, generator=drawn), torch.randint(0, CLASSES, (90,), generator=drawn)
+    )
+
+
+def linear() -> nn.Module:
+    return nn.Linear(WIDTH, CLASSES)
+
+
+def without_bias() -> nn.Module:
+    return nn.Sequential(nn.Identity(), nn.Flatten(), nn.Linear(WIDTH, CLASSES, bias=False))
+
+
+def engines(make, data, at_once=0, **options) -> tuple[BatchedEngine, SerialEngine, torch.Tensor]:
+    torch.manual_seed(0)
+    model, other = make(), make()
+    other.load_state_dict(model.state_dict())
+    task, layout = Task("small", make, lambda: data, lambda: data, **options), Layout.of(model)
+    start = layout.gather(model)
+    return (
+        BatchedEngine(task, model, layout, "cpu", at_once),
+        SerialEngine(task, other, layout, "cpu"),
+        start,
+    )
+
+
+def planned(sgd: LocalSGD, clients: int) -> list[list[np.ndarray]]:
+    """Those of clients with 20 examples, but for the last one with 3."""
+    shards = [np.arange(20) + 11 * who for who in range(clients - 1)] + [np.arange(3) + 87]
+    return [plan_batches(sgd, shard, 0, 1, who) for who, shard in enumerate(shards)]
+
+
+def assert_as_one_by_one(batched, serial, start, data, plans, sgd):
+    updates, losses = batched.train(start, data, plans, sgd)
+    for plan, update, loss in zip(plans, updates, losses, strict=True):
+        expected = serial.train(start, data, plan, sgd)
+        torch.testing.assert_close(update, expected.update, rtol=1e-4, atol=1e-6)
+        assert loss.item() == pytest.approx(expected.loss, rel=1e-5)
+    return updates
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("make", "shape", "sgd"),
+    [
+        (linear, (WIDTH,), SGD),
+        (linear, (WIDTH,), replace(SGD, batch_size=1)),
+        (without_bias, (3, 5, 3), replace(SGD, epochs=2)),
+        (without_bias, (3, 5, 3), replace(SGD, steps=1, batch_size=20)),
+    ],
+)
+def test_same_as_one_client_after_the_other(make, shape, sgd, descents):
+    data = examples(shape)
+    plans = planned(sgd, 6)
+    assert assert_as_one_by_one(*engines(make, data), data, plans, sgd).any(1).all()
+    assert sum(descents) >= 5  # batches of one may be too small
+
+
+def test_all_clients_at_once_whatever_others_have_room_for(descents):
+    data, plans = examples(), planned(SGD, 6)
+    whole = engines(linear, data)[0].train(engines(linear, data)[2], data, plans, SGD)
+    batched, _, start = engines(linear, data, at_once=2)
+    for found, expected in zip(batched.train(start, data, plans, SGD), whole, strict=True):
+        assert torch.equal(found, expected)
+    assert descents == [1, 5, 1, 5]
+
+
+def test_neither_company_nor_threads_change_a_bit():
+    data, plans = examples(), planned(SGD, 8)
+    batched, _, start = engines(linear, data)
+    updates, threads = batched.train(start, data, plans, SGD)[0], torch.get_num_threads()
+    try:
+        torch.set_num_threads(3)
+        assert torch.equal(batched.train(start, data, plans, SGD)[0], updates)
+    finally:
+        torch.set_num_threads(threads)
+    assert torch.equal(batched.train(start, data, plans[2:3], SGD)[0][0], updates[2])
+
+
+def test_a_default_precision_that_a_task_sets_changes_nothing():
+    data, plans = examples(), planned(SGD, 4)
+    batched, _, start = engines(linear, data)
+    expected = batched.train(start, data, plans, SGD)
+    try:
+        torch.set_default_dtype(torch.float64)
+        found = batched.train(start, data, plans, SGD)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
+
+
+@pytest.mark.parametrize(
+    "option", [{"momentum": 0.5}, {"weight_decay": 0.1}, {"clip": 0.1}, {"proximal": 0.5}]
+)
+def test_options_that_the_loops_do_not_know(option, descents):
+    data, sgd = examples(), replace(SGD, **option)
+    assert_as_one_by_one(*engines(linear, data), data, planned(sgd, 4), sgd)
+    assert not descents
+
+
+def test_a_pull_on_every_step_is_not_left_out(descents):
+    data, plans = examples(), planned(SGD, 4)
+    batched, _, start = engines(linear, data)
+    pull = torch.full((4, len(start)), 0.5)
+    pulled, free = (
+        batched.train(start, data, plans, SGD, traces=traces)[0]
+        for traces in (Traces(pull=pull), Traces())
+    )
+    torch.testing.assert_close(
+        pulled - free, torch.full_like(free, -4 * SGD.lr * 0.5), rtol=0.1, atol=0.05
+    )
+    assert sum(descents) == 4
+
+
+def test_targets_that_are_no_classes_are_left_to_torch(descents):
+    data = examples()
+    data.targets[3] = -100  # left out by cross_entropy
+    assert_as_one_by_one(*engines(linear, data), data, planned(SGD, 4), SGD)
+    data = replace(
+        data, targets=data.targets.clamp(min=0).index_fill(0, torch.tensor([3]), CLASSES)
+    )
+    with pytest.raises(RuntimeError, match="out of bounds"):
+        engines(linear, data)[0].train(engines(linear, data)[2], data, planned(SGD, 4), SGD)
+    assert not descents
+
+
+def test_targets_may_change_from_one_round_to_the_next(descents):
+    data, plans = examples(), planned(SGD, 4)
+    batched, serial, start = engines(linear, data)
+    for target, first in ((2, 2), (2, -100), (1, 3)):
+        data.targets[:] = target
+        data.targets[::5] = first
+        assert_as_one_by_one(batched, serial, start, data, plans, SGD)
+    assert sum(descents) == 8
+
+
+def test_losses_of_large_scores_are_not_rounded_away():
+    data, plans = examples(), [[np.arange(7)]]
+    batched, _, start = engines(linear, data)
+    _, losses = batched.train(
+        torch.cat([torch.zeros(WIDTH * CLASSES), torch.full((CLASSES,), 1e9)]), data, plans, SGD
+    )
+    assert losses.item() == pytest.approx(np.log(CLASSES), rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda data: replace(data, inputs=torch._neg_view(data.inputs)),
+        lambda data: replace(data, inputs=data.inputs.double()),
+        lambda data: replace(data, targets=data.targets.int()),
+    ],
+    ids=["negative view", "float64", "int32"],
+)
+def test_data_that_the_loops_do_not_read(change, descents):
+    data, plans = change(examples()), planned(SGD, 4)
+    batched, _, start = engines(linear, data)
+    with suppress(RuntimeError):  # torch's to take or to refuse
+        batched.train(start, data, plans, SGD)
+    assert not descents
+
+
+def test_a_weight_that_wants_a_gradient_is_descended_all_the_same(descents):
+    data, plans = examples(), planned(SGD, 4)
+    batched, serial, start = engines(linear, data)
+    assert_as_one_by_one(batched, serial, start.requires_grad_(), data, plans, SGD)
+    assert sum(descents) == 4
+
+
+def grown() -> nn.Module:
+    """A head with more rows than it was made with, as after a change of the classes."""
+    model = linear()
+    model.weight, model.bias = nn.Parameter(torch.randn(9, WIDTH)), nn.Parameter(torch.zeros(9))
+    return model
+
+
+def cut() -> nn.Module:
+    model = nn.Linear(WIDTH, 11)
+    model.weight, model.bias = (
+        nn.Parameter(torch.randn(CLASSES, WIDTH)),
+        nn.Parameter(torch.zeros(CLASSES)),
+    )
+    return model
+
+
+def test_a_head_that_was_grown_or_cut(descents):
+    data = examples()
+    for make in (grown, cut):
+        assert_as_one_by_one(*engines(make, data), data, planned(SGD, 4), SGD)
+    assert sum(descents) == 8
+
+
+def test_data_of_another_width_is_an_error_as_it_is_torchs(descents):
+    data = examples((20,))
+    batched, _, start = engines(linear, data)
+    with pytest.raises(RuntimeError, match="size|shape"):
+        batched.train(start, data, planned(SGD, 4), SGD)
+    assert not descents
+
+
+def test_a_position_outside_is_an_error_as_it_is_torchs():
+    data, plans = examples(), planned(SGD, 4)
+    batched, _, start = engines(linear, data)
+    for outside in (90, -1):
+        plans[1][0][2] = outside
+        with pytest.raises(IndexError):
+            batched.train(start, data, plans, SGD)
+
+
+def hidden() -> nn.Module:
+    return nn.Sequential(nn.Linear(WIDTH, CLASSES), nn.ReLU())
+
+
+def frozen() -> nn.Module:
+    model = linear()
+    model.bias.requires_grad_(False)
+    return model
+
+
+def bfloat16() -> nn.Module:
+    return linear().to(torch.bfloat16)
+
+
+def doubled() -> nn.Module:
+    model = linear()
+    model.register_forward_hook(lambda module, inputs, output: 2 * output)
+    return model
+
+
+def another_loss(outputs, targets):
+    return nn.functional.cross_entropy(outputs, targets, label_smoothing=0.1)
+
+
+@pytest.mark.parametrize(
+    ("make", "options"),
+    [(hidden, {}), (frozen, {}), (doubled, {}), (linear, {"loss": another_loss})],
+    ids=["hidden", "frozen", "hook", "loss"],
+)
+def test_other_models_and_losses_are_something_else(make, options, descents):
+    data = examples()
+    assert_as_one_by_one(*engines(make, data, **options), data, planned(SGD, 4), SGD)
+    assert not descents
+
+
+def test_data_and_weights_of_another_kind(descents):
+    data = examples()
+    strided = replace(data, inputs=data.inputs.T.contiguous().T)
+    assert_as_one_by_one(*engines(linear, strided), strided, planned(SGD, 4), SGD)
+    coarse = replace(data, inputs=data.inputs.bfloat16())
+    engines(bfloat16, coarse)[0].train(engines(bfloat16, coarse)[2], coarse, planned(SGD, 4), SGD)
+    assert not descents
+
+
+def test_one_that_diverges_does_not_touch_the_others(descents):
+    data, plans = examples(), planned(SGD, 6)
+    batched, _, start = engines(linear, data)
+    good = batched.train(start, data, plans, SGD)[0]
+    data.inputs[11 * 2 + 20 - 1 : 11 * 2 + 20] = float("inf")  # of clients 2 and 3
+    touched = [who for who, plan in enumerate(plans) if any((batch == 41).any() for batch in plan)]
+    updates = batched.train(start, data, plans, SGD)[0]
+    assert touched and all(not updates[who].isfinite().all() for who in touched)
+    assert all(torch.equal(updates[who], good[who]) for who in set(range(6)) - set(touched))
+    assert sum(descents) == 12
