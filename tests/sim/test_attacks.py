@@ -426,7 +426,7 @@ def test_code_aware_needs_a_matrix():
         ("constant:1,value=1e39", "give -3.40282e+38 to 3.40282e+38"),
         ("gaussian:1,sigma=-1", "sigma is -1; give 0 or more"),
         ("rescaled:1,decades=99", "0 to 30"),
-        ("low-margin:1,margin=0", "margin is 0; give 1 to"),
+        ("low-margin:1,margin=0", "margin is 0; give 1 or more"),
         ("infinity:1,value=none", "known: inf"),
         ("equivocation:1,share=0", "share is 0; give 1e-09 to 1"),
         ("perjury:1", "unknown attack"),

@@ -23,6 +23,7 @@ from ...strategies.client_algorithm import ClientAlgorithm
 from ...tasks.base import Data
 
 LONGEST = 1_000_000  # clients in a range of ids
+UNLIMITED = 1e9  # from which the highest value is not named in an error
 
 
 @dataclass(frozen=True)
@@ -80,7 +81,8 @@ class Attack:
         for option, (low, high) in self.limits.items():
             value = getattr(self, option)
             if value is not None and not low <= value <= high:
-                allowed = f"{low:g} or more" if value < low else f"{low:g} to {high:g}"
+                below = value < low and high >= UNLIMITED
+                allowed = f"{low:g} or more" if below else f"{low:g} to {high:g}"
                 raise SpecError(f"{option} is {value:g}; give {allowed}")
 
     @property
