@@ -62,7 +62,9 @@ def only_part(text: str, kind: str) -> Part:
     """Return the part of a spec string that has one part and no scope. Raises SpecError for others."""
     parsed = parse(text)
     if parsed.scope or len(parsed.parts) > 1:
-        raise SpecError(f"a {kind} has no scope and no second part; name one {kind}")
+        raise SpecError(
+            f"{'an' if kind[0] in 'aeiou' else 'a'} {kind} has no scope and no second part; name one {kind}"
+        )
     return parsed.parts[0]
 
 

@@ -160,7 +160,7 @@ def test_float16_scales_the_loss():
         ("adamw:lr=0", "lr is 0; give more than 0"),
         ("adamw:lr=1e-3,lr=1e-4", "lr is given twice"),
         ("lbfgs", "lbfgs evaluates the loss several times a step"),
-        ("adamw@layer", "has no scope"),
+        ("adamw@layer", "an optimizer has no scope"),
     ],
 )
 def test_a_spec_that_is_wrong_is_a_sentence(text, said):
