@@ -1,4 +1,4 @@
-"""What the codes of an election are worth: how often the coded vote is right, by code, by where Byzantine voters sit, and by what they do.
+"""How often the coded vote of an election is right, by code, by the seats of the Byzantine voters, and by their attack.
 
     python benchmarks/codes.py [--voters 15] [--byzantine 6] [--redundancy 3] [--matrices 30]
 

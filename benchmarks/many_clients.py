@@ -6,8 +6,8 @@
 The small model is large enough for compiled loops, since a process that comes to need them later grows by them once.
 Training is next to nothing, one step of two examples, so that what is measured is the rest. Everything is written below --folder, whose
 disk has to hold 4 bytes a parameter for each client that was ever asked, and for one cohort more; it is removed in the end. The page cache
-is the system's, shared with everything else, and it is no part of the process: the column is the part of the checkpoint in it. The
-table ends with the load of the machine: figures of one that is busy with other things say little.
+belongs to the system, not to the process; its column counts the part of the checkpoint that it holds. The table ends with the load of
+the machine: on a busy machine the figures say little.
 """
 
 import argparse

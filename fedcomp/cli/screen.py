@@ -1,4 +1,4 @@
-"""What the dashboards of one run and of a comparison share: the terminal's second screen, the panel of facts, the progress bar."""
+"""Shared parts of the dashboards of a run and of a comparison: the terminal's second screen, the panel of facts, the progress bar."""
 
 import sys
 from collections.abc import Callable, Sequence

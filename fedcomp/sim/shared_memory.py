@@ -1,6 +1,6 @@
 """Tensors in memory that processes of one machine share.
 
-The memory is anonymous: no file can be left behind, and it is freed when the last process that maps it ends. Needs Linux.
+The memory is anonymous: it leaves no file behind, and the system frees it when the last process that maps it ends. Linux only.
 """
 
 import math

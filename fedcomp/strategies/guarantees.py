@@ -1,4 +1,4 @@
-"""What an election guarantees against Byzantine clients: checks of its options, and the notice of a run."""
+"""Guarantees of an election against Byzantine clients: checks of its options, and the notice of a run."""
 
 from typing import TYPE_CHECKING
 

@@ -48,7 +48,7 @@ class Task:
 
     `optimizer(parameters)` returns a torch optimizer that clients train with, in place of --optimizer. `train_fn(model, data, round)`
     replaces the training loop of a client (see `LocalRound`), and `evaluate_fn(model, data)` the evaluation. Both return a dict of
-    numbers with at least "loss"; that of `train_fn` may hold "examples".
+    numbers with at least "loss". Other numbers of `train_fn` are accepted, but not used or reported yet.
     """
 
     name: str

@@ -1,7 +1,7 @@
 """Reports that no honest client sends: NaN and infinity, bytes that are no frame, no answer at all.
 
-The memory of a Byzantine client is that of an honest one. What it sends is not what the memory proposed, and has its own ticket: if the
-server accepts it, the next message names a proposal that the memory never made, and the memory rolls back.
+A Byzantine client has the memory of an honest one, but sends another frame than the memory proposed, with a ticket of its own. If the
+server accepts that frame, the next message names a proposal that the memory never made, and the memory rolls back.
 """
 
 from dataclasses import dataclass, replace
