@@ -25,7 +25,7 @@ from fedcomp.callbacks import Summary
 from fedcomp.cli import bench_codecs
 from fedcomp.sim import simulate
 
-VOTE_LR = 0.002  # of votes on mnist-logreg, chosen beforehand (benchmarks/liars.py)
+VOTE_LR = 0.002  # of votes on mnist-logreg, chosen beforehand (benchmarks/byzantine.py)
 
 
 @dataclass(frozen=True)

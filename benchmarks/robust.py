@@ -34,7 +34,7 @@ RULES = (
 )
 
 
-def baselines(stack: torch.Tensor, liars: int) -> dict[str, Callable[[], object]]:
+def baselines(stack: torch.Tensor, byzantine: int) -> dict[str, Callable[[], object]]:
     """The same on a dense stack, by the names of the rules that they are for."""
     m = len(stack)
 
@@ -44,12 +44,12 @@ def baselines(stack: torch.Tensor, liars: int) -> dict[str, Callable[[], object]
         return squares[:, None] + squares - 2 * products
 
     def krum() -> torch.Tensor:
-        return stack[distances().sort(1).values[:, 1 : m - liars - 1].sum(1).argmin()].clone()
+        return stack[distances().sort(1).values[:, 1 : m - byzantine - 1].sum(1).argmin()].clone()
 
     return {
         "average": lambda: stack.mean(0),
         "median": lambda: stack.median(0).values,
-        "trimmed-mean": lambda: stack.sort(0).values[liars : m - liars].mean(0),
+        "trimmed-mean": lambda: stack.sort(0).values[byzantine : m - byzantine].mean(0),
         "krum": krum,
     }
 
@@ -94,14 +94,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--clients", type=int, default=20)
     parser.add_argument("--numel", type=spec.count, default=1_000_000, help="elements of the model")
-    parser.add_argument("--liars", type=int, default=4)
+    parser.add_argument("--byzantine", type=int, default=4)
     parser.add_argument("--repeats", type=int, default=3)
     options = parser.parse_args()
-    m, n, f = options.clients, options.numel, options.liars
+    m, n, f = options.clients, options.numel, options.byzantine
     stack = torch.randn(m, n, generator=torch.Generator().manual_seed(0))
     torch_s = seconds(baselines(stack, f), options.repeats)
     print(
-        f"{m} clients, n = {n:,}, {f} liars, {torch.get_num_threads()} threads; a dense stack is {stack.nbytes / 1e6:,.0f} MB\n"
+        f"{m} clients, n = {n:,}, {f} Byzantine clients, {torch.get_num_threads()} threads; a dense stack is {stack.nbytes / 1e6:,.0f} MB\n"
     )
     print(
         f"{'':28}{'torch':>9}"

@@ -26,7 +26,7 @@ class Header:
     out: str  # run folder
     relays: int = 0  # between clients and server
     attack: str = ""  # what Byzantine virtual clients do; "" = nothing
-    liars: int = 0  # number of Byzantine clients
+    byzantine: int = 0  # number of Byzantine clients
     notice: str = ""  # what the strategy guarantees or advises; "" for nothing
     metrics: str = ""  # address of /metrics, "" = none
     network: str = ""  # virtual network; "" = none

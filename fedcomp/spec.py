@@ -25,6 +25,7 @@ SIZES = {"": 1, "B": 1, "kB": 1e3, "KB": 1e3, "MB": 1e6, "GB": 1e9}
 SIZES |= {"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 BOOLEANS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
 COUNTS = {"": 1, "k": 1e3, "M": 1e6, "G": 1e9}
+RENAMED = {"liars": "f"}  # options of version 0.1
 TIMES = {"": 1.0, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 
 
@@ -107,6 +108,7 @@ def _filled(part: Part, cls: type, kind: str) -> Any:
     values: dict[str, Any] = {}
     for key, raw in part.options:
         key = key.replace("-", "_") or next(iter(types_), "")
+        key = RENAMED.get(key, key)
         if key not in types_:
             options = nearest(key, types_) if types_ else "it takes none"
             raise SpecError(f"{kind} '{part.name}' has no option '{key or raw}'; {options}")

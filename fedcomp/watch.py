@@ -162,7 +162,10 @@ def facts(header: Header) -> list[tuple[str, str]]:
         ("task", f"{h.task}, {h.parameters:,} parameters"),
         ("clients", f"{h.clients:,}, {h.cohort:,} a round, {h.partition}"),
         ("relays", f"{h.relays:,}, each adds the frames of its clients" if h.relays else ""),
-        ("attack", h.attack and f"{h.liars:,} of {h.clients:,} clients are Byzantine: {h.attack}"),
+        (
+            "attack",
+            h.attack and f"{h.byzantine:,} of {h.clients:,} clients are Byzantine: {h.attack}",
+        ),
         ("strategy", h.strategy),
         ("uplink", h.uplink),
         ("downlink", h.downlink),

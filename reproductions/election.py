@@ -1,4 +1,4 @@
-"""Election coding: a majority vote against liars.
+"""Election coding: a majority vote against Byzantine clients.
 
 Sohn, Han, Choi, Moon: Election coding for distributed learning: protecting signSGD against Byzantine attacks. NeurIPS 2020.
 """
@@ -29,9 +29,9 @@ CODES = {
 }
 
 
-def methods(liars: int) -> dict[str, Method]:
+def methods(byzantine: int) -> dict[str, Method]:
     """Each code alone and under the reverse attack."""
-    attack = {"attack": f"inverted:{liars}"}
+    attack = {"attack": f"inverted:{byzantine}"}
     return {
         f"{name}-{state}": Method(options | lies)
         for name, options in CODES.items()
@@ -52,14 +52,14 @@ def redundancy(results: Results) -> Judgement:
 
 
 def unchanged(results: Results) -> Judgement:
-    """Whether liars change nothing, judged by the files of the models."""
+    """Whether Byzantine clients change nothing, judged by the files of the models."""
     pairs = zip(results["election-honest"].runs, results["election-attacked"].runs, strict=True)
     same = [
         (a.folder / "model.safetensors").read_bytes()
         == (b.folder / "model.safetensors").read_bytes()
         for a, b in pairs
     ]
-    accuracy = f"{results['election-attacked']} with liars, {results['election-honest']} without"
+    accuracy = f"{results['election-attacked']} with Byzantine clients, {results['election-honest']} without"
     return Judgement(
         f"{accuracy}; the same model to the bit at {sum(same)} of {len(same)} seeds", all(same)
     )
@@ -67,7 +67,7 @@ def unchanged(results: Results) -> Judgement:
 
 def vote_suffers(results: Results) -> Judgement:
     lost = statistics.mean(differences(results["vote-attacked"], results["vote-honest"]))
-    said = f"{points(lost)} points ({results['vote-attacked']} with liars, {results['vote-honest']} without)"
+    said = f"{points(lost)} points ({results['vote-attacked']} with Byzantine clients, {results['vote-honest']} without)"
     return Judgement(said, ahead(results["vote-honest"], results["vote-attacked"]) and lost < -MOST)
 
 
@@ -80,7 +80,7 @@ def bernoulli_helps(results: Results) -> Judgement:
         for run in mine.runs
     ]
     return Judgement(
-        f"{mine} against {vote} without a code, both with liars; redundancy {statistics.mean(drawn):.2f} as drawn",
+        f"{mine} against {vote} without a code, both with Byzantine clients; redundancy {statistics.mean(drawn):.2f} as drawn",
         ahead(mine, vote),
     )
 
@@ -90,8 +90,8 @@ REPRODUCTION = Reproduction(
     title="election coding against a plain majority vote, a third of the voters lie",
     paper=PAPER,
     setting="(n, b) = (9, 3), one of the paper's pairs: digits, 9 clients with equal shares, all in each of 60 rounds of one step, of "
-    "whom 3 invert what they send. The step is 0.01 for all, chosen without liars. Bernoulli codes with an empty row or column are drawn "
-    "again, which raises their redundancy. The paper trains ResNet-18 on CIFAR-10 with "
+    "whom 3 invert what they send. The step is 0.01 for all, chosen without Byzantine clients. Bernoulli codes with an empty "
+    "row or column are drawn again, which raises their redundancy. The paper trains ResNet-18 on CIFAR-10 with "
     "momentum.",
     full_setting="(n, b) = (9, 3): ResNet-18 with GroupNorm on CIFAR-10, 9 clients with equal shares, all in each of 20,000 rounds of one "
     "step of 14 examples at the paper's step of 1e-4, of whom 3 invert what they send; without the paper's momentum of the "
@@ -133,7 +133,7 @@ REPRODUCTION = Reproduction(
             redundancy,
         ),
         Claim(
-            "With it, b liars change nothing: the result is the majority of the honest partitions.",
+            "With it, b Byzantine clients change nothing: the result is the majority of the honest partitions.",
             "theorem on the deterministic code",
             IN_WORDS,
             unchanged,

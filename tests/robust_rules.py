@@ -53,22 +53,22 @@ def aggregated(
     return into.numpy()
 
 
-def clouds(kind: str, m: int, n: int, liars: int, seed: int = 0) -> np.ndarray:
+def clouds(kind: str, m: int, n: int, byzantine: int, seed: int = 0) -> np.ndarray:
     """m vectors [n], the last of which lie, float32."""
     rng = np.random.default_rng(seed)
     honest = (rng.standard_normal(n) + 0.3 * rng.standard_normal((m, n))).astype(np.float32)
     lies = {
-        "honest": honest[m - liars :],
-        "far": 1e6 * rng.standard_normal((liars, n)),
-        "inverted": -10 * honest[m - liars :],
+        "honest": honest[m - byzantine :],
+        "far": 1e6 * rng.standard_normal((byzantine, n)),
+        "inverted": -10 * honest[m - byzantine :],
         "colluding": np.repeat(
-            honest.mean(0)[None] - 1.5 * honest.std(0), liars, axis=0
+            honest.mean(0)[None] - 1.5 * honest.std(0), byzantine, axis=0
         ),  # a little is enough (Baruch et al. 2019)
-        "mimic": np.repeat(honest[:1], liars, axis=0),
-        "zero": np.zeros((liars, n)),
-        "largest": np.full((liars, n), np.finfo(np.float32).max),
+        "mimic": np.repeat(honest[:1], byzantine, axis=0),
+        "zero": np.zeros((byzantine, n)),
+        "largest": np.full((byzantine, n), np.finfo(np.float32).max),
     }[kind]
-    return np.concatenate([honest[: m - liars], lies]).astype(np.float32)
+    return np.concatenate([honest[: m - byzantine], lies]).astype(np.float32)
 
 
 KINDS = "honest", "far", "inverted", "colluding", "mimic", "zero"

@@ -347,7 +347,7 @@ class Simulation(Preparation):
             out=str(self.folder.path),
             relays=c.relays,
             attack=str(self.byzantine),
-            liars=self.byzantine.size,
+            byzantine=self.byzantine.size,
             notice=self.strategy.notice,
             network=c.network or "",
             residuals=str(self.placement),

@@ -18,7 +18,7 @@ G and the seats are those of codes.py. The option `form` says who trains on what
 With `sealed`, the server passes on ballots that it cannot read (sealed_election.py, docs/ballots.md). This takes the deterministic code
 with b = (n − 1)/2, whose votes say no more than the result.
 
-When a round may close. Let f (option `liars`) be the largest number of Byzantine clients in a cohort, m the number of clients that are
+When a round may close. Let f (option `f`) be the largest number of Byzantine clients in a cohort, m the number of clients that are
 proven to be Byzantine in this round (each sent an invalid frame or a ballot that cannot be opened), and a the number of absent clients.
 If all are present, honest votes win by at least `Seats.margin`, 2b + 1 with one voter per seat. A voter who is absent, or proven and
 left out, takes 1 off the margin, a vote against the honest ones 2. At most f − m Byzantine clients are not proven, so the result stands
@@ -78,7 +78,7 @@ STATE = "election"  # in a checkpoint
 class Options:
     code: Literal["deterministic", "bernoulli", "uncoded"] = "deterministic"
     byzantine: int = 1  # b that the code is made for, of n seats
-    liars: int | None = None  # f, Byzantine clients of a round, proven or not; None: `byzantine`
+    f: int | None = None  # Byzantine clients of a round, proven or not; None: `byzantine`
     redundancy: float | None = None  # mean partitions of a row, of the Bernoulli code
     seats: int = 0  # n; 0: as many as the cohort has clients, at most MAX_SEATS
     form: Literal["data", "ballots"] = "data"  # ballots: guards the tally alone
@@ -87,8 +87,8 @@ class Options:
 
     def __post_init__(self) -> None:
         spec.check_decays(self, "momentum")
-        if self.seats < 0 or (self.liars is not None and self.liars < 0):
-            raise SpecError("seats and liars are counts; give 0 or more")
+        if self.seats < 0 or (self.f is not None and self.f < 0):
+            raise SpecError("seats and f are counts; give 0 or more")
         if self.sealed and self.form != "ballots":
             raise SpecError("sealed is for ballots that are passed on; give form=ballots as well")
 
@@ -170,7 +170,7 @@ class Election(Vote):
         self.client_algorithm = self.client_for(o)
         if self.sealed:
             self.client_algorithm = replace(self.client_algorithm, ring=self.sealed.ring)
-        self.f = o.byzantine if o.liars is None else o.liars
+        self.f = o.byzantine if o.f is None else o.f
         self.code = np.empty((0, 0), np.uint8)  # G; empty until the size of cohorts is known
         self.notice = notice(o, self.f, self.code)
         self.seats: Seats | None = None  # of the round; None: too few clients
@@ -229,7 +229,7 @@ class Election(Vote):
             self._say(
                 "seats",
                 f"round {round} is left out: {len(cohort)} clients can be reached, too few for {n} seats with "
-                f"byzantine={b}, liars={self.f}",
+                f"byzantine={b}, f={self.f}",
             )
             return []
         self.seats = deal([*cohort, *empty], n, b, self.config.seed, round, data_sets)
@@ -267,7 +267,7 @@ class Election(Vote):
             self._say(
                 "quorum",
                 f"--quorum {self.config.quorum:g} is {asked_for} of {asked} answers, and a vote with "
-                f"liars={self.f} waits for {waits}, so that fast Byzantine clients do not fill it",
+                f"f={self.f} waits for {waits}, so that fast Byzantine clients do not fill it",
             )
         return RoundCompletion(raised, self.config.timeout_s)
 
@@ -364,15 +364,15 @@ class Election(Vote):
         if m > f:
             who = f"{m} clients were" if m > 1 else "1 client was"
             self._say(
-                "liars",
-                f"{who} proven to lie in round {self._round}, more than liars={f}: the result holds if nobody else lies; "
-                f"give liars={m} or more",
+                "byzantine",
+                f"{who} proven to lie in round {self._round}, more than f={f}: the result holds if nobody else lies; "
+                f"give f={m} or more",
             )
         voted = [a.client for a in accepted if a.update is not None]
         if reason := self._untold or self._too_few(voted):
             self._say(
                 "failed",
-                f"round {self._round} failed: {reason}; larger rounds, a larger 'byzantine', or fewer 'liars' bear more",
+                f"round {self._round} failed: {reason}; more clients in a round, a larger 'byzantine' or a smaller 'f' tolerate more",
             )
         return reason
 

@@ -89,11 +89,11 @@ def check_seats(o: "Options", f: int, n: int, clients: int) -> None:
     if not holds(clients, n, o.byzantine, f):
         most = (deal(range(clients), n, o.byzantine, 0, 1).margin - 1) // 2
         raise ConfigError(
-            f"--strategy election with byzantine={o.byzantine} bears {most} liars of {clients} clients, not "
-            f"liars={f}; give a larger 'byzantine' or fewer 'liars'"
+            f"--strategy election with byzantine={o.byzantine} tolerates {most} Byzantine clients among {clients} clients, not "
+            f"f={f}; give a larger 'byzantine' or a smaller 'f'"
         )
     if o.sealed and n - f // (clients // n) < MIN_PARTITIONS:
         raise ConfigError(
             f"--strategy election with sealed=true votes on {MIN_PARTITIONS} ballots at least, and of {clients} clients with "
-            f"liars={f} those who send none, or bad ones, leave fewer; give fewer 'liars', or more 'seats' and --clients"
+            f"f={f} those who send none, or bad ones, leave fewer; give a smaller 'f', or more 'seats' and --clients"
         )

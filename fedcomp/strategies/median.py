@@ -9,7 +9,7 @@ Both need n > 2f: then y_i lies among the values of honest clients. The paper tr
 
 A coordinate that most clients do not send has the median 0: of frames with few coordinates little gets across, and what a frame said has
 been taken. So both choose an uplink that says something of every coordinate, unless neighbours are mixed in front. On `digits` (10 clients,
-all in a round, dirichlet:0.3, 50 rounds, downlink fp16, liars=2; accuracy in %, frames of one seed):
+all in a round, dirichlet:0.3, 50 rounds, downlink fp16, f=2; accuracy in %, frames of one seed):
 
                      stc 1 %   stc 10 %   eden:bits=1,damped=true   fp16
     average            91.1      92.8             92.5              93.1

@@ -30,12 +30,12 @@ from .round_completion import least
 
 @dataclass(frozen=True)
 class Options:
-    liars: int = 1  # f, Byzantine clients of a round
+    f: int = 1  # Byzantine clients of a round
     mix: bool = False  # nearest-neighbour mixing before the rule (mixing.py)
     buckets: int = 1  # updates averaged in a bucket, before mixing; 1 = none
 
     def __post_init__(self) -> None:
-        spec.check_ranges(self, liars=(0, math.inf), buckets=(1, math.inf))
+        spec.check_ranges(self, f=(0, math.inf), buckets=(1, math.inf))
 
 
 class Robust(RoundStrategy):
@@ -54,7 +54,7 @@ class Robust(RoundStrategy):
     @property
     def f(self) -> int:
         """The Byzantine clients to reckon with: without those proven in this round, which are left out."""
-        return max(0, self.options.liars - len(self._proven))
+        return max(0, self.options.f - len(self._proven))
 
     @abstractmethod
     def needs(self) -> int:
@@ -71,12 +71,12 @@ class Robust(RoundStrategy):
         if clients < self.least:
             raise ConfigError(
                 f"--strategy {self.name} needs {self._needed()}, and a cohort has {clients}; "
-                "give a larger --participation, more --clients, or fewer liars"
+                "give a larger --participation, more --clients, or a smaller f"
             )
         if (enough := least(self.config.quorum, clients)) < self.least:
             raise ConfigError(
                 f"--strategy {self.name} needs {self._needed()}, and with --quorum {self.config.quorum:g} a round closes "
-                f"at {enough}; give a larger --quorum, or fewer liars"
+                f"at {enough}; give a larger --quorum, or a smaller f"
             )
 
     def on_phase_end(self, result: PhaseResult) -> Mapping[int, str]:
@@ -104,9 +104,9 @@ class Robust(RoundStrategy):
         return mixed
 
     def _needed(self) -> str:
-        o, out = self.options, self.options.liars - self.f
+        o, out = self.options, self.options.f - self.f
         found = f" of whom {out} are out" if out else ""
-        return f"{self.least} clients in a round for liars={o.liars}{found}" + (
+        return f"{self.least} clients in a round for f={o.f}{found}" + (
             f" and buckets={o.buckets}" if o.buckets > 1 else ""
         )
 

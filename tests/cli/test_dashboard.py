@@ -65,7 +65,7 @@ def test_no_line_is_wider_and_no_picture_higher_than_the_terminal(told, rounds, 
 @pytest.mark.parametrize("height", [15, 20, 24, 30, 36, 60])
 def test_what_a_run_promises_has_a_line_of_its_own(told, height):
     run = told(3)
-    promise = "liars in a round change nothing, up to 4: voters train on all partitions of their row, with the data of all"
+    promise = "up to 4 Byzantine clients in a round change nothing: voters train on all partitions of their row, and know all data"
     run.header = replace(run.header, notice=promise)
     lines = shown(following(run).picture(130, height), 130, height).rstrip("\n").split("\n")
     assert any(promise in line for line in lines) == (height >= 20)
@@ -79,17 +79,17 @@ def test_long_facts_leave_each_other_whole(told, width, height):
     run = told(3)
     run.header = replace(
         run.header,
-        liars=6,
+        byzantine=6,
         attack="inverted 4/12, low-margin 11, alie:z=1.5 3/7, malformed 9",
         strategy="election:byzantine=4,form=ballots,sealed=true",
-        notice="the tally is guarded against 4 liars of a round, the ballots are not: a liar's own counts as one of "
-        "all, and the server reads none of them",
+        notice="the tally is guarded against 4 Byzantine clients of a round, the ballots are not: a Byzantine client's own counts as "
+        "one of all, and the server reads none of them",
     )
     text = " ".join(
         shown(following(run).picture(width, height), width, height).replace("│", " ").split()
     )
     assert run.header.strategy in text and run.header.uplink in text or height < 36
-    assert "a liar's own" in text and (width < 100 or "reads none of them" in text)
+    assert "a Byzantine client's own" in text and (width < 100 or "reads none of them" in text)
 
 
 @pytest.mark.parametrize(("width", "height"), [(1, 1), (10, 3), (29, 9), (30, 4), (500, 200)])

@@ -32,7 +32,7 @@ def fedcomp(*words):
         {
             "uplink": "identity",
             "downlink": "identity",
-            "strategy": "median:liars=1",
+            "strategy": "median:f=1",
             "attack": "inverted:1",
         },
     ],

@@ -1,4 +1,4 @@
-"""What both screens say of liars, of those who were turned down, and of those whose votes are suspected."""
+"""What both screens say of Byzantine clients, of those who were turned down, and of those whose votes are suspected."""
 
 from dataclasses import replace
 
@@ -18,7 +18,7 @@ def rejected(record: RoundRecord, *given: tuple[int, str]) -> RoundRecord:
 
 
 def test_who_lies_stands_in_the_header(told):
-    header = replace(told(3).header, attack="inverted 3/7, alie 12", liars=3)
+    header = replace(told(3).header, attack="inverted 3/7, alie 12", byzantine=3)
     assert ("attack", "3 of 500 clients are Byzantine: inverted 3/7, alie 12") in facts(header)
     assert "attack" not in dict(facts(told(3).header))
 

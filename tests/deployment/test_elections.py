@@ -30,7 +30,7 @@ CONFIG = RunConfig(
     device="cpu",
 )
 DATA, SEALED = (
-    "election:byzantine=2,liars=1",
+    "election:byzantine=2,f=1",
     "election:byzantine=2,form=ballots,sealed=true",
 )
 

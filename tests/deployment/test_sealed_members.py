@@ -28,7 +28,7 @@ CONFIG = resolved(
         clients=5,
         participation=1.0,
         batch_size=10,
-        strategy="election:byzantine=2,form=ballots,sealed=true,liars=1",
+        strategy="election:byzantine=2,form=ballots,sealed=true,f=1",
     )
 )
 KEYS, FALSE = ([ec.generate_private_key(ec.SECP384R1()) for _ in range(5)] for _ in range(2))

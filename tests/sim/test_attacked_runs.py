@@ -1,4 +1,4 @@
-"""A run with liars ends, keeps a finite model, says who lies and who was turned down, and is the same run, interrupted or not."""
+"""Runs with Byzantine clients end with a finite model, name the rejected clients, and resume to the same run."""
 
 import json
 from dataclasses import replace
@@ -65,7 +65,7 @@ WAYS = {
     "gtopk": {"strategy": "gtopk", "uplink": "topk:density=10%"},
     "asynchronous": {"strategy": "asynchronous"},
 }
-LIARS = RunConfig(**{**TINY.__dict__, "partition": "iid", "participation": 1.0, "rounds": 3})
+BYZANTINE = RunConfig(**{**TINY.__dict__, "partition": "iid", "participation": 1.0, "rounds": 3})
 
 
 def finite(folder: str) -> bool:
@@ -82,7 +82,7 @@ def test_every_attack_is_tried():
 @pytest.mark.parametrize("attack", EVERY)
 def test_no_attack_ends_a_run_or_makes_a_model_that_is_not_finite(tmp_path, attack):
     folder = out(tmp_path, "run")
-    assert simulate(replace(LIARS, attack=attack, out=folder)).rounds == 3 and finite(folder)
+    assert simulate(replace(BYZANTINE, attack=attack, out=folder)).rounds == 3 and finite(folder)
 
 
 GROUPS = {
@@ -100,7 +100,9 @@ GROUPS = {
     + [(way, "largest") for way in ("identity", "fetchsgd")],
 )
 def test_whatever_the_codec_and_the_strategy(tmp_path, way, group):
-    config = replace(LIARS, **WAYS[way], clients=16, attack=GROUPS[group], out=out(tmp_path, "run"))
+    config = replace(
+        BYZANTINE, **WAYS[way], clients=16, attack=GROUPS[group], out=out(tmp_path, "run")
+    )
     assert simulate(config).rounds == 3 and finite(config.out)
     lines = (
         rounds_of(config.out) if way != "asynchronous" else []
@@ -111,20 +113,20 @@ def test_whatever_the_codec_and_the_strategy(tmp_path, way, group):
             "what cannot be read is turned down alone"
         )
     if group == "updates" and lines:
-        assert lines[0]["accepted"] == 16, "a liar's frame is a whole one"
+        assert lines[0]["accepted"] == 16, "a Byzantine client's frame is a whole one"
 
 
 @pytest.mark.parametrize(
     "attack", ["malformed:1,how=garbage", "infinity:1,value=inf", "abstention:1"]
 )
 def test_one_of_200_clients_costs_its_own_update_alone(tmp_path, attack):
-    config = replace(LIARS, clients=200, attack=attack, out=out(tmp_path, "run"))
+    config = replace(BYZANTINE, clients=200, attack=attack, out=out(tmp_path, "run"))
     simulate(config)
-    (liar,) = {r["client"] for line in rounds_of(config.out) for r in line["rejections"]}
+    (byzantine,) = {r["client"] for line in rounds_of(config.out) for r in line["rejections"]}
     assert [
         (line["accepted"], [r["client"] for r in line["rejections"]])
         for line in rounds_of(config.out)
-    ] == [(199, [liar])] * 3
+    ] == [(199, [byzantine])] * 3
     assert all(
         r["stage"] == "reply" and r["reason"]
         for line in rounds_of(config.out)
@@ -134,7 +136,7 @@ def test_one_of_200_clients_costs_its_own_update_alone(tmp_path, attack):
 
 def test_what_is_rejected_stands_in_summary_and_metrics(tmp_path):
     config = replace(
-        LIARS,
+        BYZANTINE,
         attack="abstention:clients=1/6+infinity:clients=3,value=inf",
         uplink="identity",
         out=out(tmp_path, "run"),
@@ -150,7 +152,7 @@ def test_what_is_rejected_stands_in_summary_and_metrics(tmp_path):
         and "NaN or infinity" in stored["rejections"][1]["reason"]
     )
     assert [list(r.clients) for r in summary.rejections] == [[1, 6], [3]]
-    assert watched.header.attack == "abstention 1/6, infinity 3" and watched.header.liars == 3
+    assert watched.header.attack == "abstention 1/6, infinity 3" and watched.header.byzantine == 3
 
 
 @pytest.mark.parametrize(
@@ -182,7 +184,7 @@ def test_the_batch_of_clients_does_not_matter(tmp_path, attack, monkeypatch):
             return reports
 
         monkeypatch.setattr(VirtualClients, "handle", small)
-        simulate(replace(LIARS, engine="serial", attack=attack, out=out(tmp_path, str(pieces))))
+        simulate(replace(BYZANTINE, engine="serial", attack=attack, out=out(tmp_path, str(pieces))))
         monkeypatch.undo()
         seen.append(sorted(frames))
     assert seen[0] == seen[1] == seen[2] and len(seen[0]) == 3 * 8
@@ -192,7 +194,9 @@ def test_engines_agree_on_an_attacked_run_to_rounding(tmp_path):
     models = {}
     for engine in ("serial", "batched"):
         attack, dense = "alie:2,z=1+label-flip:1", {"uplink": "identity", "downlink": "identity"}
-        config = replace(LIARS, **dense, attack=attack, engine=engine, out=out(tmp_path, engine))
+        config = replace(
+            BYZANTINE, **dense, attack=attack, engine=engine, out=out(tmp_path, engine)
+        )
         simulate(config)
         models[engine] = torch.cat(
             [t.flatten() for t in load_file(Path(config.out, "model.safetensors")).values()]
@@ -201,7 +205,7 @@ def test_engines_agree_on_an_attacked_run_to_rounding(tmp_path):
 
 
 def test_inverted_updates_of_all_but_one_lead_away_and_of_none_leave_the_run_as_it_is(tmp_path):
-    config = replace(LIARS, rounds=20, uplink="identity", downlink="identity")
+    config = replace(BYZANTINE, rounds=20, uplink="identity", downlink="identity")
     honest = simulate(replace(config, out=out(tmp_path, "honest")))
     led = simulate(replace(config, attack="inverted:7,scale=0.5", out=out(tmp_path, "led")))
     unheard = simulate(replace(config, attack="abstention:2", out=out(tmp_path, "unheard")))
@@ -219,10 +223,10 @@ class Coded(Average):
     )
 
 
-def test_code_aware_liars_turn_the_updates_of_the_heaviest_rows(tmp_path, monkeypatch):
+def test_code_aware_byzantine_clients_turn_the_updates_of_the_heaviest_rows(tmp_path, monkeypatch):
     installed = install(tmp_path, "theirs", strategies=[f"coded = {__name__}:Coded"])
     monkeypatch.syspath_prepend(installed)
-    config = replace(LIARS, clients=5, rounds=1, strategy="coded", uplink="identity")
+    config = replace(BYZANTINE, clients=5, rounds=1, strategy="coded", uplink="identity")
     frames: dict[str, dict[int, bytes]] = {}
     handle = VirtualClients.handle
     for name, attack in (("honest", None), ("lying", "code-aware:2")):
@@ -258,6 +262,8 @@ def test_what_votes_are_suspected_stands_in_the_metrics(tmp_path, monkeypatch):
     "attack", ["infinity:1", "malformed:1", "inverted:1", "abstention:1", "alie:1,z=1"]
 )
 def test_relays_pass_on_what_others_sent(tmp_path, attack):
-    config = replace(LIARS, uplink="identity", relays=2, attack=attack, out=out(tmp_path, "run"))
+    config = replace(
+        BYZANTINE, uplink="identity", relays=2, attack=attack, out=out(tmp_path, "run")
+    )
     summary = simulate(config)
     assert summary.rounds == 3 and finite(config.out) and summary.client_updates >= 3 * 7

@@ -95,7 +95,7 @@ def test_colluding_attacks_do_what_byzfl_does(text, name, options):
         np.testing.assert_allclose(row.numpy(), expected, rtol=2e-5, atol=1e-6)
 
 
-def test_alie_takes_z_from_the_numbers_of_clients_and_liars():
+def test_alie_takes_z_from_the_numbers_of_clients_and_byzantine_clients():
     assert deviations(50, 24) == pytest.approx(statistics.NormalDist().inv_cdf(24 / 26))  # s = 2
     assert deviations(50, 24) == pytest.approx(1.4261, abs=1e-4)
     assert deviations(9, 1) == 0  # s = 4 of 8 honest ones
@@ -182,49 +182,49 @@ def test_label_flip_trains_on_the_other_labels():
         attack.data(Data(torch.zeros(2, 1), torch.zeros(2)))
 
 
-def test_without_honest_clients_liars_take_their_own_updates():
-    liars = ByzantineClients(attacks("ipm:2,epsilon=1"), 2)
+def test_without_honest_clients_byzantine_clients_take_their_own_updates():
+    byzantine = ByzantineClients(attacks("ipm:2,epsilon=1"), 2)
     asked = assigned(0, 1)
-    liars.follow(
+    byzantine.follow(
         SimpleNamespace(allocation=None, client_algorithm=ClientAlgorithm()), two_clouds(4, 0)
     )
-    liars.on_assignments(asked)
-    ((attack, mine),) = liars.groups(asked)
+    byzantine.on_assignments(asked)
+    ((attack, mine),) = byzantine.groups(asked)
     torch.testing.assert_close(
-        liars.on_updates(attack, mine, MINE.clone()), -MINE.mean(0).expand(2, N)
+        byzantine.on_updates(attack, mine, MINE.clone()), -MINE.mean(0).expand(2, N)
     )
 
 
 def test_attackers_see_honest_updates_as_they_were_before_they_were_encoded():
-    liars = ByzantineClients(attacks("ipm:clients=3,epsilon=1"), 4)
-    liars.follow(
+    byzantine = ByzantineClients(attacks("ipm:clients=3,epsilon=1"), 4)
+    byzantine.follow(
         SimpleNamespace(allocation=None, client_algorithm=ClientAlgorithm()), two_clouds(4, 0)
     )
     asked, x = assigned(0, 1, 2, 3), normal(3, N)
     expected = -x.mean(0)[None]
-    liars.on_assignments(asked)
-    (_, honest), (attack, mine) = liars.groups(asked)
-    liars.on_updates(None, honest, x).zero_()  # a session may overwrite them
-    torch.testing.assert_close(liars.on_updates(attack, mine, MINE[:1].clone()), expected)
+    byzantine.on_assignments(asked)
+    (_, honest), (attack, mine) = byzantine.groups(asked)
+    byzantine.on_updates(None, honest, x).zero_()  # a session may overwrite them
+    torch.testing.assert_close(byzantine.on_updates(attack, mine, MINE[:1].clone()), expected)
 
 
 def test_an_honest_client_that_diverged_is_not_looked_at():
-    liars = ByzantineClients(attacks("ipm:clients=3,epsilon=1"), 4)
-    liars.follow(
+    byzantine = ByzantineClients(attacks("ipm:clients=3,epsilon=1"), 4)
+    byzantine.follow(
         SimpleNamespace(allocation=None, client_algorithm=ClientAlgorithm()), two_clouds(4, 0)
     )
     asked, x = assigned(0, 1, 2, 3), normal(3, N)
     x[1, 7] = float("nan")
-    liars.on_assignments(asked)
-    (nobody, honest), (attack, mine) = liars.groups(asked)
+    byzantine.on_assignments(asked)
+    (nobody, honest), (attack, mine) = byzantine.groups(asked)
     assert (
         nobody is None
         and [a.client for a in honest] == [0, 1, 2]
         and [a.client for a in mine] == [3]
     )
-    assert torch.equal(liars.on_updates(None, honest, x)[0], x[0])
+    assert torch.equal(byzantine.on_updates(None, honest, x)[0], x[0])
     torch.testing.assert_close(
-        liars.on_updates(attack, mine, MINE[:1].clone()), -x[[0, 2]].mean(0)[None]
+        byzantine.on_updates(attack, mine, MINE[:1].clone()), -x[[0, 2]].mean(0)[None]
     )
 
 
@@ -238,7 +238,7 @@ def sender(spec: str, numel: int, seed: int = 0) -> Sender:
 
 
 def sent(text: str, spec: str, numel: int, seed: int = 0) -> bytes:
-    """What a liar makes of an honest frame."""
+    """What a Byzantine client makes of an honest frame."""
     (attack,) = attacks(text)
     honest = codec(spec).encode(normal(numel), seed=5, layout=layout_of(numel))
     report = Report(1, TRAIN, 3, UPDATE, "v", "f", honest, ticket(1, 3, honest), 10, 0.5, "", "")
@@ -337,25 +337,25 @@ def test_frames_of_a_phase_that_is_not_the_codecs_are_poisoned_as_floats():
 # Who lies.
 
 
-def test_liars_are_named_or_drawn_and_nobody_lies_twice():
-    liars = ByzantineClients(attacks("inverted:3+alie:clients=3/7-9+mimic:2"), 20, seed=4)
-    names = {client: attack.name for client, attack in liars.fixed.items()}
+def test_byzantine_clients_are_named_or_drawn_and_nobody_lies_twice():
+    byzantine = ByzantineClients(attacks("inverted:3+alie:clients=3/7-9+mimic:2"), 20, seed=4)
+    names = {client: attack.name for client, attack in byzantine.fixed.items()}
     assert [client for client in sorted(names) if names[client] == "alie"] == [3, 7, 8, 9]
     assert (
         sorted(names.values()) == ["alie"] * 4 + ["inverted"] * 3 + ["mimic"] * 2
-        and liars.size == 9
+        and byzantine.size == 9
     )
     assert (
-        liars.fixed
+        byzantine.fixed
         == ByzantineClients(attacks("inverted:3+alie:clients=3/7-9+mimic:2"), 20, seed=4).fixed
     )
     assert (
-        liars.fixed.keys()
+        byzantine.fixed.keys()
         != ByzantineClients(
             attacks("inverted:3+alie:clients=3/7-9+mimic:2"), 20, seed=5
         ).fixed.keys()
     )
-    assert "alie 3/7/8/9" in str(liars) and str(ByzantineClients()) == ""
+    assert "alie 3/7/8/9" in str(byzantine) and str(ByzantineClients()) == ""
 
 
 def test_every_client_may_lie():
@@ -370,30 +370,30 @@ CODE = np.array(
 )
 
 
-def test_code_aware_liars_sit_on_the_heaviest_rows_of_every_cohort():
+def test_code_aware_byzantine_clients_sit_on_the_heaviest_rows_of_every_cohort():
     assert heaviest([10, 11, 12, 13, 14], CODE) == [12, 14, 11, 13, 10]
     assert heaviest(list(range(8)), CODE)[:3] == [2, 4, 7]  # the seats start again
     strategy = SimpleNamespace(allocation=CODE, client_algorithm=ClientAlgorithm())
-    liars = ByzantineClients(attacks("code-aware:2,scale=3+constant:clients=24"), 30)
-    liars.follow(strategy, two_clouds(4, 0))
+    byzantine = ByzantineClients(attacks("code-aware:2,scale=3+constant:clients=24"), 30)
+    byzantine.follow(strategy, two_clouds(4, 0))
     for cohort, expected in (
         ((10, 11, 12, 13, 14), {12, 14}),
         ((20, 21, 22, 23, 24), {21, 22}),
         ((1, 2, 3), {2, 3}),
     ):
         asked = assigned(*cohort, round=cohort[0])
-        liars.on_assignments(asked)
-        lies = {a.client: attack.name for a in asked if (attack := liars.attack_of(a))}
+        byzantine.on_assignments(asked)
+        lies = {a.client: attack.name for a in asked if (attack := byzantine.attack_of(a))}
         assert {client for client, name in lies.items() if name == "code-aware"} == expected
-        liars.on_assignments([])  # a later phase
+        byzantine.on_assignments([])  # a later phase
         again = assigned(
             cohort[0], round=cohort[0]
         )  # one that needs the dense model is asked again
-        liars.on_assignments(again)
-        assert {a.client for a in asked if liars.attack_of(a)} == lies.keys()
-    groups = liars.groups(asked)
+        byzantine.on_assignments(again)
+        assert {a.client for a in asked if byzantine.attack_of(a)} == lies.keys()
+    groups = byzantine.groups(asked)
     torch.testing.assert_close(
-        liars.on_updates(groups[-1][0], groups[-1][1], MINE.clone()), -3 * MINE
+        byzantine.on_updates(groups[-1][0], groups[-1][1], MINE.clone()), -3 * MINE
     )
 
 

@@ -214,7 +214,7 @@ VARIANTS = {
     "two phases": {"strategy": "sketched-sgd", "uplink": "sketch:rows=3,columns=10"},
     "factors": {"strategy": "powersgd:rank=1", "uplink": "powersgd:rank=1"},
     "as they come": {"strategy": "asynchronous"},
-    "a liar": {"attack": "inverted:2"},
+    "a Byzantine client": {"attack": "inverted:2"},
     "relays": {"relays": 2, "uplink": "identity"},
 }
 

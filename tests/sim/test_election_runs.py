@@ -1,4 +1,4 @@
-"""Elections: whatever liars do, the model is the one that it would be without them; and what a run says where that cannot be."""
+"""Elections give the same model with Byzantine clients as without, and say so where that cannot be guaranteed."""
 
 from dataclasses import replace
 
@@ -54,7 +54,7 @@ def model(tmp_path, name: str, config: RunConfig, **changes) -> bytes:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("n", "b"), [(5, 2), (9, 3)])
-def test_liars_change_not_a_bit_of_the_model(tmp_path, n, b):
+def test_byzantine_clients_change_not_a_bit_of_the_model(tmp_path, n, b):
     config = replace(VOTING, clients=n, strategy=f"election:byzantine={b}")
     honest = model(tmp_path, "honest", config)
     for attack in (
@@ -83,12 +83,12 @@ def test_nor_where_there_is_something_to_learn(tmp_path):
         assert model(tmp_path, attack[:5], config, attack=attack) == model_bytes(
             out(tmp_path, "honest")
         )
-    liars = replace(config, attack="inverted:4", out=out(tmp_path, "plain"), strategy="vote")
-    assert simulate(liars).accuracy < honest.accuracy
+    byzantine = replace(config, attack="inverted:4", out=out(tmp_path, "plain"), strategy="vote")
+    assert simulate(byzantine).accuracy < honest.accuracy
 
 
-def test_liars_would_win_the_plain_vote(tmp_path):
-    """What the code is for: the same liars, the same partitions."""
+def test_byzantine_clients_would_win_the_plain_vote(tmp_path):
+    """What the code is for: the same Byzantine clients, the same partitions."""
     for strategy in (
         "election:code=uncoded,byzantine=2",
         "election:form=ballots,byzantine=2",
@@ -100,7 +100,7 @@ def test_liars_would_win_the_plain_vote(tmp_path):
         )
 
 
-def test_without_liars_every_form_is_the_vote_of_all_ballots(tmp_path):
+def test_without_byzantine_clients_every_form_is_the_vote_of_all_ballots(tmp_path):
     """One example of its own a client: with the deterministic code, ballot passing ends as the plain vote does."""
     plain = model(tmp_path, "vote", VOTING, strategy="vote")
     assert model(tmp_path, "passed", VOTING, strategy="election:byzantine=2,form=ballots") == plain
@@ -114,14 +114,14 @@ def test_without_liars_every_form_is_the_vote_of_all_ballots(tmp_path):
 
 @pytest.mark.parametrize("seats", [3, 5])
 def test_a_cohort_larger_than_the_code_is_seated(tmp_path, seats):
-    config = replace(VOTING, clients=11, strategy=f"election:byzantine=1,seats={seats},liars=2")
+    config = replace(VOTING, clients=11, strategy=f"election:byzantine=1,seats={seats},f=2")
     honest = model(tmp_path, "honest", config)
     for attack in ("inverted:2", "code-aware:2", "malformed:1+constant:1"):
         assert model(tmp_path, attack, config, attack=attack) == honest
 
 
 def test_absent_voters_are_borne_as_far_as_the_rule_goes(tmp_path):
-    config = replace(VOTING, strategy="election:byzantine=2,liars=1")
+    config = replace(VOTING, strategy="election:byzantine=2,f=1")
     honest = model(tmp_path, "honest", config)
     assert model(tmp_path, "borne", config, attack="inverted:1+abstention:2") == honest
 
@@ -129,7 +129,7 @@ def test_absent_voters_are_borne_as_far_as_the_rule_goes(tmp_path):
 def test_a_round_with_too_many_absent_fails_and_says_so_once(tmp_path):
     config = replace(
         VOTING,
-        strategy="election:byzantine=2,liars=1",
+        strategy="election:byzantine=2,f=1",
         attack="abstention:3",
         out=out(tmp_path, "run"),
     )
@@ -153,7 +153,7 @@ def test_rounds_fail_one_by_one_and_the_others_go_on(tmp_path):
     config = replace(
         VOTING,
         rounds=8,
-        strategy="election:byzantine=1,liars=0",
+        strategy="election:byzantine=1,f=0",
         attack="abstention:6,share=0.4",
         out=out(tmp_path, "run"),
     )
@@ -164,7 +164,7 @@ def test_rounds_fail_one_by_one_and_the_others_go_on(tmp_path):
     )
 
 
-def test_frames_that_are_none_count_as_one_liar_each(tmp_path):
+def test_frames_that_are_none_count_as_one_byzantine_client_each(tmp_path):
     """Four of nine: as absent ones they would end every round, being among the four that the code bears they do not."""
     config = replace(
         VOTING,
@@ -176,15 +176,15 @@ def test_frames_that_are_none_count_as_one_liar_each(tmp_path):
     assert model_bytes(config.out) == model(tmp_path, "honest", replace(config, attack=None))
 
 
-def test_more_proven_liars_than_were_reckoned_with_are_told(tmp_path):
+def test_more_proven_byzantine_clients_than_were_reckoned_with_are_told(tmp_path):
     config = replace(
         VOTING,
-        strategy="election:byzantine=3,liars=1",
+        strategy="election:byzantine=3,f=1",
         attack="malformed:2",
         out=out(tmp_path, "run"),
     )
     (warned,) = simulate(config).warnings
-    assert "2 clients were proven to lie" in warned and "give liars=2" in warned
+    assert "2 clients were proven to lie" in warned and "give f=2" in warned
 
 
 def test_the_header_of_a_run_has_the_notice(tmp_path):
@@ -195,7 +195,7 @@ def test_the_header_of_a_run_has_the_notice(tmp_path):
 
 
 @pytest.mark.parametrize("form", ["data", "ballots"])
-def test_low_margin_liars_turn_what_is_thin_unless_the_code_stands(tmp_path, form):
+def test_low_margin_byzantine_clients_turn_what_is_thin_unless_the_code_stands(tmp_path, form):
     config = replace(VOTING, clients=5, strategy=f"election:byzantine=2,form={form}")
     same = model(tmp_path, "honest", config) == model(
         tmp_path, "lied", config, attack="low-margin:2"
@@ -203,7 +203,7 @@ def test_low_margin_liars_turn_what_is_thin_unless_the_code_stands(tmp_path, for
     assert same == (form == "data")
 
 
-def test_liars_are_suspected(tmp_path):
+def test_byzantine_clients_are_suspected(tmp_path):
     config = replace(
         VOTING,
         rounds=20,
@@ -234,7 +234,7 @@ def test_who_is_honest_is_not_suspected_for_a_seat_of_few_partitions(tmp_path, s
         ("election:byzantine=2,momentum=0.9", "inverted:2", (2, 4)),
         ("election:byzantine=1,form=ballots", "random-sign:1", (2, 4)),
         ("election:code=bernoulli,redundancy=1.5,byzantine=4", None, (3, None)),
-        ("election:byzantine=2,liars=0", "abstention:6,share=0.4", (2, None)),
+        ("election:byzantine=2,f=0", "abstention:6,share=0.4", (2, None)),
     ],
 )
 def test_a_run_stopped_in_a_round_ends_the_same(tmp_path, strategy, attack, at):
@@ -266,7 +266,7 @@ def test_who_fails_on_an_example_is_absent(tmp_path):
         partition="iid",
         batch_size=100,
         engine="serial",
-        strategy="election:byzantine=2,liars=0",
+        strategy="election:byzantine=2,f=0",
     )
     summary = simulate(replace(config, out=out(tmp_path, "run")))
     assert summary.client_updates == 0 and "failed" in summary.warnings[0]

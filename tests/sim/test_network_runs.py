@@ -287,7 +287,7 @@ def test_the_rule_of_a_code_decides_on_voters_who_are_late(tmp_path, outcomes, s
         clients=5,
         rounds=1,
         batch_size=1,
-        strategy="election:byzantine=1,liars=0",
+        strategy="election:byzantine=1,f=0",
         uplink="sign",
         downlink="efsign",
         memory="none",
@@ -398,7 +398,7 @@ def test_a_round_waits_in_virtual_time_while_too_few_are_here(tmp_path, outcomes
     ("limits", "stage"),
     [({}, "reply"), ({"deadline": 2.0}, "deadline"), ({"deadline": 2.0, "quorum": 0.5}, None)],
 )
-def test_a_liar_that_says_nothing_holds_a_round_up_until_its_deadline(
+def test_a_byzantine_client_that_says_nothing_holds_a_round_up_until_its_deadline(
     tmp_path, outcomes, limits, stage
 ):
     where = slower(tmp_path, *["10ms"] * 6)
@@ -627,7 +627,7 @@ def test_an_election_that_waits_for_more_than_the_quorum_says_so_once(tmp_path, 
     simulate(config, watching)
     (sentence,) = (sentence for sentence in said if "--quorum" in sentence)
     assert sentence == (
-        "--quorum 0.2 is 1 of 5 answers, and a vote with liars=1 waits for 5, so that fast Byzantine clients do not fill it"
+        "--quorum 0.2 is 1 of 5 answers, and a vote with f=1 waits for 5, so that fast Byzantine clients do not fill it"
     )
     simulate(replace(config, quorum=1.0, out=out(tmp_path, "all")), watching)
     assert sum("--quorum" in sentence for sentence in said) == 1

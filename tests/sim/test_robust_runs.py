@@ -92,7 +92,7 @@ def test_rounds_that_fail_stand_in_the_metrics_with_the_reason(tmp_path):
     for record in rounds_of(out(tmp_path, "run")):
         assert sorted(r["stage"] for r in record["rejections"]) == ["aggregate"] * 4 + ["encode"]
         assert record["rejections"][-1]["reason"].endswith(
-            "needs 5 clients in a round for liars=1; 4 could be used"
+            "needs 5 clients in a round for f=1; 4 could be used"
         )
 
 
@@ -109,8 +109,10 @@ def test_rounds_that_fail_stand_in_the_metrics_with_the_reason(tmp_path):
     ],
 )
 @pytest.mark.parametrize("attack", ["infinity:1+malformed:2"])
-def test_liars_that_are_found_out_are_among_those_reckoned_with(tmp_path, strategy, attack):
-    """Six of nine are left, too few for three more liars, and enough for none."""
+def test_byzantine_clients_that_are_found_out_are_among_those_reckoned_with(
+    tmp_path, strategy, attack
+):
+    """Six of nine are left, too few for three more Byzantine clients, and enough for none."""
     summary = simulate(
         replace(
             RUN,

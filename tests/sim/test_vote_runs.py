@@ -1,4 +1,4 @@
-"""Runs of votes: liars are outvoted and suspected, and a run is the same interrupted or not."""
+"""Runs of votes: Byzantine clients are outvoted and suspected, and a run is the same interrupted or not."""
 
 from dataclasses import replace
 
@@ -20,7 +20,7 @@ VOTING = replace(
 )
 
 
-def test_liars_are_suspected_and_outvoted(tmp_path):
+def test_byzantine_clients_are_suspected_and_outvoted(tmp_path):
     honest = simulate(replace(VOTING, clients=9, rounds=20, out=out(tmp_path, "honest")))
     simulate(replace(VOTING, clients=9, rounds=20, attack="inverted:2", out=out(tmp_path, "lied")))
     last = rounds_of(out(tmp_path, "lied"))[-1]

@@ -12,15 +12,15 @@ MOVED, STAYED = (1, b"a frame"), (1, None)  # the end of a round
 
 
 @for_each("kind", KINDS)
-@for_each("m, liars", [(3, 1), (7, 3), (20, 4)])
+@for_each("m, byzantine", [(3, 1), (7, 3), (20, 4)])
 @for_each("steps, radius", [(1, 3.0), (4, 0.5), (2, 1000.0)])
-def test_its_rounds_are_those_of_byzfl(kind, m, liars, steps, radius):
+def test_its_rounds_are_those_of_byzfl(kind, m, byzantine, steps, radius):
     other, made = (
         oracle().CenteredClipping(L=steps, tau=radius),
-        rule(f"centered-clipping:{liars},iterations={steps},radius={radius}", 200),
+        rule(f"centered-clipping:{byzantine},iterations={steps},radius={radius}", 200),
     )
     for round in range(1, 5):
-        x = clouds(kind, m, 200, liars, seed=round)
+        x = clouds(kind, m, 200, byzantine, seed=round)
         with np.errstate(divide="ignore"):
             expected = other(x.astype(np.float64))
         y = aggregated(made, x, round=round)
@@ -35,16 +35,16 @@ def test_a_radius_beyond_all_is_the_mean():
     )
 
 
-@for_each("m, liars", [(3, 1), (9, 4), (20, 4)])
+@for_each("m, byzantine", [(3, 1), (9, 4), (20, 4)])
 @for_each("kind", ["far", "largest"])
-def test_without_a_radius_a_step_is_no_longer_than_an_honest_update(kind, m, liars):
-    made, longest = rule(f"centered-clipping:{liars}", 80), 0.0
+def test_without_a_radius_a_step_is_no_longer_than_an_honest_update(kind, m, byzantine):
+    made, longest = rule(f"centered-clipping:{byzantine}", 80), 0.0
     for round in range(1, 6):
         before = np.zeros(80) if made.center is None else made.center.numpy().copy()
-        x = clouds(kind, m, 80, liars, seed=round)
+        x = clouds(kind, m, 80, byzantine, seed=round)
         y = aggregated(made, x, round=round)
         made.on_round_end(*MOVED)
-        longest = np.linalg.norm(x[: m - liars] - before, axis=1).max()
+        longest = np.linalg.norm(x[: m - byzantine] - before, axis=1).max()
         assert np.linalg.norm(y - before) <= longest * (1 + 1e-6)
 
 

@@ -1,4 +1,4 @@
-"""Clipping of updates by the server: the norm is that of the decoded frame, whatever form it has, and a liar's length is worth no more."""
+"""The server clips updates by the norm of the decoded frame, whatever its form."""
 
 from dataclasses import replace
 

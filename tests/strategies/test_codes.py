@@ -1,4 +1,4 @@
-"""The deterministic code bears the liars that it claims to, wherever they sit; cohorts are dealt so that it goes on doing so."""
+"""The deterministic code tolerates as many Byzantine clients as it claims, in any seats."""
 
 from itertools import product
 
@@ -29,18 +29,18 @@ def truth(signs: np.ndarray) -> np.ndarray:
 
 
 @for_each("n, b", [claim for claim in CLAIMS if claim[0] <= 9])
-def test_every_pattern_every_set_of_liars_and_of_absent_seats(n, b):
+def test_every_pattern_every_set_of_byzantine_and_of_absent_seats(n, b):
     signs = patterns(n)
     votes = local(allocation_matrix("deterministic", n, b), signs)
     roles = np.array(
         list(product((1, -1, 0), repeat=n)), np.float32
     )  # honest, against what an honest seat would say, absent
-    liars, absent = (roles < 0).sum(1), (roles == 0).sum(1)
-    borne = 2 * liars + absent <= 2 * b
+    byzantine, absent = (roles < 0).sum(1), (roles == 0).sum(1)
+    borne = 2 * byzantine + absent <= 2 * b
     seats = deal(range(n), n, b, 0, 1)
-    assert borne.tolist() == [seats.may_close(f, a) for f, a in zip(liars, absent)]
+    assert borne.tolist() == [seats.may_close(f, a) for f, a in zip(byzantine, absent)]
     assert (votes @ roles[borne].T * truth(signs)[:, None] > 0).all()
-    beyond = 2 * liars + absent == 2 * b + 1
+    beyond = 2 * byzantine + absent == 2 * b + 1
     assert (
         votes @ roles[beyond].T * truth(signs)[:, None] <= 0
     ).any()  # one more is not always borne
@@ -54,7 +54,9 @@ def test_the_honest_win_by_2b_and_one_in_every_pattern_and_by_no_more_in_the_wor
 
 
 @for_each("n, b", [(11, 2), (11, 5), (13, 3), (15, 1), (15, 3), (15, 6), (15, 7)])
-def test_the_vote_itself_with_liars_and_absent_seats_drawn_and_where_it_is_won_by_least(n, b):
+def test_the_vote_itself_with_byzantine_clients_and_absent_seats_drawn_and_where_it_is_won_by_least(
+    n, b
+):
     rng, G, signs = (
         np.random.default_rng(n + b),
         allocation_matrix("deterministic", n, b),
@@ -153,7 +155,7 @@ def test_what_is_no_code_is_refused_with_what_would_be_one(given, names):
 
 
 @for_each("n, b", [(1, 0), (3, 0), (3, 1), (5, 0), (5, 1), (5, 2), (7, 1), (9, 0), (9, 2), (9, 4)])
-def test_a_cohort_bears_liars_anywhere_up_to_its_margin(n, b):
+def test_a_cohort_bears_byzantine_clients_anywhere_up_to_its_margin(n, b):
     signs = patterns(n)
     votes = local(allocation_matrix("deterministic", n, b), signs) * truth(signs)[:, None]
     for m in range(n, 3 * n + 2):

@@ -66,7 +66,7 @@ def test_small_codes_are_as_counted_by_hand(which, attack):
         (0.85, 0.79, 0.89, 0.79, 1.00, 0.60),
     ],
 )
-def test_the_table_of_15_voters_of_whom_6_are_byzantine(
+def test_the_table_of_15_voters_of_whom_6_are_byzantine_clients(
     q, none, anywhere, heaviest, deterministic, wrong
 ):
     assert uncoded(15, q, 6, "inverted") == pytest.approx(none, abs=0.006)

@@ -73,10 +73,10 @@ def test_a_round_that_may_close_is_right_and_one_more_could_be_wrong(n, b):
     ("byzantine=1", 0, 1, False),
     ("byzantine=2", 1, 1, True),
     ("byzantine=2", 1, 2, False),
-    ("byzantine=2,liars=1", 1, 2, True),
-    ("byzantine=2,liars=1", 0, 3, False),
-    ("byzantine=2,liars=0", 0, 4, True),
-    ("byzantine=2,liars=0", 3, 1, True),
+    ("byzantine=2,f=1", 1, 2, True),
+    ("byzantine=2,f=1", 0, 3, False),
+    ("byzantine=2,f=0", 0, 4, True),
+    ("byzantine=2,f=0", 3, 1, True),
 ])  # fmt: skip
 def test_absent_voters_and_frames_that_are_none_count_by_the_rule(options, bad, lost, closes):
     said: list[str] = []
@@ -127,14 +127,14 @@ def test_a_round_in_which_nobody_votes_is_told():
     )
 
 
-def test_a_quorum_does_not_close_a_round_that_liars_could_have_filled():
+def test_a_quorum_does_not_close_a_round_that_byzantine_clients_could_have_filled():
     said: list[str] = []
     rules = replace(RULES, quorum=0.3)
-    one = made("election:byzantine=2,liars=1", 9, rules, warn=said.append)
+    one = made("election:byzantine=2,f=1", 9, rules, warn=said.append)
     assert len(one.choose(range(9), 1, "")) == 9
     (phase,) = one.phases(1)
     assert said == [
-        "--quorum 0.3 is 3 of 9 answers, and a vote with liars=1 waits for 7, so that fast Byzantine clients do not fill it"
+        "--quorum 0.3 is 3 of 9 answers, and a vote with f=1 waits for 7, so that fast Byzantine clients do not fill it"
     ]
     assert phase.completion.check(Progress(9, 6, 6, 0.0)) is None
     assert phase.completion.check(Progress(9, 7, 7, 0.0)) is not None
@@ -167,7 +167,7 @@ def test_each_client_is_told_the_row_of_its_seat_and_the_matrix_says_so():
 
 
 def test_more_clients_than_seats_share_them_and_the_partitions():
-    one = begun("election:byzantine=1,seats=5,liars=2", 13)
+    one = begun("election:byzantine=1,seats=5,f=2", 13)
     cohort = one.choose(range(13), 1, "")
     rows = rows_of(one, cohort)
     by_seat: dict[int, set] = {}
@@ -192,7 +192,7 @@ def test_a_code_has_as_many_seats_as_the_cohort_has_clients_up_to_15():
 @for_each("form", ["data", "ballots"])
 def test_seats_without_clients_count_as_absent_ones(form):
     said: list[str] = []
-    one = made(f"election:byzantine=2,liars=1,form={form}", 9, warn=said.append)
+    one = made(f"election:byzantine=2,f=1,form={form}", 9, warn=said.append)
     assert one.fewest == 7 and one.choose(range(9), 1, "") == list(range(9))
     cohort = one.choose([0, 1, 2, 4, 5, 7, 8], 2, "")
     assert cohort == [0, 1, 2, 4, 5, 7, 8] and len(one.allocation) == 7
@@ -276,7 +276,7 @@ def test_an_empty_ballot_is_a_missing_one_and_turns_its_sender_down():
     ("election:byzantine=3", 5, {}, "needs 7 seats.* give byzantine=2"),
     ("election:byzantine=1", 2, {}, "a larger --participation"),
     ("election:byzantine=-1", 5, {}, "0 to 2 Byzantine voters"),
-    ("election:byzantine=1,liars=2", 5, {}, "fewer 'liars'"),
+    ("election:byzantine=1,f=2", 5, {}, "smaller 'f'"),
     ("election:seats=4", 4, {}, "choose 3 or 5"),
     ("election:seats=4", 5, {}, "choose 3 or 5"),
     ("election:seats=5", 5, {"lr": 1e300}, "--lr 1e[+]300"),
@@ -286,7 +286,7 @@ def test_an_empty_ballot_is_a_missing_one_and_turns_its_sender_down():
     ("election:byzantine=2,seats=3", 9, {}, "needs 5 seats, .* more 'seats'"),
     ("election", 2, {}, "rounds of 2 clients have 1; .*a larger --participation"),
     ("election:redundancy=2", 5, {}, "code=bernoulli"),
-    ("election:liars=-1", 5, {}, "0 or more"),
+    ("election:f=-1", 5, {}, "0 or more"),
     ("election:momentum=1", 5, {}, "such as 0.9"),
     ("election:form=dta", 5, {}, "did you mean 'data'"),
 ])  # fmt: skip
@@ -296,9 +296,9 @@ def test_what_does_not_suit_is_refused_with_what_would(text, clients, changes, f
 
 
 def test_bounds_are_those_of_the_cohort():
-    assert made("election:byzantine=1,seats=5,liars=6", 25).f == 6
-    with pytest.raises(ConfigError, match="bears 7 liars of 25"):
-        made("election:byzantine=1,seats=5,liars=8", 25)
+    assert made("election:byzantine=1,seats=5,f=6", 25).f == 6
+    with pytest.raises(ConfigError, match="tolerates 7 Byzantine clients among 25"):
+        made("election:byzantine=1,seats=5,f=8", 25)
 
 
 def test_many_cards_are_told():

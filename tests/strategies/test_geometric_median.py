@@ -1,4 +1,4 @@
-"""The geometric median: byzfl's steps, a point that no other beats, and a bound that liars do not move."""
+"""The geometric median: byzfl's steps, a point that no other beats, and a bound that Byzantine clients do not move."""
 
 import numpy as np
 import pytest
@@ -11,13 +11,13 @@ SIZES = [(3, 1), (7, 3), (20, 4)]
 
 
 @for_each("kind", KINDS)
-@for_each("m, liars", SIZES)
+@for_each("m, byzantine", SIZES)
 @for_each("steps", [1, 3, 20])
-def test_its_steps_are_those_of_byzfl(kind, m, liars, steps):
-    x = clouds(kind, m, 200, liars)
+def test_its_steps_are_those_of_byzfl(kind, m, byzantine, steps):
+    x = clouds(kind, m, 200, byzantine)
     expected = oracle().GeometricMedian(nu=0.1, T=steps)(x.astype(np.float64))
     y = aggregated(
-        rule(f"geometric-median:{liars},iterations={steps},tolerance=0,smoothing=0.1", 200), x
+        rule(f"geometric-median:{byzantine},iterations={steps},tolerance=0,smoothing=0.1", 200), x
     )
     np.testing.assert_allclose(y, expected, rtol=1e-5, atol=1e-6)
 
@@ -43,7 +43,7 @@ def test_no_point_near_it_has_a_smaller_sum_of_distances(kind):
 
 
 @for_each("kind", [*KINDS, "largest"])
-def test_a_tolerance_ends_the_steps_near_the_end_and_liars_do_not_end_them_sooner(kind):
+def test_a_tolerance_ends_the_steps_near_the_end_and_byzantine_clients_do_not_end_them_sooner(kind):
     x = clouds(kind, 11, 50, 3)
     coarse, fine = (
         aggregated(rule(f"geometric-median:3,tolerance={t}", 50), x) for t in ("1e-3", "0")
@@ -52,18 +52,18 @@ def test_a_tolerance_ends_the_steps_near_the_end_and_liars_do_not_end_them_soone
     assert 0 < np.linalg.norm(coarse - fine) < 0.02 * spread
 
 
-@for_each("m, liars", SIZES)
-def test_however_far_liars_lie_the_median_stays_with_the_others(m, liars):
+@for_each("m, byzantine", SIZES)
+def test_however_far_byzantine_clients_lie_the_median_stays_with_the_others(m, byzantine):
     """‖y − c‖ ≤ 2(1 − f/n)/(1 − 2f/n) · the largest distance of an honest vector from c (Lopuhaä, Rousseeuw 1991)."""
     for kind in ("far", "largest"):
-        x = clouds(kind, m, 80, liars)
-        center = x[: m - liars].astype(np.float64).mean(0)
-        y = aggregated(rule(f"geometric-median:{liars}", 80), x)
+        x = clouds(kind, m, 80, byzantine)
+        center = x[: m - byzantine].astype(np.float64).mean(0)
+        y = aggregated(rule(f"geometric-median:{byzantine}", 80), x)
         bound = (
             2
-            * (m - liars)
-            / (m - 2 * liars)
-            * np.linalg.norm(x[: m - liars] - center, axis=1).max()
+            * (m - byzantine)
+            / (m - 2 * byzantine)
+            * np.linalg.norm(x[: m - byzantine] - center, axis=1).max()
         )
         assert np.linalg.norm(y - center) <= bound
 
@@ -73,7 +73,7 @@ def test_all_alike_is_that_vector():
     np.testing.assert_allclose(aggregated(rule("geometric-median:2", 30), x), x[0], rtol=1e-6)
 
 
-@for_each("option", ["iterations=0", "tolerance=-1", "smoothing=0", "liars=-1", "buckets=0"])
+@for_each("option", ["iterations=0", "tolerance=-1", "smoothing=0", "f=-1", "buckets=0"])
 def test_options_out_of_range_are_refused(option):
     with pytest.raises(SpecError, match=f"{option.partition('=')[0]} is .*give"):
         rule(f"geometric-median:{option}", 3)

@@ -12,29 +12,30 @@ SIZES = [(5, 1), (7, 2), (12, 4), (20, 8)]
 
 
 @for_each("kind", KINDS)
-@for_each("m, liars", SIZES)
-def test_the_choice_is_that_of_byzfl(kind, m, liars):
+@for_each("m, byzantine", SIZES)
+def test_the_choice_is_that_of_byzfl(kind, m, byzantine):
     """The paper sums over n − f − 2 neighbours, byzfl averages over n − f − 1: what is f here is f + 1 there."""
-    x = clouds(kind, m, 200, liars)
+    x = clouds(kind, m, 200, byzantine)
     assert np.array_equal(
-        aggregated(rule(f"krum:{liars}", 200), x),
-        oracle().Krum(liars + 1)(x.astype(np.float64)).astype(np.float32),
+        aggregated(rule(f"krum:{byzantine}", 200), x),
+        oracle().Krum(byzantine + 1)(x.astype(np.float64)).astype(np.float32),
     )
-    expected = oracle().MultiKrum(liars + 1)(x.astype(np.float64))  # the mean of n − (f + 1)
-    made = rule(f"multi-krum:{liars},keep={m - liars - 1}", 200)
+    expected = oracle().MultiKrum(byzantine + 1)(x.astype(np.float64))  # the mean of n − (f + 1)
+    made = rule(f"multi-krum:{byzantine},keep={m - byzantine - 1}", 200)
     np.testing.assert_allclose(aggregated(made, x), expected, rtol=1e-5, atol=1e-6)
 
 
-@for_each("m, liars", SIZES)
+@for_each("m, byzantine", SIZES)
 @for_each("kind", ["far", "inverted", "largest"])
-def test_liars_that_lie_far_away_are_left_out(kind, m, liars):
-    x = clouds(kind, m, 200, liars)
+def test_byzantine_clients_that_lie_far_away_are_left_out(kind, m, byzantine):
+    x = clouds(kind, m, 200, byzantine)
     assert any(
-        np.array_equal(aggregated(rule(f"krum:{liars}", 200), x), row) for row in x[: m - liars]
+        np.array_equal(aggregated(rule(f"krum:{byzantine}", 200), x), row)
+        for row in x[: m - byzantine]
     )
-    mean = x[: m - liars].astype(np.float64).mean(0)
+    mean = x[: m - byzantine].astype(np.float64).mean(0)
     np.testing.assert_allclose(
-        aggregated(rule(f"multi-krum:{liars}", 200), x), mean, rtol=1e-5, atol=1e-6
+        aggregated(rule(f"multi-krum:{byzantine}", 200), x), mean, rtol=1e-5, atol=1e-6
     )
 
 
@@ -48,7 +49,7 @@ def test_of_equal_scores_the_first_is_chosen():
     assert aggregated(rule("krum:1", 2), x).tolist() == [1, 0]
 
 
-def test_keeping_one_is_krum_and_keeping_all_but_the_liars_is_the_default():
+def test_keeping_one_is_krum_and_keeping_all_but_the_byzantine_clients_is_the_default():
     x = clouds("honest", 9, 60, 0)
     assert np.array_equal(
         aggregated(rule("multi-krum:2,keep=1", 60), x), aggregated(rule("krum:2", 60), x)

@@ -11,32 +11,35 @@ SIZES = [(3, 1), (5, 2), (10, 4), (11, 3), (20, 2)]
 
 
 @for_each("kind", KINDS)
-@for_each("m, liars", SIZES)
-def test_the_results_are_those_of_byzfl(kind, m, liars):
-    x = clouds(kind, m, 500, liars)
+@for_each("m, byzantine", SIZES)
+def test_the_results_are_those_of_byzfl(kind, m, byzantine):
+    x = clouds(kind, m, 500, byzantine)
     # Of an even number byzfl's median is the mean of the middle two for arrays, as here, and the lower one for tensors.
-    for name, other in (("median", oracle().Median()), ("trimmed-mean", oracle().TrMean(liars))):
+    for name, other in (
+        ("median", oracle().Median()),
+        ("trimmed-mean", oracle().TrMean(byzantine)),
+    ):
         expected = other(x.astype(np.float64))
         np.testing.assert_allclose(
-            aggregated(rule(f"{name}:{liars}", 500), x), expected, rtol=1e-6, atol=1e-9
+            aggregated(rule(f"{name}:{byzantine}", 500), x), expected, rtol=1e-6, atol=1e-9
         )
 
 
 @for_each("name", ["median", "trimmed-mean"])
-@for_each("m, liars", SIZES)
-def test_a_coordinate_lies_among_those_of_honest_clients(name, m, liars):
+@for_each("m, byzantine", SIZES)
+def test_a_coordinate_lies_among_those_of_honest_clients(name, m, byzantine):
     for kind in ("far", "inverted", "largest"):
-        x = clouds(kind, m, 300, liars)
-        honest, y = x[: m - liars], aggregated(rule(f"{name}:{liars}", 300), x)
+        x = clouds(kind, m, 300, byzantine)
+        honest, y = x[: m - byzantine], aggregated(rule(f"{name}:{byzantine}", 300), x)
         assert ((honest.min(0) <= y) & (y <= honest.max(0))).all()
 
 
-def test_one_liar_more_than_said_is_one_too_many_for_the_trimmed_mean():
+def test_one_byzantine_client_more_than_said_is_one_too_many_for_the_trimmed_mean():
     y = aggregated(rule("trimmed-mean:1", 50), clouds("largest", 7, 50, 2))
     assert (y > 1e30).all()
 
 
-def test_without_liars_the_trimmed_mean_is_the_mean():
+def test_without_byzantine_clients_the_trimmed_mean_is_the_mean():
     x = clouds("honest", 6, 90, 0)
     expected = x.astype(np.float64).mean(0).astype(np.float32)
     np.testing.assert_allclose(aggregated(rule("trimmed-mean:0", 90), x), expected, rtol=1e-6)

@@ -14,16 +14,16 @@ def distances(x: np.ndarray) -> np.ndarray:
 
 
 @for_each("kind", [*KINDS, "largest"])
-@for_each("m, liars", [(5, 0), (5, 2), (11, 3), (20, 9)])
-def test_neighbours_are_those_of_byzfl(kind, m, liars):
-    x = clouds(kind, m, 40, liars).astype(np.float64)
+@for_each("m, byzantine", [(5, 0), (5, 2), (11, 3), (20, 9)])
+def test_neighbours_are_those_of_byzfl(kind, m, byzantine):
+    x = clouds(kind, m, 40, byzantine).astype(np.float64)
     if kind in ("mimic", "zero", "colluding"):
         x += 1e-6 * np.random.default_rng(1).standard_normal(
             x.shape
         )  # among equally distant ones byzfl takes any
-    mixed = mixing.nearest(distances(x), liars) @ x
+    mixed = mixing.nearest(distances(x), byzantine) @ x
     np.testing.assert_allclose(
-        mixed, oracle().NNM(liars)(x), rtol=1e-9, atol=1e-9 * np.abs(x).max()
+        mixed, oracle().NNM(byzantine)(x), rtol=1e-9, atol=1e-9 * np.abs(x).max()
     )
 
 

@@ -1,4 +1,4 @@
-"""What every robust rule promises: how many clients it needs, what a round with fewer comes to, and that liars make no strange model."""
+"""Promises of every robust rule: the clients it needs, what smaller rounds do, and models that stay near the honest ones."""
 
 import math
 from dataclasses import replace
@@ -33,12 +33,12 @@ every_rule = pytest.mark.parametrize("name", NAMES)
 def federation(name: str, clients: int = 6, **changes) -> Federation:
     made = available_strategies()[name]
     return Federation(
-        replace(RULES, **changes), clients, strategy=partial(made, options=made.Options(liars=1))
+        replace(RULES, **changes), clients, strategy=partial(made, options=made.Options(f=1))
     )
 
 
 def scaled(factor: float):
-    """A liar that sends its update times a factor."""
+    """A Byzantine client that sends its update times a factor."""
 
     def lie(assignment, report):
         c = codec("identity")
@@ -55,15 +55,15 @@ def lose(assignment, report):
 
 
 @every_rule
-@pytest.mark.parametrize("liars", [1, 4])
-def test_a_cohort_that_is_too_small_is_refused_in_one_sentence(name, liars):
-    least = 2 * liars + LEAST[name] - 1
-    rule(f"{name}:{liars}", 3, participation=1.0, clients=least)
+@pytest.mark.parametrize("byzantine", [1, 4])
+def test_a_cohort_that_is_too_small_is_refused_in_one_sentence(name, byzantine):
+    least = 2 * byzantine + LEAST[name] - 1
+    rule(f"{name}:{byzantine}", 3, participation=1.0, clients=least)
     with pytest.raises(
         ConfigError,
         match=f"--strategy {name} needs {least} clients .* has {least - 1}; give a larger --participation",
     ) as error:
-        rule(f"{name}:{liars}", 3, participation=1.0, clients=least - 1)
+        rule(f"{name}:{byzantine}", 3, participation=1.0, clients=least - 1)
     assert "\n" not in str(error.value)
 
 
@@ -84,9 +84,7 @@ def test_behind_buckets_it_takes_as_many_clients_as_fill_enough_of_them(name, si
     text, vectors = f"{name}:2,buckets={size}", 2 * 2 + LEAST[name] - 1
     least = next(n for n in range(1, 100) if math.ceil(n / size) >= vectors)
     assert rule(text, 3, participation=1.0, clients=least).least == least
-    with pytest.raises(
-        ConfigError, match=f"{least} clients in a round for liars=2 and buckets={size}"
-    ):
+    with pytest.raises(ConfigError, match=f"{least} clients in a round for f=2 and buckets={size}"):
         rule(text, 3, participation=1.0, clients=least - 1)
 
 
@@ -110,7 +108,7 @@ def test_a_round_in_which_too_few_were_accepted_moves_nothing_and_loses_nothing(
     for rejection in second.rejections[1:]:
         assert (
             rejection.reason
-            == f"strategy '{name}' needs {least} clients in a round for liars=1; {least - 1} could be used"
+            == f"strategy '{name}' needs {least} clients in a round for f=1; {least - 1} could be used"
         )
     waiting = {i: member.memory.pending for i, member in enumerate(f.members)}
     (third,) = f.loop.rounds((3,))
@@ -182,13 +180,13 @@ def test_the_order_of_clients_changes_nothing(name, front, kind):
     np.testing.assert_allclose(y, z, rtol=1e-5, atol=1e-6)
 
 
-def byzfl_rule(name: str, liars: int):
+def byzfl_rule(name: str, byzantine: int):
     a = oracle()
     return {
         "median": a.Median(),
-        "trimmed-mean": a.TrMean(liars),
-        "krum": a.Krum(liars + 1),
-        "multi-krum": a.MultiKrum(liars + 1),
+        "trimmed-mean": a.TrMean(byzantine),
+        "krum": a.Krum(byzantine + 1),
+        "multi-krum": a.MultiKrum(byzantine + 1),
         "geometric-median": a.GeometricMedian(nu=0.1, T=10),
         "centered-clipping": a.CenteredClipping(L=2, tau=1.5),
     }[name]
@@ -237,7 +235,7 @@ ANY_CODEC = (
 
 
 @pytest.mark.parametrize("name", ["average", *NAMES])
-def test_a_liar_moves_the_mean_where_it_likes_and_a_rule_hardly(name):
+def test_a_byzantine_client_moves_the_mean_where_it_likes_and_a_rule_hardly(name):
     dense = {"uplink": "identity", "memory": "none"}
     lied, honest = (
         federation(name, **dense) if name in NAMES else Federation(replace(RULES, **dense))
@@ -291,8 +289,12 @@ def test_weights_by_examples_are_refused():
     assert "\n" not in str(error.value)
 
 
+def test_the_option_name_of_version_0_1_is_read():
+    assert rule("krum:liars=2", 10).options == rule("krum:f=2", 10).options
+
+
 @every_rule
-@pytest.mark.parametrize("option", ["liars=-1", "buckets=0", "liars=1.5", "mix=perhaps", "size=2"])
+@pytest.mark.parametrize("option", ["f=-1", "buckets=0", "f=1.5", "mix=perhaps", "size=2"])
 def test_options_that_cannot_be_are_refused(name, option):
     with pytest.raises(SpecError, match=option.partition("=")[0]):
         strategy(f"{name}:{option}", RULES, Layout.flat(3))

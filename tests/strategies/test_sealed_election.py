@@ -280,7 +280,7 @@ def test_a_complaint_that_does_not_hold_names_the_voter(monkeypatch, tmp_path):
 
 
 def test_nobody_is_asked_for_votes_on_so_few_ballots_that_they_tell_them(monkeypatch, tmp_path):
-    few = replace(SEALED, rounds=1, strategy=f"{SEALED.strategy},liars=0", attack="abstention:3")
+    few = replace(SEALED, rounds=1, strategy=f"{SEALED.strategy},f=0", attack="abstention:3")
     heard = run(monkeypatch, tmp_path, few)
     assert (
         len(heard.of(BALLOTS)) == 5 - 3
@@ -291,9 +291,9 @@ def test_nobody_is_asked_for_votes_on_so_few_ballots_that_they_tell_them(monkeyp
 
 
 @pytest.mark.parametrize(("clients", "strategy", "attack"), [
-    (3, "election:byzantine=1,form=ballots,sealed=true,liars=0", "equivocation:clients=1,share=1"),
-    (3, "election:byzantine=1,form=ballots,sealed=true,liars=0", "equivocation:clients=1,share=0.4"),
-    (5, "election:byzantine=2,form=ballots,sealed=true,liars=1", "equivocation:clients=1,share=1+abstention:clients=3/4"),
+    (3, "election:byzantine=1,form=ballots,sealed=true,f=0", "equivocation:clients=1,share=1"),
+    (3, "election:byzantine=1,form=ballots,sealed=true,f=0", "equivocation:clients=1,share=0.4"),
+    (5, "election:byzantine=2,form=ballots,sealed=true,f=1", "equivocation:clients=1,share=1+abstention:clients=3/4"),
 ])  # fmt: skip
 def test_who_equivocates_is_named_where_too_few_ballots_are_left_to_vote_on(
     monkeypatch, tmp_path, clients, strategy, attack
@@ -323,21 +323,21 @@ def test_who_equivocates_is_named_where_too_few_ballots_are_left_to_vote_on(
     assert sum("2 ballots are whole" in warning for warning in heard.summary.warnings) == 1
 
 
-def test_a_round_in_which_one_liar_would_always_stop_the_vote_is_refused():
+def test_a_round_in_which_one_byzantine_client_would_always_stop_the_vote_is_refused():
     for clients in (3, 4, 5):
-        with pytest.raises(UserError, match="leave fewer; give fewer 'liars'"):
+        with pytest.raises(UserError, match="leave fewer; give a smaller 'f'"):
             made("election:byzantine=1,seats=3,form=ballots,sealed=true", clients)
-    assert made("election:byzantine=1,seats=3,form=ballots,sealed=true,liars=0", 3).code.all()
+    assert made("election:byzantine=1,seats=3,form=ballots,sealed=true,f=0", 3).code.all()
     assert made("election:byzantine=1,seats=3,form=ballots,sealed=true", 6).code.all(), (
         "two clients a partition"
     )
-    with pytest.raises(UserError, match="leave fewer; give fewer 'liars'"):
-        made("election:byzantine=1,seats=3,form=ballots,sealed=true,liars=2", 6)
+    with pytest.raises(UserError, match="leave fewer; give a smaller 'f'"):
+        made("election:byzantine=1,seats=3,form=ballots,sealed=true,f=2", 6)
 
 
 def test_the_notice_says_what_the_server_sees_and_how_many_may_be_absent():
     sealed, one = (
-        made(f"election:byzantine={b},liars=1,form=ballots,sealed=true", 2 * b + 1).notice
+        made(f"election:byzantine={b},f=1,form=ballots,sealed=true", 2 * b + 1).notice
         for b in (2, 3)
     )
     assert (
@@ -349,7 +349,7 @@ def test_the_notice_says_what_the_server_sees_and_how_many_may_be_absent():
         "anybody absent" in made("election:byzantine=2", 5).notice
         and "sealed" not in made("election:byzantine=2", 5).notice
     )
-    assert "more than 2 absent a round" in made("election:byzantine=2,liars=1", 5).notice
+    assert "more than 2 absent a round" in made("election:byzantine=2,f=1", 5).notice
 
 
 def test_where_a_round_cannot_close_any_more_no_ballot_is_asked_for(monkeypatch, tmp_path):

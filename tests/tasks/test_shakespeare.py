@@ -236,7 +236,7 @@ def test_clients_trained_together_end_where_each_alone_would(folder, one_thread)
         assert losses[who].item() == pytest.approx(alone.loss, rel=1e-4)
 
 
-def test_liars_may_flip_characters(folder):
+def test_byzantine_clients_may_flip_characters(folder):
     train = Text(folder).read("train")
     (attack,) = attacks("label-flip:1")
     flipped = attack.data(Data(train.inputs, train.targets, train.groups))

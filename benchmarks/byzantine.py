@@ -1,13 +1,13 @@
-"""Accuracy against the number of liars, for every strategy and attack.
+"""Accuracy against the number of Byzantine clients, for every strategy and attack.
 
-    FEDCOMP_DATA=... python benchmarks/liars.py [--task digits mnist-logreg] [--clients 9 15] [--liars 0 1 2 3 4] [--attack ...]
-                                                [--strategy ...] [--rounds N] [--seeds N] [--picture liars.svg]
+    FEDCOMP_DATA=... python benchmarks/byzantine.py [--task digits mnist-logreg] [--clients 9 15] [--byzantine 0 1 2 3 4] [--attack ...]
+                                                [--strategy ...] [--rounds N] [--seeds N] [--picture byzantine.svg]
 
-All clients are in every round. `mean` is federated averaging, whole updates both ways; `vote` signSGD with majority vote; `election` the
-deterministic code made for as many liars as there are, data allocation; `bernoulli` that of redundancy 3. The robust rules get whole
-updates and are told how many lie; – where a rule refuses so many of so few. Votes step by their own learning rate, which was chosen
-beforehand without liars. The last table is what election coding promises: the largest loss of accuracy over all attacks, in points,
-against the same run without liars.
+All clients take part in every round. `mean` is federated averaging with dense updates both ways, `vote` is signSGD with majority vote,
+`election` uses the deterministic code for the given number of Byzantine clients with data allocation, and `bernoulli` uses the Bernoulli
+code of redundancy 3. The robust rules receive dense updates and know the number of Byzantine clients; "–" marks combinations that a
+rule refuses. Votes use a learning rate of their own, chosen in advance without Byzantine clients. The last table shows what election
+coding promises: the largest loss of accuracy over all attacks, in points, against the same run without Byzantine clients.
 """
 
 import argparse
@@ -32,35 +32,35 @@ ACROSS = 4  # panels of the picture in a row
 CODED = ("election", "bernoulli")  # that have seats for `code-aware` to look for
 
 
-def options(name: str, liars: int) -> dict[str, object]:
-    """What a run of a strategy is made of that expects so many liars."""
-    told = max(1, liars)
+def options(name: str, byzantine: int) -> dict[str, object]:
+    """Return the options of a run whose strategy expects this many Byzantine clients."""
+    expected = max(1, byzantine)
     if name == "mean":
         return {"strategy": "average", **WHOLE}
     if name == "vote":
         return {"strategy": "vote"}
     if name == "election":
-        return {"strategy": f"election:byzantine={told}"}
+        return {"strategy": f"election:byzantine={expected}"}
     if name == "bernoulli":
-        return {"strategy": f"election:code=bernoulli,byzantine={told},redundancy=3"}
+        return {"strategy": f"election:code=bernoulli,byzantine={expected},redundancy=3"}
     rule, _, mix = name.partition("+")
-    return {"strategy": f"{rule}:liars={told}" + ",mix=true" * bool(mix), **WHOLE}
+    return {"strategy": f"{rule}:f={expected}" + ",mix=true" * bool(mix), **WHOLE}
 
 
 def accuracy(
-    task: str, clients: int, name: str, attack: str, liars: int, rounds: int, seeds: range
+    task: str, clients: int, name: str, attack: str, byzantine: int, rounds: int, seeds: range
 ) -> float | None:
     """Mean over seeds after the last round; None where the strategy refuses."""
     lr = (VOTES if name in ("vote", *CODED) else MEANS)[task]
     config = RunConfig(task=task, clients=clients, participation=1.0, rounds=rounds, local_steps=1, lr=lr, eval_every=rounds,
-                       checkpoint_every=rounds, partition="iid", attack=f"{attack}:{liars}" if liars else None)  # fmt: skip
+                       checkpoint_every=rounds, partition="iid", attack=f"{attack}:{byzantine}" if byzantine else None)  # fmt: skip
     found = []
     for seed in seeds:
         with tempfile.TemporaryDirectory() as folder:
             try:
                 found.append(
                     simulate(
-                        replace(config, **options(name, liars), seed=seed, out=f"{folder}/run")
+                        replace(config, **options(name, byzantine), seed=seed, out=f"{folder}/run")
                     ).accuracy
                 )
             except UserError:
@@ -72,15 +72,17 @@ def shown(share: float | None) -> str:
     return f"{'–':>8}" if share is None else f"{100 * share:7.1f}%"
 
 
-Table = dict[tuple[str, str], list[float | None]]  # (attack, strategy) → by number of liars
+Table = dict[
+    tuple[str, str], list[float | None]
+]  # (attack, strategy) → by number of Byzantine clients
 
 
 def measure(task: str, clients: int, given: argparse.Namespace, rounds: int) -> Table:
-    counts = [liars for liars in given.liars if 2 * liars < clients]
+    counts = [byzantine for byzantine in given.byzantine if 2 * byzantine < clients]
     print(
-        f"{task}: {clients} clients, {rounds} rounds, seeds 0 to {given.seeds - 1}; liars among them\n"
+        f"{task}: {clients} clients, {rounds} rounds, seeds 0 to {given.seeds - 1}; Byzantine clients among them\n"
     )
-    print(f"{'':34}" + "".join(f"{liars:>8}" for liars in counts), flush=True)
+    print(f"{'':34}" + "".join(f"{byzantine:>8}" for byzantine in counts), flush=True)
     table: Table = {}
     honest = {
         name: accuracy(task, clients, name, "inverted", 0, rounds, range(given.seeds))
@@ -99,7 +101,7 @@ def measure(task: str, clients: int, given: argparse.Namespace, rounds: int) -> 
         print(f"{attack:16}{name:18}" + "".join(map(shown, row)), flush=True)
     print(
         f"\nlargest loss over these attacks, in points\n{'':34}"
-        + "".join(f"{liars:>8}" for liars in counts)
+        + "".join(f"{byzantine:>8}" for byzantine in counts)
     )
     for name in given.strategy:
         columns = zip(*(row for (_, other), row in table.items() if other == name), strict=True)
@@ -165,7 +167,7 @@ def draw(tables: dict[str, tuple[list[int], Table]], path: str) -> None:
     for panel in axes[:, 0]:
         panel.set_ylabel("accuracy", fontsize=9)
     for panel in axes[-1]:
-        panel.set_xlabel("liars", fontsize=9)
+        panel.set_xlabel("Byzantine clients", fontsize=9)
     handles = {
         label: handle
         for panel in axes.flat
@@ -189,18 +191,21 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--task", nargs="+", choices=list(ROUNDS), default=["digits"])
     parser.add_argument("--clients", nargs="+", type=int, default=[9])
-    parser.add_argument("--liars", nargs="+", type=int, default=[0, 1, 2, 3, 4])
+    parser.add_argument("--byzantine", nargs="+", type=int, default=[0, 1, 2, 3, 4])
     parser.add_argument("--attack", nargs="+", choices=ATTACKS, default=ATTACKS)
     parser.add_argument("--strategy", nargs="+", choices=STRATEGIES, default=STRATEGIES)
     parser.add_argument("--rounds", type=int)
     parser.add_argument("--seeds", type=int, default=1)
-    parser.add_argument("--picture", help="draw the tables into this file, such as liars.svg")
+    parser.add_argument("--picture", help="draw the tables into this file, such as byzantine.svg")
     given = parser.parse_args()
     warnings.simplefilter("ignore")
     tables = {}
     for task, clients in itertools.product(given.task, given.clients):
         table = measure(task, clients, given, given.rounds or ROUNDS[task])
-        tables[f"{task}, {clients} clients"] = [n for n in given.liars if 2 * n < clients], table
+        tables[f"{task}, {clients} clients"] = (
+            [n for n in given.byzantine if 2 * n < clients],
+            table,
+        )
     if given.picture:
         draw(tables, given.picture)
 
