@@ -243,13 +243,13 @@ class CallbackList(ForwardingCallback):
                 self.warning(f"{name} has failed ({why}); the run goes on without it")
 
 
-class Said(str):
+class LogMessage(str):
     """A sentence to print, with an event's name and values for a log."""
 
     event: str
     values: Mapping[str, Any]
 
-    def __new__(cls, sentence: str, event: str, **values: Any) -> "Said":
+    def __new__(cls, sentence: str, event: str, **values: Any) -> "LogMessage":
         made = super().__new__(cls, sentence)
         made.event, made.values = event, values
         return made

@@ -23,10 +23,19 @@ if TYPE_CHECKING:
     from .tasks import Task
 
 # Options that do not change the result of a run, and the seed.
-ALIKE = {"seed", "out", "data", "resume", "plain", "log_json", "metrics_port", "tensorboard"}
-ALIKE |= {"checkpoint_every"}
+NEUTRAL_OPTIONS = {
+    "seed",
+    "out",
+    "data",
+    "resume",
+    "plain",
+    "log_json",
+    "metrics_port",
+    "tensorboard",
+}
+NEUTRAL_OPTIONS |= {"checkpoint_every"}
 # Options whose values are labels by themselves.
-TELLING = {"uplink", "strategy", "memory", "task", "partition", "attack"}
+LABEL_OPTIONS = {"uplink", "strategy", "memory", "task", "partition", "attack"}
 # Options that define what is learned; runs of one problem are compared.
 PROBLEM = ("task", "partition", "clients", "attack")
 LONGEST = 60  # characters of a label
@@ -202,7 +211,11 @@ def groups(runs: Sequence[Run]) -> list[Group]:
     found: dict[str, dict[int, Run]] = {}
     for run in runs:
         key = json.dumps(
-            {name: value for name, value in sorted(run.options.items()) if name not in ALIKE},
+            {
+                name: value
+                for name, value in sorted(run.options.items())
+                if name not in NEUTRAL_OPTIONS
+            },
             default=str,
         )
         seed = run.options.get("seed", RunConfig.seed)
@@ -219,7 +232,9 @@ def groups(runs: Sequence[Run]) -> list[Group]:
         among = compressed if compares else members
         return len({str(runs[0].options.get(f.name)) for runs in among}) > 1
 
-    different = [f for f in dataclasses.fields(RunConfig) if f.name not in ALIKE and differ(f)]
+    different = [
+        f for f in dataclasses.fields(RunConfig) if f.name not in NEUTRAL_OPTIONS and differ(f)
+    ]
     ways = [f for f in different if f.name not in PROBLEM]
     dense = [bool(compressed) and baseline.is_dense(runs[0].options) for runs in members]
     labels = [
@@ -251,7 +266,7 @@ def baseline_of(group: Group, found: Sequence[Group]) -> Group | None:
         options = {f.name: f.default for f in dataclasses.fields(RunConfig)} | one.runs[0].options
         # The horizon of a density schedule is stored with it, and the baseline has none.
         kept = baseline.dense(options).items()
-        return {name: value for name, value in kept if name not in ALIKE | {"horizon"}}
+        return {name: value for name, value in kept if name not in NEUTRAL_OPTIONS | {"horizon"}}
 
     wanted = key(group)
     return next(
@@ -269,7 +284,7 @@ def _label(run: Run, different: Sequence[dataclasses.Field], dense: bool) -> str
             continue
         if len(different) > 1 and value == f.default:
             continue
-        telling = f.name in TELLING and value is not None
+        telling = f.name in LABEL_OPTIONS and value is not None
         words.append(
             str(value) if telling else f"{flag(f.name)[2:]} {NOTHING if value is None else value}"
         )

@@ -23,8 +23,8 @@ from .base import (
 
 PAPER = "Sattler, Wiedemann, Müller, Samek: Robust and communication-efficient federated learning from non-i.i.d. data. IEEE TNNLS 2019"
 WHOLE = {"uplink": "identity", "downlink": "identity", "memory": "none", "downlink_memory": "none"}
-ALIKE = {"partition": "iid", "participation": 0.1, "batch_size": 20}
-DIFFERENT = ALIKE | {"partition": "classes:2"}
+NEUTRAL_OPTIONS = {"partition": "iid", "participation": 0.1, "batch_size": 20}
+DIFFERENT = NEUTRAL_OPTIONS | {"partition": "classes:2"}
 HARDER = {
     "two-classes": DIFFERENT,
     "single-examples": DIFFERENT | {"batch_size": 1},
@@ -39,7 +39,7 @@ def methods(
 ) -> dict[str, Method]:
     """STC, FedAvg and signSGD in each setting, all of as many local steps; FedAvg sends every `period` of them."""
     found = {}
-    for setting, options in {"alike": ALIKE, **HARDER}.items():
+    for setting, options in {"alike": NEUTRAL_OPTIONS, **HARDER}.items():
         found |= {
             f"stc-{setting}": Method(options | stc(density, steps), rates),
             f"fedavg-{setting}": Method(options | fedavg(period, steps), rates),

@@ -5,7 +5,14 @@ import inspect
 import pytest
 from cases import for_each
 
-from fedcomp.callbacks import Callback, CallbackList, ForwardingCallback, Header, Said, Summary
+from fedcomp.callbacks import (
+    Callback,
+    CallbackList,
+    ForwardingCallback,
+    Header,
+    LogMessage,
+    Summary,
+)
 
 HOOKS = [name for name, value in vars(Callback).items() if inspect.isfunction(value)]
 HEADER = Header(
@@ -86,7 +93,7 @@ def test_the_header_says_where_metrics_are_read_whoever_stands_between():
 
 
 def test_what_is_said_is_its_sentence():
-    said = Said("round 3", "answered", round=3)
+    said = LogMessage("round 3", "answered", round=3)
     assert (
         said == "round 3"
         and f"{said}!" == "round 3!"

@@ -16,11 +16,10 @@ from rich.text import Text
 
 from ..callbacks import Header, RoundRecord, Summary
 from ..formatting import decimal, duration, human_bytes, one_line, percent, ratio
-from ..watch import (
+from ..run_display import (
     GAP,
     Column,
-    Watch,
-    awaited,
+    RunDisplay,
     columns_for,
     columns_of,
     facts,
@@ -29,6 +28,7 @@ from ..watch import (
     rejections,
     suspects,
     verdict,
+    waiting_text,
 )
 from .curve import Curve
 from .screen import DONE, LABEL, REJECTED, WARNING, Screen, facts_panel, fitted, progress_bar
@@ -38,7 +38,7 @@ NARROWEST, LOWEST = 30, 10  # below, the picture is cut off
 TALLEST = 24  # lines of the curve; the rounds get the rest
 
 
-class Dashboard(Watch):
+class Dashboard(RunDisplay):
     """Draws on the terminal's second screen while it is entered; leaves the last picture and the verdict on the first one.
 
     Other output is held back until then. A dashboard that is not entered only follows the run, for `picture`.
@@ -87,7 +87,7 @@ class Dashboard(Watch):
             self._screen.draw(redirect_stdout(other), redirect_stderr(other))
 
     def waiting(self, here: Sequence[int], wanted: int) -> None:
-        self._awaited = awaited(here, wanted) if len(here) < wanted else ""
+        self._awaited = waiting_text(here, wanted) if len(here) < wanted else ""
 
     def progress(self, round: int, answered: int, cohort: int) -> None:
         self._running, self._awaited = (answered, cohort), ""

@@ -13,7 +13,7 @@ import typer
 from ..config import KEYS, RunConfig, at_home, data_folder
 from ..errors import ConfigError, UserError
 from ..formatting import one_line
-from ..watch import Watch
+from ..run_display import RunDisplay
 from . import flags
 from .exits import stoppable
 from .identities import identities, relay_target
@@ -50,7 +50,7 @@ LogJson = Annotated[
 
 def serve(
     config: RunConfig,
-    watch: Watch,
+    watch: RunDisplay,
     port: int | None = None,
     host: str | None = None,
     keys: str | None = None,

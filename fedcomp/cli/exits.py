@@ -24,7 +24,7 @@ ENDINGS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # SIGHUP: the terminal
 BURST_S = 0.5  # signals that follow another one within this time count as one: clean-up has begun
 
 
-def complain(sentence: str) -> None:
+def print_error(sentence: str) -> None:
     """Print one line on standard error, whatever the sentence quotes."""
     with suppress(OSError):  # there is nowhere else to say it
         print(f"fedcomp: {one_line(sentence)}", file=sys.stderr)
@@ -47,7 +47,7 @@ def output_lost(error: BaseException | None = None) -> str | None:
     return f"standard output cannot be written ({error.strerror})"
 
 
-class OneSentence(TyperGroup):
+class CommandGroup(TyperGroup):
     """A group whose foreseeable errors are one sentence on standard error and an exit status. Other errors keep their traceback."""
 
     def main(self, *args: Any, standalone_mode: bool = True, **kwargs: Any) -> Any:
@@ -56,27 +56,27 @@ class OneSentence(TyperGroup):
         try:
             status = super().main(*args, standalone_mode=False, **kwargs)
         except click.UsageError as error:
-            complain(_usage(error))
+            print_error(_usage(error))
             status = error.exit_code
         except FedcompError as error:
-            complain(str(error))
+            print_error(str(error))
             status = error.exit_status
         except click.Abort:
             status = INTERRUPTED
         except OSError as error:
             if not (lost := output_lost(error)):
                 raise
-            complain(lost)
+            print_error(lost)
             status = OUTPUT_LOST
         if lost := output_lost():
-            complain(lost)
+            print_error(lost)
             status = status or OUTPUT_LOST
         sys.exit(status or 0)
 
 
 def command_group(help: str) -> typer.Typer:
     """Return a group of commands that prints its help if no command is given."""
-    group = typer.Typer(cls=OneSentence, add_completion=False, rich_markup_mode="rich")
+    group = typer.Typer(cls=CommandGroup, add_completion=False, rich_markup_mode="rich")
 
     def alone(context: typer.Context) -> None:
         if context.invoked_subcommand is None:
@@ -160,5 +160,5 @@ def stoppable(
                 number = number or signal.SIGINT
             if not (number or lost):
                 raise
-            complain(stopped("interrupted" if number else f"{lost}: stopped"))
+            print_error(stopped("interrupted" if number else f"{lost}: stopped"))
             raise typer.Exit(128 + number if number else OUTPUT_LOST) from None

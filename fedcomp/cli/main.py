@@ -17,16 +17,16 @@ from ..errors import UserError
 from ..formatting import one_line
 from . import deployed, doctor, flags, keys, reproduce, results
 from .comparison.alternatives import Alternative, alternatives, compares_compression, is_span
-from .exits import OneSentence, command_group, stoppable
+from .exits import CommandGroup, command_group, stoppable
 
 if TYPE_CHECKING:
-    from ..watch import Watch
+    from ..run_display import RunDisplay
 
 COMPARISON, PORT = "Comparison", "The server's port"  # panels of the help
 NOT_MEASURED = "rounds out resume checkpoint_every plain log_json metrics_port tensorboard".split()
 
 app = typer.Typer(
-    cls=OneSentence,
+    cls=CommandGroup,
     add_completion=False,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
@@ -110,7 +110,7 @@ def simulation(
         return
     config = RunConfig(**values)
 
-    def run(watch: "Watch") -> None:
+    def run(watch: "RunDisplay") -> None:
         from ..sim import simulate
 
         simulate(config, watch)
@@ -119,7 +119,7 @@ def simulation(
 
 
 def _run(
-    run: Callable[["Watch"], Any],
+    run: Callable[["RunDisplay"], Any],
     config: RunConfig,
     given: dict[str, Any],
     command: Sequence[str],
@@ -159,7 +159,7 @@ def _compare(
     from .comparison import run
 
     if _plain(values.get("plain", False)):
-        from .comparison.progress import Lines as Screen
+        from .comparison.progress import ComparisonLines as Screen
     else:
         from .comparison.comparison_view import ComparisonView as Screen
     watch = Screen()
@@ -178,15 +178,15 @@ def _compare(
         raise typer.Exit(comparison.exit_status)
 
 
-def _watch(config: RunConfig) -> "Watch":
+def _watch(config: RunConfig) -> "RunDisplay":
     if config.log_json == "-":
-        from ..watch import Watch
+        from ..run_display import RunDisplay
 
-        return Watch()
+        return RunDisplay()
     if _plain(config.plain):
-        from .plain import Plain
+        from .line_display import LineDisplay
 
-        return Plain()
+        return LineDisplay()
     from .dashboard import Dashboard
 
     return Dashboard()

@@ -10,7 +10,7 @@ from rich.live import Live
 from rich.panel import Panel
 from rich.text import Text
 
-from ..watch import GAP
+from ..run_display import GAP
 
 REFRESHES_PER_SECOND = 5
 # Colours of middle lightness, to be read on a dark and on a light background.

@@ -16,7 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..callbacks import Said
+from ..callbacks import LogMessage
 from ..clients.session import reason
 from ..errors import FedcompError, UnreachableError, UserError
 from ..formatting import named_clients
@@ -76,7 +76,7 @@ class Retries:
 
     def pause(
         self, error: UnreachableError, pauses_s: Sequence[float], patience_s: float | None
-    ) -> tuple[float, Said | None]:
+    ) -> tuple[float, LogMessage | None]:
         """Return how long to wait for the next attempt, and a message if the reason is new or the pauses become no longer.
 
         A client cannot tell a server that is away from a run that has ended. Raises `error` after `patience_s`.
@@ -92,7 +92,7 @@ class Retries:
         else:
             end = "until it is stopped" if patience_s is None else f"for {patience_s:g} s in all"
             again = f"trying every {pause_s:g} s from now on, {end}: the server may be down, or the run over"
-        said = Said(
+        said = LogMessage(
             f"{error}; {again}", "cut_off", reason=str(error), cause=error.cause, pause_s=pause_s
         )
         is_news = self.attempts == last or str(error) not in self.told
@@ -152,9 +152,9 @@ class ClientProcess:
         self.numel = sum(parameter.numel() for parameter in task.model().parameters())
         self.batch = max(1, STACK_BYTES // (4 * self.numel))
         self._requests: queue.SimpleQueue[Request] = queue.SimpleQueue()
-        self._said: queue.SimpleQueue[tuple[int, Said, float]] = queue.SimpleQueue()
+        self._said: queue.SimpleQueue[tuple[int, LogMessage, float]] = queue.SimpleQueue()
         # By text: the clients that said it, and until when others may join them (monotonic time).
-        self._untold: dict[str, tuple[set[int], Said, float]] = {}
+        self._untold: dict[str, tuple[set[int], LogMessage, float]] = {}
         self._ended = False
 
     def end(self) -> None:
@@ -236,7 +236,7 @@ class ClientProcess:
                 del self._untold[text]
                 values = {name: value for name, value in said.values.items() if name != "client"}
                 sentence = f"{named_clients(clients)}: {said}"
-                self.say(Said(sentence, said.event, **values | {"clients": sorted(clients)}))
+                self.say(LogMessage(sentence, said.event, **values | {"clients": sorted(clients)}))
 
     # In the I/O thread.
 
@@ -284,7 +284,7 @@ class ClientProcess:
                     raise UserError(message.sentence)
                 seat.retries.reset()
                 if not invited:
-                    connected = Said(f"connected to {address}", "connected", server=address)
+                    connected = LogMessage(f"connected to {address}", "connected", server=address)
                     self._queue_message(who, connected)
                 invited = True
                 await self._answer(who, seat, connection, message)
@@ -324,7 +324,7 @@ class ClientProcess:
         if answer is not None:
             await connection.send(answer)
 
-    def _queue_message(self, who: int, said: Said, gather_s: float = 0.0) -> None:
+    def _queue_message(self, who: int, said: LogMessage, gather_s: float = 0.0) -> None:
         """Have a message printed, with equal messages of other clients within `gather_s` seconds."""
         self._said.put((who, said, time.monotonic() + gather_s))
 
@@ -332,4 +332,6 @@ class ClientProcess:
         seat.error = error
         if not self._alone:
             gather_s = GATHER_S if isinstance(error, UnreachableError) else 0.0
-            self._queue_message(who, Said(f"ended: {error}", "failed", reason=str(error)), gather_s)
+            self._queue_message(
+                who, LogMessage(f"ended: {error}", "failed", reason=str(error)), gather_s
+            )

@@ -2,15 +2,15 @@
 
 from collections.abc import Sequence
 
-from ..callbacks import Said
+from ..callbacks import LogMessage
 from ..clients.session import ClientSession
 from ..messages import TRAIN, UPDATE, Assignment, Farewell, Presence, Report
 
 
-def joined(presence: Presence, session: ClientSession) -> Said:
+def joined(presence: Presence, session: ClientSession) -> LogMessage:
     kept = session.states.at(presence.client).memory
     examples = session.trainer.examples(presence.client)
-    return Said(
+    return LogMessage(
         f"takes part as client {presence.client}, with {examples} examples, uplink {kept.codec}, memory {kept.name}",
         "joined",
         client=presence.client,
@@ -22,7 +22,7 @@ def joined(presence: Presence, session: ClientSession) -> Said:
     )
 
 
-def answered(assignment: Assignment, report: Report) -> Said:
+def answered(assignment: Assignment, report: Report) -> LogMessage:
     trained = report.kind == UPDATE
     sent = (
         f"{len(report.frame)} bytes up, loss {report.loss:.4f}"
@@ -30,7 +30,7 @@ def answered(assignment: Assignment, report: Report) -> Said:
         else f"{report.stage}: {report.reason}"
     )
     down = sum(map(len, assignment.frames))
-    return Said(
+    return LogMessage(
         f"round {assignment.round}{f' {assignment.phase}' * (assignment.phase != TRAIN)}: {down} bytes down, {sent}",
         "answered",
         client=report.client,
@@ -44,9 +44,9 @@ def answered(assignment: Assignment, report: Report) -> Said:
     )
 
 
-def unknown(assignment: Assignment, clients: Sequence[int]) -> Said:
+def unknown(assignment: Assignment, clients: Sequence[int]) -> LogMessage:
     who = f"client{'s' * (len(clients) > 1)} {', '.join(map(str, clients))}"
-    return Said(
+    return LogMessage(
         f"round {assignment.round}: the server announces a key of {who} that differs from the key that this client knows from earlier "
         "in this run or from --roster: this client seals nothing for the announced key and counts no ballot signed with it",
         "unknown_key",
@@ -55,8 +55,8 @@ def unknown(assignment: Assignment, clients: Sequence[int]) -> Said:
     )
 
 
-def over(farewell: Farewell, stay: bool) -> Said:
-    return Said(
+def over(farewell: Farewell, stay: bool) -> LogMessage:
+    return LogMessage(
         f"the run is over after round {farewell.round}{'; waiting for the next one' * stay}",
         "over",
         run=farewell.run,

@@ -4,7 +4,7 @@ import asyncio
 import queue
 from collections.abc import Callable, Sequence
 
-from ..callbacks import Said
+from ..callbacks import LogMessage
 from ..errors import FedcompError, UnreachableError
 from ..keys.connection import join_address
 from ..transports.grpc import IoTasks, Relay, Terms
@@ -148,4 +148,4 @@ class RelayProcess:
         await asyncio.sleep(pause_s)
 
     def _report(self, sentence: str, event: str, **values: object) -> None:
-        self._messages.put(Said(sentence, event, **values))
+        self._messages.put(LogMessage(sentence, event, **values))

@@ -24,6 +24,7 @@ from ..server.availability import Quota
 from ..server.broadcasts import Broadcasts
 from ..server.evaluation import Evaluator
 from ..server.initial_weights import start_from
+from ..server.option_callbacks import with_option_callbacks
 from ..server.recovery import Recovery
 from ..server.results import (
     NOTHING_ACCEPTED,
@@ -37,7 +38,6 @@ from ..server.results import (
 from ..server.round_loop import RoundResult
 from ..server.run_folder import RunFolder
 from ..server.warning_log import WarningLog, check_loss
-from ..server.watching import watched
 from ..strategies import resolved
 from ..strategies.cohort import size as cohort_size
 from ..strategies.round_completion import DEADLINE
@@ -166,7 +166,7 @@ class Deployment:
 
     def run(self, opened: Callable[[int], None]) -> Summary:
         with ExitStack() as ends:
-            self.callback = ends.enter_context(watched(self.config, self.callback))
+            self.callback = ends.enter_context(with_option_callbacks(self.config, self.callback))
             self.folder.open()
             ends.callback(self.folder.close)
             if not self.folder.resumed:

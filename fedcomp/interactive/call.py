@@ -8,10 +8,10 @@ from typing import Any, get_type_hints
 
 from ..callbacks import Callback
 from ..config import RunConfig
+from ..run_display import RunDisplay
 from ..runs import Run, load
 from ..sim import simulate as run_of
 from ..tasks import Task
-from ..watch import Watch
 from .displays import shown
 from .options import run_config
 
@@ -53,7 +53,7 @@ def simulate(
     return dataclasses.replace(load(display.header.out), task=given)
 
 
-def _interrupted(watch: Watch, given: Task | None) -> str:
+def _interrupted(watch: RunDisplay, given: Task | None) -> str:
     if watch.header is None:
         return "interrupted before the run began"
     arguments = f"{'task, ' if given else ''}out={watch.header.out!r}, resume=True"

@@ -15,13 +15,13 @@ from rich.text import Text
 from ..callbacks import Callback, CallbackList, Header, RoundRecord
 from ..errors import ConfigError
 from ..formatting import decimal, duration, human_bytes, one_line, percent, ratio
-from ..watch import Watch
+from ..run_display import RunDisplay
 
 TENTHS = 10  # lines of a run in a log
 BAR = 24  # characters
 
 
-class Display(Watch):
+class ProgressDisplay(RunDisplay):
     """Follows a run and shows nothing."""
 
     def stopped(self, sentence: str) -> None:
@@ -54,7 +54,7 @@ class Display(Watch):
         return f"{duration(pace * rest)} left" if pace is not None and rest else ""
 
 
-class Lines(Display):
+class LogDisplay(ProgressDisplay):
     """Writes a line for each tenth of the rounds to `stream`, by default standard error."""
 
     def __init__(self, stream: TextIO | None = None):
@@ -81,7 +81,7 @@ class Lines(Display):
         print(line, file=self.stream, flush=True)
 
 
-class Line(Display):
+class TerminalDisplay(ProgressDisplay):
     """Shows a progress bar on the terminal of standard error, below the warnings."""
 
     def __init__(self, console: Console | None = None):
@@ -95,7 +95,7 @@ class Line(Display):
             redirect_stderr=True,
         )
 
-    def __enter__(self) -> "Line":
+    def __enter__(self) -> "TerminalDisplay":
         self._live.start()
         return self
 
@@ -120,32 +120,32 @@ class Line(Display):
 
 
 @contextmanager
-def shown(progress: bool | Callback | None) -> Iterator[tuple[Callback, Display]]:
+def shown(progress: bool | Callback | None) -> Iterator[tuple[Callback, ProgressDisplay]]:
     """Enter the display of a run. Yield the callback of the run, and the display. Raises ConfigError for other values of `progress`."""
     if progress is None or progress is True:
-        progress = suitable()
+        progress = default_display()
     if progress is False:
-        progress = Display()
+        progress = ProgressDisplay()
     if not isinstance(progress, Callback):
         raise ConfigError(
             f"progress is a {type(progress).__name__}; give None, False, or a fedcomp.callbacks.Callback"
         )
-    with progress if isinstance(progress, Watch) else nullcontext():
-        if isinstance(progress, Display):
+    with progress if isinstance(progress, RunDisplay) else nullcontext():
+        if isinstance(progress, ProgressDisplay):
             yield progress, progress
         else:
-            beside = Display()
+            beside = ProgressDisplay()
             yield CallbackList(progress, {"the display": beside}), beside
 
 
-def suitable() -> Display:
+def default_display() -> ProgressDisplay:
     """Return the display for a notebook, a terminal, or a log."""
     if in_notebook():
-        from .page import Page
+        from .notebook import NotebookDisplay
 
-        return Page()
+        return NotebookDisplay()
     terminal = os.environ.get("TERM", "") not in ("", "dumb", "unknown")
-    return Line() if terminal and sys.stderr.isatty() else Lines()
+    return TerminalDisplay() if terminal and sys.stderr.isatty() else LogDisplay()
 
 
 def in_notebook() -> bool:

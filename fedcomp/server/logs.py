@@ -19,7 +19,7 @@ from datetime import UTC, datetime
 from io import RawIOBase
 from typing import Any, Self, TextIO
 
-from ..callbacks import Callback, Header, RoundRecord, Said, Summary, values_of
+from ..callbacks import Callback, Header, LogMessage, RoundRecord, Summary, values_of
 from ..config import at_home
 from ..errors import ConfigError
 from .run_folder import finite
@@ -116,7 +116,7 @@ class JsonLog(Callback):
     def said(self, sentence: str) -> None:
         """Log a sentence that a client prints, with the event and the values that it may carry."""
         event, values = (
-            (sentence.event, sentence.values) if isinstance(sentence, Said) else ("said", {})
+            (sentence.event, sentence.values) if isinstance(sentence, LogMessage) else ("said", {})
         )
         self.write(event, sentence=str(sentence), **values)
 

@@ -22,6 +22,7 @@ from ..server.broadcasts import Broadcasts
 from ..server.evaluation import Evaluator
 from ..server.initial_weights import start_from
 from ..server.logs import STDOUT
+from ..server.option_callbacks import with_option_callbacks
 from ..server.recovery import Recovery
 from ..server.results import (
     NOTHING_ACCEPTED,
@@ -35,7 +36,6 @@ from ..server.results import (
 from ..server.round_loop import RoundResult
 from ..server.run_folder import RunFolder
 from ..server.warning_log import WarningLog, check_loss
-from ..server.watching import watched
 from ..strategies import resolved
 from ..strategies.cohort import size as cohort_size
 from ..tasks import Task, initial_model, load
@@ -239,7 +239,7 @@ class Simulation(Preparation):
     def run(self) -> Summary:
         """Run or continue the simulation and return its summary."""
         with ExitStack() as ends:
-            self.callback = ends.enter_context(watched(self.config, self.callback))
+            self.callback = ends.enter_context(with_option_callbacks(self.config, self.callback))
             ends.callback(self.engine.close)
             if isinstance(self.engine, RayEngine):
                 self._start_actors(self.engine)

@@ -20,7 +20,7 @@ from fedcomp.cli.comparison import run as comparison
 from fedcomp.cli.comparison import table
 from fedcomp.cli.comparison.alternatives import alternatives
 from fedcomp.cli.comparison.folder import ComparisonFolder
-from fedcomp.cli.comparison.progress import Watch
+from fedcomp.cli.comparison.progress import ComparisonDisplay
 from fedcomp.cli.comparison.worker_pool import WorkerPool
 from fedcomp.cli.main import app
 from fedcomp.cli.results import OF_DENSE, Result
@@ -133,7 +133,9 @@ def test_resume_keeps_the_lines_that_the_comparison_was_begun_with(tmp_path):
 
     def names(**more) -> list[str]:
         resumed = values | {"out": str(tmp_path), "resume": True}
-        return [each.name for each in comparison.Comparison(resumed, Watch(), **more).all]
+        return [
+            each.name for each in comparison.Comparison(resumed, ComparisonDisplay(), **more).all
+        ]
 
     file = tmp_path / "alternatives.toml"
     file.write_text(tomli_w.dumps(values | {"resolved": {"side_by_side": 1}}))

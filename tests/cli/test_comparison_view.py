@@ -8,7 +8,7 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from fedcomp.cli.comparison.comparison_view import STEPS, ComparisonView
-from fedcomp.cli.comparison.progress import DONE, FAILED, Lines, Progress
+from fedcomp.cli.comparison.progress import DONE, FAILED, AlternativeProgress, ComparisonLines
 
 ROUNDS = 50
 FACTS = [
@@ -43,7 +43,7 @@ def told(watch, alternatives: int, ended: int = 0):
     watch.started(
         "runs/digits-20260101-120000",
         FACTS,
-        [Progress(f"topk-{i}pct_ef21_lr-0.{i}", ROUNDS) for i in range(alternatives)],
+        [AlternativeProgress(f"topk-{i}pct_ef21_lr-0.{i}", ROUNDS) for i in range(alternatives)],
     )
     for i in range(min(ended + 2, alternatives)):
         watch.hear(i, {"begun": True})
@@ -118,7 +118,7 @@ def test_where_there_is_no_room_for_all_those_that_run_are_shown():
 
 
 def test_lines_say_the_same_in_words(capsys):
-    watch = told(Lines(), 3, 3)
+    watch = told(ComparisonLines(), 3, 3)
     said = capsys.readouterr().out
     assert (
         "topk-0pct_ef21_lr-0.0: round 50 of 50, accuracy 100.00 %" in said
@@ -130,16 +130,16 @@ def test_lines_say_the_same_in_words(capsys):
 
 def test_what_was_done_before_counts_as_done_and_not_as_pace():
     time = iter([0.0, 10.0])
-    watch = Lines(clock=lambda: next(time))
-    watch.started("x", FACTS, [Progress("a", 10)])
+    watch = ComparisonLines(clock=lambda: next(time))
+    watch.started("x", FACTS, [AlternativeProgress("a", 10)])
     watch.hear(0, {"started": {}, "earlier": [record(n, 0) for n in range(1, 6)]})
     watch.hear(0, {"round": record(6, 0)})
     assert watch.left_s == 40.0 and watch.all[0].totals.uplink_bytes == 6 * 2_000
 
 
 def test_a_task_without_accuracy_shows_its_loss():
-    progress = Progress("a", 10)
-    watch = Lines()
+    progress = AlternativeProgress("a", 10)
+    watch = ComparisonLines()
     watch.started("x", FACTS, [progress])
     watch.hear(0, {"round": record(1, 0) | {"accuracy": None, "loss": 0.25}})
     assert progress.reached == "0.2500"

@@ -18,7 +18,7 @@ from rich.console import Console
 
 from fedcomp.callbacks import Rejection
 from fedcomp.cli.dashboard import Dashboard
-from fedcomp.watch import COLUMNS, columns_for
+from fedcomp.run_display import COLUMNS, columns_for
 
 ROOT = Path(__file__).resolve().parents[2]
 

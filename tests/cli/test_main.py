@@ -376,12 +376,12 @@ def test_an_error_that_is_not_of_the_output_keeps_its_traceback(simulation):
 
 @pytest.mark.parametrize("term", ["", "dumb", "unknown"])
 def test_a_terminal_that_can_do_nothing_gets_plain_lines(term, monkeypatch):
+    from fedcomp.cli.line_display import LineDisplay
     from fedcomp.cli.main import _watch
-    from fedcomp.cli.plain import Plain
 
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
     monkeypatch.setenv("TERM", term)
-    assert isinstance(_watch(RunConfig()), Plain)
+    assert isinstance(_watch(RunConfig()), LineDisplay)
 
 
 # Interruption.

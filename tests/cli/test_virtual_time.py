@@ -7,7 +7,7 @@ import pytest
 from rich.console import Console
 
 from fedcomp.cli.dashboard import Dashboard
-from fedcomp.cli.plain import Plain
+from fedcomp.cli.line_display import LineDisplay
 
 
 class OnTheNet:
@@ -57,7 +57,7 @@ def test_without_a_network_there_is_none(told):
 
 
 def test_plain_lines_have_a_column_for_it(told, capsys):
-    plain = Plain()
+    plain = LineDisplay()
     with plain:
         OnTheNet(told(4)).to(plain)
     lines = capsys.readouterr().out.splitlines()

@@ -20,9 +20,9 @@ from fedcomp.config import read_run
 from fedcomp.deployment.start import Door, serve
 from fedcomp.errors import ConfigError, RunFolderError, UserError
 from fedcomp.keys.key_folder import make, revoke
+from fedcomp.run_display import RunDisplay
 from fedcomp.server.evaluation import NO_TRAINING_DATA
 from fedcomp.sim import simulate
-from fedcomp.watch import Watch
 
 pytestmark = [pytest.mark.deploy, pytest.mark.timeout(300)]
 OPTIONS = {
@@ -226,9 +226,9 @@ def test_without_keys_and_without_insecure_nobody_is_served(tmp_path, monkeypatc
         UserError,
         match="there is no folder of keys keys; make one with: fedcomp keys init --out keys",
     ):
-        deployed.serve(RunConfig(), Watch())
+        deployed.serve(RunConfig(), RunDisplay())
     with pytest.raises(ConfigError, match="--insecure uses no keys"):
-        deployed.serve(RunConfig(), Watch(), insecure=True, keys="keys")
+        deployed.serve(RunConfig(), RunDisplay(), insecure=True, keys="keys")
     done = CliRunner().invoke(app, ["server", "start", "--insecure", "--port", "65536"])
     assert done.exit_code == 2 and "65536 is not in the range" in done.stderr
     assert not [*tmp_path.iterdir()]

@@ -15,8 +15,13 @@ from torch.nn import functional as F
 import fedcomp
 from fedcomp.errors import DataError
 from fedcomp.interactive import displays
-from fedcomp.interactive.displays import Display, Line, Lines, suitable
-from fedcomp.interactive.page import POINTS, Page
+from fedcomp.interactive.displays import (
+    LogDisplay,
+    ProgressDisplay,
+    TerminalDisplay,
+    default_display,
+)
+from fedcomp.interactive.notebook import POINTS, NotebookDisplay
 
 X = np.random.default_rng(0).normal(size=(80, 4))
 TASK = fedcomp.Task(
@@ -57,7 +62,7 @@ class Cells:
 
 def test_a_log_gets_a_line_for_each_tenth(tmp_path):
     stream = io.StringIO()
-    shown(Lines(stream), folder=tmp_path, rounds=25)
+    shown(LogDisplay(stream), folder=tmp_path, rounds=25)
     lines = stream.getvalue().splitlines()
     assert (
         lines[0].startswith("<mine>, 4 clients, stc:density=0.01")
@@ -71,7 +76,7 @@ def test_a_log_gets_a_line_for_each_tenth(tmp_path):
 
 def test_a_terminal_keeps_one_line(tmp_path):
     console = Console(file=io.StringIO(), force_terminal=True, width=110)
-    shown(Line(console), folder=tmp_path, rounds=3)
+    shown(TerminalDisplay(console), folder=tmp_path, rounds=3)
     last = (
         re.sub(r"\x1b\[[?\d;]*\w", "", console.file.getvalue())
         .replace("\r", "\n")
@@ -83,7 +88,7 @@ def test_a_terminal_keeps_one_line(tmp_path):
 
 def test_a_notebook_has_one_cell_that_ends_with_the_verdict(tmp_path):
     cells = Cells()
-    run = shown(Page(cells), folder=tmp_path, rounds=5)
+    run = shown(NotebookDisplay(cells), folder=tmp_path, rounds=5)
     assert cells.displays == 1 and cells.bundles[0]["text/plain"] == "preparing the run"
     html = cells.bundles[-1]["text/html"]
     ElementTree.fromstring(html)
@@ -99,13 +104,13 @@ def test_a_notebook_has_one_cell_that_ends_with_the_verdict(tmp_path):
 
 def test_a_notebook_is_changed_four_times_a_second_at_most(tmp_path):
     cells = Cells()
-    page = Page(cells, clock=lambda: 0.0)
+    page = NotebookDisplay(cells, clock=lambda: 0.0)
     shown(page, folder=tmp_path, rounds=6)
     assert len(cells.bundles) == 3, "when it is entered, when the run starts, when it is over"
 
 
 def test_a_long_run_stays_small():
-    page = Page(Cells())
+    page = NotebookDisplay(Cells())
     page.header = SimpleNamespace(judged="accuracy")
     page._points = [(i, i / 10_000) for i in range(1, 10_001)]
     points = re.search(r'points="([^"]+)"', page._curve()).group(1).split()
@@ -115,7 +120,7 @@ def test_a_long_run_stays_small():
 @pytest.mark.slow
 def test_a_regression_is_shown_by_its_loss(tmp_path):
     cells, stream = Cells(), io.StringIO()
-    run = shown(Page(cells), REGRESSION, tmp_path, rounds=3)
+    run = shown(NotebookDisplay(cells), REGRESSION, tmp_path, rounds=3)
     html = cells.bundles[-1]["text/html"]
     assert (
         "loss, round 3" in html
@@ -123,7 +128,7 @@ def test_a_regression_is_shown_by_its_loss(tmp_path):
         and '<td style="text-align:left">error</td>' in html
     )
     assert run.accuracy is None and run.metrics["error"].shape == (3,)
-    shown(Lines(stream), REGRESSION, tmp_path / "again", rounds=1)
+    shown(LogDisplay(stream), REGRESSION, tmp_path / "again", rounds=1)
     assert re.search(r"round 1/1, loss [\d.]+, error [\d.]+, up", stream.getvalue())
 
 
@@ -131,14 +136,14 @@ def test_what_ends_a_run_is_the_last_that_is_shown(tmp_path):
     def broken():
         raise DataError("the disk is empty; fill it")
 
-    class Interrupting(Page):
+    class Interrupting(NotebookDisplay):
         def round_done(self, record):
             super().round_done(record)
             raise KeyboardInterrupt
 
     cells = Cells()
     with pytest.raises(DataError):
-        shown(Page(cells), fedcomp.Task("mine", TASK.model, broken, broken), tmp_path)
+        shown(NotebookDisplay(cells), fedcomp.Task("mine", TASK.model, broken, broken), tmp_path)
     assert cells.bundles[-1]["text/plain"] == "failed: the disk is empty; fill it"
     with pytest.raises(KeyboardInterrupt):
         shown(Interrupting(cells), folder=tmp_path)
@@ -150,8 +155,8 @@ def test_what_ends_a_run_is_the_last_that_is_shown(tmp_path):
 
 def test_warnings_are_shown_once(tmp_path):
     for display, read in (
-        (page := Page(Cells()), lambda: page.html()),
-        (lines := Lines(io.StringIO()), lambda: lines.stream.getvalue()),
+        (page := NotebookDisplay(Cells()), lambda: page.html()),
+        (lines := LogDisplay(io.StringIO()), lambda: lines.stream.getvalue()),
     ):
         shown(display, folder=tmp_path / type(display).__name__, rounds=1)
         display.warning("<b>\x1b[31m")
@@ -164,23 +169,23 @@ def test_the_place_decides(monkeypatch):
         displays.sys, "stderr", SimpleNamespace(isatty=lambda: True, write=len, flush=lambda: None)
     )
     monkeypatch.setenv("TERM", "xterm")
-    assert type(suitable()) is Line
+    assert type(default_display()) is TerminalDisplay
     monkeypatch.setenv("TERM", "dumb")
-    assert type(suitable()) is Lines
+    assert type(default_display()) is LogDisplay
     monkeypatch.setattr(displays.sys, "stderr", io.StringIO())
-    assert type(suitable()) is Lines
+    assert type(default_display()) is LogDisplay
     monkeypatch.setitem(
         displays.sys.modules,
         "IPython",
         SimpleNamespace(get_ipython=lambda: SimpleNamespace(kernel=None)),
     )
-    assert type(suitable()) is Lines, "IPython in a terminal"
+    assert type(default_display()) is LogDisplay, "IPython in a terminal"
 
 
 def test_silence(tmp_path, capfd):
     shown(False, folder=tmp_path, rounds=2)
     assert capfd.readouterr() == ("", "")
     assert (
-        Display().sentence() == "preparing the run"
+        ProgressDisplay().sentence() == "preparing the run"
         and Path(tmp_path / "run" / "summary.json").is_file()
     )

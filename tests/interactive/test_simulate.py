@@ -14,7 +14,7 @@ from torch import nn
 
 import fedcomp
 from fedcomp.callbacks import Callback
-from fedcomp.cli.plain import Plain
+from fedcomp.cli.line_display import LineDisplay
 from fedcomp.errors import ConfigError, RunFolderError, TaskError
 from fedcomp.interactive import call
 from fedcomp.interactive.options import run_config
@@ -293,7 +293,7 @@ def test_mistakes_are_exceptions_of_one_sentence(tmp_path, monkeypatch, given, s
 
 
 def test_an_observer_of_ones_own_hears_of_the_run(tmp_path, capsys):
-    fedcomp.simulate(MINE, out=tmp_path / "run", **SMALL | {"progress": Plain()})
+    fedcomp.simulate(MINE, out=tmp_path / "run", **SMALL | {"progress": LineDisplay()})
     assert "stc:density=0.25" in capsys.readouterr().out
 
 

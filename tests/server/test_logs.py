@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta, timezone
 
 import pytest
 
-from fedcomp.callbacks import ClientRecord, Header, Rejection, RoundRecord, Said, Summary
+from fedcomp.callbacks import ClientRecord, Header, LogMessage, Rejection, RoundRecord, Summary
 from fedcomp.errors import ConfigError
 from fedcomp.server.logs import JsonLog
 
@@ -138,7 +138,7 @@ def test_times_are_of_now(tmp_path):
 
 def test_what_a_client_says_comes_apart(tmp_path):
     with JsonLog(str(tmp_path / "log")) as log:
-        log.said(Said("round 3: 5 bytes down", "answered", round=3, loss=math.nan))
+        log.said(LogMessage("round 3: 5 bytes down", "answered", round=3, loss=math.nan))
         log.said("plain")
     first, second = lines(tmp_path / "log")
     assert (

@@ -14,9 +14,9 @@ from small_runs import (
 )
 
 from fedcomp import RunConfig, UserError
+from fedcomp.run_display import suspects
 from fedcomp.server.results import NOTHING_ACCEPTED
 from fedcomp.sim import simulate
-from fedcomp.watch import suspects
 
 VOTING = replace(
     TINY,

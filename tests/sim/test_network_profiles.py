@@ -22,7 +22,7 @@ from fedcomp.strategies.client_algorithm import ClientAlgorithm, DataPartition
 from fedcomp.training.batches import plan_batches
 from fedcomp.training.local_sgd import LocalSGD
 
-ALIKE = {
+NEUTRAL_OPTIONS = {
     "up": 1000.0,
     "down": 4000.0,
     "latency": 0.5,
@@ -39,7 +39,7 @@ def profiles(clients: int = 4, **changes) -> Profiles:
     return Profiles(
         **{
             name: np.broadcast_to(np.asarray(value, float), clients).copy()
-            for name, value in (ALIKE | changes).items()
+            for name, value in (NEUTRAL_OPTIONS | changes).items()
         }
     )
 

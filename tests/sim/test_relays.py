@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 
 from fedcomp import Layout, RunConfig, codec
 from fedcomp.callbacks import Callback
-from fedcomp.cli.plain import Plain
+from fedcomp.cli.line_display import LineDisplay
 from fedcomp.errors import ConfigError
 from fedcomp.messages import FAILED, UPDATE, Assignment, Report
 from fedcomp.sim import simulate
@@ -248,7 +248,7 @@ def test_clients_that_fail_or_have_nothing_to_send_are_left_out():
 
 
 def test_what_relays_passed_on_is_shown_at_the_end(tmp_path, capsys):
-    with Plain() as watching:
+    with LineDisplay() as watching:
         run(tmp_path, "run", watching, uplink="identity")
     shown = capsys.readouterr().out
     assert (

@@ -13,7 +13,7 @@ from rich.text import Text
 from ...formatting import NOTHING, duration, human_bytes, one_line
 from ..screen import BAR, LABEL, REJECTED, WARNING, Screen, facts_panel, fitted, progress_bar
 from ..screen import DONE as GOOD
-from .progress import DONE, FAILED, RUNS, WAITS, Progress, Watch
+from .progress import DONE, FAILED, RUNS, WAITS, AlternativeProgress, ComparisonDisplay
 
 SIGNS = {WAITS: "·", RUNS: "▸", DONE: "✓", FAILED: "×"}
 COLOURS = {WAITS: LABEL, RUNS: "bold", DONE: GOOD, FAILED: REJECTED}
@@ -24,7 +24,7 @@ NAME, ROUND, REACHED, BYTES, CURVE = 12, 9, 9, 8, 12
 NOTES = 3
 
 
-class ComparisonView(Watch):
+class ComparisonView(ComparisonDisplay):
     """Draws on the terminal's second screen while it is entered. After an error it leaves the last picture on the first one."""
 
     def __init__(self, console: Console | None = None):
@@ -49,7 +49,9 @@ class ComparisonView(Watch):
     def checked(self, done: int, of: int) -> None:
         self._screen.status.update(f"preparing the alternatives: {done} of {of}")
 
-    def started(self, out: str, facts: Sequence[tuple[str, str]], all: list[Progress]) -> None:
+    def started(
+        self, out: str, facts: Sequence[tuple[str, str]], all: list[AlternativeProgress]
+    ) -> None:
         super().started(out, facts, all)
         self._screen.draw()
 
@@ -60,7 +62,7 @@ class ComparisonView(Watch):
     def warning(self, sentence: str) -> None:
         self._note(Text(f"! {one_line(sentence)}", WARNING))
 
-    def over(self, progress: Progress) -> None:
+    def over(self, progress: AlternativeProgress) -> None:
         if progress.state == FAILED:
             self._note(Text(f"× {progress.name}: {one_line(progress.why)}", REJECTED))
 
@@ -121,7 +123,7 @@ class ComparisonView(Watch):
         return [*lines, Text(hidden, LABEL)] if hidden else lines
 
 
-def _curve(progress: Progress, width: int, bounds: tuple[float, float]) -> str:
+def _curve(progress: AlternativeProgress, width: int, bounds: tuple[float, float]) -> str:
     """Return the accuracy over all rounds of the run: a character shows the last value of several rounds."""
     low, high = bounds
     heights: dict[int, int] = {}

@@ -34,7 +34,7 @@ from ...config import (
 from ...errors import RunFolderError, UserError
 from ..results import share
 from .alternatives import Alternative
-from .progress import DONE, Progress
+from .progress import DONE, AlternativeProgress
 
 COMPARISON, SUMMARY = "comparison.json", "summary.json"
 TARGET, BASELINE = "target_accuracy", "baseline"
@@ -157,7 +157,7 @@ class ComparisonFolder:
             )
         return done == asked
 
-    def read_progress(self, alternative: Alternative, progress: Progress) -> None:
+    def read_progress(self, alternative: Alternative, progress: AlternativeProgress) -> None:
         """Add the rounds of an alternative that an earlier command finished. Raises RunFolderError."""
         from ...server.run_folder import METRICS, records_in
 

@@ -8,7 +8,7 @@ from typing import Any, Self
 
 from ...callbacks import RoundRecord
 from ...formatting import NOTHING, decimal, duration, human_bytes, one_line, percent
-from ...watch import Totals
+from ...run_display import Totals
 
 # Fields of a round's record that are passed on.
 FIGURES = (
@@ -19,7 +19,7 @@ WAITS, RUNS, DONE, FAILED = "waits", "runs", "done", "failed"
 
 
 @dataclass
-class Progress:
+class AlternativeProgress:
     """The progress of one alternative. `accuracies`: measured values, by round."""
 
     name: str
@@ -54,11 +54,11 @@ class Progress:
 
 
 @dataclass
-class Watch:
+class ComparisonDisplay:
     """Follows alternatives. Entered before they are prepared, left when all have ended or the command is interrupted."""
 
     clock: Callable[[], float] = monotonic
-    all: list[Progress] = field(default_factory=list)
+    all: list[AlternativeProgress] = field(default_factory=list)
     out: str = ""  # their folder, once it exists
     facts: Sequence[tuple[str, str]] = ()  # options that all have in common
     began: float = 0.0
@@ -84,7 +84,9 @@ class Watch:
     def checked(self, done: int, of: int) -> None:
         """Note that `done` alternatives can be run."""
 
-    def started(self, out: str, facts: Sequence[tuple[str, str]], all: list[Progress]) -> None:
+    def started(
+        self, out: str, facts: Sequence[tuple[str, str]], all: list[AlternativeProgress]
+    ) -> None:
         self.out, self.facts, self.all, self.began = out, facts, all, self.clock()
 
     def hear(self, number: int, answer: dict[str, Any]) -> None:
@@ -107,22 +109,24 @@ class Watch:
             progress.state = FAILED if progress.why else DONE
             self.over(progress)
 
-    def round_done(self, progress: Progress, record: RoundRecord) -> None: ...
+    def round_done(self, progress: AlternativeProgress, record: RoundRecord) -> None: ...
 
     def warning(self, sentence: str) -> None: ...
 
-    def over(self, progress: Progress) -> None: ...
+    def over(self, progress: AlternativeProgress) -> None: ...
 
 
-class Lines(Watch):
+class ComparisonLines(ComparisonDisplay):
     """Prints a line for each round of each alternative, for pipes, logs and screen readers; warnings go to standard error."""
 
-    def started(self, out: str, facts: Sequence[tuple[str, str]], all: list[Progress]) -> None:
+    def started(
+        self, out: str, facts: Sequence[tuple[str, str]], all: list[AlternativeProgress]
+    ) -> None:
         super().started(out, facts, all)
         for label, value in facts:
             print(f"{label:<14}{value}", flush=True)
 
-    def round_done(self, progress: Progress, record: RoundRecord) -> None:
+    def round_done(self, progress: AlternativeProgress, record: RoundRecord) -> None:
         reached = f", accuracy {percent(record.accuracy)}" if record.accuracy is not None else ""
         reached += f", loss {decimal(record.loss)}" if record.loss is not None else ""
         sent = f"up {human_bytes(record.uplink_bytes)}, down {human_bytes(record.downlink_bytes)}"
@@ -132,6 +136,6 @@ class Lines(Watch):
     def warning(self, sentence: str) -> None:
         print(f"warning: {one_line(sentence)}", file=sys.stderr, flush=True)
 
-    def over(self, progress: Progress) -> None:
+    def over(self, progress: AlternativeProgress) -> None:
         end = f"failed: {one_line(progress.why)}" if progress.state == FAILED else "done"
         print(f"{progress.name}: {end} ({self.ended} of {len(self.all)})", flush=True)

@@ -14,7 +14,7 @@ from ..results import Result, results
 from . import table
 from .alternatives import Alternative, alternatives, compares_compression, refused
 from .folder import BASELINE, TARGET, ComparisonFolder
-from .progress import FAILED, Progress, Watch
+from .progress import FAILED, AlternativeProgress, ComparisonDisplay
 from .worker_pool import WorkerPool
 
 ONE_CORE = {"batched", "serial"}  # engines that gain little from a second core
@@ -27,7 +27,7 @@ class Comparison:
     def __init__(
         self,
         values: Mapping[str, Any],
-        watch: Watch,
+        watch: ComparisonDisplay,
         side_by_side: str = "auto",
         target: float | None = None,
         baseline: bool | None = None,
@@ -106,8 +106,8 @@ class Comparison:
         alone = all(found["device"] == "cpu" and found["engine"] in ONE_CORE for found in checked)
         return max(1, min(cores(), len(checked))) if alone else 1
 
-    def _progress(self, each: Alternative) -> Progress:
-        progress = Progress(each.name, each.values.get("rounds", RunConfig.rounds))
+    def _progress(self, each: Alternative) -> AlternativeProgress:
+        progress = AlternativeProgress(each.name, each.values.get("rounds", RunConfig.rounds))
         if each.name in self.over:
             self.folder.read_progress(each, progress)
         return progress

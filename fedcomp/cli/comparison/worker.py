@@ -82,13 +82,13 @@ def run(tell: Tell, values: dict[str, Any], threads: int) -> dict[str, Any]:
 
     if threads:
         torch.set_num_threads(threads)
-    teller = Teller(tell)
+    teller = ProgressSender(tell)
     simulate(RunConfig(**values), teller)
     reports.after_run(Path(teller.out), teller.warning)
     return {"done": teller.out}
 
 
-class Teller(Callback):
+class ProgressSender(Callback):
     """Passes the progress of a run on."""
 
     def __init__(self, tell: Tell):

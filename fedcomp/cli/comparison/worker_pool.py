@@ -20,7 +20,7 @@ LOG_TAIL = 1 << 16  # bytes
 Answer = dict[str, Any]
 
 
-class Process:
+class WorkerProcess:
     def __init__(self) -> None:
         self.link, other = Pipe()
         self.log = tempfile.TemporaryFile()  # its output, for the error if it dies
@@ -71,8 +71,8 @@ class WorkerPool:
 
     def __init__(self, count: int):
         self.count = count
-        self.free = [Process() for _ in range(count)]
-        self.busy: list[Process] = []
+        self.free = [WorkerProcess() for _ in range(count)]
+        self.busy: list[WorkerProcess] = []
 
     def __enter__(self) -> Self:
         return self
@@ -97,7 +97,7 @@ class WorkerPool:
         waiting = deque(enumerate(orders))
         while waiting or self.busy:
             while waiting and len(self.busy) < self.count:
-                process = self.free.pop() if self.free else Process()  # one may have died
+                process = self.free.pop() if self.free else WorkerProcess()  # one may have died
                 process.job, order = waiting.popleft()
                 self.busy.append(process)
                 yield process.job, {"begun": True}

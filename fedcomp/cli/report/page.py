@@ -10,7 +10,7 @@ import numpy as np
 from ... import __version__
 from ...config import flag
 from ...formatting import NOTHING, decimal, duration, percent, ratio
-from ...runs import ALIKE, Group, Run
+from ...runs import NEUTRAL_OPTIONS, Group, Run
 from ..results import FRONT, cells, legend, results
 from ..results import head as titles
 from . import svg
@@ -205,7 +205,7 @@ def _settings(found: Sequence[Group]) -> str:
     values = {
         name: [_shown(group.runs[0].options.get(name)) for group in found]
         for name in options
-        if name not in ALIKE
+        if name not in NEUTRAL_OPTIONS
     }
     different = [name for name, shown in values.items() if len(set(shown)) > 1]
     own = ""

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from ...callbacks import Said
+from ...callbacks import LogMessage
 from ...errors import UnreachableError, UserError
 from ...state_folder import StateFolder
 from ..client_process import RETRY_S, Target
@@ -63,7 +63,7 @@ class FlowerClient:
         """Serve until the run is over. Raises UserError if the client cannot take part or the server is not reached in time."""
         lock = StateFolder(self.home)
         try:
-            self.say(Said(EXPOSED, "flower"))
+            self.say(LogMessage(EXPOSED, "flower"))
             (self.path / SAID).unlink(missing_ok=True)
             (self.path / SETUP).write_text(json.dumps(asdict(self.setup)))
             attempts = 0
@@ -76,7 +76,7 @@ class FlowerClient:
                 sentence = f"Flower's SuperNode ended; {self.log} has its log"
                 if self.patience_s is not None:
                     raise UnreachableError(sentence, "closed")
-                self.say(Said(sentence, "cut_off"))
+                self.say(LogMessage(sentence, "cut_off"))
                 time.sleep(RETRY_S[min(attempts, len(RETRY_S) - 1)])
                 attempts += 1
         finally:
@@ -87,7 +87,9 @@ class FlowerClient:
         node = processes.start(self._command(), self.home / "flwr", self.log)
         try:
             address = self.target.address
-            self.say(Said(f"Flower's SuperNode runs for {address}", "started", server=address))
+            self.say(
+                LogMessage(f"Flower's SuperNode runs for {address}", "started", server=address)
+            )
             while node.poll() is None and not (self._refused or self._over):
                 time.sleep(LOOK_S)
                 self._tell()
@@ -121,7 +123,7 @@ class FlowerClient:
         """Repeat the sentences that the ClientApp's processes have written since the last call."""
         for line in self._said():
             sentence, event, values = json.loads(line)
-            self.say(Said(sentence, event, **values))
+            self.say(LogMessage(sentence, event, **values))
             if event == REFUSED:
                 self._refused = sentence
             if event == "over":

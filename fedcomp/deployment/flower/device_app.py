@@ -13,7 +13,7 @@ import torch
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
-from ...callbacks import Said
+from ...callbacks import LogMessage
 from ...config import data_folder
 from ...errors import FedcompError, UserError
 from ...keys.enrolment import Enrolment
@@ -44,7 +44,7 @@ def join(message: Message, context: Context) -> Message:
             _say(folder, log_messages.joined(presence, member.session))
         except FedcompError as error:
             presence = Presence(invitation.run, member.who, "", str(error))
-            _say(folder, Said(str(error), REFUSED))
+            _say(folder, LogMessage(str(error), REFUSED))
     return Message(to_records(presence), reply_to=message)
 
 
@@ -98,7 +98,7 @@ def _member(context: Context) -> Iterator[tuple[Member, StateFolder]]:
         folder.close()
 
 
-def _say(folder: StateFolder, said: Said) -> None:
+def _say(folder: StateFolder, said: LogMessage) -> None:
     """Write a sentence for the process that started the SuperNode."""
     with (folder.path / SAID).open("a", encoding="utf-8") as file:
         file.write(json.dumps([said, said.event, dict(said.values)]) + "\n")

@@ -19,7 +19,7 @@ from ...errors import ConfigError, FedcompError
 from ...keys.connection import join_address
 from ...keys.key_folder import CA_CRT, REGISTRY, serving_files
 from ...keys.registry import Registry
-from ...server.watching import watched
+from ...server.option_callbacks import with_option_callbacks
 from ..start import Door, refuse_ports_in_use, refuse_simulation_options
 from . import processes
 from .events import EventReader
@@ -67,7 +67,7 @@ def serve(
     )
     refuse_ports_in_use(config, door)
     with ExitStack() as ends:
-        callback = ends.enter_context(watched(config, callback or Callback()))
+        callback = ends.enter_context(with_option_callbacks(config, callback or Callback()))
         folder = Path(tempfile.mkdtemp(prefix="fedcomp-flower-"))
         link = SuperLink(door, folder)
         ends.callback(link.stop)

@@ -5,10 +5,9 @@ from collections.abc import Sequence
 
 from ..callbacks import Header, RoundRecord, Summary
 from ..formatting import one_line
-from ..watch import (
+from ..run_display import (
     GAP,
-    Watch,
-    awaited,
+    RunDisplay,
     columns_of,
     facts,
     how_to_load,
@@ -16,10 +15,11 @@ from ..watch import (
     rejections,
     suspects,
     verdict,
+    waiting_text,
 )
 
 
-class Plain(Watch):
+class LineDisplay(RunDisplay):
     """Writes to standard output; warnings go to standard error."""
 
     def started(self, header: Header) -> None:
@@ -30,7 +30,7 @@ class Plain(Watch):
         _say((" " * GAP).join(column.title.rjust(column.width) for column in columns_of(header)))
 
     def waiting(self, here: Sequence[int], wanted: int) -> None:
-        _say(awaited(here, wanted))
+        _say(waiting_text(here, wanted))
 
     def round_done(self, record: RoundRecord) -> None:
         super().round_done(record)

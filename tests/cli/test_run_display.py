@@ -6,9 +6,9 @@ import pytest
 
 from fedcomp.callbacks import Rejection, Rejections, RoundRecord
 from fedcomp.cli.dashboard import Dashboard
-from fedcomp.cli.plain import Plain
+from fedcomp.cli.line_display import LineDisplay
+from fedcomp.run_display import Totals, facts, rejections, suspects, verdict
 from fedcomp.server.results import CLIENTS, REASONS, rejections_of
-from fedcomp.watch import Totals, facts, rejections, suspects, verdict
 
 
 def rejected(record: RoundRecord, *given: tuple[int, str]) -> RoundRecord:
@@ -95,7 +95,7 @@ def test_suspected_clients_are_shown_the_worst_first(told, capsys):
     run = told(3)
     record = replace(run.record(3), suspicion={7: 0.125, 3: 0.92, 5: 0.0, 1: 0.5, 2: 0.125})
     assert suspects(record) == "client 3 92 %, client 1 50 %" and suspects(run.record(3)) == ""
-    plain = Plain()
+    plain = LineDisplay()
     plain.started(run.header)
     plain.round_done(record)
     assert "suspected: client 3 92 %, client 1 50 %" in capsys.readouterr().out.splitlines()

@@ -92,7 +92,7 @@ class Totals:
 
 
 @dataclass
-class Watch(Callback):
+class RunDisplay(Callback):
     """Base class of displays: follows a run at a constant cost per round. Entered before the run is prepared, left after its end."""
 
     clock: Callable[[], float] = monotonic
@@ -271,7 +271,7 @@ def how_to_load(out: str) -> list[str]:
     return ["from safetensors.torch import load_file", f"weights = load_file({model_file(out)!r})"]
 
 
-def awaited(here: Sequence[int], wanted: int) -> str:
+def waiting_text(here: Sequence[int], wanted: int) -> str:
     """Return which clients are connected while a round waits for more."""
     said = f"{len(here)} of {wanted} client{'s are' if wanted != 1 else ' is'} here"
     more = f" and {len(here) - 16} more" if len(here) > 16 else ""

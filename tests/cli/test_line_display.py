@@ -1,11 +1,11 @@
 """One aligned line a round on standard output, warnings on standard error, and a verdict of plain lines."""
 
-from fedcomp.cli.plain import Plain
+from fedcomp.cli.line_display import LineDisplay
 
 
 def test_a_run_in_plain_lines(told, capsys):
     run = told(7)
-    plain = Plain()
+    plain = LineDisplay()
     with plain:
         run.to(plain)
     out, err = capsys.readouterr()
@@ -50,14 +50,14 @@ def test_the_two_lines_load_what_they_name(told, tmp_path, capsys):
     from safetensors.torch import save_file
 
     save_file({"bias": torch.arange(3.0)}, tmp_path / "model.safetensors")
-    Plain().finished(told(1).summary, str(tmp_path))
+    LineDisplay().finished(told(1).summary, str(tmp_path))
     names: dict = {}
     exec("\n".join(line.strip() for line in capsys.readouterr().out.splitlines()[-2:]), names)
     assert names["weights"]["bias"].tolist() == [0, 1, 2]
 
 
 def test_warnings_go_to_standard_error_as_one_line(capsys):
-    Plain().warning("odd\nthing")
+    LineDisplay().warning("odd\nthing")
     assert capsys.readouterr() == ("", "warning: odd thing\n")
 
 
@@ -65,7 +65,7 @@ def test_bytes_that_are_all_rejected_have_no_ratio(told, capsys):
     from dataclasses import replace
 
     run = told(1)
-    plain = Plain()
+    plain = LineDisplay()
     plain.started(run.header)
     plain.round_done(replace(run.records[0], uplink_bytes=0, accuracy=None, train_loss=None))
     row = capsys.readouterr().out.splitlines()[-1].split()

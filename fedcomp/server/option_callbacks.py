@@ -10,7 +10,7 @@ from .tensorboard import TensorBoard
 
 
 @contextmanager
-def watched(config: RunConfig, callback: Callback) -> Iterator[CallbackList]:
+def with_option_callbacks(config: RunConfig, callback: Callback) -> Iterator[CallbackList]:
     """Yield one callback that combines `callback` with those of the options, which are closed on exit.
 
     Raises ConfigError, with nothing written, if a port is in use, a file cannot be written, or a package is not installed.

@@ -8,8 +8,8 @@ from typing import Any, Self
 
 from ..callbacks import Header, RoundRecord, Summary
 from ..formatting import decimal, one_line, percent
-from ..watch import verdict
-from .displays import Display
+from ..run_display import verdict
+from .displays import ProgressDisplay
 
 EVERY_S = 0.25  # between updates
 POINTS = 200  # of the curve, at most
@@ -18,7 +18,7 @@ MARGIN, SMALL = 54, 11  # pixels for the labels left of the curve, and height of
 NOTES = 5  # warnings that are shown
 
 
-class Page(Display):
+class NotebookDisplay(ProgressDisplay):
     """Shows the run through `display`, which is IPython's unless given: `display(bundle, raw=True, display_id=True)` → a handle.
 
     A bundle has the picture as HTML, and a sentence as text for places that show no HTML. Colours are those of the notebook.

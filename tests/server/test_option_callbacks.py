@@ -12,7 +12,7 @@ from fedcomp import RunConfig
 from fedcomp.callbacks import Callback
 from fedcomp.deployment.start import Door, serve
 from fedcomp.errors import ConfigError
-from fedcomp.server.watching import watched
+from fedcomp.server.option_callbacks import with_option_callbacks
 from fedcomp.sim import simulate
 
 OPTIONS = {
@@ -136,7 +136,7 @@ def test_a_log_on_a_full_disk_is_a_warning_and_the_run_goes_on(tmp_path):
 
 def test_without_options_there_is_nobody_else():
     callback = Callback()
-    with watched(RunConfig(), callback) as alone:
+    with with_option_callbacks(RunConfig(), callback) as alone:
         assert alone.first is callback and not alone.beside and not alone.metrics
 
 
