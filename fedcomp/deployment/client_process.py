@@ -148,8 +148,9 @@ class ClientProcess:
         self.patience_s = patience_s
         self.stay = stay
         self.retry_s = retry_s
-        task = next(iter(self.seats.values())).member.setup.task
-        self.numel = sum(parameter.numel() for parameter in task.model().parameters())
+        setup = next(iter(self.seats.values())).member.setup
+        with setup.shared.turn:  # model() draws from torch's global generator
+            self.numel = sum(parameter.numel() for parameter in setup.task.model().parameters())
         self.batch = max(1, STACK_BYTES // (4 * self.numel))
         self._requests: queue.SimpleQueue[Request] = queue.SimpleQueue()
         self._said: queue.SimpleQueue[tuple[int, LogMessage, float]] = queue.SimpleQueue()
