@@ -54,6 +54,27 @@ class Spread:
     examples: int
 
 
+class Measured:
+    """A record with the accuracy and loss that the server measured, and metrics of clients."""
+
+    accuracy: float | None
+    loss: float | None
+    client_metrics: Mapping[str, Spread]
+
+    @property
+    def measured_accuracy(self) -> float | None:
+        """The accuracy on the server, else the mean over the clients."""
+        return self._mean("accuracy") if self.accuracy is None else self.accuracy
+
+    @property
+    def measured_loss(self) -> float | None:
+        """The loss on the server, else the mean over the clients."""
+        return self._mean("loss") if self.loss is None else self.loss
+
+    def _mean(self, name: str) -> float | None:
+        return self.client_metrics[name].mean if name in self.client_metrics else None
+
+
 @dataclass(frozen=True)
 class ClientRecord:
     """A client of a deployment that was asked in a round, or whose answer was taken in it; or a virtual client with metrics."""
@@ -73,7 +94,7 @@ class ClientRecord:
 
 
 @dataclass(frozen=True)
-class RoundRecord:
+class RoundRecord(Measured):
     """A line of metrics.jsonl. Bytes are lengths of frames that were made; dense_* is what float32 models would have cost."""
 
     round: int
@@ -110,16 +131,6 @@ class RoundRecord:
     metrics: Mapping[str, float | None] = field(default_factory=dict)  # the task's own
     client_metrics: Mapping[str, Spread] = field(default_factory=dict)  # that clients reported
 
-    @property
-    def measured_accuracy(self) -> float | None:
-        """The accuracy on the server, else the mean over the clients."""
-        return self.accuracy if self.accuracy is not None else _mean(self, "accuracy")
-
-    @property
-    def measured_loss(self) -> float | None:
-        """The loss on the server, else the mean over the clients."""
-        return self.loss if self.loss is not None else _mean(self, "loss")
-
 
 @dataclass(frozen=True)
 class Rejections:
@@ -133,7 +144,7 @@ class Rejections:
 
 
 @dataclass(frozen=True)
-class Summary:
+class Summary(Measured):
     """summary.json."""
 
     accuracy: float | None
@@ -158,10 +169,6 @@ class Summary:
     simulated_hours: float | None = None  # to the last accuracy, on a virtual network
     metrics: Mapping[str, float | None] = field(default_factory=dict)  # as measured last
     client_metrics: Mapping[str, Spread] = field(default_factory=dict)  # as reported last
-
-
-def _mean(record: RoundRecord, name: str) -> float | None:
-    return record.client_metrics[name].mean if name in record.client_metrics else None
 
 
 def values_of(record: RoundRecord | Summary) -> dict[str, Any]:

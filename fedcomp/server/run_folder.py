@@ -179,7 +179,7 @@ def summary_in(path: Path) -> Summary | None:
         lists = {
             "warnings": tuple(values["warnings"]),
             "rejections": tuple(Rejections(**r) for r in values["rejections"]),
-            "client_metrics": _spreads(values),
+            "client_metrics": spreads_of(values),
         }
         return Summary(**values | lists)
     except FileNotFoundError:
@@ -200,7 +200,7 @@ def record_of(values: dict[str, Any]) -> RoundRecord:
         "by_client": tuple(ClientRecord(**c) for c in values.get("by_client", ())),
         "suspicion": {int(client): share for client, share in values.get("suspicion", {}).items()},
         "metrics": dict(values.get("metrics", {})),
-        "client_metrics": _spreads(values),
+        "client_metrics": spreads_of(values),
     }
     numbers = {name: value for name, value in values.items() if name not in lists}
     for name, value in (numbers | lists["metrics"]).items():
@@ -209,7 +209,8 @@ def record_of(values: dict[str, Any]) -> RoundRecord:
     return RoundRecord(**values | lists)
 
 
-def _spreads(values: dict[str, Any]) -> dict[str, Spread]:
+def spreads_of(values: dict[str, Any]) -> dict[str, Spread]:
+    """Return the metrics of clients in a line of metrics.jsonl or a summary."""
     return {name: Spread(**spread) for name, spread in values.get("client_metrics", {}).items()}
 
 

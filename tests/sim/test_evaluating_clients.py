@@ -1,6 +1,7 @@
 """Clients evaluate the model that they receive on data of their own, and report metrics, which the run folder keeps."""
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +14,13 @@ from torch import nn
 
 import fedcomp
 from fedcomp import Data, Task
+from fedcomp.cli.comparison.table import plain
+from fedcomp.cli.line_display import LineDisplay
+from fedcomp.cli.report.page import html
+from fedcomp.cli.results import results
 from fedcomp.errors import ConfigError
+from fedcomp.formatting import percent
+from fedcomp.runs import groups
 from fedcomp.sim import simulate
 
 HERE = Path(__file__).resolve()
@@ -272,3 +279,29 @@ def test_a_run_without_client_metrics_writes_what_it_did_before(tmp_path):
 def test_holdout_needs_clients_that_evaluate(tmp_path):
     with pytest.raises(ConfigError, match="--holdout 0.3 is for evaluation by the clients"):
         simulate(replace(TINY, holdout=0.3, out=out(tmp_path, "run")))
+
+
+def test_mean_and_worst_decile_are_shown_and_read_back(tmp_path, capsys):
+    config = replace(TINY, task=f"{HERE}:by_client", clients=3, participation=1.0, rounds=2)
+    config = replace(config, partition="natural", evaluate="clients", out=out(tmp_path, "run"))
+    simulate(config, LineDisplay())
+    found = fedcomp.load(tmp_path / "run")
+    spread = found.records[-1].client_metrics["accuracy"]
+    mean, worst = percent(spread.mean), percent(spread.worst_decile)
+    shown = capsys.readouterr().out
+    assert re.search(rf"worst 10 %.*\n.*\n *2 +{mean} +{worst}", shown)
+    assert f"clients     accuracy {mean}, worst decile {worst}, 2 clients" in shown
+    assert f"accuracy  {mean} " in repr(found)
+    assert f"clients   accuracy {mean}, worst decile {worst}, 2 clients" in repr(found)
+    assert found.metrics["client_accuracy"][-1] == spread.mean == found.accuracy
+    assert found.metrics["client_accuracy_worst_decile"][-1] == spread.worst_decile
+    assert np.isnan(found.metrics["accuracy"]).all()
+    values = found.metric_by_client("accuracy")
+    assert values.shape == (2, 3) and np.isnan(values[:, 1]).all()
+    assert values[1, 0] == found.records[1].by_client[0].metrics["accuracy"]
+    other = run(tmp_path / "other", evaluate="both", rounds=2, lr=0.2)
+    page = html(groups([found, other]), None)
+    assert f">{mean}</td>" in page and f">{worst}</td>" in page
+    assert "worst decile of client accuracy" in page and "diverged" not in page
+    table = plain(results(groups([found, other])), None)
+    assert "worst 10 %" in table[0] and any(f"{mean}  {worst:>10}" in line for line in table)
