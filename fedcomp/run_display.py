@@ -74,7 +74,7 @@ def columns_of(header: Header | None) -> tuple[Column, ...]:
         for name in header.measures
     ]
     virtual = [VIRTUAL] if header.network else []
-    return (*kept[:1], *measured, *_of_clients(header), *kept[1:], *virtual)
+    return (*kept[:1], *measured, *kept[1:2], *_of_clients(header), *kept[2:], *virtual)
 
 
 def _of_clients(header: Header) -> list[Column]:
