@@ -48,7 +48,8 @@ class Task:
 
     `optimizer(parameters)` returns a torch optimizer that clients train with, in place of --optimizer. `train_fn(model, data, round)`
     replaces the training loop of a client (see `LocalRound`), and `evaluate_fn(model, data)` the evaluation. Both return a dict of
-    numbers with at least "loss". Other numbers of `train_fn` are accepted, but not used or reported yet.
+    numbers with at least "loss"; of `train_fn`, "examples" is the weight of the update where updates are weighted by examples. Other
+    numbers are metrics, at most 64, with names of at most 64 bytes. With --evaluate clients, `evaluate_fn` is called on clients.
     """
 
     name: str
