@@ -33,18 +33,51 @@ class Header:
     residuals: str = ""  # where virtual clients are stored between rounds; "" = where they compute
     judged: str = "accuracy"  # measure of the model: "accuracy", or "loss" of a task without it
     measures: tuple[str, ...] = ()  # the task's own metrics
+    evaluate: str = "server"  # where the model is evaluated: "server", "clients" or "both"
 
 
 @dataclass(frozen=True)
 class Rejection:
     client: int
-    stage: str  # "phase", "download", "train", "encode", "relay", "send", "reply", "quorum", "deadline", "aggregate"
+    stage: str  # "phase", "download", "evaluate", "train", "encode", "relay", "send", "reply", "quorum", "deadline", "aggregate"
     reason: str
 
 
 @dataclass(frozen=True)
+class Spread:
+    """A metric that clients reported in a round."""
+
+    mean: float | None  # weighted by examples
+    # Mean over the tenth of the clients with the lowest accuracy or the highest loss; None for other metrics.
+    worst_decile: float | None
+    clients: int
+    examples: int
+
+
+class Measured:
+    """A record with the accuracy and loss that the server measured, and metrics of clients."""
+
+    accuracy: float | None
+    loss: float | None
+    client_metrics: Mapping[str, Spread]
+
+    @property
+    def measured_accuracy(self) -> float | None:
+        """The accuracy on the server, else the mean over the clients."""
+        return self._mean("accuracy") if self.accuracy is None else self.accuracy
+
+    @property
+    def measured_loss(self) -> float | None:
+        """The loss on the server, else the mean over the clients."""
+        return self._mean("loss") if self.loss is None else self.loss
+
+    def _mean(self, name: str) -> float | None:
+        return self.client_metrics[name].mean if name in self.client_metrics else None
+
+
+@dataclass(frozen=True)
 class ClientRecord:
-    """A client of a deployment that was asked in a round, or whose answer was taken in it."""
+    """A client of a deployment that was asked in a round, or whose answer was taken in it; or a virtual client with metrics."""
 
     client: int
     uplink_bytes: int  # frames of its answers
@@ -57,10 +90,11 @@ class ClientRecord:
     staleness: int = 0  # rounds between the one that its answer belongs to and this one
     stage: str = ""  # where it was rejected; "" if it was not
     reason: str = ""
+    metrics: Mapping[str, float] = field(default_factory=dict)  # that it reported
 
 
 @dataclass(frozen=True)
-class RoundRecord:
+class RoundRecord(Measured):
     """A line of metrics.jsonl. Bytes are lengths of frames that were made; dense_* is what float32 models would have cost."""
 
     round: int
@@ -88,11 +122,14 @@ class RoundRecord:
     wire_bytes_out: int | None = None
     rejections: Sequence[Rejection] = ()
     warnings: Sequence[str] = ()  # found in this round, each once a run
-    by_client: Sequence[ClientRecord] = ()  # in a deployment; a simulation has none
+    by_client: Sequence[
+        ClientRecord
+    ] = ()  # in a deployment; in a simulation, of clients with metrics
     suspicion: Mapping[int, float] = field(default_factory=dict)  # share of votes lost by far
     simulated_s: float | None = None  # duration on a virtual network; None: there is none
     simulated_hours: float | None = None  # of this round and those before it
     metrics: Mapping[str, float | None] = field(default_factory=dict)  # the task's own
+    client_metrics: Mapping[str, Spread] = field(default_factory=dict)  # that clients reported
 
 
 @dataclass(frozen=True)
@@ -107,7 +144,7 @@ class Rejections:
 
 
 @dataclass(frozen=True)
-class Summary:
+class Summary(Measured):
     """summary.json."""
 
     accuracy: float | None
@@ -131,14 +168,18 @@ class Summary:
     rejections: Sequence[Rejections] = ()  # the most frequent first
     simulated_hours: float | None = None  # to the last accuracy, on a virtual network
     metrics: Mapping[str, float | None] = field(default_factory=dict)  # as measured last
+    client_metrics: Mapping[str, Spread] = field(default_factory=dict)  # as reported last
 
 
 def values_of(record: RoundRecord | Summary) -> dict[str, Any]:
-    """Return the fields of a record that are written to files: virtual times and the task's own metrics only if there are any."""
+    """Return the fields of a record that are written to files: virtual times and metrics only if there are any."""
     values = asdict(record)
-    for name in ("simulated_s", "simulated_hours", "metrics"):
+    for name in ("simulated_s", "simulated_hours", "metrics", "client_metrics"):
         if values.get(name) in (None, {}):
             values.pop(name, None)
+    for client in values.get("by_client", ()):
+        if not client["metrics"]:
+            del client["metrics"]
     return values
 
 

@@ -274,6 +274,19 @@ class RunConfig:
     eval_every: int = option(
         1, "rounds between evaluations; the last round is always evaluated", low=1
     )
+    evaluate: str = option(
+        "server",
+        "where the model is evaluated: on the server, with the test data; by the clients, each with held-out data of its own; "
+        "or both",
+        choices=("server", "clients", "both"),
+    )
+    holdout: float = option(
+        0.2,
+        "share of a client's examples that it evaluates on and does not train on, with --evaluate clients or both; unless the "
+        "task has test data of each client",
+        above=0.0,
+        high=0.9,
+    )
     checkpoint_every: str = option(
         AUTO,
         "rounds between checkpoints; auto: a server saves every round, a simulation spends at most a twentieth of its time "
@@ -322,6 +335,16 @@ class RunConfig:
     def learning_rate(self) -> float:
         """The learning rate of the clients, from --lr or --optimizer."""
         return local_optimizer.read(self.optimizer).default_lr if self.lr is None else self.lr
+
+    @property
+    def clients_evaluate(self) -> bool:
+        """Whether clients evaluate the model."""
+        return self.evaluate != "server"
+
+    def evaluates(self, where: str, round: int) -> bool:
+        """Return whether the model is evaluated in a round `where`: by the "server", or by the "clients"."""
+        due = round % self.eval_every == 0 or round == self.rounds
+        return due and self.evaluate in (where, "both")
 
     def _check_optimizer(self) -> None:
         """Raise ConfigError for options that the optimizer does not use."""

@@ -31,6 +31,11 @@ def decimal(value: float | None) -> str:
     return f"{value:.4f}" if abs(value) < 1000 or not math.isfinite(value) else f"{value:.2e}"
 
 
+def metric(name: str, value: float | None) -> str:
+    """Format a metric: an accuracy as a percentage."""
+    return percent(value) if name in ("accuracy", "train_accuracy") else decimal(value)
+
+
 def duration(seconds: float) -> str:
     """Format a duration: `0.84 s`, `12.3 s`, `4 min 05 s`, `2 h 07 min`, `3 d 04 h`."""
     if seconds < 59.95:

@@ -16,6 +16,7 @@ import hashlib
 import itertools
 import json
 import struct
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Self
 
@@ -138,6 +139,7 @@ class Assignment(Values):
     returned: bytes = b""  # the dropped part of the accepted proposal as a frame, b"" for nothing
     steps: int = 0  # of local SGD in this round; 0 = the client's own
     batch_size: int = 0  # examples in a step of this round; 0 = the client's own
+    evaluate: int = 0  # 1: the client evaluates the model that it received before it trains
 
 
 @dataclass
@@ -150,11 +152,12 @@ class Report(Values):
     fingerprint: str  # of the client's weights
     frame: bytes  # b"" when there is nothing to send
     ticket: str  # names this proposal
-    examples: int  # in the client's data
+    examples: int  # that the update counts for: those of the client's data, or as its train_fn says
     loss: float  # mean training loss before each local step
-    stage: str  # where a FAILED client failed: "phase", "download", "train", "encode"
+    stage: str  # where a FAILED client failed: "phase", "download", "evaluate", "train", "encode"
     reason: str
     after: str = ""  # ticket of the proposal that the client's memory last committed, "" for none
+    metrics: bytes = b""  # packed ReportedMetrics, b"" for none
 
 
 @dataclass(frozen=True)
@@ -165,6 +168,77 @@ class ClientRoundConfig:
     lr: float = 1.0  # multiple of the client's learning rate
     steps: int = 0  # of local SGD; 0: the client's own
     batch_size: int = 0  # examples; 0: the client's own
+
+
+MOST_METRICS = 64  # from training, and likewise from evaluation
+LONGEST_NAME = 64  # bytes of UTF-8
+METRICS_HEAD, DOUBLE = struct.Struct("<QB"), struct.Struct("<d")
+MOST_EXAMPLES = 1 << 53  # in one report: float64 holds every integer up to here
+LARGEST_METRICS = METRICS_HEAD.size + 2 * MOST_METRICS * (1 + LONGEST_NAME + DOUBLE.size)  # bytes
+
+
+@dataclass(frozen=True)
+class ReportedMetrics:
+    """Named numbers that a client reports, as bytes in `Report.metrics`.
+
+    The examples of the evaluation (8 bytes, little-endian), the number of training metrics (1 byte), and for each metric, those of
+    training first: the length of its name (1 byte), the name in UTF-8, the number (float64, little-endian).
+    """
+
+    training: Mapping[str, float] = field(default_factory=dict)
+    evaluation: Mapping[str, float] = field(default_factory=dict)
+    examples: int = 0  # that the client evaluated the model on
+
+    def pack(self) -> bytes:
+        """Return the metrics as bytes, b"" for none. Raises ProtocolError for names that are not allowed."""
+        if not self.training and not self.evaluation:
+            return b""
+        check_metric_names(self.training)
+        check_metric_names(self.evaluation)
+        pieces = [METRICS_HEAD.pack(self.examples, len(self.training))]
+        for name, value in (*self.training.items(), *self.evaluation.items()):
+            encoded = name.encode()
+            pieces += [bytes([len(encoded)]), encoded, DOUBLE.pack(value)]
+        return b"".join(pieces)
+
+    @classmethod
+    def unpack(cls, data: bytes) -> Self:
+        """Return the metrics that `pack` packed. Raises ProtocolError for other bytes."""
+        if not data:
+            return cls()
+        if len(data) > LARGEST_METRICS:
+            raise ProtocolError(
+                f"the metrics have {len(data)} bytes; at most {LARGEST_METRICS} are allowed"
+            )
+        try:
+            examples, training = METRICS_HEAD.unpack_from(data)
+            at, found = METRICS_HEAD.size, []
+            while at < len(data):
+                end = at + 1 + data[at]
+                found.append((data[at + 1 : end].decode(), *DOUBLE.unpack_from(data, end)))
+                at = end + DOUBLE.size
+        except (struct.error, UnicodeDecodeError) as error:
+            raise ProtocolError("the metrics cannot be read") from error
+        made = cls(dict(found[:training]), dict(found[training:]), examples)
+        check_metric_names(made.training)
+        check_metric_names(made.evaluation)
+        count = len(made.training) + len(made.evaluation)
+        if not found or (len(made.training), count) != (training, len(found)):
+            raise ProtocolError("the metrics name a number twice, or fewer than they claim")
+        if not bool(made.evaluation) <= examples <= MOST_EXAMPLES * bool(made.evaluation):
+            raise ProtocolError(f"the metrics are of {examples} examples")
+        return made
+
+
+def check_metric_names(names: Collection[str]) -> None:
+    """Raise ProtocolError for more than 64 names, and for a name that is not 1 to 64 printable bytes of UTF-8."""
+    if len(names) > MOST_METRICS:
+        raise ProtocolError(f"there are {len(names)} metrics; give at most {MOST_METRICS}")
+    for name in names:
+        if not name.isprintable() or not 0 < len(name.encode()) <= LONGEST_NAME:
+            raise ProtocolError(
+                f"the metric {name[:LONGEST_NAME]!r} has no printable name of 1 to {LONGEST_NAME} bytes"
+            )
 
 
 def failure(

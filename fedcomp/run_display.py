@@ -10,8 +10,18 @@ from time import monotonic
 from types import TracebackType
 from typing import Self
 
-from .callbacks import Callback, Header, RoundRecord, Summary
-from .formatting import NOTHING, decimal, duration, human_bytes, one_line, percent, rate, ratio
+from .callbacks import Callback, Header, RoundRecord, Spread, Summary
+from .formatting import (
+    NOTHING,
+    decimal,
+    duration,
+    human_bytes,
+    metric,
+    one_line,
+    percent,
+    rate,
+    ratio,
+)
 
 
 @dataclass(frozen=True)
@@ -24,8 +34,8 @@ class Column:
 
 COLUMNS = (
     Column("round", 5, 0, lambda r: str(r.round)),
-    Column("accuracy", 8, 1, lambda r: percent(r.accuracy)),
-    Column("loss", 8, 5, lambda r: decimal(r.loss)),
+    Column("accuracy", 8, 1, lambda r: percent(r.measured_accuracy)),
+    Column("loss", 8, 5, lambda r: decimal(r.measured_loss)),
     Column("train loss", 10, 10, lambda r: decimal(r.train_loss)),
     Column("up", 7, 2, lambda r: human_bytes(r.uplink_bytes)),
     Column("up ratio", 8, 8, lambda r: ratio(r.dense_uplink_bytes, r.uplink_bytes)),
@@ -46,6 +56,8 @@ COLUMNS = (
 VIRTUAL = Column(
     "virtual", 10, 4, lambda r: NOTHING if r.simulated_s is None else duration(r.simulated_s)
 )
+# Of a run whose clients evaluate the model.
+WORST = "worst 10 %"
 GAP = 2  # blanks between columns
 SUSPECT = 0.2  # share of votes lost by a wide margin from which a client is shown,
 UNLIKE = 3.0  # if it is also this multiple of the median
@@ -61,7 +73,20 @@ def columns_of(header: Header | None) -> tuple[Column, ...]:
         Column(name, max(8, len(name)), 1, lambda r, name=name: decimal(r.metrics.get(name)))
         for name in header.measures
     ]
-    return (*kept[:1], *measured, *kept[1:], *([VIRTUAL] if header.network else []))
+    virtual = [VIRTUAL] if header.network else []
+    return (*kept[:1], *measured, *kept[1:2], *_of_clients(header), *kept[2:], *virtual)
+
+
+def _of_clients(header: Header) -> list[Column]:
+    """Return the columns of what clients measured: the mean, unless it takes the place of the server's measure, and the worst decile."""
+    name = header.judged
+
+    def cell(field: str) -> Callable[[RoundRecord], str]:
+        return lambda r: metric(name, getattr(r.client_metrics.get(name), field, None))
+
+    mean = Column("clients", 8, 1, cell("mean"))
+    worst = Column(WORST, len(WORST), 2, cell("worst_decile"))
+    return {"server": [], "clients": [worst], "both": [mean, worst]}[header.evaluate]
 
 
 def columns_for(width: int, columns: Sequence[Column] = COLUMNS) -> list[Column]:
@@ -151,8 +176,14 @@ class RunDisplay(Callback):
     def merit(self, record: RoundRecord) -> float | None:
         """Return the accuracy, or the negative loss of a task without accuracy; None if it was not measured."""
         if self.header is None or self.header.judged == "accuracy":
-            return record.accuracy
-        return -record.loss if record.loss is not None and isfinite(record.loss) else None
+            return record.measured_accuracy
+        loss = record.measured_loss
+        return -loss if loss is not None and isfinite(loss) else None
+
+    def judged(self, record: RoundRecord) -> float | None:
+        """Return the accuracy of the round, or the loss of a task without accuracy."""
+        by_accuracy = self.header is None or self.header.judged == "accuracy"
+        return record.measured_accuracy if by_accuracy else record.measured_loss
 
 
 def facts(header: Header) -> list[tuple[str, str]]:
@@ -229,12 +260,14 @@ def verdict(summary: Summary, totals: Totals) -> list[tuple[str, str]]:
     dense_up, dense_down = summary.dense_uplink_bytes, summary.dense_downlink_bytes
     wire = (summary.wire_bytes_in or 0) + (summary.wire_bytes_out or 0)
     virtual_s = 3600 * (summary.simulated_hours or 0.0)
-    has_accuracy = summary.accuracy is not None or summary.loss is None
+    has_accuracy = summary.accuracy is not None or summary.measured_loss is None
+    has_loss = summary.loss is not None or not summary.client_metrics
     rejected = f"{totals.rejected:,} update{'s' * (totals.rejected != 1)}"
     rows = [
         ("accuracy", percent(summary.accuracy) if has_accuracy else ""),
-        ("loss", decimal(summary.loss)),
+        ("loss", decimal(summary.loss) if has_loss else ""),
         *((name, decimal(value)) for name, value in summary.metrics.items()),
+        *(("clients", spread_text(name, s)) for name, s in summary.client_metrics.items()),
         ("bytes up", _against(up, dense_up)),
         (
             "relayed",
@@ -251,6 +284,14 @@ def verdict(summary: Summary, totals: Totals) -> list[tuple[str, str]]:
         clients = _named(r.clients, r.more_clients)
         rows.append(("", one_line(f"{r.updates:,} of {clients} at {r.stage}: {r.reason}")))
     return [(label, str(value)) for label, value in rows if value]
+
+
+def spread_text(name: str, spread: Spread) -> str:
+    """Return a metric of clients as text: "accuracy 81.20 %, worst decile 55.00 %, 20 clients"."""
+    worst = spread.worst_decile
+    said = f"{name} {metric(name, spread.mean)}"
+    said += "" if worst is None else f", worst decile {metric(name, worst)}"
+    return f"{said}, {spread.clients} client{'s' * (spread.clients != 1)}"
 
 
 def _against(sent: int, dense: int) -> str:

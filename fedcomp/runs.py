@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from . import baseline
-from .callbacks import RoundRecord, Summary
+from .callbacks import RoundRecord, Spread, Summary
 from .config import RUN_FILE, RunConfig, at_home, flag, options_of_run, read_run
 from .errors import RunFolderError, UserError
 from .formatting import NOTHING, decimal, human_bytes, percent, ratio
+from .run_display import spread_text
 from .server.run_folder import METRICS, MODEL, SUMMARY, records_in, summary_in
 
 if TYPE_CHECKING:
@@ -66,6 +67,7 @@ class Run:
         lines = (
             f"Run {self.folder.name}, task {self.options.get('task', RunConfig.task)}",
             self._quality(),
+            *(f"clients   {spread_text(*item)}" for item in self.client_metrics.items()),
             f"bytes     {', '.join(sent)}",
             f"rounds    {len(self.records)}{'' if self.summary else ', not finished'}; {clients:,} clients{cohort}",
             f"folder    {self.folder}",
@@ -75,9 +77,11 @@ class Run:
     def _quality(self) -> str:
         """Return the last and the best accuracy as one line, or the loss if no accuracy was measured."""
         name, show, best, word = "accuracy", percent, max, "best"
-        measured = [(r.accuracy, r.round) for r in self.records if r.accuracy is not None]
+        found = [(r.measured_accuracy, r.round) for r in self.records]
+        measured = [(value, round) for value, round in found if value is not None]
         if not measured:
-            losses = [(r.loss, r.round) for r in self.records if r.loss is not None]
+            found = [(r.measured_loss, r.round) for r in self.records]
+            losses = [(value, round) for value, round in found if value is not None]
             if losses:
                 name, show, best, word, measured = "loss", decimal, min, "lowest", losses
         if not measured:
@@ -87,13 +91,35 @@ class Run:
 
     @cached_property
     def metrics(self) -> dict[str, np.ndarray]:
-        """The numbers of metrics.jsonl, also of the task's own metrics, float64 [rounds] each, NaN for rounds without them."""
+        """The numbers of metrics.jsonl, float64 [rounds] each, NaN for rounds without them; also the task's own metrics.
+
+        What clients reported has the names client_NAME (the mean) and client_NAME_worst_decile.
+        """
         kinds = (int, float, float | None, int | None)
         names = [f.name for f in dataclasses.fields(RoundRecord) if f.type in kinds]
         columns = {name: [getattr(record, name) for record in self.records] for name in names}
         for name in dict.fromkeys(name for record in self.records for name in record.metrics):
             columns[name] = [record.metrics.get(name) for record in self.records]
+        for name in dict.fromkeys(n for record in self.records for n in record.client_metrics):
+            spreads = [record.client_metrics.get(name) for record in self.records]
+            columns[f"client_{name}"] = [getattr(spread, "mean", None) for spread in spreads]
+            worst = [getattr(spread, "worst_decile", None) for spread in spreads]
+            if any(value is not None for value in worst):
+                columns[f"client_{name}_worst_decile"] = worst
         return {name: np.array(column, np.float64) for name, column in columns.items()}
+
+    @property
+    def client_metrics(self) -> dict[str, Spread]:
+        """The metrics that clients reported last, by name."""
+        return {n: spread for record in self.records for n, spread in record.client_metrics.items()}
+
+    def metric_by_client(self, name: str) -> np.ndarray:
+        """Return a metric of each client, float64 [rounds, clients], NaN where the client did not report it."""
+        values = np.full((len(self.records), self.config.clients), np.nan)
+        for row, record in zip(values, self.records, strict=True):
+            for client in record.by_client:
+                row[client.client] = client.metrics.get(name, np.nan)
+        return values
 
     @property
     def config(self) -> RunConfig:
@@ -107,8 +133,9 @@ class Run:
 
     @property
     def accuracy(self) -> float | None:
-        """The last measured accuracy, 0..1."""
-        return next((r.accuracy for r in reversed(self.records) if r.accuracy is not None), None)
+        """The last measured accuracy, 0..1: on the server, else the mean over the clients."""
+        found = [r.measured_accuracy for r in self.records if r.measured_accuracy is not None]
+        return found[-1] if found else None
 
     @property
     def parameters(self) -> int:
@@ -136,7 +163,8 @@ class Run:
         sent = 0
         for record in self.records:
             sent += record.uplink_bytes + record.downlink_bytes
-            if record.accuracy is not None and record.accuracy >= accuracy:
+            measured = record.measured_accuracy
+            if measured is not None and measured >= accuracy:
                 return record.round, sent
         return None
 

@@ -13,7 +13,7 @@ STEPS = itertools.count(1)
 def loss(outputs, targets):
     if next(STEPS) == int(os.environ["KILL_AT"]):
         os.kill(os.getpid(), signal.SIGKILL)
-    return tiny_task.task.loss(outputs, targets)
+    return tiny_task.task.criterion(outputs, targets)
 
 
 task = replace(tiny_task.task, loss=loss)

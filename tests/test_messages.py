@@ -9,7 +9,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedcomp.errors import ProtocolError
-from fedcomp.messages import FRAMES, UPDATE, Assignment, Report, failure, ticket
+from fedcomp.messages import (
+    FRAMES,
+    LARGEST_METRICS,
+    UPDATE,
+    Assignment,
+    Report,
+    ReportedMetrics,
+    failure,
+    ticket,
+)
 from fedcomp.transports.flower.records import LARGEST_VALUE, from_records, to_records
 
 ASSIGNMENT = Assignment(
@@ -86,3 +95,57 @@ def test_records_of_somebody_else_are_an_error():
 def test_tickets_name_proposals():
     assert ticket(1, 2, b"frame") != ticket(2, 2, b"frame") != ticket(2, 1, b"frame")
     assert failure(ASSIGNMENT, "train", "it broke").kind == "failed"
+
+
+NAMES = st.text("aéß_ ", min_size=1, max_size=20)
+NUMBERS = st.dictionaries(NAMES, st.floats(), max_size=64)
+
+
+@given(NUMBERS, NUMBERS, st.integers(1, 1 << 53))
+def test_metrics_come_back(training, evaluation, examples):
+    sent = ReportedMetrics(training, evaluation, examples if evaluation else 0)
+    packed = sent.pack()
+    assert len(packed) <= LARGEST_METRICS
+    assert repr(ReportedMetrics.unpack(packed)) == repr(sent)
+
+
+def test_metrics_are_laid_out_as_the_page_says():
+    told = ReportedMetrics({"norm": 1.25}, {"é": -2.0}, 300)
+    numbers = ["01046e6f726d000000000000f43f", "02c3a900000000000000c0"]
+    assert told.pack().hex() == "2c01000000000000" + "".join(numbers)
+
+
+@given(st.binary(min_size=1, max_size=60))
+def test_any_bytes_are_metrics_or_an_error(data):
+    try:
+        found = ReportedMetrics.unpack(data)
+    except ProtocolError:
+        return
+    assert found.pack() == data
+
+
+NINE = bytes(8) + b"\x01"
+VALUE = bytes(8)
+
+
+@for_each(
+    "data",
+    [
+        b"\0",
+        NINE,  # claims a number that is not there
+        NINE + b"\x01a" + VALUE[:-1],
+        NINE + b"\0" + VALUE,
+        NINE + b"\x41" + b"a" * 65 + VALUE,
+        NINE + b"\x01\xff" + VALUE,
+        NINE + b"\x01\n" + VALUE,
+        bytes(8) + b"\x02" + 2 * (b"\x01a" + VALUE),
+        bytes(8) + b"\x00" + b"\x01a" + VALUE,  # an evaluation on no example
+        b"\xff" * 8 + b"\x00" + b"\x01a" + VALUE,
+        b"\x01" + bytes(7) + b"\x01" + b"\x01a" + VALUE,
+        bytes(8) + b"\x41" + b"".join(b"\x01" + bytes([48 + i]) + VALUE for i in range(65)),
+        bytes(LARGEST_METRICS + 1),
+    ],
+)
+def test_malformed_metrics_are_an_error(data):
+    with pytest.raises(ProtocolError):
+        ReportedMetrics.unpack(data)

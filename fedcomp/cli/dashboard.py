@@ -97,7 +97,7 @@ class Dashboard(RunDisplay):
             super().round_done(record)
             self._running = (0, 0)
             self._records.append(record)
-            if (judged := getattr(record, self.header.judged)) is not None:
+            if (judged := self.judged(record)) is not None:
                 self._curve.add(record.round, judged)
             self._notes.extend(Text(f"× {line}", REJECTED) for line in rejections(record))
 
@@ -199,10 +199,15 @@ class Dashboard(RunDisplay):
             newest = next(
                 (r for r in reversed(self._records) if self.merit(r) is not None), self.best
             )
-            title.append(f" {shown(getattr(newest, judged))}", "bold")
+            title.append(f" {shown(self.judged(newest))}", "bold")
             title.append(
-                f", best {shown(getattr(self.best, judged))} in round {self.best.round}", LABEL
+                f", best {shown(self.judged(self.best))} in round {self.best.round}", LABEL
             )
+            spread = newest.client_metrics.get(judged)
+            if self.header.evaluate == "both" and spread:
+                title.append(f", on clients {shown(spread.mean)}", LABEL)
+            if spread:
+                title.append(f", worst decile {shown(spread.worst_decile)}", LABEL)
         return [title, *self._curve.lines(width, height - 1)]
 
     def _rounds(self, columns: list[Column], rows: int) -> list[Text]:

@@ -18,7 +18,7 @@ from ..errors import ConfigError
 
 PANELS = {
     "Task and data": "task data init partition clients seed",
-    "Rounds": "rounds participation quorum deadline network strategy weights weight_cap relays attack eval_every horizon",
+    "Rounds": "rounds participation quorum deadline network strategy weights weight_cap relays attack evaluate eval_every holdout horizon",
     "Server step": "clip_update server_optimizer server_lr",
     "Local training": "local_steps local_steps_schedule local_epochs batch_size batch_size_schedule accumulate augment",
     "Optimizer of the clients": "optimizer optimizer_state lr lr_warmup lr_schedule step_schedule momentum keep_momentum "

@@ -33,6 +33,7 @@ class Result:
     # Half of the distance between the best and the worst seed; None for one seed.
     accuracy_spread: float | None = None
     loss: float | None = None  # the last one; None if it is not finite
+    worst_decile: float | None = None  # accuracy or loss of the tenth of the clients with the worst
     rounds: float = 0.0
     uplink_bytes: float = 0.0
     downlink_bytes: float = 0.0
@@ -144,6 +145,7 @@ def _result(
         accuracy=mean(measured) if measured else None,
         accuracy_spread=(max(measured) - min(measured)) / 2 if len(measured) > 1 else None,
         loss=mean(losses) if len(losses) == len(runs) else None,
+        worst_decile=_worst_decile(runs, "accuracy" if measured else "loss"),
         rounds=mean(len(run.records) for run in runs),
         uplink_bytes=mean(sum(r.uplink_bytes for r in run.records) for run in runs),
         downlink_bytes=mean(sum(r.downlink_bytes for r in run.records) for run in runs),
@@ -158,9 +160,18 @@ def _result(
 
 def _last_loss(run: "Run") -> float | None:
     return next(
-        (r.loss for r in reversed(run.records) if r.loss is not None and math.isfinite(r.loss)),
+        (
+            loss
+            for r in reversed(run.records)
+            if (loss := r.measured_loss) is not None and math.isfinite(loss)
+        ),
         None,
     )
+
+
+def _worst_decile(runs: Sequence["Run"], name: str) -> float | None:
+    found = [getattr(run.client_metrics.get(name), "worst_decile", None) for run in runs]
+    return None if None in found else mean(found)
 
 
 def _note(runs: Sequence["Run"], failed: Mapping[str, str]) -> str:
@@ -176,7 +187,7 @@ def _wrong(run: "Run", why: str) -> str:
         return f"failed: {why}"
     if run.summary is None:
         return "not finished"
-    if run.summary.loss is None:
+    if run.summary.measured_loss is None:
         return "diverged: the loss is no finite number"
     if run.records and not run.records[-1].accepted:
         last = max((r.round for r in run.records if r.accepted), default=0)

@@ -24,7 +24,8 @@ def pack(session: ClientSession, client: int) -> dict[str, Tensor | bytes]:
     head = {
         "version": session.replica.version,
         "passed": [*session.replica.passed][-PASSED:],
-        "round": round_state and [round_state.round, round_state.loss],
+        "round": round_state
+        and [round_state.round, round_state.loss, round_state.examples, round_state.metrics.hex()],
     }
     return {
         **vectors,
@@ -57,8 +58,9 @@ def restore(session: ClientSession, client: int, kept: dict[str, Tensor | bytes]
 
 def unpack_round(kept: dict[str, Tensor | bytes]) -> RoundState | None:
     """Return the round state in what `pack` returned. Raises KeyError, TypeError or ValueError for anything else."""
-    round_and_loss = json.loads(kept[SESSION])["round"]
-    if not round_and_loss:
+    stored = json.loads(kept[SESSION])["round"]
+    if not stored:
         return None
+    round, loss, examples, metrics = stored
     values = {name[len(VALUES) :]: v for name, v in kept.items() if name.startswith(VALUES)}
-    return RoundState(*round_and_loss, values)
+    return RoundState(round, loss, values, examples, bytes.fromhex(metrics))

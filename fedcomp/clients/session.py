@@ -5,7 +5,7 @@ the same weights, so one copy of the model serves all clients of a session.
 """
 
 import itertools
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Protocol
@@ -25,6 +25,7 @@ from ..messages import (
     UPDATE,
     Assignment,
     Report,
+    ReportedMetrics,
     failure,
     next_version,
     ticket,
@@ -34,12 +35,14 @@ from ..strategies.client_algorithm import ClientAlgorithm, Frame, RoundState
 from ..tasks.data import Examples, non_finite
 from ..tasks.user_errors import client_error
 from ..training.local_sgd import NO_TRACES, Traces
+from .evaluation import ClientEvaluator
 from .replica import NeedDense, Replica
 from .state import ClientState
 from .trainer import Stack, Trained, Trainer
 
 # Called with the assignments, memories and updates [m, numel] of clients that are about to encode; must not change them.
 Watch = Callable[[Sequence[Assignment], Sequence[Memory], Tensor], None]
+NO_METRICS = ReportedMetrics()
 
 
 class ClientHook:
@@ -101,7 +104,7 @@ class ClientSession:
     """Answers assignments with reports.
 
     `trainer`: None if the caller trains and calls `download` and `encode` in place of `handle`. `remembers`: keep a client's round state
-    until its next round; by default it is dropped when the next round begins.
+    until its next round; by default it is dropped when the next round begins. `evaluator`: None if clients never evaluate the model.
     """
 
     def __init__(
@@ -115,12 +118,13 @@ class ClientSession:
         hook: ClientHook | None = None,
         watch: Watch | None = None,
         remembers: bool = False,
+        evaluator: ClientEvaluator | None = None,
     ):
         self.replica, self.states, self.trainer = replica, states, trainer
         self.algorithm, self.seed = algorithm, seed
         self.hook: ClientHook = hook or ClientHook()
         self.watch: Watch = watch or (lambda assignments, memories, updates: None)
-        self.remembers = remembers
+        self.remembers, self.evaluator = remembers, evaluator
         self.rounds: dict[int, RoundState] = {}  # by client: the round that it is in
 
     @property
@@ -143,6 +147,7 @@ class ClientSession:
         with timed("memories"):
             self.states.bring([a.client for a in answering])
         starting, continuing = self._open(answering, reports)
+        starting, measured = self._evaluate(starting, reports)
         for group, mine in self.hook.groups(starting):
             data = self.hook.training_data(group, self.trainer.data)
             for first in range(0, len(mine), self.trainer.at_once):
@@ -152,7 +157,7 @@ class ClientSession:
                 for trained, updates in stacks:
                     updates = self.hook.on_updates(group, [t.assignment for t in trained], updates)
                     with timed("compression", clients=len(trained)), _on(updates.device):
-                        self._finish_training(trained, updates, reports)
+                        self._finish_training(trained, updates, measured, reports)
         for group, mine in self.hook.groups(continuing):
             with timed("compression", clients=len(mine)):
                 self._continue(group, mine, reports)
@@ -238,6 +243,22 @@ class ClientSession:
                 reports[a.client] = self._failure(a, stage, error, kind)
         return starting, continuing
 
+    def _evaluate(
+        self, assignments: Sequence[Assignment], reports: dict[int, Report]
+    ) -> tuple[list[Assignment], dict[int, ReportedMetrics]]:
+        """Evaluate the received model for the clients that are told to. Return the assignments that did not fail, and the metrics."""
+        measured: dict[int, ReportedMetrics] = {}
+        if self.evaluator is not None and any(a.evaluate for a in assignments):
+            weights = self.algorithm.model_weights(self.replica.weights)
+            for a in assignments:
+                if not a.evaluate:
+                    continue
+                try:
+                    measured[a.client] = self.evaluator.evaluate(a.round, a.client, weights)
+                except Exception as error:
+                    reports[a.client] = self._failure(a, "evaluate", error)
+        return [a for a in assignments if a.client not in reports], measured
+
     def _commit_accepted(self, assignments: Sequence[Assignment]) -> None:
         """Settle the accepted proposals of a cohort together, where nothing else depends on them."""
         accepted = []
@@ -275,7 +296,11 @@ class ClientSession:
         return stacks
 
     def _finish_training(
-        self, trained: Sequence[Trained], updates: Tensor, reports: dict[int, Report]
+        self,
+        trained: Sequence[Trained],
+        updates: Tensor,
+        measured: Mapping[int, ReportedMetrics],
+        reports: dict[int, Report],
     ) -> None:
         """Encode the updates [m, n] of trained clients, and keep what training left in their states."""
         assignments = [t.assignment for t in trained]
@@ -290,7 +315,8 @@ class ClientSession:
         before = {a.client: self.rounds.get(a.client) for a in assignments}
         for t, a in zip(trained, assignments, strict=True):
             values = self.algorithm.initial_values(a, before[a.client])
-            self.rounds[a.client] = RoundState(a.round, t.loss, values)
+            metrics = replace(measured.get(a.client, NO_METRICS), training=t.metrics).pack()
+            self.rounds[a.client] = RoundState(a.round, t.loss, values, t.examples or 0, metrics)
         self.watch(assignments, [state.memory for state in states], updates)
         self._report(assignments, updates, [t.traces for t in trained], reports)
         for t, own, state in zip(trained, kept, states, strict=True):
@@ -351,11 +377,12 @@ class ClientSession:
                 self.replica.fingerprint,
                 frame or b"",
                 state.ticket,
-                self.trainer.examples(a.client),
+                self.rounds[a.client].examples or self.trainer.examples(a.client),
                 self.rounds[a.client].loss,
                 "",
                 "",
                 state.after,
+                self.rounds[a.client].metrics,
             )
 
     def _encode_alike(

@@ -15,13 +15,14 @@ import numpy as np
 import torch
 from cryptography.hazmat.primitives.asymmetric import ec
 
+from ..clients.evaluation import ClientEvaluator
 from ..clients.replica import Replica
 from ..clients.session import ClientSession, HostedStates
 from ..clients.state import ClientState
 from ..clients.trainer import Trainer
 from ..codecs import codec
 from ..config import RunConfig, from_values
-from ..errors import ProtocolError, UserError
+from ..errors import ProtocolError, TaskError, UserError
 from ..keys.signature_log import SignatureLog
 from ..layout import Layout, model_fingerprint
 from ..memories import memory
@@ -30,8 +31,9 @@ from ..strategies import make_client_algorithm
 from ..strategies.client_algorithm import ClientAlgorithm
 from ..strategies.sealed_election import SealedElectionClient, with_keys
 from ..tasks import Data, Task, initial_model
-from ..tasks.check import check
-from ..tasks.partition import partition
+from ..tasks.check import check, data_of
+from ..tasks.data import Examples
+from ..tasks.partition import hold_out, partition, shards_of_test
 from ..training.engine import OneByOne, one_at_a_time
 from ..training.local_sgd import LocalSGD
 
@@ -59,6 +61,8 @@ CLIENT_OPTIONS = (
     "memory",
     "strategy",
     "seed",
+    "evaluate",
+    "holdout",
 )
 
 STACK_BYTES = 64 << 20  # of updates that a process holds at once
@@ -173,10 +177,12 @@ def session_for(
     run = invitation.run, invitation.options
     # Each client that signs has its own key in the algorithm, and therefore a session of its own.
     session = make_session() if signs else shared.once("session", run, make_session)
-    shard = _shard(config, setup)
+    shard, held_out = _shard(config, setup, who)
     uplink, layout_of_state = codec(config.uplink), algorithm.global_layout(layout)
     kept = memory(config.memory, uplink, layout_of_state.numel, layout_of_state)
     session.trainer.shards[who] = shard
+    if session.evaluator is not None:
+        session.evaluator.held_out[who] = held_out
     session.states.by_client[who] = ClientState(kept, invitation.version)
     return who, session
 
@@ -209,20 +215,63 @@ def _new_session(
         all_shards=_all_shards(config, setup) if algorithm.trains_on_partitions else None,
         at_once=max(1, STACK_BYTES // (4 * layout_of_state.numel)),
     )
+    evaluator = None
+    if config.clients_evaluate:
+        own = initial_model(setup.task, config.seed)
+        test = _test(config, setup)
+        evaluator = ClientEvaluator(
+            setup.task,
+            own,
+            setup.device,
+            config.seed,
+            data,
+            trainer.shards,
+            data if test is None else test.to(setup.device),
+            {},
+        )
     states = HostedStates()
-    return ClientSession(replica, states, trainer, algorithm, config.seed, remembers=True)
+    return ClientSession(
+        replica, states, trainer, algorithm, config.seed, remembers=True, evaluator=evaluator
+    )
 
 
-def _shard(config: RunConfig, setup: ClientSetup) -> np.ndarray:
-    """Return the indices of the client's examples."""
+def _test(config: RunConfig, setup: ClientSetup) -> Examples | None:
+    """Return the task's test data if it has that of each client, else None, as if its file is not on this machine."""
+
+    def read() -> Examples | None:
+        try:
+            return data_of(setup.task, "test")
+        except TaskError as error:
+            if isinstance(error.__cause__, FileNotFoundError):
+                return None
+            raise
+
+    test = setup.shared.once("test", (), read)
+    if test is None:
+        return None
     if setup.partition_id is None:
-        return np.arange(len(setup.train))
+        return None if test.column(None) is None else test
+    parts = setup.partitions or config.clients
+    return test if shards_of_test(config.partition, setup.train, test, parts) else None
+
+
+def _shard(config: RunConfig, setup: ClientSetup, who: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return the indices of the client's training examples, and those of the examples that it evaluates on."""
+    if setup.partition_id is None:
+        whole = np.arange(len(setup.train))
+        if not config.clients_evaluate:
+            return whole, whole[:0]
+        if (test := _test(config, setup)) is not None:
+            return whole, np.arange(len(test))
+        (kept,), (held,) = hold_out([whole], config.holdout, config.seed)
+        return kept, held
     parts = setup.partitions or config.clients
     if not 0 <= setup.partition_id < parts:
         raise UserError(
             f"--partition-id is {setup.partition_id}, but the data has {parts} parts; give 0 to {parts - 1}"
         )
-    return _dealt(config, setup, parts)[setup.partition_id]
+    shards, held_out = _dealt(config, setup, parts)
+    return shards[setup.partition_id], held_out[setup.partition_id]
 
 
 def _all_shards(config: RunConfig, setup: ClientSetup) -> list[np.ndarray]:
@@ -232,13 +281,21 @@ def _all_shards(config: RunConfig, setup: ClientSetup) -> list[np.ndarray]:
             f"strategy '{config.strategy}' has clients train on each other's data, but this client has its own only; give it "
             "--partition-id K and the data of the whole task, or give the server form=ballots"
         )
-    return _dealt(config, setup, config.clients)
+    return _dealt(config, setup, config.clients)[0]
 
 
-def _dealt(config: RunConfig, setup: ClientSetup, parts: int) -> list[np.ndarray]:
-    how = (config.partition, parts, config.seed)
-    return setup.shared.once(
-        "partition",
-        how,
-        lambda: partition(config.partition, setup.train, parts, config.seed, setup.task.name),
-    )
+def _dealt(
+    config: RunConfig, setup: ClientSetup, parts: int
+) -> tuple[list[np.ndarray], list[np.ndarray]]:
+    """Return the training examples of each client, and those that it evaluates on."""
+
+    def deal() -> tuple[list[np.ndarray], list[np.ndarray]]:
+        shards = partition(config.partition, setup.train, parts, config.seed, setup.task.name)
+        if not config.clients_evaluate:
+            return shards, [shard[:0] for shard in shards]
+        if (test := _test(config, setup)) is not None:
+            return shards, shards_of_test(config.partition, setup.train, test, parts)
+        return hold_out(shards, config.holdout, config.seed)
+
+    how = (config.partition, parts, config.seed, config.evaluate, config.holdout)
+    return setup.shared.once("partition", how, deal)

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -159,6 +160,7 @@ class Deployment:
             gather=self.roster.gather,
             on_answer=lambda *counts: self.callback.progress(*counts),
             bandwidths=bandwidths_of(self.strategy, config),
+            evaluates=partial(config.evaluates, "clients"),
         )
         self.by_client = ClientTraffic(self.transport)
         self.test = on(test, self.device)
@@ -308,6 +310,7 @@ class Deployment:
             notice=self.strategy.notice,
             judged="loss" if self.task.accuracy is None else "accuracy",
             measures=tuple(self.task.metrics),
+            evaluate=c.evaluate,
         )
 
     # Clients.
@@ -342,17 +345,23 @@ class Deployment:
     def _record(self, outcome: RoundResult, began: float) -> RoundRecord:
         measured = self.evaluator.evaluate(outcome.round, self.loop.model)
         check_loss(self.warnings, outcome.round, measured.loss, self.test)
-        record = record_of(outcome, self.layout, *measured, time.perf_counter() - began)
+        record = record_of(
+            outcome, self.layout, *measured, time.perf_counter() - began, self.warnings
+        )
         if self.config.relays and (lost := inexact([a.update for a in outcome.accepted])):
             sentence = inexact_warning(outcome.round, lost, record.uplink_nonzeros)
             self.warnings(sentence, kind="inexact sums of relays")
         wire = self.by_client.take_total()
-        clients = self.by_client.records(outcome)
+        reported = {client.client: client.metrics for client in record.by_client}
+        clients = [
+            dataclasses.replace(client, metrics=reported.get(client.client, {}))
+            for client in self.by_client.records(outcome)
+        ]
         # Nothing was sent to clients that were away.
         down = sum(client.downlink_bytes for client in clients)
         return dataclasses.replace(
             record,
-            by_client=clients,
+            by_client=tuple(clients),
             downlink_bytes=down,
             catch_up_bytes=min(record.catch_up_bytes, down),
             warnings=self.warnings.take(),

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from ..callbacks import Callback, CallbackList, Header, RoundRecord
 from ..errors import ConfigError
-from ..formatting import decimal, duration, human_bytes, one_line, percent, ratio
+from ..formatting import decimal, duration, human_bytes, metric, one_line, ratio
 from ..run_display import RunDisplay
 
 TENTHS = 10  # lines of a run in a log
@@ -32,13 +32,11 @@ class ProgressDisplay(RunDisplay):
         if self.header is None:
             return "preparing the run"
         t, last, parts = self.totals, self.last, [f"round {self.last_round}/{self.header.rounds}"]
-        if last is not None and last.loss is not None:
-            by_accuracy = self.header.judged == "accuracy"
-            parts.append(
-                f"accuracy {percent(last.accuracy)}"
-                if by_accuracy
-                else f"loss {decimal(last.loss)}"
-            )
+        if last is not None and last.measured_loss is not None:
+            judged = self.header.judged
+            parts.append(f"{judged} {metric(judged, self.judged(last))}")
+            if spread := last.client_metrics.get(judged):
+                parts.append(f"worst decile of clients {metric(judged, spread.worst_decile)}")
             parts += [f"{name} {decimal(value)}" for name, value in last.metrics.items()]
         if last is not None:
             parts += [

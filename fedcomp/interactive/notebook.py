@@ -54,7 +54,7 @@ class NotebookDisplay(ProgressDisplay):
 
     def round_done(self, record: RoundRecord) -> None:
         super().round_done(record)
-        value = getattr(record, self.header.judged)
+        value = self.judged(record)
         if value is not None and math.isfinite(value):
             self._points.append((record.round, value))
         self._show_sometimes()

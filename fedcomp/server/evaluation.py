@@ -15,16 +15,24 @@ from ..profiling import timed
 from ..tasks import Task, initial_model
 from ..tasks.check import changing_buffers
 from ..tasks.data import Examples
-from ..tasks.running_statistics import recalibrate, recalibrated
+from ..tasks.running_statistics import (
+    CALIBRATION,
+    recalibrate_on,
+    recalibrated,
+    why_not_recalibrated,
+)
 from ..tasks.user_errors import SEE_TRACEBACK, describe, out_of_memory
 from ..training.evaluation import Evaluation, evaluate
 
 NOT_EVALUATED = Evaluation(None, None, {})
 ROUNDING = 1e-6  # of a share that is a sum over batches
-CALIBRATION, BATCH = 2000, 250  # examples: the most in all, and those of a forward pass
 NO_TRAINING_DATA = (
     "the server has no training data, so the running statistics of the model (BatchNorm) are computed from the inputs of the test "
     "set; give the server's task a 'train' to compute them from training examples"
+)
+INITIAL_STATISTICS = (
+    "the running statistics of the model (BatchNorm) keep their initial values, as its forward pass fails on a batch of the data ({}); "
+    "let model(inputs) work as for a task without evaluate_fn, or use GroupNorm"
 )
 INITIAL_BUFFERS = (
     "training changes buffers of the model ({}) that are not sent; the server evaluates and saves the model with their initial "
@@ -57,12 +65,15 @@ class Evaluator:
         self.device = device
         self.model = initial_model(task, config.seed).to(device)
         self.warnings: list[str] = []  # about the buffers of the model
-        self.calibrates = task.evaluate_fn is None and bool(recalibrated(self.model))
+        self.calibrates = bool(recalibrated(self.model))
+        self.calibration = test if train is None else train
+        if self.calibrates and task.evaluate_fn is not None:
+            if why := why_not_recalibrated(task, self.model, self.calibration, device):
+                self.calibrates = False
+                self.warnings.append(INITIAL_STATISTICS.format(why))
         if self.calibrates:
-            self.calibration = test if train is None else train
             drawn = seeds.generator(config.seed, "recalibration")
-            rows = drawn.permutation(len(self.calibration))[:CALIBRATION]
-            self.sample = torch.from_numpy(rows)
+            self.sample = drawn.permutation(len(self.calibration))[:CALIBRATION]
             self.warnings += [NO_TRAINING_DATA] * (train is None)
         if left := changing_buffers(task, self.model, test if train is None else train):
             self.warnings.append(
@@ -72,8 +83,8 @@ class Evaluator:
             )
 
     def evaluate(self, round: int, weights: Tensor) -> Evaluation:
-        """Evaluate `weights` [n] after a round; NOT_EVALUATED if --eval-every skips the round. Raises TaskError."""
-        if round % self.config.eval_every and round != self.config.rounds:
+        """Evaluate `weights` [n] after a round; NOT_EVALUATED if the options skip the round. Raises TaskError."""
+        if not self.config.evaluates("server", round):
             return NOT_EVALUATED
         with timed("evaluation"), self._task_errors():
             if self.calibrates:
@@ -119,11 +130,7 @@ class Evaluator:
         """Put the weights into the model, with the running statistics that belong to them."""
         self.layout.scatter(weights.to(self.device), self.model)
         if self.calibrates:
-            rows = self.sample.to(self.calibration.device)
-            pieces = rows.tensor_split(-(-len(rows) // BATCH))
-            batches = (self.calibration.batch(piece).to(self.device) for piece in pieces)
-            with torch.inference_mode():
-                recalibrate(self.model, batches, lambda batch: self.task.outputs(self.model, batch))
+            recalibrate_on(self.task, self.model, self.calibration, self.sample, self.device)
 
     @contextmanager
     def _task_errors(self) -> Iterator[None]:

@@ -7,15 +7,23 @@ from dataclasses import dataclass, field, replace
 from ..callbacks import Rejection
 from ..codecs import Update
 from ..errors import FrameError, ProtocolError
-from ..messages import DENSE, FAILED, NEED_DENSE, Assignment, Report, ticket
+from ..messages import (
+    DENSE,
+    FAILED,
+    MOST_EXAMPLES,
+    NEED_DENSE,
+    Assignment,
+    Report,
+    ReportedMetrics,
+    ticket,
+)
 from ..profiling import timed
 from ..strategies.base import Accepted, Phase, PhaseResult, RoundStrategy
 from ..strategies.round_completion import Progress, RoundCompletion
 from .broadcasts import Broadcasts, Download
 from .transport import Delivery, Lost, Transport
 
-MOST_EXAMPLES = 1 << 53  # in one report: float64 holds every integer up to here
-STAGES = frozenset(("phase", "download", "train", "encode", "relay", "send", "reply"))
+STAGES = frozenset(("phase", "download", "evaluate", "train", "encode", "relay", "send", "reply"))
 LONGEST_REASON = 1000  # characters, of a reason that a client or a relay gives
 POLL_S = 0.1  # longest wait for an answer before the phase checks again whether it is complete
 
@@ -31,6 +39,7 @@ def accepted_of(report: Report, update: Update | None, rate: float = 1.0) -> Acc
         report.frame,
         not report.after,
         rate,
+        metrics=ReportedMetrics.unpack(report.metrics),
     )
 
 
@@ -196,6 +205,7 @@ class Exchange:
             raise ProtocolError(
                 f"the reply reports {report.examples} examples, outside of 1 to 2**53"
             )
+        ReportedMetrics.unpack(report.metrics)
         return report
 
     def _send_dense(self, assignment: Assignment) -> None:

@@ -2,19 +2,20 @@
 
 import dataclasses
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 
 from .. import __version__, spec
-from ..callbacks import Rejection, Rejections, RoundRecord, Summary
+from ..callbacks import ClientRecord, Rejection, Rejections, RoundRecord, Summary
 from ..config import RunConfig
 from ..errors import ConfigError
 from ..layout import Layout
 from ..strategies import RoundStrategy, StrategyConfig, strategy
 from ..strategies.cohort import size as cohort_size
 from ..tasks.data import Examples
+from .client_metrics import summarized
 from .round_loop import RoundResult
 
 REASONS, CLIENTS = 16, 16  # that a summary names; metrics.jsonl has all
@@ -27,6 +28,10 @@ def strategy_of(config: RunConfig, layout: Layout, **settings: Any) -> RoundStra
     if config.local_steps_schedule and config.local_epochs:
         raise ConfigError(
             "--local-steps-schedule and --local-epochs both say how long clients train; give one of them"
+        )
+    if config.holdout != RunConfig.holdout and not config.clients_evaluate:
+        raise ConfigError(
+            f"--holdout {config.holdout:g} is for evaluation by the clients; give --evaluate clients, or both, as well"
         )
     budget_bytes, budget_s = spec.budget(config.budget) if config.budget else (0, 0.0)
     options = {field.name for field in dataclasses.fields(config)}
@@ -86,8 +91,10 @@ def record_of(
     accuracy: float | None,
     metrics: Mapping[str, float],
     seconds: float,
+    warn: Callable[..., None],
 ) -> RoundRecord:
-    """Return the record of a round, a line of metrics.jsonl."""
+    """Return the record of a round, a line of metrics.jsonl, with a record for each client that reported metrics."""
+    spreads, values = summarized(outcome.round, outcome.accepted, warn)
     traffic, dense = outcome.traffic, 4 * layout.numel
     return RoundRecord(
         round=outcome.round,
@@ -112,6 +119,21 @@ def record_of(
         clipped=outcome.clipped,
         metrics=metrics,
         simulated_s=outcome.simulated_s,
+        client_metrics=spreads,
+        by_client=tuple(
+            ClientRecord(
+                client,
+                traffic.uplink.get(client, 0),
+                traffic.downlink.get(client, 0),
+                None,
+                None,
+                None,
+                traffic.behind.get(client),
+                traffic.lateness.get(client, 0),
+                metrics=numbers,
+            )
+            for client, numbers in values.items()
+        ),
     )
 
 
@@ -150,6 +172,7 @@ def summary_of(records: Sequence[RoundRecord], config: RunConfig, device: str) -
         rejections=rejections_of(records),
         simulated_hours=records[-1].simulated_hours,
         metrics=records[-1].metrics,
+        client_metrics=records[-1].client_metrics,
     )
 
 

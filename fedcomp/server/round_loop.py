@@ -55,6 +55,7 @@ class RoundLoop:
     `gather` returns the logical ids of the clients that a round may be drawn from, in ascending order, and may wait for them. By default
     it returns all clients that can be reached. Ids, not the order of answers, decide the cohort and the order of sums.
     `on_answer(round, answered, asked)` is called for each answer. `bandwidths`: known uplink speeds by client, in bytes per second.
+    `evaluates(round)` returns whether the clients of a round evaluate the model that they receive.
     """
 
     def __init__(
@@ -66,11 +67,12 @@ class RoundLoop:
         gather: Callable[[], Sequence[int]] | None = None,
         on_answer: Callable[[int, int, int], None] = lambda round, answered, asked: None,
         bandwidths: Mapping[int, float] | None = None,
+        evaluates: Callable[[int], bool] = lambda round: False,
     ):
         self.strategy, self.broadcasts, self.config = strategy, broadcasts, strategy.config
         self.transport, self.clock = transport, transport.clock
         self.gather = gather or transport.clients
-        self.on_answer = on_answer
+        self.on_answer, self.evaluates = on_answer, evaluates
         self.bandwidths = dict(bandwidths or {})
         self.optimizer = optimizer(self.config.server_optimizer)
         self.versions: dict[int, str] = {}  # last version that each client reported
@@ -164,6 +166,7 @@ class RoundLoop:
             returned=returned,
             steps=config.steps,
             batch_size=config.batch_size,
+            evaluate=int(not before and self.evaluates(round)),
         )
 
     def close(

@@ -22,7 +22,15 @@ from safetensors.torch import save
 from torch import Tensor
 
 from .. import durable_files
-from ..callbacks import ClientRecord, Rejection, Rejections, RoundRecord, Summary, values_of
+from ..callbacks import (
+    ClientRecord,
+    Rejection,
+    Rejections,
+    RoundRecord,
+    Spread,
+    Summary,
+    values_of,
+)
 from ..config import (
     RUN_FILE,
     RunConfig,
@@ -171,6 +179,7 @@ def summary_in(path: Path) -> Summary | None:
         lists = {
             "warnings": tuple(values["warnings"]),
             "rejections": tuple(Rejections(**r) for r in values["rejections"]),
+            "client_metrics": spreads_of(values),
         }
         return Summary(**values | lists)
     except FileNotFoundError:
@@ -191,12 +200,18 @@ def record_of(values: dict[str, Any]) -> RoundRecord:
         "by_client": tuple(ClientRecord(**c) for c in values.get("by_client", ())),
         "suspicion": {int(client): share for client, share in values.get("suspicion", {}).items()},
         "metrics": dict(values.get("metrics", {})),
+        "client_metrics": spreads_of(values),
     }
     numbers = {name: value for name, value in values.items() if name not in lists}
     for name, value in (numbers | lists["metrics"]).items():
         if not isinstance(value, int | float | None):
             raise ValueError(f"'{name}' is no number")
     return RoundRecord(**values | lists)
+
+
+def spreads_of(values: dict[str, Any]) -> dict[str, Spread]:
+    """Return the metrics of clients in a line of metrics.jsonl or a summary."""
+    return {name: Spread(**spread) for name, spread in values.get("client_metrics", {}).items()}
 
 
 def _label(task: str) -> str:
@@ -213,4 +228,6 @@ def finite(value: Any) -> Any:
     """Return a value for JSON, with null in place of NaN and infinity."""
     if isinstance(value, Mapping):
         return {key: finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [*map(finite, value)]
     return None if isinstance(value, float) and not math.isfinite(value) else value

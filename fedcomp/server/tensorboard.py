@@ -52,6 +52,11 @@ class TensorBoard(Callback):
         if sent := record.uplink_bytes + record.downlink_bytes:
             values[RATIO] = (record.dense_uplink_bytes + record.dense_downlink_bytes) / sent
         values |= {HOURS: record.simulated_hours} | record.metrics
+        for name, spread in record.client_metrics.items():
+            values |= {
+                f"clients/{name}": spread.mean,
+                f"clients/{name}_worst_decile": spread.worst_decile,
+            }
         for name, value in values.items():
             if value is not None and math.isfinite(value):
                 self._writer.add_scalar(name, value, record.round)

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable
 
 from torch import Tensor
 
+from ..clients.evaluation import ClientEvaluator
 from ..clients.replica import Replica
 from ..clients.session import ClientHook, ClientSession
 from ..clients.trainer import Trainer
@@ -30,10 +31,20 @@ class VirtualClients(ClientSession):
         warn: Callable[[str], None] = lambda sentence: None,
         hook: ClientHook | None = None,
         placement: Placement = IN_MEMORY,
+        evaluator: ClientEvaluator | None = None,
     ):
         self.store = ClientStore(make_memory, replica.version, placement)
         watch = UpdateWatch(warn)
-        super().__init__(replica, self.store, trainer, algorithm, seed, hook=hook, watch=watch)
+        super().__init__(
+            replica,
+            self.store,
+            trainer,
+            algorithm,
+            seed,
+            hook=hook,
+            watch=watch,
+            evaluator=evaluator,
+        )
 
     @property
     def clients(self) -> int:

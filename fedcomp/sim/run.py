@@ -4,11 +4,13 @@ import dataclasses
 import sys
 import time
 from contextlib import ExitStack, nullcontext, redirect_stdout
+from functools import partial
 
 import numpy as np
 import torch
 
 from ..callbacks import Callback, Header, RoundRecord, Summary
+from ..clients.evaluation import ClientEvaluator
 from ..clients.replica import Replica
 from ..clients.trainer import Trainer
 from ..codecs import codec
@@ -41,7 +43,7 @@ from ..strategies.cohort import size as cohort_size
 from ..tasks import Task, initial_model, load
 from ..tasks.check import check, data_of, layout_of
 from ..tasks.data import Examples
-from ..tasks.partition import partition
+from ..tasks.partition import hold_out, partition, shards_of_test
 from ..tasks.user_errors import out_of_memory
 from ..training import devices
 from ..training.engine import Engine
@@ -128,6 +130,11 @@ class Preparation:
         self.shards = partition(
             config.partition, train, config.clients, config.seed, self.task.name
         )
+        self.held_out = None
+        if config.clients_evaluate:
+            self.test_shards = shards_of_test(config.partition, train, self.test, config.clients)
+            if self.test_shards is None:
+                self.shards, self.held_out = hold_out(self.shards, config.holdout, config.seed)
         self.model = initial_model(self.task, config.seed)
         self.weights = self.layout.gather(self.model)
         self.machine = self._machine(self.model)
@@ -189,6 +196,7 @@ class Simulation(Preparation):
         del self.train, self.model, self.weights  # clients and broadcasts have their own references
         self.engine = self._engine(model, weights, train, max(shards, key=len))
         train = self.engine.resident(train)
+        self.test = on(self.test, self.device)
         self.byzantine.follow(self.strategy, train)
         self.clients = VirtualClients(
             Replica(
@@ -214,6 +222,7 @@ class Simulation(Preparation):
             warn=self.warnings,
             hook=self.byzantine if config.attack else None,
             placement=self.placement,
+            evaluator=self._client_evaluator(train),
         )
         self.relays = (
             Relays(self.clients, config.relays, self.strategy.uplink, self.layout)
@@ -232,8 +241,8 @@ class Simulation(Preparation):
             on_answer=lambda round, answered, asked: self.callback.progress(round, answered, asked),
             bandwidths=self.bandwidths,
             pace=self.timing.pace if self.timing else pace(config.seed),
+            evaluates=partial(config.evaluates, "clients"),
         )
-        self.test = on(self.test, self.device)
         self.evaluator = Evaluator(config, self.task, self.layout, train, self.test, self.device)
 
     def run(self) -> Summary:
@@ -309,6 +318,14 @@ class Simulation(Preparation):
         steps = steps_by(self.strategy.client_algorithm, self.sgd, self.clients.trainer.shards)
         return Timing(self.network, self.config, self.strategy.fewest, self.transport, steps)
 
+    def _client_evaluator(self, train: Examples) -> ClientEvaluator | None:
+        """Return what evaluates the model for the clients; None if they do not. `train`: on the device."""
+        if not self.config.clients_evaluate:
+            return None
+        model, seed = initial_model(self.task, self.config.seed), self.config.seed
+        test, rows = (train, self.held_out) if self.held_out else (self.test, self.test_shards)
+        return ClientEvaluator(self.task, model, self.device, seed, train, self.shards, test, rows)
+
     def _write_config(self) -> None:
         self.folder.write_config(
             self.config, dataclasses.asdict(self.machine) | {HOME: self.placement.name}
@@ -353,6 +370,7 @@ class Simulation(Preparation):
             residuals=str(self.placement),
             judged="loss" if self.task.accuracy is None else "accuracy",
             measures=tuple(self.task.metrics),
+            evaluate=c.evaluate,
         )
 
     # A round.
@@ -360,7 +378,9 @@ class Simulation(Preparation):
     def _record(self, outcome: RoundResult, began: float) -> RoundRecord:
         measured = self.evaluator.evaluate(outcome.round, self.loop.model)
         check_loss(self.warnings, outcome.round, measured.loss, self.test)
-        record = record_of(outcome, self.layout, *measured, time.perf_counter() - began)
+        record = record_of(
+            outcome, self.layout, *measured, time.perf_counter() - began, self.warnings
+        )
         if self.relays is not None:
             record = self._with_relays(outcome, record)
         if self.timing is not None:

@@ -19,7 +19,7 @@ from ..errors import ConfigError, FrameError
 from ..layout import Layout
 from ..memories import Counterpart, memory, with_memories
 from ..memories.base import Changes, NoOptions, ReadValue, ReadVector
-from ..messages import TRAIN
+from ..messages import TRAIN, ReportedMetrics
 from .client_algorithm import ClientAlgorithm
 from .cohort import sample, size
 from .optimizers import optimizer
@@ -85,6 +85,7 @@ class Accepted:
     fresh: bool = True  # the client's memory has committed nothing before
     rate: float = 1.0  # learning rate that the client was told, as a multiple of the run's
     lateness: int = 0  # rounds since the one that the update was made for
+    metrics: ReportedMetrics = field(default_factory=ReportedMetrics)
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,8 @@ class RoundState:
     round: int
     loss: float  # of local training
     values: dict[str, Any] = field(default_factory=dict)  # stored by the ClientAlgorithm
+    examples: int = 0  # that the update counts for; 0: those of the client's data
+    metrics: bytes = b""  # packed ReportedMetrics
 
 
 @dataclass(frozen=True)

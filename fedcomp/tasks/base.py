@@ -48,14 +48,15 @@ class Task:
 
     `optimizer(parameters)` returns a torch optimizer that clients train with, in place of --optimizer. `train_fn(model, data, round)`
     replaces the training loop of a client (see `LocalRound`), and `evaluate_fn(model, data)` the evaluation. Both return a dict of
-    numbers with at least "loss". Other numbers of `train_fn` are accepted, but not used or reported yet.
+    numbers with at least "loss"; of `train_fn`, "examples" is the weight of the update where updates are weighted by examples. Other
+    numbers are metrics, at most 64, with names of at most 64 bytes. With --evaluate clients, `evaluate_fn` is called on clients.
     """
 
     name: str
     model: Callable[[], nn.Module] | nn.Module
     train: Data | Any
     test: Data | Any
-    loss: Measure = F.cross_entropy
+    loss: Measure | None = None
     accuracy: Measure | None = share_correct
     augment: Augmentation | None = None  # how --augment changes the examples that clients train on
     metrics: Mapping[str, Measure] = field(default_factory=dict, hash=False)
@@ -95,18 +96,25 @@ class Task:
         """
         inputs = batch.inputs
         if isinstance(inputs, dict):
-            if self.target in inputs and not (
-                self.loss is F.cross_entropy and takes(model, self.target)
-            ):
+            if self.target in inputs and not (self.loss is None and takes(model, self.target)):
                 inputs = {name: value for name, value in inputs.items() if name != self.target}
             return model(**inputs)
         return model(*inputs) if isinstance(inputs, tuple) else model(inputs)
 
     def loss_of(self, outputs: Any, targets: Any) -> Tensor:
         """Return the loss of a batch: the task's own, or `.loss` of the outputs, or the cross-entropy."""
-        if self.loss is F.cross_entropy and (own := getattr(outputs, "loss", None)) is not None:
-            return own
-        return self.loss(predictions(outputs), targets)
+        if self.returns_loss(outputs):
+            return outputs.loss
+        return self.criterion(predictions(outputs), targets)
+
+    def returns_loss(self, outputs: Any) -> bool:
+        """Whether the loss is `.loss` of a model's outputs."""
+        return self.loss is None and getattr(outputs, "loss", None) is not None
+
+    @property
+    def criterion(self) -> Measure:
+        """The loss of outputs and targets: the task's own, or the cross-entropy."""
+        return self.loss or F.cross_entropy
 
 
 def predictions(outputs: Any) -> Any:

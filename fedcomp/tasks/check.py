@@ -318,7 +318,7 @@ def _outputs(task: Task, model: nn.Module, batch: Batch) -> Any:
     kinds = ", ".join(map(_kind, tensors(batch.inputs)))
     outputs = _tried(task, f"model()(inputs {kinds})", lambda: task.outputs(model, batch))
     found = predictions(outputs)
-    if task.loss is not F.cross_entropy or getattr(outputs, "loss", None) is not None:
+    if task.loss not in (None, F.cross_entropy) or task.returns_loss(outputs):
         return outputs
     if not isinstance(found, Tensor) or not found.numel():
         raise _broken(task, "model()(inputs)", _kind(outputs), "a tensor of outputs")
@@ -327,7 +327,7 @@ def _outputs(task: Task, model: nn.Module, batch: Batch) -> Any:
 
 def _labels(task: Task, split: str, data: Examples, outputs: Any) -> None:
     """Raise TaskError for labels without an output, with which the cross-entropy fails in whichever round first meets them."""
-    if task.loss is not F.cross_entropy or not isinstance(data, Data):
+    if task.criterion is not F.cross_entropy or not isinstance(data, Data):
         return
     targets = data.targets
     if not isinstance(outputs, Tensor) or outputs.ndim != 2 or targets.ndim != 1:

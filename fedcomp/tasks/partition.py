@@ -3,7 +3,7 @@
 Every rule gives each example one owner, so that a partition is an exact cover, whatever is drawn.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -209,6 +209,48 @@ def partition(
     owners = chosen.owners(data, clients, seeds.generator(seed, "partition"))
     ends = np.cumsum(np.bincount(owners, minlength=clients))
     return np.split(np.argsort(owners, kind="stable").astype(np.int64, copy=False), ends[:-1])
+
+
+def hold_out(
+    shards: Sequence[np.ndarray], share: float, seed: int
+) -> tuple[list[np.ndarray], list[np.ndarray]]:
+    """Split the examples of each client into those that it trains on and those that it evaluates on, both increasing.
+
+    `share` of n examples are held out, rounded, at least 1 and at most n − 1; of a single example, none. Drawn from (seed, "holdout",
+    position of the client in `shards`).
+    """
+    kept, held = [], []
+    drawn = seeds.generators(seed, "holdout", [(0, client) for client in range(len(shards))])
+    for shard, generator in zip(shards, drawn, strict=True):
+        count = min(max(1, int(share * len(shard) + 0.5)), max(0, len(shard) - 1))
+        order = generator.permutation(len(shard))
+        kept.append(shard[np.sort(order[count:])])
+        held.append(shard[np.sort(order[:count])])
+    return kept, held
+
+
+def shards_of_test(
+    spec: str, train: Examples, test: Examples, clients: int
+) -> list[np.ndarray] | None:
+    """Return the test examples of each client, increasing, where the test data has the groups that `natural` partitions the training
+    data by; None for other partitions and other test data. Groups without training examples belong to no client.
+    """
+    chosen = rule(spec)
+    if not isinstance(chosen, Natural):
+        return None
+    try:
+        mine, column = test.column(chosen.column), train.column(chosen.column)
+    except ConfigError:
+        return None
+    if mine is None or column is None or len(mine) != len(test):
+        return None
+    position = {name: number for number, name in enumerate(np.unique(column).tolist())}
+    owners = np.array([position.get(name, -1) for name in mine.tolist()])
+    if (owners < 0).all():
+        return None
+    owners = np.where(owners < 0, clients, owners % clients)
+    ends = np.cumsum(np.bincount(owners, minlength=clients + 1))
+    return np.split(np.argsort(owners, kind="stable"), ends[:-1])[:clients]
 
 
 def _labels(data: Examples, what: str) -> np.ndarray:

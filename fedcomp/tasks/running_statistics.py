@@ -11,7 +11,15 @@ from contextlib import ExitStack
 from itertools import count
 from typing import Any
 
+import numpy as np
+import torch
 from torch import nn
+
+from .base import Task
+from .data import Examples
+from .user_errors import describe
+
+CALIBRATION, BATCH = 2000, 250  # examples: the most in all, and those of a forward pass
 
 NORMALIZATION = (
     nn.BatchNorm1d,
@@ -59,6 +67,30 @@ def recalibrate(
             layer.train()
         for batch in batches:
             (forward or model)(batch)
+
+
+def recalibrate_on(
+    task: Task, model: nn.Module, data: Examples, rows: np.ndarray, device: torch.device
+) -> None:
+    """Recalibrate a task's model, which is on `device`, on the examples `rows`, in batches of at most 250."""
+    index = torch.from_numpy(rows).to(data.device)
+    pieces = index.tensor_split(-(-len(rows) // BATCH))
+    batches = (data.batch(piece).to(device) for piece in pieces)
+    with torch.inference_mode():
+        recalibrate(model, batches, lambda batch: task.outputs(model, batch))
+
+
+def why_not_recalibrated(task: Task, model: nn.Module, data: Examples, device: torch.device) -> str:
+    """Return why the forward pass that recalibration needs fails, such as for a task whose `evaluate_fn` calls parts of the model; ""
+    if it works. Leaves the model in eval mode.
+    """
+    try:
+        rows = torch.arange(min(2, len(data)), device=data.device)
+        with torch.inference_mode():
+            task.outputs(model.eval(), data.batch(rows).to(device))
+    except Exception as error:
+        return describe(error)
+    return ""
 
 
 def _average(layer: nn.Module):

@@ -32,7 +32,7 @@ from ..layout import Layout
 from ..local_optimizer import SGD
 from ..local_optimizer import read as read_optimizer
 from ..schedules import LARGEST, MOST, RATE, OptionSchedule
-from ..tasks.base import Task
+from ..tasks.base import Task, predictions
 from ..tasks.data import Batch, Examples
 from .channels import NOT_CONTIGUOUS, channels_may_be_last
 from .pooled_convolution import fused
@@ -537,7 +537,9 @@ class SerialEngine:
             outputs = self.task.outputs(self.fused, batch)
         else:
             with torch.autocast(self.device.type, getattr(torch, sgd.precision)):
-                outputs = _full(self.task.outputs(self.fused, batch))
+                outputs = self.task.outputs(self.fused, batch)
+                if not self.task.returns_loss(outputs):
+                    outputs = _full(predictions(outputs))
         return self.task.loss_of(outputs, batch.targets)
 
     def _load(self, start: Tensor, buffers: dict[str, Tensor] | None) -> Tensor:
@@ -571,7 +573,7 @@ def _kept_apart(model: nn.Module, device: torch.device, channels_last: bool) -> 
 
 
 def _full(outputs: Any) -> Any:
-    """Return what a model gave under autocast in float32, so that the loss is. An output with `.loss` is left as it is."""
+    """Return what a model gave under autocast in float32, so that the loss is."""
     if isinstance(outputs, Tensor):
         return outputs.float() if outputs.dtype in (torch.bfloat16, torch.float16) else outputs
     if type(outputs) in (tuple, list):

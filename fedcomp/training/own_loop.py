@@ -11,8 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from .. import seeds
-from ..errors import TaskError
+from ..errors import ProtocolError, TaskError
 from ..layout import Layout
+from ..messages import MOST_EXAMPLES, check_metric_names
 from ..tasks.base import Task
 from ..tasks.data import Examples
 from .local_sgd import NO_TRACES, LocalSGD, Traces, Trained, drawing_from
@@ -96,9 +97,13 @@ class OwnLoopEngine:
             for name, buffer in self.model.named_buffers()
             if not torch.equal(buffer, self.initial_buffers[name])
         }
-        examples = int(numbers.pop("examples", len(rows)))
+        examples = numbers.pop("examples", len(rows))
+        if not 1 <= examples <= MOST_EXAMPLES:
+            raise TaskError(
+                f"task '{self.task.name}': train_fn returned {examples:g} examples; return at least 1"
+            )
         loss = numbers.pop("loss")
-        return Trained(update, loss, changed or None, told.state or None, numbers, examples)
+        return Trained(update, loss, changed or None, told.state or None, numbers, int(examples))
 
 
 def numbers_of(task: Task, what: str, found: Any) -> dict[str, float]:
@@ -117,6 +122,10 @@ def numbers_of(task: Task, what: str, found: Any) -> dict[str, float]:
             raise TaskError(
                 f"task '{task.name}': {what} returned a {type(value).__name__} for '{name}'; return one number"
             )
+    try:
+        check_metric_names([str(name) for name in found])
+    except ProtocolError as error:
+        raise TaskError(f"task '{task.name}': {what}: {error}") from error
     return {
         str(name): float(value.item() if isinstance(value, Tensor) else value)
         for name, value in found.items()

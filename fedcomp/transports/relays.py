@@ -12,11 +12,10 @@ from ..codecs import Codec, Update
 from ..codecs.s2 import S2, Found
 from ..codecs.update import Sections
 from ..config import RunConfig
-from ..errors import ConfigError, FrameError
+from ..errors import ConfigError, FrameError, ProtocolError
 from ..layout import Layout
 from ..memories import Memory
-from ..messages import UPDATE, Assignment, Report, failure
-from ..server.exchange import MOST_EXAMPLES
+from ..messages import MOST_EXAMPLES, UPDATE, Assignment, Report, ReportedMetrics, failure
 from ..strategies import RoundStrategy, cohort
 
 STRATEGIES = "average", "fetchsgd"  # strategies that need only the sum of the frames
@@ -32,7 +31,16 @@ def can_add(assignment: Assignment, report: Report) -> bool:
         and (r.round, r.phase, r.client) == (a.round, a.phase, a.client)
         and (r.version, r.fingerprint) == (a.version, a.fingerprint)
         and 1 <= r.examples <= MOST_EXAMPLES
+        and _has_valid_metrics(r)
     )
+
+
+def _has_valid_metrics(report: Report) -> bool:
+    try:
+        ReportedMetrics.unpack(report.metrics)
+    except ProtocolError:
+        return False
+    return True
 
 
 def add_frames(

@@ -177,6 +177,35 @@ def test_an_accuracy_that_is_not_a_number_does_not_end_the_run():
                 made.evaluate(1, weights)
 
 
+def test_an_evaluate_fn_gets_the_statistics_that_are_exported():
+    def measure(model, data):
+        return {"loss": 1.0, "mean": model[0].running_mean.sum()}
+
+    data = Data(torch.arange(40.0).reshape(10, 4), torch.arange(10) % 2)
+    made, weights = evaluator(
+        lambda: nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 2)), data, data, evaluate_fn=measure
+    )
+    assert not made.warnings
+    found = made.evaluate(1, weights).metrics["mean"]
+    assert found == pytest.approx(data.inputs.mean(0).sum().item())
+    assert made.exported(weights)["0.running_mean"].sum().item() == found
+
+
+def test_initial_statistics_are_told_where_the_forward_pass_of_an_evaluate_fn_fails():
+    class Parts(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.norm = nn.BatchNorm1d(4)
+
+    data = Data(torch.arange(40.0).reshape(10, 4), torch.arange(10) % 2)
+    evaluate = {"evaluate_fn": lambda model, data: {"loss": 1.0}, "train_fn": lambda *parts: {}}
+    made, weights = evaluator(Parts, data, data, **evaluate)
+    (warning,) = made.warnings
+    assert "keep their initial values" in warning and "NotImplementedError" in warning
+    assert made.evaluate(1, weights).loss == 1.0
+    assert not made.exported(weights)["norm.running_mean"].any()
+
+
 def test_a_model_without_buffers_is_exported_as_its_trained_parameters():
     def make():
         return nn.Sequential(nn.Linear(4, 4).requires_grad_(False), nn.Linear(4, 2))

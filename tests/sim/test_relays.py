@@ -307,7 +307,7 @@ def test_a_frame_of_other_tensors_is_refused_where_it_is_added(spec):
     assert refused == [0] and c.open(passed, 100, layout)
 
 
-@for_each("change", [{"version": "00" * 16}, {"round": 9}, {"examples": 0}])
+@for_each("change", [{"version": "00" * 16}, {"round": 9}, {"examples": 0}, {"metrics": b"x"}])
 def test_a_report_that_the_server_rejects_is_in_no_sum(change):
     behind, sent = Behind(relays=1), []
     handle = behind.federation.handle

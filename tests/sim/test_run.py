@@ -54,7 +54,11 @@ def test_a_run_leaves_what_it_promises(tmp_path):
     keys = """accuracy loss uplink_bytes downlink_bytes dense_uplink_bytes dense_downlink_bytes rounds clients client_updates seconds
               client_updates_per_s device seed version wire_bytes_in wire_bytes_out warnings rejections"""
     assert set(stored) == set(keys.split())
-    assert stored | {"simulated_hours": None, "metrics": {}} == summary.__dict__ | {
+    assert stored | {
+        "simulated_hours": None,
+        "metrics": {},
+        "client_metrics": {},
+    } == summary.__dict__ | {
         "warnings": list(summary.warnings),
         "rejections": [],
     }

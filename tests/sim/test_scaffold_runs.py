@@ -50,7 +50,7 @@ class Oracle:
 
     def gradient(self, y: torch.Tensor, batch: np.ndarray) -> torch.Tensor:
         torch.nn.utils.vector_to_parameters(y.float(), self.model.parameters())
-        loss = task.loss(self.model(self.data.inputs[batch]), self.data.targets[batch])
+        loss = task.criterion(self.model(self.data.inputs[batch]), self.data.targets[batch])
         return torch.cat(
             [g.reshape(-1) for g in torch.autograd.grad(loss, list(self.model.parameters()))]
         ).double()

@@ -104,7 +104,7 @@ def descend(task: Task, model, data, steps: int, lr: float) -> None:
     for _ in range(steps):
         rows = rng.integers(0, len(data), 20)
         optimizer.zero_grad()
-        task.loss(model(data.inputs[rows]), data.targets[rows]).backward()
+        task.criterion(model(data.inputs[rows]), data.targets[rows]).backward()
         optimizer.step()
 
 

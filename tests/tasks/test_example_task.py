@@ -24,7 +24,7 @@ def learned(task, model: nn.Module) -> float:
     for _ in range(700):
         batch = torch.randint(len(train), (20,), generator=rows)
         optimizer.zero_grad()
-        task.loss(model(train.inputs[batch]), train.targets[batch]).backward()
+        task.criterion(model(train.inputs[batch]), train.targets[batch]).backward()
         optimizer.step()
     return float(task.accuracy(model(test.inputs), test.targets))
 

@@ -148,6 +148,17 @@ def test_a_model_may_return_its_own_loss():
     assert check(task, 2).numel == 16
 
 
+def test_an_explicit_cross_entropy_is_a_loss_of_the_tasks_own():
+    data = data_from(columns().remove_columns("user"))
+    task = Task("words", Words, data, data, loss=F.cross_entropy)
+    model, batch = Words(), data.batch(ROWS)
+    outputs = task.outputs(model, batch)
+    assert outputs.loss is None
+    expected = F.cross_entropy(outputs.logits, batch.targets)
+    assert torch.equal(task.loss_of(Output(outputs.logits, expected + 1), batch.targets), expected)
+    assert check(task, 2).numel == 16
+
+
 def test_several_inputs_go_to_the_model_by_position_or_keyword():
     class Two(nn.Module):
         def __init__(self):

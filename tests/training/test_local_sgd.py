@@ -67,7 +67,7 @@ def by_torch_optim(
     )
     for batch in batches:
         optimizer.zero_grad()
-        loss = task.loss(model(data.inputs[batch]), data.targets[batch])
+        loss = task.criterion(model(data.inputs[batch]), data.targets[batch])
         loss.backward()
         if sgd.clip:
             nn.utils.clip_grad_norm_(reached, sgd.clip)
@@ -216,7 +216,7 @@ def test_loss_and_accuracy_are_numbers_in_whatever_form_the_task_gives_them(give
     task, model, layout, start = parts(MODELS["linear"])
     wrapped = dataclasses.replace(
         task,
-        loss=lambda o, t: given(task.loss(o, t)),
+        loss=lambda o, t: given(task.criterion(o, t)),
         accuracy=lambda o, t: given(task.accuracy(o, t)),
     )
     found = evaluate(wrapped, model, layout, start, examples(), "cpu")

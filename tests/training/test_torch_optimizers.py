@@ -1,5 +1,7 @@
 """Local training with the optimizers of torch gives what torch's own loop gives."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
@@ -150,6 +152,31 @@ def test_float16_scales_the_loss():
     before = layout.gather(model)
     torch_loop(model, torch.optim.AdamW(model.parameters(), 0.01))
     assert torch.allclose(result.update, layout.gather(model) - before, atol=5e-3)
+
+
+class WithLogits(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = network()
+
+    def forward(self, inputs):
+        return SimpleNamespace(logits=self.layers(inputs))
+
+
+@pytest.mark.parametrize("model", [network, WithLogits])
+def test_a_loss_of_the_tasks_own_gets_float32_under_autocast(model):
+    seen = []
+
+    def loss(outputs, targets):
+        seen.append(outputs.dtype)
+        return F.cross_entropy(outputs, targets)
+
+    task = Task("tiny", model, DATA, DATA, loss=loss)
+    made = initial_model(task, 0)
+    layout = Layout.of(made)
+    engine = one_at_a_time(task, made, layout, "cpu")
+    engine.train(layout.gather(made), DATA, BATCHES[:1], LocalSGD(precision="bfloat16"))
+    assert seen == [torch.float32]
 
 
 @pytest.mark.parametrize(

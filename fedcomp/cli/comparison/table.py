@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.table import Table
 
-from ...formatting import one_line
+from ...formatting import metric, one_line
+from ...run_display import WORST
 from ..results import FRONT, Result, cells, head, legend
 from ..tables import aligned
 
@@ -27,9 +28,13 @@ def show(lines: Sequence[Result], target: float | None) -> None:
 
 def plain(lines: Sequence[Result], target: float | None) -> list[str]:
     """Return the table as lines of text."""
+    titles, figures = _columns(lines, target)
     rows = [
-        ["", "alternative", *head(target)],
-        *([FRONT if line.on_front else "", _label(line), *cells(line, target)] for line in lines),
+        ["", "alternative", *titles],
+        *(
+            [FRONT if line.on_front else "", _label(line), *row]
+            for line, row in zip(lines, figures, strict=True)
+        ),
     ]
     return aligned(rows, left=2)
 
@@ -40,9 +45,9 @@ def fitted(lines: Sequence[Result], target: float | None, width: int) -> Table:
     Columns that do not fit are omitted, those of SPARE first, then from the right. Names are folded; figures are never cut.
     """
     alike = len({line.rounds for line in lines}) == 1
-    titles = [title.replace(" to ", "\nto ") for title in head(target)]
+    titles, rows = _columns(lines, target)
+    titles = [title.replace(" to ", "\nto ") for title in titles]
     kept = [i for i, title in enumerate(titles) if not (alike and title == "rounds")]
-    rows = [cells(line, target) for line in lines]
     wide = [
         max(len(part) for part in (*title.split("\n"), *(row[i] for row in rows)))
         for i, title in enumerate(titles)
@@ -64,6 +69,17 @@ def fitted(lines: Sequence[Result], target: float | None, width: int) -> Table:
             style="bold" if line.on_front else "",
         )
     return table
+
+
+def _columns(lines: Sequence[Result], target: float | None) -> tuple[list[str], list[list[str]]]:
+    """Return the titles and rows of the figures, with the worst decile of the clients after the accuracy where it is known."""
+    titles, rows = head(target), [cells(line, target) for line in lines]
+    if any(line.worst_decile is not None for line in lines):
+        titles.insert(1, WORST)
+        for line, row in zip(lines, rows, strict=True):
+            name = "loss" if line.accuracy is None else "accuracy"
+            row.insert(1, metric(name, line.worst_decile))
+    return titles, rows
 
 
 def _label(line: Result) -> str:

@@ -108,7 +108,8 @@ class ProgressSender(Callback):
 
 
 def _figures(record: RoundRecord) -> dict[str, Any]:
-    return {name: getattr(record, name) for name in FIGURES}
+    figures = {name: getattr(record, name) for name in FIGURES}
+    return figures | {"accuracy": record.measured_accuracy, "loss": record.measured_loss}
 
 
 ORDERS: dict[str, Callable[..., dict[str, Any]]] = {"check": check, "run": run}

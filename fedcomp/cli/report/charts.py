@@ -92,11 +92,31 @@ def _bytes_tick(count: float) -> str:
 
 
 def _metric(name: str) -> Callable[[Run], np.ndarray]:
-    return lambda run: run.metrics[name]
+    return lambda run: run.metrics.get(name, np.full(len(run.records), np.nan))
 
 
-ACCURACY = Quantity("accuracy", _metric("accuracy"), lambda v: f"{round(100 * v, 6):g} %", percent)
-LOSS = Quantity("test loss", _metric("loss"), "{:.4g}".format, decimal, log_from=STEEP)
+def _measured(name: str) -> Callable[[Run], np.ndarray]:
+    """The measure of the server, else the mean over the clients."""
+
+    def values(run: Run) -> np.ndarray:
+        of_server = run.metrics[name]
+        return np.where(np.isnan(of_server), _metric(f"client_{name}")(run), of_server)
+
+    return values
+
+
+def _percent_tick(share: float) -> str:
+    return f"{round(100 * share, 6):g} %"
+
+
+ACCURACY = Quantity("accuracy", _measured("accuracy"), _percent_tick, percent)
+WORST = Quantity(
+    "accuracy of the worst decile of clients",
+    _metric("client_accuracy_worst_decile"),
+    _percent_tick,
+    percent,
+)
+LOSS = Quantity("test loss", _measured("loss"), "{:.4g}".format, decimal, log_from=STEEP)
 ROUNDS = Quantity("round", _metric("round"), "{:,.0f}".format, "round {:,.0f}".format, whole=True)
 BYTES = Quantity(
     "bytes up and down", sent, _bytes_tick, lambda v: human_bytes(round(v)), log_from=WIDE
@@ -166,9 +186,9 @@ def _staircase(drawn: Sequence[svg.Series]) -> list[tuple[float, float]]:
 
 
 def curves(panel: Panel, found: Sequence[Panel]) -> list[list[tuple[str, str]]]:
-    """Return rows of (title, <svg>): accuracy and loss over rounds, bytes and simulated hours, with the axes that all panels share."""
+    """Return rows of (title, <svg>): accuracy, that of the worst decile, and loss over rounds, bytes and hours, on shared axes."""
     rows = []
-    for up in (ACCURACY, LOSS):
+    for up in (ACCURACY, WORST, LOSS):
         row = []
         for across in (ROUNDS, BYTES, HOURS):
             if mine := _lines(panel, across, up):

@@ -9,7 +9,7 @@ import numpy as np
 
 from ... import __version__
 from ...config import flag
-from ...formatting import NOTHING, decimal, duration, percent, ratio
+from ...formatting import NOTHING, decimal, duration, metric, percent, ratio
 from ...runs import NEUTRAL_OPTIONS, Group, Run
 from ..results import FRONT, cells, legend, results
 from ..results import head as titles
@@ -140,10 +140,11 @@ def _results(rows: Sequence[ReportLine], target: float | None) -> str:
     timed = any(_simulated(run) is not None for run in runs)
     deployed = any(_wire_bytes(run) is not None for run in runs)
     own = list(dict.fromkeys(name for run in runs for name in _own_metrics(run)))
+    clients = list(dict.fromkeys(name for run in runs for name in _of_clients(run)))
     head = [
         *([""] * several),
         "run",
-        *_numbers([*titles(target), *(["ratio at the port"] * deployed), *own]),
+        *_numbers([*titles(target), *(["ratio at the port"] * deployed), *own, *clients]),
         *_numbers(["simulated"] * timed),
         *([""] * notes),
     ]
@@ -156,6 +157,7 @@ def _results(rows: Sequence[ReportLine], target: float | None) -> str:
                 *_numbers(cells(row.result, target)),
                 *_numbers([_ratio_at_port(row.group)] * deployed),
                 *_numbers(_mean(row.group, name) for name in own),
+                *_numbers(_client_mean(row.group, name) for name in clients),
                 *_numbers([_hours(row.group)] * timed),
                 *([Cell(row.result.note, "note")] * notes),
             ]
@@ -168,6 +170,22 @@ def _results(rows: Sequence[ReportLine], target: float | None) -> str:
 def _own_metrics(run: Run) -> Mapping[str, float | None]:
     """Return the task's own metrics, as measured last."""
     return next((record.metrics for record in reversed(run.records) if record.metrics), {})
+
+
+def _of_clients(run: Run) -> dict[str, float | None]:
+    """Return what clients reported last, by the title of a column: mean, and where it is known the worst decile."""
+    shown = {}
+    for name, spread in run.client_metrics.items():
+        shown[f"client {name}"] = spread.mean
+        if spread.worst_decile is not None:
+            shown[f"worst decile of client {name}"] = spread.worst_decile
+    return shown
+
+
+def _client_mean(group: Group, title: str) -> str:
+    """Format the mean over the seeds of a metric of clients."""
+    values = [_of_clients(run).get(title) for run in group.runs]
+    return NOTHING if None in values else metric(title.rpartition(" ")[2], mean(values))
 
 
 def _mean(group: Group, name: str) -> str:

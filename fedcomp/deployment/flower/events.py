@@ -12,7 +12,7 @@ from typing import Any, TextIO
 
 from ...callbacks import Callback, ForwardingCallback, Header, PortFigures, Rejections, Summary
 from ...errors import FedcompError, UserError
-from ...server.run_folder import record_of
+from ...server.run_folder import record_of, spreads_of
 
 ENDED, FAILED = "ended", "failed"  # the last event, which is not a callback call
 HOOKS = [name for name in vars(Callback) if not name.startswith("_")]
@@ -95,7 +95,8 @@ def _header(values: dict[str, Any]) -> Header:
 
 def _summary(values: dict[str, Any]) -> Summary:
     rejections = tuple(Rejections(**rejection) for rejection in values["rejections"])
-    return Summary(**values | {"warnings": tuple(values["warnings"]), "rejections": rejections})
+    lists = {"warnings": tuple(values["warnings"]), "rejections": rejections}
+    return Summary(**values | lists | {"client_metrics": spreads_of(values)})
 
 
 READERS: dict[str, Callable[[dict[str, Any]], Any]] = {

@@ -41,7 +41,7 @@ def mapped_gradients(task: Task, model: nn.Module) -> Gradients:
     """Return gradients of a stack by torch.func: the loss of a client is a function of its weights and its batch."""
 
     def loss(parameters: Parameters, inputs: Tensor, targets: Tensor) -> Tensor:
-        return task.loss(functional_call(model, parameters, (inputs,)), targets)
+        return task.criterion(functional_call(model, parameters, (inputs,)), targets)
 
     mapped = vmap(grad_and_value(loss))
 

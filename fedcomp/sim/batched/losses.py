@@ -24,10 +24,10 @@ def losses_of(task: Task, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Ten
     if outputs.dtype in (torch.bfloat16, torch.float16):
         losses, slope = losses_of(task, outputs.float(), targets)
         return losses, slope.to(outputs.dtype)
-    if task.loss is not F.cross_entropy or outputs.dim() != 3 or targets.dim() != 2:
+    if task.criterion is not F.cross_entropy or outputs.dim() != 3 or targets.dim() != 2:
         leaf = outputs.detach().requires_grad_()
         with torch.enable_grad():
-            losses = vmap(task.loss)(leaf, targets)
+            losses = vmap(task.criterion)(leaf, targets)
         return losses.detach(), torch.autograd.grad(losses, leaf, torch.ones_like(losses))[0]
     counted = targets != IGNORED
     target = targets.where(counted, 0).unsqueeze(-1)

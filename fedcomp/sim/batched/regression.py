@@ -30,7 +30,7 @@ class Regression:
         layers = list(model) if type(model) is nn.Sequential else [model]
         layers = [layer for layer in layers if type(layer) is not nn.Identity]
         ends_linear = [type(layer) for layer in layers[-1:]] == [nn.Linear]
-        if task.loss is not F.cross_entropy or not ends_linear or hooked(model):
+        if task.criterion is not F.cross_entropy or not ends_linear or hooked(model):
             return None
         flattens = [
             type(m) is nn.Flatten and (m.start_dim, m.end_dim) == (1, -1) for m in layers[:-1]

@@ -128,7 +128,7 @@ def agrees(
             for name, p in pair.items():
                 own[name].copy_(p[row])
         with torch.enable_grad():
-            loss = task.loss(model(inputs[row].clone()), targets[row])
+            loss = task.criterion(model(inputs[row].clone()), targets[row])
         expected = torch.autograd.grad(
             loss, [own[name] for name in pair], allow_unused=True, materialize_grads=True
         )

@@ -23,6 +23,7 @@ from ...layout import Layout
 from ...messages import Assignment
 from ...server.asynchronous_loop import loop_of
 from ...server.broadcasts import Broadcasts
+from ...server.client_metrics import summarized
 from ...server.round_loop import RoundLoop, RoundResult
 from ...strategies import StrategyConfig, strategy
 from .grid_transport import GridTransport, Roster, by_node
@@ -139,4 +140,6 @@ def _metrics(outcome: RoundResult) -> MetricRecord:
     }
     if outcome.train_loss is not None:
         values["train-loss"] = outcome.train_loss
+    spreads, _ = summarized(outcome.round, outcome.accepted, lambda sentence, kind: None)
+    values |= {f"client-{name}": spread.mean for name, spread in spreads.items()}
     return MetricRecord(values)

@@ -16,7 +16,7 @@ import grpc
 from ... import __version__
 from ...errors import ConfigError, ProtocolError
 from ...keys.connection import join_address
-from ...messages import Assignment, Farewell, Presence, Report
+from ...messages import LARGEST_METRICS, Assignment, Farewell, Presence, Report
 from ...server.transport import CUT_OFF, GRACE_S, Lost
 from . import relay_wire, wire
 from .credentials import PeerKey, peer_key, point_key
@@ -51,8 +51,10 @@ SPARE_FILES = 256  # descriptors that the process needs besides connections
 
 EXPELLED = "its key is no longer accepted"
 LONGEST_REASON = 1000  # characters, of the reason in a presence
-HEAD_BYTES = 4096  # largest report without its frame
-REPORT_BYTES = 1024  # the same for each client of a relay in a message with several reports
+HEAD_BYTES = 4096 + LARGEST_METRICS  # largest report without its frame
+REPORT_BYTES = (
+    1024 + LARGEST_METRICS
+)  # the same for each client of a relay in a message with several reports
 RELAY_GRACE_S = 15.0  # for the clients of a lost relay, which may have to be started again
 # A connection is cut if it receives more bytes than FLOOD_BYTES, twice those of its messages, and an eighth of those that it sent.
 FLOOD_BYTES = 4 << 20

@@ -1,0 +1,89 @@
+"""Evaluation of the model that a client received, on held-out data of the client."""
+
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from .. import seeds
+from ..layout import Layout
+from ..messages import ReportedMetrics
+from ..profiling import timed
+from ..tasks import Task
+from ..tasks.data import Examples
+from ..tasks.running_statistics import (
+    CALIBRATION,
+    recalibrate_on,
+    recalibrated,
+    why_not_recalibrated,
+)
+from ..training.evaluation import evaluate
+from ..training.local_sgd import drawing_from
+from .partition_training import Shards
+
+
+class ClientEvaluator:
+    """Evaluates weights for the clients of a session, one after the other in this process, whatever engine trains them.
+
+    `shards[client]` are the rows of the client's examples in `train`, and `held_out[client]` those in `test` that it evaluates on. Both
+    are on `device`, as is the model after this call. Running statistics are recalibrated on up to 2,000 of the client's training examples,
+    as the server does on its own.
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        model: nn.Module,
+        device: torch.device,
+        seed: int,
+        train: Examples,
+        shards: Shards,
+        test: Examples,
+        held_out: Shards,
+    ):
+        self.task, self.layout, self.model = task, Layout.of(model), model.to(device)
+        self.device, self.seed = device, seed
+        self.train, self.shards = train, shards
+        self.test, self.held_out = test, held_out
+        self.buffers = {name: buffer.clone() for name, buffer in self.model.named_buffers()}
+        self.calibrates = bool(recalibrated(self.model)) and not (
+            task.evaluate_fn is not None and why_not_recalibrated(task, self.model, train, device)
+        )
+
+    def evaluate(self, round: int, client: int, weights: Tensor) -> ReportedMetrics:
+        """Return the metrics of `weights` [n] on the client's held-out examples; none if it has no such examples."""
+        rows = self.held_out[client]
+        if not len(rows):
+            return ReportedMetrics()
+        draws = seeds.key(self.seed, "evaluation", round, client)
+        weights = weights.to(self.device)
+        for name, buffer in self.model.named_buffers():
+            buffer.copy_(self.buffers[name])
+        with timed("evaluation"), drawing_from(draws, self.device):
+            if self.calibrates:
+                self.layout.scatter(weights, self.model)
+                recalibrate_on(self.task, self.model, self.train, self._sample(client), self.device)
+            found = evaluate(
+                self.task,
+                self.model,
+                self.layout,
+                weights,
+                self.test,
+                self.device,
+                rows=rows,
+                lenient=True,
+            )
+        numbers: Mapping[str, float | None] = {
+            "accuracy": found.accuracy,
+            "loss": found.loss,
+            **found.metrics,
+        }
+        known = {name: value for name, value in numbers.items() if value is not None}
+        return ReportedMetrics(evaluation=known, examples=len(rows))
+
+    def _sample(self, client: int) -> np.ndarray:
+        shard = self.shards[client]
+        return seeds.generator(self.seed, "recalibration", 0, client).permutation(shard)[
+            :CALIBRATION
+        ]

@@ -1,0 +1,51 @@
+"""The metrics that clients report: means over the clients of a round, and the values of each client."""
+
+import math
+from collections.abc import Callable, Sequence
+
+from ..callbacks import Spread
+from ..strategies.base import Accepted
+
+TRAIN = "train_"  # before the names of numbers from training
+HIGHER_IS_BETTER = {"accuracy": True, "loss": False}  # of these, the worst decile is known
+NOT_FINITE = "metrics of clients"  # the kind of a warning
+
+
+def of_client(accepted: Accepted) -> dict[str, tuple[float, int]]:
+    """Return a client's metrics by name, those from training named train_…: each with its number of examples."""
+    m = accepted.metrics
+    return {
+        name if name.startswith(TRAIN) else TRAIN + name: (value, accepted.examples)
+        for name, value in m.training.items()
+    } | {name: (value, m.examples) for name, value in m.evaluation.items()}
+
+
+def summarized(
+    round: int, accepted: Sequence[Accepted], warn: Callable[..., None]
+) -> tuple[dict[str, Spread], dict[int, dict[str, float]]]:
+    """Return the spread of each metric over the clients, and each client's values. Numbers that are not finite are left out."""
+    by_client: dict[int, dict[str, float]] = {}
+    columns: dict[str, list[tuple[float, int]]] = {}
+    for a in accepted:
+        for name, (value, examples) in of_client(a).items():
+            if math.isfinite(value):
+                by_client.setdefault(a.client, {})[name] = value
+                columns.setdefault(name, []).append((value, examples))
+            else:
+                warn(
+                    f"round {round}: client {a.client} reports {value} as its '{name}'; metrics that are not finite are left out",
+                    kind=NOT_FINITE,
+                )
+    return {name: _spread(name, column) for name, column in columns.items()}, by_client
+
+
+def _spread(name: str, column: Sequence[tuple[float, int]]) -> Spread:
+    total = sum(examples for _, examples in column)
+    values = sorted(value for value, _ in column)
+    higher = HIGHER_IS_BETTER.get(name.removeprefix(TRAIN))
+    worst = None
+    if higher is not None:
+        few = -(-len(values) // 10)
+        worst = sum(v / few for v in (values[:few] if higher else values[-few:]))
+    mean = sum(value * (examples / total) for value, examples in column)
+    return Spread(mean, worst, len(values), total)
