@@ -384,7 +384,13 @@ def start(
     Clients come through one port, with TLS and the keys of fedcomp keys init. The options of the run are those of fedcomp sim.
     """
     config = flags.run_config(given)
-    door = {"port": port, "host": host, "keys": keys, "insecure": insecure, "transport": transport}
+    door: dict[str, Any] = {
+        "port": port,
+        "host": host,
+        "keys": keys,
+        "insecure": insecure,
+        "transport": transport,
+    }
     _run(
         lambda watch: deployed.serve(config, watch, **door),
         config,

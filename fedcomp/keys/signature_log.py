@@ -28,7 +28,7 @@ class SignatureLog:
     def add(self, run: str, entries: Mapping[str, bytes]) -> None:
         """Add entries of a run, on the disk when this returns. Raises UserError for too many runs, CheckpointError for a full disk."""
         known, name = self.of(run), _file(run)
-        if known | entries == known:
+        if {**known, **entries} == known:
             return
         runs = list(self.folder.path.glob(f"{PREFIX}*.bin")) if self.folder else self._files
         if not known and len(runs) >= MOST_RUNS:
@@ -37,9 +37,9 @@ class SignatureLog:
                 "and a new key with it"
             )
         if self.folder:
-            self.folder.save(known | entries, name)
+            self.folder.save({**known, **entries}, name)
         else:
-            self._files[name] = known | entries
+            self._files[name] = {**known, **entries}
 
 
 def _file(run: str) -> str:

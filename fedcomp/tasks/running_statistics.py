@@ -12,6 +12,7 @@ from itertools import count
 from typing import Any
 
 from torch import nn
+from torch.utils.hooks import RemovableHandle
 
 NORMALIZATION = (
     nn.BatchNorm1d,
@@ -30,7 +31,7 @@ def recalibrated(model: nn.Module) -> dict[str, nn.Module]:
     A layer that the model keeps in eval mode during training (a frozen BatchNorm) is not among them: its statistics are constants.
     """
     model.train()
-    found = {
+    found: dict[str, nn.Module] = {
         name: module
         for name, module in model.named_modules()
         if isinstance(module, NORMALIZATION) and module.running_mean is not None and module.training
@@ -61,7 +62,7 @@ def recalibrate(
             (forward or model)(batch)
 
 
-def _average(layer: nn.Module):
+def _average(layer: nn.Module) -> RemovableHandle:
     """Give each forward pass of the layer the same weight. momentum=None does so for BatchNorm, and freezes InstanceNorm."""
     passes = count(1)
     return layer.register_forward_pre_hook(
