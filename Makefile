@@ -18,16 +18,18 @@ check test record: export RAY_USAGE_STATS_ENABLED := 0
 check test: export FEDCOMP_DATA ?= $(realpath ../shared/data)
 PYTEST := .venv/bin/python -m pytest -n auto --maxprocesses 8 --dist worksteal
 
-# Style, and the quick tests, each with the first of its parameters.
+# Style, types, and the quick tests, each with the first of its parameters.
 check: .venv/.dev
 	.venv/bin/ruff format --check --quiet
 	.venv/bin/ruff check --quiet
+	.venv/bin/mypy --no-error-summary
 	$(PYTEST) --quick
 
-# Style and all tests.
+# Style, types and all tests.
 test: .venv/.dev
 	.venv/bin/ruff format --check --quiet
 	.venv/bin/ruff check --quiet
+	.venv/bin/mypy --no-error-summary
 	$(PYTEST)
 
 # Rewrite tests/golden/runs.json, the frames and models that tests/test_recorded_runs.py expects.

@@ -29,8 +29,9 @@ from ..messages import Invitation
 from ..strategies import make_client_algorithm
 from ..strategies.client_algorithm import ClientAlgorithm
 from ..strategies.sealed_election import SealedElectionClient, with_keys
-from ..tasks import Data, Task, initial_model
+from ..tasks import Task, initial_model
 from ..tasks.check import check
+from ..tasks.data import Examples
 from ..tasks.partition import partition
 from ..training.engine import OneByOne, one_at_a_time
 from ..training.local_sgd import LocalSGD
@@ -110,7 +111,7 @@ class ClientSetup:
     """The settings of a client, the same in every run: its task with the data, its device, and its part of the data."""
 
     task: Task
-    train: Data
+    train: Examples
     device: torch.device
     client_id: int = -1  # the id to claim if the server does not know the client by its key
     partition_id: int | None = None  # of the data; None: all of it is this client's

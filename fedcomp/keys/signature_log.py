@@ -5,6 +5,7 @@ With a state folder, each run has a small file, which is replaced as a whole. Wi
 
 from collections.abc import Mapping
 from hashlib import sha256
+from typing import Any
 
 from ..errors import UserError
 from ..state_folder import StateFolder
@@ -23,7 +24,8 @@ class SignatureLog:
     def of(self, run: str) -> dict[str, bytes]:
         """Return the entries of a run. Raises CheckpointError if its file is damaged."""
         name = _file(run)
-        return self.folder.load(name) if self.folder else dict(self._files.get(name, {}))
+        known: dict[str, Any] = self.folder.load(name) if self.folder else self._files.get(name, {})
+        return dict(known)
 
     def add(self, run: str, entries: Mapping[str, bytes]) -> None:
         """Add entries of a run, on the disk when this returns. Raises UserError for too many runs, CheckpointError for a full disk."""
