@@ -6,29 +6,39 @@ export FLWR_DISABLE_UPDATE_CHECK := 1
 # Tests start many interpreters, which would compile the package again and again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo check test record docs clean
+.PHONY: demo check test coverage record docs clean
 
 demo: .venv/.sim
 	.venv/bin/fedcomp sim --clients 200
 
 # Tests run on one worker more than there are cores, and each worker computes on one thread.
-check test record: export HF_HUB_OFFLINE := 1
-check test record: export OMP_NUM_THREADS := 1
-check test record: export RAY_USAGE_STATS_ENABLED := 0
-check test: export FEDCOMP_DATA ?= $(realpath ../shared/data)
+check test coverage record: export HF_HUB_OFFLINE := 1
+check test coverage record: export OMP_NUM_THREADS := 1
+check test coverage record: export RAY_USAGE_STATS_ENABLED := 0
+check test coverage: export FEDCOMP_DATA ?= $(realpath ../shared/data)
 PYTEST := .venv/bin/python -m pytest -n auto --maxprocesses 8 --dist worksteal
 
-# Style, and the quick tests, each with the first of its parameters.
+# Style, types, and the quick tests, each with the first of its parameters.
 check: .venv/.dev
 	.venv/bin/ruff format --check --quiet
 	.venv/bin/ruff check --quiet
+	.venv/bin/mypy --no-error-summary
 	$(PYTEST) --quick
 
-# Style and all tests.
+# Style, types and all tests.
 test: .venv/.dev
 	.venv/bin/ruff format --check --quiet
 	.venv/bin/ruff check --quiet
+	.venv/bin/mypy --no-error-summary
 	$(PYTEST)
+
+# All tests with branch coverage, processes that tests start included. Fails below the share in pyproject.toml.
+coverage: export COVERAGE_FILE := $(CURDIR)/.coverage
+coverage: .venv/.dev
+	.venv/bin/python -m coverage erase
+	.venv/bin/python -m coverage run $(subst .venv/bin/python ,,$(PYTEST))
+	.venv/bin/python -m coverage combine --quiet
+	.venv/bin/python -m coverage report
 
 # Rewrite tests/golden/runs.json, the frames and models that tests/test_recorded_runs.py expects.
 record: .venv/.dev
@@ -47,4 +57,4 @@ docs: .venv/.docs
 	touch $@
 
 clean:
-	rm -rf .venv site
+	rm -rf .venv site .coverage*

@@ -1,25 +1,59 @@
-"""Test what runs on Flower with the lowest and the newest version of flwr: `pipx run nox`."""
+"""Test with other versions of Python and of the dependencies: `pipx run nox`, or one session by `pipx run nox -s lowest`."""
+
+import os
+import re
+import tomllib
+from pathlib import Path
 
 import nox
 
-LOWEST = "1.29.*"  # of the range in pyproject.toml
-TESTS = (
-    "tests/transports/flower",
-    "tests/test_flower_app.py",
-    "tests/deployment/test_flower.py",
-)
+PYTHONS = ("3.11", "3.12", "3.13")  # those that are installed; the others are skipped
+PYTEST = ("hypothesis>=6.130", "pytest>=8.4", "pytest-timeout>=2.4")
+LOWEST_FLWR = "1.29.*"  # of the range in pyproject.toml
+FLOWER = ("tests/transports/flower", "tests/test_flower_app.py", "tests/deployment/test_flower.py")
+ONE_THREAD = {"OMP_NUM_THREADS": "1"}
+
+nox.options.error_on_missing_interpreters = False
+
+
+@nox.session(python=PYTHONS)
+def newest(session: nox.Session) -> None:
+    """Run the quick tests with the newest versions that pip finds, without constraints.txt."""
+    session.install(".[dev]")
+    session.run("python", "-m", "pytest", "--quick", *session.posargs, env=ONE_THREAD)
+
+
+@nox.session(python=PYTHONS[0])
+def lowest(session: nox.Session) -> None:
+    """Run quick tests with the lowest version of each dependency that pyproject.toml and the other dependencies allow.
+
+    Set LOWEST_TORCH, to 2.13.0 for example, where the index has no build of torch's floor (2.4) for the machine.
+    """
+    session.install("uv")
+    resolve = ("--resolution", "lowest-direct", "--no-annotate", "--no-header", "--extra", "sim")
+    found = session.run("uv", "pip", "compile", "--quiet", *resolve, "pyproject.toml", silent=True)
+    direct = {re.split("[^a-z0-9-]", line)[0] for line in dependencies("sim")}
+    pins = [line for line in str(found).splitlines() if line.partition("==")[0] in direct]
+    if torch := os.environ.get("LOWEST_TORCH"):
+        pins = [f"torch=={torch}" if pin.startswith("torch==") else pin for pin in pins]
+    session.install(*pins, *PYTEST)
+    session.install("--no-deps", ".")
+    tests = session.posargs or ("tests/codecs", "tests/memories", "tests/strategies", "tests/sim")
+    session.run("python", "-m", "pytest", "--quick", *tests, env=ONE_THREAD)
 
 
 @nox.session
-@nox.parametrize("flwr", [f"=={LOWEST}", ""], ids=["lowest", "newest"])
+@nox.parametrize("flwr", [f"=={LOWEST_FLWR}", ""], ids=["lowest", "newest"])
 def flower(session: nox.Session, flwr: str) -> None:
-    """Run the tests of the transport, of Flower Apps and of `--transport flower`."""
-    session.install(
-        ".[sim]",
-        f"flwr[simulation]{flwr}",
-        "hatchling",  # a test builds the wheel of fedcomp
-        "hypothesis>=6.130",
-        "pytest>=8.4",
-        "pytest-timeout>=2.4",
-    )
-    session.run("python", "-m", "pytest", *TESTS, *session.posargs, env={"OMP_NUM_THREADS": "1"})
+    """Test what runs on Flower with the lowest and the newest version of flwr."""
+    # A test builds the wheel of fedcomp.
+    session.install(".[sim]", f"flwr[simulation]{flwr}", "hatchling", *PYTEST)
+    session.run("python", "-m", "pytest", *FLOWER, *session.posargs, env=ONE_THREAD)
+
+
+def dependencies(*extras: str) -> list[str]:
+    """Return the requirements in pyproject.toml, those of some extras included."""
+    project = tomllib.loads(Path("pyproject.toml").read_text(encoding="utf-8"))["project"]
+    return project["dependencies"] + [
+        one for extra in extras for one in project["optional-dependencies"][extra]
+    ]

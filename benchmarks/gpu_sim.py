@@ -34,7 +34,8 @@ from fedcomp.sim.batched.choice import AUTO, MAPPED
 from fedcomp.sim.batched.convolutions import FORMS
 from fedcomp.sim.multi_device import MultiDevice
 from fedcomp.tasks import cifar10, mnist, resnet, shakespeare
-from fedcomp.tasks.base import Data, Task, initial_model
+from fedcomp.tasks.base import Task, initial_model
+from fedcomp.tasks.data import Data
 from fedcomp.training.batches import plan_batches
 from fedcomp.training.engine import Job
 from fedcomp.training.local_sgd import LocalSGD, SerialEngine

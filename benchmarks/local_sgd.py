@@ -26,7 +26,8 @@ from fedcomp.cli.plain_loops import lean_loop, usual_loop
 from fedcomp.layout import Layout
 from fedcomp.sim.batched import BatchedEngine, choose_engine
 from fedcomp.sim.processes import WorkerEngine
-from fedcomp.tasks.base import Data, Task, initial_model
+from fedcomp.tasks.base import Task, initial_model
+from fedcomp.tasks.data import Data
 from fedcomp.training.batches import plan_batches
 from fedcomp.training.devices import keep_freed_memory
 from fedcomp.training.engine import Job

@@ -88,7 +88,9 @@ def vmapped(task, data, rows, lr: float) -> Callable[[], object]:
     model = initial_model(task, 0)
     stacked, _ = stack_module_state([model] * len(rows))
     start = {name: value.detach() for name, value in stacked.items()}
-    gradient = vmap(grad(lambda weights, x, y: task.criterion(functional_call(model, weights, (x,)), y)))
+    gradient = vmap(
+        grad(lambda weights, x, y: task.criterion(functional_call(model, weights, (x,)), y))
+    )
 
     def run() -> dict[str, torch.Tensor]:
         weights = start

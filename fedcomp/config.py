@@ -377,13 +377,13 @@ def flag(name: str) -> str:
 
 def option_type(name: str) -> type:
     """Return int, float, bool or str: the type of a field that is not None."""
-    hint = RunConfig.__dataclass_fields__[name].type
+    hint: Any = RunConfig.__dataclass_fields__[name].type
     if isinstance(hint, type):
         return hint
     return next(kind for kind in hint.__args__ if kind is not types.NoneType)
 
 
-def _check(f: dataclasses.Field, value: Any) -> None:
+def _check(f: dataclasses.Field[Any], value: Any) -> None:
     limits, name = f.metadata, flag(f.name)
     kinds = f.type.__args__ if isinstance(f.type, types.UnionType) else (f.type,)
     if float in kinds:
@@ -417,7 +417,7 @@ def _check(f: dataclasses.Field, value: Any) -> None:
         raise ConfigError(f"{name} is {value}; give at most {most}")
 
 
-def may_span(f: dataclasses.Field) -> bool:
+def may_span(f: dataclasses.Field[Any]) -> bool:
     """Return whether an option given several times makes alternatives: other curves of the same task, and not a switch."""
     return not f.metadata["local"] and not isinstance(f.default, bool) and f.name != "task"
 
@@ -536,7 +536,7 @@ def with_horizon(config: RunConfig) -> RunConfig:
 def largest_batch(config: RunConfig) -> int:
     """Return the number of examples in the largest step of a run."""
     batch_size = schedules.of_options(config, config.horizon or config.rounds)["batch_size"]
-    return max(batch_size.values(config.rounds))
+    return int(max(batch_size.values(config.rounds)))
 
 
 def data_folder(data: str | Path | None) -> Path | None:
@@ -544,10 +544,10 @@ def data_folder(data: str | Path | None) -> Path | None:
     if data is None:
         folder = os.environ.get("FEDCOMP_DATA")
         return at_home(folder, "FEDCOMP_DATA") if folder else None
-    folder = at_home(data, "--data")
-    if not folder.is_dir():
+    given = at_home(data, "--data")
+    if not given.is_dir():
         raise DataError(f"--data {data} is no folder; give the one that holds the task's data")
-    return folder
+    return given
 
 
 def at_home(folder: str | Path, name: str) -> Path:

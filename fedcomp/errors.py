@@ -100,6 +100,7 @@ class FrameError(FedcompError):
 
 class NonFiniteError(FedcompError):
     exit_status = 4
+    position: int  # of the value in its vector, where a codec raised the error
 
 
 class ProtocolError(FedcompError):

@@ -59,7 +59,7 @@ class Recorder:
         self._synchronise = synchronise
         self._clock = clock
         self._thread = threading.get_ident()
-        self._inside = []
+        self._inside: list[float] = []
         self._began = clock()
 
     @contextmanager

@@ -59,7 +59,7 @@ class Registry(Mapping[str, T], Generic[T]):
 
     def available(self) -> dict[str, T]:
         """Import and return all plugins. Entry points that cannot be used are left out with a warning."""
-        found = {}
+        found: dict[str, T] = {}
         for name in self:
             try:
                 found[name] = self[name]
@@ -75,9 +75,11 @@ class Registry(Mapping[str, T], Generic[T]):
 
     @cached_property
     def _builtin(self) -> dict[str, T]:
-        package, found = import_module(self.package), {}
+        package = import_module(self.package)
+        found: dict[str, T] = {}
         for info in pkgutil.iter_modules(package.__path__, f"{self.package}."):
             module = import_module(info.name)
+            value: Any
             for value in vars(module).values():
                 if not isinstance(value, type | FunctionType) or value.__module__ != info.name:
                     continue

@@ -151,7 +151,8 @@ class RunDisplay(Callback):
         """How far the run is: "after round 7 of 20"."""
         if not self.last_round:
             return "before round 1 was done"
-        return f"after round {self.last_round} of {self.header.rounds}"
+        rounds = self.header.rounds if self.header else self.last_round
+        return f"after round {self.last_round} of {rounds}"
 
     @property
     def seconds_a_round(self) -> float | None:

@@ -2,7 +2,7 @@
 
 import dataclasses
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -76,7 +76,8 @@ class Run:
 
     def _quality(self) -> str:
         """Return the last and the best accuracy as one line, or the loss if no accuracy was measured."""
-        name, show, best, word = "accuracy", percent, max, "best"
+        name, best, word = "accuracy", max, "best"
+        show: Callable[[float | None], str] = percent
         found = [(r.measured_accuracy, r.round) for r in self.records]
         measured = [(value, round) for value, round in found if value is not None]
         if not measured:
@@ -254,7 +255,7 @@ def groups(runs: Sequence[Run]) -> list[Group]:
     members = [[*alike.values()] for alike in found.values()]
     compressed = [runs for runs in members if not baseline.is_dense(runs[0].options)]
 
-    def differ(f: dataclasses.Field) -> bool:
+    def differ(f: dataclasses.Field[Any]) -> bool:
         # A dense line is labelled "dense"; the others are labelled by the options in which they differ.
         compares = f.name in baseline.COMPRESSION_OPTIONS | {"strategy"} and len(compressed) > 1
         among = compressed if compares else members
@@ -303,7 +304,7 @@ def baseline_of(group: Group, found: Sequence[Group]) -> Group | None:
     )
 
 
-def _label(run: Run, different: Sequence[dataclasses.Field], dense: bool) -> str:
+def _label(run: Run, different: Sequence[dataclasses.Field[Any]], dense: bool) -> str:
     """Return the options that set a run apart. Options at their default are left out, unless only one option differs."""
     words = []
     for f in different:

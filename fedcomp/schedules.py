@@ -18,7 +18,7 @@ e, the option `to`, is in the unit of the value, and holds from the round after 
 import bisect
 import math
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from . import spec
@@ -193,10 +193,11 @@ class OptionSchedule:
     own: float
     warmup: int = 0
     horizon: int = 0
+    form: Curve | Pieces = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         with spec.reading(self.text or "", self.flag):
-            form = self.kind.read(self.text) if self.text else Pieces((), ())
+            form: Curve | Pieces = self.kind.read(self.text) if self.text else Pieces((), ())
         if isinstance(form, Curve) and form.ends and not self.horizon:
             raise ConfigError(
                 f"{self.flag} '{self.text}' ends with the last round, which is not known; give --horizon"
@@ -251,7 +252,9 @@ def of_options(options: Any, horizon: int) -> dict[str, OptionSchedule]:
 
 def ends(text: str | None) -> bool:
     """Return whether a schedule is a curve that ends with the horizon."""
-    return bool(text) and text[:1].isalpha() and CURVES[spec.parse(text).parts[0].name].ends
+    if text is None or not text[:1].isalpha():
+        return False
+    return CURVES[spec.parse(text).parts[0].name].ends
 
 
 def _passed(round: int, rounds: int) -> float:

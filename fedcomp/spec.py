@@ -252,4 +252,4 @@ def _wanted(to: Any) -> str:
         float: "a number such as 0.01, 1% or 1/100",
         bool: "true or false",
     }
-    return usual.get(to) or getattr(to, "wanted", "a text")
+    return usual.get(to) or str(getattr(to, "wanted", "a text"))

@@ -107,6 +107,7 @@ def test_wheel_holds_all_of_fedcomp_and_nothing_else(archives):
     assert {name.split("/")[0] for name in names} == {"fedcomp", f"{NAME}.dist-info"}
     assert names >= {path.relative_to(ROOT).as_posix() for path in (ROOT / "fedcomp").rglob("*.py")}
     assert f"{NAME}.dist-info/licenses/LICENSE" in names
+    assert "fedcomp/py.typed" in names
 
 
 def test_the_wheel_runs_a_simulation_with_what_it_asks_for_and_imports_without_extras(

@@ -65,7 +65,9 @@ def normal(numel: int, device: torch.device | str = "cpu") -> Vector:
     """Return standard normal values: a square matrix, and the remainder as a vector."""
     side = math.isqrt(numel)
     rest = numel - side * side
-    shapes = {"weight": (side, side)} | ({"rest": (rest,)} if rest else {})
+    shapes: dict[str, tuple[int, ...]] = {"weight": (side, side)}
+    if rest:
+        shapes["rest"] = (rest,)
     values = torch.randn(numel, generator=torch.Generator().manual_seed(0))
     return Vector(f"{numel:,} normal values", values.to(device), Layout.from_shapes(shapes))
 

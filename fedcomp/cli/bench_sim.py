@@ -153,7 +153,7 @@ def measure(
     """Simulate until `rounds` rounds are measured. Return what --json prints, times in seconds, and the profile. Raises UserError."""
     turns = Interleaved(rounds)
     with tempfile.TemporaryDirectory(prefix="fedcomp-bench-") as folder:
-        own = {
+        own: dict[str, Any] = {
             "rounds": MAX_WARM_UP + 2 * rounds,
             "out": str(Path(folder) / "run"),
             "resume": False,

@@ -33,9 +33,9 @@ class Curve:
         """Return the curve with its axes as `height` lines of at most `width` characters; height ≥ 2, width ≥ 30."""
         rows = height - 1
         if self._latest is None:
-            lines = ["│"] * rows + ["└" + "─" * (width - 1)]
-            lines[rows // 2] += f"no {'accuracy' if self.share else 'loss'} yet".center(width - 1)
-            return [Text(line.rstrip(), AXIS) for line in lines]
+            empty = ["│"] * rows + ["└" + "─" * (width - 1)]
+            empty[rows // 2] += f"no {'accuracy' if self.share else 'loss'} yet".center(width - 1)
+            return [Text(line.rstrip(), AXIS) for line in empty]
         points = self._points + [self._latest]
         low, high, digits = _bounds([value for _, value in points])
         labels = {

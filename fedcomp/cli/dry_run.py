@@ -26,6 +26,7 @@ from ..formatting import NOTHING, human_bytes, ratio
 from ..sim.run import Simulation
 from ..strategies.cohort import size as cohort_size
 from ..tasks import Data, initial_model
+from ..tasks.data import Examples
 from ..training.batches import plan_batches
 from ..training.engine import Done, Job, one_at_a_time
 from ..training.local_sgd import LocalSGD
@@ -101,7 +102,7 @@ class DryRun(Simulation):
     """A simulation whose clients do not train."""
 
     def _engine(
-        self, model: torch.nn.Module, weights: Tensor, data: Data, shard: np.ndarray
+        self, model: torch.nn.Module, weights: Tensor, data: Examples, shard: np.ndarray
     ) -> Any:
         sgd = dataclasses.replace(self.sgd, augment=False)
         model, seed = initial_model(self.task, self.config.seed), self.config.seed
@@ -117,7 +118,9 @@ def forecast(alternative: Alternative) -> Forecast:
     run = DryRun(config, Callback())
     cohort = cohort_size(config.participation, config.clients)
     dry_rounds = min(config.rounds, max(FEWEST, COORDINATES // (run.layout.numel * cohort)))
-    up, down, dense, frames_up, frames_down = [], [], [], [], []
+    up, down, dense = [], [], []
+    frames_up: list[int] = []
+    frames_down: list[int] = []
     for outcome in run.loop.rounds(range(1, dry_rounds + 1)):
         if run.timing:
             run.timing.on_round_end(outcome)

@@ -113,7 +113,7 @@ class Signals:
         self.heard: int | None = None
         self._held_back = False
         self._raised_s = float("-inf")
-        self._before: dict[int, signal.Handlers] = {}
+        self._before: dict[int, Any] = {}
 
     def __enter__(self) -> Self:
         for number in ENDINGS:

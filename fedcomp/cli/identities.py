@@ -48,9 +48,9 @@ def identities(
     if insecure:
         target = _target(server)
         ids = _claimed_ids(client_id, partition_id, count or 1)
-        found = [(target, id, None) for id in ids]
+        found: list[tuple[Target, int, Enrolment | None]] = [(target, id, None) for id in ids]
     else:
-        found = _enrolled(server, enrolment, count)
+        found = [*_enrolled(server, enrolment, count)]
 
     def folder(id: int) -> Path:
         own = f"fedcomp-client-{id}"

@@ -43,7 +43,7 @@ def print_codecs() -> None:
             _yes(made.linear),
             _yes(made.portable),
         ]
-        what = inspect.getdoc(cls).partition("\n")[0]
+        what = (inspect.getdoc(cls) or "").partition("\n")[0]
         rows.append(
             [spec.show(name, made), f"{8 * len(frame) / NUMEL:.3g}", *facts, cls.source, what]
         )
@@ -70,7 +70,8 @@ OWN = "your own: path/file.py:name, begun by fedcomp init"
 
 def _row(name: str, folder: Path | None) -> Sequence[str]:
     """Return the cells of a task. Counts are dashes where the task or its data cannot be loaded."""
-    numel, counts, shape = None, (None, None), NOTHING
+    numel, shape = None, NOTHING
+    counts: tuple[int | None, int | None] = None, None
     try:
         task = available_tasks()[name](folder)
         numel = Layout.of(initial_model(task, 0)).numel

@@ -21,6 +21,7 @@ from .exits import CommandGroup, command_group, stoppable
 
 if TYPE_CHECKING:
     from ..run_display import RunDisplay
+    from .comparison.progress import ComparisonDisplay
 
 COMPARISON, PORT = "Comparison", "The server's port"  # panels of the help
 NOT_MEASURED = "rounds out resume checkpoint_every plain log_json metrics_port tensorboard".split()
@@ -158,11 +159,15 @@ def _compare(
     """Show the alternatives while they run, and then their table."""
     from .comparison import run
 
+    watch: ComparisonDisplay
     if _plain(values.get("plain", False)):
-        from .comparison.progress import ComparisonLines as Screen
+        from .comparison.progress import ComparisonLines
+
+        watch = ComparisonLines()
     else:
-        from .comparison.comparison_view import ComparisonView as Screen
-    watch = Screen()
+        from .comparison.comparison_view import ComparisonView
+
+        watch = ComparisonView()
     comparison = run.Comparison(values, watch, side_by_side, target, baseline)
 
     def stopped(why: str) -> str:
@@ -384,7 +389,13 @@ def start(
     Clients come through one port, with TLS and the keys of fedcomp keys init. The options of the run are those of fedcomp sim.
     """
     config = flags.run_config(given)
-    door = {"port": port, "host": host, "keys": keys, "insecure": insecure, "transport": transport}
+    door: dict[str, Any] = {
+        "port": port,
+        "host": host,
+        "keys": keys,
+        "insecure": insecure,
+        "transport": transport,
+    }
     _run(
         lambda watch: deployed.serve(config, watch, **door),
         config,

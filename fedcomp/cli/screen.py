@@ -37,7 +37,7 @@ class Screen:
         self._ends.enter_context(self.status)
         return self
 
-    def draw(self, *beside: AbstractContextManager) -> None:
+    def draw(self, *beside: AbstractContextManager[object]) -> None:
         """Show the picture, and stay in the contexts `beside` meanwhile."""
         self.close()
         for context in beside:
@@ -58,7 +58,7 @@ class Screen:
         self._ends.close()
 
 
-def fitted(lines: Sequence[Text], width: int) -> Sequence[Text]:
+def fitted(lines: list[Text], width: int) -> list[Text]:
     """Cut lines to at most `width` characters, in place."""
     for line in lines:
         line.truncate(width, overflow="ellipsis")

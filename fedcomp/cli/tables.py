@@ -25,8 +25,12 @@ def print_table(
 
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
     for i, name in enumerate(head):
-        justify = "left" if name in left else "right"
-        table.add_column(name, justify=justify, style="" if i else "bold", overflow="fold")
+        table.add_column(
+            name,
+            justify="left" if name in left else "right",
+            style="" if i else "bold",
+            overflow="fold",
+        )
     for row, style in zip(rows, styles or [""] * len(rows), strict=True):
         table.add_row(*row, style=style)
     console = Console(highlight=False, markup=False)

@@ -79,7 +79,7 @@ class Trainer:
         """
         if self.algorithm.trains_on_partitions:
             return [self._train_on_partitions(assignments, data, global_state, failures)]
-        alike: dict[tuple, list[Assignment]] = {}
+        alike: dict[tuple[Any, ...], list[Assignment]] = {}
         for a in assignments:
             if self.examples(a.client):
                 alike.setdefault((a.lr, a.steps, a.batch_size), []).append(a)

@@ -64,8 +64,8 @@ class EFSign(Codec):
                 "a section of one coordinate could have been one of signs",
             )
             return alone
-        scale, signs = take(memoryview(section.body), SCALE.size)
-        (mean,) = SCALE.unpack(scale)
+        packed, signs = take(memoryview(section.body), SCALE.size)
+        (mean,) = SCALE.unpack(packed)
         expect(
             0 < mean < math.inf and not spike.needed(mean, numel),
             f"a section of signs has the scale {mean}",

@@ -21,9 +21,9 @@ NORMAL = np.finfo(np.float32).tiny  # the least that float32 holds to 24 bits
 VALUE = struct.Struct("<f")
 
 
-def needed(mean: float, numel: int) -> bool:
+def needed(mean: float | np.floating, numel: int) -> bool:
     """Return whether a vector [numel] with this mean magnitude, or this largest of several, is sent in this way."""
-    return mean < NORMAL and (numel > 1 or mean == 0)
+    return bool(mean < NORMAL) and (numel > 1 or bool(mean == 0))
 
 
 def pack(x: Tensor) -> Section:

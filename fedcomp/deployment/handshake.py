@@ -30,7 +30,7 @@ from ..messages import Invitation
 from ..strategies import make_client_algorithm
 from ..strategies.client_algorithm import ClientAlgorithm
 from ..strategies.sealed_election import SealedElectionClient, with_keys
-from ..tasks import Data, Task, initial_model
+from ..tasks import Task, initial_model
 from ..tasks.check import check, data_of
 from ..tasks.data import Examples
 from ..tasks.partition import hold_out, partition, shards_of_test
@@ -114,7 +114,7 @@ class ClientSetup:
     """The settings of a client, the same in every run: its task with the data, its device, and its part of the data."""
 
     task: Task
-    train: Data
+    train: Examples
     device: torch.device
     client_id: int = -1  # the id to claim if the server does not know the client by its key
     partition_id: int | None = None  # of the data; None: all of it is this client's

@@ -4,7 +4,7 @@ import functools
 import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -26,9 +26,9 @@ def map_ranges(numel: int, work: Callable[[int, int], Result], unit: int = UNIT)
     return starmap(work, list(zip(edges, edges[1:])))
 
 
-def starmap(work: Callable[..., Result], calls: Sequence[tuple]) -> list[Result]:
+def starmap(work: Callable[..., Result], calls: Sequence[tuple[Any, ...]]) -> list[Result]:
     """Call work(*call) for every call, on as many threads as torch uses, the calling thread among them; return the results in order."""
-    results: list = [None] * len(calls)
+    results: list[Any] = [None] * len(calls)
     waiting = iter(list(enumerate(calls)))  # each call goes to the next free thread
 
     def take() -> None:

@@ -291,7 +291,8 @@ def _context(ca: bytes | str, enrolment: Enrolment | None) -> ssl.SSLContext:
         try:
             context.load_cert_chain(f"/dev/fd/{certificate}", f"/dev/fd/{key}")
         finally:
-            os.close(certificate), os.close(key)
+            os.close(certificate)
+            os.close(key)
     return context
 
 

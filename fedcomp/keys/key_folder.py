@@ -211,7 +211,7 @@ class _Issuer:
         key = ec.generate_private_key(CURVE())
         public, relay = key.public_key(), relay_hosts is not None
         now, ends = self._validity()
-        if relay:
+        if relay_hosts is not None:
             certificate = certificates.of_server(
                 public, relay_hosts, self.key, now, ends, relay=True
             )

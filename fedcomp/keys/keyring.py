@@ -121,6 +121,7 @@ class PinnedKeys:
         return self.own
 
     def key(self, client: int, announced: bytes = b"") -> bytes:
+        known: bytes | None
         if client == self.who:
             known, where = self._mine(), "its own"
         elif self.roster is not None:

@@ -5,6 +5,7 @@ With a state folder, each run has a small file, which is replaced as a whole. Wi
 
 from collections.abc import Mapping
 from hashlib import sha256
+from typing import Any
 
 from ..errors import UserError
 from ..state_folder import StateFolder
@@ -23,12 +24,13 @@ class SignatureLog:
     def of(self, run: str) -> dict[str, bytes]:
         """Return the entries of a run. Raises CheckpointError if its file is damaged."""
         name = _file(run)
-        return self.folder.load(name) if self.folder else dict(self._files.get(name, {}))
+        known: dict[str, Any] = self.folder.load(name) if self.folder else self._files.get(name, {})
+        return dict(known)
 
     def add(self, run: str, entries: Mapping[str, bytes]) -> None:
         """Add entries of a run, on the disk when this returns. Raises UserError for too many runs, CheckpointError for a full disk."""
         known, name = self.of(run), _file(run)
-        if known | entries == known:
+        if {**known, **entries} == known:
             return
         runs = list(self.folder.path.glob(f"{PREFIX}*.bin")) if self.folder else self._files
         if not known and len(runs) >= MOST_RUNS:
@@ -37,9 +39,9 @@ class SignatureLog:
                 "and a new key with it"
             )
         if self.folder:
-            self.folder.save(known | entries, name)
+            self.folder.save({**known, **entries}, name)
         else:
-            self._files[name] = known | entries
+            self._files[name] = {**known, **entries}
 
 
 def _file(run: str) -> str:

@@ -89,6 +89,7 @@ class Attendance:
         `here`: the clients that can be reached. `waited_s`: seconds that the round has waited so far.
         """
         speaking = [client for client in here if client not in self.silent]
+        chosen: Sequence[int]
         over = quota.patience_s is None or waited_s >= quota.patience_s
         if len(speaking) >= self.wanted(quota) or (over and len(speaking) >= quota.least):
             chosen = speaking

@@ -13,7 +13,7 @@ A cache as large as the dense model is never too small by much: beyond it the de
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 from torch import Tensor
@@ -175,7 +175,7 @@ class Broadcasts:
     def restore(
         self,
         weights: Tensor,
-        memory_state: dict,
+        memory_state: dict[str, Any],
         cache: list[Broadcast],
         version: str,
         newest_bytes: int,

@@ -132,7 +132,8 @@ class Checkpoint:
         After a kill before that, they are lost. Raises CheckpointError if the disk is full; the previous checkpoint is then intact.
         """
         with self._writing():
-            rows = [self._row(name, entry) for name, entry in (*vectors.items(), *values.items())]
+            entries: dict[str, Tensor | bytes] = {**vectors, **values}
+            rows = [self._row(name, entry) for name, entry in entries.items()]
             with self._lock, self._state as state:
                 before = self._file_numbers("SELECT file FROM staged WHERE file IS NOT NULL")
                 state.executemany("INSERT OR REPLACE INTO staged VALUES (?, ?, ?)", rows)

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from threading import Lock
+from typing import Any
 
 from prometheus_client import CollectorRegistry, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -138,11 +139,15 @@ class Metrics(Callback, Collector):
         return [
             info,
             _gauge("round", "The last completed round.", done),
-            _gauge("rounds", "Rounds of the whole run.", header and header.rounds),
-            _gauge("accuracy", "Last test accuracy, 0 to 1.", evaluated and evaluated.accuracy),
-            _gauge("loss", "Last mean test loss.", evaluated and evaluated.loss),
-            _gauge("train_loss", "Mean training loss of the round.", last and last.train_loss),
-            _gauge("cohort", "Clients of the last round.", last and last.cohort),
+            _gauge("rounds", "Rounds of the whole run.", header.rounds if header else None),
+            _gauge(
+                "accuracy", "Last test accuracy, 0 to 1.", evaluated.accuracy if evaluated else None
+            ),
+            _gauge("loss", "Last mean test loss.", evaluated.loss if evaluated else None),
+            _gauge(
+                "train_loss", "Mean training loss of the round.", last.train_loss if last else None
+            ),
+            _gauge("cohort", "Clients of the last round.", last.cohort if last else None),
             _gauge("answered", "Answers in the running round.", self.answered),
             *(_counter(name, help, self.totals[name]) for name, help in TOTALS.items()),
             _counter("rejected", "Rejected clients, by stage.", self.rejected, "stage"),
@@ -168,14 +173,15 @@ class Metrics(Callback, Collector):
         connected = dict.fromkeys(sorted(self.connected), 1)
         received = {client: received for client, (received, _) in port.by_client.items()}
         sent = {client: sent for client, (_, sent) in port.by_client.items()}
-        gauges = {
+        gauges: dict[str, tuple[str, Mapping[int, float | None]]] = {
             "connected": ("1 for each client that can be reached.", connected),
             "latency_seconds": ("Seconds from assignment to last answer.", each("latency_s")),
             "versions_behind": ("Versions missed at the last assignment.", each("versions_behind")),
             "staleness_rounds": ("Rounds by which the last answer was late.", each("staleness")),
             "suspicion": ("Share of votes lost by a wide margin, 0 to 1.", self.suspicion),
         }
-        counters = {name: (help, each(name)) for name, help in CLIENT_TOTALS.items()} | {
+        counters: dict[str, tuple[str, Mapping[int, float | None]]] = {
+            **{name: (help, each(name)) for name, help in CLIENT_TOTALS.items()},
             "wire_received_bytes": ("TCP payload received from the client.", received),
             "wire_sent_bytes": ("TCP payload sent to the client.", sent),
         }
@@ -189,7 +195,7 @@ def _family(
     kind: type[GaugeMetricFamily] | type[CounterMetricFamily],
     name: str,
     help: str,
-    values: float | Mapping[object, float | None] | None,
+    values: float | Mapping[Any, float | None] | None,
     label: str = "",
 ) -> Metric:
     """Return a metric family. `values`: a number, or numbers by the value of the label; None has no sample."""

@@ -186,7 +186,7 @@ class Recovery:
             parts[LOOP] = loop
         if counterpart is not None:
             parts[COUNTERPART] = counterpart
-        return parts | self.others
+        return {**parts, **self.others}
 
     def _vector(self, name: str) -> Tensor:
         vector = self.checkpoint.vector(name)

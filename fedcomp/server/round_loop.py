@@ -94,7 +94,8 @@ class RoundLoop:
     def run_round(self, round: int) -> RoundResult:
         strategy = self.strategy
         cohort = strategy.choose(self.gather(), round, self.broadcasts.fingerprint)
-        traffic, rejected = Traffic(), {}
+        traffic = Traffic()
+        rejected: dict[int, Rejection] = {}
         phases: dict[str, list[Accepted]] = {}
         configs = strategy.schedule.for_clients(round, cohort, self.bandwidths)
         usual = RoundCompletion(self.config.quorum, self.config.timeout_s)

@@ -194,7 +194,7 @@ def _damaged(path: Path, why: object) -> RunFolderError:
 
 def record_of(values: dict[str, Any]) -> RoundRecord:
     """Return the record of a line of metrics.jsonl."""
-    lists = {
+    lists: dict[str, Any] = {
         "rejections": tuple(Rejection(**r) for r in values["rejections"]),
         "warnings": tuple(values["warnings"]),
         "by_client": tuple(ClientRecord(**c) for c in values.get("by_client", ())),

@@ -51,7 +51,7 @@ class TensorBoard(Callback):
         values = {name: getattr(record, name) for name in SCALARS}
         if sent := record.uplink_bytes + record.downlink_bytes:
             values[RATIO] = (record.dense_uplink_bytes + record.dense_downlink_bytes) / sent
-        values |= {HOURS: record.simulated_hours} | record.metrics
+        values |= {HOURS: record.simulated_hours, **record.metrics}
         for name, spread in record.client_metrics.items():
             values |= {
                 f"clients/{name}": spread.mean,

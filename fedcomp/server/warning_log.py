@@ -7,8 +7,7 @@ from math import isfinite
 from torch import Tensor
 
 from ..memories.base import Changes
-from ..tasks import Data
-from ..tasks.data import non_finite
+from ..tasks.data import Examples, non_finite
 
 KINDS = "kinds"  # in a checkpoint
 NOT_FINITE = "test loss"  # the kind of a warning
@@ -47,7 +46,7 @@ class WarningLog:
         self.kinds |= set(json.loads(value(KINDS) or b"[]"))
 
 
-def check_loss(warn: WarningLog, round: int, loss: float | None, test: Data) -> None:
+def check_loss(warn: WarningLog, round: int, loss: float | None, test: Examples) -> None:
     """Warn once in a run about a test loss that is not finite: metrics.jsonl has null in its place, as for a round without evaluation.
 
     `loss`: that of the round on the data `test`; None if the round was not evaluated.

@@ -3,7 +3,7 @@
 import signal
 import threading
 from types import FrameType
-from typing import Self
+from typing import Any, Self
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -14,7 +14,7 @@ class Interruption:
     def __init__(self) -> None:
         self.active = threading.current_thread() is threading.main_thread()
         self.first: tuple[int, FrameType | None] | None = None
-        self.handlers: dict[int, signal.Handlers] = {}  # by signal number, those that were replaced
+        self.handlers: dict[int, Any] = {}  # by signal number, those that were replaced
 
     @property
     def requested(self) -> bool:

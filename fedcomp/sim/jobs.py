@@ -24,7 +24,7 @@ class PickledTensor:
 
     tensor: Tensor
 
-    def __reduce__(self) -> tuple:
+    def __reduce__(self) -> tuple[Any, ...]:
         tensor = self.tensor.detach().cpu().contiguous()
         array = tensor.reshape(-1).view(torch.uint8).numpy()
         return _from_array, (array, tensor.dtype, tensor.shape)

@@ -11,7 +11,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from ..tasks.base import Data
+from ..tasks.data import Data
 from ..training.engine import Done, Engine, Job, Share
 from ..training.local_sgd import LocalSGD
 from .jobs import copy_traces, map_traces
@@ -97,6 +97,6 @@ class MultiDevice(Engine):
             engine.close()
 
 
-def at(device: torch.device) -> AbstractContextManager:
+def at(device: torch.device) -> AbstractContextManager[object]:
     """Make a device the current one for a block."""
     return torch.cuda.device(device) if device.type == "cuda" else nullcontext()

@@ -71,7 +71,7 @@ def _profiles(flag: str, lines: Any, clients: int) -> Profiles:
             name: _value(f"{where}, column {name}:", name, cell)
             for name, cell in zip(names, cells, strict=True)
         }
-        client = row.pop("client")
+        client = int(row.pop("client"))
         if client in line_of:
             raise ConfigError(
                 f"{where}, column client: client {client} stands in line {line_of[client]} already; keep one of them"

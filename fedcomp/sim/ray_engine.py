@@ -166,7 +166,8 @@ class RayEngine(Engine):
         import ray
         from ray.exceptions import RayActorError, RayError
 
-        waiting, free, running = deque(enumerate(jobs)), list(self._actors), {}
+        waiting, free = deque(enumerate(jobs)), list(self._actors)
+        running: dict[Any, tuple[int, Any]] = {}
         while waiting or running:
             while waiting and free:
                 (i, job), actor = waiting.popleft(), free.pop()

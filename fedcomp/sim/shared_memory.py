@@ -6,7 +6,7 @@ The memory is anonymous: it leaves no file behind, and the system frees it when 
 import math
 import os
 import weakref
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -56,7 +56,7 @@ class SharedTensor:
         shared.tensor.copy_(tensor)
         return shared
 
-    def __reduce__(self) -> tuple:
+    def __reduce__(self) -> tuple[Any, ...]:
         return _mapped, (self.memory.path, tuple(self.tensor.shape), self.tensor.dtype)
 
 

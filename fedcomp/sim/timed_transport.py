@@ -110,7 +110,7 @@ class TimedTransport(Transport):
         asked = {assignment.client: assignment for assignment in assignments}
         self.cancel(asked)
         self.transport.send(assignments)
-        arrivals = []
+        arrivals: list[Arrival] = []
         while len(arrivals) < len(asked):
             arrivals += [
                 self._arrival(asked[delivery.client], delivery.answer)
@@ -124,7 +124,8 @@ class TimedTransport(Transport):
 
         An answer that needs the dense model is delivered at once, since the client is asked again.
         """
-        clock, ready = self.clock, []
+        clock = self.clock
+        ready: list[Delivery] = []
         if not self._coming:
             return []
         limit_s = math.inf if clock.limit_s is None else clock.limit_s

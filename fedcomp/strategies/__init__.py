@@ -74,10 +74,10 @@ def resolved(config: RunConfig) -> RunConfig:
     with spec.reading(flag="--strategy"):
         cls, options = _chosen(config.strategy)
     stored = read_run(config.out) if config.resume and config.out else {}
-    own = {
+    own: dict[str, Any] = {
         name: stored.get(name, value) if getattr(config, name) == AUTO else value
         for name, value in (
-            {"memory": AUTO, "downlink_memory": AUTO} | cls.defaults(options)
+            {"memory": AUTO, "downlink_memory": AUTO, **cls.defaults(options)}
         ).items()
         if isinstance(getattr(config, name), Usual) or getattr(config, name) == AUTO
     }

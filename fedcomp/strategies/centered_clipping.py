@@ -42,8 +42,8 @@ class CenteredClipping(ByDistance):
     """Steps from the last center, each client's of a bounded length."""
 
     name: ClassVar[str] = "centered-clipping"
-    Options: ClassVar[type] = Options
     options: Options
+    Options: ClassVar[type] = Options
 
     def __init__(self, *args: Any, **options: Any):
         super().__init__(*args, **options)

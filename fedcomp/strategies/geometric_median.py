@@ -37,8 +37,8 @@ class GeometricMedian(ByDistance):
     """The smoothed geometric median."""
 
     name: ClassVar[str] = "geometric-median"
-    Options: ClassVar[type] = Options
     options: Options
+    Options: ClassVar[type] = Options
 
     def needs(self) -> int:
         return 2 * self.f + 1

@@ -20,17 +20,17 @@ def notice(o: "Options", f: int, code: np.ndarray, clients: int = 0) -> str:
     `f`: the largest number of Byzantine clients in a round. `clients`: the size of a round, 0 if it is not known.
     """
     if o.code != "deterministic":
-        said = [
+        found = [
             f"code={o.code} guarantees nothing against Byzantine clients, it makes a wrong vote less or more likely; "
             "code=deterministic does"
         ]
         if o.code == "bernoulli" and clients:
             asked = default_redundancy(len(code)) if o.redundancy is None else o.redundancy
-            said.append(
+            found.append(
                 f"a voter trains on {mean_redundancy(code):.3g} partitions on average, not {asked:.3g}: draws with an "
                 "empty row or column are repeated"
             )
-        return "; ".join([*said, *filter(None, [even_cohort(clients)])])
+        return "; ".join([*found, *filter(None, [even_cohort(clients)])])
     of = f"{f} Byzantine client{'s' * (f != 1)}"
     said = (
         f"up to {of} in a round change nothing: voters train on all partitions of their row, with the data of all"

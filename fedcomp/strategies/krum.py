@@ -53,8 +53,8 @@ class MultiKrum(Krum):
     """The mean of the updates with the closest neighbours."""
 
     name: ClassVar[str] = "multi-krum"
-    Options: ClassVar[type] = Options
     options: Options
+    Options: ClassVar[type] = Options
 
     def needs(self) -> int:
         return max(super().needs(), self.options.keep + self.f)

@@ -92,6 +92,7 @@ class SGD(Optimizer):
 
     name: ClassVar[str] = "sgd"
     Options: ClassVar[type] = SGDOptions
+    options: SGDOptions
 
     @property
     def plain(self) -> bool:
@@ -111,6 +112,7 @@ class Adam(Optimizer):
 
     name: ClassVar[str] = "adam"
     Options: ClassVar[type] = AdaptiveOptions
+    options: AdaptiveOptions
     unitless: ClassVar[bool] = True
 
     def step(self, update: Tensor) -> Tensor:

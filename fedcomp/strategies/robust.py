@@ -41,9 +41,9 @@ class Options:
 class Robust(RoundStrategy):
     """A rule for vectors of which at most f are arbitrary."""
 
+    options: Options
     Options: ClassVar[type] = Options
     weighs: ClassVar[bool] = False  # a Byzantine client would name the largest weight
-    options: Options
 
     def __init__(self, *args: Any, **options: Any):
         super().__init__(*args, **options)

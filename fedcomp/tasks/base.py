@@ -17,10 +17,10 @@ from torch.optim import Optimizer
 
 from ..errors import TaskError
 from .augment import Augmentation
-from .data import TARGET, Batch, Data, Source
+from .data import TARGET, Batch, Source
 
 Measure = Callable[[Tensor, Tensor], Tensor]  # outputs, targets → a scalar
-Make = TypeVar("Make", bound=Callable)
+Make = TypeVar("Make", bound=Callable[..., Any])
 
 
 def share_correct(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -54,13 +54,13 @@ class Task:
 
     name: str
     model: Callable[[], nn.Module] | nn.Module
-    train: Data | Any
-    test: Data | Any
+    train: Callable[[], Any] | Any
+    test: Callable[[], Any] | Any
     loss: Measure | None = None
     accuracy: Measure | None = share_correct
     augment: Augmentation | None = None  # how --augment changes the examples that clients train on
     metrics: Mapping[str, Measure] = field(default_factory=dict, hash=False)
-    collate: Callable[[list], Any] | None = None
+    collate: Callable[[list[Any]], Any] | None = None
     target: str = TARGET
     optimizer: Callable[[Any], Optimizer] | None = None
     train_fn: Callable[[nn.Module, Any, Any], Mapping[str, float]] | None = None

@@ -85,7 +85,7 @@ class Data:
             piece = slice(first, end)
             yield Batch(mapped(self.inputs, lambda t, p=piece: t[p]), self.targets[piece])
 
-    def subset(self, rows: np.ndarray | None = None) -> Dataset:
+    def subset(self, rows: np.ndarray | None = None) -> Dataset[Any]:
         """Return the examples of `rows`, or all, as a torch Dataset of pairs (input, target)."""
         items = _Items(self)
         return items if rows is None else Subset(items, rows.tolist())
@@ -132,7 +132,7 @@ class LazyData:
     def __init__(
         self,
         dataset: Any,
-        collate: Callable[[list], Any] | None = None,
+        collate: Callable[[list[Any]], Any] | None = None,
         target: str = TARGET,
         groups: np.ndarray | None = None,
         device: torch.device | str = "cpu",
@@ -159,7 +159,7 @@ class LazyData:
         for first, end in _pieces(len(self), size):
             yield self.batch(torch.arange(first, end))
 
-    def subset(self, rows: np.ndarray | None = None) -> Dataset:
+    def subset(self, rows: np.ndarray | None = None) -> Dataset[Any]:
         """Return the examples of `rows`, or all, as a dataset of the items as they are."""
         if rows is None:
             return self.dataset
@@ -214,7 +214,7 @@ class Source:
     """
 
     def __init__(
-        self, given: Any, collate: Callable[[list], Any] | None = None, target: str = TARGET
+        self, given: Any, collate: Callable[[list[Any]], Any] | None = None, target: str = TARGET
     ):
         self.given, self.collate, self.target = given, collate, target
 
@@ -227,7 +227,7 @@ class Source:
 
 
 def data_from(
-    given: Any, collate: Callable[[list], Any] | None = None, target: str = TARGET
+    given: Any, collate: Callable[[list[Any]], Any] | None = None, target: str = TARGET
 ) -> Any:
     """Return one of FORMS as Data or LazyData; anything else unchanged.
 
@@ -299,7 +299,7 @@ def non_finite(data: Any, rows: np.ndarray | None = None) -> str:
     return f"NaN or infinity in {int(bad.sum())} of {count} examples" if bad.any() else ""
 
 
-class _Items(Dataset):
+class _Items(Dataset[Any]):
     """The examples of a Data one by one, as pairs (input, target)."""
 
     def __init__(self, data: Data):
@@ -312,7 +312,7 @@ class _Items(Dataset):
         return mapped(self.data.inputs, lambda t: t[row]), self.data.targets[row]
 
 
-class _Joined(Dataset):
+class _Joined(Dataset[Any]):
     """Several datasets one after the other, as torch's ConcatDataset; `__getitem__` alone is needed of each."""
 
     def __init__(self, parts: Sequence[Any]):
@@ -369,7 +369,7 @@ def _whole_column(dataset: Any, name: str) -> np.ndarray:
     return np.asarray(dataset.with_format("numpy", columns=[name])[:][name])
 
 
-def _is_pair(given: list) -> bool:
+def _is_pair(given: list[Any]) -> bool:
     """Whether a list is (inputs, targets), and not the data of several clients."""
     by_client = (Data, LazyData, Dataset, Mapping, tuple)
     return len(given) == 2 and not any(

@@ -13,7 +13,8 @@ from torch import nn
 
 from .. import seeds
 from ..errors import MissingExtraError
-from .base import Data, Task, named
+from .base import Task, named
+from .data import Data
 
 TEST = 360  # examples, a fifth
 

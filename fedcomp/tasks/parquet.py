@@ -19,7 +19,7 @@ import torch
 
 from ..errors import DataError, MissingExtraError
 from . import cache
-from .base import Data
+from .data import Data
 
 if TYPE_CHECKING:
     import pyarrow

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
+from torch.utils.hooks import RemovableHandle
 
 from .base import Task
 from .data import Examples
@@ -38,7 +39,7 @@ def recalibrated(model: nn.Module) -> dict[str, nn.Module]:
     A layer that the model keeps in eval mode during training (a frozen BatchNorm) is not among them: its statistics are constants.
     """
     model.train()
-    found = {
+    found: dict[str, nn.Module] = {
         name: module
         for name, module in model.named_modules()
         if isinstance(module, NORMALIZATION) and module.running_mean is not None and module.training
@@ -93,7 +94,7 @@ def why_not_recalibrated(task: Task, model: nn.Module, data: Examples, device: t
     return ""
 
 
-def _average(layer: nn.Module):
+def _average(layer: nn.Module) -> RemovableHandle:
     """Give each forward pass of the layer the same weight. momentum=None does so for BatchNorm, and freezes InstanceNorm."""
     passes = count(1)
     return layer.register_forward_pre_hook(

@@ -26,7 +26,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..errors import DataError
-from .base import Data, Task, named
+from .base import Task, named
+from .data import Data
 
 WINDOW = 80  # characters
 TEST = 10  # one in so many windows of a role, the last ones

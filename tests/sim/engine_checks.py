@@ -8,7 +8,7 @@ import worker_tasks
 
 from fedcomp.layout import Layout
 from fedcomp.tasks import initial_model, load
-from fedcomp.tasks.base import Data
+from fedcomp.tasks.data import Data
 from fedcomp.training.batches import plan_batches
 from fedcomp.training.engine import Job, OneByOne
 from fedcomp.training.local_sgd import LocalSGD, SerialEngine, Traces

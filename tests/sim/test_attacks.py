@@ -21,7 +21,7 @@ from fedcomp.sim.attacks.code_aware import heaviest
 from fedcomp.sim.attacks.frames import doubled, resealed
 from fedcomp.sim.attacks.mimic import most_apart
 from fedcomp.strategies.client_algorithm import ClientAlgorithm
-from fedcomp.tasks.base import Data
+from fedcomp.tasks.data import Data
 
 N = 500
 

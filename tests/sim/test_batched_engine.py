@@ -14,7 +14,8 @@ from fedcomp.errors import ConfigError, UserError
 from fedcomp.layout import Layout
 from fedcomp.sim.batched import BatchedEngine
 from fedcomp.sim.batched.choice import WAYS
-from fedcomp.tasks.base import Data, Task
+from fedcomp.tasks.base import Task
+from fedcomp.tasks.data import Data
 from fedcomp.tasks.resnet import ResNet18
 from fedcomp.tasks.shakespeare import CharacterLSTM
 from fedcomp.tasks.shakespeare import loss as of_characters

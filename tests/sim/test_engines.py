@@ -13,7 +13,8 @@ from fedcomp.errors import ConfigError
 from fedcomp.layout import Layout
 from fedcomp.sim.batched import BatchedEngine, Together
 from fedcomp.sim.machine import Machine
-from fedcomp.tasks.base import Data, Task
+from fedcomp.tasks.base import Task
+from fedcomp.tasks.data import Data
 from fedcomp.training.batches import plan_batches
 from fedcomp.training.engine import Done, Job, OneByOne
 from fedcomp.training.local_sgd import LocalSGD, SerialEngine, Traces

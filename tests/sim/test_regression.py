@@ -11,7 +11,8 @@ from torch import nn
 from fedcomp.kernels import regression
 from fedcomp.layout import Layout
 from fedcomp.sim.batched import BatchedEngine
-from fedcomp.tasks.base import Data, Task
+from fedcomp.tasks.base import Task
+from fedcomp.tasks.data import Data
 from fedcomp.training.batches import plan_batches
 from fedcomp.training.local_sgd import LocalSGD, SerialEngine, Traces
 

@@ -21,7 +21,7 @@ from fedcomp.layout import Layout
 from fedcomp.sim import simulate
 from fedcomp.sim.processes import WorkerEngine
 from fedcomp.tasks import initial_model, load
-from fedcomp.tasks.base import Data
+from fedcomp.tasks.data import Data
 from fedcomp.training.engine import Done
 from fedcomp.training.local_sgd import LocalSGD, SerialEngine
 

@@ -11,7 +11,8 @@ from torch.nn import functional as F
 
 from fedcomp.config import RunConfig
 from fedcomp.layout import Layout
-from fedcomp.tasks.base import Data, Task
+from fedcomp.tasks.base import Task
+from fedcomp.tasks.data import Data
 from fedcomp.training.batches import plan_batches
 from fedcomp.training.evaluation import evaluate
 from fedcomp.training.local_sgd import LocalSGD, SerialEngine

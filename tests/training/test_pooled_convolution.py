@@ -11,7 +11,8 @@ from torch.nn import functional as F
 
 from fedcomp.kernels import pooled as kernel
 from fedcomp.layout import Layout
-from fedcomp.tasks.base import Data, Task
+from fedcomp.tasks.base import Task
+from fedcomp.tasks.data import Data
 from fedcomp.training.local_sgd import LocalSGD, SerialEngine
 from fedcomp.training.pooled_convolution import PooledConvolution, fused
 

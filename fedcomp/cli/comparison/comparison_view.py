@@ -4,7 +4,7 @@ from collections import deque
 from collections.abc import Sequence
 from threading import Lock
 from time import monotonic
-from typing import Self
+from typing import Any, Self
 
 from rich.cells import cell_len
 from rich.console import Console, Group, RenderableType
@@ -55,7 +55,7 @@ class ComparisonView(ComparisonDisplay):
         super().started(out, facts, all)
         self._screen.draw()
 
-    def hear(self, number: int, answer: dict) -> None:
+    def hear(self, number: int, answer: dict[str, Any]) -> None:
         with self._lock:
             super().hear(number, answer)
 

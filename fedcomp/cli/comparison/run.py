@@ -183,7 +183,7 @@ def _facts(
         if value is not None and not isinstance(value, list)
     ]
     for label, key in (("parameters", "parameters"), ("device", "on"), ("engine", "engine")):
-        values = [one[key] for one in checked]
-        texts = [f"{value:,}" if isinstance(value, int) else value for value in values]
+        these = [one[key] for one in checked]
+        texts = [f"{value:,}" if isinstance(value, int) else value for value in these]
         found += [(label, ", ".join(dict.fromkeys(texts)))] if texts else []
     return found

@@ -40,7 +40,7 @@ def main(channel: int) -> None:
         os._exit(130)
 
 
-def _listen(link: Connection, orders: queue.SimpleQueue) -> None:
+def _listen(link: Connection, orders: queue.SimpleQueue[Any]) -> None:
     with suppress(EOFError, OSError):
         while True:
             orders.put(json.loads(link.recv_bytes()))

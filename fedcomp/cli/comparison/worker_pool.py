@@ -102,7 +102,7 @@ class WorkerPool:
                 self.busy.append(process)
                 yield process.job, {"begun": True}
                 process.send(order)
-            links = {process.link: process for process in self.busy}
+            links: dict[Any, WorkerProcess] = {process.link: process for process in self.busy}
             for link in wait(links):
                 process = links[link]
                 answer = process.answer()

@@ -32,7 +32,7 @@ def enrolment_file(path: Path, enrolment: "Enrolment", keys: str | Path) -> Iter
 def keys_folder(folder: Path, enrolment: "Enrolment | None") -> Iterator[Check]:
     """Check the CA, the server's certificate, the registry and its enrolment files, and whether the registry accepts `enrolment`."""
     from ...keys import key_folder as keys
-    from ...keys.certificates import one_certificate, read_certificate
+    from ...keys.certificates import hosts_of, one_certificate, read_certificate
     from ...keys.enrolment import utc_now
 
     try:
@@ -43,7 +43,7 @@ def keys_folder(folder: Path, enrolment: "Enrolment | None") -> Iterator[Check]:
         return
     remedy = "make new keys in another folder: fedcomp keys init --out DIR --clients N"
     yield validity("ca", ca, remedy)
-    hosts = f"for {', '.join(keys.hosts_of(certificate))}, "
+    hosts = f"for {', '.join(hosts_of(certificate))}, "
     yield validity("certificate", certificate, keys_command(folder, "renew", "server"), hosts)
     for name in (keys.CA_KEY, keys.SERVER_KEY):
         if (folder / name).exists():
@@ -102,8 +102,8 @@ def files_of(folder: Path, place: str, entries: "tuple[Entry, ...]") -> Check:
             return refused("files", str(error).rpartition(";")[0] + f"; {renew}")
         if (enrolment.id, openssh(enrolment.pair[1])) != (entry.id, entry.public_key):
             return failed("files", f"{path} does not match the registry's {entry.name}", renew)
-        if (found := private(path, "files")).state == FAILED:
-            return found
+        if (checked := private(path, "files")).state == FAILED:
+            return checked
     for path in paths.values():
         more = keys_command(folder, "add", *["--relay", "--host", "HOST"] * (place == "relays"))
         found = f"{path} belongs to none of the {place} in the registry"

@@ -85,7 +85,7 @@ def supernode_options(home: Path) -> list[str]:
     return ["--host", LOOPBACK, "--port", address.rpartition(":")[2]]
 
 
-def start(command: Sequence[str], home: Path, log: Path) -> subprocess.Popen:
+def start(command: Sequence[str], home: Path, log: Path) -> subprocess.Popen[bytes]:
     """Start a Flower command in its own session, so that the terminal's Ctrl-C does not reach it. Append its output to `log`.
 
     On Linux the process is killed when this one dies.
@@ -109,7 +109,7 @@ def start(command: Sequence[str], home: Path, log: Path) -> subprocess.Popen:
         )
 
 
-def end(process: subprocess.Popen) -> None:
+def end(process: subprocess.Popen[bytes]) -> None:
     """Terminate a process, kill it if it has not ended after 5 s, and kill the rest of its process group."""
     try:
         process.terminate()

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import tomli_w
 
@@ -89,7 +90,7 @@ def serve(
         return events.summary
 
 
-def _settings(config: RunConfig, door: Door, enrolled: list | None) -> dict:
+def _settings(config: RunConfig, door: Door, enrolled: list[Any] | None) -> dict[str, Any]:
     """Return the settings of the ServerApp. Options that concern this process alone have their defaults there."""
     shown = dataclasses.replace(config, log_json=None, metrics_port=-1, tensorboard=False)
     options = {
@@ -109,7 +110,7 @@ class SuperLink:
         self.door, self.folder = door, folder
         self.log, self.home = folder / LOG, folder / "home"
         self.control = door.host, door.port  # address of Flower's Control API
-        self._started: list[subprocess.Popen] = []
+        self._started: list[subprocess.Popen[bytes]] = []
         self._failed = False
 
     def start(self) -> None:

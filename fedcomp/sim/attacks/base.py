@@ -20,7 +20,7 @@ from ...codecs import Codec, Context
 from ...errors import SpecError
 from ...messages import Report
 from ...strategies.client_algorithm import ClientAlgorithm
-from ...tasks.base import Data
+from ...tasks.data import Data
 
 LONGEST = 1_000_000  # clients in a range of ids
 UNLIMITED = 1e9  # from which the highest value is not named in an error

@@ -14,7 +14,7 @@ from ...memories import Memory
 from ...messages import Assignment, Report
 from ...strategies import RoundStrategy
 from ...strategies.client_algorithm import ClientAlgorithm
-from ...tasks.base import Data
+from ...tasks.data import Data
 from .base import Attack, Scene, Sender
 from .code_aware import heaviest
 from .mimic import Mimic

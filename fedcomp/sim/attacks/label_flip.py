@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from ...errors import ConfigError
-from ...tasks.base import Data
+from ...tasks.data import Data
 from .base import Attack
 
 

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 from ...errors import ConfigError
 from ...layout import Layout
-from ...tasks.base import Data, Task
+from ...tasks.base import Task
+from ...tasks.data import Data
 from ...tasks.user_errors import client_error, ran_out_of_memory
 from ...training.engine import Done, Engine, Job
 from ...training.local_sgd import NO_TRACES, LocalSGD, Traces, anchors, descend, plan_changes

@@ -9,7 +9,8 @@ from torch.nn import functional as F
 
 from ...kernels import regression
 from ...layout import Layout
-from ...tasks.base import Data, Task
+from ...tasks.base import Task
+from ...tasks.data import Data
 from ...training.local_sgd import LocalSGD
 from .traced import hooked
 

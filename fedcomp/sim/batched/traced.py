@@ -11,7 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from ...tasks.base import Data, Task
+from ...tasks.base import Task
+from ...tasks.data import Data
 from .layers import Own, Rule, rule
 from .losses import Gradients, Parameters, losses_of
 
