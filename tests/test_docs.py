@@ -339,13 +339,25 @@ def test_the_tasks_of_the_page_are_tasks(tmp_path):
 
 
 @pytest.mark.slow
+def test_the_python_of_the_readme_prints_what_the_readme_shows(tmp_path, monkeypatch, capsys):
+    """Except for the numbers, which depend on the machine in their last digits."""
+    monkeypatch.chdir(tmp_path)
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    program, shown = re.search(
+        r"```python\n(.*?)```\n\n```output\n(.*?)```", readme, re.DOTALL
+    ).groups()
+    exec(compile(program, "README.md", "exec"), {})
+    printed = capsys.readouterr().out
+    assert re.sub(r"[\d.,]+", "#", printed) == re.sub(r"[\d.,]+", "#", shown)
+
+
+@pytest.mark.slow
 def test_the_commands_of_the_readme_run_in_the_order_printed(tmp_path, monkeypatch):
     """With fewer clients and rounds. Of `reproduce` only the list, of alternatives only the forecast."""
     monkeypatch.chdir(tmp_path)
-    first_hour = (ROOT / "README.md").read_text(encoding="utf-8").partition("## A first hour\n")[2]
-    lines = re.findall(
-        r"^    (fedcomp .*)$", first_hour.partition("On real devices")[0], re.MULTILINE
-    )
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    section = readme.partition("## From the command line\n")[2].partition("On real devices")[0]
+    lines = re.findall(r"^    (fedcomp .*)$", section, re.MULTILINE)
     commands = [part for line in lines for part in line.partition("#")[0].split("&&")]
     assert len(commands) > 6
     for command in commands:
