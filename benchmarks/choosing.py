@@ -1,4 +1,4 @@
-"""Which codec: accuracy after equally many rounds, bytes and encoding time of every codec, as the tables of docs/choosing-a-codec.md.
+"""Which codec: accuracy after equally many rounds, bytes and encoding time of every codec, as the tables of docs/how-to/choose-a-codec.md.
 
     FEDCOMP_DATA=... python benchmarks/choosing.py [--task mnist-logreg] [--clients 100] [--rounds 50] [--participation 0.2] [--seeds 2]
                                                    [--partition iid dirichlet:0.1] [--numel 1_000_000]

@@ -1,4 +1,4 @@
-"""What the documentation site makes of the pages when it is built (mkdocs.yml): what follows from the code, and files of deploy/."""
+"""Fill in the parts of the documentation that follow from the code, and add the files of deploy/ that pages link to."""
 
 import dataclasses
 import inspect
@@ -7,29 +7,42 @@ from pathlib import Path
 
 from griffe import Docstring, Extension
 from mkdocs.structure.files import File
+from typer.main import get_command
 
 from fedcomp import available_codecs, available_memories, available_strategies
+from fedcomp.callbacks import ClientRecord, Rejection, RoundRecord, Summary
+from fedcomp.cli.main import app
 from fedcomp.config import RunConfig, flag
 from fedcomp.messages import Assignment, Report
+from fedcomp.sim.attacks import available_attacks
 
 ROOT = Path(__file__).parents[1]
-DEPLOY = re.compile(r"\]\(\.\./(deploy/[\w.-]+)\)")  # a link that leads out of docs/
+DEPLOY = re.compile(
+    r"\]\(\.\./\.\./(deploy/[\w.-]+)\)"
+)  # a link of a page in a folder of docs/ that leads out of docs/
 COMMENT = re.compile(r"\s{2}# (.+)$")
 FIELD = re.compile(r"^    (\w+): [^#\n]*?(?:  # (.*))?$", re.MULTILINE)
+WITH_OPTIONS_OF_RUNS = (
+    ["sim"],
+    ["bench", "sim"],
+    ["server", "start"],
+)  # commands that also take the options of a run
 
 
 def on_files(files, config):
-    for name in DEPLOY.findall("".join(page.read_text(encoding="utf-8") for page in (ROOT / "docs").glob("*.md"))):
+    for name in DEPLOY.findall(
+        "".join(page.read_text(encoding="utf-8") for page in (ROOT / "docs").rglob("*.md"))
+    ):
         if files.get_file_from_path(name) is None:
             files.append(File.generated(config, name, abs_src_path=ROOT / name))
     return files
 
 
 def on_page_markdown(markdown, page, config, files):
-    markdown = DEPLOY.sub(r"](\1)", markdown)
-    for mark, made in {"options": options, "codecs": codecs, "memories": memories, "strategies": strategies, "messages": messages}.items():
-        if (place := f"<!-- {mark} -->") in markdown:
-            markdown = markdown.replace(place, made())
+    markdown = DEPLOY.sub(r"](../\1)", markdown)
+    for make in (options, commands, codecs, memories, strategies, attacks, messages, records):
+        if (place := f"<!-- {make.__name__} -->") in markdown:
+            markdown = markdown.replace(place, make())
     return markdown
 
 
@@ -37,9 +50,13 @@ def options() -> str:
     """A table of every option that `fedcomp sim` and `fedcomp server start` share."""
     rows = ["| option | default | what it does |", "|---|---|---|"]
     for f in dataclasses.fields(RunConfig):
-        default = {True: "on", False: "off", None: "–"}.get(f.default if f.default is None or f.type is bool else "", f"`{f.default}`")
+        default = {True: "on", False: "off", None: "–"}.get(
+            f.default if f.default is None or f.type is bool else "", f"`{f.default}`"
+        )
         choices = f.metadata.get("choices", ())
-        text = f.metadata["help"] + "".join(f"{', ' if i else '; one of '}`{choice}`" for i, choice in enumerate(choices))
+        text = f.metadata["help"] + "".join(
+            f"{', ' if i else '; one of '}`{choice}`" for i, choice in enumerate(choices)
+        )
         rows.append(f"| `{flag(f.name)}` | {default} | {text} |")
     return "\n".join(rows)
 
@@ -56,20 +73,92 @@ def strategies() -> str:
     return "".join(_entry(name, cls, cls.Options) for name, cls in available_strategies().items())
 
 
+def attacks() -> str:
+    return "".join(_entry(name, cls, cls) for name, cls in available_attacks().items())
+
+
+def commands() -> str:
+    """A section for each command, with its options."""
+    sections = []
+
+    def describe(command, path):
+        if not hasattr(command, "commands"):
+            own = [p for p in command.params if "--help" not in p.opts]
+            own = [
+                p
+                for p in own
+                if p.name not in RunConfig.__dataclass_fields__
+                or path[1:] not in WITH_OPTIONS_OF_RUNS
+            ]
+            rows = [f"| {', '.join(f'`{o}`' for o in p.opts) if p.param_type_name == 'option' else f'`{p.human_readable_name}`'} | "
+                    f"{_cell(getattr(p, 'help', None) or '')} |" for p in own]  # fmt: skip
+            text = [f"## {' '.join(path)}", (command.help or "").strip()]
+            if path[1:] in WITH_OPTIONS_OF_RUNS:
+                text.append("It also takes the [options of a run](options.md).")
+            if rows:
+                text.append("\n".join(["| option | effect |", "|---|---|", *rows]))
+            sections.append("\n\n".join(text))
+        for name, below in getattr(command, "commands", {}).items():
+            describe(below, [*path, name])
+
+    for name, command in get_command(app).commands.items():
+        describe(command, ["fedcomp", name])
+    return "\n\n".join(sections)
+
+
 def messages() -> str:
-    """What a server and a client say, field by field."""
-    tables = []
-    for cls in (Assignment, Report):
-        comments = {name: said for name, said in FIELD.findall(inspect.getsource(cls))}
-        rows = [f"| `{f.name}` | {getattr(f.type, '__name__', f.type) if f.type in (str, int, float, bytes) else 'list of bytes'} | "
-                f"{comments.get(f.name, '').strip()} |" for f in dataclasses.fields(cls)]  # fmt: skip
-        way = "server to client" if cls is Assignment else "client to server"
-        tables.append("\n".join([f"### {cls.__name__}, {way}", "", "| field | type | what it is |", "|---|---|---|", *rows]))
-    return "\n\n".join(tables)
+    """A table of the fields of each message between server and client."""
+    ways = {Assignment: "server to client", Report: "client to server"}
+    return "\n\n".join(f"### {cls.__name__}, {way}\n\n{_fields(cls)}" for cls, way in ways.items())
+
+
+def records() -> str:
+    """A table of the keys of each file of a run folder."""
+    titles = {
+        RoundRecord: "metrics.jsonl: one object a round",
+        Rejection: "rejections of a round",
+        ClientRecord: "by_client: one object a client, in a deployment",
+        Summary: "summary.json",
+    }
+    return "\n\n".join(f"## {title}\n\n{_fields(cls)}" for cls, title in titles.items())
+
+
+def _fields(cls: type) -> str:
+    """Return a table of a dataclass: its fields, their types, and the comments behind or above them."""
+    comments = dict(FIELD.findall(inspect.getsource(cls)))
+    rows = [
+        f"| `{f.name}` | {_type(f.type)} | {_cell(comments.get(f.name, ''))} |"
+        for f in dataclasses.fields(cls)
+    ]
+    return "\n".join(["| field | type | meaning |", "|---|---|---|", *rows])
+
+
+def _type(annotation: object) -> str:
+    plain = {list[bytes]: "list of bytes", int: "int", float: "float", str: "text", bytes: "bytes"}
+    if annotation in plain:
+        return plain[annotation]
+    text = str(annotation)
+    nullable = " or null" if "None" in text else ""
+    base = (
+        "object"
+        if "Mapping" in text
+        else "list"
+        if "Sequence" in text
+        else "int"
+        if "int" in text
+        else "float"
+        if "float" in text
+        else "text"
+    )
+    return base + nullable
+
+
+def _cell(text: str) -> str:
+    return " ".join(text.split()).replace("|", "\\|")
 
 
 def _entry(name: str, cls: type, options: type) -> str:
-    """A heading, what the module says, the class, and the options that a spec string may give."""
+    """Return a heading, the docstring of the module, and the options of the spec string."""
     fields = [f.name for f in dataclasses.fields(options) if f.init]
     shown = f"::: {options.__module__}.{options.__qualname__}\n    options: {{show_root_heading: false, members: [{', '.join(fields)}]}}\n"
     module = f"::: {cls.__module__}\n    options: {{show_root_heading: false, members: false}}\n"
@@ -77,7 +166,7 @@ def _entry(name: str, cls: type, options: type) -> str:
 
 
 class Comments(Extension):
-    """A field's trailing comment, which says what it does, is its docstring."""
+    """Use the comment behind a field as its docstring."""
 
     def on_attribute_instance(self, *, attr, **told):
         if attr.docstring is None and attr.lineno and attr.filepath:

@@ -38,9 +38,9 @@ class Header:
 
 @dataclass(frozen=True)
 class Rejection:
-    client: int
+    client: int  # its id
     stage: str  # "phase", "download", "evaluate", "train", "encode", "relay", "send", "reply", "quorum", "deadline", "aggregate"
-    reason: str
+    reason: str  # one sentence
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ class Measured:
 class ClientRecord:
     """A client of a deployment that was asked in a round, or whose answer was taken in it; or a virtual client with metrics."""
 
-    client: int
+    client: int  # its id
     uplink_bytes: int  # frames of its answers
     downlink_bytes: int  # frames that it was sent, and what was announced and returned with them
     # TCP payload since its last record, with TLS, handshakes and keepalive; None where the platform does not count it.
@@ -89,7 +89,7 @@ class ClientRecord:
     versions_behind: int | None  # versions of the model that it had missed; None: not known
     staleness: int = 0  # rounds between the one that its answer belongs to and this one
     stage: str = ""  # where it was rejected; "" if it was not
-    reason: str = ""
+    reason: str = ""  # why
     metrics: Mapping[str, float] = field(default_factory=dict)  # that it reported
 
 
@@ -97,30 +97,28 @@ class ClientRecord:
 class RoundRecord(Measured):
     """A line of metrics.jsonl. Bytes are lengths of frames that were made; dense_* is what float32 models would have cost."""
 
-    round: int
+    round: int  # from 1
     accuracy: float | None  # share of the test set, 0..1; None when the round was not evaluated
     loss: float | None  # mean loss on the test set
     train_loss: float | None  # mean over the accepted clients of the loss before each local step
-    cohort: int
-    accepted: int
-    rejected: int
-    uplink_bytes: int
-    downlink_bytes: int
-    dense_uplink_bytes: int
-    dense_downlink_bytes: int
-    seconds: float
+    cohort: int  # clients of the round
+    accepted: int  # updates that the server accepted
+    rejected: int  # clients without an accepted update
+    uplink_bytes: int  # frames from clients
+    downlink_bytes: int  # frames to clients, with broadcasts that they had missed
+    dense_uplink_bytes: int  # the same exchanges in float32
+    dense_downlink_bytes: int  # the same exchanges in float32
+    seconds: float  # duration of the round
     catch_up_bytes: int = 0  # of downlink_bytes: broadcasts older than the newest
     first_download_bytes: int = 0  # of downlink_bytes: what clients without a state needed
     uplink_nonzeros: int = 0  # coordinates in the accepted updates
     skipped: int = 0  # of the accepted: clients that had nothing to send
     clipped: int = 0  # of the accepted: updates whose norm was more than --clip-update
-    # In a simulation with relays: bytes from relays to the server; uplink_bytes are then those from clients to relays. Else 0.
-    relayed_bytes: int = 0
-    # TCP payload of a deployment's port since the round before, with TLS, handshakes and keepalive; None in a simulation, and where
-    # the platform does not count it.
-    wire_bytes_in: int | None = None
-    wire_bytes_out: int | None = None
-    rejections: Sequence[Rejection] = ()
+    relayed_bytes: int = 0  # from relays to the server, in a simulation with relays
+    # TCP payload since the round before, with TLS, handshakes and keepalive; None in a simulation, and where it is not counted.
+    wire_bytes_in: int | None = None  # received at the port
+    wire_bytes_out: int | None = None  # sent from the port
+    rejections: Sequence[Rejection] = ()  # where and why each client was rejected
     warnings: Sequence[str] = ()  # found in this round, each once a run
     by_client: Sequence[
         ClientRecord
@@ -147,24 +145,24 @@ class Rejections:
 class Summary(Measured):
     """summary.json."""
 
-    accuracy: float | None
-    loss: float | None
-    uplink_bytes: int
-    downlink_bytes: int
-    dense_uplink_bytes: int
-    dense_downlink_bytes: int
+    accuracy: float | None  # the last one, 0..1
+    loss: float | None  # the last one
+    uplink_bytes: int  # of the run
+    downlink_bytes: int  # of the run
+    dense_uplink_bytes: int  # the same exchanges in float32
+    dense_downlink_bytes: int  # the same exchanges in float32
     rounds: int
     clients: int
-    client_updates: int
-    seconds: float
+    client_updates: int  # accepted
+    seconds: float  # sum of the rounds
     client_updates_per_s: float
     device: str
     seed: int
-    version: str
+    version: str  # of fedcomp
     # TCP payload at a deployment's port, with TLS, handshakes and keepalive; None in a simulation, and where it is not counted.
-    wire_bytes_in: int | None = None
-    wire_bytes_out: int | None = None
-    warnings: Sequence[str] = ()
+    wire_bytes_in: int | None = None  # received
+    wire_bytes_out: int | None = None  # sent
+    warnings: Sequence[str] = ()  # of the run
     rejections: Sequence[Rejections] = ()  # the most frequent first
     simulated_hours: float | None = None  # to the last accuracy, on a virtual network
     metrics: Mapping[str, float | None] = field(default_factory=dict)  # as measured last

@@ -87,7 +87,7 @@ def bernoulli_helps(results: Results) -> Judgement:
 
 REPRODUCTION = Reproduction(
     name="election",
-    title="election coding against a plain majority vote, a third of the voters lie",
+    title="election coding against a plain majority vote, a third of the voters Byzantine",
     paper=PAPER,
     setting="(n, b) = (9, 3), one of the paper's pairs: digits, 9 clients with equal shares, all in each of 60 rounds of one step, of "
     "whom 3 invert what they send. The step is 0.01 for all, chosen without Byzantine clients. Bernoulli codes with an empty "

@@ -27,7 +27,7 @@ from fedcomp.keys import key_folder as keys
 
 ROOT = Path(__file__).resolve().parents[1]
 DEPLOY = ROOT / "deploy"
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 BEGINS = r"(?:\$ |sudo )?(?:[A-Z_]+=\S+ )*(?:\S*/)?fedcomp(?![\w./:-]| [=@])"
 COMPOSE = yaml.safe_load((DEPLOY / "compose.yaml").read_text())
 # Of the Compose specification, what a service is told here.

@@ -1,4 +1,4 @@
-"""The site is built whole, and what stands in its pages is so: links, frames, codecs, tasks."""
+"""Build the site, and check its pages against the code: links, frames, codecs, tasks, commands."""
 
 import importlib.util
 import json
@@ -154,7 +154,7 @@ def test_every_benchmark_is_among_the_figures():
 
 
 def test_the_table_of_codecs_to_choose_from_is_that_of_the_benchmark():
-    page = (DOCS / "choosing-a-codec.md").read_text(encoding="utf-8")
+    page = (DOCS / "how-to" / "choose-a-codec.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| `([^`]+)`.*%.*\|$", page, re.MULTILINE)
     sys.path.insert(0, str(ROOT / "benchmarks"))
     try:
@@ -171,7 +171,7 @@ def test_the_table_of_codecs_to_choose_from_is_that_of_the_benchmark():
 
 X = torch.tensor([1.0, -3.0, 0.5, 0.0, 2.0, -0.25, 0.0, -4.0])
 LAYOUT = Layout.from_shapes({"w": (3, 2), "b": (2,)})
-FORMAT = (DOCS / "frame-format.md").read_text(encoding="utf-8")
+FORMAT = (DOCS / "reference" / "frame-format.md").read_text(encoding="utf-8")
 FRAMES = {
     text.splitlines()[0]: bytes.fromhex(
         "".join(re.match(r"(?:[0-9a-f]{2}(?: |$))*", line)[0] for line in text.splitlines()[1:])
@@ -276,7 +276,7 @@ def python_blocks(page: str) -> list[str]:
 def block_max(tmp_path_factory) -> type[Codec]:
     """The codec of the page, as a file of fedcomp/codecs would be."""
     path = tmp_path_factory.mktemp("codecs") / "blockmax.py"
-    path.write_text(python_blocks("writing-a-codec.md")[0], encoding="utf-8")
+    path.write_text(python_blocks("how-to/write-a-codec.md")[0], encoding="utf-8")
     spec = importlib.util.spec_from_file_location("fedcomp.codecs.blockmax", path)
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # where dataclasses look up types
@@ -316,19 +316,19 @@ def test_the_new_codec_keeps_what_codecs_promise(block_max, size, numel):
 
 def test_the_new_codec_passes_the_test_that_the_page_writes_for_it(block_max):
     names: dict = {}
-    exec(python_blocks("writing-a-codec.md")[1], names)
+    exec(python_blocks("how-to/write-a-codec.md")[1], names)
     names["codec"] = lambda spec: block_max(int(spec.partition("=")[2]))
     names["test_the_largest_of_each_block_is_sent"]()
 
 
 def test_the_tasks_of_the_page_are_tasks(tmp_path):
-    waves, table = python_blocks("writing-a-task.md")
+    waves, table = python_blocks("tutorials/your-model.md")
     (tmp_path / "waves.py").write_text(waves, encoding="utf-8")
     assert check(load(f"{tmp_path}/waves.py:task"), 20).numel == 64 * 32 + 32 + 2 * 32 + 2
     (tmp_path / "broken.py").write_text(
         waves.replace("torch.randint(2,", "torch.randint(3,"), encoding="utf-8"
     )
-    page = (DOCS / "writing-a-task.md").read_text(encoding="utf-8")
+    page = (DOCS / "tutorials" / "your-model.md").read_text(encoding="utf-8")
     with pytest.raises(TaskError) as caught:
         check(load(f"{tmp_path}/broken.py:task"), 20)
     assert f"fedcomp: {caught.value}\n" in page
@@ -339,13 +339,25 @@ def test_the_tasks_of_the_page_are_tasks(tmp_path):
 
 
 @pytest.mark.slow
+def test_the_python_of_the_readme_prints_what_the_readme_shows(tmp_path, monkeypatch, capsys):
+    """Except for the numbers, which depend on the machine in their last digits."""
+    monkeypatch.chdir(tmp_path)
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    program, shown = re.search(
+        r"```python\n(.*?)```\n\n```output\n(.*?)```", readme, re.DOTALL
+    ).groups()
+    exec(compile(program, "README.md", "exec"), {})
+    printed = capsys.readouterr().out
+    assert re.sub(r"[\d.,]+", "#", printed) == re.sub(r"[\d.,]+", "#", shown)
+
+
+@pytest.mark.slow
 def test_the_commands_of_the_readme_run_in_the_order_printed(tmp_path, monkeypatch):
     """With fewer clients and rounds. Of `reproduce` only the list, of alternatives only the forecast."""
     monkeypatch.chdir(tmp_path)
-    first_hour = (ROOT / "README.md").read_text(encoding="utf-8").partition("## A first hour\n")[2]
-    lines = re.findall(
-        r"^    (fedcomp .*)$", first_hour.partition("On real devices")[0], re.MULTILINE
-    )
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    section = readme.partition("## From the command line\n")[2].partition("On real devices")[0]
+    lines = re.findall(r"^    (fedcomp .*)$", section, re.MULTILINE)
     commands = [part for line in lines for part in line.partition("#")[0].split("&&")]
     assert len(commands) > 6
     for command in commands:

@@ -145,7 +145,7 @@ def test_flower_installs_the_wheel_of_the_page_and_simulates_with_it(tmp_path, h
     subprocess.run([*build, "--wheel-dir", tmp_path / "wheels", ROOT], check=True)
     app = shutil.copytree(APP, tmp_path / "clouds", ignore=shutil.ignore_patterns("__pycache__"))
     project = (app / "pyproject.toml").read_text()
-    page = (ROOT / "docs" / "flower.md").read_text()
+    page = (ROOT / "docs" / "tutorials" / "flower-app.md").read_text()
     (needed,) = re.findall(r'^\+dependencies = \["(fedcomp @ [^"]*)"', page, flags=re.MULTILINE)
     needed = needed.replace("/srv/wheels", f"{tmp_path}/wheels")
     project = re.sub(

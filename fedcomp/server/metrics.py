@@ -1,4 +1,4 @@
-"""Metrics of a run for Prometheus. docs/watching.md lists the families. Counters start at 0 with the process."""
+"""Metrics of a run for Prometheus. docs/reference/metrics.md lists the families. Counters start at 0 with the process."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence

@@ -1,4 +1,4 @@
-"""Elections with sealed ballots, which the server passes on without being able to read them. docs/ballots.md is the protocol.
+"""Elections with sealed ballots, which the server passes on without being able to read them. docs/explanation/elections.md is the protocol.
 
     cards     clients train; each makes a card for every sender of its row, and keeps the bits of its ballot
     ballots   each seals its bits for the voters of its column

@@ -1,4 +1,4 @@
-"""docs/python.md: its snippets run one after the other, as a reader would type them."""
+"""docs/how-to/use-from-python.md: its snippets run one after the other, as a reader would type them."""
 
 import re
 from pathlib import Path
@@ -8,7 +8,7 @@ import pytest
 import fedcomp
 from fedcomp import runs
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "python.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "how-to" / "use-from-python.md"
 
 
 @pytest.mark.slow

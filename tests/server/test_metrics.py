@@ -181,7 +181,7 @@ def test_the_page_of_the_docs_names_every_family():
     metrics = Metrics()
     metrics.serving(lambda: PORT)
     written = re.findall("^# TYPE (\\S+)", metrics.text(), re.MULTILINE)
-    docs = (Path(__file__).resolve().parents[2] / "docs" / "watching.md").read_text(
+    docs = (Path(__file__).resolve().parents[2] / "docs" / "reference" / "metrics.md").read_text(
         encoding="utf-8"
     )
     named = re.findall(

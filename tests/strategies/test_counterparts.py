@@ -1,6 +1,6 @@
 """Memories of which the server keeps a counterpart: whatever is lost, a difference is never added to another vector than it was taken from.
 
-A row of the table in docs/interfaces.md, "How both sides stay in step", is a test or a few; each runs with real and with virtual clients.
+A row of the table in docs/reference/interfaces.md, "How both sides stay in step", is a test or a few; each runs with real and with virtual clients.
 """
 
 import copy

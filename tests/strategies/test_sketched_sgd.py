@@ -290,7 +290,7 @@ def test_with_momentum_what_waits_gathers_it_and_what_was_kept_starts_from_zero(
     torch.testing.assert_close(federation.members[0].memory.velocity, u, rtol=1e-4, atol=1e-6)
 
 
-# How both sides stay in step: a row of the table in docs/interfaces.md is a test or a few.
+# How both sides stay in step: a row of the table in docs/reference/interfaces.md is a test or a few.
 
 
 @pytest.mark.parametrize(("phase", "uplink"), [(SKETCH, UPLINKS[1]), (VALUES, UPLINKS[3])])

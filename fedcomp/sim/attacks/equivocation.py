@@ -1,6 +1,6 @@
 """Equivocation: send some voters another ballot than the others.
 
-Under sealed ballots (docs/ballots.md) a sender signs one hash and one ciphertext. It can only wrap a key for some voters that does not open
+Under sealed ballots (docs/explanation/elections.md) a sender signs one hash and one ciphertext. It can only wrap a key for some voters that does not open
 the ballot; they prove this, and the sender is named and left out. Without sealed ballots all voters get the same one, and the client is
 honest.
 """

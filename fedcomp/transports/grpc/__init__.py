@@ -1,4 +1,4 @@
-"""Messages over gRPC: one bidirectional stream per client, with mutual TLS. docs/wire-format.md specifies the bytes."""
+"""Messages over gRPC: one bidirectional stream per client, with mutual TLS. docs/reference/wire-format.md specifies the bytes."""
 
 from . import options as _options  # noqa: F401  sets variables before gRPC is imported
 from .client import GrpcConnection

@@ -1,4 +1,4 @@
-"""The messages between a server and a relay, as docs/wire-format.md specifies them.
+"""The messages between a server and a relay, as docs/reference/wire-format.md specifies them.
 
 A relay has one stream for all of its clients. A frame that several assignments contain is sent to the relay once: the server numbers
 frames, the relay caches them, and assignments refer to them by number. The server decides which frames the relay forgets.

@@ -1,4 +1,4 @@
-"""The bytes of the gRPC transport, as docs/wire-format.md specifies them.
+"""The bytes of the gRPC transport, as docs/reference/wire-format.md specifies them.
 
 A gRPC message is one byte, its kind, and a body. Most bodies are dataclasses of `fedcomp.messages`: a bit mask says which fields
 follow, and the others have the values of a base message that both sides know. The base of a report, for example, is made from the
