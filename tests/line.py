@@ -17,6 +17,8 @@ class Line:
         self.bytes_down = 0
         self._left: int | None = None  # bytes that may go up before the line is cut
         self._then: Callable[[], None] = lambda: None
+        self.flows_down = threading.Event()  # while it is not set, nothing goes down
+        self.flows_down.set()
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port = self._listener.getsockname()[1]
         threading.Thread(target=self._accept, name="line", daemon=True).start()
@@ -37,6 +39,7 @@ class Line:
         with suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
+        self.flows_down.set()
         self.cut_now()
 
     def _accept(self) -> None:
@@ -74,7 +77,9 @@ class Line:
                         self.cut_now()
                         break
                     self._left -= len(data)
-                self.bytes_down += 0 if up else len(data)
+                if not up:
+                    self.flows_down.wait()
+                    self.bytes_down += len(data)
                 sink.sendall(data)
         for end in (source, sink):
             with suppress(OSError):

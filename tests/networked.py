@@ -76,7 +76,10 @@ class Networked:
         )
         largest_report = 8 * self.strategy.layout.numel + (1 << 20)
         self.transport = GrpcTransport(
-            Settings("127.0.0.1", 0, invitation, config.clients, largest_report),
+            Settings(
+                *("127.0.0.1", 0, invitation, config.clients, largest_report),
+                grace_s=Quota.later(config, config.clients).grace_s(config.clients),
+            ),
             on_joined=self._on_joined,
             on_heard=lambda client: self.roster.hear(client),
             on_look=self._check,

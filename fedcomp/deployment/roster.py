@@ -21,22 +21,20 @@ class Roster(Attendance):
         self._joined: set[int] = set()  # since the server started
         self._connected: set[int] = set()  # as last reported to the callback
         self._missing: list[int] = []  # as last reported to the callback
+        self._here: list[int] | None = None  # as last reported to the callback while a round waits
 
     def gather(self) -> Sequence[int]:
         """Wait until enough clients are connected. Return the clients that a round may be drawn from."""
-        told, began = None, time.monotonic()
+        began = time.monotonic()
         while True:
             here, waited_s = self.connected(), time.monotonic() - began
             wanted, cohort = self.wanted(self.quota), self.cohort_of(here, self.quota, waited_s)
             if cohort is not None:
                 self.waited_s += waited_s
-                if told is not None:
-                    self.callback().waiting(here, min(len(here), wanted))
+                self._tell_who_is_here(min(len(here), wanted))
                 self._tell_who_is_missing(cohort)
                 return cohort
-            if here != told:
-                told = here
-                self.callback().waiting(here, wanted)
+            self._tell_who_is_here(wanted)
             time.sleep(PAUSE_S)
 
     def connected(self) -> list[int]:
@@ -63,6 +61,18 @@ class Roster(Attendance):
         if client in self._connected:
             self._connected.discard(client)
             self.callback().left(client)
+
+    def on_look(self) -> None:
+        """Report the connected clients if there are too few of them for the next round, which waits for more without limit."""
+        if self.quota.patience_s is None:
+            self._tell_who_is_here(self.quota.wanted)
+
+    def _tell_who_is_here(self, wanted: int) -> None:
+        """Report the connected clients to the callback if there are fewer than wanted, and when there are enough again."""
+        waits = len(self._connected) < wanted
+        if (waits or self._here is not None) and (here := sorted(self._connected)) != self._here:
+            self.callback().waiting(here, wanted)
+            self._here = here if waits else None
 
     def _tell_who_is_missing(self, cohort: Sequence[int]) -> None:
         """Warn if a round is drawn from fewer clients than wanted, once for each set of missing clients."""

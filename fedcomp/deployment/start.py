@@ -201,7 +201,7 @@ class Deployment:
         roster = self.roster
         began, waited_s = time.perf_counter(), 0.0
         for outcome in self.loop.rounds(range(done + 1, self.config.rounds + 1)):
-            roster.quota = Quota.later(self.config, self._cohort).at_least(self.strategy.fewest)
+            roster.quota = self._later_quota
             roster.miss(r.client for r in outcome.rejections if r.stage == DEADLINE)
             record = self._record(outcome, began + roster.waited_s - waited_s)
             length, saving = self.folder.append(record), time.perf_counter()
@@ -213,6 +213,11 @@ class Deployment:
             began, waited_s = time.perf_counter(), roster.waited_s
 
     # Preparation.
+
+    @property
+    def _later_quota(self) -> Quota:
+        """The quota of rounds after the first."""
+        return Quota.later(self.config, self._cohort).at_least(self.strategy.fewest)
 
     def _training_data(self) -> Data | None:
         """Return the server's copy of the training examples, None if their file is not on this machine. Raises TaskError and DataError."""
@@ -256,6 +261,7 @@ class Deployment:
             return self.make_transport(invitation, self.config.clients, **hooks)
         per_parameter = UPDATE_BYTES + BALLOT_BYTES * self._cohort
         largest_report = int(per_parameter * self.strategy.layout.numel) + SPARE_BYTES
+        grace_s = self._later_quota.grace_s(self.config.clients)
         settings = Settings(
             self.door.address,
             self.door.port,
@@ -264,7 +270,8 @@ class Deployment:
             largest_report,
             self.door.credentials(),
             self.registry,
-            self._relay_terms(invitation, largest_report),
+            self._relay_terms(invitation, largest_report, grace_s),
+            grace_s=grace_s,
         )
         return GrpcTransport(
             settings,
@@ -273,7 +280,7 @@ class Deployment:
             **hooks,
         )
 
-    def _relay_terms(self, invitation: Invitation, largest_report: int) -> Terms:
+    def _relay_terms(self, invitation: Invitation, largest_report: int, grace_s: float) -> Terms:
         """Return the terms for relays. With --relays they add the frames of their clients, else they forward each frame."""
         adds, layout = self.config.relays > 0, self.strategy.layout
         return Terms(
@@ -286,6 +293,7 @@ class Deployment:
             MOST_FRAMES * 4 * layout.numel + SPARE_BYTES,
             str(self.strategy.uplink) if adds else "",
             json.dumps({entry.name: entry.shape for entry in layout}) if adds else "",
+            grace_s,
         )
 
     def _header(self, first: int) -> Header:
@@ -329,7 +337,8 @@ class Deployment:
             )
 
     def _on_look(self) -> None:
-        """Disconnect clients whose keys are no longer accepted, if the registry has changed."""
+        """Report clients that a round waits for, and disconnect those whose keys are no longer accepted."""
+        self.roster.on_look()
         if self.monitor is not None and self.monitor.look():
             self.transport.recheck()
 

@@ -1,4 +1,6 @@
-"""Sealed ballots: one client's signs for the voters that tally them, past a server that cannot read them. docs/explanation/elections.md is the protocol.
+"""Sealed ballots: the signs that a client sends to voters, encrypted so that the server cannot read them.
+
+docs/explanation/elections.md specifies the protocol.
 
     card     R, σ              a one-time X25519 key of voter v for the ballot of sender s; σ over (slot, v, R)
     ballot   E, h, σ, wraps, c

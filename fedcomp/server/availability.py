@@ -7,6 +7,9 @@ drawn again once its late answer has arrived.
 
 A round needs at least the quorum's share of a whole cohort, and at least two clients. If fewer clients are connected, the round waits;
 after another deadline it may be drawn from silent clients as well.
+
+A client that loses its connection during a round has GRACE_S to reconnect. A run that needs all its clients in every round waits for it
+without limit, as it would before the next round.
 """
 
 import math
@@ -16,6 +19,7 @@ from dataclasses import dataclass, replace
 from ..config import RunConfig
 from ..strategies.cohort import size
 from ..strategies.round_completion import least
+from .transport import GRACE_S
 
 RETURN_S = 15.0  # for clients to find a restarted server: they retry every five seconds
 
@@ -49,6 +53,11 @@ class Quota:
     def at_least(self, clients: int) -> "Quota":
         """Return the quota for a strategy that needs at least `clients` clients."""
         return replace(self, wanted=max(self.wanted, clients), least=max(self.least, clients))
+
+    def grace_s(self, clients: int) -> float:
+        """Return how long a round of a run of `clients` clients waits for one that lost its connection; inf: without limit."""
+        needs_all = self.patience_s is None and self.least >= clients
+        return math.inf if needs_all else GRACE_S
 
 
 def _fewest(config: RunConfig, cohort: int) -> int:

@@ -15,8 +15,8 @@ G and the seats are those of codes.py. The option `form` says who trains on what
 `ballots`   Clients train on their own data and sign a ballot; the server passes on to each voter the ballots of its row. The *tally* is
             guarded, the ballots are not: a Byzantine client's own ballot counts, wherever its vote ends.
 
-With `sealed`, the server passes on ballots that it cannot read (sealed_election.py, docs/explanation/elections.md). This takes the deterministic code
-with b = (n − 1)/2, whose votes say no more than the result.
+With `sealed`, the server passes on ballots that it cannot read (sealed_election.py, docs/explanation/elections.md). This requires the
+deterministic code with b = (n − 1)/2, whose votes reveal no more than the result.
 
 When a round may close. Let f (option `f`) be the largest number of Byzantine clients in a cohort, m the number of clients that are
 proven to be Byzantine in this round (each sent an invalid frame or a ballot that cannot be opened), and a the number of absent clients.

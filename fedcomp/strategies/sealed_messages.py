@@ -1,4 +1,6 @@
-"""Messages of elections with sealed ballots: what the server announces and what clients answer. docs/explanation/elections.md is the protocol.
+"""Messages of elections with sealed ballots: announcements of the server and answers of clients.
+
+docs/explanation/elections.md specifies the protocol.
 
 A voter complains of a ballot that does not open with the private half of its card, which opens this one ballot and no other. With the
 card and the ballot it is a proof that anybody can check.

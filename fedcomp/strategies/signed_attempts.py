@@ -1,7 +1,7 @@
 """Attempts in which a client has signed, so that it signs in each of them once.
 
-A server draws a new attempt whenever it starts (docs/explanation/elections.md). A client keeps the digests of a run's attempts from round to round, and
-beside its state when it takes part in another run.
+A server draws a new attempt whenever it starts (docs/explanation/elections.md). A client keeps the digests of a run's attempts from round
+to round, and beside its state when it takes part in another run.
 """
 
 import struct

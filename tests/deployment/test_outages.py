@@ -4,10 +4,13 @@ import json
 import re
 import resource
 import signal
+import time
 from pathlib import Path
 
 import pytest
 from deployment import WIDE, stage
+
+from fedcomp.server.transport import GRACE_S
 
 pytestmark = [pytest.mark.deploy, pytest.mark.timeout(300)]
 FLAGS = [
@@ -97,3 +100,21 @@ def test_frozen_and_killed_clients_cost_one_deadline_and_full_disks_one_sentence
     assert [record["round"] for record in records] == list(range(1, done + 3))
     assert all(record["accepted"] + record["rejected"] == record["cohort"] for record in records)
     assert [record["accepted"] for record in records[-2:]] == [4, 4]
+
+
+@pytest.mark.slow
+def test_a_round_that_needs_every_client_waits_for_a_killed_one(tmp_path):
+    """Longer than the grace period of other runs, which is why this test is slow."""
+    with stage(tmp_path) as on:
+        server = on.server(*FLAGS, "--rounds", "3")
+        clients = [on.client(i, "--insecure") for i in range(3)]
+        killed = on.client(3, "--insecure", kill_at=7)  # in the second round of five steps
+        assert killed.end() != 0
+        server.wait_for("^3 of 4 clients are here: 0, 1, 2$")
+        time.sleep(GRACE_S + 1)
+        again = on.client(3, "--insecure", name="again")
+        assert server.end() == 0, server.said
+        assert [client.end() for client in [*clients, again]] == [0, 0, 0, 0]
+    assert [(line["accepted"], line["rejected"]) for line in lines(tmp_path / "run")] == [
+        (4, 0)
+    ] * 3

@@ -1,9 +1,13 @@
 """Who is waited for and who is drawn: a client that does not answer costs a run one deadline, and is back when it is heard of."""
 
+import math
+
 from cases import for_each
 
 from fedcomp import RunConfig
 from fedcomp.server.availability import RETURN_S, Attendance, Quota
+from fedcomp.server.transport import GRACE_S
+from fedcomp.strategies.cohort import size
 
 WITH_DEADLINE = RunConfig(clients=4, participation=1.0, deadline=30.0)
 LATER = Quota.later(WITH_DEADLINE, 4)
@@ -39,6 +43,21 @@ def test_without_a_deadline_a_round_needs_as_many_as_may_close_it(quorum, wanted
     quota = Quota.later(RunConfig(clients=40, quorum=quorum), 10)
     assert Attendance().cohort_of(here(*range(wanted - 1)), quota, 1e9) is None
     assert Attendance().cohort_of(here(*range(wanted)), quota, 0.0) == here(*range(wanted))
+
+
+@for_each(
+    "options, limited",
+    [
+        ({}, False),
+        ({"deadline": 60.0}, True),
+        ({"quorum": 0.9}, True),
+        ({"participation": 0.9}, True),
+    ],
+)
+def test_a_round_waits_without_limit_for_a_lost_client_if_every_round_needs_all(options, limited):
+    config = RunConfig(clients=10, **{"participation": 1.0} | options)
+    later = Quota.later(config, size(config.participation, config.clients))
+    assert later.grace_s(10) == (GRACE_S if limited else math.inf)
 
 
 def test_a_client_whose_time_passed_is_neither_drawn_nor_waited_for_until_it_is_heard_of():

@@ -1,6 +1,7 @@
 """Memories of which the server keeps a counterpart: whatever is lost, a difference is never added to another vector than it was taken from.
 
-A row of the table in docs/reference/interfaces.md, "How both sides stay in step", is a test or a few; each runs with real and with virtual clients.
+Each row of the table "How both sides stay in step" in docs/reference/interfaces.md has tests, which run with real and with virtual
+clients.
 """
 
 import copy

@@ -1,8 +1,8 @@
 """Equivocation: send some voters another ballot than the others.
 
-Under sealed ballots (docs/explanation/elections.md) a sender signs one hash and one ciphertext. It can only wrap a key for some voters that does not open
-the ballot; they prove this, and the sender is named and left out. Without sealed ballots all voters get the same one, and the client is
-honest.
+With sealed ballots (docs/explanation/elections.md), a sender signs one hash and one ciphertext. All it can do is wrap, for some voters, a
+key that does not open the ballot. These voters prove it, and the sender is named and left out. Without sealed ballots all voters get the
+same ballot, and the client is honest.
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -4,6 +4,7 @@ All code here runs in that loop. It reports events to the owner of the port, suc
 """
 
 import asyncio
+import math
 import resource
 import time
 from collections import Counter
@@ -17,7 +18,7 @@ from ... import __version__
 from ...errors import ConfigError, ProtocolError
 from ...keys.connection import join_address
 from ...messages import LARGEST_METRICS, Assignment, Farewell, Presence, Report
-from ...server.transport import CUT_OFF, GRACE_S, Lost
+from ...server.transport import CUT_OFF, Lost
 from . import relay_wire, wire
 from .credentials import PeerKey, peer_key, point_key
 from .options import server_options
@@ -55,7 +56,9 @@ HEAD_BYTES = 4096 + LARGEST_METRICS  # largest report without its frame
 REPORT_BYTES = (
     1024 + LARGEST_METRICS
 )  # the same for each client of a relay in a message with several reports
-RELAY_GRACE_S = 15.0  # for the clients of a lost relay, which may have to be started again
+RELAY_GRACE_S = (
+    15.0  # at least, for the clients of a lost relay, which may have to be started again
+)
 # A connection is cut if it receives more bytes than FLOOD_BYTES, twice those of its messages, and an eighth of those that it sent.
 FLOOD_BYTES = 4 << 20
 FLOOD_PAUSE_S = 60.0  # in which a client that was cut for this may not join
@@ -147,7 +150,7 @@ class Port:
             for stream in waiting:
                 stream.silent_ticks += 1
                 if stream.silent_ticks >= SILENT_TICKS:
-                    if stream.client in self._open:
+                    if stream.client in self._open and math.isfinite(self.settings.grace_s):
                         why = f"it gave no sign of life for {self.settings.silence_s:g} s"
                         self.answer(stream.client, Lost(why, self._stage(stream.client)))
                     self._drop(stream)
@@ -259,7 +262,7 @@ class Port:
             self.emit(Left(stream.client))
             open = self._open.get(stream.client)
             if open is not None and open.relay is None:  # else the relay waits for its client
-                self._start_grace(stream.client, open, GRACE_S)
+                self._start_grace(stream.client, open, self.settings.grace_s)
 
     def _leave_relay(self, relay: ConnectedRelay) -> None:
         relay.lost = True
@@ -271,7 +274,8 @@ class Port:
             if open.relay is relay:
                 open.relay = None
                 if client not in self._joined:
-                    self._start_grace(client, open, RELAY_GRACE_S)
+                    grace_s = max(RELAY_GRACE_S, self.settings.grace_s)
+                    self._start_grace(client, open, grace_s)
 
     def _end(self, stream: Stream) -> None:
         """Forget a stream that ended, add its bytes to its client's, and cut its connection."""
@@ -439,10 +443,9 @@ class Port:
         stream.joined = True
         self._complete_join(stream, presence)
 
-    def join_relayed(self, relay: ConnectedRelay, presence: Presence) -> None:
-        """Let a client of a relay join, or tell the relay to disconnect it. Raises ProtocolError for a malformed key."""
-        settings, client = self.settings, RelayedClient(relay, presence)
-        why = ""
+    def join_relayed(self, client: RelayedClient) -> None:
+        """Let a client of a relay join, or tell the relay to disconnect it."""
+        settings, presence, why = self.settings, client.presence, ""
         if presence.run != settings.invitation.run or not 0 <= client.client < settings.clients:
             why = f"client {client.client} is not part of this run"
         elif settings.keys is not None:
@@ -457,7 +460,7 @@ class Port:
             self.refused["too many joins"] += 1
             client.close(Refused(f"client {client.client} joins too often", True))
         else:
-            relay.clients[client.client] = client
+            client.relay.clients[client.client] = client
             self._complete_join(client, presence)
 
     def _complete_join(self, stream: Stream | RelayedClient, presence: Presence) -> None:
@@ -550,7 +553,7 @@ class Port:
     # Assignments.
 
     def assign(self, opens: Iterable[Open]) -> None:
-        """Send assignments. A disconnected client receives its assignment if it joins within GRACE_S."""
+        """Send assignments. A disconnected client receives its assignment if it joins within the grace period."""
         for open in opens:
             client = open.assignment.client
             self._withdraw(client)
@@ -558,7 +561,7 @@ class Port:
             if (stream := self._joined.get(client)) is not None:
                 self._assign(stream, open)
             else:
-                self._start_grace(client, open, GRACE_S)
+                self._start_grace(client, open, self.settings.grace_s)
 
     def _assign(self, stream: Stream | RelayedClient, open: Open) -> None:
         open.stop_timer()
@@ -577,7 +580,7 @@ class Port:
         stream.assign(open.messages(pieces))
 
     def _start_grace(self, client: int, open: Open, grace_s: float) -> None:
-        if open.timer is None:
+        if open.timer is None and math.isfinite(grace_s):
             open.timer = asyncio.get_running_loop().call_later(
                 grace_s, lambda: self.answer(client, Lost(CUT_OFF, self._stage(client)))
             )

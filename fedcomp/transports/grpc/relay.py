@@ -4,8 +4,8 @@ A relay needs no state on disk: clients keep theirs, and the server sends open a
 """
 
 import asyncio
+import itertools
 import json
-import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
@@ -31,7 +31,6 @@ REFUSED_KEY = (
     "its key is not enrolled for a client at the server of this relay, or was revoked; relays cannot connect to another "
     "relay"
 )
-REJOIN_S = 10.0  # after a reconnection, in which a DISCONNECT may be about the connection before
 TERMS_BYTES = 64 << 20  # largest message with the terms or the keys of a run
 # The sequence number of an assignment, the report on it, and the assignment.
 Answer = tuple[int, Report, Assignment]
@@ -114,7 +113,8 @@ class Relay:
         self.credentials = credentials
         self.opened, self.changed, self.warn = opened, changed, warn
         self.served = False  # whether a client has joined
-        self.joined_s: dict[int, list[float]] = {}  # the last two joins since a DISCONNECT
+        self.numbers = itertools.count(1)  # of connections
+        self.connections: dict[int, int] = {}  # by client, the number of its newest connection
         self.ids: dict[bytes, int] = {}  # key hash → logical id
         self.to_add: dict[int, Answer] = {}  # by client, reports whose frames are not added yet
         self.sum_timer: asyncio.TimerHandle | None = None
@@ -138,7 +138,9 @@ class Relay:
             self.codec = codec(terms.codec) if terms.codec else None
             self.layout = Layout.from_shapes(json.loads(terms.shapes)) if terms.codec else None
             where = self.address, self.port_number, terms.invitation, terms.clients
-            settings = Settings(*where, terms.largest_report, self.credentials, self)
+            settings = Settings(
+                *where, terms.largest_report, self.credentials, self, grace_s=terms.grace_s
+            )
             self.port = Port(settings, self._handle_event)
             return await self._serve(messages)
 
@@ -186,8 +188,9 @@ class Relay:
         match message:
             case Bundle():
                 self._assign(message)
-            case Disconnect(client, refused):
-                self._disconnect(client, refused)
+            case Disconnect(client, connection, refused):
+                if self.connections.get(client) == connection:  # else it has ended already
+                    self.port.disconnect(client, refused)
             case Refused():
                 raise _error(message)
             case dict():
@@ -195,13 +198,6 @@ class Relay:
                 self.port.recheck()
             case list():
                 self._withdraw(message)
-
-    def _disconnect(self, client: int, refused: Refused) -> None:
-        """End the connection of a client. One that reconnected a moment ago may try again: the server may mean the connection before."""
-        joined_s = self.joined_s.pop(client, [])
-        if len(joined_s) > 1 and time.monotonic() - joined_s[-1] < REJOIN_S:
-            refused = replace(refused, again=True)
-        self.port.disconnect(client, refused)
 
     def _assign(self, bundle: Bundle) -> None:
         self.port.assign(Open(sequence, assignment) for sequence, assignment in bundle.assignments)
@@ -228,8 +224,8 @@ class Relay:
             case Joined(client, presence, public_key_pem):
                 if public_key_pem is not None:
                     presence = replace(presence, key=point_of(public_key(public_key_pem)))
-                self._queue(wire.encode(Kind.JOINED, presence))
-                self.joined_s[client] = [*self.joined_s.get(client, [])[-1:], time.monotonic()]
+                number = self.connections[client] = next(self.numbers)
+                self._queue(relay_wire.encode_rows(Kind.JOINED, [(number, presence)]))
                 self.served = True
                 self.changed(self.port.clients)
             case Left(client):

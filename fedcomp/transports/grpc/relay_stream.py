@@ -56,7 +56,7 @@ class ConnectedRelay:
         if self.stream.queued > MOST_QUEUED:
             raise port.refusal("messages not read", "this relay does not read its messages")
         if kind is Kind.JOINED:
-            port.join_relayed(self, wire.decode(kind, reader))
+            port.join_relayed(RelayedClient(self, *relay_wire.decode_row(kind, reader)))
         elif kind is Kind.LEFT:
             (left,) = relay_wire.decode_row(kind, reader)
             if (client := self.clients.pop(left, None)) is not None:
@@ -114,12 +114,18 @@ class ConnectedRelay:
 
 
 class RelayedClient:
-    """A client that has joined through a relay; the port treats it like a `Stream`. Raises ProtocolError for a malformed key."""
+    """A client that has joined through a relay; the port treats it like a `Stream`.
+
+    `connection`: the number that the relay gave its connection. Raises ProtocolError for a malformed key or a negative id.
+    """
 
     relay_id = None
 
-    def __init__(self, relay: ConnectedRelay, presence: Presence):
-        self.relay, self.client = relay, presence.client
+    def __init__(self, relay: ConnectedRelay, connection: int, presence: Presence):
+        if presence.client < 0:
+            raise ProtocolError(f"a relay announced a client with the id {presence.client}")
+        self.relay, self.connection = relay, connection
+        self.client, self.presence = presence.client, presence
         self.key: PeerKey | None = point_key(presence.key) if presence.key else None
         self.closing = False
 
@@ -128,7 +134,8 @@ class RelayedClient:
         return self.key.hash if self.key else self.client
 
     def close(self, refused: Refused) -> None:
-        """Tell the relay to disconnect the client, for the reason `refused`."""
+        """Tell the relay to end this connection of the client, for the reason `refused`."""
         if not self.closing:
             self.closing = True
-            self.relay.send(relay_wire.encode_rows(Kind.DISCONNECT, [(self.client, refused)]))
+            row = self.client, self.connection, refused
+            self.relay.send(relay_wire.encode_rows(Kind.DISCONNECT, [row]))

@@ -11,7 +11,7 @@ from typing import Any
 
 from ...codecs.frame import varint
 from ...errors import ProtocolError
-from ...messages import Assignment, Report
+from ...messages import Assignment, Presence, Report
 from . import wire
 from .wire import CODECS, DOUBLE, FieldCodec, Kind, Reader, Refused
 
@@ -32,9 +32,10 @@ class Bundle:
 
 @dataclass
 class Disconnect:
-    """An order to end the connection of a client, with the reason."""
+    """An order to end one connection of a client, with the reason."""
 
     client: int
+    connection: int  # its number in the JOINED message
     refused: Refused
 
 
@@ -77,14 +78,20 @@ def _read_refused(reader: Reader) -> Refused:
     return wire.decode_refused(rest)
 
 
+_NOBODY = Presence("", -1, "", "")
 VARINT = FieldCodec(lambda value: [varint(value)], Reader.varint)
 TEXT = CODECS[str]
 HASH = FieldCodec(lambda value: [value], lambda reader: reader.take(KEY_HASH))
 REFUSED = FieldCodec(lambda value: [wire.encode_refused(value)], _read_refused)
+PRESENCE = FieldCodec(
+    lambda value: wire.encode_fields(value, _NOBODY),
+    lambda reader: wire.decode_fields(_NOBODY, reader)[0],
+)
 ROWS = {
     Kind.KEYS: (HASH, VARINT),  # of a client that may join: key hash, logical id
     Kind.WITHDRAW: (VARINT, VARINT),  # of an assignment: client, sequence number
-    Kind.DISCONNECT: (VARINT, REFUSED),  # client, reason
+    Kind.DISCONNECT: (VARINT, VARINT, REFUSED),  # client, number of its connection, reason
+    Kind.JOINED: (VARINT, PRESENCE),  # number of the connection, presence of its client
     Kind.LEFT: (VARINT,),  # client
     Kind.HEARD: (VARINT,),  # client
     Kind.LOST: (VARINT, VARINT, TEXT, TEXT),  # client, sequence number, stage, reason

@@ -48,7 +48,8 @@ class GrpcTransport:
     `receive`, `on_joined` for each client that joins or reconnects, `on_left` for each client whose connection ended, and `on_heard` for
     a client that answers an assignment that is no longer open.
 
-    A client that loses its connection with an open assignment receives the assignment again if it reconnects within 5 s.
+    A client that loses its connection with an open assignment receives the assignment again if it reconnects within the grace period of
+    `settings`.
     """
 
     def __init__(

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 import grpc
 
 from ...messages import Assignment, Invitation, Presence, Report
-from ...server.transport import Lost
+from ...server.transport import GRACE_S, Lost
 from . import wire
 from .credentials import Credentials, PeerKey
 from .tcp_info import Peer, Traffic, peer_of
@@ -108,8 +108,8 @@ class Settings:
     Without `credentials` the port is HTTP/2 without TLS, and clients claim their ids. With them, `keys` has the logical id for the
     SHA-256 of a public key (DER SubjectPublicKeyInfo).
 
-    A client with an assignment counts as lost after `silence_s` seconds without a message. A stream that does not join within `join_s`
-    seconds is closed.
+    The stream of a client with an assignment is closed after `silence_s` seconds without a message. If the client does not reconnect within
+    `grace_s` seconds, the assignment counts as lost; inf: no limit. A stream that does not join within `join_s` seconds is closed.
     """
 
     address: str
@@ -122,6 +122,7 @@ class Settings:
     relay_terms: wire.Terms | None = None  # None: no relay is accepted
     silence_s: float = 16.0
     join_s: float = 20.0
+    grace_s: float = GRACE_S
 
     def __post_init__(self) -> None:
         if self.credentials is not None and self.keys is None:

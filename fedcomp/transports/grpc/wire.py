@@ -34,8 +34,9 @@ from ...messages import (
     next_version,
     ticket,
 )
+from ...server.transport import GRACE_S
 
-PROTOCOL = 1
+PROTOCOL = 2
 RELAY = -2  # claimed id in the HELLO of a relay
 SERVICE = "fedcomp.Transport"
 METHOD = f"/{SERVICE}/Attend"
@@ -110,6 +111,7 @@ class Terms:
     largest_assignment: int  # bytes
     codec: str = ""  # spec of the uplink; "": the relay does not add frames
     shapes: str = ""  # JSON: name → shape of the layout's tensors; "": no frames are added
+    grace_s: float = GRACE_S  # for a client to reconnect; inf: no limit
 
     @property
     def invitation(self) -> Invitation:
@@ -339,8 +341,7 @@ BASES: dict[Kind, Callable[[Invitation], Any]] = {
     Kind.INVITATION: lambda invitation: NOBODY,
     Kind.PRESENCE: _presence_base,
     Kind.FAREWELL: lambda invitation: Farewell(invitation.run, 0),
-    Kind.TERMS: lambda invitation: Terms("", "", "", "", 0, 0, 0),
-    Kind.JOINED: _presence_base,
+    Kind.TERMS: lambda invitation: Terms("", "", "", "", 0, 0, 0, grace_s=0.0),
 }
 
 

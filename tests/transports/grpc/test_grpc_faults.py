@@ -1,6 +1,7 @@
 """Clients that are cut off, replaced, revoked or frozen."""
 
 import asyncio
+import math
 import os
 import signal
 import socket
@@ -46,9 +47,8 @@ def test_a_client_that_comes_back_gets_its_assignment_again(loop):
         assert seen[-1] == sent and len(server.joined) == 2
 
 
-@pytest.mark.slow
 def test_a_client_that_does_not_come_back_is_lost(loop):
-    with serving(2) as server:
+    with serving(2, grace_s=0.2) as server:
         first = loop.start(until_assigned(connect(server, 0), 0))
         server.wait_for_clients(0)
         server.transport.send([assignment(0), assignment(1)])
@@ -62,6 +62,21 @@ def test_a_client_that_does_not_come_back_is_lost(loop):
         server.transport.send([assignment(0, 2)])
         assert server.receive(1)[0].answer == report(assignment(0, 2))
         assert assignment(0, 1) not in seen
+
+
+def test_without_a_limit_a_client_that_is_gone_is_waited_for(loop):
+    with serving(2, grace_s=math.inf) as server:
+        first = loop.start(until_assigned(connect(server, 0), 0))
+        server.wait_for_clients(0)
+        sent = [assignment(0), assignment(1)]  # client 1 has not joined yet
+        server.transport.send(sent)
+        assert first.result(20) == sent[0]
+        server.wait_for(lambda: server.left == [0])
+        assert server.transport.receive(0.5) == []
+        for client in range(2):
+            loop.start(attend(connect(server, client), client))
+        got = server.receive(2)
+        assert [got[client].answer for client in range(2)] == [report(a) for a in sent]
 
 
 def test_a_newer_stream_replaces_the_older(loop, enrolled, server_credentials):
@@ -224,6 +239,27 @@ def test_a_frozen_client_is_noticed_while_it_holds_an_assignment(size, every_s):
             server.wait_for_clients(0)
             server.transport.send([assignment(0, 2)])
             assert server.receive(1)[0].answer == report(assignment(0, 2))
+        finally:
+            client.kill()
+            client.wait(20)
+
+
+@pytest.mark.slow
+@pytest.mark.deploy
+def test_without_a_limit_a_frozen_client_is_noticed_and_keeps_its_assignment():
+    with serving(1, silence_s=1, grace_s=math.inf) as server:
+        client = subprocess.Popen(
+            [sys.executable, FOLDER / "one_client.py", server.target],
+            env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+        )
+        try:
+            server.wait_for_clients(0, timeout_s=60)
+            client.send_signal(signal.SIGSTOP)
+            server.transport.send([assignment(0)])
+            server.wait_for_clients()
+            assert server.transport.receive(0.5) == []
+            client.send_signal(signal.SIGCONT)
+            assert server.receive(1)[0].answer == report(assignment(0))
         finally:
             client.kill()
             client.wait(20)

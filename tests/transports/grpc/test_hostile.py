@@ -91,7 +91,7 @@ async def said(server: Server, messages: Sequence[bytes]) -> Refused | None:
         [HELLO, PRESENCE, wire.PING],
         [HELLO, PRESENCE, wire.PONG],
         [HELLO, PRESENCE, bytes([wire.Kind.FAREWELL, 0])],
-        [bytes([wire.Kind.HELLO, 1, 0])],
+        [bytes([wire.Kind.HELLO, wire.PROTOCOL, 0])],
         [HELLO, bytes([wire.Kind.PART]) + b"x" * wire.PART],
     ],
 )
@@ -140,10 +140,10 @@ def test_a_report_of_another_round_is_left_to_the_round_loop(loop):
 
 def test_another_protocol_version(loop):
     with serving(1) as server:
-        newer = bytes([wire.Kind.HELLO, 2]) + wire.encode_hello(wire.Hello(0, "9.1"))[2:] + b"more"
+        newer = wire.encode_hello(wire.Hello(0, "9.1", wire.PROTOCOL + 1)) + b"more"
         refused = loop.run(said(server, [newer]))
         assert not refused.again
-        assert "version 2 of the protocol (fedcomp 9.1)" in refused.sentence
+        assert f"version {wire.PROTOCOL + 1} of the protocol (fedcomp 9.1)" in refused.sentence
 
 
 @pytest.mark.parametrize("client", [2, 1 << 40, -5])

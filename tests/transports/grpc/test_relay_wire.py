@@ -1,5 +1,6 @@
 """Messages between a server and a relay: decoding inverts encoding, and any bytes decode to a message or raise ProtocolError."""
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -55,7 +56,9 @@ def same_frames(kept: FrameCache, relay: RelayEnd) -> bool:
 
 @given(TEXTS, TEXTS, st.integers(0, 1 << 62))
 def test_terms_come_back(run, shapes, limit):
-    terms = Terms(run, '{"lr":0.1}', "ab" * 16, "cd" * 16, 7, limit, 3, "identity", shapes)
+    terms = Terms(
+        run, '{"lr":0.1}', "ab" * 16, "cd" * 16, 7, limit, 3, "identity", shapes, math.inf
+    )
     assert sent_as(Kind.TERMS, terms) == terms
 
 
@@ -69,7 +72,7 @@ REASONS = st.builds(Refused, st.text(max_size=20), st.booleans())
         for kind, columns, fewest, most in (
             (Kind.KEYS, (HASHES, CLIENTS), 0, 5),
             (Kind.WITHDRAW, (CLIENTS, SEQUENCES), 0, 5),
-            (Kind.DISCONNECT, (CLIENTS, REASONS), 1, 1),
+            (Kind.DISCONNECT, (CLIENTS, SEQUENCES, REASONS), 1, 1),
             (Kind.LEFT, (CLIENTS,), 1, 1),
             (Kind.HEARD, (CLIENTS,), 1, 1),
             (Kind.LOST, (CLIENTS, SEQUENCES, TEXTS, TEXTS), 1, 1),
@@ -97,9 +100,11 @@ def test_assignments_come_back(assignments, wait_s):
     assert same_frames(kept, relay)
 
 
-@given(values(Presence))
-def test_a_joined_client_comes_back(presence):
-    assert same(sent_as(Kind.JOINED, presence), presence)
+@given(SEQUENCES, values(Presence))
+def test_a_joined_client_comes_back(connection, presence):
+    reader = sent(relay_wire.encode_rows(Kind.JOINED, [(connection, presence)]), Kind.JOINED)
+    number, got = relay_wire.decode_row(Kind.JOINED, reader)
+    assert number == connection and same(got, presence)
 
 
 @given(
@@ -247,10 +252,11 @@ def everything(data: bytes, kept: dict[int, bytes]) -> None:
         case Kind.WITHDRAW:
             relay_wire.decode_rows(kind, reader)
         case Kind.DISCONNECT:
-            _, refused = relay_wire.decode_row(kind, reader)
+            _, _, refused = relay_wire.decode_row(kind, reader)
             assert type(refused.sentence) is str
         case Kind.JOINED:
-            typed(wire.decode(kind, reader))
+            _, presence = relay_wire.decode_row(kind, reader)
+            typed(presence)
         case Kind.LEFT | Kind.HEARD | Kind.LOST:
             relay_wire.decode_row(kind, reader)
         case Kind.REPORTS:
@@ -277,8 +283,8 @@ def examples() -> list[bytes]:
         relay_wire.encode_rows(Kind.KEYS, [(bytes(32), 0), (b"x" * 32, 300)]),
         *relay_wire.encode_bundles(1.5, asked, FrameCache()),
         relay_wire.encode_rows(Kind.WITHDRAW, [(1, 2), (300, 4000)]),
-        relay_wire.encode_rows(Kind.DISCONNECT, [(3, Refused("no", False))]),
-        wire.encode(Kind.JOINED, Presence("ab" * 16, 3, "", "", b"p" * 49)),
+        relay_wire.encode_rows(Kind.DISCONNECT, [(3, 5, Refused("no", False))]),
+        relay_wire.encode_rows(Kind.JOINED, [(5, Presence("ab" * 16, 3, "", "", b"p" * 49))]),
         relay_wire.encode_reports(answers),
         relay_wire.encode_rows(Kind.LOST, [(1, 2, "reply", "gone")]),
     ]
@@ -324,8 +330,10 @@ def bundle_of(*references: bytes) -> bytes:
         (Kind.ASSIGNMENTS, bundle_of(b"\0\0")),  # a number with a byte too many
         (Kind.WITHDRAW, b"\1"),
         (Kind.DISCONNECT, b"\1"),
-        (Kind.DISCONNECT, b"\1" + wire.PING),
+        (Kind.DISCONNECT, b"\1" + wire.encode_refused(Refused("no", False))),  # a number too few
+        (Kind.DISCONNECT, b"\1\1" + wire.PING),
         (Kind.JOINED, b"\x40"),
+        (Kind.JOINED, b"\1\x40"),
         (Kind.LEFT, b""),
         (Kind.HEARD, b"\1\1"),
         (Kind.REPORTS, b"\1\1" + wire.PING),

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import math
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -25,6 +26,7 @@ from grpc_ends import (
     serving,
     terms,
 )
+from line import Line
 
 from fedcomp import Layout, codec
 from fedcomp.errors import UnreachableError, UserError
@@ -478,10 +480,9 @@ def test_a_client_that_comes_back_to_its_relay_gets_its_assignment_again(loop):
         assert answers(server, 1) == reports(assignment(0)) and len(server.joined) == 2
 
 
-@pytest.mark.slow
 def test_a_client_that_does_not_return_to_its_relay_is_lost_alone(loop):
     slow = Slow()
-    with serving(2, relay_terms=terms(2)) as server:
+    with serving(2, relay_terms=replace(terms(2), grace_s=0.2)) as server:
         relay = RelayEnd(loop, server.target)
         first = loop.start(attend(connect(relay, 0), 0, slow))
         loop.start(attend(connect(relay, 1), 1))
@@ -495,6 +496,31 @@ def test_a_client_that_does_not_return_to_its_relay_is_lost_alone(loop):
         assert answers(server, 1) == {0: Lost(GONE, "reply")}
         server.transport.send([assignment(1, 2)])
         assert answers(server, 1) == reports(assignment(1, 2)) and server.left == [0]
+
+
+@pytest.mark.parametrize("lost", ["client", "relay"])
+def test_without_a_limit_clients_behind_a_relay_are_waited_for(loop, lost):
+    slow = Slow()
+    patient = {"grace_s": math.inf}
+    with serving(2, relay_terms=replace(terms(2), **patient), **patient) as server:
+        relay = RelayEnd(loop, server.target)
+        first = loop.start(attend(connect(relay, 0), 0, slow))
+        server.wait_for_clients(0)
+        sent = [assignment(0), assignment(1)]
+        server.transport.send(sent)
+        assert slow.begun.wait(20)
+        if lost == "client":
+            first.cancel()
+        else:
+            relay.stop()
+        slow.go_on.set()
+        server.wait_for_clients()
+        assert server.transport.receive(0.5) == []
+        if lost == "relay":
+            relay = RelayEnd(loop, server.target)
+        for client in range(2):
+            loop.start(attend(connect(relay, client), client))
+        assert answers(server, 2) == reports(*sent)
 
 
 @pytest.mark.slow
@@ -547,8 +573,12 @@ async def script(
             pass
 
 
-def joined(client: int) -> list[bytes]:
-    return wire.encode(Kind.JOINED, Presence(RUN, client, "", ""))
+def announce(presence: Presence, connection: int = 1) -> list[bytes]:
+    return relay_wire.encode_rows(Kind.JOINED, [(connection, presence)])
+
+
+def joined(client: int, connection: int = 1) -> list[bytes]:
+    return announce(Presence(RUN, client, "", ""), connection)
 
 
 async def next_bundle(messages: AsyncIterator[object]) -> relay_wire.Bundle:
@@ -597,9 +627,9 @@ def test_the_server_checks_the_keys_of_a_relays_clients(loop, enrolled, server_c
             Presence(RUN, 3, "", "", points[0]),  # a client that is not in the run
             Presence("ab" * 16, 0, "", "", points[0]),  # another run
         ):
-            await connection.write(wire.encode(Kind.JOINED, presence))
+            await connection.write(announce(presence, 7 + len(told)))
             told.append(await anext(messages))
-        await connection.write(wire.encode(Kind.JOINED, Presence(RUN, 0, "", "", points[0])))
+        await connection.write(announce(Presence(RUN, 0, "", "", points[0])))
 
     options = {"enrolled": enrolled, "credentials": server_credentials, "relay_terms": terms(3)}
     with serving(3, **options) as server:
@@ -608,12 +638,12 @@ def test_the_server_checks_the_keys_of_a_relays_clients(loop, enrolled, server_c
         server.wait_for_clients(0)
         assert [client for client, _ in server.joined] == [0]
         assert all(isinstance(order, relay_wire.Disconnect) for order in told)
-        assert [(order.client, order.refused.sentence) for order in told] == [
-            (1, "this client showed the key of another one"),
-            (2, "client 2 is revoked"),
-            (0, "its key is not in the registry"),
-            (3, "client 3 is not part of this run"),
-            (0, "client 0 is not part of this run"),
+        assert [(order.client, order.connection, order.refused.sentence) for order in told] == [
+            (1, 7, "this client showed the key of another one"),
+            (2, 8, "client 2 is revoked"),
+            (0, 9, "its key is not in the registry"),
+            (3, 10, "client 3 is not part of this run"),
+            (0, 11, "client 0 is not part of this run"),
         ]
         assert not any(order.refused.again for order in told)
 
@@ -625,9 +655,10 @@ def test_the_server_checks_the_keys_of_a_relays_clients(loop, enrolled, server_c
         bytes([Kind.REPORTS]) + b"\xff\xff",
         bytes([Kind.BEGIN]) + wire.varint(1 << 40),
         wire.encode_hello(wire.Hello(0, "1")),
-        b"".join(wire.encode(Kind.JOINED, Presence(RUN, 1, "", "", b"no point"))),
+        b"".join(announce(Presence(RUN, 1, "", "", b"no point"))),
+        b"".join(joined(-1)),
     ],
-    ids=["unknown", "REPORTS", "BEGIN", "HELLO", "JOINED"],
+    ids=["unknown", "REPORTS", "BEGIN", "HELLO", "no point", "negative id"],
 )
 def test_a_malformed_message_ends_the_stream_of_its_relay(loop, message):
     async def misbehave(connection, messages):
@@ -772,50 +803,41 @@ def test_a_relay_that_does_not_read_is_cut_off(loop):
         assert answers(server, 1) == reports(assignment(1))
 
 
-class ScriptedServer:
-    """A server without TLS that sends a relay the terms, no keys, and then the messages that the test puts into `queue`."""
+def test_an_order_to_disconnect_does_not_end_a_newer_connection(loop):
+    """The order about a client's first connection to a relay crosses the message that announces its second."""
+    with serving(1, relay_terms=terms(1)) as server:
+        line = Line(server.transport.port)
+        relay = RelayEnd(loop, f"localhost:{line.port}")
+        first = loop.start(attend(connect(relay, 0), 0))
+        server.wait_for_clients(0)
+        line.flows_down.clear()
+        direct = loop.start(attend(connect(server, 0), 0))  # the server disconnects the first one
+        server.wait_for(lambda: len(server.joined) == 2)
+        first.cancel()
+        relay.wait_for_clients(0)
+        second = loop.start(attend(connect(relay, 0), 0))
+        assert "only the newer one counts" in refused(direct)
+        line.flows_down.set()
+        for round in (1, 2):
+            server.transport.send([assignment(0, round)])
+            assert answers(server, 1) == reports(assignment(0, round))
+        assert not second.done() and server.transport.clients() == [0]
+        line.close()
 
-    def __init__(self) -> None:
-        self.queue: asyncio.Queue[list[bytes]] = asyncio.Queue()
 
-    async def start(self) -> None:
-        self.server = grpc.aio.server()
-        handler = grpc.stream_stream_rpc_method_handler(self._attend)
-        methods = {wire.METHOD.rpartition("/")[2]: handler}
-        generic = grpc.method_handlers_generic_handler(wire.SERVICE, methods)
-        self.server.add_generic_rpc_handlers((generic,))
-        self.target = f"localhost:{self.server.add_insecure_port('127.0.0.1:0')}"
-        await self.server.start()
-
-    async def _attend(self, requests: AsyncIterator[bytes], context) -> None:
-        await anext(aiter(requests))
-        await context.write(b"".join(wire.encode(Kind.TERMS, terms(1))))
-        await context.write(b"".join(relay_wire.encode_rows(Kind.KEYS, [])))
-        while True:
-            await context.write(b"".join(await self.queue.get()))
-
-
-@pytest.mark.parametrize("reconnects", [False, True])
-def test_a_client_that_has_just_reconnected_may_try_again_when_its_relay_disconnects_it(
-    loop, reconnects
-):
-    """The server may mean the connection before: its message names a client, not a connection."""
-    server = ScriptedServer()
-    loop.run(server.start())
-    try:
+def test_a_relay_ends_the_connection_with_the_number_that_the_server_names(loop):
+    """The order about a client's second connection does not cross anything, and ends it."""
+    with serving(1, relay_terms=terms(1)) as server:
         relay = RelayEnd(loop, server.target)
-        if reconnects:
-            before = loop.start(attend(connect(relay, 0), 0))
-            relay.wait_for_clients(1)
-            before.cancel()
-            relay.wait_for_clients(0)
-        end = loop.start(attend(connect(relay, 0), 0))
-        relay.wait_for_clients(1)
-        order = [(0, Refused("only the newer one counts", False))]
-        loop.run(server.queue.put(relay_wire.encode_rows(Kind.DISCONNECT, order)))
-        assert refused(end, again=reconnects) == "only the newer one counts"
-    finally:
-        loop.run(server.server.stop(0))
+        first = loop.start(attend(connect(relay, 0), 0))
+        server.wait_for_clients(0)
+        first.cancel()
+        server.wait_for_clients()
+        second = loop.start(attend(connect(relay, 0), 0))
+        server.wait_for_clients(0)
+        loop.start(attend(connect(server, 0), 0))
+        assert "only the newer one counts" in refused(second)
+        server.wait_for_clients(0)
 
 
 # Adding.

@@ -228,7 +228,9 @@ def test_numbers_beyond_64_bits_are_not_sent(value):
 
 def documented(name: str) -> bytes:
     """Return the example of a message in docs/reference/wire-format.md."""
-    page = (Path(__file__).parents[3] / "docs" / "reference" / "wire-format.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[3] / "docs" / "reference" / "wire-format.md").read_text(
+        encoding="utf-8"
+    )
     blocks = [block.split("```")[0] for block in page.split("```hex\n")[1:]]
     (block,) = [block for block in blocks if name in block.splitlines()[0]]
     return bytes.fromhex(
