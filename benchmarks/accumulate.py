@@ -2,8 +2,8 @@
 
     python benchmarks/accumulate.py [--numel 1000000] [--frames 1000]
 
-`accumulate` checks a frame to the last bit, reads it and adds it; `open_batch` reads a cohort's frames together, as a round does. The
-dense additions are those of torch, of vectors that are in memory already. Medians of interleaved repeats.
+`accumulate` checks a frame to the last bit, reads it and adds it; `open_batch` reads and adds a cohort's frames together, as a round
+does. The dense additions are those of torch, of vectors that are in memory already. Medians of interleaved repeats.
 """
 
 import argparse
@@ -17,6 +17,7 @@ os.environ.setdefault("GOMP_SPINCOUNT", "10000")  # as the command line does
 import torch  # noqa: E402
 
 from fedcomp import codec  # noqa: E402
+from fedcomp.codecs.update import add_all  # noqa: E402
 
 DENSITIES = ("1/1000", "1/400", "1/100")
 COHORT = 100  # frames read together
@@ -47,9 +48,8 @@ def main() -> None:
             ]
             cohorts = [frames[start : start + COHORT] for start in range(0, len(frames), COHORT)]
             ways[str(c), "open_batch"] = lambda c=c, cohorts=cohorts: [
-                update.add_to(into, 0.001)
+                add_all(c.open_batch(cohort, given.numel), [0.001] * len(cohort), into)
                 for cohort in cohorts
-                for update in c.open_batch(cohort, given.numel)
             ]
     taken = {way: [] for way in ways}
     for repeat in range(given.repeats + 1):

@@ -40,7 +40,7 @@ def idiom(e: Tensor, x: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor, Tensor]
 def ours(name: str, e: Tensor, x: Tensor, k: int) -> bytes:
     """A whole frame; the new residual is in e."""
     keeper = memory("residual", codec(f"{name}:density={k}/{x.numel()}"), x.numel())
-    keeper.load_state_dict({"residual": e})
+    keeper.load_state_dict({"residual": e}, copy=False)
     frame = keeper.propose(x)
     keeper.commit()
     return frame

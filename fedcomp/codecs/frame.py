@@ -127,11 +127,11 @@ def unseal(
         raise FrameError(
             f"the layout has {layout.numel} elements and the vector {numel}: the frame is for another model"
         )
-    halves, start = bytes(view[SECTIONS:][: len(_halves(codec))]), header_bytes(codec, seeded)
-    if halves != _halves(codec):
-        raise FrameError(
-            f"a frame of the product {_product(halves)} was given to {_product(_halves(codec))}"
-        )
+    own = _halves(codec)
+    start = SECTIONS + len(own) + (SEED.size if seeded else 0)
+    if own and view[SECTIONS : SECTIONS + len(own)] != own:
+        halves = bytes(view[SECTIONS : SECTIONS + len(own)])
+        raise FrameError(f"a frame of the product {_product(halves)} was given to {_product(own)}")
     if len(view) < start:
         raise FrameError("a frame is cut short in its seed")
     seed = SEED.unpack_from(view, start - SEED.size)[0] if seeded else 0

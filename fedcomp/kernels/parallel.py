@@ -21,7 +21,9 @@ def map_ranges(numel: int, work: Callable[[int, int], Result], unit: int = UNIT)
 
     Ranges begin at multiples of `unit`. There are four for each thread, so that a thread on a busy core delays the others little.
     """
-    parts = min(4 * torch.get_num_threads(), numel >> 20) or 1
+    parts = min(4 * torch.get_num_threads(), numel >> 20)
+    if parts <= 1:
+        return [work(0, numel)]
     edges = [*(numel * i // parts // unit * unit for i in range(parts)), numel]
     return starmap(work, list(zip(edges, edges[1:])))
 

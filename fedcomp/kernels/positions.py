@@ -95,6 +95,11 @@ def unpack_rows(
     codes: Sequence[bytes | memoryview], counts: np.ndarray, forms: np.ndarray, numel: int
 ) -> list[np.ndarray | FrameError]:
     """`unpack` of m codes together, each with its count [m] and form [m]; a FrameError in the place of a bad one."""
+    if len(codes) == 1 and forms[0] <= WIDEST:
+        try:
+            return [rice.unpack(codes[0], int(counts[0]), int(forms[0]), numel)]
+        except FrameError as error:
+            return [error]
     missing = (2 * counts > numel) & (forms >= MISSING) & (counts < numel)
     coded = np.where(missing, numel - counts, counts)
     forms_of_coded = np.where(missing & (forms == LAST), BLOCKS, forms - MISSING * missing)
@@ -175,22 +180,20 @@ def _unpack(
     raw, sizes = rice.padded(codes), np.array([len(code) for code in codes], np.int64)
     ends = 8 * sizes.cumsum()
     starts, least, blocked = ends - 8 * sizes, forms, forms == BLOCKS
-    size = width = np.zeros(counts.size, np.int64)
+    parameters, lengths, lows = forms, counts, forms * counts
     if blocked.any():
         heads = np.where(blocked, raw[starts // 8], np.int64(0))
         size, width = heads % SIZES, np.where(blocked, WIDTHS[0] + heads // SIZES, 0)
         cut = _cut(counts, size, width)
-        many = width[cut.row]
+        many, first, lengths = width[cut.row], np.flatnonzero(cut.index == 0), cut.length
         at = np.minimum(starts[cut.row] + 8 + cut.index * many, ends[-1])
         begin = _begin(rice.parameters(counts, numel)[cut.row], many)
         parameters = np.where(many > 0, begin + rice.read_bits(raw, many, at), forms[cut.row])
-        least = np.minimum.reduceat(parameters, np.flatnonzero(cut.index == 0))
-        starts = np.minimum(starts + blocked * 8 + rice.sums(many, np.bincount(cut.row)), ends)
-        each = parameters.repeat(cut.length)
-    else:
-        each = forms.repeat(counts)
-    short = ends - starts - counts - rice.sums(each, counts) < (numel >> least) + 8
-    positions, good = rice.unpack_rows(raw, starts, ends, counts, each, numel)
+        least = np.minimum.reduceat(parameters, first)
+        lows = np.add.reduceat(parameters * lengths, first)
+        starts = np.minimum(starts + blocked * 8 + np.add.reduceat(many, first), ends)
+    short = ends - starts - counts - lows < (numel >> least) + 8
+    positions, good = rice.unpack_rows(raw, starts, ends, counts, parameters, lengths, numel)
     return positions, good & short
 
 

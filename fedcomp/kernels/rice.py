@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from itertools import pairwise
 from math import isqrt
+from types import ModuleType
 from typing import NamedTuple
 
 import numpy as np
@@ -26,6 +27,7 @@ from ..errors import FrameError
 WIDEST = 40  # b may not be above: positions stay below 2^63 whatever the bytes claim
 SPARE = 8  # bytes after the last code that may be looked at
 AFTER = bytes(SPARE)
+MANY = 1_000  # positions from which compiled loops repay their import
 _FRACTION = 128  # bits after the point
 _GOLDEN = (isqrt(5 << 2 * _FRACTION) - (1 << _FRACTION)) >> 1  # φ − 1
 
@@ -134,10 +136,8 @@ def unpack(data: bytes | memoryview, count: int, b: int, numel: int) -> np.ndarr
         )
     if not count:
         return np.empty(0, np.int64)
-    start = np.zeros(1, np.int64)
-    positions, good = unpack_rows(
-        padded([data]), start, start + 8 * size, np.array([count]), np.full(count, b), numel
-    )
+    start, end, counts, each = np.array([[0], [8 * size], [count], [b]])
+    positions, good = unpack_rows(padded([data]), start, end, counts, each, counts, numel)
     if not good[0]:
         raise FrameError(
             f"{size} bytes are not the code of {count} positions of {numel}; the frame is damaged or of another size"
@@ -150,14 +150,21 @@ def unpack_rows(
     starts: np.ndarray,
     ends: np.ndarray,
     counts: np.ndarray,
-    each: np.ndarray,
+    parameters: np.ndarray,
+    lengths: np.ndarray,
     numel: int,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return the positions of m codes, one row after the other, and whether each code is valid, bool [m]. Rows of bad codes are undefined.
 
-    The codes are the bits starts..ends − 1 [m] of `padded` bytes, starts ≤ ends. Each has at least one position, counts [m]; `each` is the
-    b of every position.
+    The codes are the bits starts..ends − 1 [m] of `padded` bytes, starts ≤ ends. Each has at least one position, counts [m]. Rows are
+    made of whole blocks of positions with one b: `parameters` and `lengths` of the blocks of all rows.
     """
+    total = int(counts.sum())
+    if compiled := loops(total):
+        positions, good = np.empty(total, np.int64), np.empty(counts.size, np.bool_)
+        compiled.unpack(raw, starts, ends, counts, parameters, lengths, numel, positions, good)
+        return positions, good
+    each = parameters.repeat(lengths)
     runs, lows = counts.cumsum() - counts, sums(each, counts)
     ones = np.flatnonzero(np.unpackbits(raw).view(np.bool_))
     index = np.arange(each.size) - runs.repeat(counts)  # within the row
@@ -219,6 +226,15 @@ def sums(values: np.ndarray, counts: np.ndarray) -> np.ndarray:
     if filled.any():
         total[filled] = np.add.reduceat(values, (counts.cumsum() - counts)[filled], dtype=np.int64)
     return total
+
+
+def loops(count: int) -> ModuleType | None:
+    """Return the compiled loops where so many positions repay their import."""
+    if count < MANY:
+        return None
+    from . import rice_loops
+
+    return rice_loops
 
 
 def _put(stream: np.ndarray, widths: np.ndarray, values: np.ndarray, at: np.ndarray) -> None:

@@ -16,11 +16,11 @@ from .parallel import map_ranges
 from .rows import Rows, stacked
 
 MAGNITUDE = 0x7FFFFFFF  # bits without the sign
-TINY = np.float32(1e-45)  # the least magnitude above 0
 SIGN = -0x80000000  # the sign bit of an int32
-LARGE = 1 << 15  # elements of a vector from which a sample tells which of them are too small
+MANY = 100_000  # elements of all vectors from which compiled loops repay their import
+LONG = 1 << 10  # elements of a vector from which it is searched faster by itself than in a stack
 SAMPLE = 1 << 14  # elements in a sample, or up to twice as many
-PIECE = 1 << 16  # elements of a large vector that are read at a time, near the processor
+SAMPLED = 1 << 17  # elements of a vector from which a sample tells which of them are too small
 
 Array = np.ndarray | Tensor  # numpy on the CPU, torch elsewhere
 
@@ -32,13 +32,19 @@ class Chosen(NamedTuple):
     counts: np.ndarray  # int64 [m]
 
 
+class Side(NamedTuple):
+    """A key is (bits ^ flip) & mask."""
+
+    flip: int
+    mask: int
+
+
+MAGNITUDES, POSITIVES, NEGATIVES = Side(0, MAGNITUDE), Side(0, -1), Side(SIGN, -1)
+
+
 def top_k(rows: Rows, k: int) -> Chosen:
     """Select the k largest magnitudes of each vector."""
-    if len(rows) and _on_cpu(rows[0]) and rows[0].numel() >= LARGE:
-        found = [_largest_of(_floats(row), k) for row in rows]
-        counts = np.array([len(positions) for positions in found], np.int64)
-        return Chosen(torch.from_numpy(np.concatenate(found)), counts)
-    return _split(keep_largest(_bits(rows) & MAGNITUDE, k))
+    return _top(rows, k, MAGNITUDES)
 
 
 def top_side(rows: Rows, k: int) -> Chosen:
@@ -46,16 +52,16 @@ def top_side(rows: Rows, k: int) -> Chosen:
 
     Only members above zero count; means are those of `means`; equal means go to the positive side.
     """
-    bits = _bits(rows)
-    sides = [_split(keep_largest(keys, k)) for keys in (bits, bits ^ SIGN)]
-    means_of = [means(values_at(rows, side).abs(), side.counts) for side in sides]
+    sides = [_top(rows, k, side) for side in (POSITIVES, NEGATIVES)]
+    means_of = [abs(means(values_at(rows, side), side.counts)) for side in sides]
     split = [side.positions.split(side.counts.tolist()) for side in sides]
     kept = [
         up if high >= low else down for up, down, high, low in zip(*split, *means_of, strict=True)
     ]
     if not kept:
         return sides[0]
-    return Chosen(torch.cat(kept), np.array([len(positions) for positions in kept], np.int64))
+    counts = np.array([len(positions) for positions in kept], np.int64)
+    return Chosen(torch.cat(kept) if len(kept) > 1 else kept[0], counts)
 
 
 def at_least(rows: Rows, threshold: float) -> Chosen:
@@ -68,6 +74,9 @@ def values_at(rows: Rows, chosen: Chosen) -> Tensor:
     positions, counts = chosen
     if not len(rows):
         return torch.empty(0, dtype=torch.float32)
+    if _compiles(rows):
+        each = zip(rows, np.split(positions.numpy(), counts.cumsum()[:-1]), strict=True)
+        return torch.from_numpy(np.concatenate([_floats(row)[at] for row, at in each]))
     stack, row = stacked(rows), np.arange(len(counts)).repeat(counts)
     if stack.device.type == "cpu" and stack.dtype == torch.float32:
         return torch.from_numpy(stack.numpy()[row, positions.numpy()])  # without torch's threads
@@ -88,19 +97,22 @@ def are_finite(rows: Rows) -> list[bool]:
     """Return for each vector whether it holds neither NaN nor infinity."""
     if not len(rows):
         return []
+    if _compiles(rows):
+        return [_sum_is_finite(None, _floats(row)) for row in rows]
     stack = stacked(rows)
     if stack.is_cuda and stack.numel():
         return torch.stack(stack.aminmax(dim=1)).isfinite().all(0).tolist()
     return np.isfinite(_floats(stack)).all(1).tolist()
 
 
-def add_finite(onto: Sequence[Tensor], rows: Rows) -> tuple[Tensor, list[bool]]:
-    """`onto[i] += rows[i]`, in place, where the sum is finite; return the sums of m ≥ 1 vectors, [m, n], and where they are finite.
+def add_finite(onto: Sequence[Tensor], rows: Rows) -> tuple[Rows, list[bool]]:
+    """`onto[i] += rows[i]`, in place, where the sum is finite; return the sums of m ≥ 1 vectors [n], and where they are finite.
 
-    The sum of a single vector on the CPU is `onto[0]` itself.
+    The sums of large vectors on the CPU are `onto` itself.
     """
-    if len(onto) == 1 and _on_cpu(onto[0]):
-        return onto[0][None], [_add_finite(onto[0].numpy(), _floats(rows[0]))]
+    if _compiles(rows):
+        fine = [_add_finite(e.numpy(), _floats(x)) for e, x in zip(onto, rows, strict=True)]
+        return onto, fine
     sums = stacked(onto) + stacked(rows)
     finite = are_finite(sums)
     good = [i for i, fine in enumerate(finite) if fine]
@@ -123,6 +135,14 @@ def _on_cpu(x: Tensor) -> bool:
     return x.device.type == "cpu"
 
 
+def _compiles(rows: Rows) -> bool:
+    """Return whether vectors go to the compiled loops, one by one."""
+    if not len(rows) or not _on_cpu(rows[0]):
+        return False
+    numel = rows[0].numel()
+    return numel >= LONG and len(rows) * numel >= MANY
+
+
 def keep_largest(keys: Array, k: int) -> Array:
     """Return flags [m, n] of the k largest keys above 0 in each row, ties to the lower position."""
     n = keys.shape[1]
@@ -141,65 +161,73 @@ def keep_largest(keys: Array, k: int) -> Array:
     return keep
 
 
-def _largest_of(x: np.ndarray, k: int) -> np.ndarray:
-    """Return the positions of the k largest magnitudes above 0 of a large vector [n], ascending, ties to the lower position.
+def _top(rows: Rows, k: int, side: Side) -> Chosen:
+    """Select the k largest keys above 0 of each vector."""
+    if not _compiles(rows):
+        return _split(keep_largest((_bits(rows) ^ side.flip) & side.mask, k))
+    found = [_largest(np.ascontiguousarray(_floats(row)).view(np.int32), k, side) for row in rows]
+    counts = np.array([len(positions) for positions in found], np.int64)
+    return Chosen(torch.from_numpy(np.concatenate(found)), counts)
 
-    A sample tells which elements are too small; all nonzeros are searched if it misled.
+
+def _largest(bits: np.ndarray, k: int, side: Side) -> np.ndarray:
+    """Return the positions of the k largest keys above 0 of the bits of a vector [n], ascending, ties to the lower position.
+
+    Of a large vector, a sample tells which keys are too small; the others are collected first. All keys are searched if it misled.
     """
-    sample = np.abs(x[:: x.size // SAMPLE]).view(np.int32)
-    expected = k * sample.size / x.size
-    rank = int(expected + 4 * expected**0.5 + 16)  # four deviations, so that too few are rare
-    floor = _kth_largest(sample, rank).view(np.float32) if rank < sample.size else np.float32(0)
-    positions = _at_least(x, max(floor, TINY))
-    if len(positions) < k and floor > TINY:
-        positions = _at_least(x, TINY)
-    if len(positions) <= k:
-        return positions
-    keys = np.abs(x[positions]).view(np.int32)
-    kth = _kth_largest(keys, k)
-    keep = keys > kth
-    keep[np.flatnonzero(keys == kth)[: k - np.count_nonzero(keep)]] = True
-    return positions[keep]
+    from . import select_loops
+
+    candidates = _candidates(bits, k, side) if bits.size >= SAMPLED else None
+    keys = bits if candidates is None else bits[candidates]
+    k = min(k, keys.size)
+    kth, above = select_loops.kth_largest(keys, *side, max(k, 1))
+    ties = k - above if kth else 0
+    chosen = np.empty(k, np.int64)
+    chosen = chosen[: select_loops.collect(keys, *side, kth, ties, 0, chosen)]
+    return chosen if candidates is None else candidates[chosen]
 
 
-def _at_least(x: np.ndarray, floor: np.float32) -> np.ndarray:
-    """Return the positions of magnitudes from `floor` on, ascending."""
-    found = [np.empty(0, np.int64)]
-    for start in range(0, x.size, PIECE):
-        piece = x[start : start + PIECE]
-        found.append(np.flatnonzero((piece >= floor) | (piece <= -floor)) + start)
-    return np.concatenate(found)
+def _candidates(bits: np.ndarray, k: int, side: Side) -> np.ndarray | None:
+    """Return the positions of somewhat more than k of the largest keys, ascending, or None where a sample does not tell them."""
+    from . import select_loops
 
+    sample = bits[:: bits.size // SAMPLE].copy()
+    share = sample.size / bits.size
+    rank = int(k * share + 4 * (k * share) ** 0.5 + 16)  # four deviations, so that too few are rare
+    floor, _ = select_loops.kth_largest(sample, *side, rank)
+    room = int(2 * rank / share)
 
-def _kth_largest(keys: np.ndarray, k: int) -> np.int32:
-    """Return the k-th largest of keys ≥ 0, int32 [n], n ≥ k ≥ 1.
+    def collect(start: int, stop: int) -> np.ndarray | None:
+        out = np.empty(min(room, stop - start), np.int64)
+        filled = select_loops.collect(bits[start:stop], *side, floor - 1, 0, start, out)
+        return out[:filled].copy() if filled <= out.size else None
 
-    Counts the values of the upper half of the bits, then of the lower half: numpy's partition takes seconds where many are equal.
-    """
-    upper = keys >> 16
-    above = np.bincount(upper, minlength=1 << 15)[::-1].cumsum()  # keys from each value on
-    place = int(np.searchsorted(above, k))
-    high = len(above) - 1 - place
-    left = k - (int(above[place - 1]) if place else 0)
-    lower = np.bincount(keys[upper == high] & 0xFFFF, minlength=1 << 16)[::-1].cumsum()
-    return np.int32(high << 16 | (1 << 16) - 1 - int(np.searchsorted(lower, left)))
+    parts = map_ranges(bits.size, collect) if floor else [None]
+    if any(part is None for part in parts) or not k <= sum(map(len, parts)) <= room:
+        return None
+    return np.concatenate(parts)
 
 
 def _add_finite(onto: np.ndarray, x: np.ndarray) -> bool:
     """Add x [n] to `onto` in place if the sum is finite. Return whether it is."""
 
-    def finite(start: int, stop: int) -> bool:
-        pieces = (slice(at, min(at + PIECE, stop)) for at in range(start, stop, PIECE))
-        with np.errstate(over="ignore", invalid="ignore"):
-            return all(np.isfinite(onto[piece] + x[piece]).all() for piece in pieces)
-
     def add(start: int, stop: int) -> None:
         onto[start:stop] += x[start:stop]
 
-    fine = all(map_ranges(onto.size, finite))
+    fine = _sum_is_finite(onto, x)
     if fine:
-        map_ranges(onto.size, add)
+        map_ranges(x.size, add)
     return fine
+
+
+def _sum_is_finite(onto: np.ndarray | None, x: np.ndarray) -> bool:
+    from . import select_loops
+
+    def work(start: int, stop: int) -> bool:
+        part = None if onto is None else onto[start:stop]
+        return select_loops.sum_is_finite(part, x[start:stop])
+
+    return all(map_ranges(x.size, work))
 
 
 def _split(keep: Array) -> Chosen:

@@ -1,14 +1,14 @@
 """Sparse values: checked, and added to a dense vector."""
 
 from collections.abc import Sequence
+from types import ModuleType
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from . import rice
 from .bits import Signs
-
-FEW = 1_000  # positions of each of many, below which they are added in one pass
 
 
 def all_finite(values: np.ndarray) -> bool:
@@ -32,8 +32,7 @@ def add_at(into: Tensor, positions: np.ndarray, values: np.ndarray | Signs, weig
         at = torch.from_numpy(positions).to(into.device)
         into[at] += torch.from_numpy(np.float32(weight) * _spread(values)).to(into.device)
         return
-    dense = (into.detach() if into.requires_grad else into).numpy()
-    dense[positions] += np.float32(weight) * _spread(values)
+    _add(rice.loops(positions.size), _array(into), positions, values, np.float32(weight))
 
 
 def add_all_at(
@@ -44,19 +43,43 @@ def add_all_at(
 ) -> None:
     """`add_at` of many, one after the other: those of few positions in one pass. Raises IndexError like it, before anything is changed."""
     sizes = [at.size for at in positions]
-    if not into.is_cpu or max(sizes, default=0) >= FEW:
+    if not into.is_cpu:
         for at, some, weight in zip(positions, values, weights, strict=True):
             add_at(into, at, some, weight)
-    elif any(sizes):
-        every = np.concatenate(positions)
-        if not 0 <= every.min() <= every.max() < into.numel():
-            raise IndexError(
-                f"positions {every.min()}..{every.max()} do not fit a vector of {into.numel()}"
-            )
-        weighted = np.repeat(np.array(weights, np.float32), sizes) * np.concatenate(
-            [_spread(run) for run in values]
-        )
-        np.add.at((into.detach() if into.requires_grad else into).numpy(), every, weighted)
+        return
+    dense = _array(into)
+    ends = [at.item(i) for at, size in zip(positions, sizes) if size for i in (0, -1)]
+    if not ends:
+        return
+    if not 0 <= min(ends) <= max(ends) < dense.size:
+        raise IndexError(f"positions {min(ends)}..{max(ends)} do not fit a vector of {dense.size}")
+    if loops := rice.loops(max(sizes)):
+        for at, some, weight in zip(positions, values, weights, strict=True):
+            _add(loops, dense, at, some, np.float32(weight))
+        return
+    weighted = np.repeat(np.array(weights, np.float32), sizes)
+    weighted *= np.concatenate([_spread(run) for run in values])
+    np.add.at(dense, np.concatenate(positions), weighted)
+
+
+def _add(
+    loops: ModuleType | None,
+    dense: np.ndarray,
+    positions: np.ndarray,
+    values: np.ndarray | Signs,
+    weight: np.float32,
+) -> None:
+    """`add_at` of a vector on the CPU, whose positions were checked."""
+    if loops is None:
+        dense[positions] += weight * _spread(values)
+    elif isinstance(values, Signs):
+        loops.add_signs_at(dense, positions, values.raw, weight * np.float32(values.magnitude))
+    else:
+        loops.add_at(dense, positions, values, weight)
+
+
+def _array(x: Tensor) -> np.ndarray:
+    return (x.detach() if x.requires_grad else x).numpy()
 
 
 def _spread(values: np.ndarray | Signs) -> np.ndarray:

@@ -344,6 +344,10 @@ def add_within(vector: Tensor, update: Update, weight: float = 1.0) -> None:
     with np.errstate(over="ignore"):
         update.add_to(vector, weight)
     at = update.positions
-    touched = vector if at is None else vector[torch.from_numpy(at).to(vector.device)]
-    if not kernels.are_finite([touched])[0]:
+    if vector.is_cpu:  # numpy is faster for few positions
+        fine = kernels.all_finite(vector.numpy() if at is None else vector.numpy()[at])
+    else:
+        touched = vector if at is None else vector[torch.from_numpy(at).to(vector.device)]
+        (fine,) = kernels.are_finite([touched])
+    if not fine:
         vector.nan_to_num_()

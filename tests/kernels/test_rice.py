@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedcomp.errors import FrameError
-from fedcomp.kernels import rice
+from fedcomp.kernels import rice, rice_loops
 
 
 def as_positions(values):
@@ -82,7 +82,13 @@ def test_each_position_may_have_its_own_parameter_behind_other_fields(rows, data
         starts = sizes.cumsum() - sizes
         leads = np.bincount(lead.rows, lead.widths, len(rows)).astype(np.int64)
         read, good = rice.unpack_rows(
-            rice.padded(expected), starts + leads, starts + sizes, counts, flat, 3000
+            rice.padded(expected),
+            starts + leads,
+            starts + sizes,
+            counts,
+            flat,
+            np.ones_like(flat),
+            3000,
         )
         assert good.all() and read.tolist() == np.concatenate(rows).tolist()
         at = np.concatenate(
@@ -223,7 +229,7 @@ def test_rows_are_read_together_as_each_by_itself(data):
     counts, ends = np.array(counts), 8 * np.cumsum([len(code) for code in codes])
     starts = np.append(0, ends[:-1])
     read, good = rice.unpack_rows(
-        rice.padded(codes), starts, ends, counts, np.array(parameters).repeat(counts), numel
+        rice.padded(codes), starts, ends, counts, np.array(parameters), counts, numel
     )
     for positions, ok, code, count, b in zip(
         rice.split(read, counts), good, codes, counts.tolist(), parameters, strict=True
@@ -232,3 +238,44 @@ def test_rows_are_read_together_as_each_by_itself(data):
             assert np.array_equal(rice.unpack(code, count, b, numel), positions) and ok
         except FrameError:
             assert not ok
+
+
+@given(st.data())
+def test_compiled_loops_read_any_bytes_as_numpy_does(data):
+    numel, blocks, codes = data.draw(st.integers(1, 400)), [], []
+    for _ in range(data.draw(st.integers(1, 4))):
+        lengths = data.draw(st.lists(st.integers(1, 20), min_size=1, max_size=4))
+        own = [(length, data.draw(rice_parameters)) for length in lengths]
+        if data.draw(st.booleans()):
+            row = np.cumsum(data.draw(st.lists(st.integers(1, 9), min_size=1, max_size=40))) - 1
+            own = [(row.size, data.draw(st.integers(0, 4)))]
+            codes.append(rice.pack(row, own[0][1]))
+        else:
+            codes.append(data.draw(st.binary(min_size=1, max_size=60)))
+        blocks.append(own)
+    lengths, parameters = np.array([block for own in blocks for block in own]).T
+    counts = np.array([sum(length for length, _ in own) for own in blocks])
+    ends = 8 * np.cumsum([len(code) for code in codes])
+    starts = np.append(0, ends[:-1]) + data.draw(st.integers(0, 7))
+    code = rice.padded(codes), starts, ends, counts, parameters, lengths, numel
+    expected, valid = rice.unpack_rows(*code)
+    read, good = np.empty(counts.sum(), np.int64), np.empty(counts.size, np.bool_)
+    rice_loops.unpack(*code, read, good)
+    assert good.tolist() == valid.tolist()
+    rows = zip(rice.split(read, counts), rice.split(expected, counts), good, strict=True)
+    assert all(np.array_equal(row, other) for row, other, fine in rows if fine)
+
+
+@for_each("b", [0, 3, 40])
+def test_many_positions_of_any_bytes_are_refused_or_rise_below_numel(b):
+    random, refused = np.random.default_rng(b), 0
+    for fill in (b"\0", b"\xff", None):
+        data = fill * 6000 if fill else random.bytes(6000)
+        for count in (1000, 40_000):
+            try:
+                positions = rice.unpack(data, count, b, 47_000)
+            except FrameError:
+                refused += 1
+            else:
+                assert (np.diff(positions, prepend=-1) > 0).all() and positions[-1] < 47_000
+    assert refused

@@ -1,3 +1,4 @@
+import math
 from contextlib import contextmanager
 
 import numpy as np
@@ -126,6 +127,33 @@ def test_large_sides_are_selected_as_small_ones_are(k):
         with path("torch"):
             positions = top_side(x, k)
         assert torch.equal(top_side(x, k), positions), name
+
+
+@for_each("k", [0, 1, 30, 2000])
+def test_many_rows_are_selected_as_single_vectors_are(k):
+    X = torch.stack([x for _, x in patterns(3000)] * 4)
+    for select_rows in (kernels.top_k, kernels.top_side):
+        with path("torch"):
+            expected = select_rows(X, k)
+            values = kernels.values_at(X, expected)
+        for rows in (X, list(X)):
+            chosen = select_rows(rows, k)
+            assert torch.equal(chosen.positions, expected.positions)
+            assert chosen.counts.tolist() == expected.counts.tolist()
+            assert torch.equal(kernels.values_at(rows, chosen), values)
+
+
+@for_each("n", [3000, 200_000])
+@for_each("bad", [math.nan, math.inf, -math.inf])
+def test_only_sums_that_are_finite_are_added(n, bad):
+    rows, onto = torch.ones(40, n), [torch.full((n,), 2.0) for _ in range(40)]
+    rows[7, n - 1], onto[9][0], rows[9, 0] = bad, 3e38, 3e38
+    sums, finite = kernels.add_finite(onto, rows)
+    assert [i for i, fine in enumerate(finite) if not fine] == [7, 9]
+    for i, total in enumerate(onto):
+        assert total[1] == (3.0 if finite[i] else 2.0)
+        assert not finite[i] or torch.equal(sums[i], total)
+    assert kernels.are_finite(rows) == [i != 7 for i in range(40)]
 
 
 def test_large_rows_are_selected_as_single_vectors_are():

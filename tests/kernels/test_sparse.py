@@ -16,9 +16,10 @@ def sample(n, count, seed=0):
     )
 
 
+@pytest.mark.parametrize("count", [700, 1500])
 @pytest.mark.parametrize("weight", [1.0, -1.0, 0.1, 1 / 3])
-def test_the_product_is_rounded_then_the_sum(weight):
-    into, positions, values = sample(5000, 700)
+def test_the_product_is_rounded_then_the_sum(weight, count):
+    into, positions, values = sample(5000, count)
     expected = into.numpy().copy()
     for position, value in zip(positions, values):
         expected[position] = np.float32(expected[position] + np.float32(np.float32(weight) * value))
@@ -26,9 +27,10 @@ def test_the_product_is_rounded_then_the_sum(weight):
     assert into.numpy().tobytes() == expected.tobytes()
 
 
-def test_signs_of_one_magnitude_add_what_their_values_do():
-    into, positions, values = sample(5000, 701)
-    signs = Signs(np.packbits(values > 0), 701, float(np.float32(0.1)))
+@pytest.mark.parametrize("count", [701, 1501])
+def test_signs_of_one_magnitude_add_what_their_values_do(count):
+    into, positions, values = sample(5000, count)
+    signs = Signs(np.packbits(values > 0), count, float(np.float32(0.1)))
     expected = into.clone()
     add_at(
         expected, positions, np.where(values > 0, 1, -1).astype(np.float32) * np.float32(0.1), 1 / 3
@@ -78,13 +80,15 @@ def test_cuda_adds_what_the_cpu_does():
     assert torch.equal(on_cuda.cpu(), into)
 
 
-@pytest.mark.parametrize("counts", [(), (0, 0), (7, 7, 7), (0, 3, 70, 1), (5, 5, 0), (70, 500, 3)])
+@pytest.mark.parametrize(
+    "counts", [(), (0, 0), (7, 7, 7), (0, 3, 70, 1), (5, 5, 0), (70, 500, 3), (1200, 0, 3)]
+)
 @pytest.mark.parametrize("ternary", ["none", "some", "all"])
 def test_many_updates_of_one_vector_add_what_they_do_one_after_the_other(counts, ternary):
     """Equal in every bit, where several touch the same position as well."""
-    into, updates, weights = torch.randn(600), [], [1 / (3 + i) for i in range(len(counts))]
+    into, updates, weights = torch.randn(1300), [], [1 / (3 + i) for i in range(len(counts))]
     for i, count in enumerate(counts):
-        _, positions, values = sample(600, count, i)
+        _, positions, values = sample(1300, count, i)
         signed = ternary == "all" or (ternary == "some" and i % 2)
         updates.append(
             (
