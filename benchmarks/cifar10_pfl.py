@@ -55,10 +55,10 @@ class Rounds(Callback):
             None,
         )
 
-    def started(self, header) -> None:
+    def on_run_start(self, header) -> None:
         self.engine, self.device, self.began = header.engine, header.device, time.perf_counter()
 
-    def round_done(self, record: RoundRecord) -> None:
+    def on_round_end(self, record: RoundRecord) -> None:
         now = time.perf_counter()
         self.seconds.append(now - self.began)
         self.began = now
@@ -71,7 +71,7 @@ class Rounds(Callback):
                 file=sys.stderr,
             )
 
-    def warning(self, sentence: str) -> None:
+    def on_warning(self, sentence: str) -> None:
         print(f"  fedcomp: {sentence}", file=sys.stderr)
 
 

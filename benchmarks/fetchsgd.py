@@ -91,7 +91,7 @@ SETTINGS = {
 class Watch(Callback):
     records: list[RoundRecord] = field(default_factory=list)
 
-    def round_done(self, record: RoundRecord) -> None:
+    def on_round_end(self, record: RoundRecord) -> None:
         self.records.append(record)
 
     @property

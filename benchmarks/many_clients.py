@@ -101,7 +101,7 @@ class Meter(Callback):
         self.run, self.rounds, self.records, self.asked, self.saving = run, rounds, [], 0, []
         self.resident: dict[int, float] = {}  # MB, by round
 
-    def started(self, header: Header) -> None:
+    def on_run_start(self, header: Header) -> None:
         print(
             f"{header.clients:,} clients of {header.parameters:,} parameters, {header.cohort:,} a round; memory {header.memory}; "
             f"residuals {header.residuals or 'in memory'}; {shutil.disk_usage(self.run).free / 1e9:.0f} GB of disk free\n"
@@ -111,13 +111,13 @@ class Meter(Callback):
             flush=True,
         )
 
-    def warning(self, sentence: str) -> None:
+    def on_warning(self, sentence: str) -> None:
         print(f"warning: {sentence}", file=sys.stderr)
 
-    def round_done(self, record: RoundRecord) -> None:
+    def on_round_end(self, record: RoundRecord) -> None:
         self.records.append(record)
 
-    def checkpoint(self, round: int, seconds: float) -> None:
+    def on_checkpoint(self, round: int, seconds: float) -> None:
         self.saving.append(seconds)
         tenth = max(1, self.rounds // 10)
         if round % tenth == 0:
@@ -137,7 +137,7 @@ class Meter(Callback):
                 flush=True,
             )
 
-    def finished(self, summary, out: str) -> None:
+    def on_run_end(self, summary, out: str) -> None:
         first, last = min(self.resident), max(self.resident)
         print(
             f"\nmemory after round {last:,}: {self.resident[last] / self.resident[first]:.3f} × that after round {first:,}"

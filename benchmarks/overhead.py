@@ -57,10 +57,10 @@ class Rounds(Callback):
             defaultdict(list),
         )
 
-    def started(self, header) -> None:
+    def on_run_start(self, header) -> None:
         self.began = self.clock()
 
-    def round_done(self, record: RoundRecord) -> None:
+    def on_round_end(self, record: RoundRecord) -> None:
         now, events = self.clock(), self.recorder.events[self.seen :]
         self.seen += len(events)
         if 10 < record.round <= self.last:

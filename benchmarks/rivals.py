@@ -113,10 +113,10 @@ def run_fedcomp(engine: str, precision: str, w: Workload) -> dict[str, object]:
             self.seconds, self.engine = [], ""
             self.settled = lambda: True
 
-        def started(self, header) -> None:
+        def on_run_start(self, header) -> None:
             self.engine, self.began = header.engine, time.perf_counter()
 
-        def round_done(self, record) -> None:
+        def on_round_end(self, record) -> None:
             if not self.settled():  # worker processes are on their way
                 self.seconds.clear()
             self.seconds.append(time.perf_counter() - self.began)

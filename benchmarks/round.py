@@ -37,10 +37,10 @@ class Interleaved(Callback):
     def __init__(self, loops: dict[str, Callable[[], object]]) -> None:
         self.loops, self.loop_s, self.round_s = loops, {name: [] for name in loops}, []
 
-    def started(self, header) -> None:
+    def on_run_start(self, header) -> None:
         self.began = time.perf_counter()
 
-    def round_done(self, record: RoundRecord) -> None:
+    def on_round_end(self, record: RoundRecord) -> None:
         now = time.perf_counter()
         self.round_s.append(now - self.began)
         for name, loop in self.loops.items():

@@ -27,7 +27,7 @@ PARAMETERS, MEAN, RICE = 7850, 4, 1  # μ and the Rice parameter, bytes a frame
 class Watch(Callback):
     records: list[RoundRecord] = field(default_factory=list)
 
-    def round_done(self, record: RoundRecord) -> None:
+    def on_round_end(self, record: RoundRecord) -> None:
         self.records.append(record)
 
     def total(self, name: str) -> int:

@@ -39,10 +39,10 @@ def main(run: Path, picture: Path) -> None:
     console = Console(record=True, width=WIDTH, height=HEIGHT, file=io.StringIO(), force_terminal=True, color_system="truecolor")
     ends = accumulate((r.seconds for r in records), initial=0.0)
     dashboard = Dashboard(console, clock=lambda: next(ends))
-    dashboard.started(header)
+    dashboard.on_run_start(header)
     for record in records:
-        dashboard.round_done(record)
-    dashboard.finished(summary, config["out"])
+        dashboard.on_round_end(record)
+    dashboard.on_run_end(summary, config["out"])
     console.print(dashboard.picture(WIDTH, HEIGHT - 12))
     console.print(dashboard.verdict())
     svg = console.export_svg(title="fedcomp sim")

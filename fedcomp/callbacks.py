@@ -195,30 +195,30 @@ class PortFigures:
 class Callback:
     """Base class of callbacks. All hooks do nothing; override the ones that are needed."""
 
-    def serving(self, port: Callable[[], PortFigures]) -> None:
+    def on_port_open(self, port: Callable[[], PortFigures]) -> None:
         """The port of a deployment is open. `port()` returns its traffic and may be called in any thread."""
 
-    def started(self, header: Header) -> None: ...
+    def on_run_start(self, header: Header) -> None: ...
 
-    def waiting(self, here: Sequence[int], wanted: int) -> None:
+    def on_waiting(self, here: Sequence[int], wanted: int) -> None:
         """A round waits for clients. Called with the ids of the connected clients whenever they change, and when the wait ends."""
 
-    def joined(self, client: int) -> None:
+    def on_client_joined(self, client: int) -> None:
         """A client of a deployment can be reached from now on."""
 
-    def left(self, client: int) -> None:
+    def on_client_left(self, client: int) -> None:
         """A client of a deployment can no longer be reached."""
 
-    def progress(self, round: int, answered: int, cohort: int) -> None: ...
+    def on_progress(self, round: int, answered: int, cohort: int) -> None: ...
 
-    def round_done(self, record: RoundRecord) -> None: ...
+    def on_round_end(self, record: RoundRecord) -> None: ...
 
-    def checkpoint(self, round: int, seconds: float) -> None:
+    def on_checkpoint(self, round: int, seconds: float) -> None:
         """A checkpoint after this round was written, which took `seconds`."""
 
-    def warning(self, sentence: str) -> None: ...
+    def on_warning(self, sentence: str) -> None: ...
 
-    def finished(self, summary: Summary, out: str) -> None: ...
+    def on_run_end(self, summary: Summary, out: str) -> None: ...
 
 
 class ForwardingCallback(Callback, ABC):
@@ -228,35 +228,35 @@ class ForwardingCallback(Callback, ABC):
     def forward(self, hook: str, *values: Any) -> None:
         """Called for each call of a hook, with its name and arguments."""
 
-    def serving(self, port: Callable[[], PortFigures]) -> None:
-        self.forward("serving", port)
+    def on_port_open(self, port: Callable[[], PortFigures]) -> None:
+        self.forward("on_port_open", port)
 
-    def started(self, header: Header) -> None:
-        self.forward("started", header)
+    def on_run_start(self, header: Header) -> None:
+        self.forward("on_run_start", header)
 
-    def waiting(self, here: Sequence[int], wanted: int) -> None:
-        self.forward("waiting", here, wanted)
+    def on_waiting(self, here: Sequence[int], wanted: int) -> None:
+        self.forward("on_waiting", here, wanted)
 
-    def joined(self, client: int) -> None:
-        self.forward("joined", client)
+    def on_client_joined(self, client: int) -> None:
+        self.forward("on_client_joined", client)
 
-    def left(self, client: int) -> None:
-        self.forward("left", client)
+    def on_client_left(self, client: int) -> None:
+        self.forward("on_client_left", client)
 
-    def progress(self, round: int, answered: int, cohort: int) -> None:
-        self.forward("progress", round, answered, cohort)
+    def on_progress(self, round: int, answered: int, cohort: int) -> None:
+        self.forward("on_progress", round, answered, cohort)
 
-    def round_done(self, record: RoundRecord) -> None:
-        self.forward("round_done", record)
+    def on_round_end(self, record: RoundRecord) -> None:
+        self.forward("on_round_end", record)
 
-    def checkpoint(self, round: int, seconds: float) -> None:
-        self.forward("checkpoint", round, seconds)
+    def on_checkpoint(self, round: int, seconds: float) -> None:
+        self.forward("on_checkpoint", round, seconds)
 
-    def warning(self, sentence: str) -> None:
-        self.forward("warning", sentence)
+    def on_warning(self, sentence: str) -> None:
+        self.forward("on_warning", sentence)
 
-    def finished(self, summary: Summary, out: str) -> None:
-        self.forward("finished", summary, out)
+    def on_run_end(self, summary: Summary, out: str) -> None:
+        self.forward("on_run_end", summary, out)
 
 
 class CallbackList(ForwardingCallback):
@@ -266,8 +266,8 @@ class CallbackList(ForwardingCallback):
         """`beside`: callbacks by name, with which a warning about them begins. `metrics`: address of /metrics, for the header."""
         self.first, self.beside, self.metrics = first, dict(beside), metrics
 
-    def started(self, header: Header) -> None:
-        super().started(replace(header, metrics=self.metrics or header.metrics))
+    def on_run_start(self, header: Header) -> None:
+        super().on_run_start(replace(header, metrics=self.metrics or header.metrics))
 
     def forward(self, hook: str, *values: Any) -> None:
         getattr(self.first, hook)(*values)
@@ -279,7 +279,7 @@ class CallbackList(ForwardingCallback):
             except Exception as error:
                 del self.beside[name]
                 why = getattr(error, "strerror", None) or f"{type(error).__name__}: {error}"
-                self.warning(f"{name} has failed ({why}); the run goes on without it")
+                self.on_warning(f"{name} has failed ({why}); the run goes on without it")
 
 
 class LogMessage(str):

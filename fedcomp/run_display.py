@@ -158,11 +158,11 @@ class RunDisplay(Callback):
     def seconds_a_round(self) -> float | None:
         return (self.ends[-1] - self.ends[0]) / (len(self.ends) - 1) if len(self.ends) > 1 else None
 
-    def started(self, header: Header) -> None:
+    def on_run_start(self, header: Header) -> None:
         self.header = header
         self.ends.append(self.clock())
 
-    def round_done(self, record: RoundRecord) -> None:
+    def on_round_end(self, record: RoundRecord) -> None:
         self.last = record
         self.totals.add(record)
         self.ends.append(self.clock())
@@ -171,7 +171,7 @@ class RunDisplay(Callback):
         ):
             self.best = record
 
-    def finished(self, summary: Summary, out: str) -> None:
+    def on_run_end(self, summary: Summary, out: str) -> None:
         self.summary = summary
 
     def merit(self, record: RoundRecord) -> float | None:

@@ -53,7 +53,7 @@ class Heard(Callback):
     def __init__(self) -> None:
         self.warnings: list[str] = []
 
-    def warning(self, sentence: str) -> None:
+    def on_warning(self, sentence: str) -> None:
         self.warnings.append(sentence)
 
 
@@ -83,7 +83,7 @@ class Networked:
             on_joined=self._on_joined,
             on_heard=lambda client: self.roster.hear(client),
             on_look=self._check,
-            warn=self.callback.warning,
+            warn=self.callback.on_warning,
         )
         self.roster = Roster(
             self.transport, Quota.first(config, resumed=False), lambda: self.callback

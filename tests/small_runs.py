@@ -30,13 +30,13 @@ class Records(Callback):
         self.records: list[RoundRecord] = []
         self.summary = None
 
-    def started(self, header: Header) -> None:
+    def on_run_start(self, header: Header) -> None:
         self.header = header
 
-    def round_done(self, record: RoundRecord) -> None:
+    def on_round_end(self, record: RoundRecord) -> None:
         self.records.append(record)
 
-    def finished(self, summary, out) -> None:
+    def on_run_end(self, summary, out) -> None:
         self.summary = summary
 
 
@@ -50,11 +50,11 @@ class StopsAt(Callback):
     def __init__(self, round: int, answered: int | None = None):
         self.at, self.answered = round, answered
 
-    def progress(self, round: int, answered: int, cohort: int) -> None:
+    def on_progress(self, round: int, answered: int, cohort: int) -> None:
         if (round, answered) == (self.at, self.answered):
             raise Stop
 
-    def round_done(self, record: RoundRecord) -> None:
+    def on_round_end(self, record: RoundRecord) -> None:
         if self.answered is None and record.round == self.at:
             raise Stop
 
@@ -64,7 +64,7 @@ class StopsAfter(StopsAt):
 
     heard = 0
 
-    def progress(self, round: int, answered: int, cohort: int) -> None:
+    def on_progress(self, round: int, answered: int, cohort: int) -> None:
         self.heard += round == self.at
         if self.heard == self.answered:
             raise Stop

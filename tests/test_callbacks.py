@@ -19,16 +19,16 @@ HEADER = Header(
     "t", 3, 2, 10, "average", "stc", "stc", "none", "iid", "cpu", "serial", 1, 9, "runs/x"
 )
 SAID = {
-    "serving": (lambda: None,),
-    "started": (HEADER,),
-    "waiting": ([1], 2),
-    "joined": (1,),
-    "left": (1,),
-    "progress": (1, 2, 3),
-    "round_done": (object(),),
-    "checkpoint": (3, 0.5),
-    "warning": ("odd",),
-    "finished": (object(), "runs/x"),
+    "on_port_open": (lambda: None,),
+    "on_run_start": (HEADER,),
+    "on_waiting": ([1], 2),
+    "on_client_joined": (1,),
+    "on_client_left": (1,),
+    "on_progress": (1, 2, 3),
+    "on_round_end": (object(),),
+    "on_checkpoint": (3, 0.5),
+    "on_warning": ("odd",),
+    "on_run_end": (object(), "runs/x"),
 }
 
 
@@ -63,32 +63,37 @@ def test_the_table_above_names_every_hook():
 
 
 def test_one_that_fails_is_told_of_once_and_hears_no_more():
-    first, bad, good = Hears(), Hears(fails="joined"), Hears()
+    first, bad, good = Hears(), Hears(fails="on_client_joined"), Hears()
     both = CallbackList(first, {"--log-json x": bad, "good": good})
-    both.left(0)
-    both.joined(1)
-    both.left(1)
+    both.on_client_left(0)
+    both.on_client_joined(1)
+    both.on_client_left(1)
     told = (
-        "warning",
+        "on_warning",
         ("--log-json x has failed (No space left on device); the run goes on without it",),
     )
-    assert first.heard == [("left", (0,)), ("joined", (1,)), told, ("left", (1,))]
-    assert bad.heard == [("left", (0,))] and sorted(good.heard) == sorted(first.heard)
+    assert first.heard == [
+        ("on_client_left", (0,)),
+        ("on_client_joined", (1,)),
+        told,
+        ("on_client_left", (1,)),
+    ]
+    assert bad.heard == [("on_client_left", (0,))] and sorted(good.heard) == sorted(first.heard)
 
 
 def test_all_may_fail_but_the_first():
     first = Hears()
-    both = CallbackList(first, {"a": Hears("warning"), "b": Hears("warning")})
-    both.warning("odd")
+    both = CallbackList(first, {"a": Hears("on_warning"), "b": Hears("on_warning")})
+    both.on_warning("odd")
     assert [said for _, (said,) in first.heard if said == "odd"] == ["odd"]
     assert len(first.heard) == 3 and not both.beside
     with pytest.raises(OSError):
-        CallbackList(Hears("warning"), {}).warning("odd")
+        CallbackList(Hears("on_warning"), {}).on_warning("odd")
 
 
 def test_the_header_says_where_metrics_are_read_whoever_stands_between():
     first = Hears()
-    CallbackList(CallbackList(first, {}), {}, "http://127.0.0.1:1/metrics").started(HEADER)
+    CallbackList(CallbackList(first, {}), {}, "http://127.0.0.1:1/metrics").on_run_start(HEADER)
     assert first.heard[0][1][0].metrics == "http://127.0.0.1:1/metrics"
 
 

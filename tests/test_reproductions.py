@@ -182,7 +182,7 @@ def test_an_interrupted_run_goes_on_to_the_same_end(done, tmp_path):
     from fedcomp.sim import simulate
 
     class Stops(Callback):
-        def round_done(self, record):
+        def on_round_end(self, record):
             if record.round == 8:
                 raise KeyboardInterrupt
 

@@ -112,10 +112,10 @@ class Interleaved(Callback):
         self._warm = self._counts = False
         self._events = 0
 
-    def started(self, header: Header) -> None:
+    def on_run_start(self, header: Header) -> None:
         self.header, self._began = header, time.perf_counter()
 
-    def round_done(self, record: RoundRecord) -> None:
+    def on_round_end(self, record: RoundRecord) -> None:
         round_s, events = time.perf_counter() - self._began, self.recorder.events[self._events :]
         if self._counts:
             self._count(record, round_s, events)

@@ -79,37 +79,37 @@ class Dashboard(RunDisplay):
             for line in how_to_load(self._ending[1]):
                 self.console.print(Text("  " + line), soft_wrap=True)
 
-    def started(self, header: Header) -> None:
-        super().started(header)
+    def on_run_start(self, header: Header) -> None:
+        super().on_run_start(header)
         self._curve.share = header.judged == "accuracy"
         if self._entered:
             other = self._other_output
             self._screen.draw(redirect_stdout(other), redirect_stderr(other))
 
-    def waiting(self, here: Sequence[int], wanted: int) -> None:
+    def on_waiting(self, here: Sequence[int], wanted: int) -> None:
         self._awaited = waiting_text(here, wanted) if len(here) < wanted else ""
 
-    def progress(self, round: int, answered: int, cohort: int) -> None:
+    def on_progress(self, round: int, answered: int, cohort: int) -> None:
         self._running, self._awaited = (answered, cohort), ""
 
-    def round_done(self, record: RoundRecord) -> None:
+    def on_round_end(self, record: RoundRecord) -> None:
         with self._lock:
-            super().round_done(record)
+            super().on_round_end(record)
             self._running = (0, 0)
             self._records.append(record)
             if (judged := self.judged(record)) is not None:
                 self._curve.add(record.round, judged)
             self._notes.extend(Text(f"× {line}", REJECTED) for line in rejections(record))
 
-    def warning(self, sentence: str) -> None:
+    def on_warning(self, sentence: str) -> None:
         note = Text(f"! {one_line(sentence)}", WARNING)
         with self._lock:
             if note not in self._warnings:
                 self._warnings.append(note)
                 self._notes.append(note)
 
-    def finished(self, summary: Summary, out: str) -> None:
-        super().finished(summary, out)
+    def on_run_end(self, summary: Summary, out: str) -> None:
+        super().on_run_end(summary, out)
         self._ending = (summary, out)
 
     def picture(self, width: int, height: int, notes: int | None = None) -> RenderableType:

@@ -22,18 +22,18 @@ from ..run_display import (
 class LineDisplay(RunDisplay):
     """Writes to standard output; warnings go to standard error."""
 
-    def started(self, header: Header) -> None:
-        super().started(header)
+    def on_run_start(self, header: Header) -> None:
+        super().on_run_start(header)
         for label, value in facts(header):
             _say(f"{label:<10}{value}")
         _say(f"{'rounds':<10}{header.first_round} to {header.rounds}")
         _say((" " * GAP).join(column.title.rjust(column.width) for column in columns_of(header)))
 
-    def waiting(self, here: Sequence[int], wanted: int) -> None:
+    def on_waiting(self, here: Sequence[int], wanted: int) -> None:
         _say(waiting_text(here, wanted))
 
-    def round_done(self, record: RoundRecord) -> None:
-        super().round_done(record)
+    def on_round_end(self, record: RoundRecord) -> None:
+        super().on_round_end(record)
         _say(
             (" " * GAP).join(
                 column.cell(record).rjust(column.width) for column in columns_of(self.header)
@@ -44,11 +44,11 @@ class LineDisplay(RunDisplay):
         if suspected := suspects(record):
             _say(f"suspected: {suspected}")
 
-    def warning(self, sentence: str) -> None:
+    def on_warning(self, sentence: str) -> None:
         print(f"warning: {one_line(sentence)}", file=sys.stderr, flush=True)
 
-    def finished(self, summary: Summary, out: str) -> None:
-        super().finished(summary, out)
+    def on_run_end(self, summary: Summary, out: str) -> None:
+        super().on_run_end(summary, out)
         for label, value in [*verdict(summary, self.totals), ("model", model_file(out))]:
             _say(f"{label:<12}{value}")
         for line in how_to_load(out):

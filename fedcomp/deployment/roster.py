@@ -41,10 +41,10 @@ class Roster(Attendance):
         """Return the clients that are connected, and report to the callback which have joined and left."""
         here = list(self.transport.clients())
         for client in sorted(self._connected - set(here)):
-            self.callback().left(client)
+            self.callback().on_client_left(client)
         for client in here:
             if client not in self._connected:
-                self.callback().joined(client)
+                self.callback().on_client_joined(client)
         self._connected = set(here)
         return here
 
@@ -54,13 +54,13 @@ class Roster(Attendance):
         self.hear(client)
         if client not in self._connected:
             self._connected.add(client)
-            self.callback().joined(client)
+            self.callback().on_client_joined(client)
 
     def leave(self, client: int) -> None:
         """Record that a client's connection ended, and report it to the callback."""
         if client in self._connected:
             self._connected.discard(client)
-            self.callback().left(client)
+            self.callback().on_client_left(client)
 
     def on_look(self) -> None:
         """Report the connected clients if there are too few of them for the next round, which waits for more without limit."""
@@ -71,7 +71,7 @@ class Roster(Attendance):
         """Report the connected clients to the callback if there are fewer than wanted, and when there are enough again."""
         waits = len(self._connected) < wanted
         if (waits or self._here is not None) and (here := sorted(self._connected)) != self._here:
-            self.callback().waiting(here, wanted)
+            self.callback().on_waiting(here, wanted)
             self._here = here if waits else None
 
     def _tell_who_is_missing(self, cohort: Sequence[int]) -> None:
@@ -79,7 +79,7 @@ class Roster(Attendance):
         short = len(cohort) < self.quota.wanted
         missing = sorted(self._joined - set(cohort)) if short else []
         if missing and missing != self._missing:
-            self.callback().warning(
+            self.callback().on_warning(
                 f"rounds go on with {len(cohort)} clients in place of {self.quota.wanted}, without {named_clients(missing)}: "
                 "disconnected, or silent since a deadline; a client takes part again once it reconnects or answers"
             )

@@ -127,12 +127,14 @@ class Deployment:
         refuse_simulation_options(config)
         if make_transport is None:
             refuse_ports_in_use(config, door)
-        self.warnings = WarningLog(lambda sentence: self.callback.warning(sentence))
+        self.warnings = WarningLog(lambda sentence: self.callback.on_warning(sentence))
         self.device = devices.choose(config.device)
         self.folder = RunFolder(config)
         self.name = self._name()
         self.registry = Registry(door.keys / REGISTRY) if door.keys else None
-        self.monitor = RegistryMonitor(self.registry, callback.warning) if self.registry else None
+        self.monitor = (
+            RegistryMonitor(self.registry, callback.on_warning) if self.registry else None
+        )
         self.task: Task = load(config.task, data_folder(config.data))
         self.strategy = strategy_of(config, layout_of(self.task), warn=self.warnings)
         test = data_of(self.task, "test")
@@ -158,7 +160,7 @@ class Deployment:
             broadcasts,
             self.transport,
             gather=self.roster.gather,
-            on_answer=lambda *counts: self.callback.progress(*counts),
+            on_answer=lambda *counts: self.callback.on_progress(*counts),
             bandwidths=bandwidths_of(self.strategy, config),
             evaluates=partial(config.evaluates, "clients"),
         )
@@ -182,10 +184,10 @@ class Deployment:
             self.transport.open()
             ends.callback(self.transport.close)
             opened(self.transport.port)
-            self.callback.serving(self.by_client.port)
+            self.callback.on_port_open(self.by_client.port)
             if not self.door.keys:
-                self.callback.warning(INSECURE.format(where=self.door.address))
-            self.callback.started(self._header(done + 1))
+                self.callback.on_warning(INSECURE.format(where=self.door.address))
+            self.callback.on_run_start(self._header(done + 1))
             self._warn_about_missing_keys()
             for sentence in self.evaluator.warnings:
                 self.warnings(sentence, kind=sentence)
@@ -208,8 +210,8 @@ class Deployment:
             recovery.mark_changed(outcome)
             recovery.save(outcome.round, length)
             took_s = time.perf_counter() - saving
-            self.callback.round_done(record)
-            self.callback.checkpoint(record.round, took_s)
+            self.callback.on_round_end(record)
+            self.callback.on_checkpoint(record.round, took_s)
             began, waited_s = time.perf_counter(), roster.waited_s
 
     # Preparation.
@@ -255,7 +257,7 @@ class Deployment:
         hooks: dict[str, Callable[..., None]] = {
             "on_joined": self._on_joined,
             "on_heard": lambda client: self.roster.hear(client),
-            "warn": lambda sentence: self.callback.warning(sentence),
+            "warn": lambda sentence: self.callback.on_warning(sentence),
         }
         if self.make_transport is not None:
             return self.make_transport(invitation, self.config.clients, **hooks)
@@ -331,7 +333,7 @@ class Deployment:
         absent = [client for client in range(self.config.clients) if client not in enrolled]
         if absent:
             new = keys_command(self.door.keys, "add", "--count", len(absent))
-            self.callback.warning(
+            self.callback.on_warning(
                 f"the run waits for {self.config.clients} clients, but {named_clients(absent)} cannot join without a valid key: "
                 f"enrol new clients with {new}, renew revoked or expired ones, or start with fewer --clients"
             )
@@ -383,8 +385,8 @@ class Deployment:
         summary = summary_of(self.folder.records(), self.config, devices.name(self.device))
         self.folder.write_summary(summary)
         if not summary.client_updates:
-            self.callback.warning(NOTHING_ACCEPTED)
-        self.callback.finished(summary, str(self.folder.path))
+            self.callback.on_warning(NOTHING_ACCEPTED)
+        self.callback.on_run_end(summary, str(self.folder.path))
         return summary
 
 

@@ -59,17 +59,17 @@ class LogDisplay(ProgressDisplay):
         super().__init__()
         self.stream = stream or sys.stderr
 
-    def started(self, header: Header) -> None:
-        super().started(header)
+    def on_run_start(self, header: Header) -> None:
+        super().on_run_start(header)
         self._say(f"{header.task}, {header.clients:,} clients, {header.uplink}, in {header.out}")
 
-    def round_done(self, record: RoundRecord) -> None:
-        super().round_done(record)
+    def on_round_end(self, record: RoundRecord) -> None:
+        super().on_round_end(record)
         rounds, done = self.header.rounds, record.round
         if done * TENTHS // rounds > (done - 1) * TENTHS // rounds:
             self._say(", ".join(filter(None, (self.sentence(), self.left()))))
 
-    def warning(self, sentence: str) -> None:
+    def on_warning(self, sentence: str) -> None:
         self._say(f"warning: {one_line(sentence)}")
 
     def stopped(self, sentence: str) -> None:
@@ -100,7 +100,7 @@ class TerminalDisplay(ProgressDisplay):
     def __exit__(self, *error: object) -> None:
         self._live.stop()
 
-    def warning(self, sentence: str) -> None:
+    def on_warning(self, sentence: str) -> None:
         self.console.print(Text(f"! {one_line(sentence)}", "dark_orange3"))
 
     def stopped(self, sentence: str) -> None:

@@ -45,28 +45,28 @@ class NotebookDisplay(ProgressDisplay):
             self._last_words = f"failed: {error}"
         self._show()
 
-    def started(self, header: Header) -> None:
-        super().started(header)
+    def on_run_start(self, header: Header) -> None:
+        super().on_run_start(header)
         self._show()
 
-    def progress(self, round: int, answered: int, cohort: int) -> None:
+    def on_progress(self, round: int, answered: int, cohort: int) -> None:
         self._show_sometimes()
 
-    def round_done(self, record: RoundRecord) -> None:
-        super().round_done(record)
+    def on_round_end(self, record: RoundRecord) -> None:
+        super().on_round_end(record)
         value = self.judged(record)
         if value is not None and math.isfinite(value):
             self._points.append((record.round, value))
         self._show_sometimes()
 
-    def warning(self, sentence: str) -> None:
+    def on_warning(self, sentence: str) -> None:
         if (note := one_line(sentence)) not in self._notes:
             self._notes.append(note)
 
     def stopped(self, sentence: str) -> None:
         self._last_words = sentence
 
-    def finished(self, summary: Summary, out: str) -> None:
+    def on_run_end(self, summary: Summary, out: str) -> None:
         self._ending = [*verdict(summary, self.totals), ("folder", out)]
 
     def _show_sometimes(self) -> None:

@@ -82,35 +82,35 @@ class JsonLog(Callback):
 
     # The hooks of a callback.
 
-    def started(self, header: Header) -> None:
+    def on_run_start(self, header: Header) -> None:
         self.write("started", **dataclasses.asdict(header))
 
-    def waiting(self, here: Sequence[int], wanted: int) -> None:
+    def on_waiting(self, here: Sequence[int], wanted: int) -> None:
         self.write("waiting", here=list(here), wanted=wanted)
 
-    def joined(self, client: int) -> None:
+    def on_client_joined(self, client: int) -> None:
         self.write("joined", client=client)
 
-    def left(self, client: int) -> None:
+    def on_client_left(self, client: int) -> None:
         self.write("left", client=client)
 
-    def progress(self, round: int, answered: int, cohort: int) -> None:
+    def on_progress(self, round: int, answered: int, cohort: int) -> None:
         if (now := self.clock()) >= self._next_progress:
             self._next_progress = now + PROGRESS_S
             self.write("progress", round=round, answered=answered, cohort=cohort)
 
-    def round_done(self, record: RoundRecord) -> None:
+    def on_round_end(self, record: RoundRecord) -> None:
         for rejection in record.rejections:
             self.write("rejection", round=record.round, **dataclasses.asdict(rejection))
         self.write("round", **values_of(record))
 
-    def checkpoint(self, round: int, seconds: float) -> None:
+    def on_checkpoint(self, round: int, seconds: float) -> None:
         self.write("checkpoint", round=round, seconds=seconds)
 
-    def warning(self, sentence: str) -> None:
+    def on_warning(self, sentence: str) -> None:
         self.write("warning", sentence=sentence)
 
-    def finished(self, summary: Summary, out: str) -> None:
+    def on_run_end(self, summary: Summary, out: str) -> None:
         self.write("finished", out=out, **values_of(summary))
 
     def said(self, sentence: str) -> None:

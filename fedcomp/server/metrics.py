@@ -76,29 +76,29 @@ class Metrics(Callback, Collector):
 
     # The hooks of a callback.
 
-    def serving(self, port: Callable[[], PortFigures]) -> None:
+    def on_port_open(self, port: Callable[[], PortFigures]) -> None:
         self.port = port
 
-    def started(self, header: Header) -> None:
+    def on_run_start(self, header: Header) -> None:
         with self.lock:
             self.header, self.wanted = header, header.clients
 
-    def waiting(self, here: Sequence[int], wanted: int) -> None:
+    def on_waiting(self, here: Sequence[int], wanted: int) -> None:
         with self.lock:
             self.connected, self.wanted = set(here), wanted
 
-    def joined(self, client: int) -> None:
+    def on_client_joined(self, client: int) -> None:
         with self.lock:
             self.connected.add(client)
 
-    def left(self, client: int) -> None:
+    def on_client_left(self, client: int) -> None:
         with self.lock:
             self.connected.discard(client)
 
-    def progress(self, round: int, answered: int, cohort: int) -> None:
+    def on_progress(self, round: int, answered: int, cohort: int) -> None:
         self.answered = answered
 
-    def round_done(self, record: RoundRecord) -> None:
+    def on_round_end(self, record: RoundRecord) -> None:
         with self.lock:
             self.last, self.answered = record, 0
             if record.loss is not None:
@@ -110,10 +110,10 @@ class Metrics(Callback, Collector):
             for client in record.by_client:
                 self.clients.setdefault(client.client, ClientMetrics()).add(client)
 
-    def checkpoint(self, round: int, seconds: float) -> None:
+    def on_checkpoint(self, round: int, seconds: float) -> None:
         self.checkpoints_s.observe(seconds)
 
-    def warning(self, sentence: str) -> None:
+    def on_warning(self, sentence: str) -> None:
         self.warnings += 1
 
     # The families.

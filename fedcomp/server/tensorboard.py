@@ -40,14 +40,14 @@ class TensorBoard(Callback):
         if self._writer is not None:
             self._writer.close()
 
-    def started(self, header: Header) -> None:
+    def on_run_start(self, header: Header) -> None:
         """Open the event file. A resumed run hides the points after its checkpoint."""
         self._writer = self._open(
             str(Path(header.out) / FOLDER),
             purge_step=header.first_round if header.first_round > 1 else None,
         )
 
-    def round_done(self, record: RoundRecord) -> None:
+    def on_round_end(self, record: RoundRecord) -> None:
         values = {name: getattr(record, name) for name in SCALARS}
         if sent := record.uplink_bytes + record.downlink_bytes:
             values[RATIO] = (record.dense_uplink_bytes + record.dense_downlink_bytes) / sent

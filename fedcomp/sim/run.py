@@ -106,7 +106,7 @@ class Preparation:
         if task is not None:
             _refuse_task_object(config, task)
         self.config, self.callback = config, callback
-        self.warnings = WarningLog(lambda sentence: self.callback.warning(sentence))
+        self.warnings = WarningLog(lambda sentence: self.callback.on_warning(sentence))
         self.network = _network(config)
         self.byzantine = ByzantineClients(
             attacks(config.attack) if config.attack else (), config.clients, config.seed
@@ -238,7 +238,9 @@ class Simulation(Preparation):
             self.broadcasts,
             self.transport,
             gather=self.timing.gather if self.timing else None,
-            on_answer=lambda round, answered, asked: self.callback.progress(round, answered, asked),
+            on_answer=lambda round, answered, asked: self.callback.on_progress(
+                round, answered, asked
+            ),
             bandwidths=self.bandwidths,
             pace=self.timing.pace if self.timing else pace(config.seed),
             evaluates=partial(config.evaluates, "clients"),
@@ -265,7 +267,7 @@ class Simulation(Preparation):
             done = recovery.restore()
             if self.folder.resumed:
                 self._write_config()
-            self.callback.started(self._header(done + 1))
+            self.callback.on_run_start(self._header(done + 1))
             doubts = devices.without(self.config.precision, self.device), *self.evaluator.warnings
             for sentence in filter(None, doubts):
                 self.warnings(sentence)
@@ -287,10 +289,10 @@ class Simulation(Preparation):
             due = last or interruption.requested or times.due(outcome.round)
             took_s = self._save(recovery, outcome.round, length) if due else 0.0
             try:
-                self.callback.round_done(record)
+                self.callback.on_round_end(record)
                 if due:
                     times.saved(took_s)
-                    self.callback.checkpoint(record.round, took_s)
+                    self.callback.on_checkpoint(record.round, took_s)
                 interruption.act()
             except BaseException:
                 if not due:
@@ -407,8 +409,8 @@ class Simulation(Preparation):
         summary = summary_of(self.folder.records(), self.config, self.machine.device)
         self.folder.write_summary(summary)
         if not summary.client_updates:
-            self.callback.warning(NOTHING_ACCEPTED)
-        self.callback.finished(summary, str(self.folder.path))
+            self.callback.on_warning(NOTHING_ACCEPTED)
+        self.callback.on_run_end(summary, str(self.folder.path))
         return summary
 
 

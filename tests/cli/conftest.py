@@ -80,12 +80,12 @@ class Told:
 
     def to(self, callback: Callback, end: bool = True) -> None:
         """Tell it all; without `end`, the run is still going on."""
-        callback.started(self.header)
+        callback.on_run_start(self.header)
         for record in self.records:
-            callback.progress(record.round, record.cohort, record.cohort)
-            callback.round_done(record)
+            callback.on_progress(record.round, record.cohort, record.cohort)
+            callback.on_round_end(record)
         if end:
-            callback.finished(self.summary, self.out)
+            callback.on_run_end(self.summary, self.out)
 
 
 @pytest.fixture

@@ -109,24 +109,24 @@ def test_rounds_count_once_the_engine_has_settled(told):
         lambda: next(settled),
         {"lean loop": lambda: ran.append(len(turns.parts))},
     )
-    turns.started(run.header)
+    turns.on_run_start(run.header)
     for record in run.records[:7]:
-        turns.round_done(record)
+        turns.on_round_end(record)
     with pytest.raises(Enough):
-        turns.round_done(run.records[7])
+        turns.on_round_end(run.records[7])
     assert [record.round for record in turns.records] == [4, 6, 8]
     assert ran == [0, 1, 2, 3] and len(turns.seconds["lean loop"]) == len(turns.seconds[WHOLE]) == 3
 
 
 def test_what_stands_in_no_stretch_is_the_rest(told):
     run, turns = told(rounds=2), Interleaved(rounds=2)
-    turns.started(run.header)
+    turns.on_run_start(run.header)
     with recording(turns.recorder):
-        turns.round_done(run.records[0])
+        turns.on_round_end(run.records[0])
         with timed("evaluation"), timed("unheard of"):
             pass
         with suppress(Enough):
-            turns.round_done(run.records[1])
+            turns.on_round_end(run.records[1])
     (parts,) = turns.parts
     assert parts["evaluation"] > 0 and parts[REST] > 0 and parts["local SGD"] == 0
     assert sum(parts.values()) == pytest.approx(turns.seconds[WHOLE][0])

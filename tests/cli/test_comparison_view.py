@@ -40,7 +40,7 @@ def record(number: int, of: int) -> dict:
 
 def told(watch, alternatives: int, ended: int = 0):
     """`ended` of them are done or have failed, the next two are under way, the others wait."""
-    watch.started(
+    watch.on_run_start(
         "runs/digits-20260101-120000",
         FACTS,
         [AlternativeProgress(f"topk-{i}pct_ef21_lr-0.{i}", ROUNDS) for i in range(alternatives)],
@@ -131,7 +131,7 @@ def test_lines_say_the_same_in_words(capsys):
 def test_what_was_done_before_counts_as_done_and_not_as_pace():
     time = iter([0.0, 10.0])
     watch = ComparisonLines(clock=lambda: next(time))
-    watch.started("x", FACTS, [AlternativeProgress("a", 10)])
+    watch.on_run_start("x", FACTS, [AlternativeProgress("a", 10)])
     watch.hear(0, {"started": {}, "earlier": [record(n, 0) for n in range(1, 6)]})
     watch.hear(0, {"round": record(6, 0)})
     assert watch.left_s == 40.0 and watch.all[0].totals.uplink_bytes == 6 * 2_000
@@ -140,6 +140,6 @@ def test_what_was_done_before_counts_as_done_and_not_as_pace():
 def test_a_task_without_accuracy_shows_its_loss():
     progress = AlternativeProgress("a", 10)
     watch = ComparisonLines()
-    watch.started("x", FACTS, [progress])
+    watch.on_run_start("x", FACTS, [progress])
     watch.hear(0, {"round": record(1, 0) | {"accuracy": None, "loss": 0.25}})
     assert progress.reached == "0.2500"

@@ -53,7 +53,7 @@ def test_no_line_is_wider_and_no_picture_higher_than_the_terminal(told, rounds, 
     run = told(max(rounds, 1))
     run.records = run.records[:rounds]
     dashboard = following(run)
-    dashboard.warning(
+    dashboard.on_warning(
         "the data of clients 3 and 12 hold fewer examples than a batch; they use all they have, which is said at some length"
     )
     for height in (10, 12, 15, 16, 19, 20, 24, 30, 36, 40, 60):
@@ -109,23 +109,23 @@ def test_who_is_waited_for_is_on_the_screen_and_off_it_when_a_round_begins(told,
         following(run),
     ):  # before the first round, and between two
         assert "waiting: " not in shown(dashboard.picture(width, height), width, height)
-        dashboard.waiting([], 3)
-        dashboard.waiting([0, 2], 3)
+        dashboard.on_waiting([], 3)
+        dashboard.on_waiting([0, 2], 3)
         text = shown(dashboard.picture(width, height), width, height)
         assert text.count("waiting: ") == 1 and "waiting: 2 of 3 clients are" in text
         assert (
             max(map(cell_len, text.split("\n"))) <= width
             and len(text.rstrip("\n").split("\n")) <= height
         )
-        dashboard.waiting(range(100_000), 200_000)
+        dashboard.on_waiting(range(100_000), 200_000)
         assert (
             max(map(cell_len, shown(dashboard.picture(width, height), width, height).split("\n")))
             <= width
         )
-        dashboard.waiting([0, 1, 2], 3)
+        dashboard.on_waiting([0, 1, 2], 3)
         assert "waiting: " not in shown(dashboard.picture(width, height), width, height)
-        dashboard.waiting([0], 3)
-        dashboard.progress(6, 0, 3)
+        dashboard.on_waiting([0], 3)
+        dashboard.on_progress(6, 0, 3)
         assert "waiting: " not in shown(dashboard.picture(width, height), width, height)
 
 
@@ -205,7 +205,7 @@ def test_what_clients_write_cannot_steer_the_terminal(told):
         )
     ]
     dashboard = following(run)
-    dashboard.warning("two\nlines\x07")
+    dashboard.on_warning("two\nlines\x07")
     text = shown(dashboard.picture(100, 30))
     assert "client 1 rejected at reply: bad [2J  fake line" in text and "! two lines" in text
     assert "\x1b" not in text and "\x07" not in text
@@ -230,7 +230,7 @@ def test_progress_within_a_slow_round(told):
     run.records = run.records[:2]
     dashboard = Dashboard(console(), clock=lambda: next(ticks))
     run.to(dashboard, end=False)
-    dashboard.progress(3, 25, 50)
+    dashboard.on_progress(3, 25, 50)
     text = shown(dashboard.picture(100, 24))
     assert "round 2/4 + 25/50 clients" in text
     assert "62 %, 1 min 30 s left" in text and "1 min 00 s a round" in text
@@ -288,7 +288,7 @@ def test_a_run_that_fails_gives_the_terminal_back_and_says_no_verdict(told):
     dashboard = Dashboard(console())
     with pytest.raises(RuntimeError), dashboard:
         told(3).to(dashboard, end=False)
-        dashboard.warning("something was odd")
+        dashboard.on_warning("something was odd")
         raise RuntimeError
     after = dashboard.console.file.getvalue().split("\x1b[?1049l")[1]
     assert "round 3/3" in after and "something was odd" in after and "done" not in after
@@ -304,7 +304,7 @@ def test_a_run_that_never_started_leaves_nothing_behind():
 def test_the_same_warning_is_said_once(told):
     dashboard = following(told(3))
     for _ in range(5):
-        dashboard.warning("this again")
+        dashboard.on_warning("this again")
     assert shown(dashboard.picture(100, 40)).count("this again") == 1
 
 

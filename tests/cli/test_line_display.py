@@ -50,14 +50,14 @@ def test_the_two_lines_load_what_they_name(told, tmp_path, capsys):
     from safetensors.torch import save_file
 
     save_file({"bias": torch.arange(3.0)}, tmp_path / "model.safetensors")
-    LineDisplay().finished(told(1).summary, str(tmp_path))
+    LineDisplay().on_run_end(told(1).summary, str(tmp_path))
     names: dict = {}
     exec("\n".join(line.strip() for line in capsys.readouterr().out.splitlines()[-2:]), names)
     assert names["weights"]["bias"].tolist() == [0, 1, 2]
 
 
 def test_warnings_go_to_standard_error_as_one_line(capsys):
-    LineDisplay().warning("odd\nthing")
+    LineDisplay().on_warning("odd\nthing")
     assert capsys.readouterr() == ("", "warning: odd thing\n")
 
 
@@ -66,7 +66,7 @@ def test_bytes_that_are_all_rejected_have_no_ratio(told, capsys):
 
     run = told(1)
     plain = LineDisplay()
-    plain.started(run.header)
-    plain.round_done(replace(run.records[0], uplink_bytes=0, accuracy=None, train_loss=None))
+    plain.on_run_start(run.header)
+    plain.on_round_end(replace(run.records[0], uplink_bytes=0, accuracy=None, train_loss=None))
     row = capsys.readouterr().out.splitlines()[-1].split()
     assert row[4:7] == ["0", "B", "–"]

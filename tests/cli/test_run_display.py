@@ -96,12 +96,12 @@ def test_suspected_clients_are_shown_the_worst_first(told, capsys):
     record = replace(run.record(3), suspicion={7: 0.125, 3: 0.92, 5: 0.0, 1: 0.5, 2: 0.125})
     assert suspects(record) == "client 3 92 %, client 1 50 %" and suspects(run.record(3)) == ""
     plain = LineDisplay()
-    plain.started(run.header)
-    plain.round_done(record)
+    plain.on_run_start(run.header)
+    plain.on_round_end(record)
     assert "suspected: client 3 92 %, client 1 50 %" in capsys.readouterr().out.splitlines()
     dashboard = Dashboard()
-    dashboard.started(run.header)
-    dashboard.round_done(record)
+    dashboard.on_run_start(run.header)
+    dashboard.on_round_end(record)
     dashboard.console.print(dashboard.picture(160, 40))
     assert "suspected: client 3 92 %" in capsys.readouterr().out
 
@@ -116,8 +116,8 @@ def test_who_is_suspected_is_shown_at_any_width(told, capsys, width, height):
         suspicion={3: 0.92, 1: 0.5, 2: 0.9, 7: 0.0, 5: 0.0, 4: 0.0, 6: 0.0},
     )
     dashboard = Dashboard()
-    dashboard.started(run.header)
-    dashboard.round_done(record)
+    dashboard.on_run_start(run.header)
+    dashboard.on_round_end(record)
     dashboard.console.width = width
     dashboard.console.print(dashboard.picture(width, height))
     lines = capsys.readouterr().out.splitlines()

@@ -24,10 +24,10 @@ class OnTheNet:
         )
 
     def to(self, callback):
-        callback.started(self.header)
+        callback.on_run_start(self.header)
         for record in self.records:
-            callback.round_done(record)
-        callback.finished(self.summary, self.out)
+            callback.on_round_end(record)
+        callback.on_run_end(self.summary, self.out)
 
 
 def printed(run, width=120, height=40) -> str:

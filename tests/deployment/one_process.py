@@ -108,21 +108,21 @@ class Scripted(Callback):
     ):
         self.script, self.on_answer, self.warnings = script, on_answer, []
 
-    def progress(self, round: int, answered: int, cohort: int) -> None:
+    def on_progress(self, round: int, answered: int, cohort: int) -> None:
         if self.on_answer is not None:
             self.on_answer(round, answered)
 
-    def serving(self, port: Callable[[], PortFigures]) -> None:
+    def on_port_open(self, port: Callable[[], PortFigures]) -> None:
         self.port = port
 
-    def round_done(self, record: RoundRecord) -> None:
+    def on_round_end(self, record: RoundRecord) -> None:
         if self.script is not None:
             try:
                 next(self.script)
             except StopIteration:
                 raise Over from None
 
-    def warning(self, sentence: str) -> None:
+    def on_warning(self, sentence: str) -> None:
         self.warnings.append(sentence)
 
 

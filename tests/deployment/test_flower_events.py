@@ -11,11 +11,11 @@ class Heard(Callback):
     def __init__(self) -> None:
         self.calls: list[tuple] = []
 
-    def joined(self, client: int) -> None:
-        self.calls.append(("joined", client))
+    def on_client_joined(self, client: int) -> None:
+        self.calls.append(("on_client_joined", client))
 
-    def warning(self, sentence: str) -> None:
-        self.calls.append(("warning", sentence))
+    def on_warning(self, sentence: str) -> None:
+        self.calls.append(("on_warning", sentence))
 
 
 def test_a_line_that_is_being_written_is_read_when_it_is_whole(tmp_path):
@@ -24,16 +24,20 @@ def test_a_line_that_is_being_written_is_read_when_it_is_whole(tmp_path):
     reader.read()
     with path.open("w") as file:
         writer = EventWriter(file)
-        writer.joined(3)
-        file.write('["warning", "half')
+        writer.on_client_joined(3)
+        file.write('["on_warning", "half')
         file.flush()
         reader.read()
-        assert heard.calls == [("joined", 3)]
+        assert heard.calls == [("on_client_joined", 3)]
         file.write(' of it"]\n')
-        writer.joined(4)
+        writer.on_client_joined(4)
     reader.read()
     reader.read()
-    assert heard.calls == [("joined", 3), ("warning", "half of it"), ("joined", 4)]
+    assert heard.calls == [
+        ("on_client_joined", 3),
+        ("on_warning", "half of it"),
+        ("on_client_joined", 4),
+    ]
 
 
 def test_the_error_that_ended_a_run_is_raised_with_its_exit_status(tmp_path):

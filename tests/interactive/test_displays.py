@@ -137,8 +137,8 @@ def test_what_ends_a_run_is_the_last_that_is_shown(tmp_path):
         raise DataError("the disk is empty; fill it")
 
     class Interrupting(NotebookDisplay):
-        def round_done(self, record):
-            super().round_done(record)
+        def on_round_end(self, record):
+            super().on_round_end(record)
             raise KeyboardInterrupt
 
     cells = Cells()
@@ -159,7 +159,7 @@ def test_warnings_are_shown_once(tmp_path):
         (lines := LogDisplay(io.StringIO()), lambda: lines.stream.getvalue()),
     ):
         shown(display, folder=tmp_path / type(display).__name__, rounds=1)
-        display.warning("<b>\x1b[31m")
+        display.on_warning("<b>\x1b[31m")
         assert read().count("[31m") == 1 and "\x1b" not in read()
     assert "! &lt;b&gt; [31m" in page.html()
 

@@ -114,7 +114,7 @@ def test_a_run_goes_on_to_the_same_bytes(tmp_path):
 
 
 class Stop(Callback):
-    def round_done(self, record):
+    def on_round_end(self, record):
         if record.round == 2:
             signal.raise_signal(signal.SIGINT)
 
@@ -159,7 +159,7 @@ def test_a_process_forked_during_a_run_can_run_too(tmp_path):
     begun, forked = threading.Event(), threading.Event()
 
     class Holding(Callback):
-        def round_done(self, record):
+        def on_round_end(self, record):
             begun.set()
             forked.wait(60)
 

@@ -38,7 +38,9 @@ def test_one_port_is_not_for_two_things(tmp_path):
 def test_places_that_nobody_has_a_key_for_are_named(tmp_path, enrolled, without):
     keys.make(tmp_path / "keys", enrolled)
     said = []
-    watch = type("Told", (Callback,), {"warning": lambda self, sentence: said.append(sentence)})()
+    watch = type(
+        "Told", (Callback,), {"on_warning": lambda self, sentence: said.append(sentence)}
+    )()
     Deployment(
         replace(CONFIG, out=str(tmp_path / "run")), Door(0, keys=tmp_path / "keys"), watch
     )._warn_about_missing_keys()

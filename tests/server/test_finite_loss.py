@@ -25,7 +25,7 @@ class Sentences(Records):
         super().__init__()
         self.heard = []
 
-    def warning(self, sentence):
+    def on_warning(self, sentence):
         self.heard.append(sentence)
 
 

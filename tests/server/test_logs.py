@@ -62,15 +62,15 @@ def lines(path):
 def test_everything_that_an_observer_hears_is_a_line(tmp_path):
     path = tmp_path / "log.jsonl"
     with JsonLog(str(path), now=lambda: MOMENT) as log:
-        log.started(HEADER)
-        log.waiting([1], 3)
-        log.joined(2)
-        log.left(2)
-        log.progress(4, 1, 2)
-        log.round_done(RECORD)
-        log.checkpoint(4, 0.25)
-        log.warning('it "grows"')
-        log.finished(SUMMARY, "runs/x")
+        log.on_run_start(HEADER)
+        log.on_waiting([1], 3)
+        log.on_client_joined(2)
+        log.on_client_left(2)
+        log.on_progress(4, 1, 2)
+        log.on_round_end(RECORD)
+        log.on_checkpoint(4, 0.25)
+        log.on_warning('it "grows"')
+        log.on_run_end(SUMMARY, "runs/x")
     read = lines(path)
     assert [line["event"] for line in read] == [
         "started",
@@ -108,14 +108,14 @@ def test_progress_is_told_at_most_once_a_second(tmp_path):
     times = iter([0.0, 0.1, 0.99, 1.0, 1.5, 5.0])
     with JsonLog(str(tmp_path / "log"), clock=lambda: next(times)) as log:
         for answered in range(1, 7):
-            log.progress(1, answered, 6)
+            log.on_progress(1, answered, 6)
     assert [line["answered"] for line in lines(tmp_path / "log")] == [1, 4, 6]
 
 
 def test_a_log_goes_on_where_it_was(tmp_path):
     for sentence in ("one", "two"):
         with JsonLog(str(tmp_path / "log")) as log:
-            log.warning(sentence)
+            log.on_warning(sentence)
     assert [line["sentence"] for line in lines(tmp_path / "log")] == ["one", "two"]
 
 
@@ -132,7 +132,7 @@ def test_how_it_ended_is_told(tmp_path, error, event):
 def test_times_are_of_now(tmp_path):
     before = datetime.now(UTC).replace(microsecond=0)
     with JsonLog(str(tmp_path / "log")) as log:
-        log.warning("now")
+        log.on_warning("now")
     assert before <= datetime.fromisoformat(lines(tmp_path / "log")[0]["time"]) <= datetime.now(UTC)
 
 
@@ -151,7 +151,7 @@ def test_what_a_client_says_comes_apart(tmp_path):
 def test_standard_output_is_the_logs_alone(capsys):
     with JsonLog("-") as log:
         print("a model says hello")
-        log.warning("odd")
+        log.on_warning("odd")
     out, err = capsys.readouterr()
     assert json.loads(out)["sentence"] == "odd" and err == "a model says hello\n"
 
@@ -167,4 +167,4 @@ def test_a_file_that_cannot_be_written_is_one_sentence(tmp_path, monkeypatch, wh
 @pytest.mark.skipif(sys.platform != "linux", reason="/dev/full is Linux's")
 def test_a_full_disk_is_an_error_of_the_line_and_not_of_the_end():
     with JsonLog("/dev/full") as log, pytest.raises(OSError, match="No space left"):
-        log.round_done(replace(RECORD, rejections=()))
+        log.on_round_end(replace(RECORD, rejections=()))

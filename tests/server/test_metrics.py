@@ -76,7 +76,7 @@ def test_before_anything_there_is_a_page():
 
 def test_a_resumed_run_stands_where_it_was():
     metrics = Metrics()
-    metrics.started(HEADER)
+    metrics.on_run_start(HEADER)
     samples = parsed(metrics.text())
     assert samples["fedcomp_round", ()] == 3 and samples["fedcomp_rounds", ()] == 9
     (info,) = [dict(labels) for name, labels in samples if name == "fedcomp_info"]
@@ -85,22 +85,22 @@ def test_a_resumed_run_stands_where_it_was():
 
 def test_a_task_whose_name_is_not_utf_8_does_not_break_the_page():
     metrics = Metrics()
-    metrics.started(replace(HEADER, task="\udcff.py"))
+    metrics.on_run_start(replace(HEADER, task="\udcff.py"))
     (info,) = [dict(labels) for name, labels in parsed(metrics.text()) if name == "fedcomp_info"]
     assert info["task"] == "?.py"
 
 
 def test_rounds_add_up_and_the_last_accuracy_stays():
     metrics = Metrics()
-    metrics.started(HEADER)
-    metrics.progress(4, 1, 2)
+    metrics.on_run_start(HEADER)
+    metrics.on_progress(4, 1, 2)
     assert parsed(metrics.text())["fedcomp_answered", ()] == 1
-    metrics.round_done(RECORD)
-    metrics.checkpoint(4, 0.02)
-    metrics.round_done(
+    metrics.on_round_end(RECORD)
+    metrics.on_checkpoint(4, 0.02)
+    metrics.on_round_end(
         replace(RECORD, round=5, accuracy=None, loss=None, train_loss=None, seconds=3.0)
     )
-    metrics.warning("odd")
+    metrics.on_warning("odd")
     samples = parsed(metrics.text())
     assert (
         samples["fedcomp_round", ()] == 5
@@ -131,22 +131,22 @@ def test_rounds_add_up_and_the_last_accuracy_stays():
 
 def test_suspicion_stays_over_rounds_that_judge_no_votes():
     metrics = Metrics()
-    metrics.started(HEADER)
-    metrics.serving(lambda: PORT)
-    metrics.round_done(replace(RECORD, suspicion={2: 0.75}))
-    metrics.round_done(replace(RECORD, round=5))
+    metrics.on_run_start(HEADER)
+    metrics.on_port_open(lambda: PORT)
+    metrics.on_round_end(replace(RECORD, suspicion={2: 0.75}))
+    metrics.on_round_end(replace(RECORD, round=5))
     assert parsed(metrics.text())["fedcomp_client_suspicion", of(2)] == 0.75
 
 
 def test_a_deployment_has_its_clients_and_its_port():
     metrics = Metrics()
-    metrics.serving(lambda: PORT)
-    metrics.started(HEADER)
-    metrics.waiting([], 3)
+    metrics.on_port_open(lambda: PORT)
+    metrics.on_run_start(HEADER)
+    metrics.on_waiting([], 3)
     for client in (0, 2):
-        metrics.joined(client)
-    metrics.round_done(replace(RECORD, suspicion={0: 0.25}))
-    metrics.left(2)
+        metrics.on_client_joined(client)
+    metrics.on_round_end(replace(RECORD, suspicion={0: 0.25}))
+    metrics.on_client_left(2)
     samples = parsed(metrics.text())
     assert (
         samples["fedcomp_clients_connected", ()] == 1 and samples["fedcomp_clients_wanted", ()] == 3
@@ -179,7 +179,7 @@ def test_a_deployment_has_its_clients_and_its_port():
 
 def test_the_page_of_the_docs_names_every_family():
     metrics = Metrics()
-    metrics.serving(lambda: PORT)
+    metrics.on_port_open(lambda: PORT)
     written = re.findall("^# TYPE (\\S+)", metrics.text(), re.MULTILINE)
     docs = (Path(__file__).resolve().parents[2] / "docs" / "reference" / "metrics.md").read_text(
         encoding="utf-8"

@@ -32,16 +32,16 @@ class Reader(Callback):
     def __init__(self):
         self.pages, self.warnings, self.address = [], [], ""
 
-    def started(self, header):
+    def on_run_start(self, header):
         self.address = header.metrics
 
-    def round_done(self, record):
+    def on_round_end(self, record):
         """Heard before the page is told: it stands a round behind."""
         if self.address:
             with urllib.request.urlopen(self.address, timeout=20) as answer:
                 self.pages.append(parsed(answer.read().decode()))
 
-    def warning(self, sentence):
+    def on_warning(self, sentence):
         self.warnings.append(sentence)
 
 
@@ -142,7 +142,7 @@ def test_without_options_there_is_nobody_else():
 
 def test_a_run_that_fails_says_so_in_its_log(tmp_path):
     class Fails(Callback):
-        def round_done(self, record):
+        def on_round_end(self, record):
             raise ZeroDivisionError("not enough")
 
     with pytest.raises(ZeroDivisionError):

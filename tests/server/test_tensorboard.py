@@ -59,9 +59,9 @@ def scalars(folder):
 def tell(folder, rounds):
     pytest.importorskip("tensorboard")
     with closing(TensorBoard()) as board:
-        board.started(replace(HEADER, out=str(folder), first_round=rounds[0]))
+        board.on_run_start(replace(HEADER, out=str(folder), first_round=rounds[0]))
         for number in rounds:
-            board.round_done(record(number))
+            board.on_round_end(record(number))
 
 
 def test_each_round_is_a_point_and_what_was_not_measured_none(tmp_path):
@@ -98,7 +98,9 @@ def test_without_the_package_it_is_one_sentence(monkeypatch):
 def test_virtual_hours_are_drawn_where_a_network_makes_them(tmp_path):
     pytest.importorskip("tensorboard")
     with closing(TensorBoard()) as board:
-        board.started(replace(HEADER, out=str(tmp_path)))
+        board.on_run_start(replace(HEADER, out=str(tmp_path)))
         for number in (1, 2):
-            board.round_done(replace(record(number), simulated_s=900.0, simulated_hours=number / 4))
+            board.on_round_end(
+                replace(record(number), simulated_s=900.0, simulated_hours=number / 4)
+            )
     assert scalars(tmp_path / FOLDER)[HOURS] == [(1, 0.25), (2, 0.5)]

@@ -377,7 +377,7 @@ task = Task("wide", lambda: nn.Sequential(nn.Linear(100, 1000), nn.ReLU(), nn.Li
 
 
 class Held(Callback):
-    def progress(self, round: int, answered: int, asked: int) -> None:
+    def on_progress(self, round: int, answered: int, asked: int) -> None:
         if answered in (100, 260):
             memory = next(line.split()[1] for line in open("/proc/self/status") if line.startswith("RssAnon"))
             print(memory, file=open({said!r}, "a"))

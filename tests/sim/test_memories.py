@@ -48,7 +48,7 @@ class Sentences(Callback):
     def __init__(self) -> None:
         self.warnings: list[str] = []
 
-    def warning(self, sentence: str) -> None:
+    def on_warning(self, sentence: str) -> None:
         self.warnings.append(sentence)
 
 

@@ -588,7 +588,7 @@ def test_what_cannot_work_is_said_before_anything_is_written(tmp_path, options, 
 def test_a_deadline_that_nobody_meets_is_told_at_the_end(tmp_path):
     said = []
     watching = Callback()
-    watching.warning = said.append
+    watching.on_warning = said.append
     config = replace(
         ALL, network=slower(tmp_path, *["5s"] * 6), deadline=1.0, rounds=2, out=out(tmp_path, "run")
     )
@@ -611,7 +611,7 @@ def test_a_deadline_that_nobody_meets_is_told_at_the_end(tmp_path):
 def test_an_election_that_waits_for_more_than_the_quorum_says_so_once(tmp_path, outcomes):
     said = []
     watching = Callback()
-    watching.warning = said.append
+    watching.on_warning = said.append
     config = replace(
         ALL,
         clients=5,

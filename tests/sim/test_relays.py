@@ -134,7 +134,7 @@ class Warnings(Callback):
     def __init__(self):
         self.heard = []
 
-    def warning(self, sentence: str) -> None:
+    def on_warning(self, sentence: str) -> None:
         self.heard.append(sentence)
 
 

@@ -455,7 +455,7 @@ class Nested(Callback):
     def __init__(self, config: RunConfig):
         self.config, self.error = config, None
 
-    def round_done(self, record: RoundRecord) -> None:
+    def on_round_end(self, record: RoundRecord) -> None:
         with pytest.raises(UserError) as self.error:
             simulate(replace(self.config, resume=True))
 
@@ -473,7 +473,7 @@ class CtrlC(Callback):
     def __init__(self, round: int):
         self.round = round
 
-    def progress(self, round: int, answered: int, cohort: int) -> None:
+    def on_progress(self, round: int, answered: int, cohort: int) -> None:
         if (round, answered) == (self.round, 1):
             os.kill(os.getpid(), signal.SIGINT)
 
@@ -487,7 +487,7 @@ def test_ctrl_c_between_checkpoints_finishes_the_round_and_keeps_it(tmp_path):
     assert len(rounds_of(out(tmp_path, "stopped"))) == 3
     header = []
     watching = Callback()
-    watching.started = header.append
+    watching.on_run_start = header.append
     simulate(replace(stopped, resume=True), watching)
     assert header[0].first_round == 4
     assert model_bytes(out(tmp_path, "whole")) == model_bytes(out(tmp_path, "stopped"))
@@ -547,7 +547,7 @@ def test_a_loss_that_branches_on_large_batches_alone_is_trained_serially(tmp_pat
 def test_a_run_in_which_nobody_was_accepted_says_so(tmp_path):
     sentences = []
     watching = Callback()
-    watching.warning = sentences.append
+    watching.on_warning = sentences.append
     simulate(replace(TINY, lr=1e30, rounds=2, out=out(tmp_path, "run")), watching)
     assert any("no client's update was accepted" in sentence for sentence in sentences)
 

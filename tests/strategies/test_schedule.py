@@ -200,7 +200,7 @@ class Rounds(Callback):
     def __init__(self):
         self.records = []
 
-    def round_done(self, record):
+    def on_round_end(self, record):
         self.records.append(record)
 
 

@@ -472,7 +472,7 @@ class StopsIn(Callback):
     def __init__(self, round: int, answers: int):
         self.round, self.left = round, answers
 
-    def progress(self, round: int, answered: int, cohort: int) -> None:
+    def on_progress(self, round: int, answered: int, cohort: int) -> None:
         self.left -= round == self.round
         if not self.left:
             raise Stop

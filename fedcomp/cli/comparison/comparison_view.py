@@ -49,17 +49,17 @@ class ComparisonView(ComparisonDisplay):
     def checked(self, done: int, of: int) -> None:
         self._screen.status.update(f"preparing the alternatives: {done} of {of}")
 
-    def started(
+    def on_run_start(
         self, out: str, facts: Sequence[tuple[str, str]], all: list[AlternativeProgress]
     ) -> None:
-        super().started(out, facts, all)
+        super().on_run_start(out, facts, all)
         self._screen.draw()
 
     def hear(self, number: int, answer: dict[str, Any]) -> None:
         with self._lock:
             super().hear(number, answer)
 
-    def warning(self, sentence: str) -> None:
+    def on_warning(self, sentence: str) -> None:
         self._note(Text(f"! {one_line(sentence)}", WARNING))
 
     def over(self, progress: AlternativeProgress) -> None:

@@ -84,7 +84,7 @@ class ComparisonDisplay:
     def checked(self, done: int, of: int) -> None:
         """Note that `done` alternatives can be run."""
 
-    def started(
+    def on_run_start(
         self, out: str, facts: Sequence[tuple[str, str]], all: list[AlternativeProgress]
     ) -> None:
         self.out, self.facts, self.all, self.began = out, facts, all, self.clock()
@@ -101,17 +101,17 @@ class ComparisonDisplay:
         elif "round" in answer:
             record = RoundRecord(**answer["round"])
             progress.add(record)
-            self.round_done(progress, record)
+            self.on_round_end(progress, record)
         elif "warning" in answer:
-            self.warning(f"{progress.name}: {answer['warning']}")
+            self.on_warning(f"{progress.name}: {answer['warning']}")
         else:
             progress.why = answer["end"].get("failed", "")
             progress.state = FAILED if progress.why else DONE
             self.over(progress)
 
-    def round_done(self, progress: AlternativeProgress, record: RoundRecord) -> None: ...
+    def on_round_end(self, progress: AlternativeProgress, record: RoundRecord) -> None: ...
 
-    def warning(self, sentence: str) -> None: ...
+    def on_warning(self, sentence: str) -> None: ...
 
     def over(self, progress: AlternativeProgress) -> None: ...
 
@@ -119,21 +119,21 @@ class ComparisonDisplay:
 class ComparisonLines(ComparisonDisplay):
     """Prints a line for each round of each alternative, for pipes, logs and screen readers; warnings go to standard error."""
 
-    def started(
+    def on_run_start(
         self, out: str, facts: Sequence[tuple[str, str]], all: list[AlternativeProgress]
     ) -> None:
-        super().started(out, facts, all)
+        super().on_run_start(out, facts, all)
         for label, value in facts:
             print(f"{label:<14}{value}", flush=True)
 
-    def round_done(self, progress: AlternativeProgress, record: RoundRecord) -> None:
+    def on_round_end(self, progress: AlternativeProgress, record: RoundRecord) -> None:
         reached = f", accuracy {percent(record.accuracy)}" if record.accuracy is not None else ""
         reached += f", loss {decimal(record.loss)}" if record.loss is not None else ""
         sent = f"up {human_bytes(record.uplink_bytes)}, down {human_bytes(record.downlink_bytes)}"
         where = f"{progress.name}: round {record.round} of {progress.rounds}"
         print(f"{where}{reached}, {sent}, {duration(record.seconds)}", flush=True)
 
-    def warning(self, sentence: str) -> None:
+    def on_warning(self, sentence: str) -> None:
         print(f"warning: {one_line(sentence)}", file=sys.stderr, flush=True)
 
     def over(self, progress: AlternativeProgress) -> None:

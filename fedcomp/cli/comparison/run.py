@@ -63,7 +63,7 @@ class Comparison:
                 {"side_by_side": side, "threads": threads or cores(), BASELINE: self.baseline}
                 | ({TARGET: self.target} if self.target else {})
             )
-            self.watch.started(
+            self.watch.on_run_start(
                 str(self.folder.path),
                 _facts(self.values, checked),
                 [self._progress(each) for each in self.all],
@@ -137,7 +137,7 @@ class Comparison:
             try:
                 reports.write([run.folder for run in runs], page, self.target, failed)
             except FedcompError as error:
-                self.watch.warning(f"{page.name} is not written: {error}")
+                self.watch.on_warning(f"{page.name} is not written: {error}")
         self.folder.write_comparison(
             {
                 "version": __version__,

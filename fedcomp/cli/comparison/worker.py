@@ -84,7 +84,7 @@ def run(tell: Tell, values: dict[str, Any], threads: int) -> dict[str, Any]:
         torch.set_num_threads(threads)
     teller = ProgressSender(tell)
     simulate(RunConfig(**values), teller)
-    reports.after_run(Path(teller.out), teller.warning)
+    reports.after_run(Path(teller.out), teller.on_warning)
     return {"done": teller.out}
 
 
@@ -94,16 +94,16 @@ class ProgressSender(Callback):
     def __init__(self, tell: Tell):
         self.tell, self.out = tell, ""
 
-    def started(self, header: Header) -> None:
+    def on_run_start(self, header: Header) -> None:
         from ...server.run_folder import METRICS, records_in
 
         self.out = header.out
         self.tell(earlier=[_figures(record) for record in records_in(Path(self.out) / METRICS)])
 
-    def round_done(self, record: RoundRecord) -> None:
+    def on_round_end(self, record: RoundRecord) -> None:
         self.tell(round=_figures(record))
 
-    def warning(self, sentence: str) -> None:
+    def on_warning(self, sentence: str) -> None:
         self.tell(warning=sentence)
 
 

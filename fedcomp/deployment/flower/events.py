@@ -31,7 +31,7 @@ class EventWriter(ForwardingCallback):
     def failed(self, error: FedcompError) -> None:
         self.write(FAILED, str(error), error.exit_status)
 
-    def serving(self, port: Callable[[], PortFigures]) -> None:
+    def on_port_open(self, port: Callable[[], PortFigures]) -> None:
         """Do nothing: the figures of the port stay in this process."""
 
     def forward(self, hook: str, *values: Any) -> None:
@@ -58,7 +58,7 @@ class EventReader:
                 continue
             if name in READERS:
                 values[0] = READERS[name](values[0])
-            if name == "finished":
+            if name == "on_run_end":
                 self.summary = values[0]
             if name in HOOKS:
                 getattr(self.callback, name)(*values)
@@ -100,7 +100,7 @@ def _summary(values: dict[str, Any]) -> Summary:
 
 
 READERS: dict[str, Callable[[dict[str, Any]], Any]] = {
-    "started": _header,
-    "round_done": record_of,
-    "finished": _summary,
+    "on_run_start": _header,
+    "on_round_end": record_of,
+    "on_run_end": _summary,
 }

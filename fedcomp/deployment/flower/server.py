@@ -76,7 +76,7 @@ def serve(
         events = EventReader(folder / EVENTS, callback)
         (folder / SETTINGS).write_text(json.dumps(_settings(config, door, link.register())))
         opened(door.port)
-        callback.warning(EXPOSED.format(port=door.port, host=door.host))
+        callback.on_warning(EXPOSED.format(port=door.port, host=door.host))
         link.submit()
         while not events.ended:
             running = link.running()  # read first: the events of a process that ended are complete
