@@ -33,7 +33,6 @@ class Result:
     # Half of the distance between the best and the worst seed; None for one seed.
     accuracy_spread: float | None = None
     loss: float | None = None  # the last one; None if it is not finite
-    worst_decile: float | None = None  # accuracy or loss of the tenth of the clients with the worst
     rounds: float = 0.0
     uplink_bytes: float = 0.0
     downlink_bytes: float = 0.0
@@ -46,6 +45,8 @@ class Result:
     problem: Mapping[str, Any] = field(default_factory=dict)  # one Pareto front for each
     # Label of the dense line that the ratio refers to; None: the same exchanges in float32.
     baseline: str | None = None
+    # Mean accuracy or loss over the tenth of the clients with the worst values; None unless clients evaluate.
+    worst_decile: float | None = None
 
     @classmethod
     def nothing(cls, folder: str, why: str) -> Self:
