@@ -49,11 +49,12 @@ docs: export NO_MKDOCS_2_WARNING := 1
 docs: .venv/.docs
 	.venv/bin/python -m mkdocs build --strict
 
-# .venv/.sim, .venv/.dev and .venv/.docs: stamps of the extras that are installed. Compiled on all cores, where pip takes one.
+# .venv/.sim, .venv/.dev and .venv/.docs: stamps of the extras that are installed. Compiled on all cores, where pip takes one, and
+# without the packages' own tests.
 .venv/.%: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
 	.venv/bin/python -m pip install --quiet --no-compile --disable-pip-version-check --constraint constraints.txt --editable '.[$*]'
-	.venv/bin/python -m compileall -qq -j 0 .venv/lib || true
+	.venv/bin/python -m compileall -qq -j 0 -x /tests/ .venv/lib || true
 	touch $@
 
 clean:

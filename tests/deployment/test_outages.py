@@ -50,12 +50,13 @@ def test_frozen_and_killed_clients_cost_one_deadline_and_full_disks_one_sentence
             r"^round \d+: client 2 rejected at deadline: no reply within 2 s \(--deadline\)$"
         )
         server.wait_for(r"(?s)rejected at deadline.*^ +\d+ .* 3/3 ")
-        clients[3].kill()
-        server.wait_for(r"^round \d+: client 3 rejected at deadline: ")
-        server.wait_for(r"(?s)client 3 rejected at deadline.*^ +\d+ .* 2/2 ")
+        clients[3].kill()  # during a round, or between two, when the next round waits for it
+        gone = r"(client 3 rejected at deadline|, without clients 2, 3: )"
+        server.wait_for(gone)
+        server.wait_for(rf"(?s){gone}.*^ +\d+ .* 2/2 ")
         before = len(clients[2].said)
         clients[2].send(signal.SIGCONT)
-        server.wait_for(r"(?s)client 3 rejected at deadline.*^ +\d+ .* 3/3 ")
+        server.wait_for(rf"(?s){gone}.*^ +\d+ .* 3/3 ")
         assert re.search(
             r"^\S+ round \d+: \d+ bytes down, \d+ bytes up", clients[2].said[before:], re.MULTILINE
         )
@@ -96,7 +97,7 @@ def test_frozen_and_killed_clients_cost_one_deadline_and_full_disks_one_sentence
         for rejection in record["rejections"]
         if rejection["stage"] == "deadline"
     }
-    assert late >= {2, 3}  # and any other that was slow on a busy machine
+    assert 2 in late  # and any other that was slow on a busy machine
     assert [record["round"] for record in records] == list(range(1, done + 3))
     assert all(record["accepted"] + record["rejected"] == record["cohort"] for record in records)
     assert [record["accepted"] for record in records[-2:]] == [4, 4]

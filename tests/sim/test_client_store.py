@@ -290,7 +290,7 @@ def test_what_a_kill_leaves_at_any_moment_of_writing_is_enough_to_go_on(
         """A kill leaves the files as they are: here, with half of a file that is being written."""
         calls.append(path)
         save_file(tensors, path)
-        if len(calls) % 6 == 2:
+        if len(calls) % 12 == 2:
             left.append(tmp_path / f"killed-{len(calls)}")
             shutil.copytree(tmp_path / "whole", left[-1])
             os.truncate(left[-1] / CHECKPOINT / FILES / path.name, 20)
@@ -298,7 +298,7 @@ def test_what_a_kill_leaves_at_any_moment_of_writing_is_enough_to_go_on(
     monkeypatch.setattr(checkpoint, "save_file", copied)
     simulate(config)
     monkeypatch.setattr(checkpoint, "save_file", save_file)
-    assert len(left) >= 5
+    assert len(left) >= 3
     for folder in left:
         simulate(replace(config, out=str(folder), resume=True))
         assert model_bytes(str(folder)) == model_bytes(config.out)
