@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from .. import seeds
 from ..layout import Layout
-from ..messages import ReportedMetrics
+from ..messages import ReportedMetrics, check_metric_names
 from ..profiling import timed
 from ..tasks import Task
 from ..tasks.data import Examples
@@ -52,7 +52,10 @@ class ClientEvaluator:
         )
 
     def evaluate(self, round: int, client: int, weights: Tensor) -> ReportedMetrics:
-        """Return the metrics of `weights` [n] on the client's held-out examples; none if it has no such examples."""
+        """Return the metrics of `weights` [n] on the client's held-out examples; none if it has no such examples.
+
+        Raises ProtocolError for names of metrics that cannot be sent.
+        """
         rows = self.held_out[client]
         if not len(rows):
             return ReportedMetrics()
@@ -80,6 +83,7 @@ class ClientEvaluator:
             **found.metrics,
         }
         known = {name: value for name, value in numbers.items() if value is not None}
+        check_metric_names(known)
         return ReportedMetrics(evaluation=known, examples=len(rows))
 
     def _sample(self, client: int) -> np.ndarray:

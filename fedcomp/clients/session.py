@@ -255,7 +255,7 @@ class ClientSession:
                     continue
                 try:
                     measured[a.client] = self.evaluator.evaluate(a.round, a.client, weights)
-                except Exception as error:
+                except (Exception, SystemExit) as error:
                     reports[a.client] = self._failure(a, "evaluate", error)
         return [a for a in assignments if a.client not in reports], measured
 

@@ -230,10 +230,27 @@ def test_a_metric_that_fails_on_a_clients_examples_is_left_out(tmp_path):
     )
 
 
-def test_an_error_of_the_evaluation_rejects_the_client(tmp_path):
-    def fails(model, data):
-        raise RuntimeError("no such metric")
+def too_many(model, data):
+    return {"loss": 1.0} | {f"score_{i}": i for i in range(64)}
 
+
+def no_such_metric(model, data):
+    raise RuntimeError("no such metric")
+
+
+def leaves(model, data):
+    raise SystemExit(3)
+
+
+@pytest.mark.parametrize(
+    ("fails", "reason"),
+    [
+        (no_such_metric, "RuntimeError: no such metric"),
+        (too_many, "there are 65 metrics; give at most 64"),
+        (leaves, "SystemExit: 3"),
+    ],
+)
+def test_an_error_of_the_evaluation_rejects_the_client(tmp_path, fails, reason):
     task = Task("fails", network, TRAIN, TEST, evaluate_fn=fails)
     options = {
         "clients": 3,
@@ -244,7 +261,7 @@ def test_an_error_of_the_evaluation_rejects_the_client(tmp_path):
     }
     (record,) = fedcomp.simulate(task, out=tmp_path / "run", evaluate="clients", **options).records
     assert {(r.client, r.stage) for r in record.rejections} == {(0, "evaluate"), (2, "evaluate")}
-    assert "RuntimeError: no such metric" in record.rejections[0].reason and record.accepted == 1
+    assert reason in record.rejections[0].reason and record.accepted == 1
 
 
 def test_running_statistics_are_those_of_the_clients_own_examples(tmp_path):
