@@ -213,6 +213,7 @@ class Deployment:
             self.callback.on_round_end(record)
             self.callback.on_checkpoint(record.round, took_s)
             began, waited_s = time.perf_counter(), roster.waited_s
+            del outcome  # else its frames would stay in memory during the next round
 
     # Preparation.
 

@@ -64,8 +64,8 @@ class Touched:
         self, cache: Iterable[Broadcast], open: Callable[[Broadcast], np.ndarray | None], numel: int
     ):
         self._older, self._open = iter([*cache][::-1]), open
-        # Number of newest broadcasts until a position is touched; 0: more than were opened.
-        self._first = np.zeros(numel, np.int32)
+        # Number of newest broadcasts until a position is touched; 0: more than were opened. Made when it is needed.
+        self._first, self._numel = np.zeros(0, np.int32), numel
         self._counts = [0]  # positions that the newest 0, 1, 2, … touched
         self._everywhere = False  # the next broadcast touches all positions
 
@@ -80,6 +80,8 @@ class Touched:
             if positions is None:
                 self._everywhere = True
                 break
+            if not len(self._first):
+                self._first = np.zeros(self._numel, np.int32)
             fresh = positions[self._first[positions] == 0]
             self._first[fresh] = len(self._counts)
             self._counts.append(self._counts[-1] + len(fresh))

@@ -28,6 +28,7 @@ def can_add(assignment: Assignment, report: Report) -> bool:
     return (
         r.kind == UPDATE
         and bool(r.frame)
+        and not r.reason  # which a sum of many reports has no room for
         and (r.round, r.phase, r.client) == (a.round, a.phase, a.client)
         and (r.version, r.fingerprint) == (a.version, a.fingerprint)
         and 1 <= r.examples <= MOST_EXAMPLES

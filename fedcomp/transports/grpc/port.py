@@ -51,7 +51,6 @@ SPARE_CONNECTIONS = 4096  # besides one for each client, for half-open connectio
 SPARE_FILES = 256  # descriptors that the process needs besides connections
 
 EXPELLED = "its key is no longer accepted"
-LONGEST_REASON = 1000  # characters, of the reason in a presence
 HEAD_BYTES = 4096 + LARGEST_METRICS  # largest report without its frame
 REPORT_BYTES = (
     1024 + LARGEST_METRICS
@@ -418,7 +417,7 @@ class Port:
         stream.put(wire.split(wire.encode(Kind.INVITATION, stream.invitation)))
 
     def _handle_presence(self, stream: Stream, reader: Reader) -> None:
-        presence = wire.decode(Kind.PRESENCE, reader, stream.invitation)
+        presence = wire.bounded(wire.decode(Kind.PRESENCE, reader, stream.invitation))
         if presence.key:
             point_key(presence.key)  # raises ProtocolError if it is malformed
         client = stream.client if stream.client >= 0 else presence.client
@@ -427,7 +426,7 @@ class Port:
             self._warn(f"{name} cannot take part: it answered for another run")
             raise self.refusal("other run", "the presence names another run")
         if presence.reason:
-            self._warn(f"{name} cannot take part: {presence.reason[:LONGEST_REASON]}")
+            self._warn(f"{name} cannot take part: {presence.reason}")
             self.refused["cannot take part"] += 1
             raise End
         if stream.client < 0:
@@ -526,7 +525,7 @@ class Port:
         if assignment is None:
             self.emit(Heard(stream.client))
         else:
-            self.answer(stream.client, wire.decode_report(reader, assignment))
+            self.answer(stream.client, wire.bounded(wire.decode_report(reader, assignment)))
             self._count(stream)
 
     def open_assignment(

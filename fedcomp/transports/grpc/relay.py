@@ -82,8 +82,8 @@ class Reports:
 
     @property
     def size(self) -> int:
-        """The bytes of the frames."""
-        return sum(len(report.frame) for _, report, _ in self.answers)
+        """The bytes of the frames and of the reasons."""
+        return sum(len(r.frame) + len(r.reason.encode()) for _, r, _ in self.answers)
 
 
 class Relay:

@@ -56,7 +56,8 @@ class ConnectedRelay:
         if self.stream.queued > MOST_QUEUED:
             raise port.refusal("messages not read", "this relay does not read its messages")
         if kind is Kind.JOINED:
-            port.join_relayed(RelayedClient(self, *relay_wire.decode_row(kind, reader)))
+            connection, presence = relay_wire.decode_row(kind, reader)
+            port.join_relayed(RelayedClient(self, connection, wire.bounded(presence)))
         elif kind is Kind.LEFT:
             (left,) = relay_wire.decode_row(kind, reader)
             if (client := self.clients.pop(left, None)) is not None:
@@ -83,7 +84,7 @@ class ConnectedRelay:
             elif client in reports:
                 raise ProtocolError(f"a relay sent two reports of client {client} in one message")
             else:
-                reports[client] = report
+                reports[client] = wire.bounded(report)
         for client in closed:
             self._hear(client)
         terms = self.port.settings.relay_terms

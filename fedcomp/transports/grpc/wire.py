@@ -50,6 +50,8 @@ DOUBLE = struct.Struct("<d")
 UTF8, RAW, WORD, DEFLATED = 0, 1, 2, 3  # how a text is written
 DEFLATE_FROM = 128  # bytes of UTF-8 from which a text is compressed
 LARGEST_TEXT = 1 << 20  # bytes of a text that was compressed
+LONGEST_NAME = 128  # bytes of a text in a presence or a report, except its reason
+LONGEST_REASON = 1000  # characters
 M = TypeVar("M")
 
 
@@ -397,6 +399,16 @@ def decode_report(reader: Reader, answered: Assignment) -> Report:
     if "ticket" in left_out and len(report.frame) <= DERIVED:
         report.ticket = _ticket_of(report)
     return report
+
+
+def bounded(message: M) -> M:
+    """Return a presence or report with its reason cut to LONGEST_REASON. Raises ProtocolError if another text is above LONGEST_NAME."""
+    for name, kind in _fields(type(message)):
+        if kind is str and name != "reason" and len(getattr(message, name).encode()) > LONGEST_NAME:
+            raise ProtocolError(
+                f"the '{name}' of a {type(message).__name__} has more than {LONGEST_NAME} bytes"
+            )
+    return dataclasses.replace(message, reason=message.reason[:LONGEST_REASON])
 
 
 def whole(kind: Kind, pieces: Sequence[bytes]) -> list[bytes]:

@@ -257,6 +257,33 @@ def test_a_malformed_key_disconnects_only_its_client(loop):
         assert answers(server, 1) == reports(assignment(1)) and not server.left
 
 
+def test_long_texts_of_clients_do_not_end_the_stream_of_their_relay(loop):
+    async def join_with_a_long_version() -> Refused:
+        async with connect(relay, 0) as connection:
+            async for message in connection.messages():
+                if isinstance(message, Refused):
+                    return message
+                await connection.send(Presence(message.run, 0, "v" + "é" * 131_000, ""))
+
+    def fail(a: Assignment) -> Report:
+        reason = "".join(chr(0x10000 + i * (a.client + 7) % 65536) for i in range(50_000))
+        return replace(report(a, b""), kind=FAILED, stage="train", reason=reason, ticket="")
+
+    with serving(
+        9, largest=100_000, relay_terms=replace(terms(9), largest_report=300_000)
+    ) as server:
+        relay = RelayEnd(loop, server.target)
+        for client in range(1, 9):
+            loop.start(attend(connect(relay, client), client, fail))
+        server.wait_for_clients(*range(1, 9))
+        end = loop.start(join_with_a_long_version())
+        assert "'version' of a Presence has more than 128 bytes" in refused(end, again=True)
+        sent = [assignment(client) for client in range(1, 9)]
+        server.transport.send(sent)
+        expected = {a.client: replace(fail(a), reason=fail(a).reason[:1000]) for a in sent}
+        assert answers(server, 8) == expected and not server.left
+
+
 # Admission.
 
 
