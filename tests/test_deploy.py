@@ -98,10 +98,13 @@ def parsed(words: list[str]) -> str:
 def lines_of(page: Path) -> list[str]:
     """The commands of a page: lines of code that begin with one, and code in the middle of a sentence."""
     text = re.sub(r"\\\n\s*", "", page.read_text())
-    blocks = re.findall(
-        r"^```(?:sh|console|text)?\n(.*?)^```|^ {4,}(\S[^\n]*)$", text, re.DOTALL | re.MULTILINE
-    )
-    code = [line.strip() for pair in blocks for block in pair for line in block.split("\n")]
+    blocks = re.findall(r"^```(\w*)\n(.*?)^```|^ {4,}(\S[^\n]*)$", text, re.DOTALL | re.MULTILINE)
+    code = [
+        line.strip()
+        for language, block, single in blocks
+        if language in ("", "sh", "console", "text")
+        for line in (block or single).split("\n")
+    ]
     parts = [part.strip() for line in code for part in re.split(r"&&|(?<=\s)[|;&](?=\s|$)", line)]
     return [part for part in parts if re.match(BEGINS, part)] + re.findall(
         rf"`({BEGINS}[^`]*)`", text
