@@ -45,7 +45,7 @@ class ProgressDisplay(RunDisplay):
             ]
         return ", ".join(parts)
 
-    def left(self) -> str:
+    def time_left(self) -> str:
         """Return the estimated time of the remaining rounds."""
         pace = self.seconds_a_round
         rest = self.header.rounds - self.last_round if self.header else 0
@@ -67,7 +67,7 @@ class LogDisplay(ProgressDisplay):
         super().on_round_end(record)
         rounds, done = self.header.rounds, record.round
         if done * TENTHS // rounds > (done - 1) * TENTHS // rounds:
-            self._say(", ".join(filter(None, (self.sentence(), self.left()))))
+            self._say(", ".join(filter(None, (self.sentence(), self.time_left()))))
 
     def on_warning(self, sentence: str) -> None:
         self._say(f"warning: {one_line(sentence)}")
@@ -112,7 +112,7 @@ class TerminalDisplay(ProgressDisplay):
         line.add_row(
             ProgressBar(rounds, done, BAR),
             Text(self.sentence(), no_wrap=True, overflow="ellipsis"),
-            Text(self.left(), "dim"),
+            Text(self.time_left(), "dim"),
         )
         return line
 

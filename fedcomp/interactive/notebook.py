@@ -88,7 +88,7 @@ class NotebookDisplay(ProgressDisplay):
         h, done = self.header, self.last_round
         head = f"<b>{escape(h.task)}</b>, {h.clients:,} clients, {h.cohort:,} a round, {escape(h.uplink)}"
         bar = f'<progress value="{done}" max="{h.rounds}" style="width:100%"></progress>'
-        state = self._last_words or ", ".join(filter(None, (self.sentence(), self.left())))
+        state = self._last_words or ", ".join(filter(None, (self.sentence(), self.time_left())))
         progress = [] if self._ending else [bar, escape(state)]
         notes = [f"! {escape(note)}" for note in self._notes[-NOTES:]]
         parts = [head, *progress, self._curve(), self._table(), *notes]

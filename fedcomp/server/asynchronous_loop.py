@@ -204,6 +204,8 @@ class AsynchronousLoop(RoundLoop):
             raise ValueError from error
         if rejection is not None:
             return Answer(began, due, report, Rejection(*rejection))
+        if report is None:
+            raise ValueError("an answer has neither a report nor a rejection")
         (update,) = self.strategy.open(Phase(), [report.frame]) if report.frame else [None]
         if isinstance(update, FrameError):
             raise ValueError from update

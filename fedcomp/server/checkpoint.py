@@ -191,8 +191,10 @@ class Checkpoint:
                 (until,),
             )
             return [
-                Broadcast(*row, data if file is None else self._load(file).numpy().tobytes())
-                for *row, file, data in rows
+                Broadcast(
+                    round, base, version, data if file is None else self._load(file).numpy().tobytes()
+                )
+                for round, base, version, file, data in rows
             ]
 
     def _entry(self, name: str) -> bytes | Tensor | None:

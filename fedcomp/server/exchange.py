@@ -181,13 +181,15 @@ class Exchange:
         """Return a report that has an update; None if the client was rejected or was sent the dense model."""
         client, answer = delivery.client, delivery.answer
         if isinstance(answer, Lost):
-            return self._reject_as_told(client, answer.stage, answer.reason)
+            self._reject_as_told(client, answer.stage, answer.reason)
+            return None
         seconds = self.traffic.seconds
         seconds[client] = seconds.get(client, 0.0) + delivery.arrived_s - self._sent_s[client]
         try:
             return self._checked(client, answer)
         except ProtocolError as error:
-            return self._reject(client, "reply", str(error))
+            self._reject(client, "reply", str(error))
+            return None
 
     def _checked(self, client: int, report: Report) -> Report | None:
         assignment = self._asked[client]
@@ -195,9 +197,11 @@ class Exchange:
         self.on_report(report)
         self.traffic.uplink[client] += len(report.frame)
         if report.kind == NEED_DENSE and client not in self._sent_dense:
-            return self._send_dense(assignment)
+            self._send_dense(assignment)
+            return None
         if report.kind in (FAILED, NEED_DENSE):
-            return self._reject_as_told(client, report.stage, report.reason)
+            self._reject_as_told(client, report.stage, report.reason)
+            return None
         check_version(report, assignment)
         if self.strategy.counterpart is not None:
             _check_step(report, assignment)

@@ -114,7 +114,8 @@ class Proof:
         """Raises ProtocolError."""
         if len(data) < PROOF.size:
             raise ProtocolError("a proof against a client is cut off")
-        return cls(*PROOF.unpack_from(data), data[PROOF.size :])
+        voter, card, private = PROOF.unpack_from(data)
+        return cls(voter, card, private, data[PROOF.size :])
 
     def holds(
         self, slot: Slot, voter: ec.EllipticCurvePublicKey, sender: ec.EllipticCurvePublicKey
