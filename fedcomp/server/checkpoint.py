@@ -192,7 +192,10 @@ class Checkpoint:
             )
             return [
                 Broadcast(
-                    round, base, version, data if file is None else self._load(file).numpy().tobytes()
+                    round,
+                    base,
+                    version,
+                    data if file is None else self._load(file).numpy().tobytes(),
                 )
                 for round, base, version, file, data in rows
             ]
