@@ -91,7 +91,7 @@ def main() -> None:
         config.RunConfig(task=given.task, seed=0), task, initial_model(task, 0), given.threads
     )
     data, jobs = workers.resident(data), [Job(1, who, batches) for who, batches in enumerate(plans)]
-    loop = lean_loop(task, data, plans, sgd)
+    loop = lean_loop(task, data, shards, plans, sgd)
     ways = {
         "usual loop": usual_loop(task, data, shards, plans, sgd),
         "lean loop": loop,

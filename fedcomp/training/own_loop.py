@@ -39,6 +39,30 @@ class LocalRound:
     seed: int  # of this client in this round; torch's global generators start from it
     state: dict[str, Any] = field(default_factory=dict)
 
+    @classmethod
+    def of(
+        cls,
+        sgd: LocalSGD,
+        device: torch.device,
+        seed: int,
+        round: int,
+        client: int,
+        state: dict[str, Any] | None = None,
+    ) -> "LocalRound":
+        """Return a client's round with the options of `sgd` and a copy of the client's state."""
+        return cls(
+            round,
+            client,
+            sgd.lr,
+            sgd.steps,
+            sgd.epochs,
+            sgd.batch_size // sgd.accumulate,
+            sgd.precision,
+            device,
+            seed,
+            copy.deepcopy(state or {}),
+        )
+
 
 class OwnLoopEngine:
     """Trains one client after the other by the task's `train_fn`."""
@@ -74,22 +98,11 @@ class OwnLoopEngine:
             buffer.copy_((buffers or {}).get(name, self.initial_buffers[name]))
         before = self.layout.gather(self.model)
         own_seed = seeds.key(seed, "dropout", round, who)
-        told = LocalRound(
-            round,
-            who,
-            sgd.lr,
-            sgd.steps,
-            sgd.epochs,
-            sgd.batch_size // sgd.accumulate,
-            sgd.precision,
-            self.device,
-            own_seed,
-            copy.deepcopy(state or {}),
-        )
+        local_round = LocalRound.of(sgd, self.device, own_seed, round, who, state)
         self.model.train()
         self.model.zero_grad()  # of the client before
         with drawing_from(own_seed, self.device):
-            found = self.task.train_fn(self.model, data.subset(rows), told)
+            found = self.task.train_fn(self.model, data.subset(rows), local_round)
         numbers = numbers_of(self.task, "train_fn", found)
         update = torch.sub(self.layout.gather(self.model), before, out=into)
         changed = {
@@ -103,7 +116,9 @@ class OwnLoopEngine:
                 f"task '{self.task.name}': train_fn returned {examples:g} examples; return at least 1"
             )
         loss = numbers.pop("loss")
-        return Trained(update, loss, changed or None, told.state or None, numbers, int(examples))
+        return Trained(
+            update, loss, changed or None, local_round.state or None, numbers, int(examples)
+        )
 
 
 def numbers_of(task: Task, what: str, found: Any) -> dict[str, float]:
