@@ -32,7 +32,7 @@ from fedcomp.profiling import recording, timed
 from fedcomp.server.recovery import Recovery
 from fedcomp.tasks import initial_model
 from fedcomp.training.batches import plan_batches
-from fedcomp.training.engine import one_at_a_time
+from fedcomp.training.engine import client_engine
 from fedcomp.training.local_sgd import LocalSGD, SerialEngine
 
 TASK = str(Path(__file__).parents[1] / "tiny_task.py") + ":task"
@@ -260,7 +260,7 @@ def test_loops_run_a_train_fn(loop):
 
     task = replace(PLAIN, train_fn=train)
     layout = Layout.of(PLAIN.model())
-    engine = one_at_a_time(task, initial_model(task, 0), layout, "cpu")
+    engine = client_engine(task, initial_model(task, 0), layout, "cpu")
     start = layout.gather(initial_model(task, 0))
     updates = loop(task, DATA, SHARDS, PLANS, SGD)()
     for update, plan, shard in zip(updates, PLANS, SHARDS, strict=True):
@@ -288,7 +288,7 @@ def test_loops_take_batches_by_keyword_and_leave_frozen_parameters_out():
     (lean,), (usual,) = (loop(task, data, shards, plans, sgd)() for loop in (lean_loop, usual_loop))
     layout = Layout.of(Frozen())
     model = initial_model(task, 0)
-    engine = one_at_a_time(task, model, layout, "cpu")
+    engine = client_engine(task, model, layout, "cpu")
     expected = engine.train(layout.gather(model), data, plans[0], sgd).update
     for update in (lean, usual):
         assert list(update) == ["head.weight", "head.bias"]
