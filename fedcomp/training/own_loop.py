@@ -112,7 +112,6 @@ class OwnLoopEngine(ClientEngine):
         return LocalUpdate(
             update, loss, changed or None, local_round.state or None, numbers, int(examples)
         )
-        )
 
 
 def numbers_of(task: Task, what: str, found: Any) -> dict[str, float]:

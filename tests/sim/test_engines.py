@@ -85,7 +85,7 @@ def test_a_client_that_fails_fails_alone():
         mine[1] = mine[1]._replace(batches=[np.array([60])])  # there is no such example
         updates, results = engine.train(start, examples(), mine, SGD, seed=0)
         expected, _ = engine.train(
-            start, examples(), [job for job in jobs(start) if job.who != 1], SGD, seed=0
+            start, examples(), [job for job in jobs(start) if job.client != 1], SGD, seed=0
         )
         assert [isinstance(result, JobResult) for result in results] == [
             True,

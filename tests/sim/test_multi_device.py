@@ -68,7 +68,7 @@ def test_as_on_one_device(count, clients):
 def test_runs_of_clients_stay_where_they_were_trained():
     engine, start = several(2)
     shares = engine.train_apart(start, images(), jobs(5), SGD, seed=0)
-    assert [[job.who for job in share.jobs] for share in shares] == [[0, 1], [2, 3, 4]]
+    assert [[job.client for job in share.jobs] for share in shares] == [[0, 1], [2, 3, 4]]
     assert [len(share.updates) for share in shares] == [2, 3] and all(
         type(r) is JobResult for share in shares for r in share.results
     )
