@@ -150,7 +150,7 @@ def run_on(monkeypatch, count: int, config: RunConfig, callback=None) -> MultiDe
         made.append(self)
         begin(self, *given)
 
-    monkeypatch.setattr(devices, "several", lambda asked: [CPU] * count)
+    monkeypatch.setattr(devices, "parse_devices", lambda asked: [CPU] * count)
     monkeypatch.setattr(MultiDevice, "__init__", noted)
     try:
         simulate(config, callback or Records())
