@@ -29,7 +29,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from fedcomp import codec, memory
 from fedcomp.layout import Layout
-from fedcomp.sim.batched import BatchedEngine, Together
+from fedcomp.sim.batched import BatchedEngine, BatchedJobs
 from fedcomp.sim.batched.choice import AUTO, MAPPED
 from fedcomp.sim.batched.convolutions import FORMS
 from fedcomp.sim.multi_device import MultiDevice
@@ -355,7 +355,7 @@ def on_several(device: torch.device, clients: int) -> bool:
     places = [torch.device("cuda", i) for i in range(count)] if count > 1 else [device] * 2
     bench = Bench("mnist-cnn", clients, places[0], 3)
     engines = [
-        Together(BatchedEngine(bench.task, bench.fresh(), bench.layout, place, warn=print))
+        BatchedJobs(BatchedEngine(bench.task, bench.fresh(), bench.layout, place, warn=print))
         for place in places
     ]
     jobs = [Job(1, who, plan) for who, plan in enumerate(bench.plans)]

@@ -91,18 +91,18 @@ def main() -> None:
         config.RunConfig(task=given.task, seed=0), task, initial_model(task, 0), given.threads
     )
     data, jobs = workers.resident(data), [Job(1, who, batches) for who, batches in enumerate(plans)]
-    loop = lean_loop(task, data, plans, sgd)
+    loop = lean_loop(task, data, shards, plans, sgd)
     ways = {
         "usual loop": usual_loop(task, data, shards, plans, sgd),
         "lean loop": loop,
         "serial engine": lambda: [
-            serial.train(start, data, batches, sgd, who=who).update
+            serial.train(start, data, batches, sgd, client=who).update
             for who, batches in enumerate(plans)
         ],
         f"batched engine, {at_once} at once": lambda: batched.train(start, data, plans, sgd)[0],
         f"{given.threads} processes": lambda: workers.train(start, data, jobs, sgd, seed=0)[0],
         f"serial engine, {COARSE}": lambda: [
-            serial.train(start, data, b, coarse, who=who).update for who, b in enumerate(plans)
+            serial.train(start, data, b, coarse, client=who).update for who, b in enumerate(plans)
         ],
         f"{given.threads} processes, {COARSE}": lambda: workers.train(
             start, data, jobs, coarse, seed=0

@@ -70,7 +70,7 @@ def run_loop(name: str, w: Workload) -> dict[str, object]:
     plans = [plan_batches(sgd, shard, 0, 1, who) for who, shard in enumerate(shards)]
     made: dict[str, Callable[[], Callable[[], object]]] = {
         "usual loop": lambda: plain_loops.usual_loop(task, data, shards, plans, sgd),
-        "lean loop": lambda: plain_loops.lean_loop(task, data, plans, sgd),
+        "lean loop": lambda: plain_loops.lean_loop(task, data, shards, plans, sgd),
         "torch.func.vmap": lambda: vmapped(task, data, torch.from_numpy(np.array(plans)), sgd.lr),
         "one big batch": lambda: plain_loops.big_batch(task, data, plans, sgd),
     }

@@ -73,7 +73,7 @@ def main() -> None:
     watch = Interleaved(
         {
             "usual loop": usual_loop(task, data, shards, plans, sgd),
-            "lean loop": lean_loop(task, data, plans, sgd),
+            "lean loop": lean_loop(task, data, shards, plans, sgd),
         }
     )
     with tempfile.TemporaryDirectory() as folder:

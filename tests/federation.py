@@ -4,8 +4,8 @@ import copy
 from collections.abc import Callable, Collection, Sequence
 
 import numpy as np
+import tiny_task
 from flwr.app import Array, ArrayRecord
-from tiny_task import task
 from torch import Tensor
 
 from fedcomp import memory
@@ -22,9 +22,9 @@ from fedcomp.server.round_loop import RoundLoop
 from fedcomp.server.transport import Delivery, Transport
 from fedcomp.sim.clients import VirtualClients
 from fedcomp.strategies import Average, RoundStrategy, StrategyConfig
-from fedcomp.tasks import Data, initial_model
-from fedcomp.training.engine import OneByOne
-from fedcomp.training.local_sgd import LocalSGD, SerialEngine
+from fedcomp.tasks import Data, Task, initial_model
+from fedcomp.training.engine import SequentialJobs, client_engine
+from fedcomp.training.local_sgd import LocalSGD
 from fedcomp.transports.inprocess import InProcessTransport, Population
 
 Fault = Callable[[Assignment, Report], Report | None]  # what becomes of a reply; None = it is lost
@@ -79,7 +79,7 @@ class Member(ClientSession):
 
 
 class Federation:
-    """Clients 0..clients-1 of the tiny task, a strategy and its loop. `faults[(client, round)]` changes or loses a reply."""
+    """Clients 0..clients-1 of a task, a strategy and its loop. `faults[(client, round)]` changes or loses a reply."""
 
     def __init__(
         self,
@@ -88,6 +88,8 @@ class Federation:
         memory_name: str | None = None,
         strategy: type[RoundStrategy] = Average,
         at_once: int = 4,
+        task: Task = tiny_task.task,
+        optimizer: str = "sgd",
     ):
         model = initial_model(task, rules.seed)
         self.layout = Layout.of(model)
@@ -98,9 +100,9 @@ class Federation:
         self.transport = InProcessTransport(self)
         self.loop = loop_of(made, broadcasts, self.transport)
         algorithm, layout = self.strategy.client_algorithm, self.strategy.layout
-        data, engine = task.train(), SerialEngine(task, model, self.layout, "cpu")
+        data, engine = task.train(), client_engine(task, model, self.layout, "cpu")
         shards = np.array_split(np.arange(len(data)), clients)
-        sgd = LocalSGD(steps=2, batch_size=10, lr=0.1)
+        sgd = LocalSGD(steps=2, batch_size=10, lr=0.1, optimizer=optimizer)
         self.members: list[Member] = []
         for client, shard in enumerate(shards):
             replica = Replica(
@@ -108,7 +110,7 @@ class Federation:
             )
             kept = memory(memory_name or rules.memory, self.strategy.uplink, layout.numel, layout)
             trainer = Trainer(
-                OneByOne(engine),
+                SequentialJobs(engine),
                 data,
                 {client: shard},
                 sgd,

@@ -8,7 +8,9 @@ from pathlib import Path
 
 import nbformat
 import pytest
+import torch
 from nbclient import NotebookClient
+from safetensors.torch import load_file
 
 pytestmark = [pytest.mark.slow, pytest.mark.deploy]
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
@@ -91,11 +93,20 @@ def test_a_gan_comes_nearer_to_the_circle(printed):
     assert last < 0.6 * first and 1 < radius < 3
 
 
-def test_lora_adapters_travel_alone_and_peft_loads_them(printed):
+def test_lora_adapters_travel_alone_and_peft_loads_them(printed, tmp_path):
     out = printed("lora.py")
     first, last = map(float, re.search(r"loss ([\d.]+) → ([\d.]+)", out).groups())
     trained, total = map(number, re.search(r"([\d,]+) of ([\d,]+) parameters", out).groups())
     assert last < 0.6 * first and trained < total / 10
+    from peft import PeftModel  # after `printed` has hidden torchvision
+    from transformers import LlamaForCausalLM
+
+    folder = tmp_path / re.search(r"; (\S+)/adapter$", out, re.MULTILINE).group(1)
+    base = LlamaForCausalLM(runpy.run_path(str(EXAMPLES / "lora.py"))["CONFIG"])
+    loaded = PeftModel.from_pretrained(base, folder / "adapter").state_dict()
+    averaged = load_file(folder / "model.safetensors")
+    assert sum(value.numel() for value in averaged.values()) == trained
+    assert all(torch.equal(loaded[name], value) for name, value in averaged.items())
 
 
 def accuracy_of(out: str) -> float:

@@ -21,7 +21,7 @@ from ..layout import Layout
 from ..tasks import initial_model, load
 from ..tasks.check import check, data_of
 from ..training.batches import plan_batches
-from ..training.engine import one_at_a_time
+from ..training.engine import client_engine
 from ..training.local_sgd import LocalSGD
 from .plain_loops import seconds_of
 from .report import svg
@@ -77,7 +77,7 @@ def update_of(task_name: str, data: Path | None, device: torch.device) -> Vector
     task, sgd = load(task_name, data), LocalSGD()
     examples = data_of(task, "train")
     layout, model = check(task, sgd.batch_size, examples), initial_model(task, 0)
-    engine = one_at_a_time(task, model, layout, "cpu")
+    engine = client_engine(task, model, layout, "cpu")
     batches = plan_batches(sgd, np.arange(len(examples)), 0, 1, 0)
     update = engine.train(layout.gather(model), examples, batches, sgd).update
     what = f"an update of {task.name}, {layout.numel:,} parameters"

@@ -40,12 +40,13 @@ COSTS = 3  # parts other than training that are named below the tables
 MAX_WARM_UP = 200  # rounds
 WHOLE, LOCAL = "whole rounds", "local SGD in them"
 LEAN, PRODUCT = "lean loop", "matrix product"
-LOOPS = {"lean": LEAN, "usual": "usual loop", "big-batch": "one big batch"}
+BIG_BATCH = "big-batch"
+LOOPS = {"lean": LEAN, "usual": "usual loop", BIG_BATCH: "one big batch"}
 NO_LOOPS = "none"
 LEGENDS = {
     "lean": "lean loop: plain PyTorch, one model, examples by index",
     "usual": "usual loop: plain PyTorch, a copy of the model, a DataLoader and torch.optim for each client",
-    "big-batch": "one big batch: one model on the same examples, each step one batch, the limit of the arithmetic",
+    BIG_BATCH: "one big batch: one model on the same examples, each step one batch, the limit of the arithmetic",
 }
 OF_DEVICE = (
     "of the device: operations of the forward and backward passes a second, as a share of what a large matrix product "
@@ -210,14 +211,12 @@ def measure(
 def _cohort_loops(
     simulation: Simulation, loops: Sequence[str]
 ) -> tuple[dict[str, Callable[[], object]], float]:
-    """Return the loops over a cohort of the run, drawn once, and the operations of one client's update."""
+    """Return the loops over a cohort of the run, drawn once, and the operations of one client's update, 0 of a `train_fn`."""
     config, trainer, task = simulation.config, simulation.clients.trainer, simulation.task
-    if task.train_fn is not None:
-        if loops:
-            raise ConfigError(
-                "--loops: the loops do not know the task's train_fn; give --loops none"
-            )
-        return {}, 0.0
+    if task.train_fn is not None and BIG_BATCH in loops:
+        raise ConfigError(
+            f"--loops {BIG_BATCH} cannot run the task's train_fn; give lean, usual or none"
+        )
     chosen = seeds.generator(config.seed, "bench").permutation(config.clients)
     chosen = chosen[: size(config.participation, config.clients)]
     data, sgd, shards = trainer.data, trainer.sgd, [trainer.shards[client] for client in chosen]
@@ -227,11 +226,13 @@ def _cohort_loops(
     ]
     examples = sum(len(batch) for plan in plans for batch in plan) / len(plans)
     made = {
-        "lean": lambda: plain_loops.lean_loop(task, data, plans, sgd),
+        "lean": lambda: plain_loops.lean_loop(task, data, shards, plans, sgd),
         "usual": lambda: plain_loops.usual_loop(task, data, shards, plans, sgd),
-        "big-batch": lambda: plain_loops.big_batch(task, data, plans, sgd),
+        BIG_BATCH: lambda: plain_loops.big_batch(task, data, plans, sgd),
     }
     runs = {LOOPS[name]: made[name]() for name in loops}
+    if task.train_fn is not None:
+        return runs, 0.0
     if config.precision != "float32":
         dtype = getattr(torch, config.precision)
         runs = {name: _autocast(run, simulation.device, dtype) for name, run in runs.items()}

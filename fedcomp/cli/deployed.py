@@ -175,7 +175,7 @@ def client(
         from ..tasks.check import data_of
         from ..training import devices
 
-        where = devices.choose(device)
+        where = devices.parse_device(device)
         folder = data_folder(data)
         loaded = load(task, folder)
         known = read_roster(roster) if roster is not None else None

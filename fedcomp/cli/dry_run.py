@@ -28,7 +28,7 @@ from ..strategies.cohort import size as cohort_size
 from ..tasks import Data, initial_model
 from ..tasks.data import Examples
 from ..training.batches import plan_batches
-from ..training.engine import Done, Job, one_at_a_time
+from ..training.engine import Job, JobResult, client_engine
 from ..training.local_sgd import LocalSGD
 from .comparison.alternatives import Alternative, refused
 from .results import OF_DENSE, OF_FLOATS
@@ -82,15 +82,15 @@ class RandomUpdates:
 
     def train(
         self, start: Tensor, data: Data, jobs: Sequence[Job], sgd: LocalSGD, *, seed: int
-    ) -> tuple[Tensor, list[Done | Exception]]:
+    ) -> tuple[Tensor, list[JobResult | Exception]]:
         rows = [
-            seeds.generator(seed, "imagined", job.round, job.who)
+            seeds.generator(seed, "imagined", job.round, job.client)
             .standard_normal(len(self.model))
             .astype(np.float32)
             for job in jobs
         ]
         factors = torch.from_numpy(np.stack(rows)) if rows else torch.empty(0, len(self.model))
-        return (factors * self.model).to(self.device), [Done(0.0)] * len(jobs)
+        return (factors * self.model).to(self.device), [JobResult(0.0)] * len(jobs)
 
     def resident(self, data: Data) -> Data:
         return data
@@ -106,7 +106,7 @@ class DryRun(Simulation):
     ) -> Any:
         sgd = dataclasses.replace(self.sgd, augment=False)
         model, seed = initial_model(self.task, self.config.seed), self.config.seed
-        engine = one_at_a_time(self.task, model, self.layout, self.device)
+        engine = client_engine(self.task, model, self.layout, self.device)
         batches = plan_batches(sgd, shard, seed, 1, 0)[:5]
         trained = engine.train(weights.to(self.device), data, batches, sgd, seed=seed, rows=shard)
         return RandomUpdates(trained.update.cpu(), self.device)

@@ -313,7 +313,7 @@ def bench_codecs(
         raise UserError(
             f"--numel is '{numel}'; give a whole number such as 1000000, 25M or 1G"
         ) from None
-    where = devices.choose(device)
+    where = devices.parse_device(device)
     if task is None:
         vector = normal(count, where)
     else:

@@ -16,6 +16,7 @@ from ..local_optimizer import read as read_optimizer
 from ..tasks import Task, initial_model
 from ..tasks.data import Batch, Examples, as_batch, tensors
 from ..training.local_sgd import LocalSGD
+from ..training.own_loop import LocalRound
 
 Plans = Sequence[Sequence[np.ndarray]]  # for each client its batches, positions of examples
 
@@ -28,52 +29,60 @@ def usual_loop(
 ) -> Callable[[], list[dict[str, Tensor]]]:
     """Return the loop of tutorials: for each client a deep copy of the model, a shuffling DataLoader, an optimizer, and a difference.
 
-    It shuffles by itself and takes only the number of batches from a client's plan.
+    It shuffles by itself and takes only the number of batches from a client's plan. A task's `train_fn` replaces the steps.
     """
     model = initial_model(task, 0).to(data.device)
+    sent = _sent(model)
     collate = getattr(data, "collate", None)
 
     def run() -> list[dict[str, Tensor]]:
         updates = []
         for shard, plan in zip(shards, plans, strict=True):
-            local = copy.deepcopy(model)
-            optimizer = _optimizer(task, local, sgd)
-            own = data.subset(shard)
-            loader = DataLoader(own, sgd.batch_size, shuffle=True, collate_fn=collate)
-            batches = itertools.chain.from_iterable(itertools.repeat(loader))
-            for batch in itertools.islice(batches, len(plan)):
-                optimizer.zero_grad()
-                _loss(task, local, as_batch(batch, task.target).to(data.device)).backward()
-                optimizer.step()
-            before = model.state_dict()
-            updates.append(
-                {name: value - before[name] for name, value in local.state_dict().items()}
-            )
+            local, own = copy.deepcopy(model), data.subset(shard)
+            if task.train_fn is not None:
+                task.train_fn(local.train(), own, LocalRound.of(sgd, data.device, 0, 1, 0))
+            else:
+                optimizer = _optimizer(task, local, sgd)
+                loader = DataLoader(own, sgd.batch_size, shuffle=True, collate_fn=collate)
+                batches = itertools.chain.from_iterable(itertools.repeat(loader))
+                for batch in itertools.islice(batches, len(plan)):
+                    optimizer.zero_grad()
+                    _loss(task, local, as_batch(batch, task.target).to(data.device)).backward()
+                    optimizer.step()
+            before, after = model.state_dict(), local.state_dict()
+            updates.append({name: after[name] - before[name] for name in sent})
         return updates
 
     return run
 
 
 def lean_loop(
-    task: Task, data: Examples, plans: Plans, sgd: LocalSGD
+    task: Task, data: Examples, shards: Sequence[np.ndarray], plans: Plans, sgd: LocalSGD
 ) -> Callable[[], list[dict[str, Tensor]]]:
-    """Return the leanest loop over a module: one resident model, examples by index, an optimizer of torch."""
-    model = initial_model(task, 0).to(data.device)
+    """Return the leanest loop over a module: one resident model, examples by index, an optimizer of torch.
+
+    A task's `train_fn` replaces the steps.
+    """
+    model = initial_model(task, 0).to(data.device).train()
     state = {name: value.clone() for name, value in model.state_dict().items()}
+    sent = _sent(model)
 
     def run() -> list[dict[str, Tensor]]:
         updates = []
-        for batches in plans:
+        for shard, batches in zip(shards, plans, strict=True):
             model.load_state_dict(state)
-            optimizer = _optimizer(task, model, sgd)
-            for positions in batches:
-                optimizer.zero_grad()
-                rows = torch.from_numpy(positions).to(data.device)
-                _loss(task, model, data.batch(rows)).backward()
-                optimizer.step()
-            updates.append(
-                {name: value - state[name] for name, value in model.state_dict().items()}
-            )
+            if task.train_fn is not None:
+                own = data.subset(shard)
+                task.train_fn(model, own, LocalRound.of(sgd, data.device, 0, 1, 0))
+            else:
+                optimizer = _optimizer(task, model, sgd)
+                for positions in batches:
+                    optimizer.zero_grad()
+                    rows = torch.from_numpy(positions).to(data.device)
+                    _loss(task, model, data.batch(rows)).backward()
+                    optimizer.step()
+            after = model.state_dict()
+            updates.append({name: after[name] - state[name] for name in sent})
         return updates
 
     return run
@@ -134,6 +143,12 @@ def seconds_of(run: Callable[[], object], device: torch.device) -> float:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return time.perf_counter() - begin
+
+
+def _sent(model: torch.nn.Module) -> list[str]:
+    """Return the names in a model's state_dict, without frozen parameters."""
+    frozen = {name for name, value in model.named_parameters() if not value.requires_grad}
+    return [name for name in model.state_dict() if name not in frozen]
 
 
 def _loss(task: Task, model: torch.nn.Module, batch: Batch) -> Tensor:

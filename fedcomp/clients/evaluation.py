@@ -19,7 +19,7 @@ from ..tasks.running_statistics import (
     why_not_recalibrated,
 )
 from ..training.evaluation import evaluate
-from ..training.local_sgd import drawing_from
+from ..training.local_sgd import seeded_torch
 from .partition_training import Shards
 
 
@@ -63,7 +63,7 @@ class ClientEvaluator:
         weights = weights.to(self.device)
         for name, buffer in self.model.named_buffers():
             buffer.copy_(self.buffers[name])
-        with timed("evaluation"), drawing_from(draws, self.device):
+        with timed("evaluation"), seeded_torch(draws, self.device):
             if self.calibrates:
                 self.layout.scatter(weights, self.model)
                 recalibrate_on(self.task, self.model, self.train, self._sample(client), self.device)

@@ -89,7 +89,7 @@ class PartitionTraining:
         jobs: dict[DataPartition, Job] = {}
         for partition in partitions:
             try:
-                sgd = self.sgd.as_told(a.lr, a.steps, a.batch_size)
+                sgd = self.sgd.for_round(a.lr, a.steps, a.batch_size)
                 shard = self._shard(partition)
                 plan = plan_batches(sgd, shard, self.seed, a.round, partition.number)
                 jobs[partition] = Job(a.round, partition.number, plan, rows=shard)

@@ -38,7 +38,7 @@ from ..training.local_sgd import NO_TRACES, Traces
 from .evaluation import ClientEvaluator
 from .replica import NeedDense, Replica
 from .state import ClientState
-from .trainer import Stack, Trained, Trainer
+from .trainer import ClientResult, Stack, Trainer
 
 # Called with the assignments, memories and updates [m, numel] of clients that are about to encode; must not change them.
 Watch = Callable[[Sequence[Assignment], Sequence[Memory], Tensor], None]
@@ -297,7 +297,7 @@ class ClientSession:
 
     def _finish_training(
         self,
-        trained: Sequence[Trained],
+        trained: Sequence[ClientResult],
         updates: Tensor,
         measured: Mapping[int, ReportedMetrics],
         reports: dict[int, Report],

@@ -11,13 +11,13 @@ from ..messages import Assignment
 from ..strategies.client_algorithm import ClientAlgorithm
 from ..tasks.data import Examples
 from ..training.batches import plan_each
-from ..training.engine import Engine, Job, Share
+from ..training.engine import DeviceResults, Engine, Job
 from ..training.local_sgd import NO_TRACES, LocalSGD, Traces
 from .partition_training import PartitionTraining, Shards
 from .state import ClientState
 
 
-class Trained(NamedTuple):
+class ClientResult(NamedTuple):
     """The result of one client's training besides its update."""
 
     assignment: Assignment
@@ -32,7 +32,7 @@ class Trained(NamedTuple):
     examples: int | None = None  # that the user's loop reports
 
 
-Stack = tuple[list[Trained], Tensor]  # clients that did not fail, and their updates [k, n]
+Stack = tuple[list[ClientResult], Tensor]  # clients that did not fail, and their updates [k, n]
 
 
 class Trainer:
@@ -108,7 +108,7 @@ class Trainer:
         """`train` for clients with the same learning rate, steps and batch size."""
         first = assignments[0]
         try:
-            sgd = self.sgd.as_told(first.lr, first.steps, first.batch_size)
+            sgd = self.sgd.for_round(first.lr, first.steps, first.batch_size)
         except ProtocolError as error:
             failures |= {a.client: error for a in assignments}
             return [([], self._no_updates(global_state))]
@@ -137,7 +137,9 @@ class Trainer:
         if self.keeps_apart:
             shares = self.engine.train_apart(start, data, jobs, sgd, seed=self.seed)
         else:
-            shares = [Share(jobs, *self.engine.train(start, data, jobs, sgd, seed=self.seed))]
+            shares = [
+                DeviceResults(jobs, *self.engine.train(start, data, jobs, sgd, seed=self.seed))
+            ]
         stacks: list[Stack] = []
         remaining = iter(assignments)
         for share in shares:
@@ -148,7 +150,7 @@ class Trainer:
                 else:
                     lr_sum = sgd.lr * len(job.batches)
                     trained.append(
-                        Trained(
+                        ClientResult(
                             a,
                             result.loss,
                             result.buffers,
@@ -180,7 +182,7 @@ class Trainer:
                 failures[a.client] = result
             else:
                 update, loss = result
-                trained.append(Trained(a, loss, None, NO_TRACES))
+                trained.append(ClientResult(a, loss, None, NO_TRACES))
                 updates.append(update)
         if not updates:
             return trained, self._no_updates(global_state)

@@ -34,7 +34,7 @@ from ..tasks import Task, initial_model
 from ..tasks.check import check, data_of
 from ..tasks.data import Examples
 from ..tasks.partition import hold_out, partition, shards_of_test
-from ..training.engine import OneByOne, one_at_a_time
+from ..training.engine import SequentialJobs, client_engine
 from ..training.local_sgd import LocalSGD
 
 # The options of a run that determine what a client does.
@@ -197,7 +197,7 @@ def _new_session(
     engine = shared.once(
         "engine",
         (config.seed,),
-        lambda: one_at_a_time(setup.task, model, layout, setup.device),
+        lambda: client_engine(setup.task, model, layout, setup.device),
     )
     layout_of_state = algorithm.global_layout(layout)
     replica = Replica(
@@ -206,7 +206,7 @@ def _new_session(
         codec(config.downlink),
     )
     trainer = Trainer(
-        OneByOne(engine),
+        SequentialJobs(engine),
         data,
         {},
         LocalSGD.from_config(config),

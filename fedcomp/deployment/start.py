@@ -128,7 +128,7 @@ class Deployment:
         if make_transport is None:
             refuse_ports_in_use(config, door)
         self.warnings = WarningLog(lambda sentence: self.callback.on_warning(sentence))
-        self.device = devices.choose(config.device)
+        self.device = devices.parse_device(config.device)
         self.folder = RunFolder(config)
         self.name = self._name()
         self.registry = Registry(door.keys / REGISTRY) if door.keys else None
@@ -244,7 +244,8 @@ class Deployment:
 
     def _write_config(self) -> None:
         self.folder.write_config(
-            self.config, {"device": devices.name(self.device), "engine": ENGINE, "run": self.name}
+            self.config,
+            {"device": devices.describe(self.device), "engine": ENGINE, "run": self.name},
         )
 
     def _transport(self, first_version: str) -> GrpcTransport:
@@ -312,7 +313,7 @@ class Deployment:
             downlink=str(self.strategy.downlink),
             memory=c.memory,
             partition=c.partition,
-            device=devices.name(self.device),
+            device=devices.describe(self.device),
             engine=f"clients on {self.door.address}:{self.transport.port}, {how}",
             first_round=first,
             rounds=c.rounds,
@@ -383,7 +384,7 @@ class Deployment:
 
     def _finish(self) -> Summary:
         self.folder.write_model(self.evaluator.exported(self.loop.model))
-        summary = summary_of(self.folder.records(), self.config, devices.name(self.device))
+        summary = summary_of(self.folder.records(), self.config, devices.describe(self.device))
         self.folder.write_summary(summary)
         if not summary.client_updates:
             self.callback.on_warning(NOTHING_ACCEPTED)

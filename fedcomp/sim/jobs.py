@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..clients import nested_state
 from ..tasks.data import Data, Examples, mapped
-from ..training.engine import Done, Job
+from ..training.engine import Job, JobResult
 from ..training.local_sgd import Traces
 
 
@@ -52,7 +52,7 @@ def packed_data(data: Examples, pack: Callable[[Tensor], Any] = PickledTensor) -
     return Data(mapped(data.inputs, pack), pack(data.targets))
 
 
-def unpacked(done: Done) -> Done:
+def unpacked(done: JobResult) -> JobResult:
     """Return a result from another process with tensors of its own."""
     state = done.state and nested_state.unpack(done.state)
     return done._replace(buffers=map_buffers(torch.clone, done.buffers), state=state)

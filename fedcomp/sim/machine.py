@@ -20,9 +20,9 @@ from ..tasks.base import Task
 from ..tasks.data import Examples, LazyData
 from ..training import devices
 from ..training.batches import plan_batches
-from ..training.engine import Engine, OneByOne, one_at_a_time
+from ..training.engine import Engine, SequentialJobs, client_engine
 from ..training.local_sgd import LocalSGD
-from .batched import BatchedEngine, NotMapped, Together, choose_engine, unbatched
+from .batched import BatchedEngine, BatchedJobs, NotMapped, choose_engine, unbatched
 from .multi_device import MultiDevice
 from .processes import WorkerEngine
 from .ray_engine import RayEngine
@@ -72,10 +72,10 @@ class Machine:
                 raise ConfigError(
                     "--engine processes is for the cores of a CPU; give --device cpu as well, or another engine"
                 )
-            return cls(devices.name(device), "processes", torch.get_num_threads())
+            return cls(devices.describe(device), "processes", torch.get_num_threads())
         if config.engine == "ray":
             return cls(
-                devices.name(device), "ray", 1
+                devices.describe(device), "ray", 1
             )  # the number of actors, once they have started
         if why := not_together(config, task, data):
             if config.engine == "batched":
@@ -86,14 +86,16 @@ class Machine:
         engine, at_once = choose_engine(model, device, config.engine, largest_batch(config))
         if engine == "serial" and config.engine == "auto":
             return cls.unbatched(device, config)
-        return cls(devices.name(device), engine, config.cohort_batch or at_once)
+        return cls(devices.describe(device), engine, config.cohort_batch or at_once)
 
     @classmethod
     def unbatched(cls, device: torch.device, config: RunConfig) -> "Machine":
         """Choose for a model that is not batched. Other processes can only load a task by its name."""
         engine = "serial" if config.task.startswith(OBJECT) else unbatched(device)
         return cls(
-            devices.name(device), engine, torch.get_num_threads() if engine == "processes" else 1
+            devices.describe(device),
+            engine,
+            torch.get_num_threads() if engine == "processes" else 1,
         )
 
     def __str__(self) -> str:
@@ -137,9 +139,9 @@ def engine_on(
         return MultiDevice(engines, warnings, warn)
     [device] = devices
     if machine.engine == "serial":
-        return OneByOne(one_at_a_time(task, model, Layout.of(model), device))
+        return SequentialJobs(client_engine(task, model, Layout.of(model), device))
     if machine.engine == "batched":
-        return Together(
+        return BatchedJobs(
             BatchedEngine(task, model, Layout.of(model), device, machine.at_once, warn=warn)
         )
     if machine.engine == "ray":
@@ -155,7 +157,7 @@ def cannot_map(
 ) -> NotMapped | None:
     """Train a client on the first batches of `shard`. Return why the model cannot be batched, None if it can."""
     engine = engine.engines[0] if isinstance(engine, MultiDevice) else engine
-    if not isinstance(engine, Together):
+    if not isinstance(engine, BatchedJobs):
         return None
     try:
         engine.engine.train(

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ..tasks.data import Data
-from ..training.engine import Done, Engine, Job, Share
+from ..training.engine import DeviceResults, Engine, Job, JobResult
 from ..training.local_sgd import LocalSGD
 from .jobs import copy_traces, map_traces
 
@@ -37,7 +37,7 @@ class MultiDevice(Engine):
 
     def train(
         self, start: Tensor, data: Data, jobs: Sequence[Job], sgd: LocalSGD, *, seed: int
-    ) -> tuple[Tensor, list[Done | Exception]]:
+    ) -> tuple[Tensor, list[JobResult | Exception]]:
         """Train on all devices and gather the updates on the first."""
         shares = self.train_apart(start, data, jobs, sgd, seed=seed)
         for job, there in zip(jobs, (job for share in shares for job in share.jobs), strict=True):
@@ -50,7 +50,7 @@ class MultiDevice(Engine):
 
     def train_apart(
         self, start: Tensor, data: Data, jobs: Sequence[Job], sgd: LocalSGD, *, seed: int
-    ) -> list[Share]:
+    ) -> list[DeviceResults]:
         edges = [i * len(jobs) // len(self.engines) for i in range(len(self.engines) + 1)]
         runs = [
             (i, jobs[a:b]) for i, (a, b) in enumerate(zip(edges, edges[1:], strict=False)) if a < b
@@ -66,7 +66,7 @@ class MultiDevice(Engine):
 
     def _share(
         self, i: int, start: Tensor, data: Data, jobs: Sequence[Job], sgd: LocalSGD, seed: int
-    ) -> Share:
+    ) -> DeviceResults:
         engine = self.engines[i]
 
         def move(tensor: Tensor) -> Tensor:
@@ -75,7 +75,7 @@ class MultiDevice(Engine):
         with at(engine.device):
             mine = [job._replace(traces=map_traces(move, job.traces)) for job in jobs]
             updates, results = engine.train(start.to(engine.device), data, mine, sgd, seed=seed)
-            return Share(mine, updates, results)
+            return DeviceResults(mine, updates, results)
 
     def _there(self, i: int, data: Data) -> Data:
         """Return the data on an engine's device, copied once."""

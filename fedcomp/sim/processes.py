@@ -29,7 +29,7 @@ from ..errors import ConfigError, FedcompError, TaskError, UserError
 from ..layout import Layout
 from ..tasks.base import Task
 from ..tasks.data import Data, Examples, mapped
-from ..training.engine import Done, Engine, Job, one_at_a_time, trained
+from ..training.engine import Engine, Job, JobResult, client_engine, try_job
 from ..training.local_sgd import LocalSGD, Traces
 from .jobs import copy_traces, map_traces, packed, packed_data, unpacked
 from .shared_memory import SharedMemory, SharedTensor
@@ -45,7 +45,7 @@ PROGRAM = (
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 TUNABLES = "GLIBC_TUNABLES"
 HUGE_PAGES = "glibc.malloc.hugetlb=1"  # saves a tenth of a step where the system grants them
-Result = Done | Exception
+Result = JobResult | Exception
 
 
 def available() -> bool:
@@ -144,7 +144,7 @@ class WorkerEngine(Engine):
                 "--engine processes needs anonymous shared memory, which Linux has; give --engine serial"
             )
         self.config, self.count, self.warn = config, count, warn
-        self.helper = one_at_a_time(task, model, Layout.of(model), "cpu") if helps else None
+        self.helper = client_engine(task, model, Layout.of(model), "cpu") if helps else None
         self.workers: list[Worker] = []
         self._hello = with_absolute_paths(config), "cpu", torch.get_default_dtype()
         # Tensors of data, and these tensors in shared memory, by identity.
@@ -181,7 +181,7 @@ class WorkerEngine(Engine):
         except BaseException:
             self.close()
             raise
-        kept = [i for i, result in enumerate(cohort.results) if isinstance(result, Done)]
+        kept = [i for i, result in enumerate(cohort.results) if isinstance(result, JobResult)]
         updates = cohort.updates.tensor
         return (updates if len(kept) == m else updates[kept]), cohort.results
 
@@ -244,7 +244,7 @@ class WorkerEngine(Engine):
             began, i = time.perf_counter(), cohort.waiting.popleft()
             job, update = cohort.jobs[i], cohort.updates.tensor[i]
             with _one_thread():
-                cohort.results[i] = trained(
+                cohort.results[i] = try_job(
                     self.helper, start, data, job, cohort.sgd, cohort.seed, update
                 )
             self._alone_s += time.perf_counter() - began
@@ -266,7 +266,7 @@ class WorkerEngine(Engine):
             else:
                 worker.ready = True
 
-    def _take(self, worker: Worker, answer: Done | str, cohort: Cohort) -> None:
+    def _take(self, worker: Worker, answer: JobResult | str, cohort: Cohort) -> None:
         i, worker.job = worker.job, -1
         traces = cohort.traces.pop(i)
         if isinstance(answer, str):
@@ -294,7 +294,7 @@ class WorkerEngine(Engine):
         why = "memory may be short" if "SIGKILL" in how else "the task's own code may be why"
         if cohort.deaths[i] == 1:
             cohort.waiting.appendleft(i)
-            client = cohort.jobs[i].who
+            client = cohort.jobs[i].client
             self.warn(
                 f"a worker process {how} while it trained client {client}, which is trained once more; {why}"
             )

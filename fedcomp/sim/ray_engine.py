@@ -31,7 +31,7 @@ from ..clients.session import reason
 from ..config import RunConfig
 from ..errors import ConfigError, FedcompError, TaskError, UserError
 from ..tasks.data import Examples
-from ..training.engine import Done, Engine, Job
+from ..training.engine import Engine, Job, JobResult
 from ..training.local_sgd import LocalSGD, Traces
 from .jobs import PickledTensor, copy_traces, map_traces, packed, packed_data, unpacked
 from .worker import TrainingWorker, with_absolute_paths
@@ -65,7 +65,7 @@ class TrainResult(NamedTuple):
     """The result of an actor, with packed tensors."""
 
     update: Any  # float32 [n]
-    done: Done
+    done: JobResult
     traces: Traces  # after the last step
 
 
@@ -119,14 +119,14 @@ class RayEngine(Engine):
 
     def train(
         self, start: Tensor, data: Examples, jobs: Sequence[Job], sgd: LocalSGD, *, seed: int
-    ) -> tuple[Tensor, list[Done | Exception]]:
+    ) -> tuple[Tensor, list[JobResult | Exception]]:
         """Train each job in a free actor. If an actor dies twice with a job, that client alone fails.
 
         Raises the errors of `start_actors`.
         """
         self.start_actors()
         updates = torch.empty(len(jobs), len(start), device=self.device)
-        results: dict[int, Done | Exception] = {}
+        results: dict[int, JobResult | Exception] = {}
         refs = {"data": self._data_ref(data), "start": self._start_ref(start)}
         for i, result in self._run(jobs, sgd, seed, refs):
             if isinstance(result, str):
@@ -135,7 +135,7 @@ class RayEngine(Engine):
                 results[i] = unpacked(result.done)
                 updates[i].copy_(result.update)
                 copy_traces(result.traces, jobs[i].traces)
-        trained = [i for i in range(len(jobs)) if isinstance(results[i], Done)]
+        trained = [i for i in range(len(jobs)) if isinstance(results[i], JobResult)]
         if len(trained) < len(jobs):
             updates = updates[trained]
         return updates, [results[i] for i in range(len(jobs))]

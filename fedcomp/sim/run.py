@@ -111,7 +111,7 @@ class Preparation:
         self.byzantine = ByzantineClients(
             attacks(config.attack) if config.attack else (), config.clients, config.seed
         )
-        self.devices = devices.several(config.device)
+        self.devices = devices.parse_devices(config.device)
         self.device = self.devices[0]
         devices.keep_freed_memory()
         self.folder = RunFolder(config)
@@ -178,7 +178,7 @@ class Preparation:
                 )
             return machine
         machine = Machine.chosen(self.config, self.task, self.train, model, self.device)
-        return dataclasses.replace(machine, device=", ".join(map(devices.name, self.devices)))
+        return dataclasses.replace(machine, device=", ".join(map(devices.describe, self.devices)))
 
 
 class Simulation(Preparation):
@@ -268,7 +268,10 @@ class Simulation(Preparation):
             if self.folder.resumed:
                 self._write_config()
             self.callback.on_run_start(self._header(done + 1))
-            doubts = devices.without(self.config.precision, self.device), *self.evaluator.warnings
+            doubts = (
+                devices.slow_precision_warning(self.config.precision, self.device),
+                *self.evaluator.warnings,
+            )
             for sentence in filter(None, doubts):
                 self.warnings(sentence)
             if self.config.attack is None:

@@ -150,7 +150,7 @@ def steps_by(
     def steps(a: Assignment) -> int:
         if a.phase != algorithm.phases[0]:
             return 0
-        told = sgd.as_told(1.0, a.steps, a.batch_size)
+        told = sgd.for_round(1.0, a.steps, a.batch_size)
         parts = [
             sum(len(shards[client]) for client in part.clients) for part in algorithm.partitions(a)
         ]

@@ -19,9 +19,8 @@ from ..tasks import initial_model, load
 from ..tasks.data import Data, Examples
 from ..tasks.user_errors import client_error
 from ..training import devices
-from ..training.engine import Done, Job, one_at_a_time, trained
-from ..training.local_sgd import LocalSGD, SerialEngine
-from ..training.own_loop import OwnLoopEngine
+from ..training.engine import JobResult, client_engine, try_job
+from ..training.local_sgd import ClientEngine, Job, LocalSGD
 from .jobs import PickledTensor, map_buffers
 
 POLL_S = 0.5  # how often a worker looks whether its parent is still there
@@ -33,7 +32,7 @@ class TrainingWorker:
     def __init__(self, config: RunConfig, device: str, dtype: torch.dtype):
         """`config`: with absolute paths, as `with_absolute_paths` returns it. `dtype`: torch's default."""
         self.config, self.device, self.dtype = config, torch.device(device), dtype
-        self.engine: SerialEngine | OwnLoopEngine | None = None
+        self.engine: ClientEngine | None = None
         self._own_data: Examples | None = None  # read when a job comes without data
 
     def load(self) -> str:
@@ -45,7 +44,7 @@ class TrainingWorker:
                 devices.keep_freed_memory()
                 task = load(self.config.task, data_folder(self.config.data))
                 model = initial_model(task, self.config.seed)
-                self.engine = one_at_a_time(task, model, Layout.of(model), self.device)
+                self.engine = client_engine(task, model, Layout.of(model), self.device)
             except Exception as error:
                 return _line(error)
         return ""
@@ -58,7 +57,7 @@ class TrainingWorker:
         sgd: LocalSGD,
         seed: int,
         update: Tensor,
-    ) -> Done | str:
+    ) -> JobResult | str:
         """Train a job and write its update [n] into `update`. Return the packed result, or why training failed.
 
         `data` is None where this process reads the task's data itself.
@@ -68,7 +67,7 @@ class TrainingWorker:
                 self._own_data = self.engine.task.train().to(self.device)
             own = job._replace(state=job.state and nested_state.unpack(job.state))
             data = self._own_data if data is None else data
-            result = trained(self.engine, start, data, own, sgd, seed, update)
+            result = try_job(self.engine, start, data, own, sgd, seed, update)
         except Exception as error:
             result = error
         except KeyboardInterrupt as error:  # raised by the task's own code
@@ -89,7 +88,7 @@ def main(channel: int, parent: int) -> None:
     connection = Connection(channel)
     with suppress(EOFError, ConnectionError):  # the parent has ended
         worker = TrainingWorker(*connection.recv())
-        answer: Done | str = worker.load()
+        answer: JobResult | str = worker.load()
         while True:
             connection.send(answer)
             start, data, updates, row, job, sgd, seed = connection.recv()

@@ -28,9 +28,11 @@ class Augmentation:
     draw: Callable[[np.random.Generator, int], np.ndarray]
     apply: Callable[[Tensor, Tensor], Tensor]
 
-    def drawn(self, batches: Sequence[np.ndarray], seed: int, round: int, who: int) -> np.ndarray:
-        """The numbers for the examples of client `who` in a round, batch after batch: [examples, ...]."""
-        return self.draw(seeds.generator(seed, "augment", round, who), sum(map(len, batches)))
+    def drawn(
+        self, batches: Sequence[np.ndarray], seed: int, round: int, client: int
+    ) -> np.ndarray:
+        """The numbers for the examples of client `client` in a round, batch after batch: [examples, ...]."""
+        return self.draw(seeds.generator(seed, "augment", round, client), sum(map(len, batches)))
 
 
 def _shifts_and_flips(generator: np.random.Generator, count: int) -> np.ndarray:

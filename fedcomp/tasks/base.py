@@ -150,12 +150,12 @@ def initial_model(task: Task, seed: int) -> nn.Module:
     """
     from ..seeds import key
 
-    with fixed_draws(key(seed, "initial weights")):
+    with seeded_globals(key(seed, "initial weights")):
         return task.model()
 
 
 @contextmanager
-def fixed_draws(seed: int) -> Iterator[None]:
+def seeded_globals(seed: int) -> Iterator[None]:
     """The global generators of torch, numpy and random, seeded for a while and then as they were."""
     of_numpy, of_python = np.random.get_state(), random.getstate()
     with torch.random.fork_rng(devices=[]):

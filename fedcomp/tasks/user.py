@@ -15,7 +15,7 @@ from types import ModuleType
 from typing import Any
 
 from ..errors import FedcompError, TaskError, nearest
-from .base import Task, fixed_draws
+from .base import Task, seeded_globals
 from .user_errors import SEE_TRACEBACK, describe, out_of_memory
 
 DRAWN_WITH = (
@@ -43,7 +43,7 @@ def load(text: str, data: Path | None) -> Task:
         ) from error
     if not there:
         raise TaskError(f"--task {text}: there is no file {path}; write path/file.py:name")
-    with fixed_draws(DRAWN_WITH):
+    with seeded_globals(DRAWN_WITH):
         return task_of(_named(_module(path, text), name, text), data, text)
 
 

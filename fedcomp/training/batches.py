@@ -1,4 +1,4 @@
-"""Which examples a client's steps are made on: drawn from the run's seed, the round and the client alone."""
+"""The batches of a client in a round, drawn from the run's seed, the round and the client alone."""
 
 from collections.abc import Sequence
 
@@ -10,37 +10,37 @@ from .local_sgd import LocalSGD
 
 
 def plan_batches(
-    sgd: LocalSGD, shard: np.ndarray, seed: int, round: int, who: int
+    sgd: LocalSGD, shard: np.ndarray, seed: int, round: int, client: int
 ) -> list[np.ndarray]:
-    """The batches of client `who` in a round, each an int64 array of positions from `shard` [s].
+    """Return the batches of a client in a round: for each step an int64 array of positions in the data.
 
-    A batch has b = min(batch_size, s) examples. The shard is walked in passes, shuffled anew for each. With `steps`, a pass
-    gives ⌊s/b⌋ whole batches and leaves its tail out, so that all batches are of one size; with `epochs`, the tail is the
-    last batch of its pass. Drawn from (seed, "batches", round, who) alone. Raises DataError for an empty shard.
+    `shard` [s] holds the positions of the client's examples. Each batch has b = min(batch_size, s) of them. The shard is shuffled
+    before each pass over it. With `steps`, a pass gives ⌊s/b⌋ batches and leaves the rest out, so that all batches have the same size.
+    With `epochs`, the rest is the last batch of the pass. Raises DataError if the shard is empty.
     """
-    return _planned(sgd, shard, seeds.generator(seed, "batches", round, who), who)
+    return _planned(sgd, shard, seeds.generator(seed, "batches", round, client), client)
 
 
 def plan_each(
     sgd: LocalSGD,
     shards: Sequence[np.ndarray],
     seed: int,
-    rounds_and_whos: Sequence[tuple[int, int]],
+    rounds_and_clients: Sequence[tuple[int, int]],
 ) -> list[list[np.ndarray]]:
-    """`plan_batches` of many clients."""
-    drawn = seeds.generators(seed, "batches", rounds_and_whos)
+    """Return `plan_batches` for each client; faster than one call for each."""
+    drawn = seeds.generators(seed, "batches", rounds_and_clients)
     return [
-        _planned(sgd, shard, generator, who)
-        for shard, generator, (_, who) in zip(shards, drawn, rounds_and_whos, strict=True)
+        _planned(sgd, shard, generator, client)
+        for shard, generator, (_, client) in zip(shards, drawn, rounds_and_clients, strict=True)
     ]
 
 
 def _planned(
-    sgd: LocalSGD, shard: np.ndarray, generator: np.random.Generator, who: int
+    sgd: LocalSGD, shard: np.ndarray, generator: np.random.Generator, client: int
 ) -> list[np.ndarray]:
     if not len(shard):
         raise DataError(
-            f"client {who} has no examples; give fewer --clients or another --partition"
+            f"client {client} has no examples; give fewer --clients or another --partition"
         )
     size, batches = min(sgd.batch_size, len(shard)), []
     for _ in range(sgd.epochs):

@@ -1,14 +1,16 @@
-"""Where convolutions may have their channels last in memory."""
+"""Whether a model's convolutions can use torch's channels_last memory format, which is faster on CPUs."""
 
 from torch import nn
 
-NOT_CONTIGUOUS = (
-    "view size is not compatible"  # in what torch says of a `view` of channels that are last
-)
+# Part of torch's error message for a `view` of activations in the channels_last format.
+NOT_CONTIGUOUS = "view size is not compatible"
 
 
 def may_be_last(layer: nn.Conv2d) -> bool:
-    """False where torch 2.13 then writes past the end of its memory, as it does on CPUs with AVX2: 1×1, in strides, of 2 to 5 channels."""
+    """Return whether a convolution is safe in the channels_last format.
+
+    In torch 2.13 on CPUs with AVX2, a strided 1×1 convolution of 2 to 5 input channels writes beyond its memory in that format.
+    """
     return (
         max(layer.kernel_size) > 1
         or max(layer.stride) == 1
@@ -17,6 +19,6 @@ def may_be_last(layer: nn.Conv2d) -> bool:
 
 
 def channels_may_be_last(model: nn.Module) -> bool:
-    """Whether a model has convolutions, and all of them may have their channels last."""
+    """Return whether a model has convolutions, all of which are safe in the channels_last format."""
     convolutions = [module for module in model.modules() if isinstance(module, nn.Conv2d)]
     return bool(convolutions) and all(map(may_be_last, convolutions))

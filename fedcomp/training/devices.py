@@ -1,4 +1,4 @@
-"""Where a run computes."""
+"""The devices that `--device` names, and the memory settings of a process that trains."""
 
 import ctypes
 import re
@@ -7,20 +7,17 @@ import torch
 
 from ..errors import ConfigError
 
-M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of glibc's mallopt, in bytes
-M_ARENA_MAX = -8  # and a number
-LARGE_BYTES, KEPT_BYTES = (
-    256 << 10,
-    32 << 20,
-)  # of a vector that is worth a mapping of its own; of what is kept at most
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_ARENA_MAX = -1, -3, -8  # parameters of glibc's mallopt
+LARGE_BYTES = 256 << 10  # smaller vectors share memory with other allocations
+KEPT_BYTES = 32 << 20  # larger allocations are always returned to the system
 
 
 def keep_freed_memory(threads: bool = False, vector_bytes: int = 0) -> None:
-    """Have the C library keep what is freed: given back to the system after every step, memory is faulted in anew for the next.
+    """Let the C library keep freed memory instead of returning it to the system, which would map it again for the next step.
 
-    `threads`: they work one after the other, so what one has freed is for all of them; else each would keep its own. `vector_bytes`:
-    vectors of this size, or larger, are given back, if they are large: they come and go between small things that stay, and in the hole
-    that one leaves there is no room for the next, which glibc looks for with its alignment.
+    `threads`: the process trains in several threads, one at a time; they share one arena, so that each can use what another freed.
+    `vector_bytes`: size of the run's vectors. If they are large, each gets a mapping of its own, which is returned when it is freed:
+    small allocations between large vectors would otherwise fragment the heap.
     """
     libc = ctypes.CDLL(None)
     if hasattr(libc, "mallopt"):
@@ -33,43 +30,43 @@ def keep_freed_memory(threads: bool = False, vector_bytes: int = 0) -> None:
             libc.mallopt(M_ARENA_MAX, 1)
 
 
-def several(asked: str) -> list[torch.device]:
-    """The devices that `--device` means in a simulation: cuda:0,cuda:1 are two, any other word one. Raises ConfigError."""
-    found = [choose(word) for word in asked.split(",")]
-    if len(found) > 1 and (
-        len(set(found)) < len(found) or any(device.index is None for device in found)
+def parse_devices(text: str) -> list[torch.device]:
+    """Return the devices of a simulation's `--device`, such as "cuda:0,cuda:1". Raises ConfigError."""
+    parsed = [parse_device(word) for word in text.split(",")]
+    if len(parsed) > 1 and (
+        len(set(parsed)) < len(parsed) or any(device.index is None for device in parsed)
     ):
         raise ConfigError(
-            f"--device {asked}: several devices are different GPUs, each with its number; give them like cuda:0,cuda:1"
+            f"--device {text}: several devices are different GPUs, each with its number; give them like cuda:0,cuda:1"
         )
-    return found
+    return parsed
 
 
-def choose(asked: str) -> torch.device:
-    """The device that `--device` means: auto is the first CUDA device where there is one. Raises ConfigError for one that is not here."""
-    if asked == "auto":
+def parse_device(text: str) -> torch.device:
+    """Return the device that `--device` names. "auto" is the first CUDA device, or else the CPU. Raises ConfigError if it is missing."""
+    if text == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    kind, _, index = asked.partition(":")
-    if not re.fullmatch(r"cpu|cuda(:(0|[1-9][0-9]{0,3}))?", asked):
-        raise ConfigError(f"--device {asked} is not known; give auto, cpu, cuda or cuda:N")
+    kind, _, index = text.partition(":")
+    if not re.fullmatch(r"cpu|cuda(:(0|[1-9][0-9]{0,3}))?", text):
+        raise ConfigError(f"--device {text} is not known; give auto, cpu, cuda or cuda:N")
     if kind == "cuda" and not torch.cuda.is_available():
-        raise ConfigError(f"--device {asked}: no CUDA device is here; give --device cpu")
+        raise ConfigError(f"--device {text}: no CUDA device is here; give --device cpu")
     if kind == "cuda" and int(index or 0) >= torch.cuda.device_count():
         raise ConfigError(
-            f"--device {asked}: this machine has {torch.cuda.device_count()} CUDA devices; give --device cuda:0"
+            f"--device {text}: this machine has {torch.cuda.device_count()} CUDA devices; give --device cuda:0"
         )
-    return torch.device(asked)
+    return torch.device(text)
 
 
-def name(device: torch.device) -> str:
-    """The device for a header: the model of a GPU, the threads of a CPU."""
+def describe(device: torch.device) -> str:
+    """Return a device with the model of the GPU or the number of CPU threads, for a run's header."""
     if device.type == "cuda":
         return f"{device} ({torch.cuda.get_device_name(device)})"
     return f"cpu ({torch.get_num_threads()} threads)"
 
 
-def without(precision: str, device: torch.device) -> str:
-    """What to be told where arithmetic of this precision is not the device's own; "" where it is, or it is not known."""
+def slow_precision_warning(precision: str, device: torch.device) -> str:
+    """Return a warning if the device has to emulate arithmetic of this precision, else ""."""
     if (
         precision == "bfloat16"
         and device.type == "cpu"

@@ -1,4 +1,4 @@
-"""Local SGD: what one client does with the global model in a round.
+"""Local training of one client in a round: by SGD, or by any optimizer of torch.
 
 McMahan, Moore, Ramage, Hampson, Agüera y Arcas: Communication-efficient learning of deep networks from decentralized
 data. AISTATS 2017; with momentum from zero in every round: Yu, Jin, Yang: On the linear speedup analysis of communication
@@ -6,20 +6,21 @@ efficient momentum SGD. ICML 2019.
 
     g ← clip(∇L_B(w)) + λw + ρ(w − w_start);  u ← μu + g;  w ← w − ηu;  after H steps the update is w − w_start
 
-ρ is `proximal`: the term of Li, Sahu, Zaheer, Sanjabi, Talwalkar, Smith: Federated optimization in heterogeneous networks (FedProx).
-MLSys 2020, which holds clients near the model that they were given.
+ρ is `proximal`, the proximal term of FedProx, which keeps clients near the global model: Li, Sahu, Zaheer, Sanjabi, Talwalkar, Smith:
+Federated optimization in heterogeneous networks. MLSys 2020.
 
-With `keep_momentum`, u outlives the round and is zero where the last update was sent and taken: the momentum masking of Sattler,
-Wiedemann, Müller, Samek: Sparse binary compression. IJCNN 2019.
+With `keep_momentum`, a client keeps u between rounds. Coordinates whose update was sent and accepted start from zero, the momentum
+masking of Sattler, Wiedemann, Müller, Samek: Sparse binary compression. IJCNN 2019.
 """
 
 import copy
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import repeat
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -40,24 +41,26 @@ from .pooled_convolution import fused
 
 @dataclass(frozen=True)
 class LocalSGD:
-    """The options of a client's round. Momentum, weight decay and clipping as in torch.optim.SGD and clip_grad_norm_."""
+    """The options of local training. Momentum and weight decay are those of torch.optim.SGD, clipping is that of clip_grad_norm_."""
 
     steps: int = 5
-    epochs: int = 0  # passes over the client's data in place of steps; 0 = off
+    epochs: int = 0  # passes over the client's data, instead of steps; 0 = off
     batch_size: int = 20
     lr: float = 0.05
     momentum: float = 0.0
     weight_decay: float = 0.0
-    clip: float = 0.0  # largest L2 norm of a gradient, before weight decay and momentum; 0 = off
-    keep_momentum: bool = False  # from one round to the next, but for what was sent
-    augment: bool = False  # the examples, in the task's way
-    precision: str = "float32"  # or bfloat16, float16: of forward and backward, by autocast; weights and updates are float32
-    proximal: float = 0.0  # ρ, pull towards the weights before the first step; after clipping, as weight decay's towards 0
+    clip: float = 0.0  # largest L2 norm of the gradient, before weight decay and momentum; 0 = off
+    keep_momentum: bool = False  # between rounds, except for coordinates that were sent
+    augment: bool = False  # change examples by the task's augmentation
+    precision: str = (
+        "float32"  # or bfloat16, float16: autocast of forward and backward; weights stay float32
+    )
+    proximal: float = 0.0  # ρ; added after clipping, like weight decay
     optimizer: str = SGD  # spec string of a torch optimizer
-    optimizer_state: str = "fresh"  # in every round, or kept by the client
-    accumulate: int = 1  # batches whose gradients make a step
-    step_schedule: str | None = None  # of the learning rate over the steps of a round
-    lr_multiple: float = 1.0  # by which the server changed the rate for this round
+    optimizer_state: str = "fresh"  # "fresh" in each round, or "kept" by the client
+    accumulate: int = 1  # number of batches whose gradients are averaged in a step
+    step_schedule: str | None = None  # multiple of the learning rate by step, such as "cosine"
+    lr_multiple: float = 1.0  # the server's multiple of the learning rate in this round
 
     def __post_init__(self) -> None:
         if self.keep_momentum and not self.momentum:
@@ -67,7 +70,7 @@ class LocalSGD:
 
     @classmethod
     def from_config(cls, config: RunConfig) -> "LocalSGD":
-        """Return the options of a run. Those that `--optimizer sgd:…` gives stand for the flags of the same name."""
+        """Return the options of a run. Options in `--optimizer sgd:…` replace the flags of the same name."""
         optimizer = read_optimizer(config.optimizer)
         own = dict(optimizer.options) if optimizer.plain_sgd else {}
         return cls(
@@ -90,7 +93,7 @@ class LocalSGD:
 
     @property
     def plain(self) -> bool:
-        """Whether a step is `descend`, which engines apply to several clients at once."""
+        """Whether steps are made by `descend`, which also trains several clients at once."""
         return (
             read_optimizer(self.optimizer).plain_sgd
             and self.accumulate == 1
@@ -100,14 +103,14 @@ class LocalSGD:
 
     @property
     def keeps_state(self) -> bool:
-        """Whether a torch optimizer's state outlives the round."""
+        """Whether a client keeps the state of its torch optimizer between rounds."""
         return self.optimizer_state == "kept"
 
-    def as_told(self, lr: float = 1.0, steps: int = 0, batch_size: int = 0) -> "LocalSGD":
-        """These options as an assignment changes them for a round: a multiple of the learning rate; steps, in place of epochs too, and
-        examples in a step, where they are not 0.
+    def for_round(self, lr: float = 1.0, steps: int = 0, batch_size: int = 0) -> "LocalSGD":
+        """Return these options with an assignment's changes for a round.
 
-        Raises ProtocolError for a multiple that is not above 0 and finite, and for a rate, steps or examples above what a run may have.
+        `lr` is a multiple of the learning rate. `steps` and `batch_size` of 0 change nothing; other steps replace epochs, too. Raises
+        ProtocolError unless the multiple is positive and finite, or if a value is above the limits of a run.
         """
         if not 0 < lr < math.inf:
             raise ProtocolError(
@@ -132,15 +135,11 @@ class LocalSGD:
 
 @dataclass(frozen=True)
 class Traces:
-    """What is followed through the steps besides the weights: float32 [n], or [m, n] for a stack of clients; changed in place."""
+    """Vectors that steps update or use besides the weights: float32 [n], or [m, n] for a stack of clients. Updated in place."""
 
-    momentum: Tensor | None = (
-        None  # where the first step starts from, then where the last one left it
-    )
-    moments: tuple[Tensor, Tensor] | None = (
-        None  # to which each step adds its clipped gradient, and the square of it
-    )
-    pull: Tensor | None = None  # added to every clipped gradient; stays as it is
+    momentum: Tensor | None = None  # before the first step, then after the last one
+    moments: tuple[Tensor, Tensor] | None = None  # sums of clipped gradients, and of their squares
+    pull: Tensor | None = None  # constant, added to every clipped gradient
 
     def __bool__(self) -> bool:
         return self.momentum is not None or self.moments is not None or self.pull is not None
@@ -154,7 +153,7 @@ class Traces:
         momentum: Tensor | None,
         pull: Tensor | None = None,
     ) -> "Traces":
-        """Those of a round from `start` [n]. `momentum` is what the client's last round left; it is copied."""
+        """Return the traces of a round from `start` [n]. `momentum` is that after the client's last round; it is copied."""
         if not sgd.keep_momentum and not needs_moments and pull is None:
             return NO_TRACES
         kept = (
@@ -167,7 +166,7 @@ class Traces:
 
     @classmethod
     def stack(cls, traces: Sequence["Traces"]) -> "Traces":
-        """Those of a cohort, of whom all follow the same."""
+        """Stack the traces of clients, which all have the same vectors."""
         first = traces[0]
         momentum = None if first.momentum is None else torch.stack([t.momentum for t in traces])
         moments = (
@@ -182,13 +181,13 @@ class Traces:
         )
 
     def rows(self, index: Tensor | int) -> "Traces":
-        """A copy of a stack's rows, or of one of them."""
+        """Return a copy of some rows of a stack, or of one row."""
         momentum = None if self.momentum is None else self.momentum[index].clone()
         moments = self.moments and (self.moments[0][index].clone(), self.moments[1][index].clone())
         return Traces(momentum, moments, None if self.pull is None else self.pull[index])
 
     def take(self, stack: "Traces", row: int) -> None:
-        """Become what a row of a stack is."""
+        """Copy a row of a stack into these traces."""
         if self.momentum is not None:
             self.momentum.copy_(stack.momentum[row])
         for mine, whole in zip(self.moments or (), stack.moments or (), strict=True):
@@ -202,7 +201,7 @@ class Traces:
             whole[index] = part
 
     def momenta(self, layout: Layout, weights: Sequence[Tensor]) -> list[Tensor] | None:
-        """The momentum before the first step, tensor by tensor, in the precision of the weights."""
+        """Return the momentum before the first step, one tensor for each weight, in its precision."""
         if self.momentum is None:
             return None
         return [
@@ -211,7 +210,7 @@ class Traces:
         ]
 
     def pulled(self, layout: Layout, gradients: Sequence[Tensor]) -> Sequence[Tensor]:
-        """Gradients with the pull."""
+        """Return the gradients plus the pull."""
         if self.pull is None:
             return gradients
         return [
@@ -220,7 +219,7 @@ class Traces:
         ]
 
     def step(self, layout: Layout, gradients: Sequence[Tensor]) -> None:
-        """Hear of a step's gradients."""
+        """Add the gradients of a step to the moments."""
         if self.moments is not None:
             sums, squares = (layout.views(moment).values() for moment in self.moments)
             for total, square, gradient in zip(sums, squares, gradients, strict=True):
@@ -228,7 +227,7 @@ class Traces:
                 square.addcmul_(gradient.to(torch.float32), gradient.to(torch.float32))
 
     def end(self, layout: Layout, momenta: Sequence[Tensor] | None) -> None:
-        """Hear of the momentum after the last step."""
+        """Store the momentum after the last step."""
         if self.momentum is not None and momenta is not None:
             for view, momentum in zip(layout.views(self.momentum).values(), momenta, strict=True):
                 view.copy_(momentum)
@@ -237,28 +236,81 @@ class Traces:
 NO_TRACES = Traces()
 
 
+class Job(NamedTuple):
+    """The local training of one client in a round."""
+
+    round: int
+    client: int  # logical id, or the number of a part of the data; random draws depend on it
+    batches: Sequence[np.ndarray]  # positions in the data, one array for each step
+    buffers: dict[str, Tensor] | None = None  # those of the client after its last round
+    traces: Traces = NO_TRACES  # float32 [n], changed in place
+    rows: np.ndarray | None = None  # positions of all examples of the client, for a train_fn
+    state: dict[str, Any] | None = None  # of the optimizer or the user's loop after the last round
+
+
 @dataclass(frozen=True)
-class Trained:
+class LocalUpdate:
+    """The update of one client, and the other results of its training."""
+
     update: Tensor  # float32 [n]: the weights after the last step minus those before the first
     loss: float  # mean over the steps of the loss before the step
-    buffers: (
-        dict[str, Tensor] | None
-    )  # copies of the buffers that training changed; None when there are none
+    buffers: dict[str, Tensor] | None  # copies of the buffers that training changed, or None
     state: dict[str, Any] | None = (
         None  # of the optimizer or the user's loop, if the client keeps it
     )
     metrics: Mapping[str, float] = field(default_factory=dict)  # further numbers of the user's loop
-    examples: int | None = None  # that the user's loop reports; None: all of the client
+    examples: int | None = None  # number that the user's loop reports; None: all of the client
+
+
+class ClientEngine(ABC):
+    """Trains one client at a time, in one model that stays in memory."""
+
+    def train(
+        self,
+        start: Tensor,
+        data: Examples,
+        batches: Sequence[np.ndarray],
+        sgd: LocalSGD,
+        *,
+        seed: int = 0,
+        round: int = 0,
+        client: int = 0,
+        buffers: dict[str, Tensor] | None = None,
+        traces: Traces = NO_TRACES,
+        rows: np.ndarray | None = None,
+        state: dict[str, Any] | None = None,
+    ) -> LocalUpdate:
+        """Call `train_job` with a Job of these fields."""
+        job = Job(round, client, batches, buffers, traces, rows, state)
+        return self.train_job(start, data, job, sgd, seed)
+
+    @abstractmethod
+    def train_job(
+        self,
+        start: Tensor,
+        data: Examples,
+        job: Job,
+        sgd: LocalSGD,
+        seed: int,
+        into: Tensor | None = None,
+    ) -> LocalUpdate:
+        """Train a client from `start` (float32 [n]) on `data`, both on the engine's device.
+
+        The update is written into `into` (float32 [n]) if it is given. Buffers that the job does not have are those of the initial
+        model. Random draws of the model depend on the seed, the round and the client only; torch's generators are left unchanged.
+        """
 
 
 def plan_changes(
-    task: Task, sgd: LocalSGD, batches: Sequence[np.ndarray], seed: int, round: int, who: int
+    task: Task, sgd: LocalSGD, batches: Sequence[np.ndarray], seed: int, round: int, client: int
 ) -> np.ndarray | None:
-    """What augmentation draws for the examples of `batches`, one batch after the other: [examples, ...]; None where it is off.
+    """Return the random numbers of augmentation for the examples of all batches, [examples, ...], or None without augmentation.
 
-    Drawn from (seed, "augment", round, who) alone.
+    They depend on the seed, the round and the client only.
     """
-    return task.augment.drawn(batches, seed, round, who) if sgd.augment and task.augment else None
+    return (
+        task.augment.drawn(batches, seed, round, client) if sgd.augment and task.augment else None
+    )
 
 
 @torch.no_grad()  # under vmap, torch 2.4 gives weights that require gradients
@@ -269,7 +321,7 @@ def descend(
     sgd: LocalSGD,
     start: Sequence[Tensor] = (),
 ) -> Sequence[Tensor] | None:
-    """One step of SGD on `weights`, in place; clipping is the caller's. Returns the momenta for the next step, None without momentum.
+    """Take a step of SGD on `weights`, in place, with gradients that are already clipped. Return the momenta, None without momentum.
 
     `start`: the weights before the first step, for the proximal term.
     """
@@ -286,7 +338,7 @@ def descend(
 
 
 def anchors(layout: Layout, base: Tensor, weights: Sequence[Tensor], sgd: LocalSGD) -> list[Tensor]:
-    """The weights before the first step [n] as `descend` wants them, tensor by tensor in the precision of `weights`; () if it does not."""
+    """Return the weights before the first step, one tensor for each weight in its precision; empty without a proximal term."""
     if not sgd.proximal:
         return []
     return [
@@ -296,7 +348,7 @@ def anchors(layout: Layout, base: Tensor, weights: Sequence[Tensor], sgd: LocalS
 
 
 class PlainSteps:
-    """Steps of SGD with `descend`, on parameters that are views of one vector."""
+    """Steps of SGD by `descend`, on parameters that are views of one vector."""
 
     def __init__(
         self,
@@ -331,8 +383,8 @@ class PlainSteps:
 class TorchSteps:
     """Steps of a torch optimizer: the task's own, or that of --optimizer.
 
-    Gradients are accumulated over `sgd.accumulate` pieces of a batch, then clipped. `count` is the number of steps. `state` is what
-    the client kept of its last round; learning rates and other settings are always those of this round.
+    Gradients are accumulated over `sgd.accumulate` pieces of a batch, then clipped. `count` is the number of steps. `state` is the
+    optimizer's state after the client's last round; learning rates and other settings are always those of this round.
     """
 
     def __init__(
@@ -387,7 +439,7 @@ class TorchSteps:
 
     @torch.no_grad()
     def _change_gradients(self) -> None:
-        """Clip the gradients, and add the terms of FedProx and of the strategy."""
+        """Clip the gradients, then add the terms of FedProx and of the strategy."""
         if self.sgd.clip:
             torch.nn.utils.clip_grad_norm_(self.parameters, self.sgd.clip)
         if not (self.anchor or self.traces):
@@ -412,11 +464,11 @@ class TorchSteps:
         return self.optimizer.state_dict()["state"] if self.sgd.keeps_state else None
 
 
-class SerialEngine:
-    """Trains one client after the other in one resident model.
+class SerialEngine(ClientEngine):
+    """Trains one client at a time by SGD or a torch optimizer.
 
-    Takes `model` over: moves it to `device` and turns its float32 parameters into views of one vector. On a CPU the weights of
-    convolutions are kept apart from it, channels last, which takes three quarters of the time, unless the model cannot bear it.
+    Moves `model` to `device` and makes its float32 parameters views of one vector. On a CPU, the weights of convolutions are separate
+    tensors in the channels_last format, with which training takes three quarters of the time, if the model works in that format.
     """
 
     def __init__(self, task: Task, model: nn.Module, layout: Layout, device: torch.device | str):
@@ -434,7 +486,7 @@ class SerialEngine:
         self.initial_buffers = {name: buffer.clone() for name, buffer in self.model.named_buffers()}
 
     def _arrange(self) -> None:
-        """Lay the parameters out."""
+        """Make parameters views of `weights`, except those that need a memory layout of their own."""
         kept = _kept_apart(self.model, self.device, self.channels_last)
         self.apart = []  # (parameter, its slice of `weights`), copied in and out
         self.model.to(
@@ -448,59 +500,44 @@ class SerialEngine:
             else:
                 self.apart.append((parameter, view))
 
-    def train(
+    def train_job(
         self,
         start: Tensor,
         data: Examples,
-        batches: Sequence[np.ndarray],
+        job: Job,
         sgd: LocalSGD,
-        *,
-        seed: int = 0,
-        round: int = 0,
-        who: int = 0,
-        buffers: dict[str, Tensor] | None = None,
-        traces: Traces = NO_TRACES,
+        seed: int,
         into: Tensor | None = None,
-        rows: np.ndarray | None = None,
-        state: dict[str, Any] | None = None,
-    ) -> Trained:
-        """Local SGD from `start` (float32 [n]) over the batches of `data`, both on the engine's device.
+    ) -> LocalUpdate:
+        """Train by SGD or a torch optimizer on the batches of the job; see `ClientEngine.train_job`.
 
-        What the model draws comes from (seed, "dropout", round, who), what augmentation draws from plan_changes; torch's own generators
-        are left as they were. `buffers` is what the client's last round returned; what it does not name is as in the initial model. A
-        parameter that the loss does not reach has a zero gradient. In a tensor of another precision than float32, the update counts from
-        `start` as rounded. The update is written `into` a tensor (float32 [n]) where one is given. `state` is that of the client's
-        optimizer after its last round, if it is kept; `rows`, all examples of the client, matter to a `train_fn` only.
+        A parameter that the loss does not depend on has a zero gradient. The weights of a tensor with lower precision than float32 are
+        rounded before the first step, and the update is the difference from the rounded weights.
         """
-        given = (start, data, batches, sgd, seed, round, who, buffers, traces, into, state)
         try:
-            return self._train(*given)
+            return self._train(start, data, job, sgd, seed, into)
         except RuntimeError as error:
             if not self.channels_last or NOT_CONTIGUOUS not in str(error):
                 raise
-            self.channels_last = False  # the model takes its activations for contiguous ones
+            self.channels_last = False  # the model needs contiguous activations
             self._arrange()
-            return self._train(*given)
+            return self._train(start, data, job, sgd, seed, into)
 
     def _train(
         self,
         start: Tensor,
         data: Examples,
-        batches: Sequence[np.ndarray],
+        job: Job,
         sgd: LocalSGD,
         seed: int,
-        round: int,
-        who: int,
-        buffers: dict[str, Tensor] | None,
-        traces: Traces,
         into: Tensor | None,
-        state: dict[str, Any] | None,
-    ) -> Trained:
-        base = self._load(start, buffers)
+    ) -> LocalUpdate:
+        batches = job.batches
+        base = self._load(start, job.buffers)
         self.model.train()
         index = torch.from_numpy(np.concatenate(batches)).to(self.device)
         sizes = [len(batch) for batch in batches]
-        drawn = plan_changes(self.task, sgd, batches, seed, round, who)
+        drawn = plan_changes(self.task, sgd, batches, seed, job.round, job.client)
         changes = (
             repeat(None) if drawn is None else torch.from_numpy(drawn).to(self.device).split(sizes)
         )
@@ -508,13 +545,20 @@ class SerialEngine:
         plain = sgd.plain and self.task.optimizer is None
         anchor = anchors(self.layout, base, self.parameters, sgd)
         steps = (
-            PlainSteps(self.layout, self.parameters, sgd, traces, anchor)
+            PlainSteps(self.layout, self.parameters, sgd, job.traces, anchor)
             if plain
             else TorchSteps(
-                self.task, self.layout, self.parameters, sgd, traces, anchor, state, len(batches)
+                self.task,
+                self.layout,
+                self.parameters,
+                sgd,
+                job.traces,
+                anchor,
+                job.state,
+                len(batches),
             )
         )
-        with drawing_from(seeds.key(seed, "dropout", round, who), self.device):
+        with seeded_torch(seeds.key(seed, "dropout", job.round, job.client), self.device):
             for rows, change in zip(index.split(sizes), changes, strict=False):
                 batch = data.batch(rows)
                 if change is not None:
@@ -524,7 +568,7 @@ class SerialEngine:
         for parameter, view in self.apart:
             view.copy_(parameter.detach())
         update = torch.sub(self.weights, base, out=into)
-        return Trained(
+        return LocalUpdate(
             update,
             torch.stack(losses).mean(dtype=torch.float32).item(),
             self._changed_buffers(),
@@ -532,7 +576,7 @@ class SerialEngine:
         )
 
     def _loss(self, batch: Batch, sgd: LocalSGD) -> Tensor:
-        """Return the loss of a batch; the forward pass is in the precision of `sgd`, the loss in float32."""
+        """Return the loss of a batch. The forward pass uses the precision of `sgd`, the loss float32."""
         if sgd.precision == "float32":
             outputs = self.task.outputs(self.fused, batch)
         else:
@@ -543,7 +587,7 @@ class SerialEngine:
         return self.task.loss_of(outputs, batch.targets)
 
     def _load(self, start: Tensor, buffers: dict[str, Tensor] | None) -> Tensor:
-        """Puts weights and buffers in place. Returns the weights as they are then: `start`, rounded where the model is coarser."""
+        """Load weights and buffers. Return the loaded weights: `start`, rounded in tensors of lower precision."""
         self.weights.copy_(start)
         for name, buffer in self.model.named_buffers():
             buffer.copy_((buffers or {}).get(name, self.initial_buffers[name]))
@@ -563,7 +607,7 @@ class SerialEngine:
 
 
 def _kept_apart(model: nn.Module, device: torch.device, channels_last: bool) -> set[nn.Parameter]:
-    """Parameters that are wanted in an order of their own: by cuDNN, or channels last."""
+    """Return the parameters that need a memory layout of their own: for cuDNN, or channels_last."""
     cudnn = (
         {p for m in model.modules() if isinstance(m, nn.RNNBase) for p in m.parameters()}
         if device.type == "cuda"
@@ -587,8 +631,8 @@ def _clipped(gradients: Sequence[Tensor], limit: float) -> Sequence[Tensor]:
 
 
 @contextmanager
-def drawing_from(seed: int, device: torch.device) -> Iterator[None]:
-    """torch's global generators, seeded for a while: a thirtieth of what torch.random.fork_rng costs."""
+def seeded_torch(seed: int, device: torch.device) -> Iterator[None]:
+    """Seed torch's global generators within a `with` block. It takes a thirtieth of the time of torch.random.fork_rng."""
     generators = [torch.default_generator]
     if device.type == "cuda":
         generators.append(

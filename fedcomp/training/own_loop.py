@@ -1,7 +1,7 @@
 """Training by the user's own loop: the `train_fn` of a task."""
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from numbers import Real
 from typing import Any
@@ -16,7 +16,7 @@ from ..layout import Layout
 from ..messages import MOST_EXAMPLES, check_metric_names
 from ..tasks.base import Task
 from ..tasks.data import Examples
-from .local_sgd import NO_TRACES, LocalSGD, Traces, Trained, drawing_from
+from .local_sgd import ClientEngine, Job, LocalSGD, LocalUpdate, seeded_torch
 
 
 @dataclass
@@ -39,8 +39,32 @@ class LocalRound:
     seed: int  # of this client in this round; torch's global generators start from it
     state: dict[str, Any] = field(default_factory=dict)
 
+    @classmethod
+    def of(
+        cls,
+        sgd: LocalSGD,
+        device: torch.device,
+        seed: int,
+        round: int,
+        client: int,
+        state: dict[str, Any] | None = None,
+    ) -> "LocalRound":
+        """Return a client's round with the options of `sgd` and a copy of the client's state."""
+        return cls(
+            round,
+            client,
+            sgd.lr,
+            sgd.steps,
+            sgd.epochs,
+            sgd.batch_size // sgd.accumulate,
+            sgd.precision,
+            device,
+            seed,
+            copy.deepcopy(state or {}),
+        )
 
-class OwnLoopEngine:
+
+class OwnLoopEngine(ClientEngine):
     """Trains one client after the other by the task's `train_fn`."""
 
     def __init__(self, task: Task, model: nn.Module, layout: Layout, device: torch.device | str):
@@ -48,49 +72,31 @@ class OwnLoopEngine:
         self.model = model.to(self.device)
         self.initial_buffers = {name: b.clone() for name, b in model.named_buffers()}
 
-    def train(
+    def train_job(
         self,
         start: Tensor,
         data: Examples,
-        batches: Sequence[np.ndarray],
+        job: Job,
         sgd: LocalSGD,
-        *,
-        seed: int = 0,
-        round: int = 0,
-        who: int = 0,
-        buffers: dict[str, Tensor] | None = None,
-        traces: Traces = NO_TRACES,
+        seed: int,
         into: Tensor | None = None,
-        rows: np.ndarray | None = None,
-        state: dict[str, Any] | None = None,
-    ) -> Trained:
-        """Train from `start` (float32 [n]) on the examples `rows`; the drawn `batches` are those of a run without a `train_fn`.
+    ) -> LocalUpdate:
+        """Train by the task's `train_fn` on the rows of the job; see `ClientEngine.train_job`.
 
-        The update is what the loop changed of the trainable parameters. Raises TaskError where `train_fn` returns no dict with a loss.
+        The update is the change of the trainable parameters. Raises TaskError if `train_fn` returns no dict with a loss.
         """
-        rows = np.concatenate(batches) if rows is None else rows
+        rows = np.concatenate(job.batches) if job.rows is None else job.rows
         self.layout.scatter(start, self.model)
         for name, buffer in self.model.named_buffers():
-            buffer.copy_((buffers or {}).get(name, self.initial_buffers[name]))
+            buffer.copy_((job.buffers or {}).get(name, self.initial_buffers[name]))
         before = self.layout.gather(self.model)
-        own_seed = seeds.key(seed, "dropout", round, who)
-        told = LocalRound(
-            round,
-            who,
-            sgd.lr,
-            sgd.steps,
-            sgd.epochs,
-            sgd.batch_size // sgd.accumulate,
-            sgd.precision,
-            self.device,
-            own_seed,
-            copy.deepcopy(state or {}),
-        )
+        own_seed = seeds.key(seed, "dropout", job.round, job.client)
+        local_round = LocalRound.of(sgd, self.device, own_seed, job.round, job.client, job.state)
         self.model.train()
-        self.model.zero_grad()  # of the client before
-        with drawing_from(own_seed, self.device):
-            found = self.task.train_fn(self.model, data.subset(rows), told)
-        numbers = numbers_of(self.task, "train_fn", found)
+        self.model.zero_grad()  # of the previous client
+        with seeded_torch(own_seed, self.device):
+            returned = self.task.train_fn(self.model, data.subset(rows), local_round)
+        numbers = numbers_of(self.task, "train_fn", returned)
         update = torch.sub(self.layout.gather(self.model), before, out=into)
         changed = {
             name: buffer.clone()
@@ -103,7 +109,9 @@ class OwnLoopEngine:
                 f"task '{self.task.name}': train_fn returned {examples:g} examples; return at least 1"
             )
         loss = numbers.pop("loss")
-        return Trained(update, loss, changed or None, told.state or None, numbers, int(examples))
+        return LocalUpdate(
+            update, loss, changed or None, local_round.state or None, numbers, int(examples)
+        )
 
 
 def numbers_of(task: Task, what: str, found: Any) -> dict[str, float]:

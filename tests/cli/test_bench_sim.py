@@ -32,6 +32,7 @@ from fedcomp.profiling import recording, timed
 from fedcomp.server.recovery import Recovery
 from fedcomp.tasks import initial_model
 from fedcomp.training.batches import plan_batches
+from fedcomp.training.engine import client_engine
 from fedcomp.training.local_sgd import LocalSGD, SerialEngine
 
 TASK = str(Path(__file__).parents[1] / "tiny_task.py") + ":task"
@@ -224,7 +225,7 @@ def test_the_lean_loop_makes_the_updates_of_the_engine(options):
         SerialEngine(PLAIN, initial_model(PLAIN, 0), layout, "cpu"),
         layout.gather(model),
     )
-    for update, plan in zip(lean_loop(PLAIN, DATA, PLANS, sgd)(), PLANS, strict=True):
+    for update, plan in zip(lean_loop(PLAIN, DATA, SHARDS, PLANS, sgd)(), PLANS, strict=True):
         mine = torch.cat([update[e.name].flatten() for e in layout])
         torch.testing.assert_close(mine, engine.train(start, DATA, plan, sgd).update)
 
@@ -235,7 +236,7 @@ def test_every_loop_takes_the_same_steps(options):
     sgd, made = replace(SGD, batch_size=20, **options), []
     plans = [plan_batches(sgd, np.arange(20), 0, 1, 0)]
     (lean,), (usual,) = (
-        lean_loop(PLAIN, DATA, plans, sgd)(),
+        lean_loop(PLAIN, DATA, [np.arange(20)], plans, sgd)(),
         usual_loop(PLAIN, DATA, [np.arange(20)], plans, sgd)(),
     )
     big_batch(
@@ -245,6 +246,64 @@ def test_every_loop_takes_the_same_steps(options):
     for name, update in lean.items():
         torch.testing.assert_close(usual[name], update)
         torch.testing.assert_close(after[name] - before[name], update)
+
+
+@for_each("loop", [lean_loop, usual_loop])
+def test_loops_run_a_train_fn(loop):
+    def train(model, data, local_round):
+        optimizer = torch.optim.Adam(model.parameters(), local_round.lr)
+        for inputs, target in data:
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(model(inputs), target).backward()
+            optimizer.step()
+        return {"loss": 0.0}
+
+    task = replace(PLAIN, train_fn=train)
+    layout = Layout.of(PLAIN.model())
+    engine = client_engine(task, initial_model(task, 0), layout, "cpu")
+    start = layout.gather(initial_model(task, 0))
+    updates = loop(task, DATA, SHARDS, PLANS, SGD)()
+    for update, plan, shard in zip(updates, PLANS, SHARDS, strict=True):
+        mine = torch.cat([update[e.name].flatten() for e in layout])
+        expected = engine.train(start, DATA, plan, SGD, rows=shard).update
+        torch.testing.assert_close(mine, expected)
+
+
+class Frozen(nn.Module):
+    """Takes a batch by keyword; its first layer is not trained."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.head = nn.Linear(6, 6).requires_grad_(False), nn.Linear(6, 3)
+
+    def forward(self, x):
+        return self.head(self.first(x))
+
+
+def test_loops_take_batches_by_keyword_and_leave_frozen_parameters_out():
+    sgd, shards = replace(SGD, batch_size=20, optimizer="adamw", lr=0.01), [np.arange(20)]
+    data = Data({"x": DATA.inputs}, DATA.targets)
+    task = Task("frozen", Frozen, data, data)
+    plans = [plan_batches(sgd, shards[0], 0, 1, 0)]
+    (lean,), (usual,) = (loop(task, data, shards, plans, sgd)() for loop in (lean_loop, usual_loop))
+    layout = Layout.of(Frozen())
+    model = initial_model(task, 0)
+    engine = client_engine(task, model, layout, "cpu")
+    expected = engine.train(layout.gather(model), data, plans[0], sgd).update
+    for update in (lean, usual):
+        assert list(update) == ["head.weight", "head.bias"]
+        mine = torch.cat([update[e.name].flatten() for e in layout])
+        torch.testing.assert_close(mine, expected)
+
+
+@pytest.mark.slow
+def test_the_big_batch_cannot_run_a_train_fn(tmp_path):
+    (tmp_path / "mine.py").write_text(
+        "from dataclasses import replace\nfrom tiny_task import task\n"
+        "task = replace(task, train_fn=lambda model, data, local_round: {'loss': 0.0})\n"
+    )
+    done = fedcomp("bench", "sim", "--task", f"{tmp_path}/mine.py:task", "--loops", "big-batch")
+    assert "--loops big-batch cannot run the task's train_fn" in sentence(done)
 
 
 def test_the_usual_loop_takes_as_many_steps_whatever_the_shard_holds():

@@ -5,10 +5,10 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 
 import torch
-from tiny_task import task
 
 from fedcomp import RunConfig
 from fedcomp.callbacks import Callback, PortFigures, RoundRecord, Summary
@@ -19,14 +19,18 @@ from fedcomp.deployment.relay_process import RelayProcess
 from fedcomp.deployment.start import Door, serve
 from fedcomp.errors import FedcompError
 from fedcomp.keys.enrolment import Enrolment
+from fedcomp.tasks import Data, Task, load
 
 TASK = f"{Path(__file__).parents[1] / 'tiny_task.py'}:task"
-TRAIN = task.train()
-COMMON = (
-    SharedObjects()
-)  # torch has one source of randomness in a process: one client after the other
 RETRY_S = (0.05, 0.1)
 PATIENCE_S = 30.0
+
+
+@cache
+def parts(task: str) -> tuple[Task, Data, SharedObjects]:
+    """Return a task, its training data and the objects that its clients share: torch has one source of randomness in a process."""
+    loaded = load(task, None)
+    return loaded, loaded.train(), SharedObjects()
 
 
 @dataclass
@@ -65,11 +69,12 @@ class Process:
 class Clients(Process):
     """A process of clients."""
 
-    def start(self, port: int, clients: Sequence[int], keys: Path | None) -> None:
+    def start(self, port: int, clients: Sequence[int], keys: Path | None, task: str = TASK) -> None:
         seats = {}
+        loaded, train, shared = parts(task)
         for client in clients:
             enrolled = keys and Enrolment.read(keys / "clients" / f"{client}.toml")
-            own = ClientSetup(task, TRAIN, torch.device("cpu"), client, client, shared=COMMON)
+            own = ClientSetup(loaded, train, torch.device("cpu"), client, client, shared=shared)
             member = Member(own, None, enrolled.pair[0] if enrolled else None)
             seats[client] = Seat(Target("localhost", port, enrolled), member)
         self.begin(ClientProcess(seats, self.say, retry_s=RETRY_S))
@@ -143,7 +148,7 @@ class Deployed:
         """Start a process of these clients, behind a relay if one is given. The server has to serve."""
         made = Clients()
         self.clients.append(made)
-        made.start(at.port if at else self.port, clients, self.keys)
+        made.start(at.port if at else self.port, clients, self.keys, self.config.task)
         return made
 
     def relay(self, **options) -> Relay:
@@ -194,8 +199,15 @@ def rounds_until(true: Callable[[], bool], what: object = None) -> Iterator[None
 
 @contextmanager
 def deployed(folder: Path, keys: Path | None = None, **options) -> Iterator[Deployed]:
-    usual = {"participation": 1.0, "batch_size": 10, "seed": 5, "device": "cpu", "rounds": 2}
-    config = RunConfig(task=TASK, out=str(folder / "run"), **usual | options)
+    usual = {
+        "task": TASK,
+        "participation": 1.0,
+        "batch_size": 10,
+        "seed": 5,
+        "device": "cpu",
+        "rounds": 2,
+    }
+    config = RunConfig(out=str(folder / "run"), **usual | options)
     run = Deployed(config, keys)
     try:
         yield run

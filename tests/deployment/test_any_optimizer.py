@@ -1,14 +1,22 @@
-"""A deployment trains with the optimizer of the run, and each client keeps its state: the model is that of the simulation."""
+"""A deployment trains with the run's optimizer or the task's own loop, and clients keep its state; the model equals the simulated one."""
 
 import dataclasses
+from pathlib import Path
 
-from one_process import deployed
+import pytest
+from one_process import TASK, deployed
 
 from fedcomp.sim import simulate
 
+KEYWORDS = Path(__file__).parents[1] / "keyword_task.py"
 
-def test_clients_keep_the_state_of_their_optimizer(tmp_path):
+
+@pytest.mark.parametrize(
+    "task", [TASK, f"{KEYWORDS}:task", f"{KEYWORDS}:own_loop"], ids=["tiny", "keywords", "loop"]
+)
+def test_clients_keep_the_state_of_their_optimizer(tmp_path, task):
     options = {
+        "task": task,
         "clients": 3,
         "rounds": 3,
         "optimizer": "adamw:lr=0.02,weight_decay=0.1",

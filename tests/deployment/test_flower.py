@@ -1,6 +1,7 @@
-"""`--transport flower`: stock processes of Flower carry a run, which is interrupted and resumed."""
+"""`--transport flower`: stock processes of Flower carry a run of a task's own loop, which is interrupted and resumed."""
 
 import signal
+from pathlib import Path
 
 import pytest
 from deployment import children, gone, stage
@@ -8,11 +9,12 @@ from typer.testing import CliRunner
 
 from fedcomp.cli.main import app
 
-RUN = ("--clients", "2", "--participation", "1", "--insecure")
+TASK = ("--task", f"{Path(__file__).parents[1] / 'keyword_task.py'}:own_loop")
+RUN = ("--clients", "2", "--participation", "1", "--insecure", *TASK)
 
 
 def both(here, *transport: str):
-    return [here.client(i, "--insecure", *transport) for i in range(2)]
+    return [here.client(i, "--insecure", *TASK, *transport) for i in range(2)]
 
 
 @pytest.mark.slow

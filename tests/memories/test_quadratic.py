@@ -10,8 +10,8 @@ import torch
 from federation import Federation
 
 from fedcomp.strategies import StrategyConfig
-from fedcomp.training.engine import OneByOne
-from fedcomp.training.local_sgd import Trained
+from fedcomp.training.engine import SequentialJobs
+from fedcomp.training.local_sgd import LocalUpdate
 
 CLIENTS, ROUNDS, RATE = 5, 60, 0.3  # after 600 rounds both are at 1e-15, the limit of float32
 
@@ -26,9 +26,9 @@ class Quadratic:
         self.a = 0.1 + 1.9 * torch.rand(numel, generator=draws, dtype=torch.float64)
         self.b = torch.randn(numel, generator=draws, dtype=torch.float64)
 
-    def train(self, start, data, batches, sgd, *, into, **told) -> Trained:
+    def train_job(self, start, data, job, sgd, seed, into) -> LocalUpdate:
         step = -sgd.lr * self.a * (start.double() - self.b)
-        return Trained(into.copy_(step), 0.0, None)
+        return LocalUpdate(into.copy_(step), 0.0, None)
 
 
 def gap(memory: str, uplink: str, rounds: int = ROUNDS, **changes) -> float:
@@ -38,7 +38,10 @@ def gap(memory: str, uplink: str, rounds: int = ROUNDS, **changes) -> float:
     f = Federation(rules, clients=CLIENTS)
     parts = [Quadratic(f.layout.numel, client) for client in range(CLIENTS)]
     for member, part in zip(f.members, parts, strict=True):
-        member.trainer.engine, member.sgd = OneByOne(part), replace(member.sgd, lr=RATE, steps=1)
+        member.trainer.engine, member.sgd = (
+            SequentialJobs(part),
+            replace(member.sgd, lr=RATE, steps=1),
+        )
     a, b = torch.stack([part.a for part in parts]), torch.stack([part.b for part in parts])
     best = (a * b).sum(0) / a.sum(0)
     for _ in f.loop.rounds(range(1, rounds + 1)):

@@ -10,7 +10,7 @@ from fedcomp.layout import Layout
 from fedcomp.tasks import initial_model, load
 from fedcomp.tasks.data import Data
 from fedcomp.training.batches import plan_batches
-from fedcomp.training.engine import Job, OneByOne
+from fedcomp.training.engine import Job, SequentialJobs
 from fedcomp.training.local_sgd import LocalSGD, SerialEngine, Traces
 
 TASKS = Path(worker_tasks.__file__)
@@ -33,10 +33,10 @@ SHARDS = [
 ]  # the second has smaller batches
 
 
-def serial(name: str = "task") -> OneByOne:
+def serial(name: str = "task") -> SequentialJobs:
     task = load(f"{TASKS}:{name}")
     model = initial_model(task, 3)
-    return OneByOne(SerialEngine(task, model, Layout.of(model), "cpu"))
+    return SequentialJobs(SerialEngine(task, model, Layout.of(model), "cpu"))
 
 
 def jobs(
@@ -55,7 +55,7 @@ def jobs(
     ]
 
 
-def start_of(engine: OneByOne) -> torch.Tensor:
+def start_of(engine: SequentialJobs) -> torch.Tensor:
     return engine.engine.layout.gather(engine.engine.model).clone()
 
 
@@ -66,7 +66,7 @@ def two_rounds(engine, start: torch.Tensor, data: Data, sgd: LocalSGD = SGD) -> 
         mine = jobs(start, sgd, round, buffers)
         updates, results = engine.train(start, data, mine, sgd, seed=5)
         found.append((updates.clone(), results, mine))
-        buffers = {job.who: result.buffers for job, result in zip(mine, results, strict=True)}
+        buffers = {job.client: result.buffers for job, result in zip(mine, results, strict=True)}
     return found
 
 

@@ -135,7 +135,7 @@ def one_by_one(make, data, plans, sgd, **options) -> tuple[torch.Tensor, torch.T
     task, model, layout, start = parts(make, data, **options)
     engine = SerialEngine(task, model, layout, "cpu")
     trained = [
-        engine.train(start, data, plan, sgd, round=1, who=who) for who, plan in enumerate(plans)
+        engine.train(start, data, plan, sgd, round=1, client=who) for who, plan in enumerate(plans)
     ]
     return torch.stack([t.update for t in trained]), torch.tensor([t.loss for t in trained])
 

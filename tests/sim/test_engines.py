@@ -11,12 +11,12 @@ from torch import nn
 from fedcomp.config import RunConfig
 from fedcomp.errors import ConfigError
 from fedcomp.layout import Layout
-from fedcomp.sim.batched import BatchedEngine, Together
+from fedcomp.sim.batched import BatchedEngine, BatchedJobs
 from fedcomp.sim.machine import Machine
 from fedcomp.tasks.base import Task
 from fedcomp.tasks.data import Data
 from fedcomp.training.batches import plan_batches
-from fedcomp.training.engine import Done, Job, OneByOne
+from fedcomp.training.engine import Job, JobResult, SequentialJobs
 from fedcomp.training.local_sgd import LocalSGD, SerialEngine, Traces
 
 SGD = LocalSGD(steps=2, batch_size=8, momentum=0.9, keep_momentum=True)
@@ -28,7 +28,7 @@ def examples() -> Data:
     return Data(torch.randn(60, 12, generator=drawn), torch.randint(0, 4, (60,), generator=drawn))
 
 
-def engines(loss=nn.functional.cross_entropy) -> tuple[OneByOne, Together, torch.Tensor]:
+def engines(loss=nn.functional.cross_entropy) -> tuple[SequentialJobs, BatchedJobs, torch.Tensor]:
     torch.manual_seed(0)
     model = nn.Linear(12, 4)
     layout, task = (
@@ -37,8 +37,8 @@ def engines(loss=nn.functional.cross_entropy) -> tuple[OneByOne, Together, torch
     )
     start = layout.gather(model)
     return (
-        OneByOne(SerialEngine(task, model, layout, "cpu")),
-        Together(BatchedEngine(task, nn.Linear(12, 4), layout, "cpu", 2)),
+        SequentialJobs(SerialEngine(task, model, layout, "cpu")),
+        BatchedJobs(BatchedEngine(task, nn.Linear(12, 4), layout, "cpu", 2)),
         start,
     )
 
@@ -62,7 +62,7 @@ def test_both_give_updates_losses_and_traces():
     for engine in (one_by_one, together):
         mine = jobs(start)
         updates, results = engine.train(start, engine.resident(examples()), mine, SGD, seed=0)
-        assert updates.shape == (3, 52) and all(isinstance(result, Done) for result in results)
+        assert updates.shape == (3, 52) and all(isinstance(result, JobResult) for result in results)
         found.append(
             (
                 updates,
@@ -85,9 +85,9 @@ def test_a_client_that_fails_fails_alone():
         mine[1] = mine[1]._replace(batches=[np.array([60])])  # there is no such example
         updates, results = engine.train(start, examples(), mine, SGD, seed=0)
         expected, _ = engine.train(
-            start, examples(), [job for job in jobs(start) if job.who != 1], SGD, seed=0
+            start, examples(), [job for job in jobs(start) if job.client != 1], SGD, seed=0
         )
-        assert [isinstance(result, Done) for result in results] == [
+        assert [isinstance(result, JobResult) for result in results] == [
             True,
             False,
             True,
@@ -103,7 +103,9 @@ def test_bfloat16_is_close_to_float32_and_not_it(engine):
     coarse, results = mine.train(
         start, examples(), jobs(start), dataclasses.replace(SGD, precision="bfloat16"), seed=0
     )
-    assert coarse.dtype == torch.float32 and all(isinstance(result, Done) for result in results)
+    assert coarse.dtype == torch.float32 and all(
+        isinstance(result, JobResult) for result in results
+    )
     assert 0 < (coarse - fine).norm() < 0.02 * fine.norm()
 
 

@@ -14,11 +14,11 @@ from fedcomp import RunConfig
 from fedcomp.config import read_run
 from fedcomp.errors import ConfigError, UserError
 from fedcomp.sim import simulate
-from fedcomp.sim.batched import BatchedEngine, Together
+from fedcomp.sim.batched import BatchedEngine, BatchedJobs
 from fedcomp.sim.clients import VirtualClients
 from fedcomp.sim.multi_device import MultiDevice
 from fedcomp.training import devices
-from fedcomp.training.engine import Done, Job
+from fedcomp.training.engine import Job, JobResult
 from fedcomp.training.local_sgd import Traces
 
 CPU = torch.device("cpu")
@@ -29,7 +29,7 @@ def several(
 ) -> tuple[MultiDevice, torch.Tensor]:
     made, warnings = [parts(network, images()) for _ in range(count)], []
     engines = [
-        Together(BatchedEngine(task, model, layout, "cpu", at_once, warn=warnings.append))
+        BatchedJobs(BatchedEngine(task, model, layout, "cpu", at_once, warn=warnings.append))
         for task, model, layout, _ in made
     ]
     return MultiDevice(engines, warnings, warn), made[0][3]
@@ -68,9 +68,9 @@ def test_as_on_one_device(count, clients):
 def test_runs_of_clients_stay_where_they_were_trained():
     engine, start = several(2)
     shares = engine.train_apart(start, images(), jobs(5), SGD, seed=0)
-    assert [[job.who for job in share.jobs] for share in shares] == [[0, 1], [2, 3, 4]]
+    assert [[job.client for job in share.jobs] for share in shares] == [[0, 1], [2, 3, 4]]
     assert [len(share.updates) for share in shares] == [2, 3] and all(
-        type(r) is Done for share in shares for r in share.results
+        type(r) is JobResult for share in shares for r in share.results
     )
     expected, _ = one_by_one(network, images(), planned(SGD, 5), SGD)
     torch.testing.assert_close(
@@ -150,7 +150,7 @@ def run_on(monkeypatch, count: int, config: RunConfig, callback=None) -> MultiDe
         made.append(self)
         begin(self, *given)
 
-    monkeypatch.setattr(devices, "several", lambda asked: [CPU] * count)
+    monkeypatch.setattr(devices, "parse_devices", lambda asked: [CPU] * count)
     monkeypatch.setattr(MultiDevice, "__init__", noted)
     try:
         simulate(config, callback or Records())
@@ -217,13 +217,16 @@ def test_several_devices_are_for_the_batched_engine(tmp_path, monkeypatch):
 def test_what_device_may_say(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    assert devices.several("cuda:0,cuda:1") == [torch.device("cuda:0"), torch.device("cuda:1")]
-    assert devices.several("cuda") == [torch.device("cuda")] == devices.several("auto")
+    assert devices.parse_devices("cuda:0,cuda:1") == [
+        torch.device("cuda:0"),
+        torch.device("cuda:1"),
+    ]
+    assert devices.parse_devices("cuda") == [torch.device("cuda")] == devices.parse_devices("auto")
     for asked in ("cuda:0,cuda:0", "cuda,cuda:1", "cpu,cuda:0", "cpu,cpu", "auto,cuda:1"):
         with pytest.raises(
             ConfigError, match="different GPUs, each with its number; give them like cuda:0,cuda:1"
         ):
-            devices.several(asked)
+            devices.parse_devices(asked)
     for asked in ("cuda:0,", ",", "cuda:0;cuda:1", "cuda:0,cuda:2"):
         with pytest.raises(ConfigError, match="--device"):
-            devices.several(asked)
+            devices.parse_devices(asked)

@@ -30,7 +30,7 @@ from fedcomp.errors import ConfigError, TaskError
 from fedcomp.sim import ray_engine, simulate
 from fedcomp.sim.jobs import PickledTensor
 from fedcomp.sim.ray_engine import RayEngine
-from fedcomp.training.engine import Done
+from fedcomp.training.engine import JobResult
 from fedcomp.training.local_sgd import LocalSGD
 
 pytestmark = [pytest.mark.slow, pytest.mark.deploy, pytest.mark.ray]
@@ -273,7 +273,7 @@ def test_a_client_fails_alone_and_is_trained_once_more_if_its_actor_dies(ray_wit
         updates, results = actors.train(start, deadly, jobs(start, sgd), sgd, seed=5)
     data = worker_tasks.marked(**survivable)
     honest, expected = one_by_one.train(start, data, jobs(start, sgd), sgd, seed=5)
-    assert [type(result) is Done for result in results] == [False, True, False, True, True]
+    assert [type(result) is JobResult for result in results] == [False, True, False, True, True]
     assert reason(results[0]) == reason(expected[0])
     assert reason(results[2]).startswith("the Ray actor that trained this client died, twice")
     assert torch.equal(updates, honest[[0, 2, 3]])
@@ -286,7 +286,7 @@ def test_keyboard_interrupt_or_exit_in_a_task_fails_its_client_alone(ray_with_tw
     data = worker_tasks.marked(_7=worker_tasks.STOP, _30=worker_tasks.EXIT)
     with engine("minded") as actors:
         updates, results = actors.train(start, data, jobs(start, sgd), sgd, seed=5)
-    assert [type(result) is Done for result in results] == [False, True, False, True, True]
+    assert [type(result) is JobResult for result in results] == [False, True, False, True, True]
     assert len(updates) == 3
     assert "in forward: KeyboardInterrupt" in reason(results[0])
     assert "in forward: SystemExit" in reason(results[2])

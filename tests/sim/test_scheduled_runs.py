@@ -219,12 +219,12 @@ def test_clients_do_as_they_are_told():
 @for_each("asked", [{"steps": -1}, {"steps": 10**6 + 1}, {"batch_size": -5}, {"batch_size": 10**9}])
 def test_a_client_refuses_what_no_run_may_ask(asked):
     with pytest.raises(ProtocolError, match="^the server asks for -?[0-9]+ .*; give 1 to 1000000$"):
-        LocalSGD().as_told(**asked)
+        LocalSGD().for_round(**asked)
 
 
 def test_steps_that_are_told_stand_in_for_epochs():
-    assert LocalSGD(epochs=3).as_told(steps=2) == LocalSGD(steps=2, epochs=0)
-    assert LocalSGD(epochs=3).as_told(lr=0.5) == LocalSGD(epochs=3, lr=0.025, lr_multiple=0.5)
+    assert LocalSGD(epochs=3).for_round(steps=2) == LocalSGD(steps=2, epochs=0)
+    assert LocalSGD(epochs=3).for_round(lr=0.5) == LocalSGD(epochs=3, lr=0.025, lr_multiple=0.5)
 
 
 def test_a_schedule_that_ends_with_a_last_round_that_is_not_known_is_refused():

@@ -29,16 +29,16 @@ CODED = replace(
 )
 def test_each_partition_is_trained_once_a_round(tmp_path, monkeypatch, attack, trainings):
     """Byzantine clients with data of their own train separately and change nothing for others; their rows may have all partitions."""
-    count, train = [], SerialEngine.train
+    count, train_job = [], SerialEngine.train_job
 
-    def counted(self, *given, **told):
-        count.append((told["round"], told["who"]))
-        return train(self, *given, **told)
+    def counted(self, start, data, job, *rest):
+        count.append((job.round, job.client))
+        return train_job(self, start, data, job, *rest)
 
-    monkeypatch.setattr(SerialEngine, "train", counted)
+    monkeypatch.setattr(SerialEngine, "train_job", counted)
     simulate(replace(CODED, engine="serial", attack=attack, out=out(tmp_path, "run")))
     for round in (1, 2):
-        trained = [who for r, who in count if r == round]
+        trained = [client for r, client in count if r == round]
         assert (
             set(trained) == set(range(9))
             and 9 <= len(trained) <= trainings

@@ -22,7 +22,7 @@ from fedcomp.sim import simulate
 from fedcomp.sim.processes import WorkerEngine
 from fedcomp.tasks import initial_model, load
 from fedcomp.tasks.data import Data
-from fedcomp.training.engine import Done
+from fedcomp.training.engine import JobResult
 from fedcomp.training.local_sgd import LocalSGD, SerialEngine
 
 pytestmark = pytest.mark.deploy
@@ -137,7 +137,7 @@ def test_a_client_fails_alone_and_one_whose_worker_dies_once_is_trained_by_anoth
     honest, expected = one_by_one.train(
         start, worker_tasks.marked(**survivable), jobs(start, sgd), sgd, seed=5
     )
-    assert [type(result) is Done for result in results] == [False, True, False, True, True]
+    assert [type(result) is JobResult for result in results] == [False, True, False, True, True]
     assert reason(results[0]) == reason(expected[0])
     assert reason(results[0]).endswith("in forward: ValueError: a sensor reports nonsense")
     assert reason(results[2]).startswith(
@@ -155,7 +155,7 @@ def test_workers_that_die_between_clients_that_are_trained_do_not_end_a_run(mind
     deadly = worker_tasks.marked(_30=worker_tasks.DEADLY)
     for round in range(3):
         _, results = engine.train(start, deadly, jobs(start, sgd, round=round), sgd, seed=5)
-        assert [type(result) is Done for result in results] == [True, True, False, True, True]
+        assert [type(result) is JobResult for result in results] == [True, True, False, True, True]
 
 
 def test_a_task_that_workers_do_not_find_is_a_sentence(tmp_path, monkeypatch):
@@ -219,11 +219,11 @@ def test_a_model_that_ends_its_process_fails_its_client_alone(minded):
         assert "worker_tasks.py, line " in reason(results[0]) and "SystemExit: 7" in reason(
             results[0]
         )
-        assert all(type(result) is Done for result in results[1:])
+        assert all(type(result) is JobResult for result in results[1:])
     stopping = worker_tasks.marked(_7=worker_tasks.STOP)
     _, results = engine.train(start, stopping, jobs(start, sgd), sgd, seed=5)
     assert "KeyboardInterrupt" in reason(results[0])
-    assert all(type(result) is Done for result in results[1:])
+    assert all(type(result) is JobResult for result in results[1:])
     with pytest.raises(KeyboardInterrupt):
         one_by_one.train(start, stopping, jobs(start, sgd), sgd, seed=5)
 

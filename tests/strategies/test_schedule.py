@@ -173,7 +173,7 @@ def test_a_time_that_is_too_short_says_what_is_enough(bandwidth):
 @for_each("multiple", [0.0, -1.0, float("nan"), float("inf")])
 def test_a_rate_that_is_none_is_refused(multiple):
     with pytest.raises(ProtocolError, match="give a multiple above 0"):
-        LocalSGD().as_told(lr=multiple)
+        LocalSGD().for_round(lr=multiple)
 
 
 def test_a_rate_that_no_float32_holds_is_refused():
@@ -181,7 +181,7 @@ def test_a_rate_that_no_float32_holds_is_refused():
         ProtocolError,
         match=r"^the server asks for a learning rate of 5e\+298; give at most 3e\+38$",
     ):
-        LocalSGD(lr=0.05).as_told(lr=1e300)
+        LocalSGD(lr=0.05).for_round(lr=1e300)
 
 
 def test_clients_do_as_they_are_told():

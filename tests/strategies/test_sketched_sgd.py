@@ -18,8 +18,8 @@ from fedcomp.memories.sketched import CANDIDATES, MARKS, NUMBERS, SKETCH, VALUES
 from fedcomp.messages import Assignment, Report, ticket
 from fedcomp.strategies import Average, StrategyConfig, strategy
 from fedcomp.strategies.sketched_sgd import SketchedSGD
-from fedcomp.training.engine import OneByOne
-from fedcomp.training.local_sgd import Trained
+from fedcomp.training.engine import SequentialJobs
+from fedcomp.training.local_sgd import LocalUpdate
 
 K, MOST = 4, 8  # of 42 coordinates, at a density of 10 % with two candidates each
 WIDE = "sketch:columns=400"
@@ -44,13 +44,13 @@ class Drawn:
 
     device = "cpu"
 
-    def train(self, start, data, batches, sgd, *, round, who, into, **_):
+    def train_job(self, start, data, job, sgd, seed, into):
         shared, own = (
             torch.randn(start.numel(), generator=torch.Generator().manual_seed(seed))
-            for seed in (round, 100 * round + who + 1)
+            for seed in (job.round, 100 * job.round + job.client + 1)
         )
         into.copy_(sgd.lr * (shared**3 + own))
-        return Trained(into, 1 / round, None)
+        return LocalUpdate(into, 1 / job.round, None)
 
 
 class Recorded(Federation):
@@ -69,7 +69,7 @@ class Recorded(Federation):
         self.twice: set[tuple[int, int, str]] = set()  # of messages that come twice
         self.refused = 0
         for client, member in enumerate(self.members):
-            member.trainer.engine = OneByOne(Drawn())
+            member.trainer.engine = SequentialJobs(Drawn())
             self.count(client)
 
     def count(self, client: int) -> None:

@@ -89,7 +89,7 @@ def test_a_client_trains_on_the_changed_examples(one_thread):
     task, made, layout = parts(TASK)
     start, plan = layout.gather(made), plan_batches(SGD, np.arange(20), 0, 1, 2)
     trained = SerialEngine(task, made, layout, "cpu").train(
-        start, data(), plan, SGD, seed=0, round=1, who=2
+        start, data(), plan, SGD, seed=0, round=1, client=2
     )
     whole = np.concatenate(plan)
     changed = CROP_AND_FLIP.apply(
@@ -120,7 +120,7 @@ def test_clients_trained_together_see_what_each_alone_would_see(at_once, one_thr
         start, data(), plans, SGD, changes=changes
     )
     for who, plan in enumerate(plans):
-        alone = serial.train(start, data(), plan, SGD, seed=0, round=7, who=who)
+        alone = serial.train(start, data(), plan, SGD, seed=0, round=7, client=who)
         assert (updates[who] - alone.update).norm() < 1e-4 * alone.update.norm()
         assert losses[who].item() == pytest.approx(alone.loss, rel=1e-4)
 

@@ -9,11 +9,11 @@ from fedcomp.training import devices
 
 
 def test_the_processor():
-    assert devices.choose("cpu") == torch.device("cpu")
+    assert devices.parse_device("cpu") == torch.device("cpu")
 
 
 def test_auto_is_a_device_that_is_here():
-    assert devices.choose("auto").type == ("cuda" if torch.cuda.is_available() else "cpu")
+    assert devices.parse_device("auto").type == ("cuda" if torch.cuda.is_available() else "cpu")
 
 
 @for_each(
@@ -36,12 +36,12 @@ def test_another_word_is_a_sentence(asked):
     with pytest.raises(
         ConfigError, match=f"^--device {asked} is not known; give auto, cpu, cuda or cuda:N$"
     ):
-        devices.choose(asked)
+        devices.parse_device(asked)
 
 
 def test_a_device_that_is_not_here():
     with pytest.raises(ConfigError, match="^--device cuda:9999: "):
-        devices.choose("cuda:9999")
+        devices.parse_device("cuda:9999")
 
 
 @pytest.mark.parametrize(
@@ -55,5 +55,8 @@ def test_a_device_that_is_not_here():
 )
 def test_arithmetic_that_is_not_the_processors_own(monkeypatch, capability, precision, told):
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
-    assert ("no arithmetic in bfloat16" in devices.without(precision, torch.device("cpu"))) is told
-    assert not devices.without(precision, torch.device("meta"))
+    assert (
+        "no arithmetic in bfloat16"
+        in devices.slow_precision_warning(precision, torch.device("cpu"))
+    ) is told
+    assert not devices.slow_precision_warning(precision, torch.device("meta"))

@@ -89,7 +89,7 @@ def test_equals_torch_optim(model_name, variant):
     make = MODELS[model_name]
     task, model, layout, start = parts(make)
     sgd, data = dataclasses.replace(SGD, **VARIANTS[variant]), examples()
-    batches = plan_batches(sgd, np.arange(40), seed=0, round=1, who=2)
+    batches = plan_batches(sgd, np.arange(40), seed=0, round=1, client=2)
     update, loss = by_torch_optim(task, model, layout, start, data, batches, sgd)
     trained = SerialEngine(task, model, layout, "cpu").train(start, data, batches, sgd)
     unused = layout.views(update).get("unused")
@@ -138,16 +138,16 @@ def test_dropout_belongs_to_seed_round_and_client():
             [np.arange(20)] * 3,
         )
         before = torch.get_rng_state()
-        first = engine.train(start, data, batches, SGD, seed=3, round=4, who=5).update
+        first = engine.train(start, data, batches, SGD, seed=3, round=4, client=5).update
         assert torch.equal(torch.get_rng_state(), before)
         torch.manual_seed(9)
         assert torch.equal(
-            engine.train(start, data, batches, SGD, seed=3, round=4, who=5).update, first
+            engine.train(start, data, batches, SGD, seed=3, round=4, client=5).update, first
         )
         for other in (
-            {"seed": 0, "round": 4, "who": 5},
-            {"seed": 3, "round": 0, "who": 5},
-            {"seed": 3, "round": 4, "who": 0},
+            {"seed": 0, "round": 4, "client": 5},
+            {"seed": 3, "round": 0, "client": 5},
+            {"seed": 3, "round": 4, "client": 0},
         ):
             assert not torch.equal(engine.train(start, data, batches, SGD, **other).update, first)
 

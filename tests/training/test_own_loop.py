@@ -11,7 +11,7 @@ from fedcomp.clients import nested_state
 from fedcomp.errors import TaskError
 from fedcomp.layout import Layout
 from fedcomp.tasks import initial_model
-from fedcomp.training.engine import one_at_a_time
+from fedcomp.training.engine import client_engine
 from fedcomp.training.local_sgd import LocalSGD
 
 DATA = Data(torch.arange(12.0).reshape(6, 2), torch.arange(6))
@@ -25,7 +25,7 @@ def run(train_fn, state=None, rows=(1, 3, 4)):
     task = Task("own", network, DATA, DATA, train_fn=train_fn)
     model = initial_model(task, 0)
     layout = Layout.of(model)
-    engine = one_at_a_time(task, model, layout, "cpu")
+    engine = client_engine(task, model, layout, "cpu")
     start = torch.linspace(-1, 1, layout.numel)
     batches = [np.array(rows[:1])]
     return engine.train(
@@ -34,7 +34,7 @@ def run(train_fn, state=None, rows=(1, 3, 4)):
         batches,
         LocalSGD(steps=7, lr=0.3),
         round=5,
-        who=2,
+        client=2,
         rows=np.array(rows),
         state=state,
     )

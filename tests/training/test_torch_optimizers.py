@@ -12,7 +12,7 @@ from fedcomp import Data, Task, local_optimizer
 from fedcomp.errors import SpecError
 from fedcomp.layout import Layout
 from fedcomp.tasks import initial_model
-from fedcomp.training.engine import one_at_a_time
+from fedcomp.training.engine import client_engine
 from fedcomp.training.local_sgd import LocalSGD, Traces
 
 INPUTS = torch.randn(40, 6, generator=torch.Generator().manual_seed(1))
@@ -30,7 +30,7 @@ def trained(options: LocalSGD, state=None, **task_fields):
     model = initial_model(task, 0)
     layout = Layout.of(model)
     start = layout.gather(model)
-    engine = one_at_a_time(task, initial_model(task, 0), layout, "cpu")
+    engine = client_engine(task, initial_model(task, 0), layout, "cpu")
     return engine.train(start, DATA, BATCHES, options, state=state), model, layout
 
 
@@ -116,7 +116,7 @@ def test_a_callable_makes_the_optimizer_and_the_server_scales_its_rate():
     def made(parameters):
         return torch.optim.AdamW(parameters, 0.02)
 
-    result, model, layout = trained(LocalSGD(lr=0.05).as_told(0.5), optimizer=made)
+    result, model, layout = trained(LocalSGD(lr=0.05).for_round(0.5), optimizer=made)
     before = layout.gather(model)
     torch_loop(model, torch.optim.AdamW(model.parameters(), 0.01))
     same(result, layout, before, model)
@@ -129,7 +129,7 @@ def test_the_terms_of_fedprox_and_of_a_strategy_are_added_to_the_gradient():
     model = initial_model(task, 0)
     layout = Layout.of(model)
     start = layout.gather(model)
-    engine = one_at_a_time(task, initial_model(task, 0), layout, "cpu")
+    engine = client_engine(task, initial_model(task, 0), layout, "cpu")
     result = engine.train(start, DATA, BATCHES, options, traces=Traces(pull=pull))
     optimizer = torch.optim.Adam(model.parameters(), 0.01)
     for rows in BATCHES:
@@ -174,7 +174,7 @@ def test_a_loss_of_the_tasks_own_gets_float32_under_autocast(model):
     task = Task("tiny", model, DATA, DATA, loss=loss)
     made = initial_model(task, 0)
     layout = Layout.of(made)
-    engine = one_at_a_time(task, made, layout, "cpu")
+    engine = client_engine(task, made, layout, "cpu")
     engine.train(layout.gather(made), DATA, BATCHES[:1], LocalSGD(precision="bfloat16"))
     assert seen == [torch.float32]
 

@@ -8,6 +8,6 @@ Except for rounding, the update of a client is that of training.local_sgd.Serial
 """
 
 from .choice import NotMapped, choose_engine, unbatched
-from .engine import BatchedEngine, Together
+from .engine import BatchedEngine, BatchedJobs
 
-__all__ = ["BatchedEngine", "NotMapped", "Together", "choose_engine", "unbatched"]
+__all__ = ["BatchedEngine", "NotMapped", "BatchedJobs", "choose_engine", "unbatched"]

@@ -13,7 +13,7 @@ from ...layout import Layout
 from ...tasks.base import Task
 from ...tasks.data import Data
 from ...tasks.user_errors import client_error, ran_out_of_memory
-from ...training.engine import Done, Engine, Job
+from ...training.engine import Engine, Job, JobResult
 from ...training.local_sgd import NO_TRACES, LocalSGD, Traces, anchors, descend, plan_changes
 from .choice import MAPPED, NotMapped, gradients_of, mapped_gradients
 from .convolutions import FORMS
@@ -219,7 +219,7 @@ class BatchedEngine:
         return rounded
 
 
-class Together(Engine):
+class BatchedJobs(Engine):
     """Trains jobs as stacks. If a stack fails, its clients are trained one by one, so that only those fail that must."""
 
     def __init__(self, engine: BatchedEngine):
@@ -227,7 +227,7 @@ class Together(Engine):
 
     def train(
         self, start: Tensor, data: Data, jobs: Sequence[Job], sgd: LocalSGD, *, seed: int
-    ) -> tuple[Tensor, list[Done | Exception]]:
+    ) -> tuple[Tensor, list[JobResult | Exception]]:
         if not jobs:
             return start.new_empty(0, len(start)), []
         try:
@@ -244,18 +244,18 @@ class Together(Engine):
 
     def _train(
         self, start: Tensor, data: Data, jobs: Sequence[Job], sgd: LocalSGD, seed: int
-    ) -> tuple[Tensor, list[Done | Exception]]:
+    ) -> tuple[Tensor, list[JobResult | Exception]]:
         stack = Traces.stack([job.traces for job in jobs])
         plans, changes = [job.batches for job in jobs], []
         if sgd.augment:
             changes = [
-                plan_changes(self.engine.task, sgd, job.batches, seed, job.round, job.who)
+                plan_changes(self.engine.task, sgd, job.batches, seed, job.round, job.client)
                 for job in jobs
             ]
         updates, losses = self.engine.train(start, data, plans, sgd, traces=stack, changes=changes)
         for i, job in enumerate(jobs):
             job.traces.take(stack, i)
-        return updates, [Done(loss) for loss in losses.tolist()]
+        return updates, [JobResult(loss) for loss in losses.tolist()]
 
 
 def _gathered(examples: Tensor, positions: Tensor) -> Tensor:

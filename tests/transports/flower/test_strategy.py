@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import keyword_task
 import numpy as np
 import pytest
 import torch
@@ -59,6 +60,18 @@ def test_start_runs_the_rounds_of_the_loop(text):
     )
     assert [r["round"] for r in result.evaluate_metrics_serverapp.values()] == [1, 2, 3]
     assert result.train_metrics_clientapp[2]["accepted"] == 6
+
+
+@for_each("task", [keyword_task.task, keyword_task.own_loop], ids=["keywords", "loop"])
+def test_clients_train_dict_batches_with_any_optimizer_and_by_their_own_loop(task):
+    mine, flowers = (Federation(CONFIG, task=task, optimizer="adamw") for _ in range(2))
+    list(mine.loop.rounds(range(1, 3)))
+    result = FlowerStrategy("average", CONFIG, roster=by_partition).start(
+        grid_of(flowers), flowers.arrays(), num_rounds=2
+    )
+    for name, view in mine.layout.views(mine.loop.model).items():
+        assert torch.equal(torch.from_numpy(result.arrays[name].numpy()), view)
+    assert not torch.equal(mine.loop.model, mine.initial)
 
 
 def test_start_knows_the_last_round():
