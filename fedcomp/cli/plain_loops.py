@@ -40,7 +40,9 @@ def usual_loop(
         for shard, plan in zip(shards, plans, strict=True):
             local, own = copy.deepcopy(model), data.subset(shard)
             if task.train_fn is not None:
-                task.train_fn(local.train(), own, LocalRound.of(sgd, data.device, 0, 1, 0))
+                task.train_fn(
+                    local.train(), own, LocalRound.of(sgd, torch.device(data.device), 0, 1, 0)
+                )
             else:
                 optimizer = _optimizer(task, local, sgd)
                 loader = DataLoader(own, sgd.batch_size, shuffle=True, collate_fn=collate)
@@ -73,7 +75,7 @@ def lean_loop(
             model.load_state_dict(state)
             if task.train_fn is not None:
                 own = data.subset(shard)
-                task.train_fn(model, own, LocalRound.of(sgd, data.device, 0, 1, 0))
+                task.train_fn(model, own, LocalRound.of(sgd, torch.device(data.device), 0, 1, 0))
             else:
                 optimizer = _optimizer(task, model, sgd)
                 for positions in batches:

@@ -403,7 +403,9 @@ class ClientSession:
         ]
         return self.algorithm.encode(memories, updates, values, seeds, context)
 
-    def _failure(self, a: Assignment, stage: str, error: Exception, kind: str = FAILED) -> Report:
+    def _failure(
+        self, a: Assignment, stage: str, error: Exception | SystemExit, kind: str = FAILED
+    ) -> Report:
         version = self.states.at(a.client).version
         return failure(a, stage, reason(error), version, self.replica.fingerprint, kind)
 
@@ -458,6 +460,6 @@ def encoding_error(error: FedcompError, trainer: Trainer | None, client: int) ->
     return error
 
 
-def reason(error: Exception) -> str:
+def reason(error: Exception | SystemExit) -> str:
     """Return one line for a report: the first line of an error of fedcomp, or file, line and message of an error in the user's code."""
     return str(client_error(error)).strip().split("\n")[0]

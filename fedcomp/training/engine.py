@@ -13,7 +13,8 @@ from ..layout import Layout
 from ..tasks.base import Task
 from ..tasks.data import Examples
 from ..tasks.user_errors import client_error
-from .local_sgd import ClientEngine, Job, LocalSGD, SerialEngine
+from .local_sgd import ClientEngine, LocalSGD, SerialEngine
+from .local_sgd import Job as Job
 from .own_loop import OwnLoopEngine
 
 

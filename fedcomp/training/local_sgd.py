@@ -265,6 +265,8 @@ class LocalUpdate:
 class ClientEngine(ABC):
     """Trains one client at a time, in one model that stays in memory."""
 
+    device: torch.device
+
     def train(
         self,
         start: Tensor,

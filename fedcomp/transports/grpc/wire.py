@@ -53,6 +53,7 @@ LARGEST_TEXT = 1 << 20  # bytes of a text that was compressed
 LONGEST_NAME = 128  # bytes of a text in a presence or a report, except its reason
 LONGEST_REASON = 1000  # characters
 M = TypeVar("M")
+PresenceOrReport = TypeVar("PresenceOrReport", Presence, Report)
 
 
 class Kind(IntEnum):
@@ -401,7 +402,7 @@ def decode_report(reader: Reader, answered: Assignment) -> Report:
     return report
 
 
-def bounded(message: M) -> M:
+def bounded(message: PresenceOrReport) -> PresenceOrReport:
     """Return a presence or report with its reason cut to LONGEST_REASON. Raises ProtocolError if another text is above LONGEST_NAME."""
     for name, kind in _fields(type(message)):
         if kind is str and name != "reason" and len(getattr(message, name).encode()) > LONGEST_NAME:
