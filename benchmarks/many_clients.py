@@ -23,7 +23,7 @@ from pathlib import Path
 from fedcomp import RunConfig
 from fedcomp.callbacks import Callback, Header, RoundRecord
 from fedcomp.sim import simulate
-from fedcomp.spec import number
+from fedcomp.spec import parse_number
 
 SUFFIXES = {"k": 1_000, "M": 1_000_000}
 INPUTS, CLASSES = 100, 10
@@ -55,7 +55,7 @@ def main() -> None:
     )
     parser.add_argument("--clients", type=int, default=0)
     parser.add_argument("--parameters", default="")
-    parser.add_argument("--participation", type=number, default=0.0)
+    parser.add_argument("--participation", type=parse_number, default=0.0)
     parser.add_argument("--rounds", type=int, default=0)
     parser.add_argument("--residuals", default="auto")
     parser.add_argument("--memory", default="residual")

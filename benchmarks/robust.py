@@ -93,7 +93,9 @@ def peak(way: Callable[[], object]) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--clients", type=int, default=20)
-    parser.add_argument("--numel", type=spec.count, default=1_000_000, help="elements of the model")
+    parser.add_argument(
+        "--numel", type=spec.parse_count, default=1_000_000, help="elements of the model"
+    )
     parser.add_argument("--byzantine", type=int, default=4)
     parser.add_argument("--repeats", type=int, default=3)
     options = parser.parse_args()

@@ -44,7 +44,7 @@ class Rejection:
 
 
 @dataclass(frozen=True)
-class Spread:
+class ClientMetric:
     """A metric that clients reported in a round."""
 
     mean: float | None  # weighted by examples
@@ -54,12 +54,12 @@ class Spread:
     examples: int
 
 
-class Measured:
+class EvaluatedRecord:
     """A record with the accuracy and loss that the server measured, and metrics of clients."""
 
     accuracy: float | None
     loss: float | None
-    client_metrics: Mapping[str, Spread]
+    client_metrics: Mapping[str, ClientMetric]
 
     @property
     def measured_accuracy(self) -> float | None:
@@ -94,7 +94,7 @@ class ClientRecord:
 
 
 @dataclass(frozen=True)
-class RoundRecord(Measured):
+class RoundRecord(EvaluatedRecord):
     """A line of metrics.jsonl. Bytes are lengths of frames that were made; dense_* is what float32 models would have cost."""
 
     round: int  # from 1
@@ -127,11 +127,13 @@ class RoundRecord(Measured):
     simulated_s: float | None = None  # duration on a virtual network; None: there is none
     simulated_hours: float | None = None  # of this round and those before it
     metrics: Mapping[str, float | None] = field(default_factory=dict)  # the task's own
-    client_metrics: Mapping[str, Spread] = field(default_factory=dict)  # that clients reported
+    client_metrics: Mapping[str, ClientMetric] = field(
+        default_factory=dict
+    )  # that clients reported
 
 
 @dataclass(frozen=True)
-class Rejections:
+class RejectionSummary:
     """The rejections of a run that have the same reason."""
 
     stage: str
@@ -142,7 +144,7 @@ class Rejections:
 
 
 @dataclass(frozen=True)
-class Summary(Measured):
+class Summary(EvaluatedRecord):
     """summary.json."""
 
     accuracy: float | None  # the last one, 0..1
@@ -163,10 +165,10 @@ class Summary(Measured):
     wire_bytes_in: int | None = None  # received
     wire_bytes_out: int | None = None  # sent
     warnings: Sequence[str] = ()  # of the run
-    rejections: Sequence[Rejections] = ()  # the most frequent first
+    rejections: Sequence[RejectionSummary] = ()  # the most frequent first
     simulated_hours: float | None = None  # to the last accuracy, on a virtual network
     metrics: Mapping[str, float | None] = field(default_factory=dict)  # as measured last
-    client_metrics: Mapping[str, Spread] = field(default_factory=dict)  # as reported last
+    client_metrics: Mapping[str, ClientMetric] = field(default_factory=dict)  # as reported last
 
 
 def values_of(record: RoundRecord | Summary) -> dict[str, Any]:
@@ -200,7 +202,7 @@ class Callback:
 
     def on_run_start(self, header: Header) -> None: ...
 
-    def on_waiting(self, here: Sequence[int], wanted: int) -> None:
+    def on_waiting(self, connected: Sequence[int], wanted: int) -> None:
         """A round waits for clients. Called with the ids of the connected clients whenever they change, and when the wait ends."""
 
     def on_client_joined(self, client: int) -> None:
@@ -234,8 +236,8 @@ class ForwardingCallback(Callback, ABC):
     def on_run_start(self, header: Header) -> None:
         self.forward("on_run_start", header)
 
-    def on_waiting(self, here: Sequence[int], wanted: int) -> None:
-        self.forward("on_waiting", here, wanted)
+    def on_waiting(self, connected: Sequence[int], wanted: int) -> None:
+        self.forward("on_waiting", connected, wanted)
 
     def on_client_joined(self, client: int) -> None:
         self.forward("on_client_joined", client)
@@ -260,24 +262,24 @@ class ForwardingCallback(Callback, ABC):
 
 
 class CallbackList(ForwardingCallback):
-    """Combines several callbacks. An error in one of `beside` does not end the run: the callback is reported and removed."""
+    """Combines several callbacks. An error in one of `others` does not end the run: the callback is reported and removed."""
 
-    def __init__(self, first: Callback, beside: Mapping[str, Callback], metrics: str = ""):
-        """`beside`: callbacks by name, with which a warning about them begins. `metrics`: address of /metrics, for the header."""
-        self.first, self.beside, self.metrics = first, dict(beside), metrics
+    def __init__(self, first: Callback, others: Mapping[str, Callback], metrics: str = ""):
+        """`others`: callbacks by name, with which a warning about them begins. `metrics`: address of /metrics, for the header."""
+        self.first, self.others, self.metrics = first, dict(others), metrics
 
     def on_run_start(self, header: Header) -> None:
         super().on_run_start(replace(header, metrics=self.metrics or header.metrics))
 
     def forward(self, hook: str, *values: Any) -> None:
         getattr(self.first, hook)(*values)
-        for name, callback in list(self.beside.items()):
-            if name not in self.beside:
+        for name, callback in list(self.others.items()):
+            if name not in self.others:
                 continue  # it failed at the warning about another
             try:
                 getattr(callback, hook)(*values)
             except Exception as error:
-                del self.beside[name]
+                del self.others[name]
                 why = getattr(error, "strerror", None) or f"{type(error).__name__}: {error}"
                 self.on_warning(f"{name} has failed ({why}); the run goes on without it")
 

@@ -1,8 +1,8 @@
-"""Every option of a run, once: type, default and effect. Flags, TOML files and docs are made from this.
+"""The options of a run, with their types, defaults and help texts. Flags, TOML files and docs are generated from them.
 
-A field's metadata holds `help` (its effect, with the unit), and where they apply `low` and `high` (a closed range), `above` (an open lower
-end), `choices`, and `reads` (a function that parses the text) with the examples `such_as` and `or_a`. `local`: the option belongs to this
-machine or invocation, so a resumed run may change it.
+A field's metadata holds `help` (the effect, with its unit) and `local` (a resumed run may change the option). Where they apply, it
+also holds `low` and `high` (a closed range), `above` (an open lower end), `choices`, and `parse`: a function that parses the text. Error
+messages show `example` and `other_example`.
 """
 
 import dataclasses
@@ -22,20 +22,21 @@ from . import local_optimizer, schedules, spec
 from .errors import ConfigError, DataError, RunFolderError, SpecError, closest, nearest
 
 RUN_FILE = "config.toml"  # in a run folder
-ALTERNATIVES_FILE = "alternatives.toml"  # in the folder of several
-LARGEST_TOML = 1 << 20  # bytes
-# Options that a resumed run does not take over from the run before.
-NOT_TAKEN_OVER = {"out", "resume", "plain", "log_json", "metrics_port", "tensorboard"}
+ALTERNATIVES_FILE = "alternatives.toml"  # in the folder of a comparison
+MAX_TOML_BYTES = 1 << 20  # bytes
+# Options that a resumed run does not inherit from the stored run.
+NOT_INHERITED = {"out", "resume", "plain", "log_json", "metrics_port", "tensorboard"}
 
 
 AUTO = "auto"
 
 
-class Usual(str):
-    """A default that a strategy may replace. The same text given explicitly is never replaced."""
+class StrategyDefault(str):
+    """A default that the strategy may replace. A value that the user gives is a plain str and is never replaced."""
 
 
 def option(default: Any, help: str, *, local: bool = False, **limits: Any) -> Any:
+    """Return the dataclass field of an option, with the metadata that the module's docstring lists."""
     return field(default=default, metadata={"help": help, "local": local, **limits})
 
 
@@ -43,39 +44,42 @@ def option(default: Any, help: str, *, local: bool = False, **limits: Any) -> An
 class RunConfig:
     """The options that `fedcomp sim` and `fedcomp server start` share. Raises ConfigError or SpecError for values that are not valid."""
 
-    task: str = option("digits", "what is learned: a built-in name or path/file.py:name")
+    task: str = option("digits", "task to learn: a built-in name or path/file.py:name")
     data: str | None = option(None, "folder of the task's data; default: FEDCOMP_DATA", local=True)
     init: str | None = option(
         None, "safetensors file with initial weights, such as model.safetensors of another run"
     )
     partition: str = option(
         "iid",
-        "how clients share the data: iid, classes:N, shards:N, dirichlet:A, natural, natural:column=NAME",
+        "how the data is partitioned among the clients: iid, classes:N, shards:N, dirichlet:A, natural, natural:column=NAME",
     )
     clients: int = option(10, "number of clients", low=1)
     rounds: int = option(50, "number of rounds; a resumed run may raise it", low=1, local=True)
     participation: float = option(
-        0.1, "share of the clients in a round's cohort, at least 2 of them", above=0.0, high=1.0
+        0.1,
+        "fraction of the clients that take part in a round, at least 2 clients",
+        above=0.0,
+        high=1.0,
     )
     quorum: float = option(
         1.0,
-        "share of a cohort whose accepted updates end the round",
+        "fraction of a round's clients whose accepted updates end the round",
         above=0.0,
         high=1.0,
         local=True,
     )
     deadline: float = option(
         0.0,
-        "seconds that a phase of a round may take; later answers are left out; 0 = no limit",
+        "time limit for a phase of a round, in seconds; later answers are left out; 0 = no limit",
         low=0.0,
         local=True,
     )
     network: str | None = option(
         None,
-        "virtual network of a simulation, which gives rounds a duration: mobile, fixed, lte-m, lora, "
+        "virtual network of a simulation, which determines how long rounds take: mobile, fixed, lte-m, lora, "
         "uniform:up=100kB,down=1MB,latency=50ms,step=20ms, lognormal:up=100kB,spread=1,absent=5%, or a CSV file",
     )
-    local_steps: int = option(5, "steps of local SGD in a round", low=1, high=1_000_000)
+    local_steps: int = option(5, "local steps of a client in a round", low=1, high=1_000_000)
     local_epochs: int = option(
         0,
         "passes over a client's data in a round, in place of --local-steps; 0 = off",
@@ -83,30 +87,33 @@ class RunConfig:
         high=10_000,
     )
     batch_size: int = option(
-        20, "examples in a step; a client with fewer uses all of them", low=1, high=1_000_000
+        20,
+        "examples in a local step; a client with fewer examples uses all of them",
+        low=1,
+        high=1_000_000,
     )
     optimizer: str = option(
         local_optimizer.SGD,
-        "optimizer of the clients, any of torch.optim: sgd, adamw:lr=3e-4,weight_decay=0.1, rmsprop:alpha=0.9",
-        reads=local_optimizer.read,
-        such_as="adamw:lr=3e-4",
+        "optimizer of the clients, any class of torch.optim: sgd, adamw:lr=3e-4,weight_decay=0.1, rmsprop:alpha=0.9",
+        parse=local_optimizer.read,
+        example="adamw:lr=3e-4",
     )
     optimizer_state: str = option(
         "fresh",
-        "state of a client's optimizer, such as the moments of Adam: fresh in each round, or kept by the client",
+        "state of a client's optimizer, such as the moments of Adam: reset in each round (fresh), or kept between rounds (kept)",
         choices=("fresh", "kept"),
     )
     lr: float | None = option(
         None,
-        "learning rate of the clients; when not given, that of --optimizer, 0.05 for sgd, and torch's default for others",
+        "learning rate of the clients; default: that of --optimizer, or else 0.05 for sgd and torch's default for other optimizers",
         above=0.0,
-        high=schedules.LARGEST,
+        high=schedules.MAX_FLOAT,
     )
     step_schedule: str | None = option(
         None,
-        "multiple of the learning rate by step within a round: cosine, linear:to=0.1, or values and from which step on: 0.1,1@5",
-        reads=schedules.RATE.read,
-        such_as="cosine",
+        "factor of the learning rate by step within a round: cosine, linear:to=0.1, or values with their first steps: 0.1,1@5",
+        parse=schedules.RATE.read,
+        example="cosine",
     )
     accumulate: int = option(
         1,
@@ -116,110 +123,121 @@ class RunConfig:
     )
     momentum: float = option(
         0.0,
-        "momentum of local SGD; starts from zero in every round without --keep-momentum",
+        "momentum of local SGD; reset in every round unless --keep-momentum is given",
         low=0.0,
         high=1.0,
     )
     keep_momentum: bool = option(
-        False, "clients keep their momentum between rounds, except where their update was sent"
+        False, "keep the momentum of local SGD between rounds, except at coordinates that were sent"
     )
     weight_decay: float = option(
         0.0,
-        "weight decay of local SGD; with vote and election, of the server's step",
+        "weight decay of local SGD; with the strategies vote and election, weight decay of the server's step",
         low=0.0,
-        high=schedules.LARGEST,
+        high=schedules.MAX_FLOAT,
     )
     augment: bool = option(
-        False, "augment training examples as the task defines; CIFAR-10: random crops and flips"
+        False,
+        "augment training examples as the task defines, for CIFAR-10 with random crops and flips",
     )
     proximal: float = option(
         0.0,
-        "weight of FedProx's proximal term, towards the global model; 0 = none",
+        "weight of FedProx's proximal term, which pulls local models towards the global model; 0 = none",
         low=0.0,
-        high=schedules.LARGEST,
+        high=schedules.MAX_FLOAT,
     )
     clip: float = option(
-        0.0, "largest L2 norm of a local gradient; 0 = no clipping", low=0.0, high=schedules.LARGEST
+        0.0,
+        "clip local gradients to this L2 norm; 0 = no clipping",
+        low=0.0,
+        high=schedules.MAX_FLOAT,
     )
     strategy: str = option(
         "average",
-        "how updates become a model; may choose --uplink, --memory and --downlink if these are not given",
+        "how updates are aggregated; sets --uplink, --memory and --downlink if these are not given",
     )
     weights: str = option("uniform", "weight of a client's update", choices=("uniform", "examples"))
     weight_cap: float = option(
-        0.0, "largest weight as a multiple of the cohort's mean weight; 0 = no cap", low=0.0
+        0.0,
+        "largest weight of an update, as a multiple of the mean weight in the round; 0 = no cap",
+        low=0.0,
     )
-    uplink: str = option(Usual("stc:density=1/100"), "codec from client to server")
-    downlink: str = option(Usual("stc:density=1/100"), "codec from server to client")
+    uplink: str = option(
+        StrategyDefault("stc:density=1/100"), "codec for updates from clients to the server"
+    )
+    downlink: str = option(
+        StrategyDefault("stc:density=1/100"), "codec for updates from the server to clients"
+    )
     memory: str = option(
-        Usual("auto"),
-        "memory of the clients around the uplink codec; auto = what the strategy requires, else residual for a codec that "
-        "contracts, else none",
+        StrategyDefault("auto"),
+        "memory of the clients around the uplink codec; auto = the one that the strategy requires, else residual for a codec that is "
+        "a contraction, else none",
     )
     downlink_memory: str = option(
-        Usual("auto"), "memory of the server around the downlink codec; auto as for --memory"
+        StrategyDefault("auto"),
+        "memory of the server around the downlink codec; auto = as for --memory",
     )
     density_warmup: int = option(
-        0, "rounds in which the uplink's density falls from 25 % to its own", low=0
+        0, "rounds in which the density of the uplink falls from 25 % to its final value", low=0
     )
-    lr_warmup: int = option(0, "rounds in which the learning rate grows to --lr", low=0)
+    lr_warmup: int = option(0, "rounds in which the learning rate rises to --lr", low=0)
     lr_schedule: str | None = option(
         None,
         "learning rate by round, after --lr-warmup: cosine, linear:to=0.001, poly:power=2, geometric:to=0.001, "
-        "step:every=30,factor=0.1, or values and their first rounds: 0.1,0.01@30",
-        reads=schedules.RATE.read,
-        such_as="cosine",
+        "step:every=30,factor=0.1, or values with their first rounds: 0.1,0.01@30",
+        parse=schedules.RATE.read,
+        example="cosine",
     )
     local_steps_schedule: str | None = option(
         None,
-        "local steps by round, likewise: 1,8@21 is 1 in rounds 1 to 20, then 8; 8@21 is --local-steps until then",
-        reads=schedules.WHOLE.read,
-        such_as="1,8@21",
+        "local steps by round, in the form of --lr-schedule: 1,8@21 is 1 in rounds 1 to 20, then 8; 8@21 is --local-steps until then",
+        parse=schedules.WHOLE.read,
+        example="1,8@21",
     )
     batch_size_schedule: str | None = option(
         None,
-        "examples in a step by round, likewise: step:every=20,factor=2 doubles --batch-size every 20 rounds",
-        reads=schedules.WHOLE.read,
-        such_as="20,40@21",
+        "batch size by round, in the form of --lr-schedule: step:every=20,factor=2 doubles --batch-size every 20 rounds",
+        parse=schedules.WHOLE.read,
+        example="20,40@21",
     )
     density_schedule: str | None = option(
         None,
-        "density of the uplink by round, likewise, after --density-warmup: 10%,1%@10 or geometric:to=0.1%",
-        reads=schedules.SHARE.read,
-        such_as="10%,1%@10",
+        "density of the uplink by round, after --density-warmup, in the form of --lr-schedule: 10%,1%@10 or geometric:to=0.1%",
+        parse=schedules.FRACTION.read,
+        example="10%,1%@10",
     )
     horizon: int = option(
         0,
-        "last round of the schedules' curves; 0 = the last round of the run as it was started, also if it is resumed with "
+        "round in which the curves of schedules end; 0 = the last round of the run as it was started, also if it is resumed with "
         "more --rounds",
         low=0,
         local=True,
     )
     budget: str | None = option(
         None,
-        "bytes that a round's cohort may send, such as 200kB, or the time that each client may take to send, such as 30s; "
-        "determines the uplink's density",
-        reads=spec.budget,
-        such_as="200kB",
-        or_a="time, such as 30s",
+        "bytes that all clients of a round may send, such as 200kB, or time that each client may take to send, such as 30s; "
+        "determines the density of the uplink",
+        parse=spec.parse_budget,
+        example="200kB",
+        other_example="time, such as 30s",
     )
     bandwidths: str | None = option(
         None,
-        "bytes a second of the clients' uplinks, assigned in turn, such as 10kB,1MB; divide --budget among clients",
-        reads=spec.sizes,
-        such_as="10kB,1MB",
+        "uplink bandwidths in bytes per second, assigned to the clients in turn, such as 10kB,1MB; --budget is divided accordingly",
+        parse=spec.parse_byte_list,
+        example="10kB,1MB",
     )
     relays: int = option(
         0,
-        "relays that add the frames of their clients and send the server the sum; 0 = none",
+        "number of relays, which sum the frames of their clients and send the sum to the server; 0 = none",
         low=0,
         high=1_000_000,
     )
     clip_update: float = option(
         0.0,
-        "largest L2 norm of a client's decoded update; the server scales longer ones down; 0 = no clipping",
+        "clip each client's decoded update to this L2 norm; 0 = no clipping",
         low=0.0,
-        high=schedules.LARGEST,
+        high=schedules.MAX_FLOAT,
     )
     server_optimizer: str = option(
         "sgd",
@@ -228,47 +246,47 @@ class RunConfig:
     )
     server_lr: float = option(
         1.0,
-        "learning rate of the server's optimizer; for adam and yogi such as 0.01",
+        "learning rate of the server's optimizer; adam and yogi need a small one, such as 0.01",
         above=0.0,
-        high=schedules.LARGEST,
+        high=schedules.MAX_FLOAT,
     )
     cache: float = option(
         1.0, "size of the broadcast cache as a multiple of the dense model", low=0.0, high=1e6
     )
     attack: str | None = option(
         None,
-        "virtual Byzantine clients, name:count with options, several joined by +, such as inverted:2+alie:clients=3/7,z=1.5",
+        "attacks of Byzantine virtual clients: name:count with options, joined by +, such as inverted:2+alie:clients=3/7,z=1.5",
     )
     engine: str = option(
         AUTO,
-        "how virtual clients train: one after the other, batched, in a worker process for each core, or in Ray actors, one "
-        "for each core, on the cluster of RAY_ADDRESS if it is set",
+        "how virtual clients train: one after the other, batched, in one worker process per core, or in one Ray actor per core, "
+        "on the cluster at RAY_ADDRESS if it is set",
         choices=(AUTO, "serial", "batched", "processes", "ray"),
     )
     precision: str = option(
         "float32",
-        "of forward and backward passes; weights and updates are float32. bfloat16 is faster on most GPUs and on CPUs with "
-        "AMX or AVX512-BF16; float16 scales the loss",
+        "precision of forward and backward passes; weights and updates are float32; bfloat16 is faster on most GPUs and on CPUs with "
+        "AMX or AVX512-BF16; float16 uses loss scaling",
         choices=("float32", "bfloat16", "float16"),
     )
     cohort_batch: int = option(
         0,
-        "clients trained at once by the batched engine; 0 = chosen by rule on a CPU, and to fill a quarter of the free memory "
-        "on a GPU",
+        "clients that the batched engine trains together; 0 = chosen automatically, on a GPU such that they fill a quarter of the "
+        "free memory",
         low=0,
         high=1_000_000,
     )
     residuals: str = option(
         AUTO,
-        "where the memories of virtual clients are stored between rounds: on the device, in host memory, or in the checkpoint; "
-        "auto = the first with enough room",
+        "where the memories of virtual clients are stored between rounds: on the device, in host memory, or in the checkpoint "
+        "(file); auto = the first with enough room",
         choices=(AUTO, "device", "host", "file"),
         local=True,
     )
     device: str = option(
         AUTO,
-        "auto, cpu, cuda or cuda:N; auto = the first GPU if there is one, else the CPU; in a simulation several GPUs that "
-        "share each cohort, such as cuda:0,cuda:1",
+        "device for training: auto, cpu, cuda or cuda:N; auto = the first GPU if there is one, else the CPU; in a simulation also "
+        "a list of GPUs among which the clients of a round are divided, such as cuda:0,cuda:1",
     )
     seed: int = option(0, "seed of all random draws", low=0, high=2**63 - 1)
     eval_every: int = option(
@@ -276,43 +294,41 @@ class RunConfig:
     )
     evaluate: str = option(
         "server",
-        "where the model is evaluated: on the server, with the test data; by the clients, each with held-out data of its own; "
-        "or both",
+        "where the model is evaluated: on the server with the test data, on each client with held-out data of its own, or both",
         choices=("server", "clients", "both"),
     )
     holdout: float = option(
         0.2,
-        "share of a client's examples that it evaluates on and does not train on, with --evaluate clients or both; unless the "
-        "task has test data of each client",
+        "fraction of a client's examples that are held out for its evaluation, with --evaluate clients or both; not used if the "
+        "task has test data for each client",
         above=0.0,
         high=0.9,
     )
     checkpoint_every: str = option(
         AUTO,
-        "rounds between checkpoints; auto: a server saves every round, a simulation spends at most a twentieth of its time "
-        "on saving",
+        "rounds between checkpoints; auto = every round for a server, and at most a twentieth of the time for a simulation",
         local=True,
     )
     out: str | None = option(
         None, "run folder; default: a new folder runs/TASK-YYYYMMDD-HHMMSS", local=True
     )
     resume: bool = option(False, "continue the run in --out", local=True)
-    plain: bool = option(False, "one line a round instead of the dashboard", local=True)
+    plain: bool = option(False, "print one line per round instead of the dashboard", local=True)
     log_json: str | None = option(
         None,
-        "file that gets each event as a line of JSON; - = standard output, in place of the dashboard",
+        "file to which each event is appended as a line of JSON; - = standard output instead of the dashboard",
         local=True,
     )
     metrics_port: int = option(
         -1,
-        "port of the loopback address that serves /metrics to Prometheus; 0 = a free one, -1 = none",
+        "loopback port on which /metrics is served to Prometheus; 0 = any free port, -1 = none",
         low=-1,
         high=65535,
         local=True,
     )
     tensorboard: bool = option(
         False,
-        "write scalars for TensorBoard to the folder tensorboard of the run folder",
+        "write scalars for TensorBoard to the subfolder tensorboard of the run folder",
         local=True,
     )
 
@@ -342,7 +358,7 @@ class RunConfig:
         return self.evaluate != "server"
 
     def evaluates(self, where: str, round: int) -> bool:
-        """Return whether the model is evaluated in a round `where`: by the "server", or by the "clients"."""
+        """Return whether the server (`where="server"`) or the clients (`where="clients"`) evaluate the model in a round."""
         due = round % self.eval_every == 0 or round == self.rounds
         return due and self.evaluate in (where, "both")
 
@@ -351,12 +367,16 @@ class RunConfig:
         chosen = local_optimizer.read(self.optimizer)
         if None not in (self.lr, chosen.lr) and chosen.lr != self.lr:
             raise ConfigError(
-                f"--optimizer {self.optimizer} and --lr {self.lr:g} give two learning rates; leave one out"
+                f"--optimizer {self.optimizer} and --lr {self.lr:g} give different learning rates; leave one out"
             )
         if self.momentum and not chosen.takes("momentum"):
-            raise ConfigError(f"--momentum: {chosen.name} takes none; leave it out")
+            raise ConfigError(
+                f"--momentum: the optimizer {chosen.name} has no momentum option; leave it out"
+            )
         if self.keep_momentum and not chosen.plain_sgd:
-            raise ConfigError("--keep-momentum belongs to sgd; give --optimizer-state kept instead")
+            raise ConfigError(
+                "--keep-momentum works with --optimizer sgd only; give --optimizer-state kept instead"
+            )
 
 
 def suggestion(
@@ -365,7 +385,7 @@ def suggestion(
     spelled: Callable[[str], str] = "'{}'".format,
     otherwise: str = "see fedcomp sim --help",
 ) -> str:
-    """Return the end of a sentence about an unknown option of a run: the closest known option, or else `otherwise`."""
+    """Return the end of an error message about an unknown option: the closest known option, or else `otherwise`."""
     close = closest(name, known)
     return f"did you mean {spelled(close)}?" if close else otherwise
 
@@ -388,7 +408,7 @@ def _check(f: dataclasses.Field[Any], value: Any) -> None:
     kinds = f.type.__args__ if isinstance(f.type, types.UnionType) else (f.type,)
     if float in kinds:
         kinds = (*kinds, int)
-    if type(value) not in (*kinds, Usual):
+    if type(value) not in (*kinds, StrategyDefault):
         wanted = " or ".join(kind.__name__ for kind in kinds)
         raise ConfigError(f"{name} is {value!r}, of type {type(value).__name__}; give {wanted}")
     if value is None:
@@ -397,14 +417,14 @@ def _check(f: dataclasses.Field[Any], value: Any) -> None:
         raise ConfigError(f"{name} is {value!r}; give a text of printable characters")
     if isinstance(value, float) and not math.isfinite(value):
         raise ConfigError(f"{name} is {value}; give a finite number")
-    if "reads" in limits:
+    if "parse" in limits:
         try:
-            with spec.reading(value, name):
-                limits["reads"](value)
+            with spec.error_context(value, name):
+                limits["parse"](value)
         except (ValueError, KeyError, ZeroDivisionError, OverflowError):
-            other = f", or a {limits['or_a']}" if "or_a" in limits else ""
+            other = f", or a {limits['other_example']}" if "other_example" in limits else ""
             raise ConfigError(
-                f"{name} is '{value}'; give bytes, such as {limits['such_as']}{other}"
+                f"{name} is '{value}'; give bytes, such as {limits['example']}{other}"
             ) from None
     if "choices" in limits and value not in limits["choices"]:
         raise ConfigError(f"{name} cannot be '{value}'; {nearest(str(value), limits['choices'])}")
@@ -417,18 +437,18 @@ def _check(f: dataclasses.Field[Any], value: Any) -> None:
         raise ConfigError(f"{name} is {value}; give at most {most}")
 
 
-def may_span(f: dataclasses.Field[Any]) -> bool:
-    """Return whether an option given several times makes alternatives: other curves of the same task, and not a switch."""
+def allows_alternatives(f: dataclasses.Field[Any]) -> bool:
+    """Return whether an option may be given more than once, to compare runs with each of its values."""
     return not f.metadata["local"] and not isinstance(f.default, bool) and f.name != "task"
 
 
-SPANNING = tuple(f.name for f in dataclasses.fields(RunConfig) if may_span(f))
+ALTERNATIVE_OPTIONS = tuple(f.name for f in dataclasses.fields(RunConfig) if allows_alternatives(f))
 
 
 def from_values(
-    values: dict[str, Any], source: str, several: Collection[str] = ()
+    values: dict[str, Any], source: str, listable: Collection[str] = ()
 ) -> dict[str, Any]:
-    """Return the values of a TOML table or of flags, converted to the types of the fields. Options named in `several` may be lists.
+    """Return the values of a TOML table or of flags, converted to the types of the fields. Options named in `listable` may be lists.
 
     Raises ConfigError naming `source` and the nearest key.
     """
@@ -439,11 +459,11 @@ def from_values(
             raise ConfigError(f"{source}: '{key}' is given twice; keep one")
         if name not in hints:
             raise ConfigError(f"{source}: unknown option '{key}'; {suggestion(name, hints)}")
-        listed = isinstance(value, list) and not any(isinstance(v, dict | list) for v in value)
-        many = listed and name in several and value
-        if isinstance(value, dict | list) and not many:
-            raise ConfigError(f"{source}: '{key}' holds several values; give one")
-        given = value if many else [value]
+        flat = isinstance(value, list) and not any(isinstance(v, dict | list) for v in value)
+        is_list = flat and name in listable and value
+        if isinstance(value, dict | list) and not is_list:
+            raise ConfigError(f"{source}: '{key}' has more than one value; give one")
+        given = value if is_list else [value]
         try:
             read = [
                 None if one is None else spec.convert(str(one), hints[name], f"{source}: '{key}'")
@@ -455,21 +475,21 @@ def from_values(
     return result
 
 
-def read_toml(path: str | Path, several: Collection[str] = ()) -> dict[str, Any]:
-    """Return the options in a TOML file, such as a run folder's config.toml; those named in `several` may be lists.
+def read_toml(path: str | Path, listable: Collection[str] = ()) -> dict[str, Any]:
+    """Return the options in a TOML file, such as a run folder's config.toml; those named in `listable` may be lists.
 
-    Raises ConfigError if it is absent, malformed or holds an unknown key.
+    Raises ConfigError if the file is absent, malformed or holds an unknown key.
     """
     try:
         if Path(path).exists() and not Path(path).is_file():
             raise ConfigError(f"--config {path} is not a file; give a TOML file that can be read")
-        if Path(path).stat().st_size > LARGEST_TOML:
+        if Path(path).stat().st_size > MAX_TOML_BYTES:
             raise ConfigError(
-                f"--config {path} is larger than {LARGEST_TOML} bytes; give a TOML file with options"
+                f"--config {path} is larger than {MAX_TOML_BYTES} bytes; give a TOML file with options"
             )
         values = tomllib.loads(Path(path).read_text(encoding="utf-8"))
-        values.pop("resolved", None)  # what a run decided for its machine
-        return from_values(values, str(path), several)
+        values.pop("resolved", None)  # choices for the machine, written by the run
+        return from_values(values, str(path), listable)
     except OSError as error:
         raise ConfigError(
             f"--config {path}: {error.strerror or error}; give a TOML file that can be read"
@@ -479,8 +499,8 @@ def read_toml(path: str | Path, several: Collection[str] = ()) -> dict[str, Any]
 
 
 def read_run(folder: str | Path) -> dict[str, Any]:
-    """Return the content of a run folder's config.toml, with [resolved]. Raises RunFolderError if there is none or it cannot be read."""
-    path = at_home(folder, "--out") / RUN_FILE
+    """Return the content of a run folder's config.toml, with [resolved]. Raises RunFolderError if the file is absent or unreadable."""
+    path = expand_home(folder, "--out") / RUN_FILE
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
@@ -497,22 +517,22 @@ def read_run(folder: str | Path) -> dict[str, Any]:
         ) from error
 
 
-def options_of_run(folder: str | Path) -> dict[str, Any]:
-    """Return the options of a stored run that a resumed run takes over unless it is given others."""
+def inherited_options(folder: str | Path) -> dict[str, Any]:
+    """Return the options of a stored run, which a resumed run inherits unless they are given again."""
     stored = read_run(folder)
-    names = {f.name for f in dataclasses.fields(RunConfig)} - NOT_TAKEN_OVER
+    names = {f.name for f in dataclasses.fields(RunConfig)} - NOT_INHERITED
     return from_values({key: value for key, value in stored.items() if key in names}, str(folder))
 
 
 def settings(config: RunConfig) -> dict[str, Any]:
-    """Return the options that are set, as plain values for TOML and for comparison."""
+    """Return the options that are not None, by name, for TOML files and comparisons."""
     return {key: value for key, value in dataclasses.asdict(config).items() if value is not None}
 
 
 def first_difference(config: RunConfig, stored: dict[str, Any]) -> str | None:
-    """Return the first option in which `config` differs from a stored run, options local to an invocation aside; None if none does.
+    """Return the first option that is not `local` and in which `config` differs from a stored run; None if there is none.
 
-    An option that is missing from the stored run, made by an earlier version, had its default.
+    An option that the stored run lacks, because an earlier version wrote it, counts as its default.
     """
     mine = settings(config)
     for f in dataclasses.fields(config):
@@ -522,9 +542,10 @@ def first_difference(config: RunConfig, stored: dict[str, Any]) -> str | None:
 
 
 def with_horizon(config: RunConfig) -> RunConfig:
-    """Return the options with a horizon if their schedules need one: the given one, that of the resumed run, or the last round.
+    """Return the options with a horizon if their schedules need one.
 
-    Raises RunFolderError if the resumed run cannot be read.
+    The horizon is that of the options, else that of the resumed run, else the last round. Raises RunFolderError if the resumed run cannot
+    be read.
     """
     texts = [value for name, value in vars(config).items() if name.endswith("_schedule")]
     if config.horizon or not any(map(schedules.ends, texts)):
@@ -540,17 +561,19 @@ def largest_batch(config: RunConfig) -> int:
 
 
 def data_folder(data: str | Path | None) -> Path | None:
-    """Return the folder of --data, or else of FEDCOMP_DATA; None without either. Raises DataError if --data is not a folder."""
+    """Return the folder of --data or else of FEDCOMP_DATA, None if neither is set. Raises DataError if --data is not a folder."""
     if data is None:
         folder = os.environ.get("FEDCOMP_DATA")
-        return at_home(folder, "FEDCOMP_DATA") if folder else None
-    given = at_home(data, "--data")
+        return expand_home(folder, "FEDCOMP_DATA") if folder else None
+    given = expand_home(data, "--data")
     if not given.is_dir():
-        raise DataError(f"--data {data} is no folder; give the one that holds the task's data")
+        raise DataError(
+            f"--data {data} is not a folder; give the folder that holds the task's data"
+        )
     return given
 
 
-def at_home(folder: str | Path, name: str) -> Path:
+def expand_home(folder: str | Path, name: str) -> Path:
     """Return a path with ~ expanded. Raises ConfigError for a user that does not exist."""
     try:
         return Path(folder).expanduser()
@@ -565,14 +588,14 @@ def default_folder(label: str) -> Path:
     return Path(f"runs/{label}-{time.strftime('%Y%m%d-%H%M%S')}")
 
 
-def claim_folder(wanted: Path) -> Path:
-    """Create and return a new folder: `wanted`, or `wanted`-2, `wanted`-3, … if it exists.
+def create_unique_folder(path: Path) -> Path:
+    """Create and return a new folder: `path`, or `path`-2, `path`-3, … if it exists.
 
-    mkdir either creates a folder or fails, so runs that start at the same moment get different folders. Raises OSError.
+    mkdir is atomic, so runs that start at the same moment get different folders. Raises OSError.
     """
-    wanted.parent.mkdir(parents=True, exist_ok=True)
+    path.parent.mkdir(parents=True, exist_ok=True)
     for number in count(1):
-        folder = wanted if number == 1 else wanted.with_name(f"{wanted.name}-{number}")
+        folder = path if number == 1 else path.with_name(f"{path.name}-{number}")
         try:
             folder.mkdir()
             return folder

@@ -76,9 +76,9 @@ class OutOfMemoryError(UserError):
 
 
 class UnreachableError(UserError):
-    """`cause` is a word for programs; those of `passing` may mend themselves, so that trying again makes sense."""
+    """`cause` is a word for programs; those of `transient` may mend themselves, so that trying again makes sense."""
 
-    passing = frozenset({"closed", "network", "silent", "starting", "unknown host"})
+    transient = frozenset({"closed", "network", "silent", "starting", "unknown host"})
 
     def __init__(self, sentence: str, cause: str = ""):
         super().__init__(sentence)

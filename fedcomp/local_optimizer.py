@@ -72,7 +72,7 @@ class LocalOptimizer:
 
 def read(text: str) -> LocalOptimizer:
     """Return the optimizer that a spec string names. Raises SpecError for an unknown name or option."""
-    part = spec.only_part(text, "optimizer")
+    part = spec.parse_part(text, "optimizer")
     if part.name == SGD and not part.options:
         return LocalOptimizer()
     if part.name in UNSUITED:

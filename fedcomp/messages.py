@@ -29,11 +29,11 @@ UP_TO_DATE, FRAMES, OVERWRITE, DENSE = "up-to-date", "frames", "overwrite", "den
 UPDATE, NEED_DENSE, FAILED = "update", "need-dense", "failed"  # kinds of a report
 TRAIN = "train"  # the phase of strategies that have one
 LENGTH = struct.Struct("<I")
-compact = functools.partial(json.dumps, separators=(",", ":"))  # JSON without spaces
+compact_json = functools.partial(json.dumps, separators=(",", ":"))  # JSON without spaces
 
 
 @dataclass
-class Values:
+class WireMessage:
     """A message: flat fields of str, int, float, bytes or list[bytes], checked when it is unpacked.
 
     As bytes: the length of the header (4 bytes, little-endian), the header, and then the bytes of the fields of
@@ -53,7 +53,7 @@ class Values:
                 blobs += value
                 value = [len(part) for part in value]
             header.append(value)
-        head = compact(header).encode()
+        head = compact_json(header).encode()
         return b"".join([LENGTH.pack(len(head)), head, *blobs])
 
     @classmethod
@@ -99,7 +99,7 @@ def _fields(cls: type) -> tuple[tuple[str, Any], ...]:
 
 
 @dataclass
-class Invitation(Values):
+class Invitation(WireMessage):
     run: str  # name of the run, 32 hex digits; the same when it is resumed
     client: int  # logical id that belongs to the client's key; -1: the client names its own
     options: str  # JSON: the run's options that decide what a client does
@@ -108,7 +108,7 @@ class Invitation(Values):
 
 
 @dataclass
-class Presence(Values):
+class Presence(WireMessage):
     run: str
     client: int  # logical id
     version: str  # of the client's weights
@@ -117,13 +117,13 @@ class Presence(Values):
 
 
 @dataclass
-class Farewell(Values):
+class Farewell(WireMessage):
     run: str
     round: int  # the last one
 
 
 @dataclass
-class Assignment(Values):
+class Assignment(WireMessage):
     round: int
     phase: str  # "train", or one of the strategy's
     client: int  # logical id
@@ -143,7 +143,7 @@ class Assignment(Values):
 
 
 @dataclass
-class Report(Values):
+class Report(WireMessage):
     round: int
     phase: str
     client: int
@@ -170,11 +170,13 @@ class ClientRoundConfig:
     batch_size: int = 0  # examples; 0: the client's own
 
 
-MOST_METRICS = 64  # from training, and likewise from evaluation
-LONGEST_NAME = 64  # bytes of UTF-8
+MAX_METRICS = 64  # from training, and likewise from evaluation
+MAX_NAME_BYTES = 64  # bytes of UTF-8
 METRICS_HEAD, DOUBLE = struct.Struct("<QB"), struct.Struct("<d")
-MOST_EXAMPLES = 1 << 53  # in one report: float64 holds every integer up to here
-LARGEST_METRICS = METRICS_HEAD.size + 2 * MOST_METRICS * (1 + LONGEST_NAME + DOUBLE.size)  # bytes
+MAX_EXAMPLES = 1 << 53  # in one report: float64 holds every integer up to here
+MAX_METRICS_BYTES = METRICS_HEAD.size + 2 * MAX_METRICS * (
+    1 + MAX_NAME_BYTES + DOUBLE.size
+)  # bytes
 
 
 @dataclass(frozen=True)
@@ -206,9 +208,9 @@ class ReportedMetrics:
         """Return the metrics that `pack` packed. Raises ProtocolError for other bytes."""
         if not data:
             return cls()
-        if len(data) > LARGEST_METRICS:
+        if len(data) > MAX_METRICS_BYTES:
             raise ProtocolError(
-                f"the metrics have {len(data)} bytes; at most {LARGEST_METRICS} are allowed"
+                f"the metrics have {len(data)} bytes; at most {MAX_METRICS_BYTES} are allowed"
             )
         try:
             examples, training = METRICS_HEAD.unpack_from(data)
@@ -225,19 +227,19 @@ class ReportedMetrics:
         count = len(made.training) + len(made.evaluation)
         if not found or (len(made.training), count) != (training, len(found)):
             raise ProtocolError("the metrics name a number twice, or fewer than they claim")
-        if not bool(made.evaluation) <= examples <= MOST_EXAMPLES * bool(made.evaluation):
+        if not bool(made.evaluation) <= examples <= MAX_EXAMPLES * bool(made.evaluation):
             raise ProtocolError(f"the metrics are of {examples} examples")
         return made
 
 
 def check_metric_names(names: Collection[str]) -> None:
     """Raise ProtocolError for more than 64 names, and for a name that is not 1 to 64 printable bytes of UTF-8."""
-    if len(names) > MOST_METRICS:
-        raise ProtocolError(f"there are {len(names)} metrics; give at most {MOST_METRICS}")
+    if len(names) > MAX_METRICS:
+        raise ProtocolError(f"there are {len(names)} metrics; give at most {MAX_METRICS}")
     for name in names:
-        if not name.isprintable() or not 0 < len(name.encode()) <= LONGEST_NAME:
+        if not name.isprintable() or not 0 < len(name.encode()) <= MAX_NAME_BYTES:
             raise ProtocolError(
-                f"the metric {name[:LONGEST_NAME]!r} has no printable name of 1 to {LONGEST_NAME} bytes"
+                f"the metric {name[:MAX_NAME_BYTES]!r} has no printable name of 1 to {MAX_NAME_BYTES} bytes"
             )
 
 
@@ -266,7 +268,7 @@ def fingerprint(weights: Tensor) -> str:
     return hashlib.sha256(weights.detach().cpu().contiguous().numpy()).hexdigest()[:32]
 
 
-def first_version(weights: Tensor, layout_fingerprint: str) -> str:
+def initial_version(weights: Tensor, layout_fingerprint: str) -> str:
     """Return the name of the version that a run starts from."""
     return hashlib.sha256(f"{layout_fingerprint}:{fingerprint(weights)}".encode()).hexdigest()[:32]
 

@@ -10,7 +10,7 @@ from time import monotonic
 from types import TracebackType
 from typing import Self
 
-from .callbacks import Callback, Header, RoundRecord, Spread, Summary
+from .callbacks import Callback, ClientMetric, Header, RoundRecord, Summary
 from .formatting import (
     NOTHING,
     decimal,
@@ -268,7 +268,7 @@ def verdict(summary: Summary, totals: Totals) -> list[tuple[str, str]]:
         ("accuracy", percent(summary.accuracy) if has_accuracy else ""),
         ("loss", decimal(summary.loss) if has_loss else ""),
         *((name, decimal(value)) for name, value in summary.metrics.items()),
-        *(("clients", spread_text(name, s)) for name, s in summary.client_metrics.items()),
+        *(("clients", client_metric_text(name, s)) for name, s in summary.client_metrics.items()),
         ("bytes up", _against(up, dense_up)),
         (
             "relayed",
@@ -287,7 +287,7 @@ def verdict(summary: Summary, totals: Totals) -> list[tuple[str, str]]:
     return [(label, str(value)) for label, value in rows if value]
 
 
-def spread_text(name: str, spread: Spread) -> str:
+def client_metric_text(name: str, spread: ClientMetric) -> str:
     """Return a metric of clients as text: "accuracy 81.20 %, worst decile 55.00 %, 20 clients"."""
     worst = spread.worst_decile
     said = f"{name} {metric(name, spread.mean)}"

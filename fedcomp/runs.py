@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from . import baseline
-from .callbacks import RoundRecord, Spread, Summary
-from .config import RUN_FILE, RunConfig, at_home, flag, options_of_run, read_run
+from .callbacks import ClientMetric, RoundRecord, Summary
+from .config import RUN_FILE, RunConfig, expand_home, flag, inherited_options, read_run
 from .errors import RunFolderError, UserError
 from .formatting import NOTHING, decimal, human_bytes, percent, ratio
-from .run_display import spread_text
-from .server.run_folder import METRICS, MODEL, SUMMARY, records_in, summary_in
+from .run_display import client_metric_text
+from .server.run_folder import METRICS, MODEL, SUMMARY, read_records, read_summary
 
 if TYPE_CHECKING:
     from torch import nn
@@ -67,7 +67,7 @@ class Run:
         lines = (
             f"Run {self.folder.name}, task {self.options.get('task', RunConfig.task)}",
             self._quality(),
-            *(f"clients   {spread_text(*item)}" for item in self.client_metrics.items()),
+            *(f"clients   {client_metric_text(*item)}" for item in self.client_metrics.items()),
             f"bytes     {', '.join(sent)}",
             f"rounds    {len(self.records)}{'' if self.summary else ', not finished'}; {clients:,} clients{cohort}",
             f"folder    {self.folder}",
@@ -110,7 +110,7 @@ class Run:
         return {name: np.array(column, np.float64) for name, column in columns.items()}
 
     @property
-    def client_metrics(self) -> dict[str, Spread]:
+    def client_metrics(self) -> dict[str, ClientMetric]:
         """The metrics that clients reported last, by name."""
         return {n: spread for record in self.records for n, spread in record.client_metrics.items()}
 
@@ -184,7 +184,7 @@ class Run:
                 f"{self.folder} has no {MODEL} yet; let the run end, with --resume if it was interrupted"
             )
         config = self.config
-        data = at_home(config.data, "--data") if config.data else None
+        data = expand_home(config.data, "--data") if config.data else None
         task = task or self.task or load(config.task, data)
         model = initial_model(task, config.seed)
         try:
@@ -198,7 +198,7 @@ class Run:
 
 def load(folder: str | Path) -> Run:
     """Read the run in a folder, finished or not. Raises RunFolderError if there is none or it cannot be read."""
-    path = at_home(folder, "the run folder")
+    path = expand_home(folder, "the run folder")
     if not path.is_dir():
         raise RunFolderError(
             f"{folder} is not a folder; give the folder of a run, such as runs/digits-20260101-120000"
@@ -208,13 +208,13 @@ def load(folder: str | Path) -> Run:
             f"{folder} holds no run: it has no {RUN_FILE}; give the folder of a run, or leave this one out"
         )
     try:
-        stored, options = read_run(path), options_of_run(path)
+        stored, options = read_run(path), inherited_options(path)
         return Run(
             path,
             options | {"out": str(path)},
             stored.get("resolved", {}),
-            tuple(records_in(path / METRICS)),
-            summary_in(path / SUMMARY),
+            tuple(read_records(path / METRICS)),
+            read_summary(path / SUMMARY),
         )
     except UserError as error:
         raise RunFolderError(

@@ -24,9 +24,9 @@ from typing import Any, ClassVar
 from . import spec
 from .errors import ConfigError, SpecError
 
-MOST = 1_000_000  # steps, or examples in a batch
-LAST = 2**63 - 1  # round
-LARGEST = 3e38  # rate, norm or other factor that a float32 holds
+MAX_COUNT = 1_000_000  # steps, or examples in a batch
+MAX_ROUND = 2**63 - 1  # round
+MAX_FLOAT = 3e38  # rate, norm or other factor that a float32 holds
 
 
 class Curve(ABC):
@@ -48,7 +48,7 @@ class Linear(Curve):
     to: float = 0.0
 
     def __post_init__(self) -> None:
-        _check_range(self, "to", least=0.0)
+        _check_range(self, "to", low=0.0)
 
     def at(self, own: float, round: int, rounds: int) -> float:
         return self.to + (own - self.to) * self.remaining(_passed(round, rounds))
@@ -66,7 +66,7 @@ class Poly(Linear):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _check_range(self, "power", least=0.0)
+        _check_range(self, "power", low=0.0)
 
     def remaining(self, passed: float) -> float:
         return (1.0 - passed) ** self.power
@@ -103,7 +103,7 @@ class Step(Curve):
     factor: float = 0.1
 
     def __post_init__(self) -> None:
-        _check_range(self, "every", least=1)
+        _check_range(self, "every", low=1)
         _check_range(self, "factor", above=0.0)
 
     def at(self, own: float, round: int, rounds: int) -> float:
@@ -129,7 +129,7 @@ class Pieces:
 
 
 @dataclass(frozen=True)
-class Kind:
+class ValueRange:
     """The allowed values of a schedule: numbers above 0, or whole numbers from 1 on."""
 
     whole: bool = False
@@ -161,13 +161,13 @@ class Kind:
             )
         value = spec.convert(raw.strip(), int if self.whole else float, f"the value in '{item}'")
         round = spec.convert(when.strip(), int, f"the round in '{item}'") if at else 1
-        if not 1 <= round <= LAST:
+        if not 1 <= round <= MAX_ROUND:
             raise SpecError(f"the round in '{item}' is {round}; give at least 1")
-        if fault := self.fault(value):
-            raise SpecError(f"the value in '{item}' is {value:g}; give {fault}")
+        if correction := self.correction(value):
+            raise SpecError(f"the value in '{item}' is {value:g}; give {correction}")
         return value, round
 
-    def fault(self, value: float) -> str:
+    def correction(self, value: float) -> str:
         """Return what to give instead of a value that is not allowed, "" for one that is."""
         if value < 1 and self.whole:
             return "at least 1"
@@ -176,7 +176,11 @@ class Kind:
         return f"at most {self.high:g}" if value > self.high else ""
 
 
-RATE, WHOLE, SHARE = Kind(high=LARGEST), Kind(whole=True, high=MOST), Kind(high=1.0)
+RATE, WHOLE, FRACTION = (
+    ValueRange(high=MAX_FLOAT),
+    ValueRange(whole=True, high=MAX_COUNT),
+    ValueRange(high=1.0),
+)
 
 
 @dataclass(frozen=True)
@@ -189,14 +193,14 @@ class OptionSchedule:
 
     flag: str
     text: str | None
-    kind: Kind
+    kind: ValueRange
     own: float
     warmup: int = 0
     horizon: int = 0
     form: Curve | Pieces = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        with spec.reading(self.text or "", self.flag):
+        with spec.error_context(self.text or "", self.flag):
             form: Curve | Pieces = self.kind.read(self.text) if self.text else Pieces((), ())
         if isinstance(form, Curve) and form.ends and not self.horizon:
             raise ConfigError(
@@ -225,10 +229,10 @@ class OptionSchedule:
     def check(self, rounds: int) -> None:
         """Raise ConfigError if a curve leaves the allowed values within `rounds` rounds. Curves rise, or fall, all the way."""
         value = self.at(rounds)
-        if isinstance(self.form, Curve) and (fault := self.kind.fault(value)):
+        if isinstance(self.form, Curve) and (correction := self.kind.correction(value)):
             longer = f"--horizon {rounds}, or " if self.form.ends and rounds > self.horizon else ""
             raise ConfigError(
-                f"{self.flag} '{self.text}' comes to {value:g} in round {rounds}; give {fault}, by {longer}{self.form.fix}"
+                f"{self.flag} '{self.text}' comes to {value:g} in round {rounds}; give {correction}, by {longer}{self.form.fix}"
             )
 
 
@@ -261,11 +265,9 @@ def _passed(round: int, rounds: int) -> float:
     return min(1.0, (round - 1) / rounds)
 
 
-def _check_range(
-    curve: Curve, name: str, least: float = -math.inf, above: float = -math.inf
-) -> None:
+def _check_range(curve: Curve, name: str, low: float = -math.inf, above: float = -math.inf) -> None:
     value = getattr(curve, name)
-    if value < least:
-        raise SpecError(f"{name} is {value:g}; give at least {least:g}")
+    if value < low:
+        raise SpecError(f"{name} is {value:g}; give at least {low:g}")
     if value <= above:
         raise SpecError(f"{name} is {value:g}; give more than {above:g}")

@@ -42,7 +42,7 @@ class Spec:
 
 
 @contextmanager
-def reading(text: str = "", flag: str = "") -> Iterator[None]:
+def error_context(text: str = "", flag: str = "") -> Iterator[None]:
     """Note in SpecErrors which spec string is read, and which flag it was given with."""
     try:
         yield
@@ -59,7 +59,7 @@ def parse(text: str) -> Spec:
     return Spec(tuple(_part(text, piece) for piece in body.split("+")), scope)
 
 
-def only_part(text: str, kind: str) -> Part:
+def parse_part(text: str, kind: str) -> Part:
     """Return the part of a spec string that has one part and no scope. Raises SpecError for others."""
     parsed = parse(text)
     if parsed.scope or len(parsed.parts) > 1:
@@ -144,7 +144,7 @@ def convert(raw: str, to: Any, what: str) -> Any:
             return choices[raw]
         if to is bool:
             return BOOLEANS[raw.lower()]
-        return number(raw) if to is float else int(_digits(raw)) if to is int else to(raw)
+        return parse_number(raw) if to is float else int(_digits(raw)) if to is int else to(raw)
     except (ValueError, KeyError, ZeroDivisionError, OverflowError):
         raise SpecError(f"{what} cannot be '{raw}'; give {_wanted(to)}") from None
 
@@ -164,7 +164,7 @@ def check_decays(options: Any, *names: str) -> None:
             raise SpecError(f"{name} is {value:g}; give at least 0 and less than 1, such as 0.9")
 
 
-def number(raw: str) -> float:
+def parse_number(raw: str) -> float:
     """Parse a number; 0.01, 1e-2, 1% and 1/100 are the same. Raises ValueError on anything that is not finite."""
     text = _digits(raw).strip()
     if "/" in text:
@@ -180,20 +180,20 @@ def _quantity(raw: str, units: Mapping[str, float]) -> float:
     """Return a number times its unit. Raises ValueError on anything else, and for a negative number."""
     text = raw.strip()
     unit = max((unit for unit in units if text.endswith(unit)), key=len)
-    value = number(text.removesuffix(unit)) * units[unit]
+    value = parse_number(text.removesuffix(unit)) * units[unit]
     if value < 0 or not math.isfinite(value):
         raise ValueError(raw)
     return value
 
 
-def size(raw: str) -> int:
+def parse_bytes(raw: str) -> int:
     """Parse a number of bytes: `200kB`, `1.5MB`, `64KiB`, `4096`. Raises ValueError on anything else, and below one byte."""
     if not (value := math.floor(_quantity(raw, SIZES))):
         raise ValueError(raw)
     return value
 
 
-def count(raw: str) -> int:
+def parse_count(raw: str) -> int:
     """Parse a number of things: `1000000`, `25M`, `1.5k`, `1G`. Raises ValueError on anything else, and below one."""
     value = _quantity(raw, COUNTS)
     if value < 1 or abs(value - round(value)) > 1e-6:
@@ -201,23 +201,23 @@ def count(raw: str) -> int:
     return round(value)
 
 
-def duration(raw: str) -> float:
+def parse_duration(raw: str) -> float:
     """Parse a number of seconds: `50ms`, `20s`, `1.5 min`, `2h`, `1d`, `0.5`. Raises ValueError on anything else, and below zero."""
     return _quantity(raw, TIMES)
 
 
-def budget(raw: str) -> tuple[int, float]:
+def parse_budget(raw: str) -> tuple[int, float]:
     """Parse bytes or a time: (bytes, 0.0) for `200kB`, (0, seconds) for `30s`. Raises ValueError on anything else, and for zero."""
     if not raw.strip().endswith(tuple(unit for unit in TIMES if unit)):
-        return size(raw), 0.0
-    if not (seconds := duration(raw)):
+        return parse_bytes(raw), 0.0
+    if not (seconds := parse_duration(raw)):
         raise ValueError(raw)
     return 0, seconds
 
 
-def sizes(raw: str) -> list[int]:
+def parse_byte_list(raw: str) -> list[int]:
     """Parse sizes with commas between them."""
-    return [size(part) for part in raw.split(",")]
+    return [parse_bytes(part) for part in raw.split(",")]
 
 
 def _digits(raw: str) -> str:
@@ -227,7 +227,7 @@ def _digits(raw: str) -> str:
     return raw
 
 
-def show(name: str, options: Any) -> str:
+def format_spec(name: str, options: Any) -> str:
     """Return the spec string of a dataclass instance, with all its options. `parse` and `build` are the inverse."""
     pairs = [(f.name, getattr(options, f.name)) for f in dataclasses.fields(options) if f.init]
     text = ",".join(f"{key}={_written(value)}" for key, value in pairs if value is not None)

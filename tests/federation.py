@@ -16,7 +16,7 @@ from fedcomp.clients.trainer import Trainer
 from fedcomp.layout import Layout
 from fedcomp.memories import Memory
 from fedcomp.messages import Assignment, Report
-from fedcomp.server.asynchronous_loop import loop_of
+from fedcomp.server.asynchronous_loop import make_loop
 from fedcomp.server.broadcasts import Broadcasts
 from fedcomp.server.round_loop import RoundLoop
 from fedcomp.server.transport import Delivery, Transport
@@ -34,7 +34,7 @@ class Member(ClientSession):
     """A session with one client, whose parts tests read and change."""
 
     def __init__(self, *parts, client: int):
-        super().__init__(*parts, remembers=True)
+        super().__init__(*parts, keeps_rounds=True)
         self.client = client
 
     def answer(self, assignment: Assignment) -> Report:
@@ -98,7 +98,7 @@ class Federation:
         broadcasts = Broadcasts.of(made, self.initial.clone())
         self.clients, self.at_once = clients, at_once
         self.transport = InProcessTransport(self)
-        self.loop = loop_of(made, broadcasts, self.transport)
+        self.loop = make_loop(made, broadcasts, self.transport)
         algorithm, layout = self.strategy.client_algorithm, self.strategy.layout
         data, engine = task.train(), client_engine(task, model, self.layout, "cpu")
         shards = np.array_split(np.arange(len(data)), clients)

@@ -22,10 +22,10 @@ from fedcomp.deployment.handshake import ClientSetup, SharedObjects, pack_option
 from fedcomp.deployment.roster import Roster
 from fedcomp.layout import Layout
 from fedcomp.messages import Assignment, Invitation, Presence
-from fedcomp.server.asynchronous_loop import loop_of
+from fedcomp.server.asynchronous_loop import make_loop
 from fedcomp.server.availability import Quota
 from fedcomp.server.broadcasts import Broadcasts
-from fedcomp.server.results import client_config, strategy_of
+from fedcomp.server.results import client_config, make_strategy
 from fedcomp.server.round_loop import RoundResult
 from fedcomp.strategies import resolved
 from fedcomp.strategies.round_completion import DEADLINE
@@ -65,7 +65,7 @@ class Networked:
         model = initial_model(task, config.seed)
         self.layout = Layout.of(model)
         self.watch: Callable[[RoundResult], None] = lambda outcome: None
-        self.strategy = strategy_of(config, self.layout)
+        self.strategy = make_strategy(config, self.layout)
         broadcasts = Broadcasts.of(self.strategy, self.layout.gather(model))
         options = dataclasses.replace(
             client_config(config, self.strategy), uplink=str(self.strategy.uplink)
@@ -81,14 +81,14 @@ class Networked:
                 grace_s=Quota.later(config, config.clients).grace_s(config.clients),
             ),
             on_joined=self._on_joined,
-            on_heard=lambda client: self.roster.hear(client),
+            on_heard=lambda client: self.roster.mark_responsive(client),
             on_look=self._check,
             warn=self.callback.on_warning,
         )
         self.roster = Roster(
             self.transport, Quota.first(config, resumed=False), lambda: self.callback
         )
-        self.loop = loop_of(self.strategy, broadcasts, self.transport, gather=self.roster.gather)
+        self.loop = make_loop(self.strategy, broadcasts, self.transport, gather=self.roster.gather)
         self.strategy.set_identity(name, self.transport.public_key, invitation.options)
         self.transport.open()
         ends.callback(self.transport.close)
@@ -117,7 +117,7 @@ class Networked:
             outcomes.append(outcome)
             self.watch(outcome)
             self.roster.quota = Quota.later(self.config, self.config.clients)
-            self.roster.miss(r.client for r in outcome.rejections if r.stage == DEADLINE)
+            self.roster.mark_silent(r.client for r in outcome.rejections if r.stage == DEADLINE)
             self.faults.over(outcome.round)
         return outcomes
 

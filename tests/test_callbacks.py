@@ -86,7 +86,7 @@ def test_all_may_fail_but_the_first():
     both = CallbackList(first, {"a": Hears("on_warning"), "b": Hears("on_warning")})
     both.on_warning("odd")
     assert [said for _, (said,) in first.heard if said == "odd"] == ["odd"]
-    assert len(first.heard) == 3 and not both.beside
+    assert len(first.heard) == 3 and not both.others
     with pytest.raises(OSError):
         CallbackList(Hears("on_warning"), {}).on_warning("odd")
 

@@ -101,9 +101,9 @@ def test_every_option_says_what_it_does(f):
         "high",
         "above",
         "choices",
-        "reads",
-        "such_as",
-        "or_a",
+        "parse",
+        "example",
+        "other_example",
     }
 
 
@@ -194,8 +194,8 @@ def test_numbers_in_toml_may_be_written_as_shares(tmp_path):
         ("resume = 3", "'resume' cannot be '3'; give true or false"),
         ('lr = "fast"', "'lr' cannot be 'fast'; give a number such as"),
         ("lr = nan", "'lr' cannot be 'nan'; give a number such as"),
-        ('uplink = ["stc"]', "'uplink' holds several values; give one"),
-        ("[task]\nname = 'digits'", "'task' holds several values; give one"),
+        ('uplink = ["stc"]', "'uplink' has more than one value; give one"),
+        ("[task]\nname = 'digits'", "'task' has more than one value; give one"),
         ("clients = ", "is not TOML"),
         ("clients = 3\nclients = 4", "is not TOML"),
         ("local-steps = 3\nlocal_steps = 4", "'local_steps' is given twice; keep one"),
@@ -268,7 +268,7 @@ def test_the_options_of_a_run_can_be_taken_over(tmp_path):
     (tmp_path / config.RUN_FILE).write_text(tomli_w.dumps(stored), encoding="utf-8")
     assert config.read_run(tmp_path) == stored
     belongs_to_an_invocation = {"out", "resume", "plain", "log_json", "metrics_port", "tensorboard"}
-    assert config.options_of_run(tmp_path) == {
+    assert config.inherited_options(tmp_path) == {
         name: value for name, value in OTHER.items() if name not in belongs_to_an_invocation
     }
 
@@ -286,7 +286,7 @@ def test_a_folder_without_a_run(tmp_path, content, sentence):
     if content is not None:
         (tmp_path / config.RUN_FILE).write_bytes(content)
     with pytest.raises(RunFolderError, match=sentence):
-        config.options_of_run(tmp_path)
+        config.inherited_options(tmp_path)
 
 
 @for_each("name", [f.name for f in FIELDS])
@@ -343,7 +343,7 @@ def test_what_would_fill_the_memory_or_overflow_is_refused(name, value, most):
 
 def test_the_home_of_somebody_who_is_not_here(monkeypatch):
     with pytest.raises(ConfigError, match="^--out ~nosuch/x: "):
-        config.options_of_run("~nosuch/x")
+        config.inherited_options("~nosuch/x")
     with pytest.raises(ConfigError, match="^--data ~nosuch/x: "):
         config.data_folder("~nosuch/x")
     monkeypatch.setenv("FEDCOMP_DATA", "~nosuch/x")

@@ -21,7 +21,7 @@ from typer.main import get_command
 from fedcomp.cli import flags
 from fedcomp.cli.comparison.alternatives import alternatives
 from fedcomp.cli.main import app
-from fedcomp.config import SPANNING
+from fedcomp.config import ALTERNATIVE_OPTIONS
 from fedcomp.errors import UserError
 from fedcomp.keys import key_folder as keys
 
@@ -84,7 +84,7 @@ def parsed(words: list[str]) -> str:
         alternatives(
             flags.run_values(
                 {key: value for key, value in given.items() if key not in own} | {"resume": None},
-                SPANNING,
+                ALTERNATIVE_OPTIONS,
             )
         )
     if name == "start":

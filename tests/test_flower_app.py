@@ -54,7 +54,7 @@ def here(tmp_path, monkeypatch):
             "fraction-evaluate": 0.0,
             "min-nodes": len(partitions),
         }
-        result = server.strategy_of(config).start(
+        result = server.make_strategy(config).start(
             grid, ArrayRecord(server.model().state_dict()), num_rounds=rounds, evaluate_fn=measured
         )
         accuracies = {

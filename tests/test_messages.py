@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from fedcomp.errors import ProtocolError
 from fedcomp.messages import (
     FRAMES,
-    LARGEST_METRICS,
+    MAX_METRICS_BYTES,
     UPDATE,
     Assignment,
     Report,
@@ -105,7 +105,7 @@ NUMBERS = st.dictionaries(NAMES, st.floats(), max_size=64)
 def test_metrics_come_back(training, evaluation, examples):
     sent = ReportedMetrics(training, evaluation, examples if evaluation else 0)
     packed = sent.pack()
-    assert len(packed) <= LARGEST_METRICS
+    assert len(packed) <= MAX_METRICS_BYTES
     assert repr(ReportedMetrics.unpack(packed)) == repr(sent)
 
 
@@ -143,7 +143,7 @@ VALUE = bytes(8)
         b"\xff" * 8 + b"\x00" + b"\x01a" + VALUE,
         b"\x01" + bytes(7) + b"\x01" + b"\x01a" + VALUE,
         bytes(8) + b"\x41" + b"".join(b"\x01" + bytes([48 + i]) + VALUE for i in range(65)),
-        bytes(LARGEST_METRICS + 1),
+        bytes(MAX_METRICS_BYTES + 1),
     ],
 )
 def test_malformed_metrics_are_an_error(data):

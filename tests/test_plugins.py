@@ -121,5 +121,7 @@ print(next(str(w.message) for w in heard if "'stc' of" in str(w.message)))
     assert takes4 == f"takes4: {own_number}"
     assert gone.startswith("gone: 'gone' of fedcomp.codecs cannot be imported (AttributeError: ")
     assert gone.endswith("; repair or uninstall the package theirs")
-    assert other.endswith("which is of another kind; repair or uninstall the package theirs")
+    assert other.endswith(
+        "which is not a plugin of this kind; repair or uninstall the package theirs"
+    )
     assert unknown.startswith("plane: unknown codec 'plane'; did you mean 'plain'?")

@@ -8,7 +8,7 @@ from cases import for_each
 
 from fedcomp.errors import DataError, RunFolderError, UserError
 from fedcomp.layout import Layout
-from fedcomp.server.results import strategy_of
+from fedcomp.server.results import make_strategy
 from fedcomp.strategies import resolved
 from reproductions import (
     Claim,
@@ -82,7 +82,9 @@ def test_every_run_has_options_that_its_strategy_takes(name, full):
     for method in form.methods.values():
         for choice in method.choices:
             config = resolved(config_of(form, method, choice, seed=0))
-            assert strategy_of(config, Layout.from_shapes({"w": (40, 40)})).name in config.strategy
+            assert (
+                make_strategy(config, Layout.from_shapes({"w": (40, 40)})).name in config.strategy
+            )
             assert config.rounds > 1
 
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedcomp.errors import ConfigError, SpecError
-from fedcomp.schedules import CURVES, RATE, SHARE, WHOLE, OptionSchedule, ends
+from fedcomp.schedules import CURVES, FRACTION, RATE, WHOLE, OptionSchedule, ends
 
 
 def values(text: str, rounds, own: float = 1.0, kind=RATE, **also) -> list[float]:
@@ -34,7 +34,7 @@ def test_pieces(text, own, expected):
 
 
 def test_numbers_of_pieces_are_written_like_any_other():
-    assert values("10%,1/400@2,1e-3@3", (1, 2, 3), kind=SHARE) == [0.1, 0.0025, 0.001]
+    assert values("10%,1/400@2,1e-3@3", (1, 2, 3), kind=FRACTION) == [0.1, 0.0025, 0.001]
 
 
 @for_each(
@@ -131,7 +131,7 @@ def test_a_curve_goes_one_way_from_the_own_value_to_the_last(name, own, to, roun
         ("0.1,0@3", RATE, "the value in '0@3' is 0; give more than 0"),
         ("-0.1", RATE, "the value in '-0.1' is -0.1; give more than 0"),
         ("0.1,1e39@3", RATE, "the value in '1e39@3' is 1e+39; give at most 3e+38"),
-        ("110%", SHARE, "the value in '110%' is 1.1; give at most 1"),
+        ("110%", FRACTION, "the value in '110%' is 1.1; give at most 1"),
     ],
 )
 def test_a_mistake_is_one_sentence(text, kind, sentence):
@@ -141,7 +141,8 @@ def test_a_mistake_is_one_sentence(text, kind, sentence):
 
 
 @given(
-    st.text("cosinelartpgy0123456789.,@:=%+-/ ", max_size=12), st.sampled_from([RATE, WHOLE, SHARE])
+    st.text("cosinelartpgy0123456789.,@:=%+-/ ", max_size=12),
+    st.sampled_from([RATE, WHOLE, FRACTION]),
 )
 def test_any_text_is_a_schedule_or_a_sentence(text, kind):
     try:
@@ -172,7 +173,7 @@ def test_any_text_is_a_schedule_or_a_sentence(text, kind):
         ),
         (
             "linear:to=2",
-            SHARE,
+            FRACTION,
             0.1,
             4,
             "--x-schedule 'linear:to=2' comes to 1.525 in round 4; give at most 1, by another 'to'",
@@ -207,7 +208,7 @@ def test_a_curve_that_leaves_what_a_value_can_be(text, kind, own, rounds, senten
     schedule = OptionSchedule("--x-schedule", text, kind, own, horizon=4)
     if sentence is None:
         schedule.check(rounds)
-        assert not kind.fault(min(schedule.values(rounds)))
+        assert not kind.correction(min(schedule.values(rounds)))
         return
     with pytest.raises(ConfigError) as raised:
         schedule.check(rounds)
@@ -230,8 +231,10 @@ def test_a_curve_needs_to_know_where_it_ends():
 
 
 def test_the_extremes_of_a_schedule_are_known():
-    assert OptionSchedule("", "10%,1%@3,30%@4,5%@99", SHARE, 0.01).values(50) == {0.1, 0.01, 0.3}
-    assert OptionSchedule("", "geometric:to=0.1%", SHARE, 0.1, warmup=3, horizon=7).values(9) == {
+    assert OptionSchedule("", "10%,1%@3,30%@4,5%@99", FRACTION, 0.01).values(50) == {0.1, 0.01, 0.3}
+    assert OptionSchedule("", "geometric:to=0.1%", FRACTION, 0.1, warmup=3, horizon=7).values(
+        9
+    ) == {
         0.1,
         0.001,
     }

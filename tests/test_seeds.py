@@ -12,7 +12,7 @@ def test_every_part_of_the_key_counts():
             seeds.key(1, "a"),
             seeds.key(0, "b"),
             seeds.key(0, "a", round=1),
-            seeds.key(0, "a", who=1),
+            seeds.key(0, "a", index=1),
         ],
     )
     assert len({base, *others}) == 5
@@ -40,10 +40,10 @@ def test_a_flower_node_id_is_not_too_large():
 
 
 def test_the_generator_is_numpys_philox_with_that_key():
-    for who in (0, 3, 11):
+    for index in (0, 3, 11):
         drawn, plain = (
-            seeds.generator(7, "batches", 3, who),
-            np.random.Generator(np.random.Philox(key=seeds.key(7, "batches", 3, who))),
+            seeds.generator(7, "batches", 3, index),
+            np.random.Generator(np.random.Philox(key=seeds.key(7, "batches", 3, index))),
         )
         assert (drawn.bit_generator.random_raw(9) == plain.bit_generator.random_raw(9)).all()
         assert (drawn.permutation(50) == plain.permutation(50)).all()
@@ -52,8 +52,8 @@ def test_the_generator_is_numpys_philox_with_that_key():
 def test_generators_that_are_keyed_anew_are_those_that_are_made_anew():
     """Whatever was drawn before of the same object, halves of words included."""
     asked = [(1, 0), (1, 5), (2, 5), (2, 2**64 - 1), (1, 0)]
-    for (round, who), drawn in zip(asked, seeds.generators(7, "batches", asked), strict=True):
-        plain = seeds.generator(7, "batches", round, who)
+    for (round, index), drawn in zip(asked, seeds.generators(7, "batches", asked), strict=True):
+        plain = seeds.generator(7, "batches", round, index)
         assert (
             drawn.choice(90, 40, replace=False).tolist()
             == plain.choice(90, 40, replace=False).tolist()

@@ -142,7 +142,7 @@ def test_a_mistake_is_named_with_its_fix(text, sentence):
 
 @for_each("raw", ["0.01", "1%", " 1% ", "1/100", "1e-2", ".01"])
 def test_one_number_many_spellings(raw):
-    assert spec.number(raw) == 0.01
+    assert spec.parse_number(raw) == 0.01
 
 
 @for_each(
@@ -150,7 +150,7 @@ def test_one_number_many_spellings(raw):
 )
 def test_what_is_no_finite_number(raw):
     with pytest.raises(ValueError):
-        spec.number(raw)
+        spec.parse_number(raw)
 
 
 @for_each("raw", ["1/0", "1e999", "9" * 400 + "/1"])
@@ -178,17 +178,17 @@ def test_a_whole_number_is_written_in_ascii_digits(raw):
     ],
 )
 def test_show_writes_numbers_to_be_read(value, text):
-    assert spec.show("everything", Everything(share=value)).startswith(
+    assert spec.format_spec("everything", Everything(share=value)).startswith(
         f"everything:share={text},count=5,flag=false,"
     )
 
 
 def test_show_leaves_out_what_is_none():
     assert (
-        spec.show("everything", Everything())
+        spec.format_spec("everything", Everything())
         == "everything:share=0.01,count=5,flag=false,text=a,values=fp32,bits=1"
     )
-    assert spec.show("bare", Bare()) == "bare"
+    assert spec.format_spec("bare", Bare()) == "bare"
 
 
 WORDS = st.from_regex(r"[A-Za-z0-9_./-]+", fullmatch=True)
@@ -210,7 +210,7 @@ FINITE = st.floats(allow_nan=False, allow_infinity=False)
     )
 )
 def test_parse_and_build_give_back_what_show_wrote(options):
-    assert build(spec.show("everything", options)) == options
+    assert build(spec.format_spec("everything", options)) == options
 
 
 @given(st.text(max_size=40))
@@ -233,11 +233,11 @@ def test_any_text_is_a_spec_or_a_spec_error(text):
     ],
 )
 def test_sizes_are_bytes_in_decimal_or_binary_units(text, value):
-    assert spec.size(text) == value and spec.budget(text) == (value, 0.0)
+    assert spec.parse_bytes(text) == value and spec.parse_budget(text) == (value, 0.0)
 
 
 @for_each(
     "text, seconds", [("50ms", 0.05), ("20s", 20), ("1.5 min", 90), ("2h", 7200), ("0.5", 0.5)]
 )
 def test_durations_are_seconds(text, seconds):
-    assert spec.duration(text) == pytest.approx(seconds)
+    assert spec.parse_duration(text) == pytest.approx(seconds)

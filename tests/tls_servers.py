@@ -26,10 +26,10 @@ class Authority:
     def __init__(self, begins_days: float = -900, ends_days: float = 900):
         self.key = ec.generate_private_key(CURVE())
         now = utc_now()
-        self.certificate = certificates.authority(
+        self.certificate = certificates.ca_certificate(
             self.key, now + timedelta(days=begins_days), now + timedelta(days=ends_days)
         )
-        self.pem = certificates.pem(self.certificate)
+        self.pem = certificates.certificate_pem(self.certificate)
 
     def context(
         self,
@@ -37,14 +37,14 @@ class Authority:
         hosts: Sequence[str] = ("localhost", "127.0.0.1"),
         begins_days: float = 0,
         ends_days: float = 90,
-        make: Callable[..., x509.Certificate] = certificates.of_server,
+        make: Callable[..., x509.Certificate] = certificates.server_certificate,
     ) -> ssl.SSLContext:
         """What a server needs to show a certificate for `hosts` that begins and ends so many days from now."""
         key, now = ec.generate_private_key(CURVE()), utc_now()
         begins, ends = now + timedelta(days=begins_days), now + timedelta(days=ends_days)
         made = make(key.public_key(), hosts, self.key, begins, ends)
-        (folder / "its.crt").write_bytes(certificates.pem(made))
-        (folder / "its.key").write_bytes(certificates.key_pem(key))
+        (folder / "its.crt").write_bytes(certificates.certificate_pem(made))
+        (folder / "its.key").write_bytes(certificates.private_key_pem(key))
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.load_cert_chain(folder / "its.crt", folder / "its.key")
         context.load_verify_locations(cadata=self.pem.decode())
@@ -58,11 +58,11 @@ class Authority:
         """A client whose certificate begins and ends so many days from now. `ca`: another CA that it trusts."""
         key, now = ec.generate_private_key(CURVE()), utc_now()
         begins, ends = now + timedelta(days=begins_days), now + timedelta(days=ends_days)
-        certificate = certificates.of_client(key.public_key(), self.key, begins, ends)
+        certificate = certificates.client_certificate(key.public_key(), self.key, begins, ends)
         return Enrolment(
             id,
-            certificates.pem(certificate).decode(),
-            certificates.key_pem(key).decode(),
+            certificates.certificate_pem(certificate).decode(),
+            certificates.private_key_pem(key).decode(),
             (ca or self.pem).decode(),
         )
 

@@ -151,7 +151,7 @@ def bench(
         raise UserError(
             f"--picture {picture} cannot be written; name a file that ends in .svg in an existing folder"
         )
-    with spec.reading(flag="--codec"):
+    with spec.error_context(flag="--codec"):
         codecs = [codec(text) for text in specs or available_codecs()]
     progress = not as_json and sys.stderr.isatty()
     rows = []

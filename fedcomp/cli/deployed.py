@@ -10,7 +10,7 @@ from typing import Annotated
 import click
 import typer
 
-from ..config import KEYS, RunConfig, at_home, data_folder
+from ..config import KEYS, RunConfig, data_folder, expand_home
 from ..errors import ConfigError, UserError
 from ..formatting import one_line
 from ..run_display import RunDisplay
@@ -67,7 +67,7 @@ def serve(
 
     if insecure and keys:
         raise ConfigError("--insecure uses no keys, but --keys is given; give only one of the two")
-    folder = None if insecure else at_home(keys or KEYS, "--keys")
+    folder = None if insecure else expand_home(keys or KEYS, "--keys")
     if folder is not None and not folder.is_dir():
         raise UserError(
             f"there is no folder of keys {folder}; make one with: fedcomp keys init --out {folder} --clients {config.clients} "
@@ -94,7 +94,9 @@ def saying(log_json: str | None) -> Iterator[Callable[[str], None]]:
         return
     with JsonLog(log_json) as log:
         yield (
-            log.said if log_json == STDOUT else lambda sentence: (say(sentence), log.said(sentence))
+            log.write_message
+            if log_json == STDOUT
+            else lambda sentence: (say(sentence), log.write_message(sentence))
         )
 
 

@@ -123,11 +123,11 @@ def run_values(given: Mapping[str, Any], several: Collection[str] = ()) -> dict[
 
 def _of_run(out: str, several: Collection[str]) -> dict[str, Any]:
     """Return the options of a stored run, or of stored alternatives if these are allowed."""
-    alternatives = config.at_home(out, "--out") / config.ALTERNATIVES_FILE
+    alternatives = config.expand_home(out, "--out") / config.ALTERNATIVES_FILE
     return (
         config.read_toml(alternatives, several)
         if several and alternatives.is_file()
-        else config.options_of_run(out)
+        else config.inherited_options(out)
     )
 
 
@@ -140,7 +140,7 @@ def _converted(name: str, value: Any, several: Collection[str]) -> Any:
             f"--task is given {len(given)} times, and alternatives learn one task; give one, and put both runs on one page "
             "with fedcomp report"
         )
-    if name not in config.SPANNING:
+    if name not in config.ALTERNATIVE_OPTIONS:
         given = given[-1:]  # the last one wins, as usual
     if twice := [one for one in given if given.count(one) > 1]:
         raise ConfigError(f"{config.flag(name)} {twice[0]} is given twice; give it once")

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ..config import KEYS, at_home, keys_command
+from ..config import KEYS, expand_home, keys_command
 from ..errors import KeysError, UserError
 from ..formatting import NOTHING, named_clients
 from .exits import command_group, stoppable
@@ -31,7 +31,7 @@ Folder = Annotated[
     typer.Option(
         "--keys",
         metavar="DIR",
-        callback=lambda folder: at_home(folder, "--keys"),
+        callback=lambda folder: expand_home(folder, "--keys"),
         help="Folder that fedcomp keys init made.",
     ),
 ]
@@ -71,9 +71,9 @@ def init(
     """Make a CA, a certificate and key for the server, and an enrolment file for each client."""
     from ..keys import key_folder as keys
     from ..keys.connection import join_address
-    from ..keys.enrolment import DEFAULT_PLACE, VARIABLE
+    from ..keys.enrolment import DEFAULT_PATH, VARIABLE
 
-    folder = at_home(out, "--out")
+    folder = expand_home(out, "--out")
 
     def stopped(why: str) -> str:
         return f"{why}; {f'{folder} is whole' if folder.exists() else 'no keys were made'}"
@@ -88,7 +88,7 @@ def init(
     files = folder / keys.CLIENTS / "N.toml"
     print(f"On the server: {shlex.join(start)}")
     print(
-        f"On each device: copy its {files} to {DEFAULT_PLACE} (or set {VARIABLE}), then: {shlex.join(join)}"
+        f"On each device: copy its {files} to {DEFAULT_PATH} (or set {VARIABLE}), then: {shlex.join(join)}"
     )
     print(
         f"Whoever has a client's file can act as that client: copy it over a secure channel. Keep {folder / keys.CA_KEY} "

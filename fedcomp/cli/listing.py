@@ -45,7 +45,13 @@ def print_codecs() -> None:
         ]
         what = (inspect.getdoc(cls) or "").partition("\n")[0]
         rows.append(
-            [spec.show(name, made), f"{8 * len(frame) / NUMEL:.3g}", *facts, cls.source, what]
+            [
+                spec.format_spec(name, made),
+                f"{8 * len(frame) / NUMEL:.3g}",
+                *facts,
+                cls.source,
+                what,
+            ]
         )
     left = set(CODEC_COLUMNS) - {"bits"}
     print_table(CODEC_COLUMNS, rows, left, legend=CODEC_LEGEND)

@@ -12,7 +12,7 @@ import typer
 from typer.main import get_command
 
 from .. import __version__, spec
-from ..config import KEYS, SPANNING, RunConfig, data_folder
+from ..config import ALTERNATIVE_OPTIONS, KEYS, RunConfig, data_folder
 from ..errors import UserError
 from ..formatting import one_line
 from . import deployed, doctor, flags, keys, reproduce, results
@@ -85,7 +85,7 @@ def simulation(
     makes alternatives: all are run, beside each other where there is room, and compared. Alternatives that differ in their
     compression are compared with a line that compresses nothing, named dense.
     """
-    values, target = flags.run_values(given, SPANNING), results.share(target_accuracy)
+    values, target = flags.run_values(given, ALTERNATIVE_OPTIONS), results.share(target_accuracy)
     several = is_span(values)
     for flag, value in (
         ("--side-by-side", side_by_side),
@@ -308,7 +308,7 @@ def bench_codecs(
     if data is not None and task is None:
         raise UserError("--data is the folder of a task's data; give --task as well")
     try:
-        count = spec.count(numel or "1M")
+        count = spec.parse_count(numel or "1M")
     except (ValueError, KeyError, ZeroDivisionError, OverflowError):
         raise UserError(
             f"--numel is '{numel}'; give a whole number such as 1000000, 25M or 1G"

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from .. import durable_files
-from ..config import ALTERNATIVES_FILE, RUN_FILE, SPANNING, read_toml
+from ..config import ALTERNATIVE_OPTIONS, ALTERNATIVES_FILE, RUN_FILE, read_toml
 from ..errors import FedcompError, RunFolderError, UserError
 from ..runs import groups, load
 from .comparison.alternatives import alternatives
@@ -36,7 +36,9 @@ def _runs_in(folder: Path) -> list[Path]:
     if not file.is_file():
         return [folder]
     try:
-        names = [each.name for each in alternatives(read_toml(file, SPANNING), baseline=True)]
+        names = [
+            each.name for each in alternatives(read_toml(file, ALTERNATIVE_OPTIONS), baseline=True)
+        ]
     except UserError as error:
         raise RunFolderError(
             f"{file} cannot be read ({error}); name the run folders in {folder} in its place"

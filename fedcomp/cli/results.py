@@ -229,7 +229,7 @@ def share(text: str | None) -> float | None:
     if text is None:
         return None
     try:
-        share = float(spec.number(text))
+        share = float(spec.parse_number(text))
     except (ValueError, KeyError, ZeroDivisionError, OverflowError):
         share = -1.0
     if not 0 < share <= 1:

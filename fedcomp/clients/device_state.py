@@ -13,7 +13,7 @@ from .session import ClientSession
 from .state import ClientState
 
 CLIENT, WEIGHTS, SESSION, VALUES = "client", "weights", "session", "round."
-PASSED = 32  # past versions that are remembered
+MAX_PAST_VERSIONS = 32  # past versions that are remembered
 
 
 def pack(session: ClientSession, client: int) -> dict[str, Tensor | bytes]:
@@ -23,7 +23,7 @@ def pack(session: ClientSession, client: int) -> dict[str, Tensor | bytes]:
     values = round_state.values if round_state else {}
     head = {
         "version": session.replica.version,
-        "passed": [*session.replica.passed][-PASSED:],
+        "passed": [*session.replica.past_versions][-MAX_PAST_VERSIONS:],
         "round": round_state
         and [round_state.round, round_state.loss, round_state.examples, round_state.metrics.hex()],
     }
@@ -46,7 +46,7 @@ def restore(session: ClientSession, client: int, kept: dict[str, Tensor | bytes]
         found = ClientState.unpack(CLIENT, kept[CLIENT], kept.__getitem__, lambda: state.memory)
         head = json.loads(kept[SESSION])
         replica = session.replica
-        new = len(replica.passed) == 1
+        new = len(replica.past_versions) == 1
         if new or replica.version in head["passed"]:  # else it has moved on with other clients
             replica.restore(kept[WEIGHTS], head["version"], head["passed"])
         vars(state).update(vars(found))

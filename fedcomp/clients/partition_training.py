@@ -15,7 +15,7 @@ from ..training.engine import Engine, Job
 from ..training.local_sgd import LocalSGD
 
 Shards = Sequence[np.ndarray] | Mapping[int, np.ndarray]  # by client: positions of its examples
-Result = tuple[Any, float]  # summary of a partition's update, and its loss
+PartitionResult = tuple[Any, float]  # summary of a partition's update, and its loss
 
 
 class PartitionTraining:
@@ -33,7 +33,9 @@ class PartitionTraining:
         self.algorithm, self.engine, self.shards = algorithm, engine, shards
         self.sgd, self.seed, self.at_once = sgd, seed, at_once
         self._round = 0
-        self._results: dict[tuple[int, DataPartition], Result | Exception] = {}  # by id of the data
+        self._results: dict[
+            tuple[int, DataPartition], PartitionResult | Exception
+        ] = {}  # by id of the data
 
     def updates(
         self, assignments: Sequence[Assignment], data: Examples, start: Tensor
@@ -57,7 +59,7 @@ class PartitionTraining:
         return [
             mine
             if isinstance(mine, Exception)
-            else self._combined(a, [self._results[id(data), p] for p in mine], start.numel())
+            else self._combine(a, [self._results[id(data), p] for p in mine], start.numel())
             for a, mine in zip(assignments, partitions, strict=True)
         ]
 
@@ -67,8 +69,8 @@ class PartitionTraining:
         except ProtocolError as error:
             return error
 
-    def _combined(
-        self, a: Assignment, results: Sequence[Result | Exception], numel: int
+    def _combine(
+        self, a: Assignment, results: Sequence[PartitionResult | Exception], numel: int
     ) -> tuple[Tensor, float] | Exception:
         for result in results:
             if isinstance(result, Exception):
@@ -105,12 +107,12 @@ class PartitionTraining:
             self._results[id(data), partition] = (
                 result
                 if isinstance(result, Exception)
-                else self._summarized(partition, next(rows), result.loss, a)
+                else self._summarize(partition, next(rows), result.loss, a)
             )
 
-    def _summarized(
+    def _summarize(
         self, partition: DataPartition, update: Tensor, loss: float, a: Assignment
-    ) -> Result | Exception:
+    ) -> PartitionResult | Exception:
         try:
             return self.algorithm.summarize(partition, update, self.seed, a.round), loss
         except ConfigError:
@@ -120,8 +122,8 @@ class PartitionTraining:
 
     def _shard(self, partition: DataPartition) -> np.ndarray:
         """Return the examples of a partition. Raises ProtocolError for data that is not here."""
-        here = self.shards.keys() if isinstance(self.shards, Mapping) else range(len(self.shards))
-        if not set(partition.clients) <= set(here):
+        hosted = self.shards.keys() if isinstance(self.shards, Mapping) else range(len(self.shards))
+        if not set(partition.clients) <= set(hosted):
             raise ProtocolError(
                 f"part {partition.number} has data that this client does not have; give it the data of all, with --partition-id"
             )

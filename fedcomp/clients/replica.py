@@ -14,7 +14,7 @@ from ..messages import (
     OVERWRITE,
     Assignment,
     fingerprint,
-    first_version,
+    initial_version,
     next_version,
 )
 
@@ -30,9 +30,11 @@ class Replica:
 
     def __init__(self, weights: Tensor, layout: Layout, downlink: Codec):
         self.weights, self.layout, self.downlink = weights, layout, downlink
-        self.version = first_version(weights, layout.fingerprint)
+        self.version = initial_version(weights, layout.fingerprint)
         self.fingerprint = fingerprint(weights)
-        self.passed = {self.version: None}  # versions that these weights have been at, in order
+        self.past_versions = {
+            self.version: None
+        }  # versions that these weights have been at, in order
 
     def move(self, assignment: Assignment) -> None:
         """Bring the weights to the assignment's version. A download may also start from an earlier version than this copy's.
@@ -44,27 +46,27 @@ class Replica:
             self._apply(assignment)
             self.fingerprint = fingerprint(self.weights)
             self.version = assignment.version if self.fingerprint == assignment.fingerprint else ""
-            self.passed[self.version] = None
+            self.past_versions[self.version] = None
         if self.fingerprint != assignment.fingerprint:
-            self.version, self.passed = "", {}
+            self.version, self.past_versions = "", {}
             raise NeedDense(
                 f"the weights at version {assignment.version[:8]} have another fingerprint"
             )
 
-    def restore(self, weights: Tensor, version: str, passed: Iterable[str] = ()) -> None:
-        """Continue from a checkpoint at `version`, reached through the versions `passed`."""
+    def restore(self, weights: Tensor, version: str, past_versions: Iterable[str] = ()) -> None:
+        """Continue from a checkpoint at `version`, reached through the versions `past_versions`."""
         self.weights.copy_(weights)
         self.version = version
         self.fingerprint = fingerprint(self.weights)
-        self.passed = dict.fromkeys([*passed, version])
+        self.past_versions = dict.fromkeys([*past_versions, version])
 
     def _apply(self, assignment: Assignment) -> None:
         if assignment.form == DENSE:
             self.weights.copy_(
-                DENSE_CODEC.decode(self._only(assignment), numel=self.weights.numel())
+                DENSE_CODEC.decode(self._single_frame(assignment), numel=self.weights.numel())
             )
-        elif assignment.form == OVERWRITE and assignment.base in self.passed:
-            overwrite.apply(self._only(assignment), self.weights)
+        elif assignment.form == OVERWRITE and assignment.base in self.past_versions:
+            overwrite.apply(self._single_frame(assignment), self.weights)
         elif assignment.form == FRAMES:
             numel, steps = self.weights.numel(), []
             for frame in self._missing(assignment):
@@ -92,7 +94,7 @@ class Replica:
             )
         return assignment.frames[versions.index(self.version) :]
 
-    def _only(self, assignment: Assignment) -> bytes:
+    def _single_frame(self, assignment: Assignment) -> bytes:
         if len(assignment.frames) != 1:
             raise FrameError(
                 f"a download of the form '{assignment.form}' has {len(assignment.frames)} frames; expected 1"

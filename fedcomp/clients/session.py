@@ -54,7 +54,7 @@ class ClientHook:
     def on_assignments(self, assignments: Sequence[Assignment]) -> None:
         """Take note of the assignments of a round's first phase, before anything is done for them."""
 
-    def silence(self, assignment: Assignment) -> str:
+    def no_answer_reason(self, assignment: Assignment) -> str:
         """Return why a client does not answer, or "" if it does."""
         return ""
 
@@ -83,10 +83,10 @@ class States(Protocol):
     def at(self, client: int) -> ClientState:
         """Return the state of a client, a new one if it has none."""
 
-    def bring(self, clients: Sequence[int]) -> None:
+    def ensure_loaded(self, clients: Sequence[int]) -> None:
         """Load the states of these clients, unless all are in memory."""
 
-    def touch(self, clients: Sequence[int]) -> None:
+    def mark_changed(self, clients: Sequence[int]) -> None:
         """Mark the states of these clients as changed, for checkpoints."""
 
 
@@ -103,7 +103,7 @@ class HostedStates(States):
 class ClientSession:
     """Answers assignments with reports.
 
-    `trainer`: None if the caller trains and calls `download` and `encode` in place of `handle`. `remembers`: keep a client's round state
+    `trainer`: None if the caller trains and calls `download` and `encode` in place of `handle`. `keeps_rounds`: keep a client's round state
     until its next round; by default it is dropped when the next round begins. `evaluator`: None if clients never evaluate the model.
     """
 
@@ -117,14 +117,14 @@ class ClientSession:
         *,
         hook: ClientHook | None = None,
         watch: Watch | None = None,
-        remembers: bool = False,
+        keeps_rounds: bool = False,
         evaluator: ClientEvaluator | None = None,
     ):
         self.replica, self.states, self.trainer = replica, states, trainer
         self.algorithm, self.seed = algorithm, seed
         self.hook: ClientHook = hook or ClientHook()
         self.watch: Watch = watch or (lambda assignments, memories, updates: None)
-        self.remembers, self.evaluator = remembers, evaluator
+        self.keeps_rounds, self.evaluator = keeps_rounds, evaluator
         self.rounds: dict[int, RoundState] = {}  # by client: the round that it is in
 
     @property
@@ -136,16 +136,16 @@ class ClientSession:
     def handle(self, assignments: Sequence[Assignment]) -> list[Report]:
         """Return one report for each assignment. A client that fails reports the stage and the reason; the others go on."""
         reports: dict[int, Report] = {}
-        if not self.remembers:
+        if not self.keeps_rounds:
             running = {a.round for a in assignments}
             self.rounds = {c: state for c, state in self.rounds.items() if state.round in running}
         self.hook.on_assignments([a for a in assignments if a.phase == self.algorithm.phases[0]])
         for a in assignments:
-            if reason := self.hook.silence(a):
+            if reason := self.hook.no_answer_reason(a):
                 reports[a.client] = failure(a, "reply", reason)
         answering = [a for a in assignments if a.client not in reports]
         with timed("memories"):
-            self.states.bring([a.client for a in answering])
+            self.states.ensure_loaded([a.client for a in answering])
         starting, continuing = self._open(answering, reports)
         starting, measured = self._evaluate(starting, reports)
         for group, mine in self.hook.groups(starting):
@@ -161,7 +161,7 @@ class ClientSession:
         for group, mine in self.hook.groups(continuing):
             with timed("compression", clients=len(mine)):
                 self._continue(group, mine, reports)
-        self.states.touch([a.client for a in assignments])
+        self.states.mark_changed([a.client for a in assignments])
         for a in assignments:
             if (report := reports[a.client]).kind == UPDATE:
                 memory = self.states.at(a.client).memory
@@ -280,7 +280,7 @@ class ClientSession:
     def _passes(self, a: Assignment, version: str) -> bool:
         """Return whether a download that starts before this version leads past it, as after a report that the server has not got."""
         if a.form == OVERWRITE:
-            return {a.base, version} <= self.replica.passed.keys()
+            return {a.base, version} <= self.replica.past_versions.keys()
         return version in itertools.accumulate(a.frames, next_version, initial=a.base)
 
     def _train(
@@ -325,7 +325,7 @@ class ClientSession:
                 state.buffers = {**(t.buffers or {}), **own} or None
                 state.momentum = t.traces.momentum
                 state.training = t.state
-            elif before[client] is not None and self.remembers:
+            elif before[client] is not None and self.keeps_rounds:
                 self.rounds[client] = before[client]
             else:
                 del self.rounds[client]

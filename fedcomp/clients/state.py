@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ..errors import CheckpointError, ConfigError
 from ..memories import Memory
-from ..messages import compact
+from ..messages import compact_json
 from . import nested_state
 
 BUFFERS = "buffers"  # among the values of a record
@@ -76,7 +76,7 @@ class ClientState:
             "values": {key: len(value) for key, value in values.items()},
         }
         return {f"{name}.{key}": kept[key] for key in vectors}, b"\n".join(
-            [compact(record).encode(), b"".join(values.values())]
+            [compact_json(record).encode(), b"".join(values.values())]
         )
 
     @classmethod

@@ -49,14 +49,14 @@ class Trainer:
         *,
         all_shards: Shards | None = None,
         at_once: int = 1,
-        keeps_apart: bool = False,
+        updates_stay_on_devices: bool = False,
     ):
         """`all_shards`: those of all clients of the run, for algorithms that train on partitions; `shards` by default. `at_once`:
-        clients whose updates are held in memory together. `keeps_apart`: updates stay on the devices that made them.
+        clients whose updates are held in memory together. `updates_stay_on_devices`: updates stay on the devices that made them.
         """
         self.engine, self.data, self.shards, self.sgd = engine, data, shards, sgd
         self.algorithm, self.seed, self.at_once = algorithm, seed, at_once
-        self.keeps_apart = keeps_apart and len(algorithm.phases) == 1
+        self.updates_stay_on_devices = updates_stay_on_devices and len(algorithm.phases) == 1
         self.partitions = PartitionTraining(
             algorithm, engine, shards if all_shards is None else all_shards, sgd, seed, at_once
         )
@@ -92,7 +92,7 @@ class Trainer:
             for mine in alike.values()
             for stack in self._train_alike(mine, data, global_state, state_of, failures)
         ]
-        if len(stacks) == 1 or self.keeps_apart:
+        if len(stacks) == 1 or self.updates_stay_on_devices:
             return stacks
         updates = [self._no_updates(global_state), *(updates for _, updates in stacks)]
         return [([t for trained, _ in stacks for t in trained], torch.cat(updates))]
@@ -134,7 +134,7 @@ class Trainer:
                     state.training,
                 )
             )
-        if self.keeps_apart:
+        if self.updates_stay_on_devices:
             shares = self.engine.train_apart(start, data, jobs, sgd, seed=self.seed)
         else:
             shares = [

@@ -2,7 +2,7 @@
 
 from .. import spec
 from ..errors import SpecError
-from ..registry import Registry, subclass_of
+from ..plugins import PluginRegistry, subclass_of
 from .base import Codec, Context, at_density, longest_frame, spans
 from .frame import NAMES
 from .layerwise import LayerWise
@@ -35,7 +35,7 @@ def _reserve_number(name: str, cls: type[Codec]) -> None:
         )
 
 
-_CODECS: Registry[type[Codec]] = Registry(
+_CODECS: PluginRegistry[type[Codec]] = PluginRegistry(
     __name__, "fedcomp.codecs", subclass_of(Codec), _reserve_number
 )
 
@@ -49,7 +49,7 @@ def codec(text: str) -> Codec:
     """The codec of a spec string such as `stc:density=1/400`, `topk:density=1%@layer` or `topk:density=1%+fp16`. Raises SpecError."""
     if not isinstance(text, str):
         raise SpecError(f"a codec is named by a text such as 'stc:density=1/400'; given {text!r}")
-    with spec.reading(text):
+    with spec.error_context(text):
         return _built(text)
 
 

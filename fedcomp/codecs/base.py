@@ -77,7 +77,7 @@ class Codec(ABC):
     )
 
     def __str__(self) -> str:
-        return spec.show(self.name, self)
+        return spec.format_spec(self.name, self)
 
     @property
     def unscoped(self) -> "Codec":

@@ -250,7 +250,7 @@ class ClientProcess:
                     if not seat.done:  # --stay: the server is about to exit
                         await asyncio.sleep(self.retry_s[-2])
                 except UnreachableError as error:
-                    if error.cause not in UnreachableError.passing:
+                    if error.cause not in UnreachableError.transient:
                         raise
                     pause_s, said = seat.retries.pause(error, self.retry_s, self.patience_s)
                     if said:

@@ -231,7 +231,7 @@ def _new_session(
         )
     states = HostedStates()
     return ClientSession(
-        replica, states, trainer, algorithm, config.seed, remembers=True, evaluator=evaluator
+        replica, states, trainer, algorithm, config.seed, keeps_rounds=True, evaluator=evaluator
     )
 
 

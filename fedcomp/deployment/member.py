@@ -13,7 +13,7 @@ from cryptography.hazmat.primitives.serialization import load_pem_private_key
 from ..clients import device_state
 from ..clients.session import ClientSession, reason
 from ..errors import CheckpointError, FedcompError
-from ..keys.certificates import CURVE, key_pem
+from ..keys.certificates import CURVE, private_key_pem
 from ..keys.keyring import point_of
 from ..keys.signature_log import SignatureLog
 from ..messages import UPDATE, Assignment, Invitation, Presence, Report, failure
@@ -191,7 +191,7 @@ def own_key(folder: StateFolder | None) -> ec.EllipticCurvePrivateKey:
         return load_pem_private_key(kept[KEY_FILE], None)
     key = ec.generate_private_key(CURVE())
     if folder is not None:
-        folder.save({KEY_FILE: key_pem(key)}, KEY_FILE)
+        folder.save({KEY_FILE: private_key_pem(key)}, KEY_FILE)
     return key
 
 

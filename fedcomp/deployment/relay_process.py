@@ -108,7 +108,7 @@ class RelayProcess:
                 await asyncio.to_thread(self.target.check)
             except UnreachableError as cause:
                 error = cause
-        if error.cause not in UnreachableError.passing:
+        if error.cause not in UnreachableError.transient:
             raise error
         return error
 

@@ -5,13 +5,13 @@ from collections.abc import Callable, Sequence
 
 from ..callbacks import Callback
 from ..formatting import named_clients
-from ..server.availability import Attendance, Quota
+from ..server.availability import Availability, Quota
 from ..server.transport import Transport
 
 PAUSE_S = 0.05  # between polls of the connected clients
 
 
-class Roster(Attendance):
+class Roster(Availability):
     """The clients that have joined a run. `waited_s` counts the seconds that rounds have waited for clients."""
 
     def __init__(self, transport: Transport, quota: Quota, callback: Callable[[], Callback]):
@@ -51,7 +51,7 @@ class Roster(Attendance):
     def join(self, client: int) -> None:
         """Record that a client joined or reconnected, and report it to the callback, also in the middle of a round."""
         self._joined.add(client)
-        self.hear(client)
+        self.mark_responsive(client)
         if client not in self._connected:
             self._connected.add(client)
             self.callback().on_client_joined(client)

@@ -20,7 +20,7 @@ from ..keys.registry import Registry, RegistryMonitor
 from ..layout import model_fingerprint
 from ..memories import memory, with_memories
 from ..messages import Invitation, Presence
-from ..server.asynchronous_loop import loop_of
+from ..server.asynchronous_loop import make_loop
 from ..server.availability import Quota
 from ..server.broadcasts import Broadcasts
 from ..server.evaluation import Evaluator
@@ -31,10 +31,9 @@ from ..server.results import (
     NOTHING_ACCEPTED,
     bandwidths_of,
     client_config,
-    on,
-    record_of,
-    strategy_of,
-    summary_of,
+    make_strategy,
+    round_record,
+    summarize_run,
 )
 from ..server.round_loop import RoundResult
 from ..server.run_folder import RunFolder
@@ -136,7 +135,7 @@ class Deployment:
             RegistryMonitor(self.registry, callback.on_warning) if self.registry else None
         )
         self.task: Task = load(config.task, data_folder(config.data))
-        self.strategy = strategy_of(config, layout_of(self.task), warn=self.warnings)
+        self.strategy = make_strategy(config, layout_of(self.task), warn=self.warnings)
         test = data_of(self.task, "test")
         train = self._training_data()
         self.train = test if train is None else train
@@ -155,7 +154,7 @@ class Deployment:
         self.transport = self._transport(broadcasts.first)
         quota = Quota.first(config, self.folder.resumed).at_least(self.strategy.fewest)
         self.roster = Roster(self.transport, quota, lambda: self.callback)
-        self.loop = loop_of(
+        self.loop = make_loop(
             self.strategy,
             broadcasts,
             self.transport,
@@ -165,7 +164,7 @@ class Deployment:
             evaluates=partial(config.evaluates, "clients"),
         )
         self.by_client = ClientTraffic(self.transport)
-        self.test = on(test, self.device)
+        self.test = test.to(self.device)
         self.evaluator = Evaluator(config, self.task, self.layout, train, self.test, self.device)
 
     def run(self, opened: Callable[[int], None]) -> Summary:
@@ -204,7 +203,7 @@ class Deployment:
         began, waited_s = time.perf_counter(), 0.0
         for outcome in self.loop.rounds(range(done + 1, self.config.rounds + 1)):
             roster.quota = self._later_quota
-            roster.miss(r.client for r in outcome.rejections if r.stage == DEADLINE)
+            roster.mark_silent(r.client for r in outcome.rejections if r.stage == DEADLINE)
             record = self._record(outcome, began + roster.waited_s - waited_s)
             length, saving = self.folder.append(record), time.perf_counter()
             recovery.mark_changed(outcome)
@@ -248,17 +247,17 @@ class Deployment:
             {"device": devices.describe(self.device), "engine": ENGINE, "run": self.name},
         )
 
-    def _transport(self, first_version: str) -> GrpcTransport:
-        """Return the transport, not yet open. `first_version`: the version that the run started from."""
+    def _transport(self, initial_version: str) -> GrpcTransport:
+        """Return the transport, not yet open. `initial_version`: the version that the run started from."""
         config = dataclasses.replace(
             client_config(self.config, self.strategy), uplink=str(self.strategy.uplink)
         )
         invitation = Invitation(
-            self.name, -1, pack_options(config), self.model_fingerprint, first_version
+            self.name, -1, pack_options(config), self.model_fingerprint, initial_version
         )
         hooks: dict[str, Callable[..., None]] = {
             "on_joined": self._on_joined,
-            "on_heard": lambda client: self.roster.hear(client),
+            "on_heard": lambda client: self.roster.mark_responsive(client),
             "warn": lambda sentence: self.callback.on_warning(sentence),
         }
         if self.make_transport is not None:
@@ -343,7 +342,7 @@ class Deployment:
     def _on_look(self) -> None:
         """Report clients that a round waits for, and disconnect those whose keys are no longer accepted."""
         self.roster.on_look()
-        if self.monitor is not None and self.monitor.look():
+        if self.monitor is not None and self.monitor.check():
             self.transport.recheck()
 
     def _on_joined(self, client: int, presence: Presence) -> None:
@@ -358,7 +357,7 @@ class Deployment:
     def _record(self, outcome: RoundResult, began: float) -> RoundRecord:
         measured = self.evaluator.evaluate(outcome.round, self.loop.model)
         check_loss(self.warnings, outcome.round, measured.loss, self.test)
-        record = record_of(
+        record = round_record(
             outcome, self.layout, *measured, time.perf_counter() - began, self.warnings
         )
         if self.config.relays and (lost := inexact([a.update for a in outcome.accepted])):
@@ -383,8 +382,8 @@ class Deployment:
         )
 
     def _finish(self) -> Summary:
-        self.folder.write_model(self.evaluator.exported(self.loop.model))
-        summary = summary_of(self.folder.records(), self.config, devices.describe(self.device))
+        self.folder.write_model(self.evaluator.export(self.loop.model))
+        summary = summarize_run(self.folder.records(), self.config, devices.describe(self.device))
         self.folder.write_summary(summary)
         if not summary.client_updates:
             self.callback.on_warning(NOTHING_ACCEPTED)

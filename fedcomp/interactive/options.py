@@ -11,7 +11,7 @@ import torch
 
 from .. import spec
 from ..codecs import Codec
-from ..config import RunConfig, option_type, options_of_run, suggestion
+from ..config import RunConfig, inherited_options, option_type, suggestion
 from ..errors import ConfigError
 from ..tasks import OBJECT, Task
 
@@ -37,7 +37,7 @@ def run_config(task: str | Task | None, given: Mapping[str, Any]) -> RunConfig:
     if "local_steps" in values and values.get("local_epochs"):
         raise ConfigError("local_steps and local_epochs exclude each other; give one of them")
     if values.get("resume") and "out" in values:
-        values = options_of_run(values["out"]) | values
+        values = inherited_options(values["out"]) | values
     return RunConfig(**values)
 
 

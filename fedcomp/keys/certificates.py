@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 CURVE = ec.SECP384R1
 SERIAL_BITS = 64  # random
-EARLIER = timedelta(hours=1)  # certificates are backdated by this, for clocks that are slow
+BACKDATED_BY = timedelta(hours=1)  # certificates are backdated by this, for clocks that are slow
 ISSUER, RELAY = "fedcomp CA", "fedcomp relay"
 USAGES = (
     "digital_signature",
@@ -37,16 +37,16 @@ USAGES = (
     "encipher_only",
     "decipher_only",
 )
-ALWAYS = ("localhost", "127.0.0.1")
+DEFAULT_HOSTS = ("localhost", "127.0.0.1")
 LABEL = re.compile(r"(?!-)[a-z0-9_-]{1,63}(?<!-)", re.IGNORECASE)
 
 
-def hosts(given: Sequence[str]) -> list[str]:
+def certificate_hosts(given: Sequence[str]) -> list[str]:
     """Return the hosts that a certificate is for: those given, then localhost and 127.0.0.1, each once.
 
     Raises KeysError for a text that is not a host.
     """
-    return list(dict.fromkeys([*map(_host, given), *ALWAYS]))
+    return list(dict.fromkeys([*map(_host, given), *DEFAULT_HOSTS]))
 
 
 def _host(text: str) -> str:
@@ -66,7 +66,9 @@ def _host(text: str) -> str:
     return name
 
 
-def authority(key: ec.EllipticCurvePrivateKey, now: datetime, ends: datetime) -> x509.Certificate:
+def ca_certificate(
+    key: ec.EllipticCurvePrivateKey, now: datetime, ends: datetime
+) -> x509.Certificate:
     """Return a self-signed CA certificate, which may sign servers and clients but no further CA."""
     return (
         _builder(ISSUER, key.public_key(), now, ends)
@@ -77,7 +79,7 @@ def authority(key: ec.EllipticCurvePrivateKey, now: datetime, ends: datetime) ->
     )
 
 
-def of_server(
+def server_certificate(
     key: ec.EllipticCurvePublicKey,
     hosts: Sequence[str],
     ca_key: ec.EllipticCurvePrivateKey,
@@ -100,7 +102,7 @@ def of_server(
     )
 
 
-def of_client(
+def client_certificate(
     key: ec.EllipticCurvePublicKey,
     ca_key: ec.EllipticCurvePrivateKey,
     now: datetime,
@@ -124,7 +126,7 @@ def _builder(
         .issuer_name(_common_name(ISSUER))
         .public_key(key)
         .serial_number(secrets.randbits(SERIAL_BITS) | 1)
-        .not_valid_before(now - EARLIER)
+        .not_valid_before(now - BACKDATED_BY)
         .not_valid_after(ends)
     )
 
@@ -161,14 +163,14 @@ def is_relay(certificate: x509.Certificate) -> bool:
     return certificate.subject == _common_name(RELAY)
 
 
-def one_certificate(text: bytes | str) -> x509.Certificate:
+def parse_certificate(text: bytes | str) -> x509.Certificate:
     """Parse a PEM text that holds exactly one certificate. Raises ValueError."""
     raw = text.encode() if isinstance(text, str) else text
     (certificate,) = x509.load_pem_x509_certificates(raw)
     return certificate
 
 
-def private_key(text: bytes) -> ec.EllipticCurvePrivateKey:
+def parse_private_key(text: bytes) -> ec.EllipticCurvePrivateKey:
     """Parse an EC P-384 private key from its PEM. Raises ValueError for anything else."""
     try:
         key = serialization.load_pem_private_key(text, None)
@@ -188,7 +190,7 @@ def read_private_key(
     path: Path, remedy: str = "restore it from a copy"
 ) -> ec.EllipticCurvePrivateKey:
     """Read a private key file. Raises KeysError, which ends with `remedy`."""
-    return _read(path, private_key, "an EC P-384 private key without a password", remedy)
+    return _read(path, parse_private_key, "an EC P-384 private key without a password", remedy)
 
 
 def _read(path: Path, parse: Callable[[bytes], T], expected: str, remedy: str) -> T:
@@ -200,11 +202,11 @@ def _read(path: Path, parse: Callable[[bytes], T], expected: str, remedy: str) -
         raise KeysError(f"{path} is not {expected}; {remedy}") from error
 
 
-def key_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
+def private_key_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
     return key.private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     )
 
 
-def pem(certificate: x509.Certificate) -> bytes:
+def certificate_pem(certificate: x509.Certificate) -> bytes:
     return certificate.public_bytes(serialization.Encoding.PEM)

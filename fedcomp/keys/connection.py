@@ -17,7 +17,7 @@ from time import monotonic
 from cryptography import x509
 
 from ..errors import ConfigError, KeysError, UnreachableError
-from .certificates import hosts_of, is_relay, one_certificate
+from .certificates import hosts_of, is_relay, parse_certificate
 from .enrolment import Enrolment, out_of_date, utc_now
 
 OUT_OF_DATE = {9: "not yet valid", 10: "expired"}  # OpenSSL's codes for an error of a certificate
@@ -274,7 +274,7 @@ def _speaks_http2(connection: socket.socket) -> bool:
 
 def _authority(ca: bytes | str) -> x509.Certificate:
     try:
-        return one_certificate(ca)
+        return parse_certificate(ca)
     except ValueError as error:
         raise KeysError(
             "the certificate of the CA cannot be read; copy it anew from the folder of keys on the server"

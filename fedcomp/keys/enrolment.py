@@ -26,16 +26,16 @@ from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from ..config import at_home
+from ..config import expand_home
 from ..durable_files import write_new
 from ..errors import KeysError
-from .certificates import CURVE, hosts_of, one_certificate, private_key
+from .certificates import CURVE, hosts_of, parse_certificate, parse_private_key
 
-VARIABLE, DEFAULT_PLACE = "FEDCOMP_ENROLMENT", "~/.config/fedcomp/enrolment.toml"
-LARGEST = 16 << 20  # bytes of the largest file that is read
+VARIABLE, DEFAULT_PATH = "FEDCOMP_ENROLMENT", "~/.config/fedcomp/enrolment.toml"
+MAX_FILE_BYTES = 16 << 20  # bytes of the largest file that is read
 LARGEST_ID = 2**31 - 1
-LOGICAL_ID = f"a whole number from 0 to {LARGEST_ID}"
-SERVER = "a text such as server.example:8080"
+ID_VALUES = f"a whole number from 0 to {LARGEST_ID}"
+SERVER_EXAMPLE = "a text such as server.example:8080"
 RESTORE = "copy it anew from the folder of keys on the server"
 T = TypeVar("T")
 
@@ -44,9 +44,9 @@ def utc_now() -> datetime:
     return datetime.now(UTC)
 
 
-def iso(moment: datetime) -> str:
+def format_time(parse_time: datetime) -> str:
     """Return a time in ISO format, such as `2027-11-21T16:33:08Z`."""
-    return f"{moment.astimezone(UTC):%Y-%m-%dT%H:%M:%SZ}"
+    return f"{parse_time.astimezone(UTC):%Y-%m-%dT%H:%M:%SZ}"
 
 
 def out_of_date(certificate: x509.Certificate, now: datetime) -> str:
@@ -54,19 +54,19 @@ def out_of_date(certificate: x509.Certificate, now: datetime) -> str:
     begins, ends = certificate.not_valid_before_utc, certificate.not_valid_after_utc
     if begins <= now < ends:
         return ""
-    when = f"begins on {iso(begins)}" if now < begins else f"ended on {iso(ends)}"
-    return f"{when}, and it is {iso(now)} by this machine's clock; correct the clock if it is wrong, else"
+    when = f"begins on {format_time(begins)}" if now < begins else f"ended on {format_time(ends)}"
+    return f"{when}, and it is {format_time(now)} by this machine's clock; correct the clock if it is wrong, else"
 
 
-def moment(text: Any) -> datetime:
-    """Parse the output of `iso`, or any ISO date with a time and an offset. Raises ValueError."""
+def parse_time(text: Any) -> datetime:
+    """Parse the output of `format_time`, or any ISO date with a time and an offset. Raises ValueError."""
     read = text if isinstance(text, datetime) else datetime.fromisoformat(ascii_text(text))
     if read.tzinfo is None:
         raise ValueError("no offset from UTC")
     return read.astimezone(UTC)
 
 
-def public_key(data: bytes | str) -> ec.EllipticCurvePublicKey:
+def parse_public_key(data: bytes | str) -> ec.EllipticCurvePublicKey:
     """Parse an EC P-384 key from its OpenSSH line or its PEM. Raises ValueError for anything else."""
     raw = data.encode() if isinstance(data, str) else bytes(data)
     load = (
@@ -90,7 +90,7 @@ def openssh(key: ec.EllipticCurvePublicKey) -> str:
     ).decode()
 
 
-def pem(key: ec.EllipticCurvePublicKey) -> bytes:
+def public_key_pem(key: ec.EllipticCurvePublicKey) -> bytes:
     """Return a public key as PEM, the form that Flower registers and compares."""
     return key.public_bytes(
         serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
@@ -112,12 +112,12 @@ def default_enrolment() -> Path:
     Raises ConfigError if FEDCOMP_ENROLMENT begins with the ~ of a user that does not exist.
     """
     if given := os.environ.get(VARIABLE):
-        return at_home(given, VARIABLE)
-    return Path(os.path.expanduser(DEFAULT_PLACE))  # unchanged for a user without a home folder
+        return expand_home(given, VARIABLE)
+    return Path(os.path.expanduser(DEFAULT_PATH))  # unchanged for a user without a home folder
 
 
 @dataclass(frozen=True)
-class Fields:
+class TomlTable:
     """The fields of a TOML table. KeysErrors about them begin with `where` and end with `remedy`."""
 
     table: Mapping[str, Any]
@@ -129,9 +129,9 @@ class Fields:
         """Read a TOML file. Raises KeysError if it is absent or malformed."""
         try:
             with path.open("rb") as file:
-                data = file.read(LARGEST + 1)
-            if len(data) > LARGEST:
-                raise KeysError(f"{path} is larger than {LARGEST} bytes; {remedy}")
+                data = file.read(MAX_FILE_BYTES + 1)
+            if len(data) > MAX_FILE_BYTES:
+                raise KeysError(f"{path} is larger than {MAX_FILE_BYTES} bytes; {remedy}")
             return cls(tomllib.loads(data.decode()), str(path), remedy)
         except OSError as error:
             raise KeysError(f"{path} cannot be read ({error.strerror}); {remedy}") from error
@@ -148,7 +148,7 @@ class Fields:
             raise KeysError(f"{self.where}: '{name}' is not {expected}; {self.remedy}") from None
 
 
-def logical_id(value: Any) -> int:
+def parse_id(value: Any) -> int:
     if type(value) is not int or not 0 <= value <= LARGEST_ID:
         raise ValueError("no id")
     return value
@@ -171,8 +171,8 @@ class Enrolment:
         Raises KeysError, naming the file and the line or field, if a field is missing or malformed, the private key is not that of
         the certificate, or the CA did not sign the certificate.
         """
-        fields = Fields.of_file(Path(path), RESTORE)
-        id = fields.take("id", logical_id, LOGICAL_ID)
+        fields = TomlTable.of_file(Path(path), RESTORE)
+        id = fields.take("id", parse_id, ID_VALUES)
         if "certificate" not in fields.table:
             raise KeysError(
                 f"{path} has no certificate, since an earlier version of fedcomp made it; make a new one on the server: "
@@ -185,12 +185,12 @@ class Enrolment:
                 "private_key", _private_text, "an EC P-384 private key as PEM without a password"
             ),
             fields.take("ca", _certificate_text, "a certificate as PEM"),
-            fields.take("server", ascii_text, SERVER) if "server" in fields.table else None,
+            fields.take("server", ascii_text, SERVER_EXAMPLE) if "server" in fields.table else None,
         )
         if enrolment.pair[1] != enrolment.leaf.public_key():
             raise KeysError(f"{path}: 'private_key' is not the key of 'certificate'; {RESTORE}")
         try:
-            enrolment.leaf.verify_directly_issued_by(one_certificate(enrolment.ca))
+            enrolment.leaf.verify_directly_issued_by(parse_certificate(enrolment.ca))
         except (ValueError, TypeError, InvalidSignature):
             raise KeysError(f"{path}: 'certificate' is not signed by 'ca'; {RESTORE}") from None
         return enrolment
@@ -198,12 +198,12 @@ class Enrolment:
     @cached_property
     def leaf(self) -> x509.Certificate:
         """The parsed certificate."""
-        return one_certificate(self.certificate)
+        return parse_certificate(self.certificate)
 
     @cached_property
     def pair(self) -> tuple[ec.EllipticCurvePrivateKey, ec.EllipticCurvePublicKey]:
         """The private and the public key, with which sealed elections sign and verify."""
-        private = private_key(self.private_key.encode())
+        private = parse_private_key(self.private_key.encode())
         return private, private.public_key()
 
     @property
@@ -245,7 +245,7 @@ class Enrolment:
         }
         given = {name: value for name, value in values.items() if value is not None}
         return (
-            f"# The enrolment of {self.name} in a federation, good until {iso(self.not_after)}. It holds a private key: only its\n"
+            f"# The enrolment of {self.name} in a federation, good until {format_time(self.not_after)}. It holds a private key: only its\n"
             "# owner may read it.\n" + tomli_w.dumps(given, multiline_strings=True)
         )
 
@@ -272,10 +272,10 @@ def ascii_text(value: Any) -> str:
 
 
 def _private_text(value: Any) -> str:
-    private_key(ascii_text(value).encode())
+    parse_private_key(ascii_text(value).encode())
     return value
 
 
 def _certificate_text(value: Any) -> str:
-    one_certificate(ascii_text(value))
+    parse_certificate(ascii_text(value))
     return value

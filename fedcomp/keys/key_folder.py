@@ -35,8 +35,8 @@ from ..errors import KeysError
 from . import certificates
 from .certificates import CURVE, hosts_of, read_certificate, read_private_key
 from .connection import join_address
-from .enrolment import LARGEST_ID, Enrolment, iso, openssh, out_of_date, utc_now
-from .registry import ENROLLED, REVOKED, Entry, Registry, read_file, text_of
+from .enrolment import LARGEST_ID, Enrolment, format_time, openssh, out_of_date, utc_now
+from .registry import ENROLLED, REVOKED, Entry, Registry, read_file, registry_text
 
 CA_CRT = "ca.crt"
 CA_KEY = "ca.key"
@@ -56,7 +56,7 @@ def make(
     Raises KeysError if the folder exists or cannot be written, or a host is not valid.
     """
     folder = Path(folder)
-    names = certificates.hosts(hosts)
+    names = certificates.certificate_hosts(hosts)
     if folder.exists() or folder.is_symlink():
         raise KeysError(
             f"--out {folder} exists and is not overwritten; give another name, or add clients to it with: "
@@ -69,14 +69,14 @@ def make(
         try:
             now, ca_key = utc_now(), ec.generate_private_key(CURVE())
             ends = now + timedelta(days=max(days, CA_DAYS))
-            ca = certificates.authority(ca_key, now, ends)
-            write_new(half / CA_KEY, [certificates.key_pem(ca_key)], 0o600)
-            write_new(half / CA_CRT, [certificates.pem(ca)], 0o644)
+            ca = certificates.ca_certificate(ca_key, now, ends)
+            write_new(half / CA_KEY, [certificates.private_key_pem(ca_key)], 0o600)
+            write_new(half / CA_CRT, [certificates.certificate_pem(ca)], 0o644)
             issuer = _Issuer(half, ca, ca_key, days, join_address(names[0], port))
             issuer.certify_server(names)
             (half / CLIENTS).mkdir(0o700)
             entries = [issuer.enrol(id) for id in range(clients)]
-            write_new(half / REGISTRY, [text_of(entries, issuer.server).encode()], 0o644)
+            write_new(half / REGISTRY, [registry_text(entries, issuer.server).encode()], 0o644)
             os.rename(half, folder)  # refused where another process was faster
         except BaseException:
             shutil.rmtree(half, ignore_errors=True)
@@ -102,7 +102,7 @@ def add_relay(folder: str | Path, hosts: Sequence[str], days: int = DAYS) -> tup
 
     Raises KeysError, also if a host is not valid, ca.key is kept elsewhere or the CA's certificate has ended.
     """
-    names = certificates.hosts(hosts)
+    names = certificates.certificate_hosts(hosts)
     with _changing(folder) as state:
         id = state.next_id(relay=True)
         (state.folder / RELAYS).mkdir(0o700, exist_ok=True)
@@ -143,7 +143,7 @@ def renew(
                     f"{file}, which has the hosts of {old.name}, is not there; bring it back, or give the hosts with --host HOST"
                 )
             had = hosts_of(Enrolment.read(file).leaf) if file.exists() else []
-            names = certificates.hosts([*had, *hosts])
+            names = certificates.certificate_hosts([*had, *hosts])
         new = state.issuer(days).enrol(old.id, names)
         new = replace(new, replaced=(*old.replaced, old.public_key))
         state.write([new if e is old else e for e in state.entries])
@@ -160,7 +160,7 @@ def renew_server(
     with _changing(folder) as state:
         issuer, file = state.issuer(days), state.folder / SERVER_CRT
         had = hosts_of(read_certificate(file)) if file.exists() else []
-        names = certificates.hosts([*had, *hosts])
+        names = certificates.certificate_hosts([*had, *hosts])
         ends = issuer.certify_server(names)
     return names, ends
 
@@ -194,9 +194,11 @@ class _Issuer:
         """Write a new key and certificate for the server, and return the certificate's end."""
         key = ec.generate_private_key(CURVE())
         now, ends = self._validity()
-        certificate = certificates.of_server(key.public_key(), hosts, self.key, now, ends)
-        durable_files.replace(self.folder / SERVER_KEY, [certificates.key_pem(key)], 0o600)
-        durable_files.replace(self.folder / SERVER_CRT, [certificates.pem(certificate)], 0o644)
+        certificate = certificates.server_certificate(key.public_key(), hosts, self.key, now, ends)
+        durable_files.replace(self.folder / SERVER_KEY, [certificates.private_key_pem(key)], 0o600)
+        durable_files.replace(
+            self.folder / SERVER_CRT, [certificates.certificate_pem(certificate)], 0o644
+        )
         return ends
 
     def enrol(self, id: int, relay_hosts: Sequence[str] | None = None) -> Entry:
@@ -212,16 +214,16 @@ class _Issuer:
         public, relay = key.public_key(), relay_hosts is not None
         now, ends = self._validity()
         if relay_hosts is not None:
-            certificate = certificates.of_server(
+            certificate = certificates.server_certificate(
                 public, relay_hosts, self.key, now, ends, relay=True
             )
         else:
-            certificate = certificates.of_client(public, self.key, now, ends)
+            certificate = certificates.client_certificate(public, self.key, now, ends)
         enrolment = Enrolment(
             id,
-            certificates.pem(certificate).decode(),
-            certificates.key_pem(key).decode(),
-            certificates.pem(self.certificate).decode(),
+            certificates.certificate_pem(certificate).decode(),
+            certificates.private_key_pem(key).decode(),
+            certificates.certificate_pem(self.certificate).decode(),
             self.server,
         )
         file = self.folder / (RELAYS if relay else CLIENTS) / f"{id}.toml"
@@ -255,7 +257,7 @@ class _State:
                 f"{self.folder / CA_KEY} is not the key of {self.folder / CA_CRT}; bring back the one that is"
             )
         if utc_now() >= (ended := certificate.not_valid_after_utc):
-            raise KeysError(f"the CA of {self.folder} ended on {iso(ended)}; {NEW_KEYS}")
+            raise KeysError(f"the CA of {self.folder} ended on {format_time(ended)}; {NEW_KEYS}")
         return _Issuer(self.folder, certificate, key, days, self.server)
 
     def entry(self, holder: int | str) -> Entry:
@@ -277,7 +279,7 @@ class _State:
         return max((entry.id for entry in self.entries if entry.relay == relay), default=-1) + 1
 
     def write(self, entries: Sequence[Entry]) -> None:
-        text = text_of(entries, self.server)
+        text = registry_text(entries, self.server)
         durable_files.replace(self.folder / REGISTRY, [text.encode()], 0o644)
 
 

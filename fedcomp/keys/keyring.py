@@ -17,11 +17,11 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from ..errors import ProtocolError
 from .certificates import CURVE
-from .enrolment import public_key
+from .enrolment import parse_public_key
 from .registry import read_file
 from .signature_log import SignatureLog
 
-POINT = 49  # bytes of a public key as it is announced: a P-384 point, compressed
+POINT_BYTES = 49  # bytes of a public key as it is announced: a P-384 point, compressed
 PIN = "key/"  # prefix of the pins in the signature log: key/CLIENT → public key
 
 
@@ -29,7 +29,7 @@ class UnknownKey(ProtocolError):
     """A key that this client does not accept as another client's. The round may continue without that client."""
 
 
-class Ring(Protocol):
+class Keyring(Protocol):
     """The keys that a server or client holds. `run` is the name of the run, which is part of every signed message."""
 
     run: str
@@ -77,7 +77,7 @@ class DerivedKeys:
 
 
 @dataclass
-class KnownKeys:
+class ServerKeys:
     """A server's keys: those that clients proved to hold when they joined. `pem` returns them by logical id."""
 
     run: str
@@ -87,43 +87,43 @@ class KnownKeys:
         raise ProtocolError("a server signs nothing for its clients")
 
     def key(self, client: int, announced: bytes = b"") -> bytes:
-        return point_of(public_key(self.pem(client)))
+        return point_of(parse_public_key(self.pem(client)))
 
 
 @dataclass
 class PinnedKeys:
-    """The keys of client `who`: its own key, and the pinned keys of the others."""
+    """The keys of client `client_id`: its own key, and the pinned keys of the others."""
 
     run: str
-    who: int
+    client_id: int
     own: ec.EllipticCurvePrivateKey
     roster: Mapping[int, bytes] | None = None  # points by logical id (--roster); None: pin keys
     log: SignatureLog = field(default_factory=SignatureLog)
     _pins: dict[int, bytes] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        kept = self.log.of(self.run).items()
+        stored = self.log.of(self.run).items()
         self._pins = {
-            int(name.removeprefix(PIN)): point for name, point in kept if name.startswith(PIN)
+            int(name.removeprefix(PIN)): point for name, point in stored if name.startswith(PIN)
         }
         own = point_of(self.own.public_key())
         for client, point in self._pins.items():
-            if point == own and client != self.who:
+            if point == own and client != self.client_id:
                 raise ProtocolError(
-                    f"the server takes this client for client {self.who}, and in this run it was client {client}"
+                    f"the server takes this client for client {self.client_id}, and in this run it was client {client}"
                 )
 
     def signer(self, client: int) -> ec.EllipticCurvePrivateKey:
-        if client != self.who:
+        if client != self.client_id:
             raise ProtocolError(
-                f"the server takes this client for client {client}, and it is client {self.who}"
+                f"the server takes this client for client {client}, and it is client {self.client_id}"
             )
         return self.own
 
     def key(self, client: int, announced: bytes = b"") -> bytes:
         known: bytes | None
-        if client == self.who:
-            known, where = self._mine(), "its own"
+        if client == self.client_id:
+            known, where = self._own_point(), "its own"
         elif self.roster is not None:
             known, where = self.roster.get(client), "in --roster"
             if known is None:
@@ -134,21 +134,23 @@ class PinnedKeys:
             known = self._pins.get(client) or self._pin(client, announced)
             where = "that it had before in this run"
         if announced and announced != known:
-            kind = ProtocolError if client == self.who else UnknownKey
+            kind = ProtocolError if client == self.client_id else UnknownKey
             raise kind(f"the server announces another key of client {client} than {where}")
         return known
 
-    def _mine(self) -> bytes:
+    def _own_point(self) -> bytes:
         own = point_of(self.own.public_key())
-        return own if self._pins.get(self.who) == own else self._keep(self.who, own)
+        return (
+            own if self._pins.get(self.client_id) == own else self._store_pin(self.client_id, own)
+        )
 
     def _pin(self, client: int, announced: bytes) -> bytes:
         if not announced:
             raise ProtocolError(f"the key of client {client} was not announced")
         verifier(announced)
-        return self._keep(client, announced)
+        return self._store_pin(client, announced)
 
-    def _keep(self, client: int, point: bytes) -> bytes:
+    def _store_pin(self, client: int, point: bytes) -> bytes:
         self.log.add(self.run, {f"{PIN}{client}": point})
         self._pins[client] = point
         return point
@@ -157,4 +159,4 @@ class PinnedKeys:
 def read_roster(path: Path) -> dict[int, bytes]:
     """Return the public keys of all clients in a registry.toml as points by logical id. Raises KeysError."""
     clients, _, _ = read_file(path)
-    return {entry.id: point_of(public_key(entry.public_key)) for entry in clients}
+    return {entry.id: point_of(parse_public_key(entry.public_key)) for entry in clients}

@@ -26,16 +26,16 @@ import tomli_w
 from ..config import KEYS, keys_command
 from ..errors import KeysError
 from .enrolment import (
-    LOGICAL_ID,
-    SERVER,
-    Fields,
+    ID_VALUES,
+    SERVER_EXAMPLE,
+    TomlTable,
     ascii_text,
-    iso,
+    format_time,
     key_hash,
-    logical_id,
-    moment,
     openssh,
-    public_key,
+    parse_id,
+    parse_public_key,
+    parse_time,
     utc_now,
 )
 
@@ -71,7 +71,7 @@ class Entry:
             return f"{self.name} is revoked; to let it in again: {keys_command(folder, 'renew', self.holder)}"
         if now >= self.not_after:
             renew = keys_command(folder, "renew", self.holder)
-            return f"the key of {self.name} ended on {iso(self.not_after)}; make a new one: {renew}"
+            return f"the key of {self.name} ended on {format_time(self.not_after)}; make a new one: {renew}"
         return ""
 
 
@@ -111,17 +111,17 @@ class Registry:
     @property
     def entries(self) -> tuple[Entry, ...]:
         """All clients in the order of their ids; none while the file is malformed."""
-        return self._look().clients
+        return self._current().clients
 
     @property
     def relays(self) -> tuple[Entry, ...]:
         """All relays in the order of their ids; none while the file is malformed."""
-        return self._look().relays
+        return self._current().relays
 
     @property
     def problem(self) -> str:
         """The reason why the file cannot be used, "" if it can."""
-        return self._look().problem
+        return self._current().problem
 
     @property
     def version(self) -> int:
@@ -129,21 +129,21 @@ class Registry:
 
         When it grows, a server calls `id_of_hash` again for each connected client. A key can expire without a new version.
         """
-        return self._look().version
+        return self._current().version
 
     def id_of_hash(self, key_hash: bytes) -> int | None:
         """Return the logical id of the client with this key hash, None if it is refused. `reason_of_hash` returns the reason."""
-        entry, why = self._judge(key_hash)
+        entry, why = self._find(key_hash)
         return entry.id if entry and not why and not entry.relay else None
 
     def relay_of_hash(self, key_hash: bytes) -> int | None:
         """Return the id of the relay with this key hash, None if it is refused. `reason_of_hash` returns the reason."""
-        entry, why = self._judge(key_hash)
+        entry, why = self._find(key_hash)
         return entry.id if entry and not why and entry.relay else None
 
     def reason_of_hash(self, key_hash: bytes) -> str:
         """Return why the client or relay with this key hash is refused, as one sentence; "" if it is accepted."""
-        return self._judge(key_hash)[1]
+        return self._find(key_hash)[1]
 
     def enrolled(self) -> dict[int, str]:
         """Return logical id → public key (one OpenSSH line) of all clients that are accepted now."""
@@ -154,9 +154,9 @@ class Registry:
         """Return key hash → logical id of all clients that are accepted now."""
         return {_parsed(key)[1]: id for id, key in self.enrolled().items()}
 
-    def _judge(self, key_hash: bytes) -> tuple[Entry | None, str]:
+    def _find(self, key_hash: bytes) -> tuple[Entry | None, str]:
         """Return the entry of a key hash, None if it is unknown, and the reason for a refusal, "" if it is accepted."""
-        content, folder = self._look(), self.path.parent
+        content, folder = self._current(), self.path.parent
         if content.problem:
             return None, content.problem
         if key_hash not in content.holders:
@@ -177,7 +177,7 @@ class Registry:
             return ()
         return status.st_ino, status.st_size, status.st_mtime_ns
 
-    def _look(self) -> _Content:
+    def _current(self) -> _Content:
         """Return the current content."""
         with self._lock:
             if (stamp := self._stamp()) != self._seen:
@@ -198,24 +198,24 @@ class Registry:
 
 
 class RegistryMonitor:
-    """Notices changes of a registry. Calls `say` once when it becomes malformed, and once when it is repaired."""
+    """Notices changes of a registry. Calls `log` once when it becomes malformed, and once when it is repaired."""
 
-    def __init__(self, registry: Registry, say: Callable[[str], None]):
-        self.registry, self.say = registry, say
+    def __init__(self, registry: Registry, log: Callable[[str], None]):
+        self.registry, self.log = registry, log
         self._version, self._problem = registry.version, ""
 
-    def look(self) -> bool:
+    def check(self) -> bool:
         """Return whether the registry has changed since the last call and can be used."""
         version, problem = self.registry.version, self.registry.problem
         if version == self._version:
             return False
         if problem and problem != self._problem:
-            self.say(
+            self.log(
                 f"{problem}; until then no client is accepted, and clients that connect try again"
             )
         elif self._problem and not problem:
             accepted = len(self.registry.enrolled())
-            self.say(f"{self.registry.path} is valid again: {accepted} of its clients are accepted")
+            self.log(f"{self.registry.path} is valid again: {accepted} of its clients are accepted")
         self._version, self._problem = version, problem
         return not problem
 
@@ -223,7 +223,7 @@ class RegistryMonitor:
 @lru_cache(1 << 17)  # most entries of a changed registry are the same
 def _parsed(key: bytes | str) -> tuple[str, bytes]:
     """Return a public key as one OpenSSH line and its `key_hash`. Raises ValueError."""
-    parsed = public_key(key)
+    parsed = parse_public_key(key)
     return openssh(parsed), key_hash(parsed)
 
 
@@ -232,14 +232,14 @@ def read_file(path: Path) -> tuple[tuple[Entry, ...], tuple[Entry, ...], str | N
 
     Raises KeysError, which names the file and the line or field.
     """
-    fields = Fields.of_file(path, REMEDY)
-    server = fields.take("server", ascii_text, SERVER) if "server" in fields.table else None
+    fields = TomlTable.of_file(path, REMEDY)
+    server = fields.take("server", ascii_text, SERVER_EXAMPLE) if "server" in fields.table else None
     clients, relays = (_entries(fields, kind) for kind in ("client", "relay"))
     _refuse_shared_keys([*clients, *relays], path)
     return clients, relays, server
 
 
-def _entries(fields: Fields, kind: str) -> tuple[Entry, ...]:
+def _entries(fields: TomlTable, kind: str) -> tuple[Entry, ...]:
     """Return the clients or the relays of a registry in the order of their ids."""
     if kind not in fields.table:
         return ()
@@ -276,15 +276,15 @@ def _refuse_shared_keys(entries: Sequence[Entry], path: Path) -> None:
 
 def _entry(table: dict[str, Any], kind: str, number: int, path: str) -> Entry:
     """Return the entry of the `number`-th table of a kind, "client" or "relay". Raises KeysError."""
-    fields = Fields({"replaced": []} | table, f"{path}: [[{kind}]] number {number}", REMEDY)
-    id = fields.take("id", logical_id, LOGICAL_ID)
+    fields = TomlTable({"replaced": []} | table, f"{path}: [[{kind}]] number {number}", REMEDY)
+    id = fields.take("id", parse_id, ID_VALUES)
     fields = replace(fields, where=f"{path}: {kind} {id}")
     keys = "a list of EC P-384 public keys in OpenSSH form"
     return Entry(
         id,
         fields.take("public_key", _key, "an EC P-384 public key in OpenSSH form"),
         fields.take("state", _state, f"'{ENROLLED}' or '{REVOKED}'"),
-        fields.take("not_after", moment, "a date such as 2027-11-21T16:33:08Z"),
+        fields.take("not_after", parse_time, "a date such as 2027-11-21T16:33:08Z"),
         fields.take("replaced", lambda value: tuple(map(_key, _list(value))), keys),
         kind == "relay",
     )
@@ -312,14 +312,14 @@ def _tables(value: Any) -> list[dict[str, Any]]:
     return value
 
 
-def text_of(entries: Sequence[Entry], server: str | None) -> str:
+def registry_text(entries: Sequence[Entry], server: str | None) -> str:
     """Return the content of a registry.toml."""
     content: dict[str, Any] = {"server": server} if server else {}
     for entry in sorted(entries, key=lambda entry: (entry.relay, entry.id)):
         table = {
             "id": entry.id,
             "state": entry.state,
-            "not_after": iso(entry.not_after),
+            "not_after": format_time(entry.not_after),
             "public_key": entry.public_key,
         }
         if entry.replaced:

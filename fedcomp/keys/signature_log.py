@@ -10,7 +10,7 @@ from typing import Any
 from ..errors import UserError
 from ..state_folder import StateFolder
 
-MOST_RUNS = 4096  # in the log; none of them is ever removed
+MAX_RUNS = 4096  # in the log; none of them is ever removed
 PREFIX = "sealed-"  # of the files
 
 
@@ -33,9 +33,9 @@ class SignatureLog:
         if {**known, **entries} == known:
             return
         runs = list(self.folder.path.glob(f"{PREFIX}*.bin")) if self.folder else self._files
-        if not known and len(runs) >= MOST_RUNS:
+        if not known and len(runs) >= MAX_RUNS:
             raise UserError(
-                f"this client has signed ballots in {MOST_RUNS} runs, and remembers no more; give it a new --state-dir, "
+                f"this client has signed ballots in {MAX_RUNS} runs, and remembers no more; give it a new --state-dir, "
                 "and a new key with it"
             )
         if self.folder:

@@ -8,7 +8,7 @@ from .. import spec
 from ..codecs import Codec, codec
 from ..errors import SpecError
 from ..layout import Layout
-from ..registry import Registry, subclass_of
+from ..plugins import PluginRegistry, subclass_of
 from .base import Counterpart, Memory
 
 T = TypeVar("T")
@@ -25,7 +25,9 @@ __all__ = [
     "with_memories",
 ]
 
-_MEMORIES: Registry[type[Memory]] = Registry(__name__, "fedcomp.memories", subclass_of(Memory))
+_MEMORIES: PluginRegistry[type[Memory]] = PluginRegistry(
+    __name__, "fedcomp.memories", subclass_of(Memory)
+)
 
 
 def available_memories() -> dict[str, type[Memory]]:
@@ -67,8 +69,8 @@ def _suited(codec: Codec, numel: int) -> str:
 @functools.lru_cache(64)
 def _named(text: str) -> tuple[type[Memory], Any]:
     """Return the class and its options. Cached, since a simulation makes a memory for every client."""
-    with spec.reading(text):
-        return spec.choose(spec.only_part(text, "memory"), _MEMORIES, "memory")
+    with spec.error_context(text):
+        return spec.choose(spec.parse_part(text, "memory"), _MEMORIES, "memory")
 
 
 def default_uplink(text: str) -> str:

@@ -24,7 +24,7 @@ from ..strategies.base import Accepted, Phase, RoundStrategy
 from ..strategies.cohort import draw, size
 from ..strategies.round_completion import DEADLINE, RoundCompletion
 from .broadcasts import Broadcasts
-from .exchange import POLL_S, Exchange, Traffic, accepted_of
+from .exchange import POLL_S, Exchange, Traffic, to_accepted
 from .round_loop import RoundLoop, RoundResult
 from .transport import Transport
 
@@ -36,7 +36,7 @@ class Answer:
     """An answer that no round has taken yet."""
 
     round: int  # in which its client started work
-    due: float  # time of arrival, in seconds
+    arrival_s: float  # time of arrival, in seconds
     report: Report | None  # None: it could not be read
     result: Accepted | Rejection
 
@@ -52,12 +52,12 @@ class AsynchronousLoop(RoundLoop):
     """
 
     def __init__(
-        self, *parts: Any, pace: Callable[[int, int], float] | None = None, **settings: Any
+        self, *parts: Any, work_s: Callable[[int, int], float] | None = None, **settings: Any
     ):
         super().__init__(*parts, **settings)
-        self.pace, self.options = pace, self.strategy.options
+        self.work_s, self.options = work_s, self.strategy.options
         self.now = 0.0  # virtual seconds
-        self.began: dict[int, int] = {}  # client at work → round in which it started
+        self.started_in: dict[int, int] = {}  # client at work → round in which it started
         self.answers: dict[int, Answer] = {}  # of clients at work, not yet taken by a round
         # Clients whose answers arrived or were taken since the last checkpoint.
         self.changed: set[int] = set()
@@ -69,11 +69,15 @@ class AsynchronousLoop(RoundLoop):
     def run_round(self, round: int) -> RoundResult:
         started = time.perf_counter()
         traffic = Traffic(seconds=self._seconds)
-        late = [c for c, began in self.began.items() if round - began > self.options.staleness]
+        late = [
+            c
+            for c, started_in in self.started_in.items()
+            if round - started_in > self.options.staleness
+        ]
         unread = {client: self.answers[client] for client in late if client in self.answers}
-        rejected = {client: self._give_up(client, round) for client in late}
-        self._begin(round, traffic, besides=rejected.keys())
-        taken = self._first(round, started)
+        rejected = {client: self._reject_late(client, round) for client in late}
+        self._start_clients(round, traffic, besides=rejected.keys())
+        taken = self._wait_for_answers(round, started)
         traffic.uplink.clear()  # what arrived counts in the round that takes it
         for client, answer in (unread | taken).items():
             traffic.uplink[client] = len(answer.report.frame) if answer.report else 0
@@ -83,7 +87,7 @@ class AsynchronousLoop(RoundLoop):
         measured = self._seconds.keys() & {*taken, *late}
         traffic.seconds = {client: self._seconds.pop(client) for client in measured}
         for client in taken:
-            self._leave(client)
+            self._release(client)
         self.clock.move_to(self.now)
         results = [taken[client].result for client in sorted(taken)]
         rejected |= {result.client: result for result in results if isinstance(result, Rejection)}
@@ -97,29 +101,31 @@ class AsynchronousLoop(RoundLoop):
 
     # Clients at work.
 
-    def _begin(self, round: int, traffic: Traffic, besides: Collection[int]) -> None:
+    def _start_clients(self, round: int, traffic: Traffic, besides: Collection[int]) -> None:
         """Send assignments to free clients, except `besides`, until the configured share of clients is at work."""
         clients = self.gather()
         self.now = max(self.now, self.clock.time_s)  # `gather` may have waited for clients
-        free = set(clients) - self.began.keys() - set(besides)
-        room = max(0, size(self.config.participation, len(clients)) - len(self.began))
+        free = set(clients) - self.started_in.keys() - set(besides)
+        room = max(0, size(self.config.participation, len(clients)) - len(self.started_in))
         begin = draw([*free], min(room, len(free)), self.config.seed, round)
         configs = self.strategy.schedule.for_clients(round, begin, self.bandwidths)
         exchange, assignments = self.start_phase(round, Phase(), configs, {}, traffic)
         self._exchanges[round] = exchange
-        self.began |= dict.fromkeys(begin, round)
+        self.started_in |= dict.fromkeys(begin, round)
         for earlier in self._exchanges.values():
             earlier.traffic = traffic  # a dense model that a client still needs counts here
-        if self.pace is None:
+        if self.work_s is None:
             exchange.send(assignments)
         else:
             exchange.run(assignments, RoundCompletion())
 
-    def _first(self, round: int, started: float) -> dict[int, Answer]:
+    def _wait_for_answers(self, round: int, started: float) -> dict[int, Answer]:
         """Wait for as many answers as end a round, and return them by client."""
-        wanted = min(len(self.began), max(1, math.floor(self.options.wait * len(self.began) + 0.5)))
+        wanted = min(
+            len(self.started_in), max(1, math.floor(self.options.wait * len(self.started_in) + 0.5))
+        )
         timeout_s = math.inf if self.config.timeout_s is None else self.config.timeout_s
-        told = 0
+        reported = 0
         self._collect()
         while True:
             if waiting := list(self._exchanges.values()):
@@ -128,17 +134,19 @@ class AsynchronousLoop(RoundLoop):
                 for exchange in waiting:
                     exchange.receive(deliveries)
             self._collect()
-            for count in range(told + 1, min(wanted, len(self.answers)) + 1):
+            for count in range(reported + 1, min(wanted, len(self.answers)) + 1):
                 self.on_answer(round, count, wanted)
-            told = min(wanted, len(self.answers))
+            reported = min(wanted, len(self.answers))
             over = time.perf_counter() - started > timeout_s
-            if told == wanted or not self._exchanges or over:
+            if reported == wanted or not self._exchanges or over:
                 break
-        by_arrival = sorted(self.answers.values(), key=lambda answer: (answer.due, answer.client))
+        by_arrival = sorted(
+            self.answers.values(), key=lambda answer: (answer.arrival_s, answer.client)
+        )
         first, limit = by_arrival[:wanted], self.now + timeout_s
-        if self.pace and any(answer.due > limit for answer in first):
-            first, self.now = [answer for answer in first if answer.due <= limit], limit
-        self.now = max([self.now, *(answer.due for answer in first)])
+        if self.work_s and any(answer.arrival_s > limit for answer in first):
+            first, self.now = [answer for answer in first if answer.arrival_s <= limit], limit
+        self.now = max([self.now, *(answer.arrival_s for answer in first)])
         return {answer.client: answer for answer in first}
 
     def _on_report(self, report: Report) -> None:
@@ -146,25 +154,29 @@ class AsynchronousLoop(RoundLoop):
 
     def _collect(self) -> None:
         """Store the new results of the exchanges as answers."""
-        for began, exchange in list(self._exchanges.items()):
+        for started_in, exchange in list(self._exchanges.items()):
             for client, result in exchange.take().items():
-                due = self.now + self.pace(began, client) if self.pace else time.monotonic()
-                self.answers[client] = Answer(began, due, self._reports.pop(client, None), result)
+                arrival_s = (
+                    self.now + self.work_s(started_in, client) if self.work_s else time.monotonic()
+                )
+                self.answers[client] = Answer(
+                    started_in, arrival_s, self._reports.pop(client, None), result
+                )
                 self.changed.add(client)
             if not exchange.waiting:
-                del self._exchanges[began]
+                del self._exchanges[started_in]
 
-    def _give_up(self, client: int, round: int) -> Rejection:
-        reason = f"no answer in the {round - self.began[client]} rounds since it started"
+    def _reject_late(self, client: int, round: int) -> Rejection:
+        reason = f"no answer in the {round - self.started_in[client]} rounds since it started"
         if client not in self.answers:
-            self._exchanges[self.began[client]].give_up([client], reason, DEADLINE)
+            self._exchanges[self.started_in[client]].give_up([client], reason, DEADLINE)
             self._collect()
-        self._leave(client)
+        self._release(client)
         return Rejection(client, DEADLINE, reason)
 
-    def _leave(self, client: int) -> None:
+    def _release(self, client: int) -> None:
         """Release a client and record its version."""
-        del self.began[client]
+        del self.started_in[client]
         answer = self.answers.pop(client)
         self.changed.add(client)
         if answer.report is not None:
@@ -190,43 +202,43 @@ class AsynchronousLoop(RoundLoop):
         self.answers = {
             client: self._unpack(value(f"{AT_WORK}/{client}") or b"") for client in clients
         }
-        self.began = {client: answer.round for client, answer in self.answers.items()}
+        self.started_in = {client: answer.round for client, answer in self.answers.items()}
         self._exchanges, self._reports = {}, {}
         self.changed.clear()
 
     def _unpack(self, data: bytes) -> Answer:
         """Return the answer that `_pack` packed. Raises ValueError or TypeError for other bytes."""
         head, _, packed = data.partition(b"\n")
-        began, due, rejection = json.loads(head)
+        started_in, arrival_s, rejection = json.loads(head)
         try:
             report = Report.unpack(packed) if packed else None
         except ProtocolError as error:
             raise ValueError from error
         if rejection is not None:
-            return Answer(began, due, report, Rejection(*rejection))
+            return Answer(started_in, arrival_s, report, Rejection(*rejection))
         if report is None:
             raise ValueError("an answer has neither a report nor a rejection")
         (update,) = self.strategy.open(Phase(), [report.frame]) if report.frame else [None]
         if isinstance(update, FrameError):
             raise ValueError from update
-        return Answer(began, due, report, accepted_of(report, update))
+        return Answer(started_in, arrival_s, report, to_accepted(report, update))
 
 
-def loop_of(
+def make_loop(
     strategy: RoundStrategy,
     broadcasts: Broadcasts,
     transport: Transport,
     *,
-    pace: Callable[[int, int], float] | None = None,
+    work_s: Callable[[int, int], float] | None = None,
     **settings: Any,
 ) -> RoundLoop:
     """Return the loop that runs a strategy's rounds. `settings` are those of `RoundLoop`."""
     if strategy.asynchronous:
-        return AsynchronousLoop(strategy, broadcasts, transport, pace=pace, **settings)
+        return AsynchronousLoop(strategy, broadcasts, transport, work_s=work_s, **settings)
     return RoundLoop(strategy, broadcasts, transport, **settings)
 
 
 def _pack(answer: Answer) -> bytes:
     refused = dataclasses.astuple(answer.result) if isinstance(answer.result, Rejection) else None
-    head = json.dumps([answer.round, answer.due, refused]).encode()
+    head = json.dumps([answer.round, answer.arrival_s, refused]).encode()
     return head + b"\n" + (answer.report.pack() if answer.report else b"")

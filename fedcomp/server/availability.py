@@ -1,15 +1,15 @@
-"""The clients that a round waits for, and those that it may be drawn from.
+"""The clients that a round waits for, and the clients from which its cohort is drawn.
 
-A client becomes *silent* when a deadline passes without its answer. It stays silent until it joins again or sends any answer, however
-late. A round does not wait for silent clients, and is not drawn from them while enough other clients are connected. A client that has
-crashed or lost its network therefore costs a run one deadline, not one per round. A client that is merely slower than the deadline is
-drawn again once its late answer has arrived.
+A client becomes *silent* when a deadline passes without its answer. It stays silent until it joins again or any of its answers arrives,
+however late. A round does not wait for silent clients, and no cohort is drawn from them while enough other clients are connected. A client
+that has crashed or lost its network therefore costs a run one deadline, not one deadline per round. A client that is only slower than the
+deadline is drawn again once its late answer has arrived.
 
-A round needs at least the quorum's share of a whole cohort, and at least two clients. If fewer clients are connected, the round waits;
-after another deadline it may be drawn from silent clients as well.
+A round needs at least the quorum's fraction of a whole cohort, and at least two clients. If fewer clients are connected, the round waits;
+after another deadline, its cohort may be drawn from silent clients as well.
 
-A client that loses its connection during a round has GRACE_S to reconnect. A run that needs all its clients in every round waits for it
-without limit, as it would before the next round.
+A client that loses its connection during a round has GRACE_S to reconnect. A run that needs all clients in every round waits for the client
+without limit, as it does between rounds.
 """
 
 import math
@@ -26,62 +26,65 @@ RETURN_S = 15.0  # for clients to find a restarted server: they retry every five
 
 @dataclass(frozen=True)
 class Quota:
-    """The number of clients that a round waits for: `wanted`, or after `patience_s` seconds only `least`; None = wait without limit."""
+    """The number of clients that a round waits for: `wanted`, or only `min_clients` after `patience_s` seconds (None: no time limit)."""
 
     wanted: int
-    least: int
+    min_clients: int
     patience_s: float | None = None
 
     @classmethod
     def first(cls, config: RunConfig, resumed: bool) -> "Quota":
-        """Return the quota of a run's first round: all clients, without limit, or for a resumed run with a deadline, for that time."""
+        """Return the quota of a run's first round: all clients. Only a resumed run with a deadline has a time limit."""
         if resumed and config.deadline:
             return cls(
                 config.clients,
-                _fewest(config, size(config.participation, config.clients)),
+                _min_after_deadline(config, size(config.participation, config.clients)),
                 max(config.deadline, RETURN_S),
             )
         return cls(config.clients, config.clients)
 
     @classmethod
     def later(cls, config: RunConfig, cohort: int) -> "Quota":
-        """Return the quota of later rounds: a cohort until the deadline, or without a deadline as many clients as can close a round."""
+        """Return the quota of later rounds: a cohort until the deadline. Without a deadline: as many clients as can complete a round."""
         if config.deadline:
-            return cls(cohort, _fewest(config, cohort), config.deadline)
+            return cls(cohort, _min_after_deadline(config, cohort), config.deadline)
         return cls(enough := least(config.quorum, cohort), enough)
 
     def at_least(self, clients: int) -> "Quota":
         """Return the quota for a strategy that needs at least `clients` clients."""
-        return replace(self, wanted=max(self.wanted, clients), least=max(self.least, clients))
+        return replace(
+            self, wanted=max(self.wanted, clients), min_clients=max(self.min_clients, clients)
+        )
 
     def grace_s(self, clients: int) -> float:
         """Return how long a round of a run of `clients` clients waits for one that lost its connection; inf: without limit."""
-        needs_all = self.patience_s is None and self.least >= clients
+        needs_all = self.patience_s is None and self.min_clients >= clients
         return math.inf if needs_all else GRACE_S
 
 
-def _fewest(config: RunConfig, cohort: int) -> int:
-    """Return how many clients a round needs after the deadline: two, or the quorum's share if `quorum` is below 1."""
+def _min_after_deadline(config: RunConfig, cohort: int) -> int:
+    """Return how many clients a round needs after the deadline: two, or the quorum's fraction if `quorum` is below 1."""
     return min(cohort, max(2, least(config.quorum, cohort) if config.quorum < 1 else 0))
 
 
-class Attendance:
+class Availability:
     """The silent clients, and the number of clients that were not silent when the last round began (`usual`).
 
-    A round waits for at most `usual` clients, so that it does not wait again for clients that were missing before.
+    A round waits for at most `usual` clients, so that it does not wait again for clients that were already missing.
     """
 
     def __init__(self) -> None:
         self.silent: set[int] = set()
         self.usual = math.inf
 
-    def miss(self, clients: Iterable[int]) -> None:
+    def mark_silent(self, clients: Iterable[int]) -> None:
         """Record clients whose deadline passed without an answer."""
         new = set(clients) - self.silent
         self.silent |= new
         self.usual -= len(new)
 
-    def hear(self, client: int) -> None:
+    def mark_responsive(self, client: int) -> None:
+        """Record that a client joined or answered."""
         self.silent.discard(client)
 
     def wanted(self, quota: Quota) -> int:
@@ -89,22 +92,24 @@ class Attendance:
         return (
             quota.wanted
             if quota.patience_s is None
-            else max(quota.least, int(min(quota.wanted, self.usual)))
+            else max(quota.min_clients, int(min(quota.wanted, self.usual)))
         )
 
-    def cohort_of(self, here: Sequence[int], quota: Quota, waited_s: float) -> Sequence[int] | None:
-        """Return the clients that a round may be drawn from now, or None if it has to wait.
+    def cohort_of(
+        self, connected: Sequence[int], quota: Quota, waited_s: float
+    ) -> Sequence[int] | None:
+        """Return the clients from which a cohort may be drawn now, or None if the round has to wait.
 
-        `here`: the clients that can be reached. `waited_s`: seconds that the round has waited so far.
+        `connected`: the clients that can be reached. `waited_s`: seconds that the round has waited so far.
         """
-        speaking = [client for client in here if client not in self.silent]
+        responsive = [client for client in connected if client not in self.silent]
         chosen: Sequence[int]
         over = quota.patience_s is None or waited_s >= quota.patience_s
-        if len(speaking) >= self.wanted(quota) or (over and len(speaking) >= quota.least):
-            chosen = speaking
-        elif over and len(here) >= quota.least:
-            chosen = here
+        if len(responsive) >= self.wanted(quota) or (over and len(responsive) >= quota.min_clients):
+            chosen = responsive
+        elif over and len(connected) >= quota.min_clients:
+            chosen = connected
         else:
             return None
-        self.usual = len(speaking)
+        self.usual = len(responsive)
         return chosen

@@ -30,12 +30,12 @@ from ..messages import (
     OVERWRITE,
     UP_TO_DATE,
     fingerprint,
-    first_version,
+    initial_version,
     next_version,
 )
 from ..strategies import RoundStrategy
 
-NUMBERED = 10_000  # versions whose age is remembered, besides those of the cache
+MAX_NUMBERED_VERSIONS = 10_000  # versions whose age is remembered, besides those of the cache
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class Download:
         return sum(map(len, self.frames))
 
 
-class Touched:
+class TouchedPositions:
     """The positions that the newest broadcasts of a cache touched. Each broadcast is opened once, however many clients missed it."""
 
     def __init__(
@@ -104,18 +104,18 @@ class Broadcasts:
         self.cache: deque[Broadcast] = deque()
         # Bytes of the broadcast that led to this version, cached or not; 0 before the first.
         self.newest_bytes = 0
-        self.version = first_version(weights, layout.fingerprint)
+        self.version = initial_version(weights, layout.fingerprint)
         self.first = self.version  # of the weights that clients begin with
         self.fingerprint = fingerprint(weights)
         self._dense_bytes = len(DENSE_CODEC.encode(weights[:0])) + 4 * weights.numel()
         self._downloads: dict[str, Download] = {}
-        self._touched: Touched | None = None  # by the cache, at this version
+        self._touched: TouchedPositions | None = None  # by the cache, at this version
         self._numbers = {self.version: 0}  # versions in the order in which they were made
 
     def start_from(self, weights: Tensor) -> None:
         """Start from other weights [numel] than those that clients begin with, before round 1. Clients download them."""
         self.weights.copy_(weights)
-        self.version = first_version(weights, self.layout.fingerprint)
+        self.version = initial_version(weights, self.layout.fingerprint)
         self.fingerprint, self._numbers = fingerprint(weights), {self.version: 0}
 
     @classmethod
@@ -169,7 +169,7 @@ class Broadcasts:
         self.cache.append(broadcast)
         while sum(len(b.frame) for b in self.cache) > self.cache_bytes:
             self.cache.popleft()
-        if len(self._numbers) > max(NUMBERED, len(self.cache) + 1):
+        if len(self._numbers) > max(MAX_NUMBERED_VERSIONS, len(self.cache) + 1):
             del self._numbers[next(iter(self._numbers))]
         self._downloads.clear()
         self._touched = None
@@ -216,7 +216,7 @@ class Broadcasts:
         frames_bytes, dense_bytes = frames.bytes, self._dense_bytes
         shorter = min(frames_bytes, dense_bytes)
         if self._touched is None:
-            self._touched = Touched(self.cache, self._positions, self.weights.numel())
+            self._touched = TouchedPositions(self.cache, self._positions, self.weights.numel())
         positions = self._touched.by_newest(len(missed), below=shorter)
         if (
             positions is not None

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Sequence
 
-from ..callbacks import Spread
+from ..callbacks import ClientMetric
 from ..strategies.base import Accepted
 
 TRAIN = "train_"  # before the names of numbers from training
@@ -11,7 +11,7 @@ HIGHER_IS_BETTER = {"accuracy": True, "loss": False}  # of these, the worst deci
 NOT_FINITE = "metrics of clients"  # the kind of a warning
 
 
-def of_client(accepted: Accepted) -> dict[str, tuple[float, int]]:
+def metrics_of(accepted: Accepted) -> dict[str, tuple[float, int]]:
     """Return a client's metrics by name, those from training named train_…: each with its number of examples."""
     m = accepted.metrics
     return {
@@ -20,14 +20,14 @@ def of_client(accepted: Accepted) -> dict[str, tuple[float, int]]:
     } | {name: (value, m.examples) for name, value in m.evaluation.items()}
 
 
-def summarized(
+def summarize_client_metrics(
     round: int, accepted: Sequence[Accepted], warn: Callable[..., None]
-) -> tuple[dict[str, Spread], dict[int, dict[str, float]]]:
+) -> tuple[dict[str, ClientMetric], dict[int, dict[str, float]]]:
     """Return the spread of each metric over the clients, and each client's values. Numbers that are not finite are left out."""
     by_client: dict[int, dict[str, float]] = {}
     columns: dict[str, list[tuple[float, int]]] = {}
     for a in accepted:
-        for name, (value, examples) in of_client(a).items():
+        for name, (value, examples) in metrics_of(a).items():
             if math.isfinite(value):
                 by_client.setdefault(a.client, {})[name] = value
                 columns.setdefault(name, []).append((value, examples))
@@ -39,7 +39,7 @@ def summarized(
     return {name: _spread(name, column) for name, column in columns.items()}, by_client
 
 
-def _spread(name: str, column: Sequence[tuple[float, int]]) -> Spread:
+def _spread(name: str, column: Sequence[tuple[float, int]]) -> ClientMetric:
     total = sum(examples for _, examples in column)
     values = sorted(value for value, _ in column)
     higher = HIGHER_IS_BETTER.get(name.removeprefix(TRAIN))
@@ -48,4 +48,4 @@ def _spread(name: str, column: Sequence[tuple[float, int]]) -> Spread:
         few = -(-len(values) // 10)
         worst = sum(v / few for v in (values[:few] if higher else values[-few:]))
     mean = sum(value * (examples / total) for value, examples in column)
-    return Spread(mean, worst, len(values), total)
+    return ClientMetric(mean, worst, len(values), total)

@@ -108,7 +108,7 @@ class Evaluator:
             )
         return found
 
-    def exported(self, weights: Tensor) -> dict[str, Tensor]:
+    def export(self, weights: Tensor) -> dict[str, Tensor]:
         """Return the tensors of model.safetensors: the trained parameters or, of a model with persistent buffers, its `state_dict()`.
 
         Complex buffers are left out: safetensors cannot hold them in every version.

@@ -10,7 +10,7 @@ from ..errors import FrameError, ProtocolError
 from ..messages import (
     DENSE,
     FAILED,
-    MOST_EXAMPLES,
+    MAX_EXAMPLES,
     NEED_DENSE,
     Assignment,
     Report,
@@ -24,11 +24,11 @@ from .broadcasts import Broadcasts, Download
 from .transport import Delivery, Lost, Transport
 
 STAGES = frozenset(("phase", "download", "evaluate", "train", "encode", "relay", "send", "reply"))
-LONGEST_REASON = 1000  # characters, of a reason that a client or a relay gives
+MAX_REASON_CHARS = 1000  # characters, of a reason that a client or a relay gives
 POLL_S = 0.1  # longest wait for an answer before the phase checks again whether it is complete
 
 
-def accepted_of(report: Report, update: Update | None, rate: float = 1.0) -> Accepted:
+def to_accepted(report: Report, update: Update | None, rate: float = 1.0) -> Accepted:
     """Return the accepted update of a report whose frame holds `update`, made at the learning rate `rate`."""
     return Accepted(
         report.client,
@@ -157,7 +157,7 @@ class Exchange:
                 if isinstance(update, FrameError):
                     raise update
                 self.strategy.vet(self.phase, report.client, report.frame)
-                self.accepted[report.client] = accepted_of(
+                self.accepted[report.client] = to_accepted(
                     report, update, self._asked[report.client].lr
                 )
             except FrameError as error:
@@ -181,7 +181,7 @@ class Exchange:
         """Return a report that has an update; None if the client was rejected or was sent the dense model."""
         client, answer = delivery.client, delivery.answer
         if isinstance(answer, Lost):
-            self._reject_as_told(client, answer.stage, answer.reason)
+            self._reject_as_reported(client, answer.stage, answer.reason)
             return None
         seconds = self.traffic.seconds
         seconds[client] = seconds.get(client, 0.0) + delivery.arrived_s - self._sent_s[client]
@@ -200,12 +200,12 @@ class Exchange:
             self._send_dense(assignment)
             return None
         if report.kind in (FAILED, NEED_DENSE):
-            self._reject_as_told(client, report.stage, report.reason)
+            self._reject_as_reported(client, report.stage, report.reason)
             return None
         check_version(report, assignment)
         if self.strategy.counterpart is not None:
             _check_step(report, assignment)
-        if not 1 <= report.examples <= MOST_EXAMPLES:
+        if not 1 <= report.examples <= MAX_EXAMPLES:
             raise ProtocolError(
                 f"the reply reports {report.examples} examples, outside of 1 to 2**53"
             )
@@ -229,9 +229,9 @@ class Exchange:
         )
         self.send([dense])
 
-    def _reject_as_told(self, client: int, stage: str, reason: str) -> None:
+    def _reject_as_reported(self, client: int, stage: str, reason: str) -> None:
         """Reject a client with a stage and a reason that it named. Both are stored for each round, so they are bounded."""
-        self._reject(client, stage if stage in STAGES else "reply", reason[:LONGEST_REASON])
+        self._reject(client, stage if stage in STAGES else "reply", reason[:MAX_REASON_CHARS])
 
     def _reject(self, client: int, stage: str, reason: str) -> None:
         self.rejected[client] = Rejection(client, stage, reason)

@@ -7,7 +7,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import nn
 
-from ..config import RunConfig, at_home
+from ..config import RunConfig, expand_home
 from ..errors import ConfigError
 from ..strategies import RoundStrategy
 from ..tasks import Task, initial_model
@@ -54,7 +54,7 @@ def start_from(
     model = initial_model(task, config.seed)
     frozen = {name: p.clone() for name, p in model.named_parameters() if not p.requires_grad}
     try:
-        load_weights(at_home(config.init, "--init"), model)
+        load_weights(expand_home(config.init, "--init"), model)
     except ValueError as error:
         raise ConfigError(
             f"--init {config.init} {error}; give the weights of a model of this task"

@@ -20,7 +20,7 @@ from io import RawIOBase
 from typing import Any, Self, TextIO
 
 from ..callbacks import Callback, Header, LogMessage, RoundRecord, Summary, values_of
-from ..config import at_home
+from ..config import expand_home
 from ..errors import ConfigError
 from .run_folder import finite
 
@@ -56,7 +56,7 @@ class JsonLog(Callback):
             return self
         try:
             file = self._ends.enter_context(
-                at_home(self.where, "--log-json").open("ab", buffering=0)
+                expand_home(self.where, "--log-json").open("ab", buffering=0)
             )
         except OSError as error:
             raise ConfigError(
@@ -85,8 +85,8 @@ class JsonLog(Callback):
     def on_run_start(self, header: Header) -> None:
         self.write("started", **dataclasses.asdict(header))
 
-    def on_waiting(self, here: Sequence[int], wanted: int) -> None:
-        self.write("waiting", here=list(here), wanted=wanted)
+    def on_waiting(self, connected: Sequence[int], wanted: int) -> None:
+        self.write("waiting", here=list(connected), wanted=wanted)
 
     def on_client_joined(self, client: int) -> None:
         self.write("joined", client=client)
@@ -113,7 +113,7 @@ class JsonLog(Callback):
     def on_run_end(self, summary: Summary, out: str) -> None:
         self.write("finished", out=out, **values_of(summary))
 
-    def said(self, sentence: str) -> None:
+    def write_message(self, sentence: str) -> None:
         """Log a sentence that a client prints, with the event and the values that it may carry."""
         event, values = (
             (sentence.event, sentence.values) if isinstance(sentence, LogMessage) else ("said", {})

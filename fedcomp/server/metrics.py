@@ -33,7 +33,7 @@ CLIENT_TOTALS = {  # fields of ClientMetrics
 
 
 @dataclass
-class ClientMetrics:
+class ClientCounters:
     """The metrics of one client of a deployment."""
 
     uplink_bytes: int = 0
@@ -63,7 +63,7 @@ class Metrics(Callback, Collector):
         self.wanted = self.answered = self.warnings = 0
         self.totals: Counter[str] = Counter()
         self.rejected: Counter[str] = Counter()  # by stage
-        self.clients: dict[int, ClientMetrics] = {}
+        self.clients: dict[int, ClientCounters] = {}
         self.suspicion: Mapping[int, float] = {}  # of the last round that judged votes
         self.rounds_s = _histogram("round_seconds", "Seconds of a round.", ROUND_BOUNDS)
         self.checkpoints_s = _histogram(
@@ -83,9 +83,9 @@ class Metrics(Callback, Collector):
         with self.lock:
             self.header, self.wanted = header, header.clients
 
-    def on_waiting(self, here: Sequence[int], wanted: int) -> None:
+    def on_waiting(self, connected: Sequence[int], wanted: int) -> None:
         with self.lock:
-            self.connected, self.wanted = set(here), wanted
+            self.connected, self.wanted = set(connected), wanted
 
     def on_client_joined(self, client: int) -> None:
         with self.lock:
@@ -108,7 +108,7 @@ class Metrics(Callback, Collector):
             self.rounds_s.observe(record.seconds)
             self.suspicion = record.suspicion or self.suspicion
             for client in record.by_client:
-                self.clients.setdefault(client.client, ClientMetrics()).add(client)
+                self.clients.setdefault(client.client, ClientCounters()).add(client)
 
     def on_checkpoint(self, round: int, seconds: float) -> None:
         self.checkpoints_s.observe(seconds)

@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry, make_wsgi_app
 from ..errors import ConfigError
 
 HOST, PATH = "127.0.0.1", "/metrics"
-READERS = 8  # connections at once; further ones are closed
+MAX_CONNECTIONS = 8  # connections at once; further ones are closed
 TIMEOUT_S = 5.0  # of a connection that is silent
 POLL_S = 0.2  # between checks whether to close
 
@@ -27,7 +27,7 @@ class MetricsPort(ThreadingMixIn, WSGIServer):
     daemon_threads, block_on_close = True, False
 
     def __init__(self, port: int, registry: CollectorRegistry):
-        self._places = threading.BoundedSemaphore(READERS)
+        self._connections = threading.BoundedSemaphore(MAX_CONNECTIONS)
         try:
             super().__init__((HOST, port), RequestHandler)
         except OSError as error:
@@ -45,7 +45,7 @@ class MetricsPort(ThreadingMixIn, WSGIServer):
         return f"http://{HOST}:{self.server_port}{PATH}"
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        if self._places.acquire(blocking=False):
+        if self._connections.acquire(blocking=False):
             super().process_request(request, client_address)
         else:
             self.shutdown_request(request)
@@ -54,7 +54,7 @@ class MetricsPort(ThreadingMixIn, WSGIServer):
         try:
             super().process_request_thread(request, client_address)
         finally:
-            self._places.release()
+            self._connections.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Ignore a reader that left or was too slow."""

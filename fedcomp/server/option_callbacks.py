@@ -15,21 +15,23 @@ def with_option_callbacks(config: RunConfig, callback: Callback) -> Iterator[Cal
 
     Raises ConfigError, with nothing written, if a port is in use, a file cannot be written, or a package is not installed.
     """
-    with ExitStack() as ends:
-        beside: dict[str, Callback] = {}
+    with ExitStack() as exit_stack:
+        others: dict[str, Callback] = {}
         address = ""
         if config.tensorboard:
-            beside["--tensorboard"] = ends.enter_context(closing(TensorBoard()))
+            others["--tensorboard"] = exit_stack.enter_context(closing(TensorBoard()))
         if config.metrics_port >= 0:
             from .metrics import Metrics
             from .metrics_port import MetricsPort
 
-            beside["--metrics-port"] = metrics = Metrics()
-            address = ends.enter_context(MetricsPort(config.metrics_port, metrics.registry)).address
+            others["--metrics-port"] = metrics = Metrics()
+            address = exit_stack.enter_context(
+                MetricsPort(config.metrics_port, metrics.registry)
+            ).address
         if config.log_json is not None:
-            log = ends.enter_context(JsonLog(config.log_json))
+            log = exit_stack.enter_context(JsonLog(config.log_json))
             if config.log_json == STDOUT:
                 callback = CallbackList(log, {"the screen": callback})
             else:
-                beside[f"--log-json {config.log_json}"] = log
-        yield CallbackList(callback, beside, address)
+                others[f"--log-json {config.log_json}"] = log
+        yield CallbackList(callback, others, address)

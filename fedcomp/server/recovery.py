@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ..errors import CheckpointError, RunFolderError
 from ..memories.base import Changes
-from ..messages import compact
+from ..messages import compact_json
 from ..tasks.data import Examples
 from .asynchronous_loop import AsynchronousLoop
 from .checkpoint import Checkpoint
@@ -30,8 +30,8 @@ class Clients(Protocol):
     def take_changes(self) -> Changes:
         """Return the vectors and values that changed since the last call, by name."""
 
-    def restore(self, weights: Tensor, version: str, passed: Iterable[str]) -> None:
-        """Return to the state of the checkpoint. `passed`: versions that the cached broadcasts start from."""
+    def restore(self, weights: Tensor, version: str, past_versions: Iterable[str]) -> None:
+        """Return to the state of the checkpoint. `past_versions`: versions that the cached broadcasts start from."""
 
 
 class Stateful(Protocol):
@@ -108,8 +108,8 @@ class Recovery:
         self._restore_server(run)
         self.folder.truncate_metrics(run["metrics_length"])
         if self.clients is not None:
-            passed = [broadcast.base for broadcast in self.loop.broadcasts.cache]
-            self.clients.restore(self.loop.broadcasts.weights, run["version"], passed)
+            past_versions = [broadcast.base for broadcast in self.loop.broadcasts.cache]
+            self.clients.restore(self.loop.broadcasts.weights, run["version"], past_versions)
         self.saved_round = run["round"]
         return self.saved_round
 
@@ -134,7 +134,7 @@ class Recovery:
             version, ticket = loop.versions.get(client), loop.tickets.get(client)
             dropped = loop.dropped.get(client, b"").hex()
             record = [version, ticket, dropped, loop.examples.get(client)]
-            values[f"{CLIENT}{client}"] = compact(record).encode()
+            values[f"{CLIENT}{client}"] = compact_json(record).encode()
         for prefix, part in self._parts().items():
             own_vectors, own_values = part.take_changes()
             vectors |= {prefix + name: vector for name, vector in own_vectors.items()}

@@ -5,17 +5,14 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-import torch
-
 from .. import __version__, spec
-from ..callbacks import ClientRecord, Rejection, Rejections, RoundRecord, Summary
+from ..callbacks import ClientRecord, Rejection, RejectionSummary, RoundRecord, Summary
 from ..config import RunConfig
 from ..errors import ConfigError
 from ..layout import Layout
 from ..strategies import RoundStrategy, StrategyConfig, strategy
 from ..strategies.cohort import size as cohort_size
-from ..tasks.data import Examples
-from .client_metrics import summarized
+from .client_metrics import summarize_client_metrics
 from .round_loop import RoundResult
 
 REASONS, CLIENTS = 16, 16  # that a summary names; metrics.jsonl has all
@@ -23,7 +20,7 @@ NUMBER = re.compile(r"\d+(\.\d+)?")
 NOTHING_ACCEPTED = "no client's update was accepted in any round: metrics.jsonl has the reasons"  # warned of at the end
 
 
-def strategy_of(config: RunConfig, layout: Layout, **settings: Any) -> RoundStrategy:
+def make_strategy(config: RunConfig, layout: Layout, **settings: Any) -> RoundStrategy:
     """Return the strategy of resolved options for a model. Raises SpecError or ConfigError."""
     if config.local_steps_schedule and config.local_epochs:
         raise ConfigError(
@@ -33,7 +30,7 @@ def strategy_of(config: RunConfig, layout: Layout, **settings: Any) -> RoundStra
         raise ConfigError(
             f"--holdout {config.holdout:g} is for evaluation by the clients; give --evaluate clients, or both, as well"
         )
-    budget_bytes, budget_s = spec.budget(config.budget) if config.budget else (0, 0.0)
+    budget_bytes, budget_s = spec.parse_budget(config.budget) if config.budget else (0, 0.0)
     options = {field.name for field in dataclasses.fields(config)}
     shared = [f.name for f in dataclasses.fields(StrategyConfig) if f.name in options]
     strategy_config = StrategyConfig(
@@ -66,7 +63,7 @@ def bandwidths_of(
         )
     if not c.budget:
         return {}
-    dealt = spec.sizes(c.bandwidths) if c.bandwidths else uplinks
+    dealt = spec.parse_byte_list(c.bandwidths) if c.bandwidths else uplinks
     bandwidths = {}
     if dealt is not None:
         bandwidths = {client: float(dealt[client % len(dealt)]) for client in range(c.clients)}
@@ -79,12 +76,7 @@ def bandwidths_of(
     return bandwidths
 
 
-def on(data: Examples, device: torch.device) -> Examples:
-    """Return the data on a device."""
-    return data.to(device)
-
-
-def record_of(
+def round_record(
     outcome: RoundResult,
     layout: Layout,
     loss: float | None,
@@ -94,7 +86,7 @@ def record_of(
     warn: Callable[..., None],
 ) -> RoundRecord:
     """Return the record of a round, a line of metrics.jsonl, with a record for each client that reported metrics."""
-    spreads, values = summarized(outcome.round, outcome.accepted, warn)
+    spreads, values = summarize_client_metrics(outcome.round, outcome.accepted, warn)
     traffic, dense = outcome.traffic, 4 * layout.numel
     return RoundRecord(
         round=outcome.round,
@@ -137,7 +129,7 @@ def record_of(
     )
 
 
-def summary_of(records: Sequence[RoundRecord], config: RunConfig, device: str) -> Summary:
+def summarize_run(records: Sequence[RoundRecord], config: RunConfig, device: str) -> Summary:
     """Return the summary of all rounds."""
 
     def total(field: str) -> Any:
@@ -169,14 +161,14 @@ def summary_of(records: Sequence[RoundRecord], config: RunConfig, device: str) -
                 [*(sentence for record in records for sentence in record.warnings), *nothing]
             )
         ),
-        rejections=rejections_of(records),
+        rejections=summarize_rejections(records),
         simulated_hours=records[-1].simulated_hours,
         metrics=records[-1].metrics,
         client_metrics=records[-1].client_metrics,
     )
 
 
-def rejections_of(records: Iterable[RoundRecord]) -> tuple[Rejections, ...]:
+def summarize_rejections(records: Iterable[RoundRecord]) -> tuple[RejectionSummary, ...]:
     """Return a run's rejections by reason, the most frequent first. Reasons that differ only in their numbers are combined."""
     found: dict[tuple[str, str], list[Rejection]] = {}
     for rejection in (rejection for record in records for rejection in record.rejections):
@@ -185,5 +177,5 @@ def rejections_of(records: Iterable[RoundRecord]) -> tuple[Rejections, ...]:
     for alike in sorted(found.values(), key=lambda alike: -len(alike))[:REASONS]:
         clients = sorted({rejection.client for rejection in alike})
         named, more = tuple(clients[:CLIENTS]), max(0, len(clients) - CLIENTS)
-        summaries.append(Rejections(alike[0].stage, alike[0].reason, len(alike), named, more))
+        summaries.append(RejectionSummary(alike[0].stage, alike[0].reason, len(alike), named, more))
     return tuple(summaries)

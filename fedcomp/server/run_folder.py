@@ -23,20 +23,20 @@ from torch import Tensor
 
 from .. import durable_files
 from ..callbacks import (
+    ClientMetric,
     ClientRecord,
     Rejection,
-    Rejections,
+    RejectionSummary,
     RoundRecord,
-    Spread,
     Summary,
     values_of,
 )
 from ..config import (
     RUN_FILE,
     RunConfig,
-    at_home,
-    claim_folder,
+    create_unique_folder,
     default_folder,
+    expand_home,
     first_difference,
     flag,
     read_run,
@@ -58,7 +58,7 @@ class RunFolder:
     """
 
     def __init__(self, config: RunConfig):
-        self.path = at_home(config.out or default_folder(_label(config.task)), "--out")
+        self.path = expand_home(config.out or default_folder(_folder_label(config.task)), "--out")
         self._unnamed = config.out is None
         self.resumed = config.resume
         self.stored = self._stored(config) if config.resume else {}
@@ -74,7 +74,7 @@ class RunFolder:
         """Create the folder, or continue in it, for this process alone. Raises RunFolderError when that is not allowed."""
         with self._writing():
             if self._unnamed:
-                self.path, self._unnamed = claim_folder(self.path), False
+                self.path, self._unnamed = create_unique_folder(self.path), False
             self.path.mkdir(parents=True, exist_ok=True)
             self._lock = os.open(self.path, os.O_RDONLY)
             try:
@@ -129,7 +129,7 @@ class RunFolder:
 
     def records(self) -> list[RoundRecord]:
         """Return the records of metrics.jsonl."""
-        return records_in(self.path / METRICS)
+        return read_records(self.path / METRICS)
 
     def truncate_metrics(self, length: int) -> None:
         """Remove the lines that were appended after the checkpoint. Raises RunFolderError if lines before it are missing."""
@@ -156,14 +156,14 @@ class RunFolder:
         durable_files.replace(self.path / name, [data], 0o666)  # as the umask allows
 
 
-def records_in(path: Path) -> list[RoundRecord]:
+def read_records(path: Path) -> list[RoundRecord]:
     """Return the records of a metrics.jsonl, none if there is no such file. Raises RunFolderError for a damaged file.
 
     A last line without its end is still being written and is left out.
     """
     try:
         return [
-            record_of(json.loads(line))
+            parse_record(json.loads(line))
             for line in path.read_text(encoding="utf-8").split("\n")[:-1]
         ]
     except FileNotFoundError:
@@ -172,14 +172,14 @@ def records_in(path: Path) -> list[RoundRecord]:
         raise _damaged(path, error) from error
 
 
-def summary_in(path: Path) -> Summary | None:
+def read_summary(path: Path) -> Summary | None:
     """Return the content of a summary.json, None if there is no such file. Raises RunFolderError for a damaged file."""
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
         lists = {
             "warnings": tuple(values["warnings"]),
-            "rejections": tuple(Rejections(**r) for r in values["rejections"]),
-            "client_metrics": spreads_of(values),
+            "rejections": tuple(RejectionSummary(**r) for r in values["rejections"]),
+            "client_metrics": client_metrics_of(values),
         }
         return Summary(**values | lists)
     except FileNotFoundError:
@@ -192,7 +192,7 @@ def _damaged(path: Path, why: object) -> RunFolderError:
     return RunFolderError(f"{path} is damaged ({why}); start a new run with another --out")
 
 
-def record_of(values: dict[str, Any]) -> RoundRecord:
+def parse_record(values: dict[str, Any]) -> RoundRecord:
     """Return the record of a line of metrics.jsonl."""
     lists: dict[str, Any] = {
         "rejections": tuple(Rejection(**r) for r in values["rejections"]),
@@ -200,7 +200,7 @@ def record_of(values: dict[str, Any]) -> RoundRecord:
         "by_client": tuple(ClientRecord(**c) for c in values.get("by_client", ())),
         "suspicion": {int(client): share for client, share in values.get("suspicion", {}).items()},
         "metrics": dict(values.get("metrics", {})),
-        "client_metrics": spreads_of(values),
+        "client_metrics": client_metrics_of(values),
     }
     numbers = {name: value for name, value in values.items() if name not in lists}
     for name, value in (numbers | lists["metrics"]).items():
@@ -209,12 +209,14 @@ def record_of(values: dict[str, Any]) -> RoundRecord:
     return RoundRecord(**values | lists)
 
 
-def spreads_of(values: dict[str, Any]) -> dict[str, Spread]:
+def client_metrics_of(values: dict[str, Any]) -> dict[str, ClientMetric]:
     """Return the metrics of clients in a line of metrics.jsonl or a summary."""
-    return {name: Spread(**spread) for name, spread in values.get("client_metrics", {}).items()}
+    return {
+        name: ClientMetric(**spread) for name, spread in values.get("client_metrics", {}).items()
+    }
 
 
-def _label(task: str) -> str:
+def _folder_label(task: str) -> str:
     """Return the task's part of a default folder's name."""
     stem = (
         re.sub(r"\W+", "-", task.removeprefix(OBJECT))

@@ -8,7 +8,7 @@ from typing import Protocol
 from ..messages import Assignment, Report
 
 GRACE_S = 5.0  # for a client that disconnected without an answer: one that reconnects in time is asked again
-CUT_OFF = "its connection ended, and it did not reconnect in time"
+NOT_RECONNECTED = "its connection ended, and it did not reconnect in time"
 
 
 @dataclass(frozen=True)
@@ -33,12 +33,12 @@ class Clock:
     """The clock of a round: real time, unless a simulation has a virtual network."""
 
     time_s: float = 0.0  # virtual seconds since the run began
-    begun_s: float = 0.0  # `now` at the start of the last exchange
+    started_s: float = 0.0  # `now` at the start of the last exchange
     limit_s: float | None = None  # of the last exchange, seconds; None: no limit
 
     def begin(self, limit_s: float | None) -> None:
         """Start an exchange with a time limit in seconds; None: no limit."""
-        self.begun_s, self.limit_s = self.now(), limit_s
+        self.started_s, self.limit_s = self.now(), limit_s
 
     def expect(self, answers: int) -> None:
         """Allow at most this many answers before the exchange checks again whether it is complete."""

@@ -19,8 +19,8 @@ class WarningLog:
     A warning that has a kind is given once in a run, also when the run is resumed: the kinds are part of the checkpoint.
     """
 
-    def __init__(self, pass_on: Callable[[str], None]):
-        self.pass_on = pass_on
+    def __init__(self, forward: Callable[[str], None]):
+        self.forward = forward
         self.kinds: set[str] = set()  # that were given
         self._of_round: list[str] = []
 
@@ -30,7 +30,7 @@ class WarningLog:
         if kind:
             self.kinds.add(kind)
         self._of_round.append(sentence)
-        self.pass_on(sentence)
+        self.forward(sentence)
 
     def take(self) -> tuple[str, ...]:
         """Return the warnings since the last call."""

@@ -31,7 +31,7 @@ class ClientStore:
         self.changed: set[int] = set()  # clients in memory that changed since the last checkpoint
         self.checkpoint: Checkpoint | None = None  # None: all clients stay in memory
         self.client_bytes = placement.client_bytes + OBJECT_BYTES  # of the largest state so far
-        self._working: set[int] = set()  # clients of the last call of `bring`
+        self._working: set[int] = set()  # clients of the last call of `ensure_loaded`
 
     def at(self, client: int) -> ClientState:
         """Return the state of a client. Raises CheckpointError if it cannot be read."""
@@ -41,7 +41,7 @@ class ClientStore:
             )
         return self.states[client]
 
-    def bring(self, clients: Sequence[int]) -> None:
+    def ensure_loaded(self, clients: Sequence[int]) -> None:
         """Load clients into memory, and on the device if they train there. Evict others that exceed the budget.
 
         Raises CheckpointError if a client cannot be read or the disk is full.
@@ -58,7 +58,7 @@ class ClientStore:
         if self.placement.moves_to is not None:
             self._move(set(clients), self.placement.moves_to)
 
-    def touch(self, clients: Iterable[int]) -> None:
+    def mark_changed(self, clients: Iterable[int]) -> None:
         """Mark clients in memory as changed since the last checkpoint."""
         touched = self.states.keys() & set(clients)
         self.changed |= touched

@@ -58,7 +58,7 @@ class VirtualClients(ClientSession):
     def take_changes(self) -> Changes:
         return self.store.take_changes()
 
-    def restore(self, weights: Tensor, version: str, passed: Iterable[str]) -> None:
+    def restore(self, weights: Tensor, version: str, past_versions: Iterable[str]) -> None:
         """Return to the state of the checkpoint. States of clients are read when they are first used."""
-        self.replica.restore(weights, version, passed)
+        self.replica.restore(weights, version, past_versions)
         self.store.clear()

@@ -47,7 +47,7 @@ class Rate(float):
     wanted = "bytes a second, such as 100kB or 1MB, without /s"
 
     def __new__(cls, raw: str | float) -> "Rate":
-        return super().__new__(cls, spec.size(raw) if isinstance(raw, str) else raw)
+        return super().__new__(cls, spec.parse_bytes(raw) if isinstance(raw, str) else raw)
 
 
 class Seconds(float):
@@ -56,7 +56,7 @@ class Seconds(float):
     wanted = "a time, such as 50ms or 10min"
 
     def __new__(cls, raw: str | float) -> "Seconds":
-        return super().__new__(cls, spec.duration(raw) if isinstance(raw, str) else raw)
+        return super().__new__(cls, spec.parse_duration(raw) if isinstance(raw, str) else raw)
 
 
 @dataclass(frozen=True)
@@ -187,8 +187,8 @@ def drawn(kind: Uniform, clients: int, seed: int) -> Profiles:
 
 def read_spec(text: str) -> Uniform:
     """Return the options in a spec string such as `mobile` or `uniform:up=100kB`. Raises SpecError."""
-    with spec.reading(text, "--network"):
-        return spec.build(spec.only_part(text, "network"), KINDS, "network")
+    with spec.error_context(text, "--network"):
+        return spec.build(spec.parse_part(text, "network"), KINDS, "network")
 
 
 class Network:

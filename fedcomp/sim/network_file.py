@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from .. import spec
-from ..config import at_home
+from ..config import expand_home
 from ..errors import ConfigError, SpecError, nearest
 from .network import COLUMNS, KINDS, Profiles, Rate, Seconds, out_of_range
 
@@ -39,7 +39,7 @@ def is_file(text: str) -> bool:
 
 def read_file(text: str, clients: int) -> Profiles:
     """Return the profiles of clients 0..clients-1. Raises ConfigError that names line and column."""
-    path = at_home(text, "--network")
+    path = expand_home(text, "--network")
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
             return _profiles(f"--network {text}", csv.reader(file, strict=True), clients)

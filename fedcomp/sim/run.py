@@ -19,7 +19,7 @@ from ..config import RunConfig, data_folder
 from ..errors import ConfigError, RunFolderError
 from ..memories import Memory, memory, with_memories
 from ..profiling import timed, timed_each
-from ..server.asynchronous_loop import loop_of
+from ..server.asynchronous_loop import make_loop
 from ..server.broadcasts import Broadcasts
 from ..server.evaluation import Evaluator
 from ..server.initial_weights import start_from
@@ -30,10 +30,9 @@ from ..server.results import (
     NOTHING_ACCEPTED,
     bandwidths_of,
     client_config,
-    on,
-    record_of,
-    strategy_of,
-    summary_of,
+    make_strategy,
+    round_record,
+    summarize_run,
 )
 from ..server.round_loop import RoundResult
 from ..server.run_folder import RunFolder
@@ -62,7 +61,7 @@ from .placement import FILE, choose_placement
 from .ray_engine import JOBS_PER_ACTOR, RayEngine
 from .relays import Relays
 from .save_times import SaveTimes
-from .timing import Timing, pace, steps_by
+from .timing import Timing, random_work_s, steps_by
 
 STACK_BYTES = 64 << 20  # updates of clients that are trained and packed together
 
@@ -117,7 +116,7 @@ class Preparation:
         self.folder = RunFolder(config)
         folder = data_folder(config.data)
         self.task: Task = load(config.task, folder) if task is None else task
-        self.strategy = strategy_of(config, layout_of(self.task), warn=self.warnings)
+        self.strategy = make_strategy(config, layout_of(self.task), warn=self.warnings)
         self.sgd = LocalSGD.from_config(client_config(config, self.strategy))
         train, self.test = data_of(self.task, "train"), data_of(self.task, "test")
         self.layout = check(self.task, config.batch_size, train, self.test, config.augment)
@@ -192,11 +191,11 @@ class Simulation(Preparation):
         shards = self.shards
         if self.placement.name == FILE:  # vectors of clients come and go
             devices.keep_freed_memory(vector_bytes=4 * self.sent_layout.numel)
-        train = on(self.train, self.device)
+        train = self.train.to(self.device)
         del self.train, self.model, self.weights  # clients and broadcasts have their own references
         self.engine = self._engine(model, weights, train, max(shards, key=len))
         train = self.engine.resident(train)
-        self.test = on(self.test, self.device)
+        self.test = self.test.to(self.device)
         self.byzantine.follow(self.strategy, train)
         self.clients = VirtualClients(
             Replica(
@@ -213,7 +212,7 @@ class Simulation(Preparation):
                 config.seed,
                 at_once=max(self.machine.at_once, STACK_BYTES // (4 * self.sent_layout.numel))
                 * len(self.devices),
-                keeps_apart=isinstance(self.engine, MultiDevice)
+                updates_stay_on_devices=isinstance(self.engine, MultiDevice)
                 and not self.byzantine.uses_updates,
             ),
             self._memory,
@@ -233,7 +232,7 @@ class Simulation(Preparation):
         self.timing = self._timing() if self.network else None
         if self.timing:
             self.transport = self.timing.transport
-        self.loop = loop_of(
+        self.loop = make_loop(
             self.strategy,
             self.broadcasts,
             self.transport,
@@ -242,7 +241,7 @@ class Simulation(Preparation):
                 round, answered, asked
             ),
             bandwidths=self.bandwidths,
-            pace=self.timing.pace if self.timing else pace(config.seed),
+            work_s=self.timing.work_s if self.timing else random_work_s(config.seed),
             evaluates=partial(config.evaluates, "clients"),
         )
         self.evaluator = Evaluator(config, self.task, self.layout, train, self.test, self.device)
@@ -383,7 +382,7 @@ class Simulation(Preparation):
     def _record(self, outcome: RoundResult, began: float) -> RoundRecord:
         measured = self.evaluator.evaluate(outcome.round, self.loop.model)
         check_loss(self.warnings, outcome.round, measured.loss, self.test)
-        record = record_of(
+        record = round_record(
             outcome, self.layout, *measured, time.perf_counter() - began, self.warnings
         )
         if self.relays is not None:
@@ -408,8 +407,8 @@ class Simulation(Preparation):
     # The end.
 
     def _finish(self) -> Summary:
-        self.folder.write_model(self.evaluator.exported(self.loop.model))
-        summary = summary_of(self.folder.records(), self.config, self.machine.device)
+        self.folder.write_model(self.evaluator.export(self.loop.model))
+        summary = summarize_run(self.folder.records(), self.config, self.machine.device)
         self.folder.write_summary(summary)
         if not summary.client_updates:
             self.callback.on_warning(NOTHING_ACCEPTED)

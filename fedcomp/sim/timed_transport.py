@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
 from ..messages import FAILED, NEED_DENSE, UPDATE, Assignment, Report
-from ..server.transport import CUT_OFF, GRACE_S, Clock, Delivery, Lost, Transport
+from ..server.transport import GRACE_S, NOT_RECONNECTED, Clock, Delivery, Lost, Transport
 from .network import Network
 
 SILENT = "reply"  # the stage of a virtual client that does not answer
@@ -189,7 +189,7 @@ class TimedTransport(Transport):
             gone_s = self.network.absences.gone(client, asked_s, until_s, GRACE_S)
             if gone_s is not None:
                 self.busy[client] = min(self.busy.get(client, (asked_s, 0.0))[0], gone_s), gone_s
-                arrival = Arrival(gone_s - began_s, client, Lost(CUT_OFF), began_s)
+                arrival = Arrival(gone_s - began_s, client, Lost(NOT_RECONNECTED), began_s)
             found.append(arrival)
         return found
 

@@ -16,7 +16,7 @@ from ..config import RunConfig
 from ..errors import RunFolderError
 from ..memories.base import Changes
 from ..messages import Assignment
-from ..server.availability import Attendance, Quota
+from ..server.availability import Availability, Quota
 from ..server.round_loop import RoundResult
 from ..server.transport import Transport
 from ..strategies.client_algorithm import ClientAlgorithm
@@ -50,9 +50,9 @@ class Timing:
         self._quota = Quota.later(config, size(config.participation, config.clients)).at_least(
             min(fewest, config.clients)
         )
-        self._attendance, self._source = Attendance(), config.network
+        self._availability, self._source = Availability(), config.network
 
-    def pace(self, round: int, client: int) -> float:
+    def work_s(self, round: int, client: int) -> float:
         """Return the seconds from a client's newest assignment to its answer. `round` is ignored."""
         return self.transport.took[client]
 
@@ -63,7 +63,7 @@ class Timing:
             self._hear()
             away = self.network.absences.away(self.clock.time_s)
             here = [client for client in self.transport.clients() if not away[client]]
-            if (cohort := self._attendance.cohort_of(here, self._quota, waited_s)) is not None:
+            if (cohort := self._availability.cohort_of(here, self._quota, waited_s)) is not None:
                 return cohort
             step_s = self._until_news(waited_s)
             if math.isinf(step_s):
@@ -73,16 +73,16 @@ class Timing:
 
     def on_round_end(self, outcome: RoundResult) -> None:
         """Update which clients are silent."""
-        self._attendance.miss(r.client for r in outcome.rejections if r.stage == DEADLINE)
+        self._availability.mark_silent(r.client for r in outcome.rejections if r.stage == DEADLINE)
         for accepted in outcome.accepted:
-            self._attendance.hear(accepted.client)
+            self._availability.mark_responsive(accepted.client)
 
     def _hear(self) -> None:
         """Record the clients whose late answers have arrived as not silent."""
         now_s = self.clock.time_s
         for client in [client for client, due_s in self.transport.late.items() if due_s <= now_s]:
             del self.transport.late[client]
-            self._attendance.hear(client)
+            self._availability.mark_responsive(client)
 
     def _until_news(self, waited_s: float) -> float:
         """Return the seconds until a client goes offline or returns, a late answer arrives, or the quota's patience ends."""
@@ -105,8 +105,8 @@ class Timing:
             "time_s": self.clock.time_s,
             "busy": [[client, *times] for client, times in self.transport.busy.items()],
             "late": [*self.transport.late.items()],
-            "silent": sorted(self._attendance.silent),
-            "usual": self._attendance.usual if math.isfinite(self._attendance.usual) else None,
+            "silent": sorted(self._availability.silent),
+            "usual": self._availability.usual if math.isfinite(self._availability.usual) else None,
         }
         return {}, {STATE: json.dumps(state).encode()}
 
@@ -126,11 +126,11 @@ class Timing:
         self.clock.take()
         self.transport.busy = {client: (begins, ends) for client, begins, ends in state["busy"]}
         self.transport.late = dict(state["late"])
-        self._attendance.silent = set(state["silent"])
-        self._attendance.usual = math.inf if state["usual"] is None else state["usual"]
+        self._availability.silent = set(state["silent"])
+        self._availability.usual = math.inf if state["usual"] is None else state["usual"]
 
 
-def pace(seed: int) -> Callable[[int, int], float]:
+def random_work_s(seed: int) -> Callable[[int, int], float]:
     """Return a function of (round, client): the virtual seconds of a client's round without a network, drawn from the seed."""
 
     def seconds(round: int, client: int) -> float:

@@ -5,10 +5,10 @@ from typing import Any
 
 from .. import spec
 from ..codecs import codec
-from ..config import RunConfig, Usual, flag, read_run, with_horizon
+from ..config import RunConfig, StrategyDefault, flag, read_run, with_horizon
 from ..layout import Layout
 from ..memories import AUTO, default_uplink
-from ..registry import Registry, subclass_of
+from ..plugins import PluginRegistry, subclass_of
 from .asynchronous import Asynchronous
 from .average import Average
 from .base import Phase, RoundStrategy, StrategyConfig
@@ -32,7 +32,7 @@ __all__ = [
     "strategy",
 ]
 
-_STRATEGIES: Registry[type[RoundStrategy]] = Registry(
+_STRATEGIES: PluginRegistry[type[RoundStrategy]] = PluginRegistry(
     __name__, "fedcomp.strategies", subclass_of(RoundStrategy)
 )
 
@@ -71,7 +71,7 @@ def resolved(config: RunConfig) -> RunConfig:
     The horizon of schedules is filled in as well. Memories are left at `auto` where they depend on the model: see
     `fedcomp.memories.with_memories`. A resumed run has those of the stored run.
     """
-    with spec.reading(flag="--strategy"):
+    with spec.error_context(flag="--strategy"):
         cls, options = _chosen(config.strategy)
     stored = read_run(config.out) if config.resume and config.out else {}
     own: dict[str, Any] = {
@@ -79,19 +79,19 @@ def resolved(config: RunConfig) -> RunConfig:
         for name, value in (
             {"memory": AUTO, "downlink_memory": AUTO, **cls.defaults(options)}
         ).items()
-        if isinstance(getattr(config, name), Usual) or getattr(config, name) == AUTO
+        if isinstance(getattr(config, name), StrategyDefault) or getattr(config, name) == AUTO
     }
     chosen = dataclasses.replace(config, **own)
-    with spec.reading(flag="--memory"):
+    with spec.error_context(flag="--memory"):
         suited = default_uplink(chosen.memory)
-    if isinstance(chosen.uplink, Usual) and suited:
+    if isinstance(chosen.uplink, StrategyDefault) and suited:
         chosen = dataclasses.replace(chosen, uplink=suited)
     for name, read in READ_BY.items():
-        with spec.reading(flag=flag(name)):
+        with spec.error_context(flag=flag(name)):
             read(getattr(chosen, name))
     return with_horizon(chosen)
 
 
 def _chosen(text: str) -> tuple[type[RoundStrategy], Any]:
-    with spec.reading(text):
-        return spec.choose(spec.only_part(text, "strategy"), _STRATEGIES, "strategy")
+    with spec.error_context(text):
+        return spec.choose(spec.parse_part(text, "strategy"), _STRATEGIES, "strategy")

@@ -43,7 +43,7 @@ from ..codecs import Codec, Context, Update
 from ..codecs.checks import nonfinite_rows
 from ..codecs.sign import Sign
 from ..errors import ConfigError, FrameError, NonFiniteError, SpecError
-from ..keys.keyring import DerivedKeys, KnownKeys
+from ..keys.keyring import DerivedKeys, ServerKeys
 from ..memories import Memory
 from ..memories.base import Changes, ReadValue, ReadVector
 from ..memories.none import Nothing
@@ -198,7 +198,7 @@ class Election(Vote):
 
     def set_identity(self, run: str, key_of: Callable[[int], bytes], options: str) -> None:
         if self.sealed:
-            self.sealed.ring, self.sealed.options = KnownKeys(run, key_of), options
+            self.sealed.ring, self.sealed.options = ServerKeys(run, key_of), options
 
     def _make_code(self, clients: int) -> None:
         """Choose the code for cohorts of this size. Raises ConfigError if there is none for the options."""

@@ -145,6 +145,6 @@ OPTIMIZERS: dict[str, type[Optimizer]] = {cls.name: cls for cls in (SGD, Adam, Y
 
 def optimizer(text: str) -> Optimizer:
     """Return the optimizer of a spec string such as `sgd:momentum=0.9,nesterov=true`. Raises SpecError."""
-    with spec.reading(text):
-        cls, options = spec.choose(spec.only_part(text, "optimizer"), OPTIMIZERS, "optimizer")
+    with spec.error_context(text):
+        cls, options = spec.choose(spec.parse_part(text, "optimizer"), OPTIMIZERS, "optimizer")
     return cls(options)

@@ -58,7 +58,7 @@ class Schedule:
             self.density = OptionSchedule(
                 DENSITY_SCHEDULE,
                 text,
-                schedules.SHARE,
+                schedules.FRACTION,
                 codec.density,
                 config.density_warmup,
                 horizon,

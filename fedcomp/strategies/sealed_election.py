@@ -28,7 +28,7 @@ from ..codecs import Codec, Context
 from ..codecs.checks import nonfinite_rows
 from ..codecs.update import Dense
 from ..errors import FrameError, ProtocolError
-from ..keys.keyring import DerivedKeys, PinnedKeys, Ring, UnknownKey, point_of, verifier
+from ..keys.keyring import DerivedKeys, Keyring, PinnedKeys, UnknownKey, point_of, verifier
 from ..keys.signature_log import SignatureLog
 from ..memories import Memory
 from ..messages import Assignment
@@ -81,7 +81,7 @@ class SealedElectionClient(ClientAlgorithm):
     """Vote on ballots that the server cannot read."""
 
     phases: tuple[str, ...] = (CARDS, BALLOTS, TALLY, RECOUNT)
-    ring: Ring = DerivedKeys(0)  # noqa: RUF009 — virtual clients share it; `with_keys` gives a device its own
+    ring: Keyring = DerivedKeys(0)  # noqa: RUF009 — virtual clients share it; `with_keys` gives a device its own
     options: str = ""  # of the run, as the client was told them
 
     one_by_one: ClassVar[bool] = True
@@ -310,7 +310,7 @@ class SealedRound:
     The attempt is a new one whenever a server starts, so that a repeated round shares no key with the first time.
     """
 
-    def __init__(self, ring: Ring):
+    def __init__(self, ring: Keyring):
         self.ring, self.attempt = ring, secrets.token_hex(16)
         self.options = ""  # of the run, as clients are told them
         self.start(0, {}, 0, "")

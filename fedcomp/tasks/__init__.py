@@ -5,7 +5,7 @@ from functools import partial
 from pathlib import Path
 
 from ..errors import TaskError, nearest
-from ..registry import Registry
+from ..plugins import PluginRegistry
 from . import user
 from .augment import Augmentation
 from .base import Task, initial_model, share_correct
@@ -23,7 +23,7 @@ __all__ = [
     "share_correct",
 ]
 
-_TASKS: Registry[Task | Callable[..., Task]] = Registry(
+_TASKS: PluginRegistry[Task | Callable[..., Task]] = PluginRegistry(
     __name__, "fedcomp.tasks", lambda value: callable(value) or isinstance(value, Task)
 )
 

@@ -187,8 +187,8 @@ RULES: Mapping[str, type[Rule]] = {
 
 def rule(text: str) -> Rule:
     """The rule that a spec string names. Raises SpecError or ConfigError."""
-    with specs.reading(text, "--partition"):
-        return specs.build(specs.only_part(text, "partition"), RULES, "partition")
+    with specs.error_context(text, "--partition"):
+        return specs.build(specs.parse_part(text, "partition"), RULES, "partition")
 
 
 def partition(

@@ -32,7 +32,7 @@ from ..errors import ConfigError, ProtocolError
 from ..layout import Layout
 from ..local_optimizer import SGD
 from ..local_optimizer import read as read_optimizer
-from ..schedules import LARGEST, MOST, RATE, OptionSchedule
+from ..schedules import MAX_COUNT, MAX_FLOAT, RATE, OptionSchedule
 from ..tasks.base import Task, predictions
 from ..tasks.data import Batch, Examples
 from .channels import NOT_CONTIGUOUS, channels_may_be_last
@@ -116,13 +116,13 @@ class LocalSGD:
             raise ProtocolError(
                 f"the learning rate is to be taken {lr} times; give a multiple above 0"
             )
-        if self.lr * lr > LARGEST:
+        if self.lr * lr > MAX_FLOAT:
             raise ProtocolError(
-                f"the server asks for a learning rate of {self.lr * lr:g}; give at most {LARGEST:g}"
+                f"the server asks for a learning rate of {self.lr * lr:g}; give at most {MAX_FLOAT:g}"
             )
         for what, count in (("steps", steps), ("examples in a step", batch_size)):
-            if not 0 <= count <= MOST:
-                raise ProtocolError(f"the server asks for {count} {what}; give 1 to {MOST}")
+            if not 0 <= count <= MAX_COUNT:
+                raise ProtocolError(f"the server asks for {count} {what}; give 1 to {MAX_COUNT}")
         return replace(
             self,
             lr=self.lr * lr,

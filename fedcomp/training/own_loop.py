@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from .. import seeds
 from ..errors import ProtocolError, TaskError
 from ..layout import Layout
-from ..messages import MOST_EXAMPLES, check_metric_names
+from ..messages import MAX_EXAMPLES, check_metric_names
 from ..tasks.base import Task
 from ..tasks.data import Examples
 from .local_sgd import ClientEngine, Job, LocalSGD, LocalUpdate, seeded_torch
@@ -104,7 +104,7 @@ class OwnLoopEngine(ClientEngine):
             if not torch.equal(buffer, self.initial_buffers[name])
         }
         examples = numbers.pop("examples", len(rows))
-        if not 1 <= examples <= MOST_EXAMPLES:
+        if not 1 <= examples <= MAX_EXAMPLES:
             raise TaskError(
                 f"task '{self.task.name}': train_fn returned {examples:g} examples; return at least 1"
             )

@@ -15,7 +15,7 @@ from ..config import RunConfig
 from ..errors import ConfigError, FrameError, ProtocolError
 from ..layout import Layout
 from ..memories import Memory
-from ..messages import MOST_EXAMPLES, UPDATE, Assignment, Report, ReportedMetrics, failure
+from ..messages import MAX_EXAMPLES, UPDATE, Assignment, Report, ReportedMetrics, failure
 from ..strategies import RoundStrategy, cohort
 
 STRATEGIES = "average", "fetchsgd"  # strategies that need only the sum of the frames
@@ -31,7 +31,7 @@ def can_add(assignment: Assignment, report: Report) -> bool:
         and not r.reason  # which a sum of many reports has no room for
         and (r.round, r.phase, r.client) == (a.round, a.phase, a.client)
         and (r.version, r.fingerprint) == (a.version, a.fingerprint)
-        and 1 <= r.examples <= MOST_EXAMPLES
+        and 1 <= r.examples <= MAX_EXAMPLES
         and _has_valid_metrics(r)
     )
 

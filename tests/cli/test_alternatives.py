@@ -17,10 +17,10 @@ from fedcomp.cli.comparison import table
 from fedcomp.cli.comparison.alternatives import alternatives, compares_compression, is_span
 from fedcomp.cli.main import app
 from fedcomp.cli.results import FRONT, Result, cells, front, head, share
-from fedcomp.config import ALTERNATIVES_FILE, SPANNING, RunConfig
+from fedcomp.config import ALTERNATIVE_OPTIONS, ALTERNATIVES_FILE, RunConfig
 from fedcomp.errors import ConfigError, UserError
 from fedcomp.layout import Layout
-from fedcomp.server.results import strategy_of
+from fedcomp.server.results import make_strategy
 from fedcomp.strategies import available_strategies, resolved
 
 GIVEN = {
@@ -32,7 +32,7 @@ GIVEN = {
 
 
 def test_options_given_several_times_span_their_product():
-    values = flags.run_values(GIVEN, SPANNING)
+    values = flags.run_values(GIVEN, ALTERNATIVE_OPTIONS)
     assert values["clients"] == 20 and values["seed"] == [3, 1]
     found = alternatives(values)
     assert [each.name for each in found[:3]] == [
@@ -44,7 +44,7 @@ def test_options_given_several_times_span_their_product():
     assert found[-1].config == RunConfig(
         uplink=GIVEN["uplink"][1], memory="ef21", seed=1, clients=20
     )
-    assert not is_span(flags.run_values({"uplink": ["stc"]}, SPANNING))
+    assert not is_span(flags.run_values({"uplink": ["stc"]}, ALTERNATIVE_OPTIONS))
 
 
 def test_a_list_in_toml_is_the_same(tmp_path):
@@ -54,14 +54,16 @@ def test_a_list_in_toml_is_the_same(tmp_path):
             {"uplink": GIVEN["uplink"], "memory": GIVEN["memory"], "seed": [3, 1], "clients": 20}
         )
     )
-    assert alternatives(flags.run_values({"config": str(path)}, SPANNING)) == alternatives(
-        flags.run_values(GIVEN, SPANNING)
-    )
+    assert alternatives(
+        flags.run_values({"config": str(path)}, ALTERNATIVE_OPTIONS)
+    ) == alternatives(flags.run_values(GIVEN, ALTERNATIVE_OPTIONS))
     assert (
-        flags.run_values({"config": str(path), "uplink": ["identity"]}, SPANNING)["uplink"]
+        flags.run_values({"config": str(path), "uplink": ["identity"]}, ALTERNATIVE_OPTIONS)[
+            "uplink"
+        ]
         == "identity"
     ), "a flag wins"
-    with pytest.raises(ConfigError, match="'uplink' holds several values; give one$"):
+    with pytest.raises(ConfigError, match="'uplink' has more than one value; give one$"):
         flags.run_config({"config": str(path)})
 
 
@@ -97,11 +99,11 @@ def test_names_are_folders_of_their_own(values):
 )
 def test_mistakes_in_what_is_given(values, said):
     with pytest.raises(UserError, match=said):
-        flags.run_values(values, SPANNING)
+        flags.run_values(values, ALTERNATIVE_OPTIONS)
 
 
 def test_of_what_makes_no_alternatives_the_last_one_wins():
-    assert flags.run_values({"out": ["x", "y"], "rounds": ["3", "4"]}, SPANNING) == {
+    assert flags.run_values({"out": ["x", "y"], "rounds": ["3", "4"]}, ALTERNATIVE_OPTIONS) == {
         "out": "y",
         "rounds": 4,
     }
@@ -186,7 +188,7 @@ def test_every_strategy_has_a_baseline_that_can_run():
     for name in available_strategies():
         config = RunConfig(**dense({"strategy": name, "clients": 10, "participation": 1.0}))
         assert (config.strategy == name) == (name not in COMPRESSING_STRATEGIES)
-        strategy_of(resolved(config), Layout.from_shapes({"w": (40, 40)}))
+        make_strategy(resolved(config), Layout.from_shapes({"w": (40, 40)}))
 
 
 # Results.

@@ -459,8 +459,8 @@ def test_the_keys_of_relays_are_checked_as_those_of_clients(folder):
 def test_the_certificate_of_the_ca_is_the_one_of_the_client(folder):
     path = folder / "clients" / "0.toml"
     key = certificates.read_private_key(folder / "ca.key")
-    other = certificates.authority(key, utc_now(), utc_now() + timedelta(days=99))
-    mine = replace(Enrolment.read(path), ca=certificates.pem(other).decode())
+    other = certificates.ca_certificate(key, utc_now(), utc_now() + timedelta(days=99))
+    mine = replace(Enrolment.read(path), ca=certificates.certificate_pem(other).decode())
     path.write_text(mine.text())
     said = found("--keys", folder, "--client", path)
     assert said["enrolled"] == (

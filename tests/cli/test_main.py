@@ -63,8 +63,8 @@ def other(f: Any) -> Any:
     """A value of the option that is allowed and is not its default."""
     if "choices" in f.metadata:
         return next(choice for choice in f.metadata["choices"] if choice != f.default)
-    if "such_as" in f.metadata:
-        return f.metadata["such_as"]
+    if "example" in f.metadata:
+        return f.metadata["example"]
     if isinstance(f.default, bool):
         return not f.default
     return (
@@ -173,7 +173,7 @@ def test_flags_win_over_the_file_and_the_file_over_defaults(tmp_path, runs):
 @pytest.mark.parametrize("f", FIELDS, ids=lambda f: f.name)
 def test_a_flag_wins_even_where_it_says_the_default(f, tmp_path, runs):
     if f.default is None:
-        expected = 0.75 if f.name == "lr" else "1" if "such_as" in f.metadata else "word"
+        expected = 0.75 if f.name == "lr" else "1" if "example" in f.metadata else "word"
         given = words(f, expected)
     else:
         given, expected = (
@@ -224,11 +224,11 @@ def test_a_resumed_run_takes_over_what_it_is_not_told(by_file, tmp_path, runs):
         ),
         (
             ["sim", "--optimizer", "adamw:lr=1e-3", "--lr", "0.1"],
-            "--optimizer adamw:lr=1e-3 and --lr 0.1 give two learning rates; leave one out",
+            "--optimizer adamw:lr=1e-3 and --lr 0.1 give different learning rates; leave one out",
         ),
         (
             ["sim", "--optimizer", "adamw", "--momentum", "0.9"],
-            "--momentum: adamw takes none; leave it out",
+            "--momentum: the optimizer adamw has no momentum option; leave it out",
         ),
         (["sim", "--zzz"], "no such option '--zzz'; see fedcomp sim --help"),
         (["smi"], "no such command 'smi'; did you mean sim?"),

@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import pytest
 
-from fedcomp.callbacks import Rejection, Rejections, RoundRecord
+from fedcomp.callbacks import Rejection, RejectionSummary, RoundRecord
 from fedcomp.cli.dashboard import Dashboard
 from fedcomp.cli.line_display import LineDisplay
 from fedcomp.run_display import Totals, facts, rejections, suspects, verdict
-from fedcomp.server.results import CLIENTS, REASONS, rejections_of
+from fedcomp.server.results import CLIENTS, REASONS, summarize_rejections
 
 
 def rejected(record: RoundRecord, *given: tuple[int, str]) -> RoundRecord:
@@ -49,18 +49,18 @@ def test_reasons_that_differ_in_numbers_are_one_in_the_summary(told):
         )
         for n in (1, 2)
     ]
-    assert rejections_of(records) == (
-        Rejections("reply", "1 bytes are too short", 4, (2, 4)),
-        Rejections("reply", "no answer", 2, (9,)),
+    assert summarize_rejections(records) == (
+        RejectionSummary("reply", "1 bytes are too short", 4, (2, 4)),
+        RejectionSummary("reply", "no answer", 2, (9,)),
     )
-    assert rejections_of([told(3).record(1)]) == ()
+    assert summarize_rejections([told(3).record(1)]) == ()
 
 
 def test_the_summary_is_short_whoever_was_rejected(told):
     many = rejected(
         told(3).record(1), *((client, "noise " + "x" * (client % 30)) for client in range(6000))
     )
-    found = rejections_of([many])
+    found = summarize_rejections([many])
     assert len(found) == REASONS and all(
         len(r.clients) == CLIENTS and r.more_clients == 200 - CLIENTS for r in found
     )
@@ -68,8 +68,8 @@ def test_the_summary_is_short_whoever_was_rejected(told):
 
 def test_the_verdict_names_whose_updates_were_turned_down_and_why(told):
     found = (
-        Rejections("reply", "no answer", 12, (1, 6)),
-        Rejections("encode", "the update is nan", 4, tuple(range(16)), 100),
+        RejectionSummary("reply", "no answer", 12, (1, 6)),
+        RejectionSummary("encode", "the update is nan", 4, tuple(range(16)), 100),
     )
     lines = verdict(replace(told(3).summary, rejections=found), Totals(rejected=16))
     assert lines[-3:] == [

@@ -71,7 +71,7 @@ def test_a_client_that_restarts_after_a_dense_download_catches_up_from_there():
         return b.version
 
     version = b.version
-    for _ in range(device_state.PASSED):
+    for _ in range(device_state.MAX_PAST_VERSIONS):
         publish()
         member.download(assignment(federation, version))
         version = b.version

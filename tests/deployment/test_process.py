@@ -10,16 +10,16 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from tiny_task import task
 
 from fedcomp import RunConfig
-from fedcomp.clients.device_state import PASSED
+from fedcomp.clients.device_state import MAX_PAST_VERSIONS
 from fedcomp.deployment.handshake import ClientSetup, pack_options, session_for
 from fedcomp.deployment.member import Member
 from fedcomp.errors import FedcompError, ProtocolError, UserError
 from fedcomp.keys.keyring import verifier
 from fedcomp.layout import Layout
 from fedcomp.messages import FAILED, UP_TO_DATE, UPDATE, Assignment, Invitation
-from fedcomp.server.asynchronous_loop import loop_of
+from fedcomp.server.asynchronous_loop import make_loop
 from fedcomp.server.broadcasts import Broadcasts
-from fedcomp.server.results import strategy_of
+from fedcomp.server.results import make_strategy
 from fedcomp.state_folder import StateFolder
 from fedcomp.strategies import resolved
 from fedcomp.tasks import Task, initial_model
@@ -43,9 +43,9 @@ def invitation(config, loop, client=-1):
 
 def a_loop(config):
     model = initial_model(task, config.seed)
-    strategy = strategy_of(config, Layout.of(model))
+    strategy = make_strategy(config, Layout.of(model))
     broadcasts = Broadcasts.of(strategy, strategy.model_layout.gather(model))
-    return loop_of(strategy, broadcasts, InProcessTransport(None))
+    return make_loop(strategy, broadcasts, InProcessTransport(None))
 
 
 def rounds(loop, population, numbers):
@@ -227,7 +227,7 @@ def test_a_client_without_an_enrolment_keeps_a_key_of_its_own(tmp_path):
 
 def test_a_client_that_restarts_after_many_rounds_needs_no_dense_model(tmp_path):
     """Its state names the newest versions only, not the one that the run started from."""
-    last = PASSED + 4
+    last = MAX_PAST_VERSIONS + 4
     config = resolved(RunConfig(clients=2, rounds=last, participation=1.0, batch_size=10))
     _, outcomes = trained(
         tmp_path, config, lambda round, client: "before" if (round, client) == (last, 1) else ""

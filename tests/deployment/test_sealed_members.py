@@ -11,7 +11,7 @@ from fedcomp.deployment import log_messages
 from fedcomp.deployment.member import Member
 from fedcomp.errors import ProtocolError
 from fedcomp.keys import signature_log
-from fedcomp.keys.enrolment import pem
+from fedcomp.keys.enrolment import public_key_pem
 from fedcomp.keys.keyring import point_of
 from fedcomp.keys.signature_log import SignatureLog
 from fedcomp.messages import UPDATE, Assignment
@@ -198,7 +198,7 @@ def test_a_key_that_changes_within_a_round_seals_nothing(tmp_path):
 
 
 def test_runs_without_end_are_not_forgotten_but_refused(monkeypatch, tmp_path):
-    monkeypatch.setattr(signature_log, "MOST_RUNS", 2)
+    monkeypatch.setattr(signature_log, "MAX_RUNS", 2)
     for kept in (SignatureLog(StateFolder(tmp_path)), SignatureLog()):
         kept.add("A", {"x": b"1"})
         kept.add("B", {"x": b"2"})
@@ -233,7 +233,7 @@ class Members:
         self.invited = invitation(CONFIG, self.loop)
         self.loop.strategy.set_identity(
             self.invited.run,
-            lambda client: pem(self.keys[client].public_key()),
+            lambda client: public_key_pem(self.keys[client].public_key()),
             self.invited.options,
         )
         self.members = {}

@@ -17,7 +17,7 @@ from fedcomp.errors import ConfigError, KeysError, UnreachableError
 from fedcomp.keys import certificates, connection
 from fedcomp.keys import key_folder as keys
 from fedcomp.keys.connection import address, contact
-from fedcomp.keys.enrolment import Enrolment, moment, utc_now
+from fedcomp.keys.enrolment import Enrolment, parse_time, utc_now
 
 TIMEOUT_S = 3.0
 
@@ -141,7 +141,7 @@ def test_the_certificate_of_a_relay_is_renewed_as_that_of_a_relay(
     host, ends, remedy, ca, mine, tmp_path
 ):
     context = ca.context(
-        tmp_path, [host], -90, ends, functools.partial(certificates.of_server, relay=True)
+        tmp_path, [host], -90, ends, functools.partial(certificates.server_certificate, relay=True)
     )
     with serving(SETTINGS, context) as port:
         assert str(refused("localhost", port, mine)).endswith(
@@ -172,8 +172,8 @@ def test_a_certificate_that_is_not_valid_now_says_when_and_what_the_clock_says(
         rf"{verb} on (\S+), and it is (\S+) by this machine's clock; correct the clock", str(error)
     ).groups()
     day = utc_now() + timedelta(days=ends if verb == "ended" else begins)
-    assert abs(day - moment(there)) < timedelta(hours=2)
-    assert abs(utc_now() - moment(here)) < timedelta(minutes=1)
+    assert abs(day - parse_time(there)) < timedelta(hours=2)
+    assert abs(utc_now() - parse_time(here)) < timedelta(minutes=1)
 
 
 def test_a_ca_that_has_ended(tmp_path):
@@ -204,7 +204,7 @@ def test_a_port_without_tls(answer, mine):
     if answer:
         assert error.cause == "other tls" and " speaks no TLS 1.3 (" in str(error)
     else:  # as a server that ends, or has too many connections
-        assert error.cause == "starting" in UnreachableError.passing
+        assert error.cause == "starting" in UnreachableError.transient
     assert (without.cause, str(without)) == (
         "not fedcomp",
         f"localhost:{port} is not a fedcomp server: it does not speak HTTP/2; correct --server",
@@ -251,7 +251,7 @@ def test_a_server_that_ends_during_the_handshake_or_after_it_may_come_back(
     thread.start()
     error = refused("127.0.0.1", port, mine)
     thread.join()
-    assert error.cause in UnreachableError.passing, error
+    assert error.cause in UnreachableError.transient, error
 
 
 # Nobody there.
@@ -260,7 +260,7 @@ def test_a_server_that_ends_during_the_handshake_or_after_it_may_come_back(
 def test_a_closed_port(mine):
     port = free_port()
     error = refused("127.0.0.1", port, mine)
-    assert error.cause == "closed" in UnreachableError.passing
+    assert error.cause == "closed" in UnreachableError.transient
     assert str(error) == (
         f"nothing listens on 127.0.0.1:{port}; start the server or relay there (fedcomp server start or fedcomp relay, "
         f"with --port {port}), or correct --server"

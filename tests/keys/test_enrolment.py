@@ -20,12 +20,12 @@ from fedcomp.keys.enrolment import (
     LARGEST_ID,
     Enrolment,
     default_enrolment,
-    iso,
+    format_time,
     key_hash,
-    moment,
     openssh,
-    pem,
-    public_key,
+    parse_public_key,
+    parse_time,
+    public_key_pem,
     utc_now,
 )
 
@@ -34,10 +34,12 @@ CA = Authority(ends_days=9000)
 
 
 def client(key, ends: datetime = ENDS) -> Enrolment:
-    made = certificates.of_client(key.public_key(), CA.key, ends - timedelta(days=365), ends)
+    made = certificates.client_certificate(
+        key.public_key(), CA.key, ends - timedelta(days=365), ends
+    )
     return Enrolment(
         3,
-        certificates.pem(made).decode(),
+        certificates.certificate_pem(made).decode(),
         private_text(key),
         CA.pem.decode(),
         "server.example:8080",
@@ -88,7 +90,7 @@ def test_what_is_written_is_read(server, enrolment, tmp_path):
 
 
 def test_the_end_is_that_of_the_certificate(enrolment):
-    assert enrolment.not_after == ENDS and f"good until {iso(ENDS)}" in enrolment.text()
+    assert enrolment.not_after == ENDS and f"good until {format_time(ENDS)}" in enrolment.text()
 
 
 def test_the_identity_is_the_hash_of_the_public_key_as_der(enrolment, key):
@@ -110,7 +112,7 @@ def test_a_missing_field_is_named(field, enrolment, tmp_path):
 
 
 def test_a_file_of_an_earlier_version_says_how_to_replace_it(enrolment, tmp_path):
-    values = tomllib.loads(enrolment.text()) | {"public_key": "x", "not_after": iso(ENDS)}
+    values = tomllib.loads(enrolment.text()) | {"public_key": "x", "not_after": format_time(ENDS)}
     del values["certificate"]
     (tmp_path / "3.toml").write_text(tomli_w.dumps(values))
     with pytest.raises(KeysError) as raised:
@@ -207,12 +209,12 @@ def test_a_certificate_that_is_not_valid_now_is_told_with_the_clock(enrolment, k
     begins = enrolment.leaf.not_valid_before_utc
     for now, when in (
         (ENDS, "ended on 2027-11-21T16:33:08Z"),
-        (begins - timedelta(days=1), f"begins on {iso(begins)}"),
+        (begins - timedelta(days=1), f"begins on {format_time(begins)}"),
     ):
         with pytest.raises(KeysError) as raised:
             enrolment.refuse_expired(now)
         assert str(raised.value) == (
-            f"the certificate of client 3 {when}, and it is {iso(now)} by this machine's clock; correct the clock if it is "
+            f"the certificate of client 3 {when}, and it is {format_time(now)} by this machine's clock; correct the clock if it is "
             "wrong, else on the server: fedcomp keys renew 3"
         )
     ended = client(key, utc_now() - timedelta(days=1))
@@ -257,7 +259,7 @@ def test_files_for_flower_supernode(enrolment, tmp_path):
 
 
 def test_one_key_in_any_form_is_one_line(key):
-    armoured = pem(key.public_key())
+    armoured = public_key_pem(key.public_key())
     forms = [
         public_text(key),
         public_text(key) + " a comment\n",
@@ -267,8 +269,10 @@ def test_one_key_in_any_form_is_one_line(key):
     compressed = key.public_key().public_bytes(
         serialization.Encoding.X962, serialization.PublicFormat.CompressedPoint
     )
-    forms.append(pem(ec.EllipticCurvePublicKey.from_encoded_point(ec.SECP384R1(), compressed)))
-    assert {openssh(public_key(form)) for form in forms} == {public_text(key)}
+    forms.append(
+        public_key_pem(ec.EllipticCurvePublicKey.from_encoded_point(ec.SECP384R1(), compressed))
+    )
+    assert {openssh(parse_public_key(form)) for form in forms} == {public_text(key)}
 
 
 @for_each(
@@ -283,9 +287,11 @@ def test_one_key_in_any_form_is_one_line(key):
 )
 def test_what_is_no_key_is_a_value_error(data):
     with pytest.raises(ValueError):
-        public_key(data)
+        parse_public_key(data)
 
 
 def test_dates_are_utc():
     now = utc_now()
-    assert iso(now).endswith("Z") and moment(iso(now)) == now.replace(microsecond=0)
+    assert format_time(now).endswith("Z") and parse_time(format_time(now)) == now.replace(
+        microsecond=0
+    )

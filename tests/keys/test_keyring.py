@@ -4,8 +4,15 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from fedcomp.errors import KeysError, ProtocolError
-from fedcomp.keys.enrolment import openssh, pem
-from fedcomp.keys.keyring import POINT, KnownKeys, PinnedKeys, point_of, read_roster, verifier
+from fedcomp.keys.enrolment import openssh, public_key_pem
+from fedcomp.keys.keyring import (
+    POINT_BYTES,
+    PinnedKeys,
+    ServerKeys,
+    point_of,
+    read_roster,
+    verifier,
+)
 from fedcomp.keys.signature_log import SignatureLog
 from fedcomp.state_folder import StateFolder
 
@@ -14,9 +21,9 @@ POINTS = [point_of(key.public_key()) for key in KEYS]
 
 
 def test_a_point_is_the_key():
-    assert {len(point) for point in POINTS} == {POINT} and point_of(verifier(POINTS[0])) == POINTS[
-        0
-    ]
+    assert {len(point) for point in POINTS} == {POINT_BYTES} and point_of(
+        verifier(POINTS[0])
+    ) == POINTS[0]
     with pytest.raises(ProtocolError, match="not a point"):
         verifier(b"\x02" + bytes(48)[:47] + b"\xff" * 2)
 
@@ -49,7 +56,7 @@ def test_its_own_key_nobody_can_change_and_it_signs_for_nobody_else():
 def test_a_key_that_is_no_point_is_not_pinned():
     ring = PinnedKeys("run", 0, KEYS[0])
     with pytest.raises(ProtocolError, match="not a point"):
-        ring.key(1, bytes(POINT))
+        ring.key(1, bytes(POINT_BYTES))
     assert ring.key(1, POINTS[1]) == POINTS[1]
 
 
@@ -79,7 +86,7 @@ def test_what_is_no_list_is_told(tmp_path, text):
 
 
 def test_a_server_knows_the_keys_with_which_clients_came():
-    ring = KnownKeys("run", lambda client: pem(KEYS[client].public_key()))
+    ring = ServerKeys("run", lambda client: public_key_pem(KEYS[client].public_key()))
     assert ring.key(2) == POINTS[2]
     with pytest.raises(ProtocolError):
         ring.signer(2)

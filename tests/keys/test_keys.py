@@ -28,7 +28,7 @@ from fedcomp.errors import KeysError, UnreachableError
 from fedcomp.keys import certificates
 from fedcomp.keys import key_folder as keys
 from fedcomp.keys.connection import contact
-from fedcomp.keys.enrolment import Enrolment, iso, key_hash, openssh, utc_now
+from fedcomp.keys.enrolment import Enrolment, format_time, key_hash, openssh, utc_now
 from fedcomp.keys.key_folder import read_registry
 from fedcomp.keys.registry import Registry, read_file
 
@@ -217,7 +217,7 @@ def test_a_grpc_server_and_client_with_these_files_believe_each_other(folder):
     ],
 )
 def test_hosts(given, expected):
-    assert certificates.hosts(given) == expected
+    assert certificates.certificate_hosts(given) == expected
 
 
 @pytest.mark.parametrize(
@@ -426,7 +426,7 @@ def test_a_revoked_key_is_refused_by_a_registry_that_is_open(folder):
 def test_an_expired_key_is_refused(folder):
     later = utc_now() + timedelta(days=366)
     registry = Registry(folder / "registry.toml", now=lambda: later)
-    ends = iso(enrolment(folder, 2).not_after)
+    ends = format_time(enrolment(folder, 2).not_after)
     assert registry.id_of_hash(hash_of(folder, 2)) is None and registry.enrolled() == {}
     renew = f"fedcomp keys renew 2 --keys {folder}"
     assert (
@@ -503,7 +503,7 @@ def test_new_certificates_need_the_key_of_the_ca(folder):
             "this command, which signs a certificate with it"
         )
     other = ec.generate_private_key(ec.SECP384R1())
-    (folder / "ca.key").write_bytes(certificates.key_pem(other))
+    (folder / "ca.key").write_bytes(certificates.private_key_pem(other))
     for act in acts:
         assert refused(act) == (
             f"{folder}/ca.key is not the key of {folder}/ca.crt; bring back the one that is"
@@ -520,14 +520,14 @@ def test_no_certificate_is_signed_by_a_ca_that_has_ended_or_lasts_longer_than_it
     key = certificates.read_private_key(folder / "ca.key")
     now = utc_now()
     for days in (10, -1):
-        ca = certificates.authority(key, now - timedelta(days=99), now + timedelta(days=days))
-        (folder / "ca.crt").write_bytes(certificates.pem(ca))
+        ca = certificates.ca_certificate(key, now - timedelta(days=99), now + timedelta(days=days))
+        (folder / "ca.crt").write_bytes(certificates.certificate_pem(ca))
         if days > 0:
             assert keys.renew(folder, 0) == ca.not_valid_after_utc == enrolment(folder, 0).not_after
             continue
         said = refused(lambda: keys.add(folder))
         assert said.startswith(
-            f"the CA of {folder} ended on {iso(ca.not_valid_after_utc)}; make new keys"
+            f"the CA of {folder} ended on {format_time(ca.not_valid_after_utc)}; make new keys"
         )
 
 
@@ -545,7 +545,7 @@ def test_a_server_does_not_start_with_a_certificate_that_is_not_of_this_time(day
     now = utc_now() + timedelta(days=days)
     said = refused(lambda: keys.serving_files(folder, now))
     assert re.match(
-        rf"{folder}/server.crt {when} on \S+Z, and it is {iso(now)} by this machine's clock; correct the clock",
+        rf"{folder}/server.crt {when} on \S+Z, and it is {format_time(now)} by this machine's clock; correct the clock",
         said,
     )
     assert said.endswith(f", else: fedcomp keys renew server --keys {folder}")

@@ -12,9 +12,9 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from fedcomp.errors import KeysError
 from fedcomp.keys import key_folder as keys
-from fedcomp.keys.enrolment import Enrolment, iso, openssh, utc_now
+from fedcomp.keys.enrolment import Enrolment, format_time, openssh, utc_now
 from fedcomp.keys.key_folder import read_registry
-from fedcomp.keys.registry import ENROLLED, REVOKED, Entry, Registry, read_file, text_of
+from fedcomp.keys.registry import ENROLLED, REVOKED, Entry, Registry, read_file, registry_text
 
 
 @pytest.fixture
@@ -45,7 +45,7 @@ def entries(count: int) -> list[Entry]:
 def test_what_is_written_is_read(tmp_path):
     made = entries(4)
     made[1] = replace(made[1], state=REVOKED, replaced=(made.pop().public_key,))
-    (tmp_path / "registry.toml").write_text(text_of(reversed(made), "server.example:1"))
+    (tmp_path / "registry.toml").write_text(registry_text(reversed(made), "server.example:1"))
     assert read_file(tmp_path / "registry.toml") == (tuple(made), (), "server.example:1")
 
 
@@ -57,9 +57,9 @@ def test_relays_that_are_written_are_read(tmp_path):
     clients, path = entries(2), tmp_path / "registry.toml"
     made = relays(3)
     made[1] = replace(made[1], state=REVOKED, replaced=(made.pop().public_key,))
-    path.write_text(text_of([*reversed(made), *reversed(clients)], None))
+    path.write_text(registry_text([*reversed(made), *reversed(clients)], None))
     assert read_file(path) == (tuple(clients), tuple(made), None)
-    path.write_text(text_of(made, None))
+    path.write_text(registry_text(made, None))
     assert read_file(path) == ((), tuple(made), None)
     assert [entry.holder for entry in [*clients, *made]] == [0, 1, "relay-0", "relay-1"]
 
@@ -103,25 +103,25 @@ def test_the_table_of_keys_follows_changes_of_the_file(folder):
 
 def malformed():
     a, b, c = entries(3)
-    whole = text_of([a, b], None)
+    whole = registry_text([a, b], None)
     yield (
         "two keys with one id",
-        text_of([a, replace(b, id=0)], None),
+        registry_text([a, replace(b, id=0)], None),
         ": client 0 has two keys; take out one of its two",
     )
     yield (
         "two ids with one key",
-        text_of([a, replace(b, public_key=a.public_key)], None),
+        registry_text([a, replace(b, public_key=a.public_key)], None),
         ": client 0 and client 1 have the same key; give one",
     )
     yield (
         "a replaced key of another",
-        text_of([a, replace(b, replaced=(a.public_key,))], None),
+        registry_text([a, replace(b, replaced=(a.public_key,))], None),
         ": client 0 and client 1 have the same key; ",
     )
     yield (
         "its own replaced key",
-        text_of([replace(a, replaced=(c.public_key, a.public_key))], None),
+        registry_text([replace(a, replaced=(c.public_key, a.public_key))], None),
         ": client 0: 'public_key' is among",
     )
     yield (
@@ -142,7 +142,7 @@ def malformed():
     )
     yield (
         "a date",
-        whole.replace(iso(a.not_after), "soon", 1),
+        whole.replace(format_time(a.not_after), "soon", 1),
         ": client 0: 'not_after' is not a date such as",
     )
     yield (
@@ -152,7 +152,7 @@ def malformed():
     )
     yield (
         "replaced",
-        text_of([replace(a, replaced=("x",))], None),
+        registry_text([replace(a, replaced=("x",))], None),
         ": client 0: 'replaced' is not a list of EC",
     )
     yield (
@@ -169,27 +169,27 @@ def malformed():
     d, e = relays(2)
     yield (
         "a key of a client and a relay",
-        text_of([a, replace(d, public_key=a.public_key)], None),
+        registry_text([a, replace(d, public_key=a.public_key)], None),
         ": client 0 and relay 0 have the same key; give one .*renew relay-0 .*after taking out its \\[\\[relay\\]\\] table",
     )
     yield (
         "a replaced key of a relay",
-        text_of([replace(a, replaced=(d.public_key,)), d], None),
+        registry_text([replace(a, replaced=(d.public_key,)), d], None),
         ": client 0 and relay 0 have the same key",
     )
     yield (
         "two relays with one id",
-        text_of([a, d, replace(e, id=0)], None),
+        registry_text([a, d, replace(e, id=0)], None),
         r": relay 0 has two keys; take out one of its two \[\[relay\]\]",
     )
     yield (
         "an id of a relay",
-        text_of([d], None).replace("id = 0", 'id = "relay-0"'),
+        registry_text([d], None).replace("id = 0", 'id = "relay-0"'),
         r": \[\[relay\]\] number 1: 'id' is not a whole number from 0",
     )
     yield (
         "a state of a relay",
-        text_of([a, replace(d, state="x")], None),
+        registry_text([a, replace(d, state="x")], None),
         ": relay 0: 'state' is not 'enrolled' or 'revoked'",
     )
     yield (
@@ -291,7 +291,7 @@ def test_a_key_hash_whose_time_is_over_is_refused(folder):
     registry, mine = Registry(folder / "registry.toml", now=lambda: later), client(folder, 0)
     assert registry.id_of_hash(mine.key_hash) is None
     assert registry.reason_of_hash(mine.key_hash) == (
-        f"the key of client 0 ended on {iso(mine.not_after)}; make a new one: fedcomp keys renew 0 --keys {folder}"
+        f"the key of client 0 ended on {format_time(mine.not_after)}; make a new one: fedcomp keys renew 0 --keys {folder}"
     )
 
 

@@ -12,14 +12,14 @@ def test_what_becomes_of_the_registry_is_said_once(tmp_path):
     monitor, path = RegistryMonitor(registry, said.append), tmp_path / "keys" / "registry.toml"
     whole = path.read_text()
 
-    def look() -> list[str]:
+    def check() -> list[str]:
         said.clear()
-        monitor.look(), monitor.look()
+        monitor.check(), monitor.check()
         return said
 
-    assert look() == []
+    assert check() == []
     path.write_text(whole + "???\n")
-    (sentence,) = look()
+    (sentence,) = check()
     assert re.fullmatch(
         rf"{path} is not TOML: .* line 1[0-9],.*; correct it, .*; until then no client is accepted, .*",
         sentence,
@@ -27,10 +27,10 @@ def test_what_becomes_of_the_registry_is_said_once(tmp_path):
     path.write_text(
         whole.replace("id = 1", "id = 0")
     )  # mended in one place, and now wrong in another
-    (sentence,) = look()
+    (sentence,) = check()
     assert sentence.startswith(f"{path}: client 0 has two keys; take out one")
     with_one = whole.replace('"enrolled"', '"revoked"', 1)
     path.write_text(with_one)
-    assert look() == [f"{path} is valid again: 1 of its clients are accepted"]
+    assert check() == [f"{path} is valid again: 1 of its clients are accepted"]
     path.write_text(whole)
-    assert look() == [], "what is no problem is no news"
+    assert check() == [], "what is no problem is no news"

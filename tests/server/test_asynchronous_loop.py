@@ -11,7 +11,7 @@ from federation import Federation, ReversedTransport, SlowTransport
 from test_round_loop import Accounts
 
 from fedcomp.messages import DENSE
-from fedcomp.sim.timing import pace
+from fedcomp.sim.timing import random_work_s
 from fedcomp.strategies import Asynchronous, StrategyConfig
 from fedcomp.strategies.base import Accepted
 
@@ -30,7 +30,7 @@ def virtual(
 ) -> Federation:
     """A federation in virtual time."""
     federation = kind(rules, clients=CLIENTS, strategy=told(**options), at_once=at_once)
-    federation.loop.pace = pace(rules.seed)
+    federation.loop.work_s = random_work_s(rules.seed)
     return federation
 
 
@@ -49,12 +49,12 @@ def test_a_server_that_waits_for_all_is_the_average():
 @for_each("wait", [0.0, 0.4])
 def test_a_round_ends_with_the_first_answers(wait):
     federation = virtual(wait=wait)
-    seconds, ready, now = pace(HALF.seed), {}, 0.0
+    seconds, ready, now = random_work_s(HALF.seed), {}, 0.0
     for outcome in federation.loop.rounds(range(1, 15)):
         ready |= {
             c: now + seconds(outcome.round, c)
             for c in range(CLIENTS)
-            if federation.loop.began.get(c) == outcome.round
+            if federation.loop.started_in.get(c) == outcome.round
         }
         ready |= {c: now + seconds(outcome.round, c) for c in outcome.cohort if c not in ready}
         first = sorted(ready, key=ready.get)[: 2 if wait else 1]
@@ -76,7 +76,7 @@ def test_a_client_that_is_training_gets_no_new_assignment():
     for outcome in federation.loop.rounds(range(1, 20)):
         assert len(asked) == len(set(asked)) and not at_work & set(asked)
         at_work = (at_work | set(asked)) - set(outcome.cohort)
-        assert at_work == federation.loop.began.keys() and len(at_work) == 4
+        assert at_work == federation.loop.started_in.keys() and len(at_work) == 4
         asked.clear()
 
 
@@ -89,7 +89,7 @@ def test_a_late_update_has_less_weight_and_the_others_do_not_gain_it():
     for round in range(1, 9):
         before, began = (
             federation.loop.broadcasts.weights.clone(),
-            dict(federation.loop.began),
+            dict(federation.loop.started_in),
         )
         (outcome,) = run(federation, 1, round)
         lateness = {client: round - began.get(client, round) for client in outcome.cohort}
@@ -112,7 +112,7 @@ def test_a_client_that_is_too_late_is_given_up_and_keeps_its_update():
     accounts = Accounts(federation)
     given_up = 0
     for round in range(1, 25):
-        began = dict(federation.loop.began)
+        began = dict(federation.loop.started_in)
         (outcome,) = run(federation, 1, round)
         accounts.take(outcome)
         assert all(round - began.get(a.client, round) <= 3 for a in outcome.accepted)
@@ -121,9 +121,9 @@ def test_a_client_that_is_too_late_is_given_up_and_keeps_its_update():
                 refused.reason == "no answer in the 4 rounds since it started"
                 and refused.client in outcome.cohort
             )
-            assert refused.client not in federation.loop.began
+            assert refused.client not in federation.loop.started_in
         given_up += len(outcome.rejections)
-        assert len(federation.loop.began) < 5
+        assert len(federation.loop.started_in) < 5
     assert given_up > 3
     accounts.settle_and_check()
 
@@ -157,7 +157,7 @@ def test_results_do_not_depend_on_the_order_in_which_clients_are_simulated():
 
 
 def test_some_clients_are_always_slow_and_all_are_sometimes():
-    seconds = pace(1)
+    seconds = random_work_s(1)
     times = torch.tensor(
         [[seconds(round, client) for round in range(200)] for client in range(20)],
         dtype=torch.float64,
@@ -167,7 +167,7 @@ def test_some_clients_are_always_slow_and_all_are_sometimes():
     assert float(lasting.max()) > 2 * float(lasting.min()) and bool(
         (times.std(1) > 0.2 * lasting).all()
     )
-    assert seconds(7, 3) == pace(1)(7, 3) != pace(2)(7, 3)
+    assert seconds(7, 3) == random_work_s(1)(7, 3) != random_work_s(2)(7, 3)
 
 
 # Clients that answer in real time.
@@ -205,7 +205,9 @@ def test_a_slow_client_delays_no_round_and_is_given_up_in_the_end(slow):
 def test_answers_are_accepted_in_the_order_of_their_arrival():
     federation = Federation(replace(HALF, participation=1.0), clients=4, strategy=told(wait=0.25))
     federation.use(SlowTransport(federation, {0: 9, 1: 6, 2: 3}))
-    assert [o.cohort for o in run(federation, 3)][0] == [3] and federation.loop.began.keys() >= {
+    assert [o.cohort for o in run(federation, 3)][0] == [
+        3
+    ] and federation.loop.started_in.keys() >= {
         0,
         1,
     }
@@ -215,7 +217,7 @@ def test_answers_are_accepted_in_the_order_of_their_arrival():
 def test_a_client_that_lost_its_state_gets_the_current_model():
     federation = Federation(replace(HALF, participation=1.0), clients=4, strategy=told(wait=0.25))
     run(federation, 4)
-    (lost,) = set(range(4)) - federation.loop.began.keys()
+    (lost,) = set(range(4)) - federation.loop.started_in.keys()
     federation.members[lost].replica.restore(torch.zeros(federation.layout.numel), "")
     federation.use(SlowTransport(federation, {lost: 2}))
     forms = []
@@ -239,4 +241,4 @@ def test_a_phase_that_takes_too_long_ends_with_the_answers_so_far():
     )
     federation.use(SlowTransport(federation, {0: None, 1: None}))
     (outcome,) = run(federation, 1)
-    assert outcome.cohort == [2, 3] and federation.loop.began.keys() == {0, 1}
+    assert outcome.cohort == [2, 3] and federation.loop.started_in.keys() == {0, 1}

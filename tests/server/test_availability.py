@@ -5,7 +5,7 @@ import math
 from cases import for_each
 
 from fedcomp import RunConfig
-from fedcomp.server.availability import RETURN_S, Attendance, Quota
+from fedcomp.server.availability import RETURN_S, Availability, Quota
 from fedcomp.server.transport import GRACE_S
 from fedcomp.strategies.cohort import size
 
@@ -18,22 +18,22 @@ def here(*clients):
 
 
 def begun():
-    attendance = Attendance()
-    assert attendance.cohort_of(here(0, 1, 2, 3), LATER, 0.0) == here(0, 1, 2, 3)
-    return attendance
+    availability = Availability()
+    assert availability.cohort_of(here(0, 1, 2, 3), LATER, 0.0) == here(0, 1, 2, 3)
+    return availability
 
 
 def test_a_run_begins_with_all_its_clients_however_long_that_takes():
     first = Quota.first(WITH_DEADLINE, resumed=False)
-    assert Attendance().cohort_of(here(0, 1, 2), first, 1e9) is None
-    assert Attendance().cohort_of(here(0, 1, 2, 3), first, 0.0) == here(0, 1, 2, 3)
+    assert Availability().cohort_of(here(0, 1, 2), first, 1e9) is None
+    assert Availability().cohort_of(here(0, 1, 2, 3), first, 0.0) == here(0, 1, 2, 3)
 
 
 def test_a_resumed_run_with_a_deadline_does_not_wait_for_ever():
     first = Quota.first(WITH_DEADLINE, resumed=True)
-    assert Attendance().cohort_of(here(0, 1), first, 29.0) is None
-    assert Attendance().cohort_of(here(0, 1), first, 30.0) == here(0, 1)
-    assert Attendance().cohort_of(here(), first, 1e9) is None
+    assert Availability().cohort_of(here(0, 1), first, 29.0) is None
+    assert Availability().cohort_of(here(0, 1), first, 30.0) == here(0, 1)
+    assert Availability().cohort_of(here(), first, 1e9) is None
     assert Quota.first(RunConfig(clients=4, deadline=0.5), resumed=True).patience_s == RETURN_S
     assert Quota.first(RunConfig(clients=4), resumed=True) == Quota(4, 4)
 
@@ -41,8 +41,8 @@ def test_a_resumed_run_with_a_deadline_does_not_wait_for_ever():
 @for_each("quorum, wanted", [(1.0, 10), (0.75, 8), (0.01, 1)])
 def test_without_a_deadline_a_round_needs_as_many_as_may_close_it(quorum, wanted):
     quota = Quota.later(RunConfig(clients=40, quorum=quorum), 10)
-    assert Attendance().cohort_of(here(*range(wanted - 1)), quota, 1e9) is None
-    assert Attendance().cohort_of(here(*range(wanted)), quota, 0.0) == here(*range(wanted))
+    assert Availability().cohort_of(here(*range(wanted - 1)), quota, 1e9) is None
+    assert Availability().cohort_of(here(*range(wanted)), quota, 0.0) == here(*range(wanted))
 
 
 @for_each(
@@ -61,60 +61,60 @@ def test_a_round_waits_without_limit_for_a_lost_client_if_every_round_needs_all(
 
 
 def test_a_client_whose_time_passed_is_neither_drawn_nor_waited_for_until_it_is_heard_of():
-    attendance = begun()
-    attendance.miss([2])
+    availability = begun()
+    availability.mark_silent([2])
     for _ in range(3):
-        assert attendance.cohort_of(here(0, 1, 2, 3), LATER, 0.0) == here(0, 1, 3)
-        attendance.miss([2])
-    attendance.hear(2)
-    assert attendance.cohort_of(here(0, 1, 2, 3), LATER, 0.0) == here(0, 1, 2, 3)
+        assert availability.cohort_of(here(0, 1, 2, 3), LATER, 0.0) == here(0, 1, 3)
+        availability.mark_silent([2])
+    availability.mark_responsive(2)
+    assert availability.cohort_of(here(0, 1, 2, 3), LATER, 0.0) == here(0, 1, 2, 3)
 
 
 def test_a_client_that_left_is_waited_for_once():
-    attendance = begun()
-    assert attendance.cohort_of(here(0, 1, 3), LATER, 29.0) is None
-    assert attendance.cohort_of(here(0, 1, 3), LATER, 30.0) == here(0, 1, 3)
-    assert attendance.cohort_of(here(0, 1, 3), LATER, 0.0) == here(0, 1, 3)
-    assert attendance.cohort_of(here(0, 1, 2, 3), LATER, 0.0) == here(0, 1, 2, 3)
-    assert attendance.cohort_of(here(0, 1, 3), LATER, 0.0) is None  # it came back, and left again
+    availability = begun()
+    assert availability.cohort_of(here(0, 1, 3), LATER, 29.0) is None
+    assert availability.cohort_of(here(0, 1, 3), LATER, 30.0) == here(0, 1, 3)
+    assert availability.cohort_of(here(0, 1, 3), LATER, 0.0) == here(0, 1, 3)
+    assert availability.cohort_of(here(0, 1, 2, 3), LATER, 0.0) == here(0, 1, 2, 3)
+    assert availability.cohort_of(here(0, 1, 3), LATER, 0.0) is None  # it came back, and left again
 
 
 def test_when_all_are_silent_they_are_asked_again_after_a_deadline_and_no_sooner():
-    attendance = begun()
-    attendance.miss(range(4))
-    assert attendance.cohort_of(here(0, 1, 2, 3), LATER, 29.0) is None
-    assert attendance.cohort_of(here(0, 1, 2, 3), LATER, 30.0) == here(0, 1, 2, 3)
-    assert attendance.cohort_of(here(), LATER, 1e9) is None
-    attendance.hear(1)
-    assert attendance.cohort_of(here(0, 1, 2, 3), LATER, 0.0) is None  # one client is no round
-    attendance.hear(3)
-    assert attendance.cohort_of(here(0, 1, 2, 3), LATER, 0.0) == here(1, 3)
+    availability = begun()
+    availability.mark_silent(range(4))
+    assert availability.cohort_of(here(0, 1, 2, 3), LATER, 29.0) is None
+    assert availability.cohort_of(here(0, 1, 2, 3), LATER, 30.0) == here(0, 1, 2, 3)
+    assert availability.cohort_of(here(), LATER, 1e9) is None
+    availability.mark_responsive(1)
+    assert availability.cohort_of(here(0, 1, 2, 3), LATER, 0.0) is None  # one client is no round
+    availability.mark_responsive(3)
+    assert availability.cohort_of(here(0, 1, 2, 3), LATER, 0.0) == here(1, 3)
 
 
 @for_each("quorum, fewest", [(1.0, 2), (0.6, 3), (0.1, 2)])
 def test_a_round_is_never_of_fewer_than_the_quorum_of_a_whole_cohort_nor_of_one(quorum, fewest):
     later = Quota.later(RunConfig(clients=4, participation=1.0, deadline=30.0, quorum=quorum), 4)
-    attendance = Attendance()
-    assert attendance.cohort_of(here(0, 1, 2, 3), later, 0.0) == here(0, 1, 2, 3)
-    attendance.miss(range(fewest - 1, 4))
-    assert attendance.cohort_of(here(0, 1, 2, 3), later, 29.0) is None
-    assert attendance.cohort_of(here(0, 1, 2, 3), later, 30.0) == here(0, 1, 2, 3)
-    assert attendance.cohort_of(here(*range(fewest - 1)), later, 1e9) is None
+    availability = Availability()
+    assert availability.cohort_of(here(0, 1, 2, 3), later, 0.0) == here(0, 1, 2, 3)
+    availability.mark_silent(range(fewest - 1, 4))
+    assert availability.cohort_of(here(0, 1, 2, 3), later, 29.0) is None
+    assert availability.cohort_of(here(0, 1, 2, 3), later, 30.0) == here(0, 1, 2, 3)
+    assert availability.cohort_of(here(*range(fewest - 1)), later, 1e9) is None
 
 
 def test_a_run_of_one_client_has_rounds_of_one():
-    assert Quota.later(RunConfig(clients=1, deadline=30.0), 1).least == 1
+    assert Quota.later(RunConfig(clients=1, deadline=30.0), 1).min_clients == 1
 
 
 def test_silent_clients_are_drawn_where_there_is_no_deadline_and_others_are_too_few():
-    attendance, quota = Attendance(), Quota(3, 3)
-    attendance.miss([0])
-    assert attendance.cohort_of(here(0, 1, 2), quota, 0.0) == here(0, 1, 2)
-    assert attendance.cohort_of(here(0, 1, 2, 3), quota, 0.0) == here(1, 2, 3)
+    availability, quota = Availability(), Quota(3, 3)
+    availability.mark_silent([0])
+    assert availability.cohort_of(here(0, 1, 2), quota, 0.0) == here(0, 1, 2)
+    assert availability.cohort_of(here(0, 1, 2, 3), quota, 0.0) == here(1, 2, 3)
 
 
 def test_a_strategy_that_has_no_use_for_fewer_waits_for_more():
     assert Quota(4, 1, 2.0).at_least(3) == Quota(4, 3, 2.0) and Quota(4, 4).at_least(1) == Quota(
         4, 4
     )
-    assert Attendance().cohort_of([1, 2], Quota(4, 1, 2.0).at_least(3), 99.0) is None
+    assert Availability().cohort_of([1, 2], Quota(4, 1, 2.0).at_least(3), 99.0) is None

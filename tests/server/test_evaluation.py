@@ -155,7 +155,7 @@ def test_other_buffers_are_exported_with_their_initial_values(tmp_path):
     data = Data(3 + torch.randn(50, 4), torch.arange(50) % 4)
     made, weights = evaluator(Unusual, data, data)
     made.evaluate(RunConfig.rounds, weights)
-    save_file(made.exported(weights), tmp_path / "model.safetensors")
+    save_file(made.export(weights), tmp_path / "model.safetensors")
     exported = load_file(tmp_path / "model.safetensors")
     assert exported.keys() == Unusual().state_dict().keys() - {"phases"}
     assert exported["passes"] == 0 and exported["frozen.running_mean"].tolist() == [7.0] * 4
@@ -188,7 +188,7 @@ def test_an_evaluate_fn_gets_the_statistics_that_are_exported():
     assert not made.warnings
     found = made.evaluate(1, weights).metrics["mean"]
     assert found == pytest.approx(data.inputs.mean(0).sum().item())
-    assert made.exported(weights)["0.running_mean"].sum().item() == found
+    assert made.export(weights)["0.running_mean"].sum().item() == found
 
 
 def test_initial_statistics_are_told_where_the_forward_pass_of_an_evaluate_fn_fails():
@@ -203,7 +203,7 @@ def test_initial_statistics_are_told_where_the_forward_pass_of_an_evaluate_fn_fa
     (warning,) = made.warnings
     assert "keep their initial values" in warning and "NotImplementedError" in warning
     assert made.evaluate(1, weights).loss == 1.0
-    assert not made.exported(weights)["norm.running_mean"].any()
+    assert not made.export(weights)["norm.running_mean"].any()
 
 
 def test_a_model_without_buffers_is_exported_as_its_trained_parameters():
@@ -212,14 +212,14 @@ def test_a_model_without_buffers_is_exported_as_its_trained_parameters():
 
     data = Data(torch.randn(20, 4), torch.arange(20) % 2)
     made, weights = evaluator(make, data, data)
-    assert made.exported(weights).keys() == {"1.weight", "1.bias"}
+    assert made.export(weights).keys() == {"1.weight", "1.bias"}
     assert not made.calibrates and not made.warnings
 
 
 def test_without_training_data_the_test_inputs_are_used_and_the_run_says_so():
     test = Data(3 + torch.randn(50, 4), torch.arange(50) % 2)
     made, weights = evaluator(lambda: nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 2)), None, test)
-    exported = made.exported(weights)
+    exported = made.export(weights)
     assert torch.allclose(exported["0.running_mean"], test.inputs.mean(0), atol=1e-5)
     assert made.warnings == [NO_TRAINING_DATA]
 

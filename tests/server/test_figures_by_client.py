@@ -97,7 +97,7 @@ def test_how_old_a_version_is_is_known_for_those_in_the_cache_after_a_restart():
 
 
 def test_only_so_many_versions_are_numbered(monkeypatch):
-    monkeypatch.setattr(made, "NUMBERED", 4)
+    monkeypatch.setattr(made, "MAX_NUMBERED_VERSIONS", 4)
     b = broadcasts("identity")
     advance(b, 20)
     assert len(b._numbers) == 4 and b.behind(b.version) == 0 and b.behind(b.first) is None
@@ -107,7 +107,7 @@ def test_what_comes_in_a_later_round_is_that_late():
     federation = virtual(wait=0.4)
     late = set()
     for round in range(1, 10):
-        began = dict(federation.loop.began)
+        began = dict(federation.loop.started_in)
         (outcome,) = run(federation, 1, round)
         expected = {client: round - began[client] for client in outcome.cohort if client in began}
         assert outcome.traffic.lateness == expected
@@ -124,4 +124,4 @@ def test_where_time_is_real_an_answer_that_waits_its_turn_keeps_its_seconds():
     for outcome in run(federation, 6):
         assert outcome.traffic.seconds.keys() == set(outcome.cohort)
         assert all(seconds >= 0 for seconds in outcome.traffic.seconds.values())
-    assert federation.loop._seconds.keys() <= federation.loop.began.keys()
+    assert federation.loop._seconds.keys() <= federation.loop.started_in.keys()

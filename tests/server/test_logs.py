@@ -138,8 +138,8 @@ def test_times_are_of_now(tmp_path):
 
 def test_what_a_client_says_comes_apart(tmp_path):
     with JsonLog(str(tmp_path / "log")) as log:
-        log.said(LogMessage("round 3: 5 bytes down", "answered", round=3, loss=math.nan))
-        log.said("plain")
+        log.write_message(LogMessage("round 3: 5 bytes down", "answered", round=3, loss=math.nan))
+        log.write_message("plain")
     first, second = lines(tmp_path / "log")
     assert (
         first | {"event": "answered", "sentence": "round 3: 5 bytes down", "round": 3, "loss": None}

@@ -12,7 +12,7 @@ from prometheus_client.registry import Collector
 
 from fedcomp.errors import ConfigError
 from fedcomp.server import metrics_port
-from fedcomp.server.metrics_port import READERS, MetricsPort
+from fedcomp.server.metrics_port import MAX_CONNECTIONS, MetricsPort
 
 
 class Reads(Collector):
@@ -89,7 +89,7 @@ def test_a_port_that_is_taken_is_one_sentence():
 
 def test_silent_readers_are_disconnected_and_delay_nobody(port, monkeypatch):
     monkeypatch.setattr(metrics_port.RequestHandler, "timeout", 0.2)
-    silent = [connect(port.server_port) for _ in range(READERS - 1)]
+    silent = [connect(port.server_port) for _ in range(MAX_CONNECTIONS - 1)]
     assert read(port)
     assert [until_closed(connection) for connection in silent] == [b""] * len(silent)
     for connection in silent:
@@ -97,13 +97,13 @@ def test_silent_readers_are_disconnected_and_delay_nobody(port, monkeypatch):
 
 
 def test_there_are_no_more_readers_than_places_and_places_come_back(port):
-    silent = [connect(port.server_port) for _ in range(READERS)]
-    wait_until(lambda: port._places._value == 0, 20)
+    silent = [connect(port.server_port) for _ in range(MAX_CONNECTIONS)]
+    wait_until(lambda: port._connections._value == 0, 20)
     with connect(port.server_port) as late:
         assert until_closed(late) == b""
     for connection in silent:
         connection.close()
-    wait_until(lambda: port._places._value == READERS, 20)
+    wait_until(lambda: port._connections._value == MAX_CONNECTIONS, 20)
     assert read(port)
 
 
@@ -117,7 +117,7 @@ def test_metrics_that_cannot_be_read_are_an_error_and_the_next_request_is_answer
 def test_it_closes_at_once_though_a_reader_hangs():
     with opened() as other:
         hanging = connect(other.server_port)
-        wait_until(lambda: other._places._value == READERS - 1, 20)
+        wait_until(lambda: other._connections._value == MAX_CONNECTIONS - 1, 20)
     with pytest.raises(OSError):
         connect(other.server_port)
     hanging.close()

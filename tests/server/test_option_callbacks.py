@@ -134,10 +134,10 @@ def test_a_log_on_a_full_disk_is_a_warning_and_the_run_goes_on(tmp_path):
     ]
 
 
-def test_without_options_there_is_nobody_else():
+def test_without_options_no_callback_is_added():
     callback = Callback()
     with with_option_callbacks(RunConfig(), callback) as alone:
-        assert alone.first is callback and not alone.beside and not alone.metrics
+        assert alone.first is callback and not alone.others and not alone.metrics
 
 
 def test_a_run_that_fails_says_so_in_its_log(tmp_path):

@@ -5,13 +5,13 @@ import pytest
 from fedcomp import RunConfig
 from fedcomp.errors import ConfigError
 from fedcomp.layout import Layout
-from fedcomp.server.results import bandwidths_of, strategy_of
+from fedcomp.server.results import bandwidths_of, make_strategy
 from fedcomp.strategies import resolved
 
 
 def bandwidths(**options):
     config = resolved(RunConfig(clients=4, participation=0.5, uplink="stc", **options))
-    return bandwidths_of(strategy_of(config, Layout.flat(100)), config)
+    return bandwidths_of(make_strategy(config, Layout.flat(100)), config)
 
 
 def test_bandwidths_are_assigned_to_clients_in_turn():

@@ -127,10 +127,10 @@ def test_every_memory_is_the_same_to_the_bit_wherever_it_was(tmp_path, name):
     for round, cohort in enumerate(cohorts):
         for client in cohort:  # each in a piece of its own
             for store in (here, away):
-                store.bring([client])
+                store.ensure_loaded([client])
             assert worked(here, client, round) == worked(away, client, round)
             for store in (here, away):
-                store.touch([client])
+                store.mark_changed([client])
         assert len(away.states) <= 4
         if round % 3 == 0:
             away.checkpoint.save(*away.take_changes())
@@ -157,11 +157,11 @@ def test_without_room_only_those_at_work_are_in_memory_and_nothing_is_written_tw
     store = bounded(tmp_path)
     for round in range(3):
         for piece in ([0, 1], [2, 3], [4, 5]):
-            store.bring(piece)
+            store.ensure_loaded(piece)
             assert list(store.states) == piece
             for client in piece:
                 worked(store, client, round)
-            store.touch(piece)
+            store.mark_changed(piece)
         store.checkpoint.save(*store.take_changes())
     vectors = 3 * (6 + 3)  # six clients, three of whom have a momentum
     assert sum(written) == vectors
@@ -172,16 +172,16 @@ def test_a_first_round_of_everybody_and_one_after_a_restart_keep_to_the_budget(t
     home = Placement(FILE, 10 * (4 * 2 * NUMEL + 4096), None, 4 * 2 * NUMEL)
     store = bounded(tmp_path, home)
     for first in range(0, 40, 2):
-        store.bring([first, first + 1])
+        store.ensure_loaded([first, first + 1])
         for client in (first, first + 1):
             worked(store, client, 0)
-        store.touch([first, first + 1])
+        store.mark_changed([first, first + 1])
         assert len(store.states) <= 10
     store.checkpoint.save(*store.take_changes())
     again = ClientStore(store.make_memory, "v0", home)
     again.checkpoint = store.checkpoint
     for client in range(40):
-        again.bring([client])
+        again.ensure_loaded([client])
         assert len(again.states) <= 10
     assert again.at(39).ticket == "39000"
     store.checkpoint.close()
@@ -190,15 +190,15 @@ def test_a_first_round_of_everybody_and_one_after_a_restart_keep_to_the_budget(t
 def test_a_client_whose_file_is_damaged_cannot_be_read(tmp_path, monkeypatch):
     monkeypatch.setattr(checkpoint, "SMALL", 100)
     store = bounded(tmp_path, Placement(FILE, 1e9))
-    store.bring([7])
+    store.ensure_loaded([7])
     worked(store, 7, 0)
-    store.touch([7])
+    store.mark_changed([7])
     store.checkpoint.save(*store.take_changes())
     store.clear()
     for path in (tmp_path / FILES).iterdir():
         os.truncate(path, 20)
     with pytest.raises(CheckpointError, match="damaged"):
-        store.bring([7])
+        store.ensure_loaded([7])
     store.checkpoint.close()
 
 

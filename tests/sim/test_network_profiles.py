@@ -61,13 +61,13 @@ def profiles(clients: int = 4, **changes) -> Profiles:
     ],
 )
 def test_times_that_are_read(text, seconds):
-    assert spec.duration(text) == pytest.approx(seconds, rel=1e-15)
+    assert spec.parse_duration(text) == pytest.approx(seconds, rel=1e-15)
 
 
 @for_each("text", ["", "s", "-1s", "1x", "ms", "1e400", "1_0s", "nan"])
 def test_what_is_no_time(text):
     with pytest.raises(ValueError):
-        spec.duration(text)
+        spec.parse_duration(text)
 
 
 def test_a_spec_says_what_it_says():

@@ -29,7 +29,7 @@ from small_runs import (
 
 from fedcomp import RunConfig, UserError
 from fedcomp.callbacks import Callback, RoundRecord
-from fedcomp.config import options_of_run, read_run
+from fedcomp.config import inherited_options, read_run
 from fedcomp.errors import CheckpointError
 from fedcomp.server import checkpoint
 from fedcomp.sim import simulate
@@ -135,7 +135,7 @@ def test_a_process_killed_again_and_again_ends_the_same(tmp_path):
     folder = tmp_path / "killed"
 
     def go_on() -> RunConfig:
-        return RunConfig(**options_of_run(folder), out=str(folder), resume=True)
+        return RunConfig(**inherited_options(folder), out=str(folder), resume=True)
 
     kills = 0
     for after in (20, 60, 110):

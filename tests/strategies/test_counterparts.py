@@ -24,7 +24,7 @@ from fedcomp.errors import ConfigError
 from fedcomp.memories import Memory
 from fedcomp.memories.laq import NUMBER, THRESHOLD
 from fedcomp.messages import FAILED, UPDATE, Assignment, Report, failure, ticket
-from fedcomp.sim.timing import pace
+from fedcomp.sim.timing import random_work_s
 from fedcomp.strategies import Asynchronous, Average, StrategyConfig
 
 CLIENTS = 6
@@ -533,7 +533,7 @@ def test_the_server_needs_a_memory_that_keeps_nothing_elsewhere(name):
 def test_memories_and_counterparts_agree_in_asynchronous_rounds(kind, name, uplink):
     impatient = partial(Asynchronous, options=Asynchronous.Options(wait=0.0, staleness=4))
     federation = made(kind, name, uplink, strategy=impatient)
-    federation.loop.pace = pace(3)
+    federation.loop.work_s = random_work_s(3)
     federation.faults = {
         (client, round): lose
         for client in range(6)
@@ -542,7 +542,7 @@ def test_memories_and_counterparts_agree_in_asynchronous_rounds(kind, name, upli
     }
     for round in range(1, 12):
         federation.run(round, round)
-        resting = federation.loop.tickets.keys() - federation.loop.began.keys()
+        resting = federation.loop.tickets.keys() - federation.loop.started_in.keys()
         assert all(
             same_bits(federation.settled(c), federation.strategy.counterpart.row(c))
             for c in resting

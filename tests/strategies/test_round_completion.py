@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from fedcomp import RunConfig
 from fedcomp.errors import ConfigError
 from fedcomp.layout import Layout
-from fedcomp.server.results import strategy_of
+from fedcomp.server.results import make_strategy
 from fedcomp.server.transport import Clock, Delivery
 from fedcomp.sim import simulate
 from fedcomp.strategies import Average, StrategyConfig, resolved
@@ -179,7 +179,7 @@ def test_a_strategy_that_waits_for_nobody_has_no_quorum():
     with pytest.raises(
         ConfigError, match="leave --quorum out, or give --strategy asynchronous:wait=0.5"
     ):
-        strategy_of(config, layout)
+        make_strategy(config, layout)
     late = resolved(RunConfig(deadline=7.0, quorum=0.5))
-    assert strategy_of(late, layout).config.timeout_s == 7.0
-    assert strategy_of(resolved(RunConfig()), layout).config.timeout_s is None
+    assert make_strategy(late, layout).config.timeout_s == 7.0
+    assert make_strategy(resolved(RunConfig()), layout).config.timeout_s is None

@@ -18,7 +18,7 @@ from fedcomp.errors import ConfigError, ProtocolError
 from fedcomp.layout import Layout
 from fedcomp.messages import ClientRoundConfig
 from fedcomp.sim import simulate
-from fedcomp.spec import duration
+from fedcomp.spec import parse_duration
 from fedcomp.strategies import StrategyConfig
 from fedcomp.strategies.schedule import Schedule
 from fedcomp.training.local_sgd import LocalSGD
@@ -167,7 +167,7 @@ def test_a_time_that_is_too_short_says_what_is_enough(bandwidth):
     with pytest.raises(ConfigError, match="too short for client 1, which") as caught:
         lasting(1e-9).for_clients(1, [0, 1], {0: 2 * bandwidth, 1: bandwidth})
     said = str(caught.value).partition("at least ")[2]
-    assert lasting(duration(said)).for_clients(1, [0, 1], {0: 2 * bandwidth, 1: bandwidth})
+    assert lasting(parse_duration(said)).for_clients(1, [0, 1], {0: 2 * bandwidth, 1: bandwidth})
 
 
 @for_each("multiple", [0.0, -1.0, float("nan"), float("inf")])

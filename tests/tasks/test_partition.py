@@ -194,7 +194,7 @@ def test_natural_groups_stay_whole():
 @for_each("spec", RULES)
 def test_a_rule_written_out_reads_the_same(spec):
     made = rule(spec if spec in ("iid", "natural") else f"{spec}:2")
-    assert rule(specs.show(spec, made)) == made
+    assert rule(specs.format_spec(spec, made)) == made
 
 
 FLOATS = Data(torch.zeros(30, 1), torch.zeros(30))

@@ -22,13 +22,13 @@ from ...config import (
     ALTERNATIVES_FILE,
     RUN_FILE,
     RunConfig,
-    Usual,
-    at_home,
-    claim_folder,
+    StrategyDefault,
+    allows_alternatives,
+    create_unique_folder,
     default_folder,
+    expand_home,
     flag,
-    may_span,
-    options_of_run,
+    inherited_options,
     read_toml,
 )
 from ...errors import RunFolderError, UserError
@@ -39,7 +39,11 @@ from .progress import DONE, AlternativeProgress
 COMPARISON, SUMMARY = "comparison.json", "summary.json"
 TARGET, BASELINE = "target_accuracy", "baseline"
 # Options whose defaults depend on the strategy.
-USUAL = {name for name, f in RunConfig.__dataclass_fields__.items() if isinstance(f.default, Usual)}
+USUAL = {
+    name
+    for name, f in RunConfig.__dataclass_fields__.items()
+    if isinstance(f.default, StrategyDefault)
+}
 OF_THIS_COMMAND = {"out", "resume", "plain"}  # stored in no alternatives.toml
 
 
@@ -48,7 +52,7 @@ class ComparisonFolder:
 
     def __init__(self, values: Mapping[str, Any]):
         task = Path(values.get("task", RunConfig.task).partition(":")[0]).stem
-        self.path = at_home(values.get("out") or default_folder(task), "--out")
+        self.path = expand_home(values.get("out") or default_folder(task), "--out")
         self._unnamed = not values.get("out")
         self.values = {
             name: value
@@ -80,7 +84,7 @@ class ComparisonFolder:
     def _compare(self, stored: Mapping[str, Any]) -> None:
         for name, f in RunConfig.__dataclass_fields__.items():
             mine, theirs = (values.get(name, f.default) for values in (self.values, stored))
-            if mine != theirs and (may_span(f) or not f.metadata["local"]):
+            if mine != theirs and (allows_alternatives(f) or not f.metadata["local"]):
                 raise RunFolderError(
                     f"the alternatives in {self.path} have {flag(name)} {_shown(theirs)}, these {_shown(mine)}; give the "
                     "same, or another --out"
@@ -93,7 +97,7 @@ class ComparisonFolder:
         """
         try:
             if self._unnamed:
-                self.path, self._unnamed = claim_folder(self.path), False
+                self.path, self._unnamed = create_unique_folder(self.path), False
             self.path.mkdir(parents=True, exist_ok=True)
             lock = os.open(self.path, os.O_RDONLY)
             self._ends.callback(os.close, lock)
@@ -125,7 +129,7 @@ class ComparisonFolder:
         folder = self.of(alternative)
         kept = {name: value for name, value in alternative.values.items() if value is not None}
         begun = not self._unnamed and (folder / RUN_FILE).is_file()
-        stored = options_of_run(folder) if begun else {}
+        stored = inherited_options(folder) if begun else {}
         chosen = {name: value for name, value in stored.items() if name in USUAL}
         out = None if self._unnamed else str(folder)
         return chosen | kept | {"out": out, "resume": begun}
@@ -159,11 +163,11 @@ class ComparisonFolder:
 
     def read_progress(self, alternative: Alternative, progress: AlternativeProgress) -> None:
         """Add the rounds of an alternative that an earlier command finished. Raises RunFolderError."""
-        from ...server.run_folder import METRICS, records_in
+        from ...server.run_folder import METRICS, read_records
 
         folder, progress.state = self.of(alternative), DONE
         try:
-            records = records_in(folder / METRICS)
+            records = read_records(folder / METRICS)
         except RunFolderError:
             records = []
         if not records:

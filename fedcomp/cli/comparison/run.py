@@ -165,7 +165,7 @@ def _asked(text: str) -> int:
     if text == "auto":
         return 0
     try:
-        return spec.count(text)
+        return spec.parse_count(text)
     except (ValueError, KeyError, ZeroDivisionError, OverflowError):
         raise ConfigError(
             f"--side-by-side is '{text}'; give a number of processes such as 2, or auto"

@@ -95,10 +95,10 @@ class ProgressSender(Callback):
         self.tell, self.out = tell, ""
 
     def on_run_start(self, header: Header) -> None:
-        from ...server.run_folder import METRICS, records_in
+        from ...server.run_folder import METRICS, read_records
 
         self.out = header.out
-        self.tell(earlier=[_figures(record) for record in records_in(Path(self.out) / METRICS)])
+        self.tell(earlier=[_figures(record) for record in read_records(Path(self.out) / METRICS)])
 
     def on_round_end(self, record: RoundRecord) -> None:
         self.tell(round=_figures(record))

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import typer
 
-from ...config import KEYS, at_home
+from ...config import KEYS, expand_home
 from ...errors import KeysError, UserError
 from ...formatting import one_line
 from ..flags import Json
@@ -47,10 +47,10 @@ def doctor(
 ) -> None:
     """Check this machine and everything that the options name, and print fixes. The exit status is 2 if a check fails."""
     if client:
-        client = at_home(client, "--client")
+        client = expand_home(client, "--client")
     elif not keys:
         client = _default_enrolment()
-    keys, data = keys and at_home(keys, "--keys"), data and at_home(data, "--data")
+    keys, data = keys and expand_home(keys, "--keys"), data and expand_home(data, "--data")
     done = []
     for check in _checks(server, client, keys, data, port):
         done.append(check)

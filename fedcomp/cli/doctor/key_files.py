@@ -32,7 +32,7 @@ def enrolment_file(path: Path, enrolment: "Enrolment", keys: str | Path) -> Iter
 def keys_folder(folder: Path, enrolment: "Enrolment | None") -> Iterator[Check]:
     """Check the CA, the server's certificate, the registry and its enrolment files, and whether the registry accepts `enrolment`."""
     from ...keys import key_folder as keys
-    from ...keys.certificates import hosts_of, one_certificate, read_certificate
+    from ...keys.certificates import hosts_of, parse_certificate, read_certificate
     from ...keys.enrolment import utc_now
 
     try:
@@ -66,7 +66,7 @@ def keys_folder(folder: Path, enrolment: "Enrolment | None") -> Iterator[Check]:
         here = registry.id_of_hash(enrolment.key_hash)
         if not why and here != enrolment.id:
             why = f"the registry has its key for client {here}, but its file says {enrolment.id}; copy {keys.CLIENTS}/{here}.toml anew"
-        if not why and one_certificate(enrolment.ca) != ca:
+        if not why and parse_certificate(enrolment.ca) != ca:
             why = f"client {enrolment.id} is let in and trusts another CA; copy {keys.CLIENTS}/{here}.toml anew"
         yield (
             refused("enrolled", why) if why else ok("enrolled", f"client {enrolment.id} is let in")
@@ -123,18 +123,18 @@ def private(path: Path, what: str) -> Check:
 
 def validity(what: str, certificate: "x509.Certificate", remedy: str, before: str = "") -> Check:
     """Check that a certificate is valid now. One that has not begun shows that this machine's clock is behind."""
-    from ...keys.enrolment import iso, utc_now
+    from ...keys.enrolment import format_time, utc_now
 
     now = utc_now()
     begins, ends = certificate.not_valid_before_utc, certificate.not_valid_after_utc
-    clock = f"and it is {iso(now)} by this machine's clock"
+    clock = f"and it is {format_time(now)} by this machine's clock"
     if now < begins:
         fix = "set the clock by NTP: timedatectl set-ntp true"
-        return failed(what, f"{before}begins on {iso(begins)}, {clock}", fix)
+        return failed(what, f"{before}begins on {format_time(begins)}, {clock}", fix)
     if now >= ends:
         fix = f"correct the clock if it is wrong, else {remedy}"
-        return failed(what, f"{before}ended on {iso(ends)}, {clock}", fix)
-    found = f"{before}good until {iso(ends)}, {days_left(ends, now)} days"
+        return failed(what, f"{before}ended on {format_time(ends)}, {clock}", fix)
+    found = f"{before}good until {format_time(ends)}, {days_left(ends, now)} days"
     return ok(what, found, f"renew it soon, {remedy}" if ends - now < SOON else "")
 
 

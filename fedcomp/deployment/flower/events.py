@@ -10,9 +10,16 @@ from dataclasses import asdict, is_dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
-from ...callbacks import Callback, ForwardingCallback, Header, PortFigures, Rejections, Summary
+from ...callbacks import (
+    Callback,
+    ForwardingCallback,
+    Header,
+    PortFigures,
+    RejectionSummary,
+    Summary,
+)
 from ...errors import FedcompError, UserError
-from ...server.run_folder import record_of, spreads_of
+from ...server.run_folder import client_metrics_of, parse_record
 
 ENDED, FAILED = "ended", "failed"  # the last event, which is not a callback call
 HOOKS = [name for name in vars(Callback) if not name.startswith("_")]
@@ -94,13 +101,13 @@ def _header(values: dict[str, Any]) -> Header:
 
 
 def _summary(values: dict[str, Any]) -> Summary:
-    rejections = tuple(Rejections(**rejection) for rejection in values["rejections"])
+    rejections = tuple(RejectionSummary(**rejection) for rejection in values["rejections"])
     lists = {"warnings": tuple(values["warnings"]), "rejections": rejections}
-    return Summary(**values | lists | {"client_metrics": spreads_of(values)})
+    return Summary(**values | lists | {"client_metrics": client_metrics_of(values)})
 
 
 READERS: dict[str, Callable[[dict[str, Any]], Any]] = {
     "on_run_start": _header,
-    "on_round_end": record_of,
+    "on_round_end": parse_record,
     "on_run_end": _summary,
 }

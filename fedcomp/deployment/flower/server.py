@@ -15,7 +15,7 @@ from typing import Any
 import tomli_w
 
 from ...callbacks import Callback, Summary
-from ...config import RunConfig, Usual
+from ...config import RunConfig, StrategyDefault
 from ...errors import ConfigError, FedcompError
 from ...keys.connection import join_address
 from ...keys.key_folder import CA_CRT, REGISTRY, serving_files
@@ -96,7 +96,7 @@ def _settings(config: RunConfig, door: Door, enrolled: list[Any] | None) -> dict
     options = {
         name: value
         for name, value in vars(shown).items()
-        if value is not None and not isinstance(value, Usual)
+        if value is not None and not isinstance(value, StrategyDefault)
     }
     keys = str(door.keys) if door.keys else None
     place = {"host": door.host, "port": door.port, "keys": keys, "cwd": str(Path.cwd())}

@@ -10,7 +10,7 @@ from flwr.serverapp import Grid, ServerApp
 
 from ...config import RunConfig
 from ...errors import FedcompError
-from ...keys.enrolment import pem, public_key
+from ...keys.enrolment import parse_public_key, public_key_pem
 from ...transports.flower.joining import JoiningTransport
 from ..start import Deployment, Door
 from .events import ENDED, EventWriter
@@ -29,7 +29,8 @@ def main(grid: Grid, context: Context) -> None:
     keys = Path(settings["keys"]) if settings["keys"] else None
     door = Door(settings["port"], settings["host"], keys)
     enrolled = settings["enrolled"] and {
-        node: (client, pem(public_key(key))) for node, client, key in settings["enrolled"]
+        node: (client, public_key_pem(parse_public_key(key)))
+        for node, client, key in settings["enrolled"]
     }
     with (folder / EVENTS).open("a", encoding="utf-8") as file:
         events = EventWriter(file)

@@ -2,13 +2,15 @@
 
 from ... import spec
 from ...errors import SpecError
-from ...registry import Registry, subclass_of
+from ...plugins import PluginRegistry, subclass_of
 from .base import Attack, Scene, Sender
 from .byzantine import ByzantineClients
 
 __all__ = ["Attack", "ByzantineClients", "Scene", "Sender", "attacks", "available_attacks"]
 
-_ATTACKS: Registry[type[Attack]] = Registry(__name__, "fedcomp.attacks", subclass_of(Attack))
+_ATTACKS: PluginRegistry[type[Attack]] = PluginRegistry(
+    __name__, "fedcomp.attacks", subclass_of(Attack)
+)
 
 
 def available_attacks() -> dict[str, type[Attack]]:
@@ -18,7 +20,7 @@ def available_attacks() -> dict[str, type[Attack]]:
 
 def attacks(text: str) -> list[Attack]:
     """Return the attacks of a spec string such as `inverted:2` or `alie:3,z=1.5+mimic:clients=7`. Raises SpecError."""
-    with spec.reading(text, "--attack"):
+    with spec.error_context(text, "--attack"):
         parsed = spec.parse(text)
         if parsed.scope:
             raise SpecError(f"an attack has no scope; leave @{parsed.scope} out")

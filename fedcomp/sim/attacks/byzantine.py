@@ -104,7 +104,7 @@ class ByzantineClients(ClientHook):
                 attackers = self._attackers(sorted(cohort))
                 self._rounds[round] = AttackedRound(frozenset(cohort), attackers)
 
-    def silence(self, assignment: Assignment) -> str:
+    def no_answer_reason(self, assignment: Assignment) -> str:
         attack = self.attack_of(assignment)
         return attack.silent(self.generator(assignment)) if attack else ""
 

@@ -7,7 +7,7 @@ from flwr.app import Message
 from flwr.serverapp import Grid
 
 from ...errors import ProtocolError
-from ...messages import Assignment, Report, Values
+from ...messages import Assignment, Report, WireMessage
 from ...server.transport import Clock, Delivery, Lost, Transport
 from .records import M, from_records, to_records
 
@@ -67,7 +67,7 @@ class GridTransport(Transport):
     def close(self) -> None:
         self._open.clear()
 
-    def _message(self, message: Values, kind: str, node: int, group: str = "0") -> Message:
+    def _message(self, message: WireMessage, kind: str, node: int, group: str = "0") -> Message:
         return self.grid.create_message(to_records(message), kind, node, group)
 
 

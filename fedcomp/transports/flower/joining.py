@@ -7,7 +7,7 @@ from time import monotonic, sleep
 from flwr.serverapp import Grid
 
 from ...errors import ProtocolError
-from ...keys.enrolment import pem
+from ...keys.enrolment import public_key_pem
 from ...keys.keyring import verifier
 from ...messages import Farewell, Invitation, Presence
 from ...server.transport import Delivery
@@ -129,7 +129,7 @@ class JoiningTransport(GridTransport):
             raise ProtocolError(f"it cannot be client {client} of a run of {self.size}")
         self._joined = {n: c for n, c in self._joined.items() if c != client} | {node: client}
         if presence.key:
-            self._public_keys[client] = pem(verifier(presence.key))
+            self._public_keys[client] = public_key_pem(verifier(presence.key))
         self.on_joined(client, presence)
 
     def _hear_late(self) -> None:

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from ...errors import ProtocolError
 from ...layout import Layout
-from ...messages import Values
+from ...messages import WireMessage
 from .records import MESSAGE, from_records, to_records
 
 NUMPY = "numpy.ndarray"  # Flower's own form of an array
@@ -28,7 +28,7 @@ BUFFERS = "*running_mean", "*running_var", "*num_batches_tracked"  # of batch no
 
 
 @dataclass
-class Parcel(Values):
+class Parcel(WireMessage):
     """An Assignment or a Report that replaces a record of arrays, with those of its arrays that are sent whole."""
 
     message: bytes
@@ -38,7 +38,7 @@ class Parcel(Values):
 
     @classmethod
     def of(
-        cls, message: Values, record: str = "", whole: Mapping[str, Array] | None = None
+        cls, message: WireMessage, record: str = "", whole: Mapping[str, Array] | None = None
     ) -> Self:
         arrays = (whole or {}).items()
         heads = json.dumps([[name, a.dtype, list(a.shape), a.stype] for name, a in arrays])

@@ -9,16 +9,16 @@ from typing import TypeVar
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
 from ...errors import ProtocolError
-from ...messages import Values
+from ...messages import WireMessage
 
 MESSAGE, METRICS = "fedcomp", "metrics"  # names of records
 LARGEST_VALUE = 1 << 20  # bytes in a ConfigRecord
 STYPE = "fedcomp.v1"
 
-M = TypeVar("M", bound=Values)
+M = TypeVar("M", bound=WireMessage)
 
 
-def to_records(message: Values, metrics: dict[str, int | float] | None = None) -> RecordDict:
+def to_records(message: WireMessage, metrics: dict[str, int | float] | None = None) -> RecordDict:
     """Return a message as Flower records. `metrics` are added as a MetricRecord, which Flower's own strategies read."""
     data = message.pack()
     if len(data) <= LARGEST_VALUE:

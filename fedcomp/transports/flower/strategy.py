@@ -21,9 +21,9 @@ from ...clients.session import ClientSession
 from ...errors import ConfigError
 from ...layout import Layout
 from ...messages import Assignment
-from ...server.asynchronous_loop import loop_of
+from ...server.asynchronous_loop import make_loop
 from ...server.broadcasts import Broadcasts
-from ...server.client_metrics import summarized
+from ...server.client_metrics import summarize_client_metrics
 from ...server.round_loop import RoundLoop, RoundResult
 from ...strategies import StrategyConfig, strategy
 from .grid_transport import GridTransport, Roster, by_node
@@ -82,7 +82,7 @@ class FlowerStrategy(Strategy):
         layout, weights = vector_of(initial_arrays)
         made = strategy(self.spec, config, layout)
         transport = GridTransport(grid, self.roster)
-        self.loop = loop_of(made, Broadcasts.of(made, weights), transport)
+        self.loop = make_loop(made, Broadcasts.of(made, weights), transport)
         return self.loop
 
     def arrays(self) -> ArrayRecord:
@@ -140,6 +140,8 @@ def _metrics(outcome: RoundResult) -> MetricRecord:
     }
     if outcome.train_loss is not None:
         values["train-loss"] = outcome.train_loss
-    spreads, _ = summarized(outcome.round, outcome.accepted, lambda sentence, kind: None)
+    spreads, _ = summarize_client_metrics(
+        outcome.round, outcome.accepted, lambda sentence, kind: None
+    )
     values |= {f"client-{name}": spread.mean for name, spread in spreads.items()}
     return MetricRecord(values)

@@ -17,8 +17,8 @@ import grpc
 from ... import __version__
 from ...errors import ConfigError, ProtocolError
 from ...keys.connection import join_address
-from ...messages import LARGEST_METRICS, Assignment, Farewell, Presence, Report
-from ...server.transport import CUT_OFF, Lost
+from ...messages import MAX_METRICS_BYTES, Assignment, Farewell, Presence, Report
+from ...server.transport import NOT_RECONNECTED, Lost
 from . import relay_wire, wire
 from .credentials import PeerKey, peer_key, point_key
 from .options import server_options
@@ -51,9 +51,9 @@ SPARE_CONNECTIONS = 4096  # besides one for each client, for half-open connectio
 SPARE_FILES = 256  # descriptors that the process needs besides connections
 
 EXPELLED = "its key is no longer accepted"
-HEAD_BYTES = 4096 + LARGEST_METRICS  # largest report without its frame
+HEAD_BYTES = 4096 + MAX_METRICS_BYTES  # largest report without its frame
 REPORT_BYTES = (
-    1024 + LARGEST_METRICS
+    1024 + MAX_METRICS_BYTES
 )  # the same for each client of a relay in a message with several reports
 RELAY_GRACE_S = (
     15.0  # at least, for the clients of a lost relay, which may have to be started again
@@ -581,7 +581,7 @@ class Port:
     def _start_grace(self, client: int, open: Open, grace_s: float) -> None:
         if open.timer is None and math.isfinite(grace_s):
             open.timer = asyncio.get_running_loop().call_later(
-                grace_s, lambda: self.answer(client, Lost(CUT_OFF, self._stage(client)))
+                grace_s, lambda: self.answer(client, Lost(NOT_RECONNECTED, self._stage(client)))
             )
 
     def _stage(self, client: int) -> str:

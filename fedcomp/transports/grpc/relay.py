@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from ...codecs import codec
 from ...errors import UnreachableError, UserError
-from ...keys.enrolment import public_key
+from ...keys.enrolment import parse_public_key
 from ...keys.keyring import point_of
 from ...layout import Layout
 from ...messages import Assignment, Farewell, Report
@@ -223,7 +223,7 @@ class Relay:
         match event:
             case Joined(client, presence, public_key_pem):
                 if public_key_pem is not None:
-                    presence = replace(presence, key=point_of(public_key(public_key_pem)))
+                    presence = replace(presence, key=point_of(parse_public_key(public_key_pem)))
                 number = self.connections[client] = next(self.numbers)
                 self._queue(relay_wire.encode_rows(Kind.JOINED, [(number, presence)]))
                 self.served = True

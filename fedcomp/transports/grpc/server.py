@@ -8,7 +8,7 @@ from dataclasses import replace
 from time import monotonic, sleep
 from typing import Any, TypeVar
 
-from ...keys.enrolment import pem
+from ...keys.enrolment import public_key_pem
 from ...keys.keyring import verifier
 from ...messages import UPDATE, Assignment, Farewell, Presence, Report
 from ...server.transport import Clock, Delivery, Lost
@@ -96,7 +96,7 @@ class GrpcTransport:
     def send(self, assignments: Sequence[Assignment]) -> None:
         opens = []
         clock = self.clock
-        due_s = None if clock.limit_s is None else clock.begun_s + RELAY_SHARE * clock.limit_s
+        due_s = None if clock.limit_s is None else clock.started_s + RELAY_SHARE * clock.limit_s
         self._drop_deliveries({assignment.client for assignment in assignments})
         for assignment in assignments:
             self._sequence += 1
@@ -207,7 +207,7 @@ class GrpcTransport:
                 if public_key is not None:
                     self._public_keys[client] = public_key
                 elif presence.key:
-                    self._public_keys[client] = pem(verifier(presence.key))
+                    self._public_keys[client] = public_key_pem(verifier(presence.key))
                 self.on_joined(client, presence)
             case Left(client):
                 self._here.discard(client)

@@ -16,7 +16,7 @@ from fedcomp.transports.flower import Compressed
 app = ServerApp()
 
 
-def strategy_of(config: dict) -> Strategy:
+def make_strategy(config: dict) -> Strategy:
     nodes = int(config["min-nodes"])
     strategy = FedAvg(
         fraction_evaluate=float(config["fraction-evaluate"]),
@@ -55,7 +55,7 @@ def main(grid: Grid, context: Context) -> None:
             time.sleep(0.1)
         return metrics
 
-    strategy_of(config).start(
+    make_strategy(config).start(
         grid,
         ArrayRecord(model().state_dict()),
         num_rounds=int(config["num-server-rounds"]),

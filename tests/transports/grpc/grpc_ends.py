@@ -74,22 +74,28 @@ class Authority:
         self.now = datetime.now(UTC)
         self.ends = self.now + timedelta(days=30)
         self.key = ec.generate_private_key(ec.SECP384R1())
-        self.ca = certificates.pem(certificates.authority(self.key, self.now, self.ends))
+        self.ca = certificates.certificate_pem(
+            certificates.ca_certificate(self.key, self.now, self.ends)
+        )
 
     def server(self) -> Credentials:
         key = ec.generate_private_key(ec.SECP384R1())
-        made = certificates.of_server(
-            key.public_key(), certificates.hosts([]), self.key, self.now, self.ends
+        made = certificates.server_certificate(
+            key.public_key(), certificates.certificate_hosts([]), self.key, self.now, self.ends
         )
-        return Credentials(certificates.pem(made), certificates.key_pem(key), self.ca)
+        return Credentials(
+            certificates.certificate_pem(made), certificates.private_key_pem(key), self.ca
+        )
 
     def relay(self) -> Credentials:
         key = ec.generate_private_key(ec.SECP384R1())
-        hosts = certificates.hosts([])
-        made = certificates.of_server(
+        hosts = certificates.certificate_hosts([])
+        made = certificates.server_certificate(
             key.public_key(), hosts, self.key, self.now, self.ends, relay=True
         )
-        return Credentials(certificates.pem(made), certificates.key_pem(key), self.ca)
+        return Credentials(
+            certificates.certificate_pem(made), certificates.private_key_pem(key), self.ca
+        )
 
     def client(self, ca: bytes | None = None) -> Credentials:
         key = ec.generate_private_key(ec.SECP384R1())
@@ -107,7 +113,9 @@ class Authority:
             .not_valid_after(self.ends)
             .sign(self.key, hashes.SHA384())
         )
-        return Credentials(certificates.pem(made), certificates.key_pem(key), ca or self.ca)
+        return Credentials(
+            certificates.certificate_pem(made), certificates.private_key_pem(key), ca or self.ca
+        )
 
 
 class Enrolled:

@@ -192,7 +192,7 @@ def test_a_client_that_ends_at_a_write_learns_why(loop):
     ended.set()
     with pytest.raises(UnreachableError) as caught:
         end.result(20)
-    assert caught.value.cause in UnreachableError.passing
+    assert caught.value.cause in UnreachableError.transient
 
 
 def test_a_server_that_is_not_there(loop):
@@ -200,7 +200,7 @@ def test_a_server_that_is_not_there(loop):
         port = trial.getsockname()[1]
     with pytest.raises(UnreachableError, match="cannot be reached") as caught:
         loop.run(attend(GrpcConnection(f"localhost:{port}", largest=LARGEST, client=0), 0))
-    assert caught.value.cause in UnreachableError.passing
+    assert caught.value.cause in UnreachableError.transient
 
 
 def test_a_server_that_ends(loop):
@@ -209,7 +209,7 @@ def test_a_server_that_ends(loop):
         server.wait_for_clients(0)
     with pytest.raises(UnreachableError) as caught:
         end.result(20)
-    assert caught.value.cause in UnreachableError.passing
+    assert caught.value.cause in UnreachableError.transient
 
 
 @pytest.mark.slow

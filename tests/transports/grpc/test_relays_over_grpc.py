@@ -30,7 +30,7 @@ from line import Line
 
 from fedcomp import Layout, codec
 from fedcomp.errors import UnreachableError, UserError
-from fedcomp.keys.enrolment import key_hash, public_key
+from fedcomp.keys.enrolment import key_hash, parse_public_key
 from fedcomp.keys.keyring import point_of
 from fedcomp.messages import FAILED, Assignment, Farewell, Invitation, Presence, Report
 from fedcomp.server.exchange import Exchange, Traffic
@@ -114,7 +114,7 @@ def test_clients_behind_a_relay_are_identified_by_their_keys(loop, enrolled, ser
         server.transport.send(sent)
         assert answers(server, 3) == reports(*sent)
         for client in range(3):
-            key = public_key(server.transport.public_key(client))
+            key = parse_public_key(server.transport.public_key(client))
             assert enrolled.id_of_hash(key_hash(key)) == client
 
 
@@ -124,7 +124,7 @@ def test_without_tls_a_relay_forwards_the_key_of_the_presence(loop, enrolled):
     async def join() -> None:
         async with connect(relay, 0) as connection:
             async for message in connection.messages():
-                point = point_of(public_key(pem))
+                point = point_of(parse_public_key(pem))
                 await connection.send(Presence(message.run, 0, message.version, "", point))
 
     with serving(1, relay_terms=terms(1)) as server:
@@ -435,7 +435,7 @@ def test_when_the_server_ends_its_relay_and_the_relays_clients_end(loop):
     for one in (relay.end, end):
         with pytest.raises(UnreachableError) as caught:
             one.result(20)
-        assert caught.value.cause in UnreachableError.passing
+        assert caught.value.cause in UnreachableError.transient
 
 
 @pytest.mark.parametrize("to_server", [True, False], ids=["to the server", "to a relay"])
@@ -643,7 +643,7 @@ def test_a_report_on_an_assignment_that_a_relay_does_not_have_is_ignored(loop):
 
 
 def test_the_server_checks_the_keys_of_a_relays_clients(loop, enrolled, server_credentials):
-    points = [point_of(public_key(peer_key(c.certificate).pem)) for c in enrolled.credentials]
+    points = [point_of(parse_public_key(peer_key(c.certificate).pem)) for c in enrolled.credentials]
     told = []
 
     async def let_in(connection, messages):

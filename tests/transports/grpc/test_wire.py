@@ -16,7 +16,7 @@ from fedcomp.messages import (
     Invitation,
     Presence,
     Report,
-    Values,
+    WireMessage,
     next_version,
     ticket,
 )
@@ -39,7 +39,7 @@ OF_TYPE = {
 }
 
 
-def values(cls: type[Values]) -> st.SearchStrategy:
+def values(cls: type[WireMessage]) -> st.SearchStrategy:
     return st.builds(cls, *(OF_TYPE[field.type] for field in fields(cls)))
 
 
@@ -51,14 +51,14 @@ def read(pieces: list[bytes]) -> tuple[wire.Kind, wire.Reader]:
     return wholes[-1]
 
 
-def sent_as(kind: wire.Kind, message: Values, *invitation: Invitation) -> Values:
+def sent_as(kind: wire.Kind, message: WireMessage, *invitation: Invitation) -> WireMessage:
     """Send a message through its parts. Return the message that arrives."""
     got, reader = read(wire.encode(kind, message, *invitation))
     assert got is kind
     return wire.decode(kind, reader, *invitation)
 
 
-def same(one: Values, other: Values) -> bool:
+def same(one: WireMessage, other: WireMessage) -> bool:
     """Return whether two messages have equal fields of equal types, 0.0 and -0.0 told apart."""
     return type(one) is type(other) and repr(one) == repr(other)
 
@@ -132,7 +132,7 @@ def everything(data: bytes) -> None:
             typed(wire.decode_report(reader, assignment(1)))
 
 
-def typed(message: Values) -> None:
+def typed(message: WireMessage) -> None:
     """Assert that fields have exactly the types that messages.py gives them."""
     for field in fields(message):
         value = getattr(message, field.name)

@@ -1,7 +1,7 @@
-"""Plugins: what a spec string may name, built into fedcomp or provided by another installed package.
+"""Plugins by name: the codecs, memories, strategies, tasks and attacks of fedcomp and of other installed packages.
 
 A built-in plugin is a class, or a function, with a `name` of its own in a module of one package, such as `fedcomp/codecs/stc.py`.
-Other packages provide theirs as entry points, here a codec named `mine`:
+Other packages provide plugins as entry points, such as a codec named `mine`:
 
     [project.entry-points."fedcomp.codecs"]
     mine = "my_package.my_module:MyCodec"
@@ -23,21 +23,22 @@ from .errors import SpecError
 T = TypeVar("T")
 
 
-class Registry(Mapping[str, T], Generic[T]):
-    """Plugins of one kind by name, sorted; looking one up imports it, iterating over the names imports no entry point.
+class PluginRegistry(Mapping[str, T], Generic[T]):
+    """The plugins of one kind by name, sorted. Looking up a plugin imports it; iterating over the names imports no entry point.
 
-    `package` holds the built-in ones, and `group` is the group of the entry points. `belongs` tells a plugin from other classes and
-    functions; `admit`, if given, is called with the name and the plugin before its first use, and raises SpecError for one that is refused.
+    `package`: the package of the built-in plugins. `group`: the group of the entry points. `accepts(value)` returns whether a class or
+    function is a plugin of this kind. `validate(name, plugin)` is called before the first use of a plugin, and raises SpecError
+    to refuse it.
     """
 
     def __init__(
         self,
         package: str,
         group: str,
-        belongs: Callable[[Any], bool],
-        admit: Callable[[str, T], None] = lambda name, plugin: None,
+        accepts: Callable[[Any], bool],
+        validate: Callable[[str, T], None] = lambda name, plugin: None,
     ):
-        self.package, self.group, self.belongs, self.admit = package, group, belongs, admit
+        self.package, self.group, self.accepts, self.validate = package, group, accepts, validate
         self._loaded: dict[str, T] = {}  # from entry points
 
     def __getitem__(self, name: str) -> T:
@@ -84,15 +85,15 @@ class Registry(Mapping[str, T], Generic[T]):
                 if not isinstance(value, type | FunctionType) or value.__module__ != info.name:
                     continue
                 name = vars(value).get("name")
-                if isinstance(name, str) and self.belongs(value):
+                if isinstance(name, str) and self.accepts(value):
                     if name in found:
                         raise AssertionError(f"{found[name]} and {value} are both named '{name}'")
-                    self.admit(name, value)
+                    self.validate(name, value)
                     found[name] = value
         return found
 
     def _provided(self) -> dict[str, list[EntryPoint]]:
-        """The entry points of each name that is not built in."""
+        """Return the entry points of each name that is not built in."""
         found: dict[str, list[EntryPoint]] = {}
         for entry in entry_points(group=self.group):
             if entry.name not in self._builtin:
@@ -100,22 +101,22 @@ class Registry(Mapping[str, T], Generic[T]):
         return found
 
     def _load(self, name: str, entries: list[EntryPoint]) -> T:
-        whose = " and ".join(sorted({_provider(entry) for entry in entries}))
+        providers = " and ".join(sorted({_provider(entry) for entry in entries}))
         if len({entry.value for entry in entries}) > 1:
             raise SpecError(
-                f"'{name}' of {self.group} is provided by {whose}; uninstall one of them"
+                f"'{name}' of {self.group} is provided by {providers}; uninstall one of them"
             )
         try:
             plugin = entries[0].load()
         except Exception as error:
             raise SpecError(
-                f"'{name}' of {self.group} cannot be imported ({type(error).__name__}: {error}); repair or uninstall {whose}"
+                f"'{name}' of {self.group} cannot be imported ({type(error).__name__}: {error}); repair or uninstall {providers}"
             ) from error
-        if not self.belongs(plugin):
+        if not self.accepts(plugin):
             raise SpecError(
-                f"'{name}' of {self.group} is {plugin!r}, which is of another kind; repair or uninstall {whose}"
+                f"'{name}' of {self.group} is {plugin!r}, which is not a plugin of this kind; repair or uninstall {providers}"
             )
-        self.admit(name, plugin)
+        self.validate(name, plugin)
         return plugin
 
 
@@ -124,5 +125,5 @@ def _provider(entry: EntryPoint) -> str:
 
 
 def subclass_of(base: type) -> Callable[[Any], bool]:
-    """Return a function that tells whether a value is a class that extends `base`."""
+    """Return a function that checks whether a value is a subclass of `base`."""
     return lambda value: isinstance(value, type) and issubclass(value, base)
