@@ -19,6 +19,17 @@ def add_all(updates: "Sequence[Update]", weights: Sequence[float], into: Tensor)
     (classes.pop() if len(classes) == 1 else Update)._add_each(updates, weights, into)
 
 
+def join(numel: int, parts: "Sequence[tuple[slice, Update]]") -> "Update":
+    """Return the update of parts whose spans cover a vector [numel] in order: one sparse or dense update if all are."""
+    kinds = {type(part) for _, part in parts}
+    if kinds == {Dense}:
+        return Dense(np.concatenate([part.values for _, part in parts]))
+    if kinds == {Sparse}:
+        positions = np.concatenate([part.positions + span.start for span, part in parts])
+        return Sparse(numel, positions, np.concatenate([part.values for _, part in parts]))
+    return Sections(numel, tuple(parts))
+
+
 class Update(ABC):
     """A vector [numel] in the form in which it arrived."""
 
