@@ -4,6 +4,7 @@
     product = part { "+" part }
     part    = name [ ":" option { "," option } ]
     option  = key "=" value | value          a bare value belongs to the first option of the name
+    scope   = "model" | "layer" | "chunk=" number
 
 `stc`, `stc:density=1/400`, `topk:density=1%,values=fp16@layer`, `dirichlet:0.1`, `topk:density=1%+qsgd:levels=4`.
 """
@@ -55,7 +56,9 @@ def parse(text: str) -> Spec:
     """Split a spec string into names, raw options and scope. Raises SpecError on an empty name or option."""
     body, at, scope = text.strip().partition("@")
     if at and not scope:
-        raise SpecError(f"'{text}' ends in '@' without a scope; write @model or @layer")
+        raise SpecError(
+            f"'{text}' ends in '@' without a scope; write @model, @layer or @chunk=4096"
+        )
     return Spec(tuple(_part(text, piece) for piece in body.split("+")), scope)
 
 

@@ -13,10 +13,11 @@ import torch
 from torch import Tensor
 
 from fedcomp import Layout, available_codecs, codec
-from fedcomp.codecs import Codec, LayerWise
+from fedcomp.codecs import Chunked, Codec, LayerWise
 
 DENSITIES = ("1", "1/10", "1/400")
 MANY = 12  # variants
+MOST = 255 * 2.0**120  # the largest bfloat16
 PRODUCTS = [
     "topk:density=1/10+fp16",
     "randomk:density=1/10,scaled=true+natural",
@@ -32,6 +33,7 @@ def variants(name: str) -> list[str]:
     tried = {
         f.name: DENSITIES if f.name == "density" else typing.get_args(hints[f.name])
         for f in dataclasses.fields(cls)
+        if f.name != "norm"
     }
     tried |= {option: ("false", "true") for option in tried if hints[option] is bool}
     tried |= (
@@ -58,9 +60,16 @@ def variants(name: str) -> list[str]:
 
 WHOLE = [text for name in available_codecs() for text in variants(name)] + PRODUCTS
 LAYERED = [f"{name}@layer" for name in (*available_codecs(), PRODUCTS[0])]
-SPECS = WHOLE + LAYERED
+CHUNKED = [f"{name}@chunk=16" for name in (*available_codecs(), *PRODUCTS)]
+CHUNKED += [
+    "topk:density=1/4,values=2bit@chunk=16",
+    "qsgd:norm=max@chunk=16",
+    "randomk:by=magnitude@chunk=7",
+]
+SPECS = WHOLE + LAYERED + CHUNKED
 # One of each codec, for properties that do not depend on its options.
 ONE_EACH = [*available_codecs(), *PRODUCTS, "stc@layer", "drive@layer", "powersgd@layer"]
+ONE_EACH += ["stc@chunk=16", "topk:density=1/4,values=2bit@chunk=16", "identity@chunk=16"]
 
 
 @cache
@@ -104,6 +113,9 @@ def expected(c: Codec, x: Tensor, layout: Layout) -> np.ndarray:
     v = x.to(torch.float32).numpy()
     if isinstance(c, LayerWise):
         return np.concatenate([ORACLES[c.name](c.inner, v[e.span]) for e in layout])
+    if isinstance(c, Chunked):
+        parts = (v[at : at + c.size] for at in range(0, v.size, c.size))
+        return np.concatenate([v[:0], *(ORACLES[c.name](c.inner, part) for part in parts)])
     return ORACLES[c.name](c, v)
 
 
@@ -122,12 +134,21 @@ def bf16(c: Codec, v: np.ndarray) -> np.ndarray:
     """Eight significant bits, ties to even; fewer far below the largest; in float64, where nothing else is rounded."""
     exponents = np.frexp(v.astype(np.float64))[1]
     units = 2.0 ** (np.maximum(exponents, exponents.max(initial=-148) - 253) - 8)
-    return (np.round(v / units) * units).clip(-255 * 2.0**120, 255 * 2.0**120).astype(np.float32)
+    return (np.round(v / units) * units).clip(-MOST, MOST).astype(np.float32)
 
 
 def topk(c: Codec, v: np.ndarray) -> np.ndarray:
     at = largest(abs(v), count(c, v.size))
-    return spread(v, at, half(c, v[at]) if c.values == "fp16" else v[at])
+    return spread(v, at, {"fp32": identity, "fp16": half, "2bit": four_means}[c.values](c, v[at]))
+
+
+def four_means(c: Codec, v: np.ndarray) -> np.ndarray:
+    """The mean of those in the same of four bins, 1.5 standard deviations wide, the third around the mean; to eight significant bits."""
+    centered = v.astype(np.float64) - mean(v)
+    deviation = math.sqrt(mean(centered * centered) * v.size / max(v.size - 1, 1))
+    places = (np.rint(centered / (1.5 * deviation or 1)) + 2).clip(0, 3)
+    means = np.array([mean(v[places == place]) for place in places], np.float32)
+    return torch.from_numpy(means).bfloat16().float().clamp(-MOST, MOST).numpy()
 
 
 def stc(c: Codec, v: np.ndarray) -> np.ndarray:
@@ -205,6 +226,11 @@ ORACLES = {
     "efsign": efsign,
     "s2": s2,
 }
+
+
+def alike(spec: str, other: str) -> bool:
+    """Whether one codec reads the frames of the other."""
+    return codec(spec).name == codec(other).name and codec(spec).chunk == codec(other).chunk
 
 
 def same_bits(a: Tensor | np.ndarray, b: Tensor | np.ndarray) -> bool:

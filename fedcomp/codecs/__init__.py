@@ -4,6 +4,7 @@ from .. import spec
 from ..errors import SpecError
 from ..plugins import PluginRegistry, subclass_of
 from .base import Codec, Context, at_density, longest_frame, spans
+from .chunked import Chunked
 from .frame import NAMES
 from .layerwise import LayerWise
 from .product import Product
@@ -11,6 +12,7 @@ from .s2 import S2, Selected
 from .update import Update, add_all
 
 __all__ = [
+    "Chunked",
     "Codec",
     "Context",
     "LayerWise",
@@ -63,6 +65,13 @@ def _built(text: str) -> Codec:
     built = halves[0]
     if len(halves) == 2:
         built = Selected(*halves) if isinstance(halves[1], S2) else Product(*halves)
-    if parsed.scope not in ("", "model", "layer"):
-        raise SpecError(f"'{text}' has the scope '{parsed.scope}'; write @model or @layer")
-    return LayerWise(built) if parsed.scope == "layer" else built
+    scope, equals, size = parsed.scope.partition("=")
+    if scope == "chunk":
+        if not size:
+            raise SpecError("@chunk has no size; write @chunk=4096")
+        return Chunked(built, spec.convert(size, int, "@chunk"))
+    if equals or scope not in ("", "model", "layer"):
+        raise SpecError(
+            f"'{text}' has the scope '{parsed.scope}'; write @model, @layer or @chunk=4096"
+        )
+    return LayerWise(built) if scope == "layer" else built

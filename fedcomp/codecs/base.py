@@ -9,6 +9,7 @@ from abc import ABC
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
+from itertools import islice, pairwise
 from typing import ClassVar, TypeVar
 
 import numpy as np
@@ -23,7 +24,7 @@ from ..layout import Entry, Layout
 from . import frame
 from .checks import checked, nonfinite
 from .frame import EMPTY, Section
-from .update import Dense, Sections, Update
+from .update import Dense, Sections, Update, join
 
 T = TypeVar("T")
 
@@ -58,6 +59,7 @@ class Context:
 
 NO_CONTEXT = Context()
 SEEDS = 2**64  # seeds are taken modulo this
+PIECE = 1 << 18  # elements of chunks that are worked on together
 
 
 @dataclass(frozen=True)
@@ -68,6 +70,7 @@ class Codec(ABC):
     id: ClassVar[int]
     source: ClassVar[str] = "–"  # author and year, for tables
     scope: ClassVar[int] = frame.MODEL
+    chunk: ClassVar[int] = 0  # N of @chunk=N
     linear: ClassVar[bool] = False  # frames of one seed can be merged
     seeded: ClassVar[bool] = False  # decoding needs the seed, which then stands in the frame
     shares_seed: ClassVar[bool] = False  # all frames of a round have one seed, so that they add
@@ -81,7 +84,7 @@ class Codec(ABC):
 
     @property
     def unscoped(self) -> "Codec":
-        """The codec without `@layer`."""
+        """The codec without `@layer` or `@chunk`."""
         return self
 
     # Facts, for vectors of numel elements.
@@ -139,6 +142,38 @@ class Codec(ABC):
     def _merge_sections(self, sections: Sequence[Section]) -> Section:
         """Return the section of the sum. The sections of a linear codec count every coordinate."""
         raise self._not_linear()
+
+    def _encode_chunks(self, x: Tensor, size: int, seed: int, context: Context) -> bytes:
+        """Return the body of all chunks of `size` coordinates of a finite vector [n]. Overridden where a joint body is shorter."""
+
+        def work(first: int, rows: Tensor) -> bytes:
+            told = replace(context, layout=Layout.flat(rows.shape[1]), section=first)
+            sections = self._encode_rows(rows, chunk_seeds(seed, first, len(rows)), told)
+            return b"".join(part for section in sections for part in frame.with_length(section))
+
+        # An announced scale is that of one section.
+        return b"".join(starmap(work, stacks(x, size, size if context.announced else PIECE)))
+
+    def _decode_chunks(self, data: memoryview, numel: int, size: int, seed: int) -> Update:
+        """Return the update in the body of all chunks of `size` coordinates of a vector [numel]. Raises FrameError."""
+        parts: list[tuple[slice, Update]] = []
+        for start in range(0, numel, step := max(size, PIECE // size * size)):
+            edges = [*range(start, min(start + step, numel), size), min(start + step, numel)]
+            rows: dict[int, list[Section]] = {}  # by size: that of the last chunk may differ
+            for begin, end in pairwise(edges):
+                section, data = frame.take_section(data, end - begin, f"the chunk at {begin}")
+                rows.setdefault(end - begin, []).append(section)
+            seeds = iter(chunk_seeds(seed, start // size, len(edges) - 1))
+            opened = [
+                or_raise(update)
+                for length, sections in rows.items()
+                for update in self._decode_rows(
+                    sections, Layout.flat(length), list(islice(seeds, len(sections)))
+                )
+            ]
+            parts += zip((slice(*edge) for edge in pairwise(edges)), opened, strict=True)
+        expect(not len(data), f"{len(data)} bytes follow the last chunk")
+        return join(numel, parts)
 
     # Called by others.
 
@@ -200,7 +235,7 @@ class Codec(ABC):
         columns: dict[int, tuple[Entry, list[tuple[int, Section, int]]]] = {}  # by tensor
         for i, data in enumerate(frames):
             try:
-                seed, sections = frame.unseal(data, self.id, numel, layout, self.seeded)
+                seed, sections = self.unseal(data, numel, layout)
             except FrameError as error:
                 opened[i] = error
                 continue
@@ -259,7 +294,7 @@ class Codec(ABC):
             f"a frame for a vector of {claimed} was given for one of {expected}",
         )
         numel, layout = claimed, layout or sizes
-        opened = [frame.unseal(data, self.id, numel, layout, self.seeded) for data in frames]
+        opened = [self.unseal(data, numel, layout) for data in frames]
         scopes, seeds = {data[frame.SCOPE] for data in frames}, {seed for seed, _ in opened}
         expect(
             len(scopes) == len(seeds) == 1, "frames of different scopes or seeds cannot be merged"
@@ -271,6 +306,12 @@ class Codec(ABC):
         return frame.seal(
             self.id, scopes.pop(), numel, merged, seeds.pop() if self.seeded else None
         )
+
+    def unseal(
+        self, data: bytes, numel: int, layout: Layout | None = None
+    ) -> tuple[int, list[tuple[Entry, Section]]]:
+        """Return `frame.unseal` of a frame of this codec."""
+        return frame.unseal(data, self.id, numel, layout, self.seeded, self.chunk)
 
     def _frames(
         self,
@@ -320,8 +361,27 @@ def at_density(codec: Codec, density: float) -> Codec:
 
 
 def spans(codec: Codec, layout: Layout) -> list[slice]:
-    """Return the spans of a vector that are encoded one by one: its tensors under `@layer`, else all of it."""
-    return [e.span for e in layout] if codec.scope == frame.LAYER else [slice(0, layout.numel)]
+    """Return the spans of a vector that are encoded one by one: its tensors under `@layer`, its chunks under `@chunk`, else all of it."""
+    if codec.scope == frame.LAYER:
+        return [e.span for e in layout]
+    starts = range(0, layout.numel, codec.chunk or layout.numel or 1)
+    return [slice(at, min(at + starts.step, layout.numel)) for at in starts] or [slice(0, 0)]
+
+
+def chunk_seeds(seed: int, first: int, count: int) -> list[int]:
+    """Return the seeds of `count` chunks from number `first` on."""
+    return [(seed + i) % SEEDS for i in range(first, first + count)]
+
+
+def stacks(x: Tensor, size: int, most: int = PIECE) -> list[tuple[int, Tensor]]:
+    """Return the chunks of x [n] as stacks [m, size] of about `most` elements, each with the number of its first chunk.
+
+    The last chunk may be shorter, and is then a stack by itself.
+    """
+    step, count = max(1, most // size), x.numel() // size
+    whole, rest = x[: count * size].reshape(count, size), x[count * size :]
+    cut = [(at, whole[at : at + step]) for at in range(0, count, step)]
+    return [*cut, (count, rest[None])] if rest.numel() else cut
 
 
 def longest_frame(codec: Codec, layout: Layout) -> int | None:

@@ -4,7 +4,7 @@
     0       2      magic "fc"
     2       1      version of the format, 1
     3       1      number of the codec
-    4       1      scope: 0 = one section for the whole vector, 1 = one section per tensor of the layout
+    4       1      scope: 0 = one section for the whole vector, 1 = one section per tensor of the layout, 2 = chunks of N coordinates
     5       4      CRC-32, little-endian, of bytes 0..4, the receiver's numel (8 bytes, little-endian) and everything after the checksum
     9       0 or 2 of a product, the numbers of its halves
     …       0 or 8 seed, little-endian, of codecs that need it to decode
@@ -12,8 +12,9 @@
 
     section, scope 0:  count, body
     section, scope 1:  length of what follows in the section, count, body
+    sections, scope 2: N, body of all chunks (codecs/chunked.py)
 
-`count` and `length` are LEB128: seven bits a byte, the lowest first, in the shortest form. `count` is the number of coordinates that
+`count`, `length` and `N` are LEB128: seven bits a byte, the lowest first, in the shortest form. `count` is the number of coordinates that
 the section holds; the body belongs to the codec. The vector's size is not sent: it is the receiver's, and stands under the
 checksum. With the count of one section a header is 10 to 24 bytes as a rule; a tensor's section costs 2 to 8 more. The checksum is
 against accidents; it is no signature.
@@ -30,7 +31,7 @@ from ..errors import FrameError
 from ..layout import Entry, Layout
 
 MAGIC, VERSION = b"fc", 1
-MODEL, LAYER = 0, 1
+MODEL, LAYER, CHUNK = 0, 1, 2
 HEAD, CRC, SEED = struct.Struct("<2sBBB"), struct.Struct("<I"), struct.Struct("<Q")
 FACTOR = struct.Struct("<f")  # of a decay frame
 SCOPE, SECTIONS = 4, HEAD.size + CRC.size  # offsets
@@ -83,14 +84,19 @@ def seal(
     codec: int, scope: int, numel: int, sections: Sequence[Section], seed: int | None = None
 ) -> bytes:
     """A whole frame for a vector [numel]; with the seed, mod 2⁶⁴, if one is given."""
-    parts = [_halves(codec)] if seed is None else [_halves(codec), SEED.pack(seed % 2**64)]
-    for count, body in sections:
-        head = varint(count)
-        if scope == LAYER:
-            parts.append(varint(len(head) + len(body)))
-        parts += [head, body]
+    parts: list[bytes | memoryview] = [_halves(codec)]
+    if seed is not None:
+        parts.append(SEED.pack(seed % 2**64))
+    for section in sections:
+        parts += with_length(section) if scope == LAYER else [varint(section.count), section.body]
     head = HEAD.pack(MAGIC, VERSION, codec, scope)
     return b"".join([head, CRC.pack(_checksum(head, numel, parts)), *parts])
+
+
+def with_length(section: Section) -> list[bytes | memoryview]:
+    """Return the parts of a section that others follow: its length, its count and its body."""
+    head = varint(section.count)
+    return [varint(len(head) + len(section.body)), head, section.body]
 
 
 def header_bytes(codec: int, seeded: bool) -> int:
@@ -99,12 +105,17 @@ def header_bytes(codec: int, seeded: bool) -> int:
 
 
 def unseal(
-    data: bytes, codec: int, numel: int, layout: Layout | None = None, seeded: bool = False
+    data: bytes,
+    codec: int,
+    numel: int,
+    layout: Layout | None = None,
+    seeded: bool = False,
+    chunk: int = 0,
 ) -> tuple[int, list[tuple[Entry, Section]]]:
     """The seed in a frame, 0 if it is not `seeded`, and its sections, each with the tensor of the vector [numel] that it is for.
 
-    With scope 0 the one tensor is WHOLE. Raises FrameError unless `data` is one whole frame of `codec` for `numel`
-    elements whose sections fit `layout`.
+    With scope 0 the one tensor is WHOLE. Of a codec @chunk=N, `chunk`, the one section is (N, body of all chunks). Raises FrameError unless
+    `data` is one whole frame of `codec` for `numel` elements whose sections fit `layout`.
     """
     view = memoryview(data)
     if len(view) < SECTIONS:
@@ -135,6 +146,8 @@ def unseal(
     if len(view) < start:
         raise FrameError("a frame is cut short in its seed")
     seed = SEED.unpack_from(view, start - SEED.size)[0] if seeded else 0
+    if scope == CHUNK or chunk:
+        return seed, [(WHOLE, _chunks(view[start:], scope, numel, chunk))]
     if scope == MODEL:
         return seed, [(WHOLE, read_section(view[start:], numel))]
     if scope != LAYER:
@@ -147,14 +160,32 @@ def unseal(
 def _sections(rest: memoryview, layout: Layout) -> list[tuple[Entry, Section]]:
     sections = []
     for entry in layout:
-        length, start = read_varint(rest)
-        if length > len(rest) - start:
-            raise FrameError(f"the section of '{entry.name}' is cut short")
-        sections.append((entry, read_section(rest[start : start + length], entry.numel)))
-        rest = rest[start + length :]
+        section, rest = take_section(rest, entry.numel, f"the section of '{entry.name}'")
+        sections.append((entry, section))
     if len(rest):
         raise FrameError(f"{len(rest)} bytes follow the last section")
     return sections
+
+
+def _chunks(rest: memoryview, scope: int, numel: int, chunk: int) -> Section:
+    if scope != CHUNK or not chunk:
+        raise FrameError(
+            f"a frame of scope {scope} was given to a codec {f'@chunk={chunk}' if chunk else 'without @chunk'}"
+        )
+    size, start = read_varint(rest)
+    if size != chunk:
+        raise FrameError(f"a frame in chunks of {size} was given to a codec @chunk={chunk}")
+    if not numel and start < len(rest):
+        raise FrameError(f"{len(rest) - start} bytes follow the chunks of an empty vector")
+    return Section(size, rest[start:])
+
+
+def take_section(rest: memoryview, numel: int, name: str) -> tuple[Section, memoryview]:
+    """Return a section with its length in front, for a vector [numel], and the bytes after it. Raises FrameError."""
+    length, start = read_varint(rest)
+    if length > len(rest) - start:
+        raise FrameError(f"{name} is cut short")
+    return read_section(rest[start : start + length], numel), rest[start + length :]
 
 
 def read_section(data: memoryview, numel: int) -> Section:
@@ -192,6 +223,8 @@ def claimed_size(data: bytes, seeded: bool = False) -> tuple[int, Layout]:
     if len(view) < SECTIONS:
         raise FrameError(f"{len(view)} bytes are too short for a frame")
     rest, counts = view[SECTIONS + (SEED.size if seeded else 0) :], []
+    if view[SCOPE] == CHUNK:
+        rest = rest[read_varint(rest)[1] :]
     if view[SCOPE] == MODEL:
         counts.append(read_varint(rest)[0])
     while len(rest) and view[SCOPE] != MODEL:

@@ -1,4 +1,4 @@
-"""A codec applied tensor by tensor: `stc:density=1%@layer`."""
+"""A codec applied to parts of the vector: tensor by tensor, `stc:density=1%@layer`."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -16,31 +16,36 @@ from .update import Update
 
 
 @dataclass(frozen=True)
-class LayerWise(Codec):
-    """A codec applied tensor by tensor. Its frames have a section per tensor of the layout."""
+class Scoped(Codec):
+    """A codec applied to parts of the vector. Its facts are those of the codec."""
 
     inner: Codec
-    scope: ClassVar[int] = frame.LAYER
+    facts: ClassVar[tuple[str, ...]] = tuple(
+        "name id source linear portable seeded shares_seed".split()
+    )
 
     def __post_init__(self) -> None:
-        for fact in (
-            "name",
-            "id",
-            "source",
-            "linear",
-            "portable",
-            "seeded",
-            "shares_seed",
-            "whole",
-        ):
+        for fact in self.facts:
             object.__setattr__(self, fact, getattr(self.inner, fact))
-
-    def __str__(self) -> str:
-        return f"{self.inner}@layer"
 
     @property
     def unscoped(self) -> Codec:
         return self.inner
+
+    @property
+    def density(self) -> float:
+        return self.inner.density
+
+
+@dataclass(frozen=True)
+class LayerWise(Scoped):
+    """A codec applied tensor by tensor. Its frames have a section per tensor of the layout."""
+
+    scope: ClassVar[int] = frame.LAYER
+    facts: ClassVar[tuple[str, ...]] = (*Scoped.facts, "whole")
+
+    def __str__(self) -> str:
+        return f"{self.inner}@layer"
 
     def contraction(self, numel: int) -> float | None:
         whole = self.inner.contraction(numel)
@@ -51,10 +56,6 @@ class LayerWise(Codec):
         whole = self.inner.variance(numel)
         # 1 + ω doubles for the same reason.
         return 1 + 2 * whole if whole and hasattr(self.inner, "density") else whole
-
-    @property
-    def density(self) -> float:
-        return self.inner.density
 
     def longest_section(self, numel: int) -> int | None:
         return self.inner.longest_section(numel)

@@ -8,12 +8,13 @@ E C(x) = x and E‖x − C(x)‖² ≤ ω‖x‖² with ω = min(n/s², √n/s) 
 with δ = 1/(1 + ω).
 
 Unlike the paper, u is sent in the place of the norm, so that a frame is read without s: a float32 that is at most ‖x‖₂/s, and such that
-no level is above the largest float32. The wire is that of codecs/levels.py.
+no level is above the largest float32. The wire is that of codecs/levels.py. With @chunk, the buckets of the paper, a frame has the units
+of all chunks, float32, and then one section of the levels of all, whose unit is 1.
 """
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import numpy as np
 from torch import Tensor
@@ -21,12 +22,15 @@ from torch import Tensor
 from .. import kernels
 from ..errors import SpecError
 from ..kernels import rounding
+from ..kernels.parallel import starmap
 from ..layout import Layout
 from . import levels as wire
-from .base import Codec, Context
+from .base import Codec, Context, chunk_seeds, expect, stacks
 from .frame import Section
+from .selection import take
 from .update import Update
 
+UNIT = np.dtype("<f4")
 MOST = 1000  # levels that may be asked for
 
 
@@ -36,6 +40,7 @@ class QSGD(Codec):
 
     levels: int = 16  # s, between 0 and the norm; more = longer frames, less noise
     damped: bool = False  # divide what is sent by 1 + ω, as error feedback needs it
+    norm: Literal["l2", "max"] = "l2"  # max: u = max|x|/s, less noise for the same levels
     name: ClassVar[str] = "qsgd"
     id: ClassVar[int] = 12
     source: ClassVar[str] = "Alistarh et al. 2017"
@@ -60,16 +65,38 @@ class QSGD(Codec):
         return wire.longest_multiples(numel, 2 * self.levels + 2)
 
     def _encode_row(self, x: Tensor, seed: int, context: Context) -> Section:
-        norm = kernels.norm2(x)
+        return wire.pack_multiples(*self._rounded(x, seed))
+
+    def _rounded(self, x: Tensor, seed: int) -> tuple[np.ndarray, float]:
+        """Return the levels of a vector [n], int8 or int16, and the unit that is sent, 0 of zeros."""
+        norm = kernels.norm2(x) if self.norm == "l2" else rounding.largest(x)
         if norm == 0:
-            return wire.pack_multiples(np.zeros(x.numel(), np.int8), 0.0)
+            return np.zeros(x.numel(), np.int8), 0.0
         unit = _unit(norm, self.levels)
         rounded = rounding.to_multiples(x, unit, min(norm, wire.LARGEST // unit * unit), seed)
-        sent = wire.below(unit / (1 + self.omega(x.numel()))) if self.damped else unit
-        return wire.pack_multiples(rounded, sent)
+        return rounded, wire.below(unit / (1 + self.omega(x.numel()))) if self.damped else unit
 
     def _decode_row(self, section: Section, layout: Layout, seed: int) -> Update:
         return wire.open_multiples(section)
+
+    def _encode_chunks(self, x: Tensor, size: int, seed: int, context: Context) -> bytes:
+        def work(first: int, rows: Tensor) -> list[tuple[np.ndarray, float]]:
+            return list(map(self._rounded, rows, chunk_seeds(seed, first, len(rows))))
+
+        made = [one for each in starmap(work, stacks(x, size)) for one in each]
+        levels, units = zip(*made, strict=True)
+        body = wire.pack_multiples(np.concatenate(levels), 1.0).body
+        return np.array(units, UNIT).tobytes() + body
+
+    def _decode_chunks(self, data: memoryview, numel: int, size: int, seed: int) -> Update:
+        head, rest = take(data, UNIT.itemsize * -(-numel // size))
+        units = np.frombuffer(head, UNIT)
+        update = wire.open_multiples(Section(numel, rest))
+        with np.errstate(over="ignore", invalid="ignore"):
+            for at, unit in zip(range(0, numel, size), units, strict=True):
+                update.values[at : at + size] *= unit
+        expect(kernels.all_finite(update.values), "a level is beyond float32")
+        return update
 
 
 def _unit(norm: float, s: int) -> float:

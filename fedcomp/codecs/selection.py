@@ -6,6 +6,13 @@
 
 Positions that were drawn from the seed are not sent. Their section counts every coordinate, so that frames of one seed add; it has form 63,
 which no other section that counts them all has, then how many are sent (LEB128), then the values.
+
+Under @chunk, unless positions are drawn, all chunks have one body, so that the positions are one code:
+
+    body   how many coordinates are sent (LEB128); if any: a byte as above, length of the positions (LEB128), positions; and of the chunks
+           with coordinates the codec's flags, two bits each, padded with zero bits, and the values, one chunk after the other
+
+The flag in the first byte is 0, or says that the codec has values for all chunks together.
 """
 
 import math
@@ -22,13 +29,14 @@ from .. import kernels
 from ..errors import FrameError, SpecError
 from ..kernels import Chosen, Rows, rice
 from ..kernels import positions as wire
+from ..kernels.parallel import starmap
 from ..layout import Layout
-from .base import Codec, Context, expect
+from .base import SEEDS, Codec, Context, chunk_seeds, expect, stacks
 from .frame import EMPTY, Section, read_varint, varint
 from .update import Sparse, Update
 
 MEAN = struct.Struct("<f")
-FORM, FLAG_SHIFT = 0x3F, 6  # the first byte: form of the positions below, flag above
+FORM, FLAG_SHIFT, FLAG_BITS = 0x3F, 6, 2  # the first byte: form of the positions below, flag above
 IMPLIED = 63  # form of a section that counts every coordinate
 
 
@@ -118,6 +126,67 @@ class Selective(Codec):
             for i, row, sent in zip(places, rows, values, strict=True):
                 opened[i] = row if isinstance(row, FrameError) else Sparse(numel, row, sent)
         return opened
+
+    def _encode_chunks(self, x: Tensor, size: int, seed: int, context: Context) -> bytes:
+        if self.draws:
+            return super()._encode_chunks(x, size, seed, context)
+
+        def work(first: int, rows: Tensor) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+            (positions, counts), values = self.choose(rows, chunk_seeds(seed, first, len(rows)))
+            starts = np.arange(first, first + len(rows)).repeat(counts) * size
+            return positions.cpu().numpy() + starts, counts, values.cpu().numpy()
+
+        found = starmap(work, stacks(x, size))
+        if not sum(counts.sum() for _, counts, _ in found):
+            return varint(0)
+        positions, counts, values = map(np.concatenate, zip(*found, strict=True))
+        form, code = wire.pack(positions, x.numel())
+        some = np.flatnonzero(counts)
+        seeds = [(seed + i) % SEEDS for i in some.tolist()]
+        flag, sent = self.pack_chunks(values, counts[some], seeds, context)
+        head = varint(positions.size) + bytes([form | flag << FLAG_SHIFT])
+        return b"".join([head, varint(len(code)), code, sent])
+
+    def _decode_chunks(self, data: memoryview, numel: int, size: int, seed: int) -> Update:
+        if self.draws:
+            return super()._decode_chunks(data, numel, size, seed)
+        count, start = read_varint(data)
+        if not count:
+            expect(len(data) == start, "bytes follow chunks without coordinates")
+            return Sparse(numel, np.empty(0, np.int64), np.empty(0, np.float32))
+        expect(count <= numel, f"a frame claims {count} coordinates of {numel}")
+        first, rest = take(data[start:], 1)
+        length, start = read_varint(rest)
+        code, rest = take(rest[start:], length)
+        positions = wire.unpack(code, count, first[0] & FORM, numel)
+        some, counts = np.unique(positions // size, return_counts=True)
+        seeds = [(seed + i) % SEEDS for i in some.tolist()]
+        flag = first[0] >> FLAG_SHIFT
+        return Sparse(numel, positions, self.unpack_chunks(flag, rest, counts, seeds))
+
+    def pack_chunks(
+        self, values: np.ndarray, counts: np.ndarray, seeds: Sequence[int], context: Context
+    ) -> tuple[int, bytes]:
+        """Return a flag and the bytes of m runs of selected values, counts [m] ≥ 1 long. Flag 0: the runs' own flags and bytes."""
+        flags, sent = zip(*self.pack_values(values, counts, seeds, context), strict=True)
+        bits = np.unpackbits(np.array(flags, np.uint8)[:, None], axis=1)[:, -FLAG_BITS:]
+        return 0, np.packbits(bits).tobytes() + b"".join(sent)
+
+    def unpack_chunks(
+        self, flag: int, data: memoryview, counts: np.ndarray, seeds: Sequence[int]
+    ) -> np.ndarray:
+        """Return the values of m runs, counts [m] ≥ 1 long, float32. Raise FrameError unless they are all that `data` holds."""
+        expect(flag == 0, "chunks have an unknown flag")
+        head, rest = take(data, -(-FLAG_BITS * len(counts) // 8))
+        bits = kernels.bits.read_bits(head, FLAG_BITS * len(counts))
+        flags = np.unpackbits(bits, count=FLAG_BITS * len(counts)).reshape(-1, FLAG_BITS) @ (2, 1)
+        runs = []
+        for flag, count, seed in zip(flags.tolist(), counts.tolist(), seeds, strict=True):
+            values, used = self.unpack_values(flag, rest, count, seed)
+            runs.append(values.values() if isinstance(values, kernels.Signs) else values)
+            rest = rest[used:]
+        expect(not len(rest), f"{len(rest)} bytes follow the values of the last chunk")
+        return np.concatenate(runs)
 
     def _decode_drawn(self, flag: int, data: memoryview, numel: int, seed: int) -> Sparse:
         count, start = read_varint(data)

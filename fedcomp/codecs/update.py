@@ -19,6 +19,18 @@ def add_all(updates: "Sequence[Update]", weights: Sequence[float], into: Tensor)
     (classes.pop() if len(classes) == 1 else Update)._add_each(updates, weights, into)
 
 
+def join(numel: int, parts: "Sequence[tuple[slice, Update]]") -> "Update":
+    """Return the update of parts whose spans cover a vector [numel] in order: one sparse or dense update if all are."""
+    dense = [part.values for _, part in parts if isinstance(part, Dense)]
+    if parts and len(dense) == len(parts):
+        return Dense(np.concatenate(dense))
+    sparse = [(span.start, part) for span, part in parts if isinstance(part, Sparse)]
+    if parts and len(sparse) == len(parts):
+        positions = np.concatenate([part.positions + start for start, part in sparse])
+        return Sparse(numel, positions, np.concatenate([part.values for _, part in sparse]))
+    return Sections(numel, tuple(parts))
+
+
 class Update(ABC):
     """A vector [numel] in the form in which it arrived."""
 

@@ -7,17 +7,30 @@ SGD with memory. NeurIPS 2018. Karimireddy, Rebjock, Stich, Jaggi: Error feedbac
 
 so that at every moment Σ accepted + e = Σ inputs, to rounding. The subtraction waits for the news: until then
 `residual` holds a, and a rollback has nothing to undo.
+
+With `decay` β below 1, a = x + β·e: old errors fade, as in SparseLoCo (Sarfi, Thérien, Lidin, Belilovsky: Communication efficient LLM
+pre-training with SparseLoCo. arXiv:2508.15706, 2025), where β = 0.95.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 
+from .. import spec
 from ..codecs import Context
 from ..errors import MismatchError, NonFiniteError
 from ..kernels import Rows
 from .vectors import Vectors
+
+
+@dataclass(frozen=True)
+class ResidualOptions:
+    decay: float = 1.0  # β: share of the residual that is kept from round to round
+
+    def __post_init__(self) -> None:
+        spec.check_ranges(self, decay=(0.0, 1.0))
 
 
 class Residual(Vectors):
@@ -25,6 +38,7 @@ class Residual(Vectors):
 
     name: ClassVar[str] = "residual"
     source: ClassVar[str] = "Seide et al. 2014, Stich et al. 2018"
+    Options: ClassVar[type] = ResidualOptions
 
     def _check_codec(self) -> None:
         if self.codec.contraction(self.numel) is None:
@@ -37,7 +51,10 @@ class Residual(Vectors):
     def _propose(
         cls, memories: Sequence["Residual"], x: Rows, seeds: Sequence[int], context: Context
     ) -> list[bytes | NonFiniteError]:
-        like = x[0].to(torch.float32)
-        for memory in memories:
-            memory.residual = memory._kept(like)["residual"]
-        return cls._encode(memories, x, seeds, context, [memory.residual for memory in memories])
+        like, decay = x[0].to(torch.float32), memories[0].options.decay
+        kept = [memory._kept(like)["residual"] for memory in memories]
+        sums = kept if decay == 1 else [residual * decay for residual in kept]
+        made = cls._encode(memories, x, seeds, context, sums)
+        for memory, proposal, before, total in zip(memories, made, kept, sums, strict=True):
+            memory.residual = before if isinstance(proposal, NonFiniteError) else total
+        return made

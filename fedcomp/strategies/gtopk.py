@@ -38,6 +38,10 @@ class GTopK(Average):
     def __init__(self, *args: Any, **options: Any):
         super().__init__(*args, **options)
         self._kept = np.empty(0, np.int64)  # positions that the last aggregate left
+        if getattr(self.uplink.unscoped, "values", "") == "2bit":
+            raise ConfigError(
+                f"--uplink {self.uplink}: --strategy gtopk returns what it drops, which values=2bit would change again; use values=fp16"
+            )
         if self.counterpart is not None or self.config.memory == Nothing.name:
             raise ConfigError(
                 f"--strategy gtopk returns what it drops, and memory '{self.config.memory}' cannot take it back; "

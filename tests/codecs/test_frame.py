@@ -102,7 +102,11 @@ def test_varints_that_are_none(data):
         (lambda f: f[:3] + b"\x03" + f[4:], "a frame of codec topk was given to stc"),
         (lambda f: f[:3] + b"\x63" + f[4:], "a frame of codec number 99 was given to stc"),
         (lambda f: f[:-1] + bytes([f[-1] ^ 1]), "checksum"),
-        (lambda f: reseal(f[:4] + b"\x02" + f[5:], 401), "scope 2 is not known"),
+        (
+            lambda f: reseal(f[:4] + b"\x02" + f[5:], 401),
+            "a frame of scope 2 was given to a codec without @chunk",
+        ),
+        (lambda f: reseal(f[:4] + b"\x03" + f[5:], 401), "scope 3 is not known"),
         (lambda f: reseal(f[:9] + varint(402) + f[10:], 401), "402 coordinates of 401"),
         (lambda f: reseal(f[:9] + b"\x00" + f[10:], 401), "without coordinates has a body"),
     ],
@@ -148,7 +152,7 @@ def test_beside_the_sections_a_frame_is_24_bytes_at_most_and_8_a_layer(spec):
         numel = len(x)
         layout = layout_of(numel)
         frame = c.encode(x, layout=layout)
-        _, sections = unseal(frame, c.id, numel, layout, c.seeded)
+        _, sections = c.unseal(frame, numel, layout)
         bodies = sum(len(section.body) for _, section in sections)
         assert len(frame) - bodies <= (24 + 8 * len(layout) if spec.endswith("@layer") else 24)
 

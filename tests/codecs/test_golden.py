@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 from cases import for_each
-from every_codec import layout_of, same_bits, variants
+from every_codec import CHUNKED, layout_of, same_bits, variants
 
 from fedcomp import available_codecs, codec
 from fedcomp.codecs import overwrite
@@ -97,3 +97,15 @@ def test_frames_that_overwrite():
         weights = torch.zeros(NUMEL)
         overwrite.apply(bytes.fromhex(case["frame"]), weights)
         assert same_bits(weights, dense(case["values"])), name
+
+
+def test_frames_in_chunks():
+    made, layout = {}, layout_of(NUMEL)
+    for spec in CHUNKED:
+        frame = codec(spec).encode(vector(NUMEL, 5), seed=5, layout=layout)
+        values = nonzeros(codec(spec).decode(frame, numel=NUMEL, layout=layout))
+        made[spec] = {"frame": frame.hex(), "values": values}
+    for spec, case in golden("chunked", made).items():
+        assert made[spec]["frame"] == case["frame"], spec
+        y = codec(spec).decode(bytes.fromhex(case["frame"]), numel=NUMEL, layout=layout)
+        assert same_bits(y, dense(case["values"])), spec

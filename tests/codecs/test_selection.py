@@ -12,7 +12,6 @@ from cases import for_each
 from every_codec import ONE_EACH, SPECS, layout_of, reseal, same_bits, vectors
 
 from fedcomp import FrameError, Layout, codec, kernels
-from fedcomp.codecs import LayerWise
 from fedcomp.codecs.frame import SECTIONS
 from fedcomp.codecs.selection import FORM, Selective
 from fedcomp.kernels import positions
@@ -47,8 +46,8 @@ def test_a_frame_does_not_depend_on_the_other_rows_of_a_stack(spec):
 def test_a_batch_is_opened_as_each_frame_by_itself(spec, numel):
     c, layout, frames = codec(spec), layout_of(numel), frames_of(spec, numel)
     other = (
-        frames_of(str(c.inner), numel)
-        if isinstance(c, LayerWise)
+        frames_of(str(c.unscoped), numel)
+        if c.unscoped is not c
         else frames_of(f"{spec}@layer", numel)
     )
     damaged = [reseal(frame[:-1] + bytes([frame[-1] ^ 1]), numel) for frame in frames]

@@ -264,7 +264,8 @@ def test_a_vector_without_elements(name):
         ("residaul", "unknown memory 'residaul'; did you mean 'residual'"),
         ("nothing", "unknown memory 'nothing'"),
         ("", "incomplete"),
-        ("residual:beta=1", "memory 'residual' has no option 'beta'; it takes none"),
+        ("none:beta=1", "memory 'none' has no option 'beta'; it takes none"),
+        ("residual:decay=1.1", "decay is 1.1; give 0 to 1"),
         ("residual@layer", "a memory has no scope"),
         (
             "none+residual",

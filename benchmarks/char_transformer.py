@@ -1,0 +1,151 @@
+"""SparseLoCo beside DiLoCo: a causal transformer on the characters of Shakespeare, 4 clients, 30 AdamW steps a round.
+
+    FEDCOMP_DATA=DIR python benchmarks/char_transformer.py [--rounds 8] [--seeds 3] [--minutes 8] [--out runs/char-transformer]
+
+Sarfi, Thérien, Lidin, Belilovsky: Communication efficient LLM pre-training with SparseLoCo. arXiv:2508.15706, 2025. Douillard et al.:
+DiLoCo. arXiv:2311.08105, 2023. The text is cut into windows of 80 characters (fedcomp/tasks/shakespeare.py), which are divided at random
+among the clients. Both start from the same weights and have the same batches in each seed. The tables have the loss on part of the test
+windows after each round, and the bytes that a client sends. A run is stopped at a checkpoint after `--minutes` and continued by the next
+call; a finished one is only read.
+"""
+
+import argparse
+import statistics
+import time
+from functools import partial
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import fedcomp
+from fedcomp.config import data_folder
+from fedcomp.tasks import shakespeare
+
+TEST = 256  # windows that are evaluated, about
+OPTIONS = {
+    "clients": 4,
+    "strategy": "average",
+    "optimizer": "adamw:lr=1e-3",
+    "optimizer_state": "kept",
+    "local_steps": 30,
+    "batch_size": 4,
+    "downlink": "identity",
+}
+METHODS = {
+    "SparseLoCo": {
+        "uplink": "topk:density=64/4096,values=2bit@chunk=4096",
+        "memory": "residual:decay=0.95",
+    },
+    "DiLoCo": {
+        "uplink": "identity",
+        "memory": "none",
+        "server_optimizer": "sgd:momentum=0.9,nesterov=true",
+        "server_lr": 0.7,
+    },
+}
+
+
+class Block(nn.Module):
+    """Self-attention over the characters so far, and a feed-forward network, each behind a layer norm."""
+
+    def __init__(self, width: int, heads: int):
+        super().__init__()
+        self.heads = heads
+        self.norms = nn.ModuleList([nn.LayerNorm(width), nn.LayerNorm(width)])
+        self.qkv = nn.Linear(width, 3 * width)
+        self.out = nn.Linear(width, width)
+        self.mlp = nn.Sequential(
+            nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        B, t, width = x.shape
+        q, k, v = self.qkv(self.norms[0](x)).view(B, t, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
+        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.out(mixed.transpose(1, 2).reshape(B, t, width))
+        return x + self.mlp(self.norms[1](x))
+
+
+class CharacterTransformer(nn.Module):
+    """Characters int64 [B, t] → scores of the next one after each [B, t, 97]; 5,423,233 parameters."""
+
+    def __init__(self, width: int = 272, layers: int = 6, heads: int = 8):
+        super().__init__()
+        self.embedding = nn.Embedding(shakespeare.UNKNOWN + 1, width)
+        self.place = nn.Parameter(0.02 * torch.randn(shakespeare.WINDOW, width))
+        self.blocks = nn.Sequential(*(Block(width, heads) for _ in range(layers)))
+        self.norm = nn.LayerNorm(width)
+        self.head = nn.Linear(width, shakespeare.UNKNOWN + 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.norm(self.blocks(self.embedding(x) + self.place[: x.shape[1]])))
+
+
+def windows(split: str) -> tuple[Tensor, Tensor]:
+    data = shakespeare.Text(data_folder(None)).read(split)
+    step = max(1, len(data) // TEST) if split == "test" else 1
+    return data.inputs[::step], data.targets[::step]
+
+
+def trained(
+    task: fedcomp.Task, out: Path, rounds: int, stop: float, options: dict[str, object]
+) -> fedcomp.Run:
+    """Return the run in a folder, continued round by round up to `rounds`, or until the time is `stop`."""
+    done = len(fedcomp.load(out).records) if out.exists() else 0
+    while done < rounds and time.monotonic() < stop:
+        begin, done = time.monotonic(), done + 1
+        if done == 1:
+            fedcomp.simulate(task, out=out, rounds=done, progress=False, **OPTIONS, **options)
+        else:
+            fedcomp.simulate(task, out=out, rounds=done, progress=False, resume=True)
+        loss = losses(fedcomp.load(out))[-1]
+        print(
+            f"{out.name} round {done}: loss {loss:.3f}, {time.monotonic() - begin:.0f} s",
+            flush=True,
+        )
+    return fedcomp.load(out)
+
+
+def losses(run: fedcomp.Run) -> list[float]:
+    return [record.loss for record in run.records]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--rounds", type=int, default=8)
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--minutes", type=float, default=0, help="stop after; 0 = when done")
+    parser.add_argument("--out", type=Path, default=Path("runs/char-transformer"))
+    args = parser.parse_args()
+    stop = time.monotonic() + 60 * args.minutes if args.minutes else float("inf")
+    task = fedcomp.Task(
+        "char-transformer",
+        model=CharacterTransformer,
+        train=partial(windows, "train"),
+        test=partial(windows, "test"),
+        loss=shakespeare.loss,
+    )
+    print(f"{sum(p.numel() for p in CharacterTransformer().parameters()):,} parameters")
+    runs: dict[tuple[str, int], fedcomp.Run] = {}
+    for seed in range(args.seeds):
+        for name, options in METHODS.items():
+            folder, options = args.out / f"{name}-{seed}", options | {"seed": seed}
+            runs[name, seed] = trained(task, folder, args.rounds, stop, options)
+            if len(runs[name, seed].records) < args.rounds:
+                print(f"stopped after {args.minutes:g} minutes; run again to continue")
+                return
+    for seed in range(args.seeds):
+        print(f"seed {seed}: loss by round")
+        for name in METHODS:
+            print(f"  {name:<12}" + "".join(f"{loss:7.3f}" for loss in losses(runs[name, seed])))
+    print("mean of the seeds: last loss, bytes that a client sends in a round")
+    for name in METHODS:
+        last = statistics.mean(losses(runs[name, seed])[-1] for seed in range(args.seeds))
+        sent = runs[name, 0].metrics["uplink_bytes"].sum() / args.rounds / OPTIONS["clients"]
+        print(f"  {name:<12}{last:7.3f}{sent:14,.0f} B")
+
+
+if __name__ == "__main__":
+    main()
