@@ -26,6 +26,7 @@ from fedcomp.tasks import shakespeare
 TEST = 256  # windows that are evaluated, about
 OPTIONS = {
     "clients": 4,
+    "participation": 1.0,
     "strategy": "average",
     "optimizer": "adamw:lr=1e-3",
     "optimizer_state": "kept",
