@@ -2,7 +2,7 @@
 
 import dataclasses
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -37,6 +37,8 @@ NEUTRAL_OPTIONS = {
 NEUTRAL_OPTIONS |= {"checkpoint_every"}
 # Options whose values are labels by themselves.
 LABEL_OPTIONS = {"uplink", "strategy", "memory", "task", "partition", "attack"}
+# Options that fedcomp may choose from the other options. Each may depend on those after it.
+CHOSEN_OPTIONS = ("downlink_memory", "memory", "downlink", "uplink")
 # Options that define what is learned; runs of one problem are compared.
 PROBLEM = ("task", "partition", "clients", "attack")
 LONGEST = 60  # characters of a label
@@ -254,35 +256,47 @@ def groups(runs: Sequence[Run]) -> list[Group]:
             )
     members = [[*alike.values()] for alike in found.values()]
     compressed = [runs for runs in members if not baseline.is_dense(runs[0].options)]
+    dense = [runs for runs in members if runs not in compressed] if compressed else []
 
-    def differ(f: dataclasses.Field[Any]) -> bool:
-        # A dense line is labelled "dense"; the others are labelled by the options in which they differ.
-        compares = f.name in baseline.COMPRESSION_OPTIONS | {"strategy"} and len(compressed) > 1
-        among = compressed if compares else members
-        return len({str(runs[0].options.get(f.name)) for runs in among}) > 1
+    def different(among: Sequence[Sequence[Run]]) -> list[str]:
+        """Return the options in which all groups differ; of options that a dense line overrides, those in which `among` differ."""
+        overridden = baseline.COMPRESSION_OPTIONS | {"strategy"}
+        names = []
+        for name in (f.name for f in dataclasses.fields(RunConfig)):
+            compared = among if name in overridden else members
+            values = {str(runs[0].options.get(name)) for runs in compared}
+            if len(values) > 1 and name not in NEUTRAL_OPTIONS:
+                names.append(name)
+        return names
 
-    different = [
-        f for f in dataclasses.fields(RunConfig) if f.name not in NEUTRAL_OPTIONS and differ(f)
-    ]
-    ways = [f for f in different if f.name not in PROBLEM]
-    dense = [bool(compressed) and baseline.is_dense(runs[0].options) for runs in members]
-    labels = [
-        _label(runs[0], different, is_dense) for runs, is_dense in zip(members, dense, strict=True)
-    ]
+    in_dense = [name for name in different(dense) if name not in baseline.COMPRESSION_OPTIONS]
+    in_others = different(compressed if len(compressed) > 1 else members)
+    for name in CHOSEN_OPTIONS:
+        if name == "uplink" and len(compressed) == 1:
+            break  # the codec is the name of the only line that compresses
+        if name in in_others and all(_is_chosen(runs[0], name) for runs in compressed or members):
+            in_others.remove(name)
+
+    def label(runs: Sequence[Run], without: Collection[str] = ()) -> str:
+        names = [n for n in (in_dense if runs in dense else in_others) if n not in without]
+        words = [baseline.NAME] * (runs in dense) + _words(runs[0], names)
+        return ", ".join(words) or "defaults"
+
+    labels = [label(runs) for runs in members]
     if max(map(len, labels), default=0) > LONGEST or len(members) == 1:
         labels = [runs[0].folder.name for runs in members]
     return [
         Group(
-            label if labels.count(label) == 1 else f"{label} ({runs[0].folder.name})".strip(),
+            text if labels.count(text) == 1 else f"{text} ({runs[0].folder.name})".strip(),
             tuple(runs),
-            _label(runs[0], ways, is_dense),
+            label(runs, without=PROBLEM),
             ", ".join(
                 f"{flag(name)[2:]} {'none' if value is None else value}"
                 for name, value in runs[0].problem.items()
-                if any(name == f.name for f in different)
+                if name in in_others
             ),
         )
-        for label, runs, is_dense in zip(labels, members, dense, strict=True)
+        for text, runs in zip(labels, members, strict=True)
     ]
 
 
@@ -304,17 +318,26 @@ def baseline_of(group: Group, found: Sequence[Group]) -> Group | None:
     )
 
 
-def _label(run: Run, different: Sequence[dataclasses.Field[Any]], dense: bool) -> str:
-    """Return the options that set a run apart. Options at their default are left out, unless only one option differs."""
+def _is_chosen(run: Run, name: str) -> bool:
+    """Return whether an option of CHOSEN_OPTIONS has the value that fedcomp chooses if the option is not given."""
+    from .memories import with_memories
+    from .strategies import resolved
+
+    others = {key: value for key, value in run.options.items() if key not in (name, "resume")}
+    try:
+        chosen = with_memories(resolved(RunConfig(**others)), run.parameters or 1)
+    except UserError:  # the plug-in of a spec string is not installed here
+        return False
+    return str(getattr(chosen, name)) == run.options.get(name)
+
+
+def _words(run: Run, names: Sequence[str]) -> list[str]:
+    """Return the values of options, for a label. An option that is not set is left out, unless it is the only one."""
     words = []
-    for f in different:
-        value = run.options.get(f.name)
-        if dense and f.name in baseline.COMPRESSION_OPTIONS:
-            continue
-        if len(different) > 1 and value == f.default:
-            continue
-        telling = f.name in LABEL_OPTIONS and value is not None
-        words.append(
-            str(value) if telling else f"{flag(f.name)[2:]} {NOTHING if value is None else value}"
-        )
-    return ", ".join([baseline.NAME] * dense + words) or "defaults"
+    for name in names:
+        value = run.options.get(name)
+        if value is not None and name in LABEL_OPTIONS:
+            words.append(str(value))
+        elif value is not None or len(names) == 1:
+            words.append(f"{flag(name)[2:]} {NOTHING if value is None else value}")
+    return words

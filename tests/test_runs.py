@@ -151,9 +151,9 @@ def test_seeds_are_put_together_and_labels_say_what_differs(folder):
     )
     assert [(g.label, len(g.runs)) for g in found] == [("stc:density=10%", 2), ("identity", 2)]
     assert [g.label for g in groups([like(lr=0.1), like(lr=0.2, strategy="vote")])] == [
-        "lr 0.1",
+        "lr 0.1, average",
         "lr 0.2, vote",
-    ]  # average is usual
+    ]
     assert [g.label for g in groups([like(budget=None), like(budget="1kB")])] == [
         "budget –",
         "budget 1kB",
@@ -171,6 +171,32 @@ def test_seeds_are_put_together_and_labels_say_what_differs(folder):
     ]
     with pytest.raises(UserError, match="have the same options and seed"):
         groups([like(), like(out="elsewhere")])
+
+
+def test_labels_leave_out_what_fedcomp_chose_from_the_other_options(folder):
+    run = load(folder)
+
+    def labels(*changes):
+        return [g.label for g in groups([replace(run, options=run.options | c) for c in changes])]
+
+    stc = {"uplink": "stc:density=1/100", "memory": "residual", "downlink": "stc:density=1/100"}
+    qsgd = stc | {"uplink": "qsgd:levels=16", "memory": "none"}
+    ef21 = stc | {"memory": "ef21"}
+    powersgd = {"strategy": "powersgd", "uplink": "powersgd:rank=2", "memory": "lowrank"}
+    powersgd["downlink"] = "identity"
+    dense = {"downlink": "identity", "downlink_memory": "none", "memory": "none"}
+    dense |= {"uplink": "identity"}
+    assert labels(stc, qsgd) == ["stc:density=1/100", "qsgd:levels=16"]
+    assert labels(stc, qsgd, dense) == ["stc:density=1/100", "qsgd:levels=16", "dense"]
+    assert labels(ef21, qsgd) == ["stc:density=1/100, ef21", "qsgd:levels=16, none"]
+    assert labels(stc, powersgd, dense) == ["average", "powersgd", "dense"]
+    assert labels(stc, dense) == ["stc:density=1/100", "dense"]
+    assert labels(dense, dense | {"strategy": "median"}, stc, qsgd) == [
+        "dense, average",
+        "dense, median",
+        "stc:density=1/100",
+        "qsgd:levels=16",
+    ]
 
 
 def test_the_baseline_of_a_run_with_a_density_schedule_has_neither_schedule_nor_horizon(folder):
