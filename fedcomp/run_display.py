@@ -300,7 +300,7 @@ def _against(sent: int, dense: int) -> str:
     return (
         human_bytes(sent)
         if times == NOTHING
-        else f"{human_bytes(sent)}, {times} against {human_bytes(dense)} dense"
+        else f"{human_bytes(sent)}, {times} against {human_bytes(dense)} in float32"
     )
 
 

@@ -75,11 +75,8 @@ def _option(f: Any, panel: str) -> inspect.Parameter:
     name = f"{flag}/--no-{flag.removeprefix('--')}" if kind is bool else flag
     choices = f.metadata.get("choices")
     metavar = None if kind is bool else f"[{'|'.join(choices)}]" if choices else METAVARS[kind]
-    default = (
-        ""
-        if f.default in (None, False) and kind in (bool, str)
-        else rf" [dim]\[default: {_shown(f.default)}][/dim]"
-    )
+    shown = f.default is not None and f.default is not False
+    default = rf" [dim]\[default: {_shown(f.default)}][/dim]" if shown else ""
     return _parameter(
         f.name,
         bool if kind is bool else list[str],

@@ -10,7 +10,6 @@ from ..run_display import (
     RunDisplay,
     columns_of,
     facts,
-    how_to_load,
     model_file,
     rejections,
     suspects,
@@ -27,6 +26,7 @@ class LineDisplay(RunDisplay):
         for label, value in facts(header):
             _say(f"{label:<10}{value}")
         _say(f"{'rounds':<10}{header.first_round} to {header.rounds}")
+        _say(f"{'ratios':<10}bytes of the same exchanges in float32 divided by the bytes sent")
         _say((" " * GAP).join(column.title.rjust(column.width) for column in columns_of(header)))
 
     def on_waiting(self, here: Sequence[int], wanted: int) -> None:
@@ -51,8 +51,6 @@ class LineDisplay(RunDisplay):
         super().on_run_end(summary, out)
         for label, value in [*verdict(summary, self.totals), ("model", model_file(out))]:
             _say(f"{label:<12}{value}")
-        for line in how_to_load(out):
-            _say(f"    {line}")
 
 
 def _say(line: str) -> None:

@@ -1,6 +1,7 @@
 """The command `fedcomp`. Nothing at module level may import torch, numpy, numba or flwr: help must answer at once."""
 
 import os
+import re
 import shlex
 import signal
 import sys
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from .comparison.progress import ComparisonDisplay
 
 COMPARISON, PORT = "Comparison", "The server's port"  # panels of the help
+SIMULATION_ONLY = ("network", "attack", "cohort_batch", "residuals")
 NOT_MEASURED = "rounds out resume checkpoint_every plain log_json metrics_port tensorboard".split()
 
 app = typer.Typer(
@@ -227,7 +229,8 @@ def init(
         raise UserError(
             f"{path} cannot be written: {error.strerror}; name another file: fedcomp init PATH"
         ) from None
-    command = shlex.join(["fedcomp", "sim", "--task", f"{path}:task"])
+    (command,) = re.findall(r"^ +(fedcomp sim .*)$", example, re.MULTILINE)
+    command = command.replace("my_task.py:task", shlex.quote(f"{path}:task"))
     print(f"{path} is written; run it with:\n\n    {command}\n")
 
 
@@ -348,7 +351,7 @@ def bench_sim(
 
 
 @server.command("start")
-@flags.with_run_flags(without=("network",))
+@flags.with_run_flags(without=SIMULATION_ONLY)
 def start(
     port: int | None = typer.Option(
         None,

@@ -15,7 +15,7 @@ REPORT = "report.html"
 
 
 def show(folders: Sequence[Path], out: Path | None, target: str | None) -> None:
-    """Write the report on the runs in `folders`, each a run folder or a folder of alternatives, and print its path.
+    """Write the report on the runs in `folders`, each a run folder or a folder of alternatives, and print its absolute path.
 
     Raises UserError for runs that cannot be read and files that cannot be written.
     """
@@ -27,7 +27,7 @@ def show(folders: Sequence[Path], out: Path | None, target: str | None) -> None:
             raise UserError(f"{folder} is named twice; name each run once")
     page = (out or only) / REPORT
     write(folders, page, wanted)
-    print(page)
+    print(page.absolute())
 
 
 def _runs_in(folder: Path) -> list[Path]:

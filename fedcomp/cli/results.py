@@ -19,8 +19,8 @@ LEGEND = (
     "for fewer bytes both ways, or better for as many"
 )
 SPREAD = "±: half of what lies between the best and the worst seed"
-OF_DENSE = "ratio: bytes both ways of the dense line over those of this line, in the same rounds"
-OF_FLOATS = "ratio: bytes of the same exchanges in 32-bit floats over the bytes sent, both ways"
+OF_DENSE = "ratio: bytes that the line named dense sent, both ways, divided by those of this line, over the same rounds"
+OF_FLOATS = "ratio: bytes of the same exchanges in float32 divided by the bytes sent, both ways"
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ def legend(lines: Sequence[Result]) -> list[str]:
     against_dense = [line for line in ratios if line.baseline is not None]
     said = [LEGEND] if len(lines) > 1 else []
     if against_dense:
-        others = "; for lines without a dense line, bytes of the same exchanges in 32-bit floats over the bytes sent"
+        others = "; for lines without a dense line, bytes of the same exchanges in float32 divided by the bytes sent"
         said.append(OF_DENSE + others * (len(against_dense) < len(ratios)))
     elif ratios:
         said.append(OF_FLOATS)

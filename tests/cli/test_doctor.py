@@ -94,7 +94,7 @@ def test_a_line_a_check_in_the_terminal(folder):
     assert all(re.match(r"[✓✗–] [\w. ']{12,}  \S", line) for line in lines) and len(lines) > 12
     wrong = [line for line in lines if line.startswith("✗")][-1]
     assert re.match(
-        r"✗ server        nothing listens on 127.0.0.1:\d+; start the server or relay there \(fedcomp server start",
+        r"✗ server {14}nothing listens on 127.0.0.1:\d+; start the server or relay there \(fedcomp server start",
         wrong,
     )
 
@@ -209,7 +209,9 @@ def test_a_server_with_its_client(folder):
         )
     assert status == 0
     assert re.fullmatch(rf"localhost:{port} is there, \d+ ms", said["server"][1])
-    assert re.match(r"good until 20\d\d-\d\d-\d\dT\d\d:\d\d:\d\dZ, 365 days", said["server's"][1])
+    assert re.match(
+        r"good until 20\d\d-\d\d-\d\dT\d\d:\d\d:\d\dZ, 365 days", said["server certificate"][1]
+    )
 
 
 def test_the_enrolment_at_its_default_place(folder, tmp_path, monkeypatch):
@@ -303,7 +305,7 @@ def test_an_address_that_is_none_is_one_sentence():
 def test_a_client_file(folder):
     path = folder / "clients" / "1.toml"
     said = found("--client", path)
-    assert [said[name][0] for name in ("client", "client file", "client's")] == ["ok"] * 3
+    assert [said[name][0] for name in ("client", "client file", "client certificate")] == ["ok"] * 3
     path.chmod(0o644)
     said = found("--client", path)
     assert said["client file"] == (
@@ -332,7 +334,7 @@ def test_the_time_of_a_clients_certificate(begins, ends, state, what, fix, tmp_p
     path = tmp_path / "3.toml"
     path.write_text(Authority().enrolment(3, begins, ends).text())
     path.chmod(0o600)
-    said = found("--client", path)["client's"]
+    said = found("--client", path)["client certificate"]
     assert said[0] == state and said[1].startswith(what) and said[2].startswith(fix)
 
 

@@ -1,6 +1,7 @@
 """One aligned line a round on standard output, warnings on standard error, and a verdict of plain lines."""
 
 from fedcomp.cli.line_display import LineDisplay
+from fedcomp.run_display import how_to_load
 
 
 def test_a_run_in_plain_lines(told, capsys):
@@ -35,24 +36,19 @@ def test_a_run_in_plain_lines(told, capsys):
     verdict = lines[titles + 8 :]
     assert verdict[0] == "round 7: clients 7, 9 rejected at decode: the checksum differs"
     assert verdict[1].split() == ["accuracy", "97.31", "%"]
-    assert "bytes up    1.72 MB, ×350 against 604 MB dense" in verdict
-    assert "both        7.76 MB, ×156 against 1.21 GB dense" in verdict
+    assert "bytes up    1.72 MB, ×350 against 604 MB in float32" in verdict
+    assert "both        7.76 MB, ×156 against 1.21 GB in float32" in verdict
     assert "rejected    2 updates" in verdict
-    assert f"model       {run.out}/model.safetensors" in verdict
-    assert [line.strip() for line in verdict[-2:]] == [
-        "from safetensors.torch import load_file",
-        f"weights = load_file('{run.out}/model.safetensors')",
-    ]
+    assert verdict[-1] == f"model       {run.out}/model.safetensors"
 
 
-def test_the_two_lines_load_what_they_name(told, tmp_path, capsys):
+def test_the_two_lines_of_how_to_load_load_the_weights(tmp_path):
     import torch
     from safetensors.torch import save_file
 
     save_file({"bias": torch.arange(3.0)}, tmp_path / "model.safetensors")
-    LineDisplay().on_run_end(told(1).summary, str(tmp_path))
     names: dict = {}
-    exec("\n".join(line.strip() for line in capsys.readouterr().out.splitlines()[-2:]), names)
+    exec("\n".join(how_to_load(str(tmp_path))), names)
     assert names["weights"]["bias"].tolist() == [0, 1, 2]
 
 

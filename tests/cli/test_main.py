@@ -134,11 +134,13 @@ def test_help_shows_flag_default_and_effect():
         assert f"─ {panel} ─" in help
 
 
-def test_a_server_offers_no_virtual_network(tmp_path):
-    assert (
-        "--network" in fedcomp("sim", "--help").stdout
-        and "--network" not in fedcomp("server", "start", "--help").stdout
+def test_a_server_has_no_options_of_virtual_clients(tmp_path):
+    simulation, deployment = (
+        fedcomp(*command, "--help").stdout for command in (["sim"], ["server", "start"])
     )
+    for flag in ("--network", "--attack", "--residuals", "--cohort-batch"):
+        assert flag in simulation and flag not in deployment
+    assert "default: None" not in simulation + deployment
     done = fedcomp(
         "server",
         "start",
@@ -528,6 +530,7 @@ def test_init_writes_the_example_and_says_how_to_run_it(name, tmp_path, monkeypa
     command = next(
         line.strip() for line in done.stdout.splitlines() if line.strip().startswith("fedcomp sim")
     )
+    assert name or command in written.read_text()
     assert fedcomp(*shlex.split(command)[1:]).exit_code == 0
 
     from fedcomp.tasks import load

@@ -19,7 +19,7 @@ from ..flags import Json
 from . import key_files, machine
 from .check import FAILED, Check, refused
 
-WIDTH = 12  # of the column with the checks' names
+WIDTH = 18  # of the column with the checks' names
 
 
 def doctor(

@@ -26,7 +26,9 @@ def enrolment_file(path: Path, enrolment: "Enrolment", keys: str | Path) -> Iter
     renew = keys_command(keys, "renew", enrolment.id)
     yield ok("client", f"{path} is whole: client {enrolment.id}")
     yield private(path, "client file")
-    yield validity("client's", enrolment.leaf, f"on the server: {renew}, then copy the new file")
+    yield validity(
+        "client certificate", enrolment.leaf, f"on the server: {renew}, then copy the new file"
+    )
 
 
 def keys_folder(folder: Path, enrolment: "Enrolment | None") -> Iterator[Check]:
@@ -161,4 +163,4 @@ def reachable(
     yield ok("server", f"{name} is there{without}, {1000 * met.seconds:.0f} ms")
     if met.certificate:
         renew = keys_command(keys or KEYS, "renew", "server")
-        yield validity("server's", met.certificate, f"on the server: {renew}")
+        yield validity("server certificate", met.certificate, f"on the server: {renew}")
