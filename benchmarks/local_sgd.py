@@ -22,7 +22,7 @@ import numpy as np
 import torch
 
 from fedcomp import config, tasks
-from fedcomp.cli.plain_loops import lean_loop, usual_loop
+from fedcomp.cli.pytorch_loops import lean_loop, usual_loop
 from fedcomp.layout import Layout
 from fedcomp.sim.batched import BatchedEngine, choose_engine
 from fedcomp.sim.processes import WorkerEngine

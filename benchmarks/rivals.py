@@ -61,7 +61,7 @@ def run_loop(name: str, w: Workload) -> dict[str, object]:
     import numpy as np
     import torch
 
-    from fedcomp.cli import plain_loops
+    from fedcomp.cli import pytorch_loops
     from fedcomp.training.batches import plan_batches
     from fedcomp.training.local_sgd import LocalSGD
 
@@ -69,13 +69,15 @@ def run_loop(name: str, w: Workload) -> dict[str, object]:
     sgd, shards = LocalSGD(w.steps, batch_size=w.batch_size, lr=w.lr), shards[: w.cohort]
     plans = [plan_batches(sgd, shard, 0, 1, who) for who, shard in enumerate(shards)]
     made: dict[str, Callable[[], Callable[[], object]]] = {
-        "usual loop": lambda: plain_loops.usual_loop(task, data, shards, plans, sgd),
-        "lean loop": lambda: plain_loops.lean_loop(task, data, shards, plans, sgd),
+        "usual loop": lambda: pytorch_loops.usual_loop(task, data, shards, plans, sgd),
+        "lean loop": lambda: pytorch_loops.lean_loop(task, data, shards, plans, sgd),
         "torch.func.vmap": lambda: vmapped(task, data, torch.from_numpy(np.array(plans)), sgd.lr),
-        "one big batch": lambda: plain_loops.big_batch(task, data, plans, sgd),
+        "one big batch": lambda: pytorch_loops.big_batch(task, data, plans, sgd),
     }
     loop = made[name]()
-    return {"seconds": [plain_loops.seconds_of(loop, torch.device("cpu")) for _ in range(w.rounds)]}
+    return {
+        "seconds": [pytorch_loops.seconds_of(loop, torch.device("cpu")) for _ in range(w.rounds)]
+    }
 
 
 def vmapped(task, data, rows, lr: float) -> Callable[[], object]:

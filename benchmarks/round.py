@@ -20,7 +20,7 @@ from local_sgd import examples, seconds  # noqa: E402
 
 from fedcomp import RunConfig  # noqa: E402
 from fedcomp.callbacks import Callback, RoundRecord  # noqa: E402
-from fedcomp.cli.plain_loops import lean_loop, usual_loop  # noqa: E402
+from fedcomp.cli.pytorch_loops import lean_loop, usual_loop  # noqa: E402
 from fedcomp.config import data_folder  # noqa: E402
 from fedcomp.sim import simulate  # noqa: E402
 from fedcomp.tasks import load  # noqa: E402

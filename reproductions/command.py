@@ -64,7 +64,7 @@ def run(
             f"fedcomp: interrupted; what is finished is in {folder}, and the same command goes on",
             file=sys.stderr,
         )
-        raise typer.Exit(128 + signals.heard if signals.heard else INTERRUPTED) from None
+        raise typer.Exit(128 + signals.received if signals.received else INTERRUPTED) from None
     print("\n" + _drawn(table.RUNS, table.run_rows(results), (30, 24, 16, 10, 10)))
     print(_drawn(table.COLUMNS, table.rows(found), CELLS))
     print(

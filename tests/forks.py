@@ -5,7 +5,7 @@ import multiprocessing
 FORKS = multiprocessing.get_context("forkserver")
 FORKS.set_forkserver_preload(
     [
-        "fedcomp.cli.deployed",
+        "fedcomp.cli.deployment_commands",
         "fedcomp.cli.main",
         "fedcomp.deployment.client_process",
         "fedcomp.keys.key_folder",

@@ -23,7 +23,7 @@ from ..tasks.check import check, data_of
 from ..training.batches import plan_batches
 from ..training.engine import client_engine
 from ..training.local_sgd import LocalSGD
-from .plain_loops import seconds_of
+from .pytorch_loops import seconds_of
 from .report import svg
 from .tables import print_table
 

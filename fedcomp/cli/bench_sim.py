@@ -1,6 +1,6 @@
-"""`fedcomp bench sim`: where the time of simulated rounds goes, beside plain PyTorch loops that train the same clients.
+"""`fedcomp bench sim`: the time of each part of a simulated round, compared with PyTorch loops that train the same clients.
 
-The rounds and the loops take turns in one process, in a run folder that is removed.
+Rounds and loops alternate in one process. The run folder is temporary.
 """
 
 import dataclasses
@@ -25,32 +25,32 @@ from ..profiling import Event, Recorder, recording, timed, trace
 from ..sim.run import Simulation
 from ..strategies.cohort import size
 from ..training.batches import plan_batches
-from . import plain_loops
+from . import pytorch_loops
 from .tables import print_table
 
 TRAINING = "local SGD"
-# The parts of a round: stretches of the profile, and the time that the stretches around them take for themselves.
+# The parts of a round are events of the profile. Their time excludes that of the events inside them.
 PARTS = (
     *(TRAINING, "compression", "memories", "messages"),
     *("aggregation", "downlink", "checkpoint", "evaluation"),
 )
 MESSAGES = {"round": "messages", "clients": "messages"}
-REST = "rest"  # metrics on disk and everything outside of the profile
-COSTS = 3  # parts other than training that are named below the tables
+OTHER = "rest"  # metrics on disk, and all time outside of the profiled events
+LARGEST_COSTS = 3  # parts besides training that are named below the tables
 MAX_WARM_UP = 200  # rounds
 WHOLE, LOCAL = "whole rounds", "local SGD in them"
-LEAN, PRODUCT = "lean loop", "matrix product"
+LEAN, MATRIX_PRODUCT = "lean loop", "matrix product"
 BIG_BATCH = "big-batch"
 LOOPS = {"lean": LEAN, "usual": "usual loop", BIG_BATCH: "one big batch"}
 NO_LOOPS = "none"
 LEGENDS = {
-    "lean": "lean loop: plain PyTorch, one model, examples by index",
-    "usual": "usual loop: plain PyTorch, a copy of the model, a DataLoader and torch.optim for each client",
-    BIG_BATCH: "one big batch: one model on the same examples, each step one batch, the limit of the arithmetic",
+    "lean": "lean loop: PyTorch, one model, examples by index",
+    "usual": "usual loop: PyTorch, a copy of the model, a DataLoader and torch.optim for each client",
+    BIG_BATCH: "one big batch: one model on the same examples, all clients in one batch per step: an upper bound",
 }
-OF_DEVICE = (
-    "of the device: operations of the forward and backward passes a second, as a share of what a large matrix product "
-    "reaches here; loops only train"
+DEVICE_FRACTION_LEGEND = (
+    "of the device: operations of the forward and backward passes a second, as a fraction of those of a large matrix product "
+    "on this device; loops only train"
 )
 RATES = ("", "client updates/s", "a cohort", LEAN, "GFLOP/s", "of the device")
 TIMES = ("a round's time", "ms", "share")
@@ -60,16 +60,16 @@ def bench(
     config: RunConfig, rounds: int, loops: str, as_json: bool, trace_file: Path | None
 ) -> None:
     """Measure rounds of a simulation and print the results."""
-    chosen = parse_loops(loops)
+    names = parse_loops(loops)
     if trace_file is not None and (trace_file.is_dir() or not trace_file.parent.is_dir()):
         raise UserError(
-            f"--trace {trace_file} cannot be written; name a file in a folder that is there"
+            f"--trace {trace_file} cannot be written; name a file in an existing folder"
         )
-    measured, events = measure(config, rounds, chosen)
+    measured, events = measure(config, rounds, names)
     if as_json:
         print(json.dumps(measured, indent=2))
     else:
-        _print_tables(measured, chosen)
+        _print_tables(measured, names)
     if trace_file is None:
         return
     process = f"{measured['task']}, {measured['engine']}, {measured['device']}"
@@ -85,7 +85,7 @@ def parse_loops(text: str) -> list[str]:
     """Return the names in --loops. Raises ConfigError."""
     names = [] if text == NO_LOOPS else text.split(",")
     if NO_LOOPS in names:
-        raise ConfigError(f"--loops is '{text}'; give loops, or {NO_LOOPS} alone")
+        raise ConfigError(f"--loops is '{text}'; give names of loops, or only {NO_LOOPS}")
     if unknown := [name for name in names if name not in LOOPS]:
         raise ConfigError(
             f"--loops cannot be '{unknown[0]}'; {nearest(unknown[0], [*LOOPS, NO_LOOPS])}"
@@ -93,58 +93,58 @@ def parse_loops(text: str) -> list[str]:
     return list(dict.fromkeys(names))
 
 
-class Interleaved(Callback):
-    """Measures every other round, and calls each function in `beside` after it.
+class RoundMeasurement(Callback):
+    """A callback that measures every other round, and runs each of `loops` after a measured round.
 
-    So no measured round directly follows such a call, which would leave it cold caches. Rounds count once the engine has settled: its
-    workers are started, and its kernels compiled.
+    A measured round never directly follows a loop, which would leave it cold caches. Measuring starts when the engine has settled, that is,
+    has started its workers and compiled its kernels.
     """
 
     def __init__(self, rounds: int):
         self.rounds = rounds
         self.recorder = Recorder()
         self.device = torch.device("cpu")
-        self.beside: Mapping[str, Callable[[], object]] = {}
+        self.loops: Mapping[str, Callable[[], object]] = {}
         self.settled: Callable[[], bool] = lambda: True
         self.seconds: dict[str, list[float]] = defaultdict(list)
         self.parts: list[dict[str, float]] = []
         self.records: list[RoundRecord] = []
         self.header: Header
-        self._warm = self._counts = False
-        self._events = 0
+        self._warm = self._measuring = False
+        self._events = 0  # number of recorded events before the round
 
     def on_run_start(self, header: Header) -> None:
-        self.header, self._began = header, time.perf_counter()
+        self.header, self._start_s = header, time.perf_counter()
 
     def on_round_end(self, record: RoundRecord) -> None:
-        round_s, events = time.perf_counter() - self._began, self.recorder.events[self._events :]
-        if self._counts:
-            self._count(record, round_s, events)
-        if self._counts or record.round == 1:
-            for name, run in self.beside.items():
+        round_s, events = time.perf_counter() - self._start_s, self.recorder.events[self._events :]
+        if self._measuring:
+            self._add(record, round_s, events)
+        if self._measuring or record.round == 1:
+            for name, run in self.loops.items():
                 with timed(name):
-                    seconds = plain_loops.seconds_of(run, self.device)
-                if self._counts:
+                    seconds = pytorch_loops.seconds_of(run, self.device)
+                if self._measuring:
                     self.seconds[name].append(seconds)
         if len(self.parts) == self.rounds:
-            raise Enough
+            raise MeasurementComplete
         self._warm = self._warm or self.settled() or record.round >= MAX_WARM_UP
-        self._counts = self._warm and not self._counts
-        self._events, self._began = len(self.recorder.events), time.perf_counter()
+        self._measuring = self._warm and not self._measuring
+        self._events, self._start_s = len(self.recorder.events), time.perf_counter()
 
-    def _count(self, record: RoundRecord, round_s: float, events: Sequence[Event]) -> None:
+    def _add(self, record: RoundRecord, round_s: float, events: Sequence[Event]) -> None:
         parts = dict.fromkeys(PARTS, 0.0)
         for event in events:
             part = MESSAGES.get(event.name, event.name)
             if part in parts:
                 parts[part] += event.own_s
-        self.parts.append(parts | {REST: max(0.0, round_s - sum(parts.values()))})
+        self.parts.append(parts | {OTHER: max(0.0, round_s - sum(parts.values()))})
         self.seconds[WHOLE].append(round_s)
         self.seconds[LOCAL].append(parts[TRAINING])
         self.records.append(record)
 
 
-class Enough(Exception):
+class MeasurementComplete(Exception):
     """The requested number of rounds has been measured."""
 
 
@@ -152,9 +152,9 @@ def measure(
     config: RunConfig, rounds: int, loops: Sequence[str]
 ) -> tuple[dict[str, Any], list[Event]]:
     """Simulate until `rounds` rounds are measured. Return what --json prints, times in seconds, and the profile. Raises UserError."""
-    turns = Interleaved(rounds)
+    measurement = RoundMeasurement(rounds)
     with tempfile.TemporaryDirectory(prefix="fedcomp-bench-") as folder:
-        own: dict[str, Any] = {
+        overrides: dict[str, Any] = {
             "rounds": MAX_WARM_UP + 2 * rounds,
             "out": str(Path(folder) / "run"),
             "resume": False,
@@ -162,23 +162,27 @@ def measure(
             "metrics_port": -1,
             "tensorboard": False,
         }
-        simulation = Simulation(dataclasses.replace(config, **own), turns)
+        simulation = Simulation(dataclasses.replace(config, **overrides), measurement)
         device, engine = simulation.device, simulation.engine
         devices = [each.device for each in getattr(engine, "engines", [engine])]
         gpus = [each for each in devices if each.type == "cuda"]
-        multiply, product_flops = plain_loops.product(device, getattr(torch, config.precision))
-        beside, client_flops = _cohort_loops(simulation, loops)
-        turns.recorder = Recorder(lambda: [torch.cuda.synchronize(gpu) for gpu in gpus])
-        turns.device, turns.settled = device, lambda: getattr(engine, "settled", True)
-        turns.beside = beside | {PRODUCT: multiply}
-        with recording(turns.recorder), suppress(Enough):
+        multiply, product_flops = pytorch_loops.matrix_product(
+            device, getattr(torch, config.precision)
+        )
+        loop_calls, client_flops = _cohort_loops(simulation, loops)
+        measurement.recorder = Recorder(lambda: [torch.cuda.synchronize(gpu) for gpu in gpus])
+        measurement.device, measurement.settled = device, lambda: getattr(engine, "settled", True)
+        measurement.loops = loop_calls | {MATRIX_PRODUCT: multiply}
+        with recording(measurement.recorder), suppress(MeasurementComplete):
             simulation.run()
-    peak = len(devices) * product_flops / min(turns.seconds[PRODUCT])
-    header, accepted = turns.header, [record.accepted for record in turns.records]
-    parts = {part: statistics.mean(each[part] for each in turns.parts) for part in (*PARTS, REST)}
+    peak = len(devices) * product_flops / min(measurement.seconds[MATRIX_PRODUCT])
+    header, accepted = measurement.header, [record.accepted for record in measurement.records]
+    parts = {
+        part: statistics.mean(each[part] for each in measurement.parts) for part in (*PARTS, OTHER)
+    }
     updates = dict.fromkeys((WHOLE, LOCAL), statistics.mean(accepted))
-    updates |= dict.fromkeys(beside, header.cohort)
-    found = {
+    updates |= dict.fromkeys(loop_calls, header.cohort)
+    result = {
         "task": header.task,
         "clients": header.clients,
         "cohort": header.cohort,
@@ -192,51 +196,51 @@ def measure(
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,
         "fedcomp": __version__,
-        "rounds": len(turns.parts),
+        "rounds": len(measurement.parts),
         "accepted": sum(accepted),
-        "accuracy": turns.records[-1].accuracy,
+        "accuracy": measurement.records[-1].accuracy,
         "client_flops": client_flops,
         "peak_flops_per_s": peak,
         "parts": {
             name: {"seconds": s, "share": s / sum(parts.values())} for name, s in parts.items()
         },
         "ways": [
-            _way(name, turns.seconds[name], count, client_flops, peak)
+            _rate(name, measurement.seconds[name], count, client_flops, peak)
             for name, count in updates.items()
         ],
     }
-    return found, turns.recorder.events
+    return result, measurement.recorder.events
 
 
 def _cohort_loops(
     simulation: Simulation, loops: Sequence[str]
 ) -> tuple[dict[str, Callable[[], object]], float]:
-    """Return the loops over a cohort of the run, drawn once, and the operations of one client's update, 0 of a `train_fn`."""
+    """Return the loops over one random cohort of the run, and the operations of one client's update (0 for a task with a `train_fn`)."""
     config, trainer, task = simulation.config, simulation.clients.trainer, simulation.task
     if task.train_fn is not None and BIG_BATCH in loops:
         raise ConfigError(
             f"--loops {BIG_BATCH} cannot run the task's train_fn; give lean, usual or none"
         )
-    chosen = seeds.generator(config.seed, "bench").permutation(config.clients)
-    chosen = chosen[: size(config.participation, config.clients)]
-    data, sgd, shards = trainer.data, trainer.sgd, [trainer.shards[client] for client in chosen]
+    cohort = seeds.generator(config.seed, "bench").permutation(config.clients)
+    cohort = cohort[: size(config.participation, config.clients)]
+    data, sgd, shards = trainer.data, trainer.sgd, [trainer.shards[client] for client in cohort]
     plans = [
         plan_batches(sgd, shard, config.seed, 1, int(client))
-        for client, shard in zip(chosen, shards, strict=True)
+        for client, shard in zip(cohort, shards, strict=True)
     ]
     examples = sum(len(batch) for plan in plans for batch in plan) / len(plans)
-    made = {
-        "lean": lambda: plain_loops.lean_loop(task, data, shards, plans, sgd),
-        "usual": lambda: plain_loops.usual_loop(task, data, shards, plans, sgd),
-        BIG_BATCH: lambda: plain_loops.big_batch(task, data, plans, sgd),
+    factories = {
+        "lean": lambda: pytorch_loops.lean_loop(task, data, shards, plans, sgd),
+        "usual": lambda: pytorch_loops.usual_loop(task, data, shards, plans, sgd),
+        BIG_BATCH: lambda: pytorch_loops.big_batch(task, data, plans, sgd),
     }
-    runs = {LOOPS[name]: made[name]() for name in loops}
+    runs = {LOOPS[name]: factories[name]() for name in loops}
     if task.train_fn is not None:
         return runs, 0.0
     if config.precision != "float32":
         dtype = getattr(torch, config.precision)
         runs = {name: _autocast(run, simulation.device, dtype) for name, run in runs.items()}
-    return runs, examples * plain_loops.flops_of_an_example(task, data, config.batch_size)
+    return runs, examples * pytorch_loops.flops_of_an_example(task, data, config.batch_size)
 
 
 def _autocast(
@@ -249,10 +253,10 @@ def _autocast(
     return in_precision
 
 
-def _way(
+def _rate(
     name: str, seconds: Sequence[float], updates: float, client_flops: float, peak: float
 ) -> dict[str, Any]:
-    """Return how fast a cohort is trained: medians. Operations are None where torch counts none of the model's."""
+    """Return the median time of a cohort and its rates. Operations are None if torch cannot count those of the model."""
     median = max(statistics.median(seconds), 1e-9)
     flops = updates * client_flops / median if client_flops else None
     return {
@@ -290,19 +294,19 @@ def _print_tables(m: Mapping[str, Any], loops: Sequence[str]) -> None:
         f"{m['uplink']}, {m['memory']}\n{m['device']}, {m['threads']} threads, {m['precision']}, engine {m['engine']}; "
         f"{m['rounds']} rounds, medians; a large matrix product reaches {m['peak_flops_per_s'] / 1e9:,.0f} GFLOP/s\n"
     )
-    legend = "\n".join([*(LEGENDS[name] for name in loops), OF_DEVICE, ""])
+    legend = "\n".join([*(LEGENDS[name] for name in loops), DEVICE_FRACTION_LEGEND, ""])
     print_table(RATES, rates, {RATES[0]}, title=title, legend=legend)
     print_table(TIMES, times, {TIMES[0]})
     print(largest_costs(m["parts"]))
 
 
 def largest_costs(parts: Mapping[str, Mapping[str, float]]) -> str:
-    """Return a sentence that names the largest parts of a round other than training."""
-    beside = sorted(
+    """Return a sentence that names the largest parts of a round besides training."""
+    costs = sorted(
         (name for name in parts if name != TRAINING), key=lambda name: -parts[name]["seconds"]
     )
     named = [
         f"{name} {1e3 * parts[name]['seconds']:,.1f} ms ({parts[name]['share']:.1%})"
-        for name in beside[:COSTS]
+        for name in costs[:LARGEST_COSTS]
     ]
-    return f"Largest costs around training: {', '.join(named)}."
+    return f"Largest costs besides training: {', '.join(named)}."

@@ -1,8 +1,8 @@
-"""`fedcomp sim --dry-run`: the bytes that a run would send, without training and without a folder.
+"""`fedcomp sim --dry-run`: estimate the bytes that a run would send, without training and without a run folder.
 
-The rounds use the strategy, codecs and memories of the run. A client's update is random: the update of one client that trained the initial
-model, each coordinate times a normal value. Frames whose length does not depend on their content have the length of the run's frames;
-others have about that length.
+Dry rounds use the strategy, codecs and memories of the run with random updates: one client trains the initial model, and every coordinate
+of its update is multiplied by a standard normal value. Frames whose length does not depend on their content have exactly the length that
+they have in the run; the length of other frames is an estimate.
 """
 
 import dataclasses
@@ -30,13 +30,13 @@ from ..tasks.data import Examples
 from ..training.batches import plan_batches
 from ..training.engine import Job, JobResult, client_engine
 from ..training.local_sgd import LocalSGD
-from .comparison.alternatives import Alternative, refused
-from .results import OF_DENSE, OF_FLOATS
+from .comparison.alternatives import Alternative, alternative_error
+from .results import RATIO_TO_DENSE, RATIO_TO_FLOAT32
 from .tables import aligned, print_table
 
-COORDINATES = 100_000_000  # of random updates; further rounds are extrapolated
-FEWEST = 3  # dry rounds
-HEAD = (
+MAX_COORDINATES = 100_000_000  # of all random updates; the remaining rounds are extrapolated
+MIN_DRY_ROUNDS = 3
+COLUMNS = (
     *("", "frame up", "longest", "frame down"),
     *("up a round", "down a round", "up", "down", "ratio"),
 )
@@ -44,24 +44,24 @@ HEAD = (
 
 @dataclass(frozen=True)
 class Forecast:
-    """The bytes that an alternative would send. Sizes of frames are (shortest, longest) of the dry rounds."""
+    """Estimated bytes of an alternative. Sizes of frames are (shortest, longest) of the dry rounds, in bytes."""
 
     name: str
     parameters: int
     tensors: int
     rounds: int
     dry_rounds: int
-    frame_up: tuple[int, int]  # of a client in a round
-    longest_up: int | None  # bound of the codec, None without a bound
+    frame_up: tuple[int, int]  # of one client in a round
+    longest_up: int | None  # upper bound of the codec; None if it has none
     frame_down: tuple[int, int]  # of the broadcast of a round
     longest_down: int | None
-    uplink_bytes: int  # of the run
+    uplink_bytes: int  # of all rounds
     downlink_bytes: int
-    dense_bytes: int  # of the same exchanges in 32-bit floats, both ways
+    dense_bytes: int  # of the same exchanges in float32, both ways
 
     @property
     def sent_bytes(self) -> int:
-        """Bytes of the run, both ways."""
+        """Bytes of all rounds, both ways."""
         return self.uplink_bytes + self.downlink_bytes
 
     @property
@@ -75,22 +75,22 @@ class Forecast:
 
 
 class RandomUpdates:
-    """An engine whose updates are random multiples of the coordinates of `model` [n], the update of a client that trained."""
+    """An engine that multiplies each coordinate of `update` [n], that of a trained client, by a random value in place of training."""
 
-    def __init__(self, model: Tensor, device: torch.device):
-        self.model, self.device = model, device
+    def __init__(self, update: Tensor, device: torch.device):
+        self.update, self.device = update, device
 
     def train(
         self, start: Tensor, data: Data, jobs: Sequence[Job], sgd: LocalSGD, *, seed: int
     ) -> tuple[Tensor, list[JobResult | Exception]]:
         rows = [
             seeds.generator(seed, "imagined", job.round, job.client)
-            .standard_normal(len(self.model))
+            .standard_normal(len(self.update))
             .astype(np.float32)
             for job in jobs
         ]
-        factors = torch.from_numpy(np.stack(rows)) if rows else torch.empty(0, len(self.model))
-        return (factors * self.model).to(self.device), [JobResult(0.0)] * len(jobs)
+        factors = torch.from_numpy(np.stack(rows)) if rows else torch.empty(0, len(self.update))
+        return (factors * self.update).to(self.device), [JobResult(0.0)] * len(jobs)
 
     def resident(self, data: Data) -> Data:
         return data
@@ -113,23 +113,25 @@ class DryRun(Simulation):
 
 
 def forecast(alternative: Alternative) -> Forecast:
-    """Go through the rounds of an alternative. Raises UserError if its options cannot work."""
+    """Run the dry rounds of an alternative. Raises UserError if its options cannot work."""
     config = dataclasses.replace(alternative.config, out=None, resume=False)
     run = DryRun(config, Callback())
     cohort = cohort_size(config.participation, config.clients)
-    dry_rounds = min(config.rounds, max(FEWEST, COORDINATES // (run.layout.numel * cohort)))
+    dry_rounds = min(
+        config.rounds, max(MIN_DRY_ROUNDS, MAX_COORDINATES // (run.layout.numel * cohort))
+    )
     up, down, dense = [], [], []
     frames_up: list[int] = []
     frames_down: list[int] = []
-    for outcome in run.loop.rounds(range(1, dry_rounds + 1)):
+    for result in run.loop.rounds(range(1, dry_rounds + 1)):
         if run.timing:
-            run.timing.on_round_end(outcome)
-        traffic = outcome.traffic
+            run.timing.on_round_end(result)
+        traffic = result.traffic
         up.append(run.relays.take().client_bytes if run.relays else sum(traffic.uplink.values()))
         down.append(sum(traffic.downlink.values()))
-        dense.append(4 * run.layout.numel * (len(outcome.cohort) + len(traffic.downlink)))
+        dense.append(4 * run.layout.numel * (len(result.cohort) + len(traffic.downlink)))
         frames_up += traffic.uplink.values()
-        frames_down += [len(outcome.broadcast.frame)] if outcome.broadcast else []
+        frames_down += [len(result.broadcast.frame)] if result.broadcast else []
     one_phase = len(run.strategy.client_algorithm.phases) == 1
     return Forecast(
         name=alternative.name,
@@ -137,80 +139,82 @@ def forecast(alternative: Alternative) -> Forecast:
         tensors=len(run.layout),
         rounds=config.rounds,
         dry_rounds=dry_rounds,
-        frame_up=_ends(frames_up),
+        frame_up=_bounds(frames_up),
         longest_up=longest_frame(run.strategy.uplink, run.sent_layout) if one_phase else None,
-        frame_down=_ends(frames_down),
+        frame_down=_bounds(frames_down),
         longest_down=longest_frame(run.strategy.downlink, run.layout),
-        uplink_bytes=_of_run(up, config.rounds),
-        downlink_bytes=_of_run(down, config.rounds),
-        dense_bytes=_of_run(dense, config.rounds),
+        uplink_bytes=_extrapolated(up, config.rounds),
+        downlink_bytes=_extrapolated(down, config.rounds),
+        dense_bytes=_extrapolated(dense, config.rounds),
     )
 
 
-def _ends(lengths: Sequence[int]) -> tuple[int, int]:
+def _bounds(lengths: Sequence[int]) -> tuple[int, int]:
     return (min(lengths), max(lengths)) if lengths else (0, 0)
 
 
-def _of_run(bytes_: Sequence[int], rounds: int) -> int:
-    """Return the bytes of all rounds. Rounds that were not gone through count like the later half of the dry rounds."""
+def _extrapolated(bytes_: Sequence[int], rounds: int) -> int:
+    """Return the bytes of all rounds. Each remaining round counts as the mean of the second half of the dry rounds."""
     return sum(bytes_) + round((rounds - len(bytes_)) * mean(bytes_[-math.ceil(len(bytes_) / 2) :]))
 
 
-def show(alternatives: Sequence[Alternative]) -> None:
-    """Print a table: fitted to a terminal, in columns elsewhere."""
-    found = [_forecast_of(alternative) for alternative in alternatives]
-    baselines = [_baseline(alternative, alternatives, found) for alternative in alternatives]
+def print_forecasts(alternatives: Sequence[Alternative]) -> None:
+    """Print a table of the estimates: fitted to a terminal, in aligned columns elsewhere."""
+    forecasts = [_forecast_of(alternative) for alternative in alternatives]
+    baselines = [_baseline(alternative, alternatives, forecasts) for alternative in alternatives]
     models = (
         f"{f.parameters:,} parameters in {f.tensors} tensors, {human_bytes(4 * f.parameters)} as float32"
-        for f in found
+        for f in forecasts
     )
     print("\n".join(dict.fromkeys(models)))
-    rows = [_cells(f, baseline) for f, baseline in zip(found, baselines, strict=True)]
+    rows = [_cells(f, baseline) for f, baseline in zip(forecasts, baselines, strict=True)]
     if sys.stdout.isatty():
-        print_table(HEAD, rows, left={HEAD[0]})
+        print_table(COLUMNS, rows, left={COLUMNS[0]})
     else:
-        print("\n".join(aligned([HEAD, *rows], left=1)))
-    print(OF_DENSE if any(baselines) else OF_FLOATS)
-    if not all(f.exact for f in found):
-        print("~: depends on the values of the updates; random updates were encoded in their place")
-    if any(f.dry_rounds < f.rounds for f in found):
-        fewest = min(f.dry_rounds for f in found)
-        print(f"{fewest} rounds were gone through; the others are extrapolated from them")
+        print("\n".join(aligned([COLUMNS, *rows], left=1)))
+    print(RATIO_TO_DENSE if any(baselines) else RATIO_TO_FLOAT32)
+    if not all(f.exact for f in forecasts):
+        print(
+            "~: an estimate from random updates; the length of these frames depends on the values"
+        )
+    if any(f.dry_rounds < f.rounds for f in forecasts):
+        dry_rounds = min(f.dry_rounds for f in forecasts)
+        print(f"bytes are extrapolated from {dry_rounds} dry rounds")
 
 
 def _forecast_of(alternative: Alternative) -> Forecast:
     try:
         return forecast(alternative)
     except FedcompError as error:
-        raise refused(alternative.name, str(error), error.exit_status) from error
+        raise alternative_error(alternative.name, str(error), error.exit_status) from error
 
 
 def _baseline(
-    alternative: Alternative, alternatives: Sequence[Alternative], found: Sequence[Forecast]
+    alternative: Alternative, alternatives: Sequence[Alternative], forecasts: Sequence[Forecast]
 ) -> Forecast | None:
     """Return the forecast of the dense alternative with otherwise the same options, or None."""
     wanted = dense(alternative.values)
-    for other, told in zip(alternatives, found, strict=True):
+    for other, forecast in zip(alternatives, forecasts, strict=True):
         if is_dense(other.values) and dense(other.values) == wanted and len(alternatives) > 1:
-            return told
+            return forecast
     return None
 
 
 def _cells(f: Forecast, baseline: Forecast | None) -> tuple[str, ...]:
-    about = "" if f.exact and (baseline is None or baseline.exact) else "~"
-    a_round = f.uplink_bytes / f.rounds, f.downlink_bytes / f.rounds
-    sent = (*a_round, f.uplink_bytes, f.downlink_bytes)
-    whole = f.dense_bytes if baseline is None else baseline.sent_bytes
+    sign = "" if f.exact and (baseline is None or baseline.exact) else "~"
+    per_round = f.uplink_bytes / f.rounds, f.downlink_bytes / f.rounds
+    sent = (*per_round, f.uplink_bytes, f.downlink_bytes)
+    reference_bytes = f.dense_bytes if baseline is None else baseline.sent_bytes
     return (
         f.name,
         _range(f.frame_up),
         NOTHING if f.longest_up is None else human_bytes(f.longest_up),
         _range(f.frame_down),
-        *(about + human_bytes(round(count)) for count in sent),
-        about + ratio(whole, f.sent_bytes),
+        *(sign + human_bytes(round(count)) for count in sent),
+        sign + ratio(reference_bytes, f.sent_bytes),
     )
 
 
-def _range(ends: tuple[int, int]) -> str:
-    low, high = map(human_bytes, ends)
+def _range(bounds: tuple[int, int]) -> str:
+    low, high = map(human_bytes, bounds)
     return low if low == high else f"{low}–{high}"

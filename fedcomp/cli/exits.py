@@ -1,4 +1,4 @@
-"""How commands end: errors as one sentence on standard error, exit statuses, and signals."""
+"""The end of commands: error messages of one line on standard error, exit statuses, and signals."""
 
 import errno
 import os
@@ -19,21 +19,21 @@ from ..errors import INTERRUPTED, FedcompError
 from ..formatting import one_line
 
 UNWRITABLE = (errno.EIO, errno.ENOSPC, errno.EPIPE)  # a full disk, or a pipe without a reader
-OUTPUT_LOST = 1  # exit status where standard output cannot be written
-ENDINGS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # SIGHUP: the terminal closes
-BURST_S = 0.5  # signals that follow another one within this time count as one: clean-up has begun
+OUTPUT_LOST = 1  # exit status if standard output cannot be written
+END_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # SIGHUP: the terminal closes
+BURST_S = 0.5  # further signals within this time are ignored, because clean-up has begun
 
 
-def print_error(sentence: str) -> None:
-    """Print one line on standard error, whatever the sentence quotes."""
-    with suppress(OSError):  # there is nowhere else to say it
-        print(f"fedcomp: {one_line(sentence)}", file=sys.stderr)
+def print_error(message: str) -> None:
+    """Print a message on standard error as one line."""
+    with suppress(OSError):  # standard error is closed
+        print(f"fedcomp: {one_line(message)}", file=sys.stderr)
 
 
 def output_lost(error: BaseException | None = None) -> str | None:
-    """Return why standard output cannot be written, judged by `error` and by a flush; None if it can.
+    """Return why standard output cannot be written, from `error` or a flush that fails; None if it can be written.
 
-    Unwritten output is dropped, because the interpreter would try to write it again at exit.
+    Unwritten output is discarded, because the interpreter would try to write it again at exit.
     """
     try:
         sys.stdout.flush()
@@ -48,7 +48,7 @@ def output_lost(error: BaseException | None = None) -> str | None:
 
 
 class CommandGroup(TyperGroup):
-    """A group whose foreseeable errors are one sentence on standard error and an exit status. Other errors keep their traceback."""
+    """A group of commands that reports expected errors as one line and an exit status. Other errors keep their traceback."""
 
     def main(self, *args: Any, standalone_mode: bool = True, **kwargs: Any) -> Any:
         if not standalone_mode:
@@ -78,17 +78,17 @@ def command_group(help: str) -> typer.Typer:
     """Return a group of commands that prints its help if no command is given."""
     group = typer.Typer(cls=CommandGroup, add_completion=False, rich_markup_mode="rich")
 
-    def alone(context: typer.Context) -> None:
+    def print_help(context: typer.Context) -> None:
         if context.invoked_subcommand is None:
             print(context.get_help())
 
-    group.callback(invoke_without_command=True, help=help)(alone)
+    group.callback(invoke_without_command=True, help=help)(print_help)
     return group
 
 
 def _usage(error: click.UsageError) -> str:
     text = error.format_message().partition(" Did you mean")[0].partition(" (Did you mean")[0]
-    said = text[:1].lower() + text[1:].rstrip(".")
+    message = text[:1].lower() + text[1:].rstrip(".")
     if isinstance(error, click.NoSuchOption) and error.ctx:
         known = {
             flag.removeprefix("--").replace("-", "_"): flag
@@ -98,27 +98,27 @@ def _usage(error: click.UsageError) -> str:
         }
         name = error.option_name.lstrip("-").replace("-", "_")
         help = f"see {error.ctx.command_path} --help"
-        return f"{said}; {suggestion(name, known, lambda one: known[one], help)}"
+        return f"{message}; {suggestion(name, known, lambda one: known[one], help)}"
     if near := getattr(error, "possibilities", None):
-        return f"{said}; did you mean {' or '.join(near)}?"
+        return f"{message}; did you mean {' or '.join(near)}?"
     if isinstance(error, click.BadOptionUsage):
-        return said
-    return f"{said}; see {error.ctx.command_path if error.ctx else 'fedcomp'} --help"
+        return message
+    return f"{message}; see {error.ctx.command_path if error.ctx else 'fedcomp'} --help"
 
 
 class Signals:
-    """While entered, each signal raises KeyboardInterrupt and sets `heard` to its number. Ignored signals (nohup) stay ignored."""
+    """A context in which END_SIGNALS raise KeyboardInterrupt and set `received` to their number. Ignored signals (nohup) stay ignored."""
 
     def __init__(self) -> None:
-        self.heard: int | None = None
-        self._held_back = False
+        self.received: int | None = None
+        self._ignoring = False
         self._raised_s = float("-inf")
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> Self:
-        for number in ENDINGS:
+        for number in END_SIGNALS:
             if signal.getsignal(number) is not signal.SIG_IGN:
-                self._before[number] = signal.signal(number, self._hear)
+                self._before[number] = signal.signal(number, self._on_signal)
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -126,39 +126,39 @@ class Signals:
             signal.signal(number, handler)
 
     @contextmanager
-    def held_back_afterwards(self) -> Iterator[None]:
-        """Ignore signals from the end of this block on, so that they do not interrupt the clean-up."""
+    def ignored_afterwards(self) -> Iterator[None]:
+        """Ignore signals after this block, so that they do not interrupt the clean-up."""
         try:
             yield
         finally:
-            self._held_back = True
+            self._ignoring = True
 
-    def _hear(self, number: int, frame: FrameType | None) -> None:
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
         now_s = time.monotonic()
-        if self._held_back or now_s - self._raised_s < BURST_S:
+        if self._ignoring or now_s - self._raised_s < BURST_S:
             return
-        self.heard = number
+        self.received = number
         self._raised_s = now_s
         raise KeyboardInterrupt
 
 
 @contextmanager
 def stoppable(
-    stopped: Callable[[str], str], screen: AbstractContextManager[Any] | None = None
+    stop_message: Callable[[str], str], screen: AbstractContextManager[Any] | None = None
 ) -> Iterator[None]:
-    """Run a block that signals and a lost standard output may end. `screen` is entered around it.
+    """Run a block, inside the context `screen`, that a signal or an unwritable standard output may end.
 
-    Then the command ends with the sentence that `stopped` makes of the cause, and with the exit status of the signal.
+    The command then ends with the message `stop_message(cause)` and the exit status of the signal, or OUTPUT_LOST.
     """
     with Signals() as signals:
         try:
-            with screen or nullcontext(), signals.held_back_afterwards():
+            with screen or nullcontext(), signals.ignored_afterwards():
                 yield
         except (KeyboardInterrupt, OSError) as error:
-            lost, number = output_lost(error), signals.heard
+            lost, number = output_lost(error), signals.received
             if isinstance(error, KeyboardInterrupt):
                 number = number or signal.SIGINT
             if not (number or lost):
                 raise
-            print_error(stopped("interrupted" if number else f"{lost}: stopped"))
+            print_error(stop_message("interrupted" if number else f"{lost}: stopped"))
             raise typer.Exit(128 + number if number else OUTPUT_LOST) from None

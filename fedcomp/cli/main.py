@@ -16,17 +16,22 @@ from .. import __version__, spec
 from ..config import ALTERNATIVE_OPTIONS, KEYS, RunConfig, data_folder
 from ..errors import UserError
 from ..formatting import one_line
-from . import deployed, doctor, flags, keys, reproduce, results
-from .comparison.alternatives import Alternative, alternatives, compares_compression, is_span
+from . import deployment_commands, doctor, flags, keys, reproduce, results
+from .comparison.alternatives import (
+    Alternative,
+    alternatives,
+    compares_compression,
+    has_alternatives,
+)
 from .exits import CommandGroup, command_group, stoppable
 
 if TYPE_CHECKING:
     from ..run_display import RunDisplay
     from .comparison.progress import ComparisonDisplay
 
-COMPARISON, PORT = "Comparison", "The server's port"  # panels of the help
+COMPARISON_PANEL, PORT_PANEL = "Comparison", "The server's port"  # of the help
 SIMULATION_ONLY = ("network", "attack", "cohort_batch", "residuals")
-NOT_MEASURED = "rounds out resume checkpoint_every plain log_json metrics_port tensorboard".split()
+NOT_IN_BENCH = "rounds out resume checkpoint_every plain log_json metrics_port tensorboard".split()
 
 app = typer.Typer(
     cls=CommandGroup,
@@ -55,142 +60,144 @@ def fedcomp(
 def simulation(
     target_accuracy: str | None = typer.Option(
         None,
-        metavar="SHARE",
-        rich_help_panel=COMPARISON,
+        metavar="ACCURACY",
+        rich_help_panel=COMPARISON_PANEL,
         help="Report rounds and bytes needed to reach this accuracy, such as 90%, in table and report.",
     ),
     side_by_side: str | None = typer.Option(
         None,
         metavar="[auto|N]",
-        rich_help_panel=COMPARISON,
-        help="Processes that run alternatives at once; auto = one for each core of a CPU if the model is trained on one, else one.",
+        rich_help_panel=COMPARISON_PANEL,
+        help="Number of alternatives that run at once; auto = one for each CPU core if each uses one core, else 1.",
     ),
     baseline: bool | None = typer.Option(
         None,
         "--baseline/--no-baseline",
-        rich_help_panel=COMPARISON,
-        help="Add a line named dense, which compresses nothing in either direction; ratios refer to its bytes. "
-        "Default: added where alternatives differ in their compression.",
+        rich_help_panel=COMPARISON_PANEL,
+        help="Add a run named dense, which compresses nothing in either direction; ratios refer to its bytes. "
+        "Default: added if the alternatives differ in their compression.",
     ),
     dry_run: bool | None = typer.Option(
         None,
         "--dry-run",
-        rich_help_panel=COMPARISON,
-        help="Print parameters, sizes of frames and expected bytes, and train nothing.",
+        rich_help_panel=COMPARISON_PANEL,
+        help="Print the number of parameters, the sizes of frames and the expected bytes, without training.",
     ),
-    **given: Any,
+    **run_flags: Any,
 ) -> None:
     """Simulate a federation of virtual clients on this machine.
 
-    Numbers may be written 0.01, 1% or 1/100. An option is taken from its flag, else from the --config file, else from the run that
-    --resume continues, else it has its default. An option of an experiment that is given again, such as a second --uplink or --seed,
-    makes alternatives: all are run, beside each other where there is room, and compared. Alternatives that differ in their
-    compression are compared with a line that compresses nothing, named dense.
+    Numbers may be written 0.01, 1% or 1/100. A flag has precedence over the --config file, the file over the run that --resume
+    continues, and that run over the default. An option of the experiment that is given more than once, such as --uplink or --seed,
+    makes alternatives, which are all run and compared. If they differ in their compression, a run that compresses nothing is added,
+    named dense.
     """
-    values, target = flags.run_values(given, ALTERNATIVE_OPTIONS), results.share(target_accuracy)
-    several = is_span(values)
+    values = flags.run_values(run_flags, ALTERNATIVE_OPTIONS)
+    target = results.parse_accuracy(target_accuracy)
+    compare = has_alternatives(values)
     for flag, value in (
         ("--side-by-side", side_by_side),
         ("--baseline" if baseline else "--no-baseline", baseline),
     ):
-        if value is not None and not several:
+        if value is not None and not compare:
             raise UserError(
-                f"{flag} is for several alternatives; give an option such as --uplink more than once, or leave it out"
+                f"{flag} is for a comparison; give an option such as --uplink more than once, or leave {flag} out"
             )
     if dry_run:
-        from .dry_run import show
+        from .dry_run import print_forecasts
 
         dense = compares_compression(values) if baseline is None else baseline
-        show(alternatives(values, dense) if several else [Alternative("", values)])
+        print_forecasts(alternatives(values, dense) if compare else [Alternative("", values)])
         return
-    given = {
+    run_flags = {
         "target_accuracy": target_accuracy,
         "side_by_side": side_by_side,
         "baseline": baseline,
-    } | given
-    if several:
-        _compare(values, given, side_by_side or "auto", target, baseline)
+    } | run_flags
+    if compare:
+        _compare(values, run_flags, side_by_side or "auto", target, baseline)
         return
     config = RunConfig(**values)
 
-    def run(watch: "RunDisplay") -> None:
+    def run(display: "RunDisplay") -> None:
         from ..sim import simulate
 
-        simulate(config, watch)
+        simulate(config, display)
 
-    _run(run, config, given, ("fedcomp", "sim"), target)
+    _run(run, config, run_flags, ("fedcomp", "sim"), target)
 
 
 def _run(
     run: Callable[["RunDisplay"], Any],
     config: RunConfig,
-    given: dict[str, Any],
+    run_flags: dict[str, Any],
     command: Sequence[str],
     target: float | None = None,
 ) -> None:
     """Show a run and write its report. Exit with status 1 if no client's update was accepted in any round."""
-    watch = _watch(config)
+    display = _display(config)
 
-    def stopped(why: str) -> str:
-        if not watch.header:
-            return f"{why} before the run began"
-        again = flags.resume_command(given, watch.header.out, command)
-        return f"{why} {watch.reached}; continue with: {again}"
+    def stop_message(cause: str) -> str:
+        if not display.header:
+            return f"{cause} before the run began"
+        resume = flags.resume_command(run_flags, display.header.out, command)
+        return f"{cause} {display.reached}; continue with: {resume}"
 
-    with stoppable(stopped, watch):
-        run(watch)
-    if watch.header:
-        from .reports import after_run
+    with stoppable(stop_message, display):
+        run(display)
+    if display.header:
+        from .report.writer import after_run
 
         after_run(
-            Path(watch.header.out),
-            lambda sentence: print(f"warning: {one_line(sentence)}", file=sys.stderr),
+            Path(display.header.out),
+            lambda message: print(f"warning: {one_line(message)}", file=sys.stderr),
             target,
         )
-    if watch.summary is not None and not watch.summary.client_updates:
+    if display.summary is not None and not display.summary.client_updates:
         raise typer.Exit(1)
 
 
 def _compare(
     values: dict[str, Any],
-    given: dict[str, Any],
+    run_flags: dict[str, Any],
     side_by_side: str,
     target: float | None,
     baseline: bool | None,
 ) -> None:
-    """Show the alternatives while they run, and then their table."""
-    from .comparison import run
+    """Show the progress of the alternatives, and then the table of their results."""
+    from .comparison.comparison import Comparison
 
-    watch: ComparisonDisplay
-    if _plain(values.get("plain", False)):
+    display: ComparisonDisplay
+    if _prints_lines(values.get("plain", False)):
         from .comparison.progress import ComparisonLines
 
-        watch = ComparisonLines()
+        display = ComparisonLines()
     else:
         from .comparison.comparison_view import ComparisonView
 
-        watch = ComparisonView()
-    comparison = run.Comparison(values, watch, side_by_side, target, baseline)
+        display = ComparisonView()
+    comparison = Comparison(values, display, side_by_side, target, baseline)
 
-    def stopped(why: str) -> str:
-        if not watch.out:
-            return f"{why} before the first alternative began"
-        again = flags.resume_command(given, watch.out, ("fedcomp", "sim"))
-        return f"{why} with {watch.ended} of {len(watch.all)} alternatives done; continue with: {again}"
+    def stop_message(cause: str) -> str:
+        if not display.out:
+            return f"{cause} before the first alternative began"
+        resume = flags.resume_command(run_flags, display.out, ("fedcomp", "sim"))
+        return f"{cause} with {display.ended} of {len(display.all)} alternatives done; continue with: {resume}"
 
-    with stoppable(stopped, watch):
-        found = comparison.run()
-    comparison.show(found)
+    with stoppable(stop_message, display):
+        lines = comparison.run()
+    comparison.show(lines)
     if comparison.exit_status:
         raise typer.Exit(comparison.exit_status)
 
 
-def _watch(config: RunConfig) -> "RunDisplay":
+def _display(config: RunConfig) -> "RunDisplay":
+    """Return the display of a run: none if the log is on standard output, lines of text, or the dashboard."""
     if config.log_json == "-":
         from ..run_display import RunDisplay
 
         return RunDisplay()
-    if _plain(config.plain):
+    if _prints_lines(config.plain):
         from .line_display import LineDisplay
 
         return LineDisplay()
@@ -199,16 +206,16 @@ def _watch(config: RunConfig) -> "RunDisplay":
     return Dashboard()
 
 
-def _plain(asked: bool) -> bool:
-    """Return whether to print lines in place of a dashboard."""
-    return asked or not sys.stdout.isatty() or os.environ.get("TERM", "") in ("", "dumb", "unknown")
+def _prints_lines(plain: bool) -> bool:
+    """Return whether to print lines instead of a dashboard: with --plain, and where standard output is no capable terminal."""
+    return plain or not sys.stdout.isatty() or os.environ.get("TERM", "") in ("", "dumb", "unknown")
 
 
 @app.command()
 def init(
     path: Path = typer.Argument(Path("my_task.py"), help="The file to write.", show_default=True),
 ) -> None:
-    """Write an example task of your own, ready to run and to change."""
+    """Write an example task to a Python file, ready to run and to change."""
     from importlib import resources
 
     if path.suffix != ".py" or not str(path).isprintable():
@@ -244,7 +251,7 @@ def codecs() -> None:
 
 @app.command()
 def tasks(data: flags.Data = None) -> None:
-    """List the built-in tasks: parameters, examples, and the place of the data."""
+    """List the built-in tasks: parameters, examples, and where the data is."""
     from .listing import print_tasks
 
     print_tasks(data_folder(data))
@@ -255,26 +262,30 @@ def report(
     folders: list[Path] = typer.Argument(
         ...,
         metavar="RUN...",
-        help="Run folders, finished or not, or folders of alternatives. Runs that differ only in their seeds become one line.",
+        help="Run folders, finished or not, or folders of comparisons. Runs that differ only in their seeds become one line.",
     ),
     out: Path | None = typer.Option(
-        None, metavar="DIR", help="Folder of report.html. Default: RUN if there is one, else here."
+        None,
+        metavar="DIR",
+        help="Folder for report.html. Default: the folder RUN if only one is given, else the current folder.",
     ),
     target_accuracy: str | None = typer.Option(
-        None, metavar="SHARE", help="Report rounds and bytes to this accuracy, such as 90%."
+        None,
+        metavar="ACCURACY",
+        help="Report rounds and bytes needed to reach this accuracy, such as 90%.",
     ),
 ) -> None:
-    """Write runs as one HTML page that needs no network: verdict, charts, tables of results and settings."""
-    from . import reports
+    """Write a report on runs as one self-contained HTML page: verdict, charts, tables of results and settings."""
+    from .report import writer
 
-    reports.show(folders, out, target_accuracy)
+    writer.write_and_print_path(folders, out, target_accuracy)
 
 
 app.command()(doctor.doctor)
 app.command()(reproduce.reproduce)
-app.command()(deployed.client)
-app.command()(deployed.relay)
-bench = command_group("Measure on this machine.")
+app.command()(deployment_commands.client)
+app.command()(deployment_commands.relay)
+bench = command_group("Measure codecs and simulations on this machine.")
 app.add_typer(bench, name="bench")
 app.add_typer(keys.app, name="keys")
 server = command_group("Serve a federation of real clients.")
@@ -284,25 +295,25 @@ app.add_typer(server, name="server")
 @bench.command("codecs")
 def bench_codecs(
     numel: str | None = typer.Option(
-        None, metavar="N", help="Length of a vector of normal values. Default: 1M."
+        None, metavar="N", help="Length of the vector of normal values. Default: 1M."
     ),
     task: str | None = typer.Option(
-        None, help="Use an update of this task in place of the vector."
+        None, help="Compress an update of this task instead of normal values."
     ),
     data: flags.Data = None,
     codec: list[str] | None = typer.Option(
-        None, help="A codec; may be given more than once. Default: all."
+        None, help="A codec; may be given more than once. Default: all codecs."
     ),
     device: flags.Device = "cpu",
     repeats: int = typer.Option(
-        5, metavar="N", min=1, max=1000, help="Repeats; medians are shown."
+        5, metavar="N", min=1, max=1000, help="Number of repetitions; medians are shown."
     ),
     json: flags.Json = False,
     picture: Path | None = typer.Option(
-        None, metavar="FILE", help="Draw bits against error, as SVG."
+        None, metavar="FILE", help="Write an SVG chart of error against bits to this file."
     ),
 ) -> None:
-    """Measure speed, frame size and error of codecs, beside a plain copy of the vector."""
+    """Measure speed, frame size and error of codecs, and compare their time with that of copying the vector."""
     from ..training import devices
     from .bench_codecs import bench, normal, update_of
 
@@ -316,38 +327,40 @@ def bench_codecs(
         raise UserError(
             f"--numel is '{numel}'; give a whole number such as 1000000, 25M or 1G"
         ) from None
-    where = devices.parse_device(device)
+    target = devices.parse_device(device)
     if task is None:
-        vector = normal(count, where)
+        vector = normal(count, target)
     else:
-        vector = update_of(task, data_folder(data), where)
+        vector = update_of(task, data_folder(data), target)
     bench(vector, codec or (), repeats, json, picture)
 
 
 @bench.command("sim")
-@flags.with_run_flags(without=NOT_MEASURED)
+@flags.with_run_flags(without=NOT_IN_BENCH)
 def bench_sim(
-    rounds: int = typer.Option(5, metavar="N", min=1, max=10_000, help="Rounds to measure."),
+    rounds: int = typer.Option(
+        5, metavar="N", min=1, max=10_000, help="Number of rounds to measure."
+    ),
     loops: str = typer.Option(
         "lean",
         metavar="[lean|usual|big-batch|none]",
-        help="Plain PyTorch loops to compare with, several with commas: lean keeps one model and takes examples by index, usual "
+        help="PyTorch loops to compare with, separated by commas: lean keeps one model and takes examples by index, usual "
         "copies the model and makes a DataLoader for each client, big-batch takes the batches of all clients as one; none skips them.",
     ),
     trace: Path | None = typer.Option(
         None, metavar="FILE", help="Write a profile for Perfetto or chrome://tracing."
     ),
     json: flags.Json = False,
-    **given: Any,
+    **run_flags: Any,
 ) -> None:
-    """Measure rounds of a simulation: client updates a second, where the time goes, how much of the device's arithmetic is reached.
+    """Measure rounds of a simulation: client updates a second, the time of each part, and the fraction of the device's peak arithmetic.
 
-    The options are those of fedcomp sim. The rounds are real ones, in a folder that is removed; the first is not counted. After each,
-    plain PyTorch trains as many of the clients. The last line names the three largest costs around training.
+    The options are those of fedcomp sim. Complete rounds run in a temporary folder; the first is not counted. After every other round,
+    PyTorch loops train as many clients. The last line names the three largest costs besides training.
     """
     from .bench_sim import bench
 
-    bench(flags.run_config(given), rounds, loops, json, trace)
+    bench(flags.run_config(run_flags), rounds, loops, json, trace)
 
 
 @server.command("start")
@@ -358,41 +371,41 @@ def start(
         metavar="N",
         min=0,
         max=65_535,
-        rich_help_panel=PORT,
-        help=rf"port to listen on, 0 = a free one [dim]\[default: {deployed.PORT}][/dim]",
+        rich_help_panel=PORT_PANEL,
+        help=rf"port to listen on; 0 = a free one [dim]\[default: {deployment_commands.PORT}][/dim]",
     ),
     host: str | None = typer.Option(
         None,
         metavar="HOST",
-        rich_help_panel=PORT,
+        rich_help_panel=PORT_PANEL,
         help="address of this machine to listen on; all addresses by default, loopback with --insecure",
     ),
     keys: str | None = typer.Option(
         None,
         metavar="DIR",
-        rich_help_panel=PORT,
+        rich_help_panel=PORT_PANEL,
         help=rf"folder of keys, made by fedcomp keys init [dim]\[default: {KEYS}][/dim]",
     ),
     insecure: bool | None = typer.Option(
         None,
         "--insecure",
-        rich_help_panel=PORT,
-        help="without TLS and keys, for a trial on one machine",
+        rich_help_panel=PORT_PANEL,
+        help="serve without TLS and keys, for a trial on one machine",
     ),
     transport: str | None = typer.Option(
         None,
-        click_type=deployed.TRANSPORTS,
-        rich_help_panel=PORT,
-        help=rf"transport of the messages: {deployed.TRANSPORT_HELP} [dim]\[default: grpc][/dim]",
+        click_type=deployment_commands.TRANSPORTS,
+        rich_help_panel=PORT_PANEL,
+        help=rf"transport of the messages: {deployment_commands.TRANSPORT_HELP} [dim]\[default: grpc][/dim]",
     ),
-    **given: Any,
+    **run_flags: Any,
 ) -> None:
     """Start the server of a run, wait for --clients clients, and run it with them.
 
     Clients come through one port, with TLS and the keys of fedcomp keys init. The options of the run are those of fedcomp sim.
     """
-    config = flags.run_config(given)
-    door: dict[str, Any] = {
+    config = flags.run_config(run_flags)
+    port_options: dict[str, Any] = {
         "port": port,
         "host": host,
         "keys": keys,
@@ -400,25 +413,25 @@ def start(
         "transport": transport,
     }
     _run(
-        lambda watch: deployed.serve(config, watch, **door),
+        lambda display: deployment_commands.serve(config, display, **port_options),
         config,
-        door | given,
+        port_options | run_flags,
         ("fedcomp", "server", "start"),
     )
 
 
 def main() -> None:
-    """Run the console script, which ends by SystemExit."""
-    # Waiting threads of torch give way: on shared cores they make a round ten times as long.
+    """Run the command line. Raises SystemExit with the exit status."""
+    # Let idle OpenMP threads sleep early: spinning threads make a round ten times as long on shared cores.
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:  # closed by the caller
             setattr(sys, name, open(os.devnull, "w"))
-        # An ASCII terminal shows ? for characters that it lacks.
+        # Print ? for characters that the terminal's encoding lacks.
         getattr(sys, name).reconfigure(errors="replace")
     try:
         get_command(app)(prog_name="fedcomp")
     finally:
         if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-            # Ctrl-C while the interpreter exits ends it without a traceback.
+            # Avoid a traceback if Ctrl-C is pressed while the interpreter exits.
             signal.signal(signal.SIGINT, signal.SIG_DFL)

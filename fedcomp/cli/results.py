@@ -14,60 +14,67 @@ if TYPE_CHECKING:
     from ..runs import Group, Run
 
 FRONT = "*"
-LEGEND = (
+FRONT_LEGEND = (
     "* on the Pareto front: no other line with the same task, partition, clients and attack is as good "
     "for fewer bytes both ways, or better for as many"
 )
-SPREAD = "±: half of what lies between the best and the worst seed"
-OF_DENSE = "ratio: bytes that the line named dense sent, both ways, divided by those of this line, over the same rounds"
-OF_FLOATS = "ratio: bytes of the same exchanges in float32 divided by the bytes sent, both ways"
+SPREAD_LEGEND = "±: half of the difference between the best and the worst seed"
+RATIO_TO_DENSE = "ratio: bytes that the line named dense sent, both ways, divided by those of this line, over the same rounds"
+RATIO_TO_FLOAT32 = (
+    "ratio: bytes of the same exchanges in float32 divided by the bytes sent, both ways"
+)
 
 
 @dataclass(frozen=True)
 class Result:
-    """A line. Bytes, rounds and seconds are means over the seeds, those of rounds that were run."""
+    """One line of a table of results. Bytes, rounds and seconds are means over the seeds, and count the rounds that were run."""
 
     label: str
     folders: tuple[str, ...]
-    accuracy: float | None = None  # the last one that was measured, a share, 0..1
-    # Half of the distance between the best and the worst seed; None for one seed.
+    accuracy: float | None = None  # last measured, 0..1
+    # Half of the difference between the best and the worst seed; None for one seed.
     accuracy_spread: float | None = None
-    loss: float | None = None  # the last one; None if it is not finite
+    loss: float | None = None  # last measured; None if it is not finite
     rounds: float = 0.0
     uplink_bytes: float = 0.0
     downlink_bytes: float = 0.0
-    ratio: float | None = None  # bytes both ways of the baseline over those of this line
+    ratio: float | None = None  # bytes both ways of the baseline divided by those of this line
     seconds: float = 0.0
-    rounds_to_target: float | None = None  # None where a seed never reached it
+    rounds_to_target: float | None = None  # None if a seed never reached it
     bytes_to_target: float | None = None  # both ways
     on_front: bool = False
-    note: str = ""  # what went wrong
-    problem: Mapping[str, Any] = field(default_factory=dict)  # one Pareto front for each
+    note: str = ""  # why the run failed, diverged or is not finished
+    problem: Mapping[str, Any] = field(
+        default_factory=dict
+    )  # options of the problem; each problem has its own Pareto front
     # Label of the dense line that the ratio refers to; None: the same exchanges in float32.
     baseline: str | None = None
     # Mean accuracy or loss over the tenth of the clients with the worst values; None unless clients evaluate.
     worst_decile: float | None = None
 
     @classmethod
-    def nothing(cls, folder: str, why: str) -> Self:
-        """Return the line of a run without results."""
-        note = f"failed: {why}" if why else "not begun"
+    def without_rounds(cls, folder: str, error: str) -> Self:
+        """Return the line of a run that has no run folder, because it failed or was not started."""
+        note = f"failed: {error}" if error else "not started"
         return cls(folder.rpartition("/")[2], (folder,), note=note)
 
     @property
     def sent_bytes(self) -> float:
+        """Bytes both ways."""
         return self.uplink_bytes + self.downlink_bytes
 
     @property
     def rank(self) -> float | None:
-        """The quality of the model: the accuracy, or the negative loss of a task without one; None if neither was measured."""
+        """The accuracy, or the negative loss of a task without accuracy; None if neither was measured."""
         if self.accuracy is not None:
             return self.accuracy
         return None if self.loss is None else -self.loss
 
 
 def results(
-    found: Sequence["Group"], target: float | None = None, failed: Mapping[str, str] | None = None
+    all_groups: Sequence["Group"],
+    target: float | None = None,
+    failed: Mapping[str, str] | None = None,
 ) -> list[Result]:
     """Return a line for each group, with the Pareto front marked.
 
@@ -76,7 +83,9 @@ def results(
     """
     from ..runs import baseline_of
 
-    lines = [_result(group, baseline_of(group, found), target, failed or {}) for group in found]
+    lines = [
+        _result(group, baseline_of(group, all_groups), target, failed or {}) for group in all_groups
+    ]
     return [replace(line, on_front=on) for line, on in zip(lines, front(lines), strict=True)]
 
 
@@ -84,7 +93,7 @@ def front(lines: Sequence[Result]) -> list[bool]:
     """Return whether each line is on the Pareto front of its problem. Failed, diverged and unfinished lines are on none."""
     candidates = [line for line in lines if not line.note and line.rank is not None]
 
-    def beats(one: Result, other: Result) -> bool:
+    def dominates(one: Result, other: Result) -> bool:
         return (
             one.problem == other.problem
             and one.rank >= other.rank
@@ -93,27 +102,28 @@ def front(lines: Sequence[Result]) -> list[bool]:
         )
 
     return [
-        line in candidates and not any(beats(other, line) for other in candidates) for line in lines
+        line in candidates and not any(dominates(other, line) for other in candidates)
+        for line in lines
     ]
 
 
 def legend(lines: Sequence[Result]) -> list[str]:
-    """Return sentences that explain the columns of `lines`, to print under their table."""
+    """Return the lines of a legend, to print under the table of `lines`."""
     ratios = [line for line in lines if line.ratio is not None]
     against_dense = [line for line in ratios if line.baseline is not None]
-    said = [LEGEND] if len(lines) > 1 else []
+    text = [FRONT_LEGEND] if len(lines) > 1 else []
     if against_dense:
         others = "; for lines without a dense line, bytes of the same exchanges in float32 divided by the bytes sent"
-        said.append(OF_DENSE + others * (len(against_dense) < len(ratios)))
+        text.append(RATIO_TO_DENSE + others * (len(against_dense) < len(ratios)))
     elif ratios:
-        said.append(OF_FLOATS)
-    return said + [SPREAD] * any(line.accuracy_spread is not None for line in lines)
+        text.append(RATIO_TO_FLOAT32)
+    return text + [SPREAD_LEGEND] * any(line.accuracy_spread is not None for line in lines)
 
 
 def _ratio(runs: Sequence["Run"], baseline: "Group | None") -> tuple[float | None, bool]:
-    """Return the bytes of the baseline over those of `runs`, and whether the baseline is `baseline`.
+    """Return the ratio of dense bytes to the bytes of `runs`, and whether the dense bytes are those of `baseline`.
 
-    If that is None or has fewer rounds, the same exchanges in float32 take its place.
+    Without a baseline, or if it has fewer rounds, the dense bytes are those of the same exchanges in float32.
     """
     sent = sum(run.sent_bytes for run in runs)
     if not sent:
@@ -171,21 +181,21 @@ def _last_loss(run: "Run") -> float | None:
 
 
 def _worst_decile(runs: Sequence["Run"], name: str) -> float | None:
-    found = [getattr(run.client_metrics.get(name), "worst_decile", None) for run in runs]
-    return None if None in found else mean(found)
+    values = [getattr(run.client_metrics.get(name), "worst_decile", None) for run in runs]
+    return None if None in values else mean(values)
 
 
 def _note(runs: Sequence["Run"], failed: Mapping[str, str]) -> str:
-    """Return what went wrong with the first failed seed."""
+    """Return why the first seed that failed, diverged or is not finished did so."""
     for run in runs:
-        if wrong := _wrong(run, failed.get(str(run.folder), "")):
-            return wrong if len(runs) == 1 else f"seed {run.options.get('seed', 0)} {wrong}"
+        if problem := _problem(run, failed.get(str(run.folder), "")):
+            return problem if len(runs) == 1 else f"seed {run.options.get('seed', 0)} {problem}"
     return ""
 
 
-def _wrong(run: "Run", why: str) -> str:
-    if why:
-        return f"failed: {why}"
+def _problem(run: "Run", error: str) -> str:
+    if error:
+        return f"failed: {error}"
     if run.summary is None:
         return "not finished"
     if run.summary.measured_loss is None:
@@ -197,20 +207,22 @@ def _wrong(run: "Run", why: str) -> str:
     return ""
 
 
-HEAD = ("accuracy", "up", "down", "ratio", "rounds", "time")
+TITLES = ("accuracy", "up", "down", "ratio", "rounds", "time")
 
 
-def head(target: float | None) -> list[str]:
+def column_titles(target: float | None) -> list[str]:
     """Return the titles of `cells`."""
-    return [*HEAD] if target is None else [*HEAD, f"rounds to {100 * target:g} %", "bytes to it"]
+    return (
+        [*TITLES] if target is None else [*TITLES, f"rounds to {100 * target:g} %", "bytes to it"]
+    )
 
 
 def cells(line: Result, target: float | None) -> list[str]:
     """Return the figures of a line as text."""
     spread = "" if line.accuracy_spread is None else f" ± {100 * line.accuracy_spread:.2f}"
-    lost = NOTHING if line.loss is None else f"loss {decimal(line.loss)}"
-    found = [
-        lost if line.accuracy is None else percent(line.accuracy) + spread,
+    loss = NOTHING if line.loss is None else f"loss {decimal(line.loss)}"
+    texts = [
+        loss if line.accuracy is None else percent(line.accuracy) + spread,
         human_bytes(round(line.uplink_bytes)),
         human_bytes(round(line.downlink_bytes)),
         NOTHING if line.ratio is None else ratio(round(line.ratio * 10**6), 10**6),
@@ -218,22 +230,22 @@ def cells(line: Result, target: float | None) -> list[str]:
         duration(line.seconds),
     ]
     if target is None:
-        return found
+        return texts
     if line.rounds_to_target is None:
-        return [*found, NOTHING, NOTHING]
-    return [*found, f"{line.rounds_to_target:g}", human_bytes(round(line.bytes_to_target))]
+        return [*texts, NOTHING, NOTHING]
+    return [*texts, f"{line.rounds_to_target:g}", human_bytes(round(line.bytes_to_target))]
 
 
-def share(text: str | None) -> float | None:
-    """Return the share in --target-accuracy. Raises UserError."""
+def parse_accuracy(text: str | None) -> float | None:
+    """Return the accuracy in --target-accuracy, 0..1. Raises UserError."""
     if text is None:
         return None
     try:
-        share = float(spec.parse_number(text))
+        accuracy = float(spec.parse_number(text))
     except (ValueError, KeyError, ZeroDivisionError, OverflowError):
-        share = -1.0
-    if not 0 < share <= 1:
+        accuracy = -1.0
+    if not 0 < accuracy <= 1:
         raise UserError(
-            f"--target-accuracy is '{text}'; give a share above 0 and up to 1, such as 90% or 0.9"
+            f"--target-accuracy is '{text}'; give a number above 0 and up to 1, such as 90% or 0.9"
         )
-    return share
+    return accuracy

@@ -14,9 +14,9 @@ from typer.testing import CliRunner
 from fedcomp.baseline import CODECS, COMPRESSING_STRATEGIES, dense
 from fedcomp.cli import flags
 from fedcomp.cli.comparison import table
-from fedcomp.cli.comparison.alternatives import alternatives, compares_compression, is_span
+from fedcomp.cli.comparison.alternatives import alternatives, compares_compression, has_alternatives
 from fedcomp.cli.main import app
-from fedcomp.cli.results import FRONT, Result, cells, front, head, share
+from fedcomp.cli.results import FRONT, Result, cells, column_titles, front, parse_accuracy
 from fedcomp.config import ALTERNATIVE_OPTIONS, ALTERNATIVES_FILE, RunConfig
 from fedcomp.errors import ConfigError, UserError
 from fedcomp.layout import Layout
@@ -44,7 +44,7 @@ def test_options_given_several_times_span_their_product():
     assert found[-1].config == RunConfig(
         uplink=GIVEN["uplink"][1], memory="ef21", seed=1, clients=20
     )
-    assert not is_span(flags.run_values({"uplink": ["stc"]}, ALTERNATIVE_OPTIONS))
+    assert not has_alternatives(flags.run_values({"uplink": ["stc"]}, ALTERNATIVE_OPTIONS))
 
 
 def test_a_list_in_toml_is_the_same(tmp_path):
@@ -124,7 +124,7 @@ def test_commands_of_one_run_lose_no_value_silently(command):
 def test_more_alternatives_than_anybody_means():
     with pytest.raises(
         ConfigError,
-        match="40 × 40 values are 1,600 alternatives; give options that span at most 1,000",
+        match="40 × 40 values make 1,600 alternatives; give values that make at most 1,000",
     ):
         alternatives({"seed": list(range(40)), "clients": list(range(1, 41))})
     with pytest.raises(ConfigError, match="--clients is 0"):
@@ -254,8 +254,10 @@ def test_a_table_of_text_has_a_column_for_each_figure():
         replace(line(0.9, 100, accuracy_spread=0.01), on_front=True),
         line(0.5, 200, note="diverged: the loss is no finite number"),
     ]
-    title, first, second = table.plain(lines, 0.9)
-    assert title.split("  ")[-1] == "bytes to it" and len(head(0.9)) == len(cells(lines[0], 0.9))
+    title, first, second = table.as_text(lines, 0.9)
+    assert title.split("  ")[-1] == "bytes to it" and len(column_titles(0.9)) == len(
+        cells(lines[0], 0.9)
+    )
     assert first.startswith(f"{FRONT}  ") and "90.00 % ± 1.00" in first
     assert second.startswith("   ") and ", diverged " in second
     assert len({len(row) for row in (title, first, second)}) == 1
@@ -269,7 +271,7 @@ def test_a_table_on_a_terminal_leaves_figures_whole(width):
         line(0.5, 23.1e6),
     ]
     console = Console(file=io.StringIO(), width=width, color_system=None, force_terminal=True)
-    console.print(table.fitted(lines, 0.8, width))
+    console.print(table.as_rich_table(lines, 0.8, width))
     shown = console.file.getvalue()
     assert max(map(len, shown.splitlines())) <= width
     for figure in (
@@ -307,7 +309,7 @@ def test_a_table_on_a_narrow_terminal_leaves_out_columns_and_cuts_no_figure(widt
         line(0.5, 23.1e6),
     ]
     console = Console(file=io.StringIO(), width=width, color_system=None, force_terminal=True)
-    console.print(table.fitted(lines, 0.5, width))
+    console.print(table.as_rich_table(lines, 0.5, width))
     shown = console.file.getvalue()
     assert max(map(len, shown.splitlines())) <= width
     row = next(line for line in shown.splitlines() if line.startswith(FRONT)).split()[2:]
@@ -318,9 +320,9 @@ def test_a_table_on_a_narrow_terminal_leaves_out_columns_and_cuts_no_figure(widt
 
 
 def test_what_a_target_may_be():
-    assert (share("90%"), share("0.9"), share(None)) == (0.9, 0.9, None)
+    assert (parse_accuracy("90%"), parse_accuracy("0.9"), parse_accuracy(None)) == (0.9, 0.9, None)
     for text in ("0", "101%", "x"):
         with pytest.raises(
-            UserError, match="--target-accuracy is '.*'; give a share above 0 and up to 1"
+            UserError, match="--target-accuracy is '.*'; give a number above 0 and up to 1"
         ):
-            share(text)
+            parse_accuracy(text)

@@ -18,16 +18,16 @@ from torch import nn
 from fedcomp import Data, Layout, Task
 from fedcomp.cli.bench_sim import (
     LOCAL,
+    OTHER,
     PARTS,
-    REST,
     TRAINING,
     WHOLE,
-    Enough,
-    Interleaved,
+    MeasurementComplete,
+    RoundMeasurement,
     largest_costs,
     parse_loops,
 )
-from fedcomp.cli.plain_loops import big_batch, flops_of_an_example, lean_loop, usual_loop
+from fedcomp.cli.pytorch_loops import big_batch, flops_of_an_example, lean_loop, usual_loop
 from fedcomp.profiling import recording, timed
 from fedcomp.server.recovery import Recovery
 from fedcomp.tasks import initial_model
@@ -51,7 +51,7 @@ def test_rounds_are_real_and_their_parts_are_the_whole(measured):
     found, _ = measured
     assert (found["clients"], found["cohort"], found["rounds"], found["accepted"]) == (8, 4, 2, 8)
     assert found["parameters"] == 42 and 0 <= found["accuracy"] <= 1
-    assert list(found["parts"]) == [*PARTS, REST]
+    assert list(found["parts"]) == [*PARTS, OTHER]
     assert sum(part["share"] for part in found["parts"].values()) == pytest.approx(1)
     # Two rounds take less time than passes between two checkpoints.
     assert all((found["parts"][name]["seconds"] > 0) == (name != "checkpoint") for name in PARTS)
@@ -104,32 +104,32 @@ def test_a_trace_of_every_round(measured):
 
 def test_rounds_count_once_the_engine_has_settled(told):
     """A round in which worker processes were still on their way is not counted, nor is anything measured beside it, but to warm up."""
-    run, settled, turns = told(rounds=9), iter([False, False, True]), Interleaved(rounds=3)
+    run, settled, turns = told(rounds=9), iter([False, False, True]), RoundMeasurement(rounds=3)
     ran = []
-    turns.settled, turns.beside = (
+    turns.settled, turns.loops = (
         lambda: next(settled),
         {"lean loop": lambda: ran.append(len(turns.parts))},
     )
     turns.on_run_start(run.header)
     for record in run.records[:7]:
         turns.on_round_end(record)
-    with pytest.raises(Enough):
+    with pytest.raises(MeasurementComplete):
         turns.on_round_end(run.records[7])
     assert [record.round for record in turns.records] == [4, 6, 8]
     assert ran == [0, 1, 2, 3] and len(turns.seconds["lean loop"]) == len(turns.seconds[WHOLE]) == 3
 
 
 def test_what_stands_in_no_stretch_is_the_rest(told):
-    run, turns = told(rounds=2), Interleaved(rounds=2)
+    run, turns = told(rounds=2), RoundMeasurement(rounds=2)
     turns.on_run_start(run.header)
     with recording(turns.recorder):
         turns.on_round_end(run.records[0])
         with timed("evaluation"), timed("unheard of"):
             pass
-        with suppress(Enough):
+        with suppress(MeasurementComplete):
             turns.on_round_end(run.records[1])
     (parts,) = turns.parts
-    assert parts["evaluation"] > 0 and parts[REST] > 0 and parts["local SGD"] == 0
+    assert parts["evaluation"] > 0 and parts[OTHER] > 0 and parts["local SGD"] == 0
     assert sum(parts.values()) == pytest.approx(turns.seconds[WHOLE][0])
 
 
@@ -150,17 +150,17 @@ def test_the_tables_have_a_line_for_every_way_and_part_and_a_sentence_on_costs(l
     ways, parts = cells[1 : 3 + len(names)], cells[4 + len(names) :]
     assert [row[0] for row in ways] == [WHOLE, LOCAL, *names]
     assert all((row[3] == "–") == ("lean loop" not in names) for row in ways)
-    assert [row[0] for row in parts] == [*PARTS, REST]
-    told = re.fullmatch(r"Largest costs around training: (.*)\.", costs)[1].split(", ")
+    assert [row[0] for row in parts] == [*PARTS, OTHER]
+    told = re.fullmatch(r"Largest costs besides training: (.*)\.", costs)[1].split(", ")
     ranked = sorted(float(row[1].replace(",", "")) for row in parts if row[0] != TRAINING)
     assert [float(cost.split()[-3].replace(",", "")) for cost in told] == ranked[:-4:-1]
 
 
 def test_the_largest_costs_around_training_leave_training_out():
-    seconds = {TRAINING: 0.5, "compression": 0.03, "memories": 0.004, "downlink": 0.2, REST: 1.5}
+    seconds = {TRAINING: 0.5, "compression": 0.03, "memories": 0.004, "downlink": 0.2, OTHER: 1.5}
     parts = {name: {"seconds": s, "share": s / 2.234} for name, s in seconds.items()}
     assert largest_costs(parts) == (
-        "Largest costs around training: rest 1,500.0 ms (67.1%), downlink 200.0 ms (9.0%), compression 30.0 ms (1.3%)."
+        "Largest costs besides training: rest 1,500.0 ms (67.1%), downlink 200.0 ms (9.0%), compression 30.0 ms (1.3%)."
     )
 
 
@@ -190,12 +190,12 @@ def test_no_folder_is_left(tmp_path, monkeypatch):
         (["--clients", "0"], "--clients is 0; give at least 1"),
         (
             ["--trace", "nowhere/trace.json"],
-            "--trace nowhere/trace.json cannot be written; name a file in a folder that is there",
+            "--trace nowhere/trace.json cannot be written; name a file in an existing folder",
         ),
         (["--task", "nothing"], "unknown task 'nothing'"),
         (["--uplink", "stcc"], "unknown codec 'stcc'; did you mean 'stc'"),
         (["--loops", "leen"], "--loops cannot be 'leen'; did you mean 'lean'?"),
-        (["--loops", "lean,none"], "--loops is 'lean,none'; give loops, or none alone"),
+        (["--loops", "lean,none"], "--loops is 'lean,none'; give names of loops, or only none"),
     ],
 )
 def test_a_mistake_is_one_sentence(words, said):
@@ -334,7 +334,7 @@ def test_the_big_batch_takes_the_same_examples_in_as_many_steps(monkeypatch):
     big_batch(task, DATA, PLANS, SGD)()
     assert seen == [20, 20, 20]
     seen.clear()
-    monkeypatch.setattr("fedcomp.cli.plain_loops.LARGEST_PIECE", 6 * 15)
+    monkeypatch.setattr("fedcomp.cli.pytorch_loops.MAX_PIECE_VALUES", 6 * 15)
     big_batch(task, DATA, PLANS, SGD)()
     assert seen == [15, 5] * 3
 

@@ -16,14 +16,13 @@ from deployment import Command
 from typer.testing import CliRunner
 
 from fedcomp import RunConfig
-from fedcomp.cli.comparison import run as comparison
-from fedcomp.cli.comparison import table
+from fedcomp.cli.comparison import comparison, table
 from fedcomp.cli.comparison.alternatives import alternatives
 from fedcomp.cli.comparison.folder import ComparisonFolder
 from fedcomp.cli.comparison.progress import ComparisonDisplay
 from fedcomp.cli.comparison.worker_pool import WorkerPool
 from fedcomp.cli.main import app
-from fedcomp.cli.results import OF_DENSE, Result
+from fedcomp.cli.results import RATIO_TO_DENSE, Result
 from fedcomp.config import settings
 from fedcomp.runs import load
 from fedcomp.sim import simulate
@@ -107,7 +106,7 @@ def test_seeds_become_a_spread_in_the_table_in_json_and_in_the_report(compared):
         assert (line.bytes_to_target is None) == (None in costs)
         page = (out / "report.html").read_text(encoding="utf-8")
         assert f"{100 * line.accuracy:.2f} % ± {100 * line.accuracy_spread:.2f}" in page
-    assert "\n".join(table.plain([stc, identity, dense], 0.6)) in said
+    assert "\n".join(table.as_text([stc, identity, dense], 0.6)) in said
     assert (
         any(line.on_front for line in (stc, identity, dense))
         and "on the Pareto front" in said
@@ -125,7 +124,7 @@ def test_ratios_are_those_of_measured_bytes_to_the_dense_line(compared):
         assert line.baseline == "dense"
         assert line.ratio == pytest.approx(dense.sent_bytes / line.sent_bytes)
     page = (out / "report.html").read_text(encoding="utf-8")
-    assert OF_DENSE in said and OF_DENSE in page and "×1.00" in page
+    assert RATIO_TO_DENSE in said and RATIO_TO_DENSE in page and "×1.00" in page
 
 
 def test_resume_keeps_the_lines_that_the_comparison_was_begun_with(tmp_path):
@@ -213,7 +212,7 @@ def test_an_alternative_goes_on_with_the_codecs_that_its_strategy_chose_when_it_
     each = alternatives(values)[0]
     folder = ComparisonFolder(values)
     assert "uplink" not in folder.values_of(each) and not folder.values_of(each)["resume"]
-    run = folder.of(each)
+    run = folder.run_folder(each)
     run.mkdir(parents=True)
     (run / "config.toml").write_text(
         tomli_w.dumps(settings(replace(each.config, uplink="stc:density=1/50", lr=3.0)))
@@ -241,7 +240,7 @@ def test_a_finished_alternative_that_is_damaged_is_told_and_can_be_run_anew(
     assert done.exit_code == 2 and done.stdout == "" and done.stderr.count("\n") == 1
     assert (
         f"{metrics} is damaged" in done.stderr
-        and f"remove {out / NAMES[0]}, and --resume runs it anew" in done.stderr
+        and f"remove {out / NAMES[0]}; --resume then runs it again" in done.stderr
     )
 
 
@@ -258,7 +257,7 @@ def test_a_report_on_alternatives_is_on_all_that_were_begun(compared, tmp_path):
     for name in NAMES[:3] + DENSE:
         shutil.rmtree(out / name)
     none = fedcomp("report", out)
-    assert none.exit_code == 2 and f"no alternative in {out} was begun" in none.stderr
+    assert none.exit_code == 2 and f"no alternative in {out} was started" in none.stderr
     (out / "alternatives.toml").write_bytes(b"\xff")
     damaged = fedcomp("report", out)
     assert (
@@ -273,15 +272,15 @@ def test_a_report_on_alternatives_is_on_all_that_were_begun(compared, tmp_path):
     [
         (
             [*FOUR, "--out", "{out}"],
-            "--out {out} exists; give another name, or --resume to continue the alternatives in it",
+            "--out {out} exists; give another --out, or --resume to continue the alternatives in it",
         ),
         (
             [*FOUR, "--seed", "2", "--out", "{out}", "--resume"],
-            "the alternatives in {out} have --seed 0, 1, these 0, 1, 2; give the same, or another --out",
+            "the alternatives in {out} have --seed 0, 1, but this command has 0, 1, 2; give the same value, or another --out",
         ),
         (
             [*FOUR, "--clients", "7", "--out", "{out}", "--resume"],
-            "the alternatives in {out} have --clients 6, these 6, 7; give the same, or another --out",
+            "the alternatives in {out} have --clients 6, but this command has 6, 7; give the same value, or another --out",
         ),
         (
             [*FOUR, "--rounds", "2", "--out", "{out}", "--resume"],
@@ -301,7 +300,8 @@ def test_a_report_on_alternatives_is_on_all_that_were_begun(compared, tmp_path):
         ),
         (
             [*FOUR, "--log-json", "x"],
-            "--log-json is for one run, and these are several; leave it out: metrics.jsonl of each run folder has all "
+            "--log-json is for a single run, but the options make several alternatives; leave it out: "
+            "metrics.jsonl of each run folder has all "
             "rounds",
         ),
         (
@@ -310,11 +310,11 @@ def test_a_report_on_alternatives_is_on_all_that_were_begun(compared, tmp_path):
         ),
         (
             [*COMMON, "--side-by-side", "2"],
-            "--side-by-side is for several alternatives; give an option such as --uplink more than once, or leave it out",
+            "--side-by-side is for a comparison; give an option such as --uplink more than once, or leave --side-by-side out",
         ),
         (
             [*COMMON, "--no-baseline"],
-            "--no-baseline is for several alternatives; give an option such as --uplink more than once, or leave it out",
+            "--no-baseline is for a comparison; give an option such as --uplink more than once, or leave --no-baseline out",
         ),
     ],
 )
@@ -354,7 +354,7 @@ def test_two_that_are_one(tmp_path):
     assert done.exit_code == 2 and not (tmp_path / "x").exists()
     assert (
         done.stderr
-        == "fedcomp: lr-0.1 and lr-0.1-2 are one run, of the same options; leave one of them out\n"
+        == "fedcomp: alternatives lr-0.1 and lr-0.1-2 have the same options; leave one of them out\n"
     )
 
 

@@ -7,7 +7,7 @@ from cases import for_each
 from rich.cells import cell_len
 from rich.console import Console
 
-from fedcomp.cli.comparison.comparison_view import STEPS, ComparisonView
+from fedcomp.cli.comparison.comparison_view import CURVE_CHARACTERS, ComparisonView
 from fedcomp.cli.comparison.progress import DONE, FAILED, AlternativeProgress, ComparisonLines
 
 ROUNDS = 50
@@ -46,14 +46,14 @@ def told(watch, alternatives: int, ended: int = 0):
         [AlternativeProgress(f"topk-{i}pct_ef21_lr-0.{i}", ROUNDS) for i in range(alternatives)],
     )
     for i in range(min(ended + 2, alternatives)):
-        watch.hear(i, {"begun": True})
-        watch.hear(
+        watch.on_answer(i, {"started": True})
+        watch.on_answer(
             i, {"started": {"first_round": 1, "rounds": ROUNDS, "cohort": 20}, "earlier": []}
         )
         for number in range(1, (ROUNDS if i < ended else 17) + 1):
-            watch.hear(i, {"round": record(number, i)})
+            watch.on_answer(i, {"round": record(number, i)})
         if i < ended:
-            watch.hear(
+            watch.on_answer(
                 i,
                 {
                     "end": {"failed": "its process was killed by SIGKILL", "status": 1}
@@ -97,7 +97,7 @@ def test_each_alternative_has_a_line_with_its_figures_and_its_curve():
         of["topk-0pct"].startswith("✓")
         and "50/50" in of["topk-0pct"]
         and "100 kB" in of["topk-0pct"]
-        and STEPS[-1] in of["topk-0pct"]
+        and CURVE_CHARACTERS[-1] in of["topk-0pct"]
     )
     assert (
         of["topk-2pct"].startswith("×")
@@ -132,14 +132,14 @@ def test_what_was_done_before_counts_as_done_and_not_as_pace():
     time = iter([0.0, 10.0])
     watch = ComparisonLines(clock=lambda: next(time))
     watch.on_run_start("x", FACTS, [AlternativeProgress("a", 10)])
-    watch.hear(0, {"started": {}, "earlier": [record(n, 0) for n in range(1, 6)]})
-    watch.hear(0, {"round": record(6, 0)})
-    assert watch.left_s == 40.0 and watch.all[0].totals.uplink_bytes == 6 * 2_000
+    watch.on_answer(0, {"earlier": [record(n, 0) for n in range(1, 6)]})
+    watch.on_answer(0, {"round": record(6, 0)})
+    assert watch.remaining_s == 40.0 and watch.all[0].totals.uplink_bytes == 6 * 2_000
 
 
 def test_a_task_without_accuracy_shows_its_loss():
     progress = AlternativeProgress("a", 10)
     watch = ComparisonLines()
     watch.on_run_start("x", FACTS, [progress])
-    watch.hear(0, {"round": record(1, 0) | {"accuracy": None, "loss": 0.25}})
-    assert progress.reached == "0.2500"
+    watch.on_answer(0, {"round": record(1, 0) | {"accuracy": None, "loss": 0.25}})
+    assert progress.quality == "0.2500"

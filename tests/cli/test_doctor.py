@@ -165,7 +165,7 @@ def test_the_disk_is_the_one_that_runs_go_to(tmp_path, monkeypatch):
     assert str(tmp_path) in machine.disk(Path("runs")).found
     (tmp_path / "runs").write_text("")
     assert machine.disk(Path("runs")).state == "failed"
-    monkeypatch.setattr(machine, "LEAST_FREE", 10**18)
+    monkeypatch.setattr(machine, "MIN_FREE_BYTES", 10**18)
     assert re.fullmatch(
         r"✗ disk  \S+ .?B free in .*; free 1.00 EB, or give --out elsewhere",
         machine.disk(Path("elsewhere")).line(4),

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 from fedcomp.cli.comparison.alternatives import Alternative
 from fedcomp.cli.dry_run import forecast
 from fedcomp.cli.main import app
-from fedcomp.cli.results import OF_DENSE
+from fedcomp.cli.results import RATIO_TO_DENSE
 from fedcomp.config import RunConfig
 from fedcomp.formatting import human_bytes
 from fedcomp.runs import load
@@ -66,7 +66,7 @@ def test_frames_that_depend_on_the_updates_are_about_right_and_say_so(tmp_path):
 
 def test_rounds_beyond_those_that_were_gone_through_are_reckoned(monkeypatch):
     whole = forecast(Alternative("", COMMON | {"uplink": "identity", "downlink": "identity"}))
-    monkeypatch.setattr("fedcomp.cli.dry_run.COORDINATES", 0)
+    monkeypatch.setattr("fedcomp.cli.dry_run.MAX_COORDINATES", 0)
     short = forecast(Alternative("", COMMON | {"uplink": "identity", "downlink": "identity"}))
     assert short.dry_rounds == 3 and not short.exact
     assert short.uplink_bytes == whole.uplink_bytes and short.downlink_bytes == pytest.approx(
@@ -98,7 +98,7 @@ def test_the_command_prints_a_line_for_each_and_makes_nothing(tmp_path, monkeypa
         human_bytes(told.downlink_bytes),
         "×1.00",
     ]
-    assert dense.startswith("dense ") and ratio == OF_DENSE
+    assert dense.startswith("dense ") and ratio == RATIO_TO_DENSE
     assert "~" in identity and "~" in stc and note.startswith("~: ")
 
 

@@ -138,8 +138,8 @@ def test_a_server_has_no_options_of_virtual_clients(tmp_path):
     simulation, deployment = (
         fedcomp(*command, "--help").stdout for command in (["sim"], ["server", "start"])
     )
-    for flag in ("--network", "--attack", "--residuals", "--cohort-batch"):
-        assert flag in simulation and flag not in deployment
+    for name in ("--network", "--attack", "--residuals", "--cohort-batch"):
+        assert name in simulation and name not in deployment
     assert "default: None" not in simulation + deployment
     done = fedcomp(
         "server",
@@ -379,11 +379,11 @@ def test_an_error_that_is_not_of_the_output_keeps_its_traceback(simulation):
 @pytest.mark.parametrize("term", ["", "dumb", "unknown"])
 def test_a_terminal_that_can_do_nothing_gets_plain_lines(term, monkeypatch):
     from fedcomp.cli.line_display import LineDisplay
-    from fedcomp.cli.main import _watch
+    from fedcomp.cli.main import _display
 
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
     monkeypatch.setenv("TERM", term)
-    assert isinstance(_watch(RunConfig()), LineDisplay)
+    assert isinstance(_display(RunConfig()), LineDisplay)
 
 
 # Interruption.

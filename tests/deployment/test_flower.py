@@ -45,7 +45,7 @@ def test_an_interrupted_run_over_flower_ends_with_the_model_of_one_over_grpc(tmp
     "words, fix",
     [
         (["--transport", "http"], "'http' is not one of 'grpc', 'flower'"),
-        (["--transport", "flower", "--count", "2"], "start each client with a command of its own"),
+        (["--transport", "flower", "--count", "2"], "start each client with a separate command"),
     ],
 )
 def test_a_client_refuses_a_transport_that_cannot_work(words, fix):

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 import fedcomp
 from fedcomp import RunConfig
-from fedcomp.cli import deployed
+from fedcomp.cli import deployment_commands
 from fedcomp.cli.main import app
 from fedcomp.config import read_run
 from fedcomp.deployment.start import Door, serve
@@ -224,11 +224,11 @@ def test_without_keys_and_without_insecure_nobody_is_served(tmp_path, monkeypatc
     monkeypatch.chdir(tmp_path)
     with pytest.raises(
         UserError,
-        match="there is no folder of keys keys; make one with: fedcomp keys init --out keys",
+        match="the folder of keys keys does not exist; make it with: fedcomp keys init --out keys",
     ):
-        deployed.serve(RunConfig(), RunDisplay())
+        deployment_commands.serve(RunConfig(), RunDisplay())
     with pytest.raises(ConfigError, match="--insecure uses no keys"):
-        deployed.serve(RunConfig(), RunDisplay(), insecure=True, keys="keys")
+        deployment_commands.serve(RunConfig(), RunDisplay(), insecure=True, keys="keys")
     done = CliRunner().invoke(app, ["server", "start", "--insecure", "--port", "65536"])
     assert done.exit_code == 2 and "65536 is not in the range" in done.stderr
     assert not [*tmp_path.iterdir()]

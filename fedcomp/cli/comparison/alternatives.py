@@ -1,4 +1,4 @@
-"""The alternatives that options with several values span, each with a readable name for its folder."""
+"""The alternatives of a command whose options have several values, each with a readable name for its folder."""
 
 import itertools
 import re
@@ -17,14 +17,20 @@ from ...baseline import (
 from ...config import RunConfig, flag
 from ...errors import ConfigError, FedcompError
 
-BARE = {"uplink", "strategy", "memory", "partition", "attack"}  # named by their values alone
+NAMED_BY_VALUE = {
+    "uplink",
+    "strategy",
+    "memory",
+    "partition",
+    "attack",
+}  # their names are left out of folder names
 MAX_ALTERNATIVES = 1000
-MAX_NAME = 80  # characters
+MAX_NAME_LENGTH = 80  # characters
 
 
 @dataclass(frozen=True)
 class Alternative:
-    """One combination of values. `values`: the options that are not left to their defaults."""
+    """One combination of values. `values`: the options that are given."""
 
     name: str
     values: Mapping[str, Any]
@@ -34,7 +40,7 @@ class Alternative:
         return RunConfig(**self.values)
 
 
-def is_span(values: Mapping[str, Any]) -> bool:
+def has_alternatives(values: Mapping[str, Any]) -> bool:
     """Return whether an option has several values."""
     return any(isinstance(value, list) for value in values.values())
 
@@ -53,65 +59,65 @@ def alternatives(values: Mapping[str, Any], baseline: bool = False) -> list[Alte
 
     `baseline`: append the dense counterpart of every alternative that has none among them. Raises ConfigError.
     """
-    spanning = sorted(
+    listed = sorted(
         (name for name, value in values.items() if isinstance(value, list)),
         key=lambda name: name == "seed",
     )
     choices = [
-        dict(zip(spanning, choice, strict=True))
-        for choice in itertools.product(*(values[name] for name in spanning))
+        dict(zip(listed, choice, strict=True))
+        for choice in itertools.product(*(values[name] for name in listed))
     ]
     if len(choices) > MAX_ALTERNATIVES:
-        counts = " × ".join(str(len(values[name])) for name in spanning)
+        counts = " × ".join(str(len(values[name])) for name in listed)
         raise ConfigError(
-            f"{counts} values are {len(choices):,} alternatives; give options that span at most {MAX_ALTERNATIVES:,}"
+            f"{counts} values make {len(choices):,} alternatives; give values that make at most {MAX_ALTERNATIVES:,}"
         )
-    texts = ["_".join(_word(*item) for item in choice.items()) for choice in choices]
+    texts = ["_".join(_name_part(*item) for item in choice.items()) for choice in choices]
     options = [{**values, **choice} for choice in choices]
-    for added in _missing_baselines(options) if baseline else ():
-        kept = [_word(name, added[name]) for name in spanning if name not in COMPRESSION_OPTIONS]
-        texts.append("_".join([NAME, *kept]))
-        options.append(added)
-    found = [
+    for counterpart in _missing_baselines(options) if baseline else ():
+        others = [name for name in listed if name not in COMPRESSION_OPTIONS]
+        texts.append("_".join([NAME, *(_name_part(name, counterpart[name]) for name in others)]))
+        options.append(counterpart)
+    result = [
         Alternative(name, each) for name, each in zip(_unique_names(texts), options, strict=True)
     ]
-    for each in found:
-        each.config  # noqa: B018 — a choice that cannot be is refused
-    return found
+    for alternative in result:
+        alternative.config  # noqa: B018 — raises ConfigError for invalid values
+    return result
 
 
-def refused(name: str, sentence: str, exit_status: int) -> FedcompError:
-    """Return the error of an alternative that is refused before the first one trains."""
-    error = FedcompError(f"alternative {name}: {sentence}" if name else sentence)
+def alternative_error(name: str, message: str, exit_status: int) -> FedcompError:
+    """Return the error of an alternative that cannot run; it is raised before the first alternative trains."""
+    error = FedcompError(f"alternative {name}: {message}" if name else message)
     error.exit_status = exit_status
     return error
 
 
 def _missing_baselines(options: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Return the dense counterparts of `options`, each once, without those that are among `options` already."""
-    known = [dense(each) for each in options if is_dense(each)]
+    present = [dense(each) for each in options if is_dense(each)]
     missing: list[dict[str, Any]] = []
     for counterpart in map(dense, options):
-        if counterpart not in known and counterpart not in missing:
+        if counterpart not in present and counterpart not in missing:
             missing.append(counterpart)
     return missing
 
 
 def _unique_names(texts: Sequence[str]) -> list[str]:
-    """Return names of at most about MAX_NAME characters that differ in more than their case."""
+    """Return names of at most about MAX_NAME_LENGTH characters that differ in more than their case."""
     names: list[str] = []
     for text in texts:
-        name = plain = text[:MAX_NAME].rstrip("-_.")
+        name = base = text[:MAX_NAME_LENGTH].rstrip("-_.")
         for number in itertools.count(2):
             if name.lower() not in (taken.lower() for taken in names):
                 break
-            name = f"{plain}-{number}"
+            name = f"{base}-{number}"
         names.append(name)
     return names
 
 
-def _word(option: str, value: Any) -> str:
+def _name_part(option: str, value: Any) -> str:
     """Return a value as part of a name: `stc-1-400` for `stc:density=1/400`, `seed-3` for a seed."""
     text = re.sub(r"\w+=", "", str(value)).replace("%", "pct")
     text = re.sub(r"[^\w.]+", "-", text, flags=re.ASCII).strip("-.") or "none"
-    return text if option in BARE else f"{flag(option)[2:]}-{text}"
+    return text if option in NAMED_BY_VALUE else f"{flag(option)[2:]}-{text}"

@@ -1,6 +1,6 @@
-"""The folder of several alternatives.
+"""The folder of a comparison.
 
-alternatives.toml   the options, with lists of several values, for --config; [resolved]: decisions of the command
+alternatives.toml   the options, with lists of values, for --config; [resolved]: decisions of the command
 NAME/               the run folder of each alternative
 comparison.json     the lines of the table
 report.html         the report on all of them
@@ -32,62 +32,67 @@ from ...config import (
     read_toml,
 )
 from ...errors import RunFolderError, UserError
-from ..results import share
+from ..results import parse_accuracy
 from .alternatives import Alternative
 from .progress import DONE, AlternativeProgress
 
 COMPARISON, SUMMARY = "comparison.json", "summary.json"
 TARGET, BASELINE = "target_accuracy", "baseline"
 # Options whose defaults depend on the strategy.
-USUAL = {
+STRATEGY_DEFAULTS = {
     name
     for name, f in RunConfig.__dataclass_fields__.items()
     if isinstance(f.default, StrategyDefault)
 }
-OF_THIS_COMMAND = {"out", "resume", "plain"}  # stored in no alternatives.toml
+NOT_STORED = {"out", "resume", "plain"}  # in alternatives.toml
 
 
 class ComparisonFolder:
-    """The folder of one command. Raises RunFolderError, with nothing written, if it is in use, absent or of other alternatives."""
+    """The folder of one comparison.
+
+    Raises RunFolderError, before anything is written, if the folder is in use, if it is absent and should be resumed, or if it holds
+    other alternatives.
+    """
 
     def __init__(self, values: Mapping[str, Any]):
         task = Path(values.get("task", RunConfig.task).partition(":")[0]).stem
         self.path = expand_home(values.get("out") or default_folder(task), "--out")
-        self._unnamed = not values.get("out")
+        self._has_default_name = not values.get("out")
         self.values = {
             name: value
             for name, value in values.items()
-            if name not in OF_THIS_COMMAND and value is not None
+            if name not in NOT_STORED and value is not None
         }
-        self._ends = ExitStack()
+        self._stack = ExitStack()
         # The table [resolved] of a resumed comparison.
         self._stored: Mapping[str, Any] | None = None
         file = self.path / ALTERNATIVES_FILE
         if values.get("resume"):
-            if self._unnamed:
+            if self._has_default_name:
                 raise RunFolderError(
                     "--resume needs --out with the folder of the alternatives to continue"
                 )
             if not file.is_file():
                 raise RunFolderError(
-                    f"--out {self.path} holds no {ALTERNATIVES_FILE} to continue; leave --resume out to start"
+                    f"--out {self.path} holds no {ALTERNATIVES_FILE} to continue; leave --resume out to start a new comparison"
                 )
-            self._compare(read_toml(file, RunConfig.__dataclass_fields__))
+            self._check_same_options(read_toml(file, RunConfig.__dataclass_fields__))
             self._stored = tomllib.loads(file.read_text(encoding="utf-8")).get("resolved", {})
-        elif not self._unnamed and (
+        elif not self._has_default_name and (
             self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir()))
         ):
             raise RunFolderError(
-                f"--out {self.path} exists; give another name, or --resume to continue the alternatives in it"
+                f"--out {self.path} exists; give another --out, or --resume to continue the alternatives in it"
             )
 
-    def _compare(self, stored: Mapping[str, Any]) -> None:
+    def _check_same_options(self, stored: Mapping[str, Any]) -> None:
+        """Raise RunFolderError if the stored options define other alternatives."""
         for name, f in RunConfig.__dataclass_fields__.items():
-            mine, theirs = (values.get(name, f.default) for values in (self.values, stored))
-            if mine != theirs and (allows_alternatives(f) or not f.metadata["local"]):
+            own, other = (values.get(name, f.default) for values in (self.values, stored))
+            if own != other and (allows_alternatives(f) or not f.metadata["local"]):
                 raise RunFolderError(
-                    f"the alternatives in {self.path} have {flag(name)} {_shown(theirs)}, these {_shown(mine)}; give the "
-                    "same, or another --out"
+                    f"the alternatives in {self.path} have {flag(name)} {_shown(other)}, but this command has {_shown(own)}; give the "
+                    "same value, or another --out"
                 )
 
     def open(self, resolved: Mapping[str, Any]) -> None:
@@ -96,93 +101,96 @@ class ComparisonFolder:
         Without --out, the folder gets a name that no other run has.
         """
         try:
-            if self._unnamed:
-                self.path, self._unnamed = create_unique_folder(self.path), False
+            if self._has_default_name:
+                self.path, self._has_default_name = create_unique_folder(self.path), False
             self.path.mkdir(parents=True, exist_ok=True)
             lock = os.open(self.path, os.O_RDONLY)
-            self._ends.callback(os.close, lock)
+            self._stack.callback(os.close, lock)
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             self._write(
                 ALTERNATIVES_FILE, tomli_w.dumps({**self.values, "resolved": dict(resolved)})
             )
         except BlockingIOError:
             raise RunFolderError(
-                f"another process runs in --out {self.path}; wait for it, or give another name"
+                f"another process runs in --out {self.path}; wait for it, or give another --out"
             ) from None
         except OSError as error:
             raise RunFolderError(
-                f"--out {self.path} cannot be written ({error.strerror}); give a folder that can"
+                f"--out {self.path} cannot be written ({error.strerror}); give a writable folder"
             ) from error
 
     def close(self) -> None:
-        self._ends.close()
+        self._stack.close()
 
-    def of(self, alternative: Alternative) -> Path:
+    def run_folder(self, alternative: Alternative) -> Path:
+        """Return the run folder of an alternative."""
         return self.path / alternative.name
 
     def values_of(self, alternative: Alternative) -> dict[str, Any]:
-        """Return the options of an alternative's run, "out" and "resume" among them.
+        """Return the options of an alternative's run, including "out" and "resume".
 
-        For a run that was begun, they include the defaults that its strategy set at that time. "out" is None until `open()` has chosen
-        the name of a default folder.
+        For a run that was started before, they include the defaults that its strategy set then. "out" is None until `open()` has
+        chosen the name of a default folder.
         """
-        folder = self.of(alternative)
-        kept = {name: value for name, value in alternative.values.items() if value is not None}
-        begun = not self._unnamed and (folder / RUN_FILE).is_file()
-        stored = inherited_options(folder) if begun else {}
-        chosen = {name: value for name, value in stored.items() if name in USUAL}
-        out = None if self._unnamed else str(folder)
-        return chosen | kept | {"out": out, "resume": begun}
+        folder = self.run_folder(alternative)
+        given = {name: value for name, value in alternative.values.items() if value is not None}
+        started = not self._has_default_name and (folder / RUN_FILE).is_file()
+        stored = inherited_options(folder) if started else {}
+        chosen = {name: value for name, value in stored.items() if name in STRATEGY_DEFAULTS}
+        out = None if self._has_default_name else str(folder)
+        return chosen | given | {"out": out, "resume": started}
 
-    def stored_baseline(self, otherwise: bool) -> bool:
-        """Return whether the resumed comparison has a dense baseline; `otherwise` for a new comparison."""
-        return otherwise if self._stored is None else self._stored.get(BASELINE) is True
+    def stored_baseline(self, default: bool) -> bool:
+        """Return whether the resumed comparison has a dense baseline; `default` for a new comparison."""
+        return default if self._stored is None else self._stored.get(BASELINE) is True
 
-    def stored_target(self) -> float | None:
-        """Return the target accuracy of the resumed comparison. Raises RunFolderError if it is none."""
+    def stored_target_accuracy(self) -> float | None:
+        """Return the target accuracy of the resumed comparison. Raises RunFolderError for an invalid value."""
         target = (self._stored or {}).get(TARGET)
         try:
-            return share(None if target is None else str(target))
+            return parse_accuracy(None if target is None else str(target))
         except UserError as error:
             raise RunFolderError(
                 f"{TARGET} in {self.path / ALTERNATIVES_FILE} is '{target}'; give a --target-accuracy, such as 90%"
             ) from error
 
-    def is_over(self, alternative: Alternative) -> bool:
-        """Return whether the alternative has all of its rounds. Raises RunFolderError if it has more."""
-        folder, asked = self.of(alternative), alternative.values.get("rounds", RunConfig.rounds)
+    def is_finished(self, alternative: Alternative) -> bool:
+        """Return whether the alternative has finished all of its rounds. Raises RunFolderError if it has finished more."""
+        folder = self.run_folder(alternative)
+        rounds = alternative.values.get("rounds", RunConfig.rounds)
         try:
             done = int(json.loads((folder / SUMMARY).read_text(encoding="utf-8"))["rounds"])
         except (OSError, ValueError, KeyError, TypeError):
             return False
-        if done > asked:
+        if done > rounds:
             raise RunFolderError(
                 f"the run in {folder} has done {done} rounds; give --rounds {done} or more"
             )
-        return done == asked
+        return done == rounds
 
     def read_progress(self, alternative: Alternative, progress: AlternativeProgress) -> None:
-        """Add the rounds of an alternative that an earlier command finished. Raises RunFolderError."""
+        """Read the rounds of an alternative that an earlier command finished. Raises RunFolderError."""
         from ...server.run_folder import METRICS, read_records
 
-        folder, progress.state = self.of(alternative), DONE
+        folder, progress.state = self.run_folder(alternative), DONE
         try:
             records = read_records(folder / METRICS)
         except RunFolderError:
             records = []
         if not records:
             raise RunFolderError(
-                f"{folder / METRICS} is damaged or absent; remove {folder}, and --resume runs it anew"
+                f"{folder / METRICS} is damaged or absent; remove {folder}; --resume then runs it again"
             )
         for record in records:
             progress.add(record)
 
     def write_comparison(self, values: Mapping[str, Any]) -> None:
+        """Write comparison.json. Raises RunFolderError."""
         try:
             self._write(COMPARISON, json.dumps(values, indent=2) + "\n")
         except OSError as error:
             raise RunFolderError(
-                f"{self.path / COMPARISON} cannot be written ({error.strerror}); make room, then --resume"
+                f"{self.path / COMPARISON} cannot be written ({error.strerror}); free disk space, then give --resume"
             ) from error
 
     def _write(self, name: str, text: str) -> None:

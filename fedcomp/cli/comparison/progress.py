@@ -1,4 +1,4 @@
-"""The progress of each alternative, for the screens that show it."""
+"""The progress of each alternative, and the base class of the displays that show it."""
 
 import sys
 from collections.abc import Callable, Sequence
@@ -10,12 +10,12 @@ from ...callbacks import RoundRecord
 from ...formatting import NOTHING, decimal, duration, human_bytes, one_line, percent
 from ...run_display import Totals
 
-# Fields of a round's record that are passed on.
-FIGURES = (
+# Fields of a RoundRecord that worker processes send.
+SENT_FIELDS = (
     *("round", "accuracy", "loss", "train_loss", "cohort", "accepted", "rejected", "seconds"),
     *("uplink_bytes", "downlink_bytes", "dense_uplink_bytes", "dense_downlink_bytes"),
 )
-WAITS, RUNS, DONE, FAILED = "waits", "runs", "done", "failed"
+WAITING, RUNNING, DONE, FAILED = "waiting", "running", "done", "failed"
 
 
 @dataclass
@@ -24,20 +24,21 @@ class AlternativeProgress:
 
     name: str
     rounds: int  # of the whole run
-    state: str = WAITS
+    state: str = WAITING
     round: int = 0
     totals: Totals = field(default_factory=Totals)
     accuracies: list[tuple[int, float]] = field(default_factory=list)
-    last: RoundRecord | None = None  # the last one that was evaluated
-    why: str = ""  # the error of a failed run
+    last: RoundRecord | None = None  # of the last round that was evaluated
+    error: str = ""  # of a failed run
 
     @property
-    def share(self) -> float:
+    def fraction(self) -> float:
+        """The finished part of the rounds, 0..1; 1 for a failed run."""
         return 1.0 if self.state in (DONE, FAILED) else self.round / self.rounds
 
     @property
-    def reached(self) -> str:
-        """The accuracy, or the loss of a task that has none."""
+    def quality(self) -> str:
+        """The last accuracy as text, or the loss of a task without accuracy."""
         if self.last is None:
             return NOTHING
         if self.last.accuracy is not None:
@@ -45,6 +46,7 @@ class AlternativeProgress:
         return decimal(self.last.loss)
 
     def add(self, record: RoundRecord) -> None:
+        """Add a finished round."""
         self.round = record.round
         self.totals.add(record)
         if record.accuracy is not None or record.loss is not None:
@@ -55,14 +57,17 @@ class AlternativeProgress:
 
 @dataclass
 class ComparisonDisplay:
-    """Follows alternatives. Entered before they are prepared, left when all have ended or the command is interrupted."""
+    """Base class of displays of a comparison, which shows nothing.
+
+    It is entered before the alternatives are checked, and exited when all have ended or the command is interrupted.
+    """
 
     clock: Callable[[], float] = monotonic
     all: list[AlternativeProgress] = field(default_factory=list)
-    out: str = ""  # their folder, once it exists
+    out: str = ""  # the folder of the alternatives, once it exists
     facts: Sequence[tuple[str, str]] = ()  # options that all have in common
-    began: float = 0.0
-    before: int = 0  # rounds that were done when this command began
+    start_s: float = 0.0  # time of the clock when the first alternative started
+    earlier_rounds: int = 0  # rounds of earlier commands
 
     def __enter__(self) -> Self:
         return self
@@ -74,30 +79,31 @@ class ComparisonDisplay:
         return sum(progress.state in (DONE, FAILED) for progress in self.all)
 
     @property
-    def left_s(self) -> float | None:
+    def remaining_s(self) -> float | None:
         """The estimated time in seconds until all are done; None before the first round."""
         done = sum(p.rounds if p.state == FAILED else p.round for p in self.all)
         all = sum(p.rounds for p in self.all)
-        took = done - self.before
-        return (self.clock() - self.began) * (all - done) / took if took > 0 else None
+        measured = done - self.earlier_rounds
+        return (self.clock() - self.start_s) * (all - done) / measured if measured > 0 else None
 
-    def checked(self, done: int, of: int) -> None:
-        """Note that `done` alternatives can be run."""
+    def on_checked(self, checked: int, total: int) -> None:
+        """Handle that `checked` of `total` alternatives have been checked."""
 
     def on_run_start(
         self, out: str, facts: Sequence[tuple[str, str]], all: list[AlternativeProgress]
     ) -> None:
-        self.out, self.facts, self.all, self.began = out, facts, all, self.clock()
+        """Handle the start of the first alternative."""
+        self.out, self.facts, self.all, self.start_s = out, facts, all, self.clock()
 
-    def hear(self, number: int, answer: dict[str, Any]) -> None:
-        """Note an answer about an alternative."""
-        progress = self.all[number]
-        if "begun" in answer:
-            progress.state = RUNS
+    def on_answer(self, index: int, answer: dict[str, Any]) -> None:
+        """Handle an answer of a worker process about alternative `index`."""
+        progress = self.all[index]
+        if "started" in answer:
+            progress.state = RUNNING
         elif "earlier" in answer:
             for values in answer["earlier"]:
                 progress.add(RoundRecord(**values))
-            self.before += progress.round
+            self.earlier_rounds += progress.round
         elif "round" in answer:
             record = RoundRecord(**answer["round"])
             progress.add(record)
@@ -105,15 +111,15 @@ class ComparisonDisplay:
         elif "warning" in answer:
             self.on_warning(f"{progress.name}: {answer['warning']}")
         else:
-            progress.why = answer["end"].get("failed", "")
-            progress.state = FAILED if progress.why else DONE
-            self.over(progress)
+            progress.error = answer["end"].get("failed", "")
+            progress.state = FAILED if progress.error else DONE
+            self.on_end(progress)
 
     def on_round_end(self, progress: AlternativeProgress, record: RoundRecord) -> None: ...
 
-    def on_warning(self, sentence: str) -> None: ...
+    def on_warning(self, message: str) -> None: ...
 
-    def over(self, progress: AlternativeProgress) -> None: ...
+    def on_end(self, progress: AlternativeProgress) -> None: ...
 
 
 class ComparisonLines(ComparisonDisplay):
@@ -127,15 +133,15 @@ class ComparisonLines(ComparisonDisplay):
             print(f"{label:<14}{value}", flush=True)
 
     def on_round_end(self, progress: AlternativeProgress, record: RoundRecord) -> None:
-        reached = f", accuracy {percent(record.accuracy)}" if record.accuracy is not None else ""
-        reached += f", loss {decimal(record.loss)}" if record.loss is not None else ""
+        quality = f", accuracy {percent(record.accuracy)}" if record.accuracy is not None else ""
+        quality += f", loss {decimal(record.loss)}" if record.loss is not None else ""
         sent = f"up {human_bytes(record.uplink_bytes)}, down {human_bytes(record.downlink_bytes)}"
         where = f"{progress.name}: round {record.round} of {progress.rounds}"
-        print(f"{where}{reached}, {sent}, {duration(record.seconds)}", flush=True)
+        print(f"{where}{quality}, {sent}, {duration(record.seconds)}", flush=True)
 
-    def on_warning(self, sentence: str) -> None:
-        print(f"warning: {one_line(sentence)}", file=sys.stderr, flush=True)
+    def on_warning(self, message: str) -> None:
+        print(f"warning: {one_line(message)}", file=sys.stderr, flush=True)
 
-    def over(self, progress: AlternativeProgress) -> None:
-        end = f"failed: {one_line(progress.why)}" if progress.state == FAILED else "done"
+    def on_end(self, progress: AlternativeProgress) -> None:
+        end = f"failed: {one_line(progress.error)}" if progress.state == FAILED else "done"
         print(f"{progress.name}: {end} ({self.ended} of {len(self.all)})", flush=True)

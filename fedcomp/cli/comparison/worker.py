@@ -1,6 +1,6 @@
-"""A worker process of worker_pool.py, which checks alternatives and runs them.
+"""A worker process of WorkerPool: it checks and runs alternatives.
 
-Orders and answers are JSON. The process ends when the other end of the connection is closed; SIGINT ends its run as Ctrl-C does.
+Orders and answers are JSON. The process exits when the other end of the connection is closed. SIGINT interrupts its run, like Ctrl-C.
 """
 
 import json
@@ -17,25 +17,25 @@ from typing import Any
 from ...callbacks import Callback, Header, RoundRecord
 from ...config import RunConfig, settings
 from ...errors import FedcompError
-from .progress import FIGURES
+from .progress import SENT_FIELDS
 
-Tell = Callable[..., None]
+Send = Callable[..., None]
 
 
 def main(channel: int) -> None:
-    """Carry out the orders that come through the connection with descriptor `channel`."""
+    """Execute the orders that are received on the connection with file descriptor `channel`."""
     link = Connection(channel)
     orders: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
     threading.Thread(target=_listen, args=(link, orders), daemon=True).start()
 
-    def tell(**answer: Any) -> None:
+    def send(**answer: Any) -> None:
         link.send_bytes(json.dumps(answer).encode())
 
     try:
-        from ...sim import run  # noqa: F401 — while the first order is under way
+        from ...sim import run  # noqa: F401 — load torch while the first order arrives
 
         while True:
-            _obey(orders.get(), tell)
+            _execute(orders.get(), send)
     except KeyboardInterrupt:
         os._exit(130)
 
@@ -47,68 +47,68 @@ def _listen(link: Connection, orders: queue.SimpleQueue[Any]) -> None:
     os._exit(0)
 
 
-def _obey(order: dict[str, Any], tell: Tell) -> None:
-    """Carry out an order. Its last answer has the key `end`."""
+def _execute(order: dict[str, Any], send: Send) -> None:
+    """Execute an order. Its last answer has the key `end`."""
     try:
-        tell(end=ORDERS[order.pop("order")](tell=tell, **order))
+        send(end=ORDERS[order.pop("order")](send=send, **order))
     except FedcompError as error:
-        tell(end={"failed": str(error), "status": error.exit_status})
+        send(end={"failed": str(error), "status": error.exit_status})
     except (Exception, SystemExit) as error:
         traceback.print_exc()
         first_line = str(error).strip().partition("\n")[0]
-        tell(end={"failed": f"{type(error).__name__}: {first_line}", "status": 1})
+        send(end={"failed": f"{type(error).__name__}: {first_line}", "status": 1})
 
 
-def check(tell: Tell, values: dict[str, Any]) -> dict[str, Any]:
-    """Return what is known of an alternative before it is trained. Raises UserError if it is refused."""
+def check(send: Send, values: dict[str, Any]) -> dict[str, Any]:
+    """Return settings, engine, device and model size of an alternative without training it. Raises UserError for invalid options."""
     from ...sim.run import Preparation
 
-    made = Preparation(RunConfig(**values), Callback())
+    prepared = Preparation(RunConfig(**values), Callback())
     return {
-        "settings": settings(made.config),
-        "engine": made.machine.engine,
-        "device": made.device.type,
-        "on": made.machine.device,
-        "parameters": made.layout.numel,
+        "settings": settings(prepared.config),
+        "engine": prepared.machine.engine,
+        "device": prepared.device.type,
+        "on": prepared.machine.device,
+        "parameters": prepared.layout.numel,
     }
 
 
-def run(tell: Tell, values: dict[str, Any], threads: int) -> dict[str, Any]:
-    """Train an alternative. `threads`: of torch, 0 for its default."""
+def run(send: Send, values: dict[str, Any], threads: int) -> dict[str, Any]:
+    """Train an alternative. `threads`: threads of torch, 0 for the default of torch."""
     import torch
 
     from ...sim import simulate
-    from .. import reports
+    from ..report import writer
 
     if threads:
         torch.set_num_threads(threads)
-    teller = ProgressSender(tell)
-    simulate(RunConfig(**values), teller)
-    reports.after_run(Path(teller.out), teller.on_warning)
-    return {"done": teller.out}
+    sender = ProgressSender(send)
+    simulate(RunConfig(**values), sender)
+    writer.after_run(Path(sender.out), sender.on_warning)
+    return {"done": sender.out}
 
 
 class ProgressSender(Callback):
-    """Passes the progress of a run on."""
+    """Sends the progress of a run to the parent process."""
 
-    def __init__(self, tell: Tell):
-        self.tell, self.out = tell, ""
+    def __init__(self, send: Send):
+        self.send, self.out = send, ""
 
     def on_run_start(self, header: Header) -> None:
         from ...server.run_folder import METRICS, read_records
 
         self.out = header.out
-        self.tell(earlier=[_figures(record) for record in read_records(Path(self.out) / METRICS)])
+        self.send(earlier=[_figures(record) for record in read_records(Path(self.out) / METRICS)])
 
     def on_round_end(self, record: RoundRecord) -> None:
-        self.tell(round=_figures(record))
+        self.send(round=_figures(record))
 
     def on_warning(self, sentence: str) -> None:
-        self.tell(warning=sentence)
+        self.send(warning=sentence)
 
 
 def _figures(record: RoundRecord) -> dict[str, Any]:
-    figures = {name: getattr(record, name) for name in FIGURES}
+    figures = {name: getattr(record, name) for name in SENT_FIELDS}
     return figures | {"accuracy": record.measured_accuracy, "loss": record.measured_loss}
 
 

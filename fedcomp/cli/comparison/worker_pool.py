@@ -1,4 +1,4 @@
-"""The processes that check and run alternatives, each order in a free one, so that a run that dies takes no other with it."""
+"""A pool of processes that check and run alternatives. The crash of one process does not affect the others."""
 
 import contextlib
 import json
@@ -21,11 +21,13 @@ Answer = dict[str, Any]
 
 
 class WorkerProcess:
+    """A process that executes one order at a time."""
+
     def __init__(self) -> None:
         self.link, other = Pipe()
-        self.log = tempfile.TemporaryFile()  # its output, for the error if it dies
+        self.log = tempfile.TemporaryFile()  # its output, quoted in the error message if it crashes
         path = [place for place in sys.path if isinstance(place, str)]
-        with other:  # a process group of its own: Ctrl-C is for the parent
+        with other:  # in a new process group, so that Ctrl-C reaches the parent only
             self.process = subprocess.Popen(
                 [sys.executable, "-c", PROGRAM, str(other.fileno()), *path],
                 stdin=subprocess.DEVNULL,
@@ -34,32 +36,34 @@ class WorkerProcess:
                 pass_fds=[other.fileno()],
                 process_group=0,
             )
-        self.job = -1  # index of its order
+        self.order = -1  # index of its order
 
     def send(self, order: Mapping[str, Any]) -> None:
-        with contextlib.suppress(OSError):  # `answer` tells that the process has ended
+        """Send an order."""
+        with contextlib.suppress(OSError):  # `answer` reports the end of the process
             self.link.send_bytes(json.dumps(order).encode())
 
     def answer(self) -> Answer:
-        """Return the next answer; for a process that has ended, the reason."""
+        """Wait for the next answer. A process that has ended answers with the reason."""
         try:
             return json.loads(self.link.recv_bytes())
         except (EOFError, OSError):
-            return {"end": {"failed": self._why_ended(), "status": 1}}
+            return {"end": {"failed": self._exit_reason(), "status": 1}}
 
-    def _why_ended(self) -> str:
+    def _exit_reason(self) -> str:
         status = self.process.wait()
-        how = f"ended with exit status {status}"
+        reason = f"ended with exit status {status}"
         if status < 0:
-            how = f"was killed by {signal.Signals(-status).name}"
+            reason = f"was killed by {signal.Signals(-status).name}"
         self.log.seek(0)
         last_line = self.log.read()[-LOG_TAIL:].decode(errors="replace").strip().split("\n")[-1]
-        return f"its process {how}" + (f": {last_line}" if last_line else "")
+        return f"its process {reason}" + (f": {last_line}" if last_line else "")
 
-    def end(self, patience_s: float) -> None:
+    def stop(self, timeout_s: float) -> None:
+        """Wait at most `timeout_s` for the process to end, then kill it."""
         with contextlib.suppress(subprocess.TimeoutExpired):
-            if patience_s:
-                self.process.wait(patience_s)
+            if timeout_s:
+                self.process.wait(timeout_s)
         self.link.close()
         self.process.kill()
         self.process.wait()
@@ -67,7 +71,7 @@ class WorkerProcess:
 
 
 class WorkerPool:
-    """`count` processes. They are killed on exit; after an interruption, each may finish its round first."""
+    """A pool of `count` processes. They are killed on exit; after an interruption, each may finish its round first."""
 
     def __init__(self, count: int):
         self.count = count
@@ -82,25 +86,25 @@ class WorkerPool:
         for process in self.busy if interrupted else ():
             process.process.send_signal(signal.SIGINT)
         for process in self.busy:
-            process.end(STOP_S if interrupted else 0)
+            process.stop(STOP_S if interrupted else 0)
         for process in self.free:
-            process.end(0)
+            process.stop(0)
 
     def shrink(self, count: int) -> None:
-        """Use at most `count` processes from now on, and end superfluous ones."""
+        """Reduce the pool to at most `count` processes."""
         self.count = min(self.count, count)
         while len(self.free) > count:
-            self.free.pop().end(0)
+            self.free.pop().stop(0)
 
-    def do(self, orders: Sequence[Mapping[str, Any]]) -> Iterator[tuple[int, Answer]]:
-        """Carry out the orders. Yield (index of the order, answer) as they come; the last answer to each order has `end`."""
+    def run(self, orders: Sequence[Mapping[str, Any]]) -> Iterator[tuple[int, Answer]]:
+        """Execute the orders. Yield (index of the order, answer) in order of arrival; the last answer to each order has the key `end`."""
         waiting = deque(enumerate(orders))
         while waiting or self.busy:
             while waiting and len(self.busy) < self.count:
-                process = self.free.pop() if self.free else WorkerProcess()  # one may have died
-                process.job, order = waiting.popleft()
+                process = self.free.pop() if self.free else WorkerProcess()  # one may have crashed
+                process.order, order = waiting.popleft()
                 self.busy.append(process)
-                yield process.job, {"begun": True}
+                yield process.order, {"started": True}
                 process.send(order)
             links: dict[Any, WorkerProcess] = {process.link: process for process in self.busy}
             for link in wait(links):
@@ -111,5 +115,5 @@ class WorkerPool:
                     if process.process.returncode is None:
                         self.free.append(process)
                     else:
-                        process.end(0)
-                yield process.job, answer
+                        process.stop(0)
+                yield process.order, answer

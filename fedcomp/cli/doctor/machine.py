@@ -13,7 +13,7 @@ from ...errors import FedcompError, MissingExtraError, UserError
 from ...formatting import human_bytes
 from .check import Check, failed, ok, refused, skipped
 
-LEAST_FREE = 10**9  # bytes where runs go
+MIN_FREE_BYTES = 10**9  # bytes where runs go
 
 
 def checks() -> Iterator[Check]:
@@ -111,8 +111,8 @@ def disk(runs: Path) -> Check:
     if not place.is_dir() or not os.access(place, os.W_OK | os.X_OK):
         return failed("disk", f"{place} cannot be written", "work in another folder, or give --out")
     found = f"{human_bytes(free)} free in {place}"
-    if free < LEAST_FREE:
-        fix = f"free {human_bytes(LEAST_FREE)}, or give --out elsewhere"
+    if free < MIN_FREE_BYTES:
+        fix = f"free {human_bytes(MIN_FREE_BYTES)}, or give --out elsewhere"
         return failed("disk", found, fix)
     return ok("disk", found)
 

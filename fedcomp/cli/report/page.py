@@ -12,7 +12,7 @@ from ...config import flag
 from ...formatting import NOTHING, decimal, duration, metric, percent, ratio
 from ...runs import NEUTRAL_OPTIONS, Group, Run
 from ..results import FRONT, cells, legend, results
-from ..results import head as titles
+from ..results import column_titles as titles
 from . import svg
 from .charts import Panel, ReportLine, curves, finals, hours, panels
 from .verdict import verdict

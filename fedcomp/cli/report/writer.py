@@ -3,35 +3,36 @@
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from .. import durable_files
-from ..config import ALTERNATIVE_OPTIONS, ALTERNATIVES_FILE, RUN_FILE, read_toml
-from ..errors import FedcompError, RunFolderError, UserError
-from ..runs import groups, load
-from .comparison.alternatives import alternatives
-from .report.page import html
-from .results import share
+from ... import durable_files
+from ...config import ALTERNATIVE_OPTIONS, ALTERNATIVES_FILE, RUN_FILE, read_toml
+from ...errors import FedcompError, RunFolderError, UserError
+from ...runs import groups, load
+from ..comparison.alternatives import alternatives
+from ..results import parse_accuracy
+from .page import html
 
 REPORT = "report.html"
 
 
-def show(folders: Sequence[Path], out: Path | None, target: str | None) -> None:
-    """Write the report on the runs in `folders`, each a run folder or a folder of alternatives, and print its absolute path.
+def write_and_print_path(folders: Sequence[Path], out: Path | None, target: str | None) -> None:
+    """Write the report on the runs in `folders`, each a run folder or the folder of a comparison, and print its absolute path.
 
     Raises UserError for runs that cannot be read and files that cannot be written.
     """
-    wanted, only = share(target), folders[0] if len(folders) == 1 else Path()
+    accuracy = parse_accuracy(target)
+    default = folders[0] if len(folders) == 1 else Path()
     folders = [run for folder in folders for run in _runs_in(folder)]
-    places = [folder.resolve() for folder in folders]
+    resolved = [folder.resolve() for folder in folders]
     for i, folder in enumerate(folders):
-        if places[i] in places[:i]:
+        if resolved[i] in resolved[:i]:
             raise UserError(f"{folder} is named twice; name each run once")
-    page = (out or only) / REPORT
-    write(folders, page, wanted)
+    page = (out or default) / REPORT
+    write(folders, page, accuracy)
     print(page.absolute())
 
 
 def _runs_in(folder: Path) -> list[Path]:
-    """Return the folder itself or, of a folder of alternatives, the folders of those that were begun, in their order."""
+    """Return the folder itself, or the run folders of the alternatives in it that were started, in their order."""
     file = folder / ALTERNATIVES_FILE
     if not file.is_file():
         return [folder]
@@ -41,12 +42,12 @@ def _runs_in(folder: Path) -> list[Path]:
         ]
     except UserError as error:
         raise RunFolderError(
-            f"{file} cannot be read ({error}); name the run folders in {folder} in its place"
+            f"{file} cannot be read ({error}); name the run folders in {folder} instead"
         ) from error
-    if begun := [folder / name for name in names if (folder / name / RUN_FILE).is_file()]:
-        return begun
+    if started := [folder / name for name in names if (folder / name / RUN_FILE).is_file()]:
+        return started
     raise RunFolderError(
-        f"no alternative in {folder} was begun; leave it out, or go on with fedcomp sim --out {folder} --resume"
+        f"no alternative in {folder} was started; leave the folder out, or continue with: fedcomp sim --out {folder} --resume"
     )
 
 
@@ -68,7 +69,7 @@ def write(
 
 
 def after_run(folder: Path, warn: Callable[[str], None], target: float | None = None) -> None:
-    """Write report.html into the folder of a run that has ended, if it was begun. Pass an error to `warn`."""
+    """Write report.html into the folder of a run that has ended, if it was started. Pass the message of an error to `warn`."""
     if (folder / RUN_FILE).is_file():
         try:
             write([folder], folder / REPORT, target)

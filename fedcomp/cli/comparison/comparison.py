@@ -1,4 +1,4 @@
-"""Several alternatives from their options to their table: they are checked before the first one trains, run, and compared."""
+"""Check all alternatives of a command before the first one trains, run them, and compare their results."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -12,13 +12,13 @@ from ...errors import ConfigError, FedcompError
 from ..doctor.machine import cores
 from ..results import Result, results
 from . import table
-from .alternatives import Alternative, alternatives, compares_compression, refused
+from .alternatives import Alternative, alternative_error, alternatives, compares_compression
 from .folder import BASELINE, TARGET, ComparisonFolder
 from .progress import FAILED, AlternativeProgress, ComparisonDisplay
 from .worker_pool import WorkerPool
 
-ONE_CORE = {"batched", "serial"}  # engines that gain little from a second core
-FACTS = "task partition clients participation rounds strategy uplink downlink memory attack network".split()
+ONE_CORE_ENGINES = {"batched", "serial"}  # they gain little from a second core
+SHOWN_OPTIONS = "task partition clients participation rounds strategy uplink downlink memory attack network".split()
 
 
 class Comparison:
@@ -27,98 +27,105 @@ class Comparison:
     def __init__(
         self,
         values: Mapping[str, Any],
-        watch: ComparisonDisplay,
+        display: ComparisonDisplay,
         side_by_side: str = "auto",
         target: float | None = None,
         baseline: bool | None = None,
     ):
-        for name, what in (
+        for name, advice in (
             ("log_json", "metrics.jsonl of each run folder has all rounds"),
             ("metrics_port", "give it to a single run"),
         ):
             if values.get(name) not in (None, -1):
                 raise ConfigError(
-                    f"{flag(name)} is for one run, and these are several; leave it out: {what}"
+                    f"{flag(name)} is for a single run, but the options make several alternatives; leave it out: {advice}"
                 )
-        self.values, self.watch, self.asked = values, watch, _asked(side_by_side)
+        self.values, self.display = values, display
+        self.processes = _processes(side_by_side)
         self.folder = ComparisonFolder(values)
         if baseline is None:
             baseline = self.folder.stored_baseline(compares_compression(values))
         self.baseline = baseline
         self.all = alternatives(values, baseline)
-        self.target = target if target is not None else self.folder.stored_target()
-        self.over = {each.name for each in self.all if self.folder.is_over(each)}
+        self.target = target if target is not None else self.folder.stored_target_accuracy()
+        self.finished = {each.name for each in self.all if self.folder.is_finished(each)}
 
     def run(self) -> list[Result]:
         """Train the alternatives that are not finished, and compare all."""
-        with ExitStack() as ends:
-            waiting = [each for each in self.all if each.name not in self.over]
-            pool = ends.enter_context(WorkerPool(max(1, min(self.asked or cores(), len(waiting)))))
-            checked = self._check(pool, waiting)
+        with ExitStack() as stack:
+            unfinished = [each for each in self.all if each.name not in self.finished]
+            pool = stack.enter_context(
+                WorkerPool(max(1, min(self.processes or cores(), len(unfinished))))
+            )
+            checked = self._check(pool, unfinished)
             side = self._side_by_side(checked)
             threads = 0 if side == 1 else max(1, cores() // side)
             pool.shrink(side)
-            ends.callback(self.folder.close)
+            stack.callback(self.folder.close)
             self.folder.open(
                 {"side_by_side": side, "threads": threads or cores(), BASELINE: self.baseline}
                 | ({TARGET: self.target} if self.target else {})
             )
-            self.watch.on_run_start(
+            self.display.on_run_start(
                 str(self.folder.path),
                 _facts(self.values, checked),
                 [self._progress(each) for each in self.all],
             )
-            number = {each.name: i for i, each in enumerate(self.all)}
+            index = {each.name: i for i, each in enumerate(self.all)}
             orders = [
                 {"order": "run", "values": self.folder.values_of(each), "threads": threads}
-                for each in waiting
+                for each in unfinished
             ]
-            for job, answer in pool.do(orders):
-                self.watch.hear(number[waiting[job].name], answer)
+            for order, answer in pool.run(orders):
+                self.display.on_answer(index[unfinished[order].name], answer)
             return self._compare(side)
 
-    def _check(self, pool: WorkerPool, waiting: Sequence[Alternative]) -> list[dict[str, Any]]:
-        """Return what is known of each alternative before it trains. Raises FedcompError if one is refused."""
-        found: dict[int, dict[str, Any]] = {}
-        for job, answer in pool.do(
-            [{"order": "check", "values": self.folder.values_of(each)} for each in waiting]
+    def _check(self, pool: WorkerPool, unfinished: Sequence[Alternative]) -> list[dict[str, Any]]:
+        """Return the answer to the "check" of each alternative. Raises FedcompError if one of them cannot run."""
+        checks: dict[int, dict[str, Any]] = {}
+        for order, answer in pool.run(
+            [{"order": "check", "values": self.folder.values_of(each)} for each in unfinished]
         ):
             if "end" not in answer:
                 continue
             if "failed" in answer["end"]:
-                raise refused(waiting[job].name, answer["end"]["failed"], answer["end"]["status"])
-            found[job] = answer["end"]
-            self.watch.checked(len(found), len(waiting))
-        alike: dict[str, str] = {}
-        for job, each in enumerate(waiting):
-            settings = found[job]["settings"]
-            key = json.dumps({**settings, "out": None, "resume": None}, sort_keys=True)
-            if (other := alike.setdefault(key, each.name)) != each.name:
-                raise ConfigError(
-                    f"{other} and {each.name} are one run, of the same options; leave one of them out"
+                raise alternative_error(
+                    unfinished[order].name, answer["end"]["failed"], answer["end"]["status"]
                 )
-        return [found[job] for job in range(len(waiting))]
+            checks[order] = answer["end"]
+            self.display.on_checked(len(checks), len(unfinished))
+        names: dict[str, str] = {}  # by the options of the run
+        for order, each in enumerate(unfinished):
+            settings = checks[order]["settings"]
+            key = json.dumps({**settings, "out": None, "resume": None}, sort_keys=True)
+            if (other := names.setdefault(key, each.name)) != each.name:
+                raise ConfigError(
+                    f"alternatives {other} and {each.name} have the same options; leave one of them out"
+                )
+        return [checks[order] for order in range(len(unfinished))]
 
     def _side_by_side(self, checked: Sequence[Mapping[str, Any]]) -> int:
-        """Return how many run at once: as asked for, else one a core if each uses one core of a CPU, else one."""
-        if self.asked:
-            return min(self.asked, max(len(checked), 1))
-        alone = all(found["device"] == "cpu" and found["engine"] in ONE_CORE for found in checked)
-        return max(1, min(cores(), len(checked))) if alone else 1
+        """Return how many alternatives run at once. With "auto", that is one for each core if each uses one core, else one."""
+        if self.processes:
+            return min(self.processes, max(len(checked), 1))
+        one_core = all(
+            check["device"] == "cpu" and check["engine"] in ONE_CORE_ENGINES for check in checked
+        )
+        return max(1, min(cores(), len(checked))) if one_core else 1
 
     def _progress(self, each: Alternative) -> AlternativeProgress:
         progress = AlternativeProgress(each.name, each.values.get("rounds", RunConfig.rounds))
-        if each.name in self.over:
+        if each.name in self.finished:
             self.folder.read_progress(each, progress)
         return progress
 
     def _compare(self, side_by_side: int) -> list[Result]:
         """Compare the runs in the folder, and write comparison.json and the report."""
         from ...runs import groups, load
-        from .. import reports
+        from ..report import writer
 
-        failed = {str(self.folder.path / p.name): p.why for p in self.watch.all if p.why}
-        folders = [self.folder.of(each) for each in self.all]
+        failed = {str(self.folder.path / p.name): p.error for p in self.display.all if p.error}
+        folders = [self.folder.run_folder(each) for each in self.all]
         try:
             runs = [load(folder) for folder in folders if (folder / RUN_FILE).is_file()]
         except FedcompError as error:
@@ -128,16 +135,16 @@ class Comparison:
         loaded = {run.folder for run in runs}
         lines = results(groups(runs), self.target, failed) if runs else []
         lines += [
-            Result.nothing(str(folder), failed.get(str(folder), ""))
+            Result.without_rounds(str(folder), failed.get(str(folder), ""))
             for folder in folders
             if folder not in loaded
         ]
         if runs:
-            page = self.folder.path / reports.REPORT
+            page = self.folder.path / writer.REPORT
             try:
-                reports.write([run.folder for run in runs], page, self.target, failed)
+                writer.write([run.folder for run in runs], page, self.target, failed)
             except FedcompError as error:
-                self.watch.on_warning(f"{page.name} is not written: {error}")
+                self.display.on_warning(f"{page.name} is not written: {error}")
         self.folder.write_comparison(
             {
                 "version": __version__,
@@ -150,18 +157,18 @@ class Comparison:
 
     def show(self, lines: Sequence[Result]) -> None:
         """Print the table and the path of the report."""
-        table.show(lines, self.target)
+        table.print_results(lines, self.target)
         page = self.folder.path / "report.html"
         print(page if page.is_file() else self.folder.path)
 
     @property
     def exit_status(self) -> int:
         """1 if all alternatives failed."""
-        return int(all(p.state == FAILED for p in self.watch.all))
+        return int(all(p.state == FAILED for p in self.display.all))
 
 
-def _asked(text: str) -> int:
-    """Return the number in --side-by-side, 0 for "auto"."""
+def _processes(text: str) -> int:
+    """Return the number of processes in --side-by-side, 0 for "auto"."""
     if text == "auto":
         return 0
     try:
@@ -175,15 +182,15 @@ def _asked(text: str) -> int:
 def _facts(
     values: Mapping[str, Any], checked: Sequence[Mapping[str, Any]]
 ) -> list[tuple[str, str]]:
-    """Return the options that all have in common, as label and value."""
-    own = {name: values.get(name, getattr(RunConfig, name)) for name in FACTS}
-    found = [
+    """Return labels and values of the options that all alternatives have in common."""
+    options = {name: values.get(name, getattr(RunConfig, name)) for name in SHOWN_OPTIONS}
+    facts = [
         (name, str(value))
-        for name, value in own.items()
+        for name, value in options.items()
         if value is not None and not isinstance(value, list)
     ]
     for label, key in (("parameters", "parameters"), ("device", "on"), ("engine", "engine")):
-        these = [one[key] for one in checked]
-        texts = [f"{value:,}" if isinstance(value, int) else value for value in these]
-        found += [(label, ", ".join(dict.fromkeys(texts)))] if texts else []
-    return found
+        of_all = [check[key] for check in checked]
+        texts = [f"{value:,}" if isinstance(value, int) else value for value in of_all]
+        facts += [(label, ", ".join(dict.fromkeys(texts)))] if texts else []
+    return facts

@@ -1,4 +1,4 @@
-"""Plain PyTorch loops that train the clients of a simulation and do nothing else, and the arithmetic of the device."""
+"""PyTorch loops that train the clients of a simulation without federation, and a measure of the device's peak arithmetic."""
 
 import copy
 import itertools
@@ -18,21 +18,23 @@ from ..tasks.data import Batch, Examples, as_batch, tensors
 from ..training.local_sgd import LocalSGD
 from ..training.own_loop import LocalRound
 
-Plans = Sequence[Sequence[np.ndarray]]  # for each client its batches, positions of examples
+Plans = Sequence[
+    Sequence[np.ndarray]
+]  # of each client: the positions of the examples in each batch
 
-LARGEST_PIECE = 1 << 22  # input values of the big batch that go through the model at once
-SIDE = {"cpu": 2048, "cuda": 8192}  # of the matrices of `product`
+MAX_PIECE_VALUES = 1 << 22  # input values in one forward pass of the big batch
+SIDE = {"cpu": 2048, "cuda": 8192}  # size of the square matrices of `matrix_product`
 
 
 def usual_loop(
     task: Task, data: Examples, shards: Sequence[np.ndarray], plans: Plans, sgd: LocalSGD
 ) -> Callable[[], list[dict[str, Tensor]]]:
-    """Return the loop of tutorials: for each client a deep copy of the model, a shuffling DataLoader, an optimizer, and a difference.
+    """Return the loop of common tutorials: a deep copy of the model, a shuffling DataLoader and an optimizer for each client.
 
-    It shuffles by itself and takes only the number of batches from a client's plan. A task's `train_fn` replaces the steps.
+    From a client's plan it takes only the number of batches. A task's `train_fn` replaces the steps. The loop returns the updates.
     """
     model = initial_model(task, 0).to(data.device)
-    sent = _sent(model)
+    names = _trained(model)
     collate = getattr(data, "collate", None)
 
     def run() -> list[dict[str, Tensor]]:
@@ -52,7 +54,7 @@ def usual_loop(
                     _loss(task, local, as_batch(batch, task.target).to(data.device)).backward()
                     optimizer.step()
             before, after = model.state_dict(), local.state_dict()
-            updates.append({name: after[name] - before[name] for name in sent})
+            updates.append({name: after[name] - before[name] for name in names})
         return updates
 
     return run
@@ -61,13 +63,13 @@ def usual_loop(
 def lean_loop(
     task: Task, data: Examples, shards: Sequence[np.ndarray], plans: Plans, sgd: LocalSGD
 ) -> Callable[[], list[dict[str, Tensor]]]:
-    """Return the leanest loop over a module: one resident model, examples by index, an optimizer of torch.
+    """Return a loop with little overhead: one model that stays on the device, examples by index, an optimizer of torch.
 
-    A task's `train_fn` replaces the steps.
+    A task's `train_fn` replaces the steps. The loop returns the updates.
     """
     model = initial_model(task, 0).to(data.device).train()
     state = {name: value.clone() for name, value in model.state_dict().items()}
-    sent = _sent(model)
+    names = _trained(model)
 
     def run() -> list[dict[str, Tensor]]:
         updates = []
@@ -84,71 +86,71 @@ def lean_loop(
                     _loss(task, model, data.batch(rows)).backward()
                     optimizer.step()
             after = model.state_dict()
-            updates.append({name: after[name] - state[name] for name in sent})
+            updates.append({name: after[name] - state[name] for name in names})
         return updates
 
     return run
 
 
 def big_batch(task: Task, data: Examples, plans: Plans, sgd: LocalSGD) -> Callable[[], None]:
-    """Return the loop of one model that takes the batches of all clients as one, the limit of the arithmetic.
+    """Return a loop that trains one model on the batches of all clients, concatenated: an upper bound of the speed.
 
-    A batch of more than LARGEST_PIECE values is taken in pieces whose gradients are added.
+    A batch of more than LARGEST_PIECE values is split into pieces whose gradients are accumulated.
     """
     model = initial_model(task, 0).to(data.device)
     optimizer = _optimizer(task, model, sgd)
-    # The examples of each step, of all clients that take it.
+    # For each step, the examples of all clients that take part in it.
     steps = [
         torch.from_numpy(np.concatenate([batch for batch in batches if batch is not None]))
         for batches in itertools.zip_longest(*plans)
     ]
     steps = [step.to(data.device) for step in steps]
     values = sum(part[0].numel() for part in tensors(data.batch(steps[0][:1]).inputs))
-    piece = max(1, LARGEST_PIECE // max(1, values))
+    piece = max(1, MAX_PIECE_VALUES // max(1, values))
 
     def run() -> None:
         for rows in steps:
             optimizer.zero_grad()
-            for some in rows.split(piece):
-                loss = _loss(task, model, data.batch(some))
-                (loss * (len(some) / len(rows))).backward()
+            for part in rows.split(piece):
+                loss = _loss(task, model, data.batch(part))
+                (loss * (len(part) / len(rows))).backward()
             optimizer.step()
 
     return run
 
 
 def flops_of_an_example(task: Task, data: Examples, batch: int) -> float:
-    """Return the floating-point operations of a step for one example, forward and backward, as torch counts them; 0 if it counts none."""
+    """Return the floating-point operations of a training step per example, as counted by torch; 0 if it cannot count them."""
     model = initial_model(task, 0).train()
     batch = min(batch, len(data))
     examples = data.batch(torch.arange(batch, device=data.device)).to("cpu")
     counter = FlopCounterMode(display=False)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # `flags` warns where there is no GPU of Intel
-        # torch does not count the LSTM of mkldnn.
+        warnings.simplefilter("ignore")  # `flags` warns on machines without an Intel GPU
+        # torch does not count the operations of the LSTM of mkldnn.
         with torch.backends.mkldnn.flags(enabled=False), counter:
             _loss(task, model, examples).backward()
     return counter.get_total_flops() / batch
 
 
-def product(device: torch.device, dtype: torch.dtype) -> tuple[Callable[[], Tensor], float]:
-    """Return a large matrix product and its floating-point operations."""
+def matrix_product(device: torch.device, dtype: torch.dtype) -> tuple[Callable[[], Tensor], float]:
+    """Return a function that multiplies two large matrices, and its floating-point operations."""
     side = SIDE.get(device.type, SIDE["cpu"])
     a, b = (torch.randn(side, side, dtype=dtype, device=device) for _ in range(2))
     return lambda: a @ b, 2.0 * side**3
 
 
 def seconds_of(run: Callable[[], object], device: torch.device) -> float:
-    """Return the duration of a call, until the device is done."""
-    begin = time.perf_counter()
+    """Return the duration of a call, until the device has finished."""
+    start = time.perf_counter()
     run()
     if device.type == "cuda":
         torch.cuda.synchronize(device)
-    return time.perf_counter() - begin
+    return time.perf_counter() - start
 
 
-def _sent(model: torch.nn.Module) -> list[str]:
-    """Return the names in a model's state_dict, without frozen parameters."""
+def _trained(model: torch.nn.Module) -> list[str]:
+    """Return the names in a model's state_dict without those of frozen parameters."""
     frozen = {name for name, value in model.named_parameters() if not value.requires_grad}
     return [name for name in model.state_dict() if name not in frozen]
 
@@ -158,15 +160,15 @@ def _loss(task: Task, model: torch.nn.Module, batch: Batch) -> Tensor:
 
 
 def _optimizer(task: Task, model: torch.nn.Module, sgd: LocalSGD) -> torch.optim.Optimizer:
-    """Return the optimizer with the clipping and the proximal term of `sgd`, which pulls towards the current weights."""
+    """Return the optimizer, with gradient clipping and a proximal term towards the current weights if `sgd` has them."""
     if task.optimizer is not None:
         optimizer = task.optimizer(model.parameters())
     else:
-        chosen = read_optimizer(sgd.optimizer)
-        optimizer = chosen.make(model.parameters(), sgd.lr, sgd.momentum, sgd.weight_decay)
+        spec = read_optimizer(sgd.optimizer)
+        optimizer = spec.make(model.parameters(), sgd.lr, sgd.momentum, sgd.weight_decay)
     start = [parameter.detach().clone() for parameter in model.parameters()] if sgd.proximal else []
 
-    def change(*_: object) -> None:
+    def adjust_gradients(*_: object) -> None:
         if sgd.clip:
             torch.nn.utils.clip_grad_norm_(model.parameters(), sgd.clip)
         for parameter, before in zip(model.parameters(), start, strict=False):
@@ -174,5 +176,5 @@ def _optimizer(task: Task, model: torch.nn.Module, sgd: LocalSGD) -> torch.optim
                 parameter.grad.add_(parameter.detach() - before, alpha=sgd.proximal)
 
     if sgd.clip or sgd.proximal:
-        optimizer.register_step_pre_hook(change)
+        optimizer.register_step_pre_hook(adjust_gradients)
     return optimizer

@@ -1,4 +1,4 @@
-"""`fedcomp server start`, `fedcomp client` and `fedcomp relay`: checks of their options, and messages on the terminal."""
+"""The commands `fedcomp server start`, `fedcomp client` and `fedcomp relay`: check their options, and print their messages."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -25,39 +25,41 @@ TRANSPORT_HELP = "gRPC, or stock flower-superlink and flower-supernode processes
 Server = Annotated[
     str | None,
     typer.Option(
-        metavar="HOST:PORT", help="Address of the server. Default: the one in the enrolment."
+        metavar="HOST:PORT", help="Address of the server. Default: the address in the enrolment."
     ),
 ]
-Insecure = Annotated[bool, typer.Option("--insecure", help="Without TLS and keys, for a trial.")]
+Insecure = Annotated[
+    bool, typer.Option("--insecure", help="Connect without TLS and keys, for a trial.")
+]
 Patience = Annotated[
     float | None,
     typer.Option(
         metavar="SECONDS",
         min=0,
         max=10**9,
-        help="How long to try to reach the server. Default: for ever.",
+        help="How long to try to reach the server. Default: without limit.",
     ),
 ]
-Stay = Annotated[bool, typer.Option("--stay", help="Wait for the next run when one is over.")]
+Stay = Annotated[bool, typer.Option("--stay", help="Wait for the next run when a run is over.")]
 LogJson = Annotated[
     str | None,
     typer.Option(
         metavar="FILE",
-        help="Log file, a JSON object per message; - = standard output, in place of the sentences.",
+        help="Log file with a JSON object per message; - = standard output, instead of text.",
     ),
 ]
 
 
 def serve(
     config: RunConfig,
-    watch: RunDisplay,
+    display: RunDisplay,
     port: int | None = None,
     host: str | None = None,
     keys: str | None = None,
     insecure: bool | None = None,
     transport: str | None = None,
 ) -> None:
-    """Run the server. Raises UserError."""
+    """Run the server, and show the run in `display`. Raises UserError."""
     from ..deployment.start import Door
 
     if transport == "flower":
@@ -66,37 +68,37 @@ def serve(
         from ..deployment.start import serve as run
 
     if insecure and keys:
-        raise ConfigError("--insecure uses no keys, but --keys is given; give only one of the two")
+        raise ConfigError("--insecure uses no keys, but --keys is given; leave one of them out")
     folder = None if insecure else expand_home(keys or KEYS, "--keys")
     if folder is not None and not folder.is_dir():
         raise UserError(
-            f"there is no folder of keys {folder}; make one with: fedcomp keys init --out {folder} --clients {config.clients} "
+            f"the folder of keys {folder} does not exist; make it with: fedcomp keys init --out {folder} --clients {config.clients} "
             "--host HOST, or give --insecure for a trial on this machine"
         )
-    run(config, Door(PORT if port is None else port, host or "", folder), watch)
+    run(config, Door(PORT if port is None else port, host or "", folder), display)
 
 
-def say(sentence: str) -> None:
-    """Print a message after the time."""
-    print(f"{time.strftime('%H:%M:%S')} {one_line(sentence)}", flush=True)
+def print_message(message: str) -> None:
+    """Print a message with the time of day."""
+    print(f"{time.strftime('%H:%M:%S')} {one_line(message)}", flush=True)
 
 
 @contextmanager
-def saying(log_json: str | None) -> Iterator[Callable[[str], None]]:
-    """Yield a function that prints messages and, with `log_json`, also writes them to that log.
+def message_log(log_json: str | None) -> Iterator[Callable[[str], None]]:
+    """Yield a function that prints a message and, with `log_json`, also writes it to that log.
 
-    With "-" the log is on standard output, and messages are not printed. Raises ConfigError if the log cannot be written.
+    With "-", the log is written to standard output instead of the text. Raises ConfigError if the log cannot be written.
     """
     from ..server.logs import STDOUT, JsonLog
 
     if log_json is None:
-        yield say
+        yield print_message
         return
     with JsonLog(log_json) as log:
         yield (
             log.write_message
             if log_json == STDOUT
-            else lambda sentence: (say(sentence), log.write_message(sentence))
+            else lambda message: (print_message(message), log.write_message(message))
         )
 
 
@@ -113,10 +115,13 @@ def client(
         None,
         metavar="K",
         min=0,
-        help="Part of the task's data, from 0. Default: all data. With --insecure also the client's id.",
+        help="Index of this client's partition of the data, from 0. Default: all data. With --insecure also the client's id.",
     ),
     partitions: int | None = typer.Option(
-        None, metavar="N", min=1, help="Parts of the data. Default: the clients of the run."
+        None,
+        metavar="N",
+        min=1,
+        help="Number of partitions of the data. Default: the number of clients of the run.",
     ),
     client_id: int | None = typer.Option(
         None, metavar="K", min=0, help="Id of this client, with --insecure."
@@ -124,7 +129,7 @@ def client(
     state_dir: Path | None = typer.Option(
         None,
         metavar="DIR",
-        help="State folder. Default: fedcomp-client-ID. Several clients have theirs below DIR.",
+        help="State folder. Default: fedcomp-client-ID. With several clients, DIR contains a state folder for each.",
     ),
     task: str = typer.Option("digits", help="Task: a built-in name or path/file.py:name."),
     data: flags.Data = None,
@@ -136,7 +141,7 @@ def client(
         metavar="N",
         min=1,
         help="Run N clients: of the first N enrolments in the folder --enrolment, or with --insecure of the ids from --client-id on. "
-        "They take the parts of the data from --partition-id on.",
+        "They use the partitions from --partition-id on.",
     ),
     roster: Path | None = typer.Option(
         None,
@@ -152,20 +157,20 @@ def client(
         "grpc", click_type=TRANSPORTS, help=f"Transport of the server: {TRANSPORT_HELP}."
     ),
 ) -> None:
-    """Take part in a federation until its run is over. Nothing that a server sends is executed."""
+    """Take part in a federation until its run is over. The client executes no code that the server sends."""
 
-    def stopped(why: str) -> str:
-        return f"{why}; the state of this client is in its state folder, and the same command continues"
+    def stop_message(cause: str) -> str:
+        return f"{cause}; the state of this client is in its state folder, and the same command continues"
 
-    with stoppable(stopped), saying(log_json) as say, ExitStack() as ends:
-        who = identities(server, enrolment, insecure, client_id, partition_id, state_dir, count)
+    with stoppable(stop_message), message_log(log_json) as report, ExitStack() as stack:
+        clients = identities(server, enrolment, insecure, client_id, partition_id, state_dir, count)
         if partitions is not None and partition_id is None:
             raise ConfigError(
-                "--partitions is the number of parts of the data; give --partition-id as well"
+                "--partitions is the number of partitions of the data; give --partition-id as well"
             )
-        if transport == "flower" and len(who) > 1:
+        if transport == "flower" and len(clients) > 1:
             raise ConfigError(
-                "--transport flower runs one client per process; start each client with a command of its own"
+                "--transport flower runs one client per process; start each client with a separate command"
             )
 
         from ..deployment.client_process import ClientProcess, Seat
@@ -177,20 +182,20 @@ def client(
         from ..tasks.check import data_of
         from ..training import devices
 
-        where = devices.parse_device(device)
+        target = devices.parse_device(device)
         folder = data_folder(data)
         loaded = load(task, folder)
-        known = read_roster(roster) if roster is not None else None
+        keys = read_roster(roster) if roster is not None else None
         if transport == "flower":
             from ..deployment.flower.client import ClientOptions, FlowerClient
             from ..keys.enrolment import default_enrolment
 
-            (one,) = who
+            (one,) = clients
             key_file = (enrolment or default_enrolment()) if one.enrolled else None
             options = ClientOptions(
                 task=_absolute_task(task),
                 data=_absolute(folder),
-                device=str(where),
+                device=str(target),
                 client=one.id,
                 partition_id=one.partition_id,
                 partitions=partitions,
@@ -198,20 +203,22 @@ def client(
                 sealed=sealed,
                 enrolment=_absolute(key_file),
             )
-            FlowerClient(one.target, options, one.folder, say, patience_s=patience, stay=stay).run()
+            FlowerClient(
+                one.target, options, one.folder, report, patience_s=patience, stay=stay
+            ).run()
             return
-        devices.keep_freed_memory(threads=len(who) > 1)
+        devices.keep_freed_memory(threads=len(clients) > 1)
         examples, seats = data_of(loaded, "train"), {}
         common = ClientSetup(
-            loaded, examples, where, partitions=partitions, roster=known, sealed=sealed
+            loaded, examples, target, partitions=partitions, roster=keys, sealed=sealed
         )
-        for one in who:
+        for one in clients:
             own = replace(common, client_id=one.id, partition_id=one.partition_id)
             state = StateFolder(one.folder)
-            ends.callback(state.close)
+            stack.callback(state.close)
             key = one.enrolled.pair[0] if one.enrolled else None
             seats[one.id] = Seat(one.target, Member(own, state, key))
-        ClientProcess(seats, say, patience_s=patience, stay=stay).run()
+        ClientProcess(seats, report, patience_s=patience, stay=stay).run()
 
 
 def _absolute(path: Path | None) -> str | None:
@@ -219,7 +226,7 @@ def _absolute(path: Path | None) -> str | None:
 
 
 def _absolute_task(task: str) -> str:
-    """Return a task with the absolute path of its file, if it has one."""
+    """Return the name of a task, with an absolute path if it names a file."""
     file, colon, name = task.rpartition(":")
     return f"{Path(file).absolute()}{colon}{name}" if colon else task
 
@@ -227,7 +234,7 @@ def _absolute_task(task: str) -> str:
 def relay(
     server: Server = None,
     port: int = typer.Option(
-        8081, metavar="N", min=0, max=65_535, help="Port to listen on for clients; 0 = a free one."
+        8081, metavar="N", min=0, max=65_535, help="Port that clients connect to; 0 = a free one."
     ),
     host: str | None = typer.Option(
         None,
@@ -249,10 +256,10 @@ def relay(
     from ..deployment.relay_process import RelayProcess
     from ..deployment.start import LOOPBACK
 
-    def stopped(why: str) -> str:
-        return f"{why}; the same command continues, and clients reconnect to it"
+    def stop_message(cause: str) -> str:
+        return f"{cause}; the same command continues, and clients reconnect to it"
 
-    with stoppable(stopped), saying(log_json) as say:
+    with stoppable(stop_message), message_log(log_json) as report:
         target = relay_target(server, enrolment, insecure)
         host = host or (LOOPBACK if insecure else "0.0.0.0")
-        RelayProcess(target, host, port, say, patience_s=patience, stay=stay).run()
+        RelayProcess(target, host, port, report, patience_s=patience, stay=stay).run()
