@@ -1,4 +1,4 @@
-"""`fedcomp bench codecs`: speed, frame size and error of codecs, beside a plain copy of the vector."""
+"""`fedcomp bench codecs`: speed, frame size and error of codecs, and their time compared with copying the vector."""
 
 import json
 import math
@@ -28,17 +28,17 @@ from .report import svg
 from .tables import print_table
 
 COLUMNS = "codec encode copies decode copies frame bits bound error".split()
-LEGEND = """encode, decode: million values a second, and how many plain copies of the vector take as long
+LEGEND = """encode, decode: million values a second, and their time as a multiple of that of copying the vector
 bits, bound: a parameter, as sent and by the entropy of what is decoded;  error: ‖x−C(x)‖²/‖x‖²"""
-# Decoded values count as levels if they are at most LEVELS different ones, each met REPEATED times on average.
-LEVELS, REPEATED = 1 << 12, 16
+# Decoded values count as levels if there are at most MAX_LEVELS distinct ones, each with MIN_REPEATS occurrences on average.
+MAX_LEVELS, MIN_REPEATS = 1 << 12, 16
 
 
 @dataclass(frozen=True)
 class Vector:
     """A vector [numel] to compress, its layout, and its description."""
 
-    what: str
+    description: str
     values: Tensor
     layout: Layout
 
@@ -52,11 +52,11 @@ class CodecMeasurement:
     decode_s: float
     encode_values_per_s: float
     decode_values_per_s: float
-    encode_copies: float  # how many plain copies of the vector take as long
+    encode_copies: float  # encode_s as a multiple of the time of copying the vector
     decode_copies: float
     frame_bytes: int
     bits_per_parameter: float
-    # Entropy of the decoded values, each coordinate alone; None where all differ, or a seed determines some.
+    # Entropy of the decoded values, coordinate by coordinate; None if all differ, or if a seed determines some.
     bound_bits_per_parameter: float | None
     error: float  # ‖x − C(x)‖² / ‖x‖²
 
@@ -85,7 +85,7 @@ def update_of(task_name: str, data: Path | None, device: torch.device) -> Vector
 
 
 def measure(vector: Vector, codecs: Iterable[Codec], repeats: int) -> Iterator[CodecMeasurement]:
-    """Encode and decode with each codec, in turns with plain copies."""
+    """Measure encoding and decoding with each codec, interleaved with copies of the vector."""
     x, layout = vector.values, vector.layout
     numel = x.numel()
     copy = partial(torch.empty_like(x).copy_, x)
@@ -113,15 +113,15 @@ def measure(vector: Vector, codecs: Iterable[Codec], repeats: int) -> Iterator[C
 
 
 def _seconds(
-    ways: Sequence[Callable[[], object]], repeats: int, device: torch.device
+    functions: Sequence[Callable[[], object]], repeats: int, device: torch.device
 ) -> list[float]:
-    """Return the median time of each way; the ways take turns."""
-    taken = [[seconds_of(way, device) for way in ways] for _ in range(repeats)]
-    return [max(statistics.median(times), 1e-9) for times in zip(*taken, strict=True)]
+    """Return the median time of each function; the functions take turns."""
+    measured = [[seconds_of(function, device) for function in functions] for _ in range(repeats)]
+    return [max(statistics.median(times), 1e-9) for times in zip(*measured, strict=True)]
 
 
 def _error(x: Tensor, y: Tensor) -> float:
-    """Return ‖x − y‖² / ‖x‖², computed in float64 by pieces to save memory."""
+    """Return ‖x − y‖² / ‖x‖², computed in float64 piece by piece to save memory."""
     lost = total = 0.0
     for a, b in zip(x.split(1 << 22), y.split(1 << 22), strict=True):
         wide = a.double()
@@ -133,9 +133,9 @@ def _error(x: Tensor, y: Tensor) -> float:
 def _bound_bits(y: Tensor) -> float | None:
     """Return n·H of the decoded values if they are levels; of a sparse vector, the entropy of its support plus 32 bits for each value."""
     nonzero = int(y.count_nonzero())
-    if y[y != 0][: REPEATED * LEVELS].unique().numel() <= LEVELS:
+    if y[y != 0][: MIN_REPEATS * MAX_LEVELS].unique().numel() <= MAX_LEVELS:
         counts = y.unique(return_counts=True)[1].cpu().numpy()
-        if REPEATED * counts.size <= nonzero + REPEATED:
+        if MIN_REPEATS * counts.size <= nonzero + MIN_REPEATS:
             return float((counts * np.log2(y.numel() / counts)).sum()) if counts.size else 0.0
     if 2 * nonzero > y.numel():
         return None
@@ -164,7 +164,7 @@ def bench(
     device, threads = str(vector.values.device), torch.get_num_threads()
     if as_json:
         found = {
-            "vector": vector.what,
+            "vector": vector.description,
             "device": device,
             "threads": threads,
             "torch": torch.__version__,
@@ -173,11 +173,11 @@ def bench(
         }
         print(json.dumps(found, indent=2))
     else:
-        title = f"{vector.what}; {device}, {threads} threads, medians of {repeats}"
+        title = f"{vector.description}; {device}, {threads} threads, medians of {repeats}"
         print_table(COLUMNS, [_cells(row) for row in rows], {"codec"}, title=title, legend=LEGEND)
     if picture is not None:
         try:
-            picture.write_text(drawn(vector.what, rows), encoding="utf-8")
+            picture.write_text(chart(vector.description, rows), encoding="utf-8")
         except OSError as error:
             raise UserError(
                 f"--picture {picture} cannot be written ({error.strerror}); name another file"
@@ -199,8 +199,8 @@ def _cells(row: CodecMeasurement) -> list[str]:
     ]
 
 
-def drawn(what: str, rows: Sequence[CodecMeasurement]) -> str:
-    """Return an SVG: error against bits a parameter, both logarithmic. Exact codecs are drawn with an error of 0 on the lowest line."""
+def chart(title: str, rows: Sequence[CodecMeasurement]) -> str:
+    """Return an SVG of error against bits a parameter, both logarithmic. Lossless codecs are drawn on the lowest line, labelled 0."""
     least = min([row.error for row in rows if row.error > 0], default=1e-9)
     zero = 10.0 ** (math.floor(math.log10(least)) - 1)
     points = [(max(row.bits_per_parameter, 1e-6), max(row.error, zero)) for row in rows]
@@ -216,4 +216,4 @@ def drawn(what: str, rows: Sequence[CodecMeasurement]) -> str:
     for style, (row, (x, y)) in enumerate(zip(rows, points, strict=True)):
         text = f"{row.bits_per_parameter:.3f} bits, error {row.error:.3g}"
         series.append(svg.Series(row.codec, style, [svg.Point(x, y, text)]))
-    return svg.picture(what, across, up, series)
+    return svg.picture(title, across, up, series)

@@ -33,15 +33,15 @@ from ..run_display import (
 from .curve import Curve
 from .screen import DONE, LABEL, REJECTED, WARNING, Screen, facts_panel, fitted, progress_bar
 
-SLOW_S = 2.0  # in rounds that take longer, the clients that answered are counted on the screen
-NARROWEST, LOWEST = 30, 10  # below, the picture is cut off
-TALLEST = 24  # lines of the curve; the rounds get the rest
+SLOW_ROUND_S = 2.0  # rounds that take longer show the number of clients that have answered
+MIN_WIDTH, MIN_HEIGHT = 30, 10  # a smaller terminal cuts the picture off
+MAX_CURVE_HEIGHT = 24  # lines; the table of rounds uses the remaining lines
 
 
 class Dashboard(RunDisplay):
-    """Draws on the terminal's second screen while it is entered; leaves the last picture and the verdict on the first one.
+    """Draws on the terminal's alternate screen while it is entered, then prints the last picture and the verdict on the main screen.
 
-    Other output is held back until then. A dashboard that is not entered only follows the run, for `picture`.
+    Other output is buffered until then. A dashboard that is not entered only records the run, for `picture`.
     """
 
     def __init__(self, console: Console | None = None, clock: Callable[[], float] = monotonic):
@@ -51,11 +51,14 @@ class Dashboard(RunDisplay):
         self._entered = False
         self._curve = Curve()
         self._records: deque[RoundRecord] = deque(maxlen=100)
-        self._notes: deque[Text] = deque(maxlen=6)  # the newest warnings and rejections
+        self._notes: deque[Text] = deque(maxlen=6)  # the latest warnings and rejections
         self._warnings: deque[Text] = deque(maxlen=100)  # each once
-        self._running = (0, 0)  # clients that answered in the current round, and its cohort
-        self._awaited = ""  # the connected clients, while a round waits for more
-        self._ending: tuple[Summary, str] | None = None
+        self._running = (
+            0,
+            0,
+        )  # clients that have answered in the current round, and its cohort size
+        self._waiting = ""  # text about the connected clients while a round waits for more
+        self._result: tuple[Summary, str] | None = None
         self._lock = Lock()  # between the run and the thread that draws
         self._other_output = _LastLines()
 
@@ -74,23 +77,23 @@ class Dashboard(RunDisplay):
             self.console.print(note)
         for line in self._other_output.lines():
             self.console.print(Text(line), soft_wrap=True)
-        if self._ending:
+        if self._result:
             self.console.print(self.verdict())
-            for line in how_to_load(self._ending[1]):
+            for line in how_to_load(self._result[1]):
                 self.console.print(Text("  " + line), soft_wrap=True)
 
     def on_run_start(self, header: Header) -> None:
         super().on_run_start(header)
-        self._curve.share = header.judged == "accuracy"
+        self._curve.is_fraction = header.judged == "accuracy"
         if self._entered:
             other = self._other_output
             self._screen.draw(redirect_stdout(other), redirect_stderr(other))
 
     def on_waiting(self, here: Sequence[int], wanted: int) -> None:
-        self._awaited = waiting_text(here, wanted) if len(here) < wanted else ""
+        self._waiting = waiting_text(here, wanted) if len(here) < wanted else ""
 
     def on_progress(self, round: int, answered: int, cohort: int) -> None:
-        self._running, self._awaited = (answered, cohort), ""
+        self._running, self._waiting = (answered, cohort), ""
 
     def on_round_end(self, record: RoundRecord) -> None:
         with self._lock:
@@ -110,20 +113,20 @@ class Dashboard(RunDisplay):
 
     def on_run_end(self, summary: Summary, out: str) -> None:
         super().on_run_end(summary, out)
-        self._ending = (summary, out)
+        self._result = (summary, out)
 
     def picture(self, width: int, height: int, notes: int | None = None) -> RenderableType:
-        """Return the screen in at most `height` lines of at most `width` characters, with at most so many `notes`."""
+        """Return the screen in at most `height` lines of at most `width` characters, with at most `notes` warnings and rejections."""
         if not self.header:
             return Text("preparing the run", LABEL)
-        width, height = max(width, NARROWEST), max(height, LOWEST)
+        width, height = max(width, MIN_WIDTH), max(height, MIN_HEIGHT)
         if notes is None:
             notes = 1 if height < 20 else 3 if height < 40 else 6
         with self._lock:
             head, lines = self._head(width, height), [self._bar(width), *self._sums(width)]
-            said = [note.copy() for note in list(self._notes)[-notes:]] if notes else []
-            taken = len(lines) + len(said) + (1 if isinstance(head, Text) else head.height)
-            lines += [*self._body(width, height - taken), *said]
+            text = [note.copy() for note in list(self._notes)[-notes:]] if notes else []
+            taken = len(lines) + len(text) + (1 if isinstance(head, Text) else head.height)
+            lines += [*self._body(width, height - taken), *text]
         return Group(head, *fitted(lines, width))
 
     def _head(self, width: int, height: int) -> Panel | Text:
@@ -146,18 +149,18 @@ class Dashboard(RunDisplay):
     def _bar(self, width: int) -> Text:
         rounds, done, (answered, cohort) = self.header.rounds, self.last_round, self._running
         pace, now = self.seconds_a_round, done + answered / max(cohort, 1)
-        share = min(now / max(rounds, 1), 1.0)
-        before, after = f"round {done}/{rounds} ", f" {100 * share:.0f} %"
+        fraction = min(now / max(rounds, 1), 1.0)
+        before, after = f"round {done}/{rounds} ", f" {100 * fraction:.0f} %"
         if pace is not None and done < rounds:
             after += f", {duration(pace * max(rounds - now, 0))} left"
-        if answered and width >= 60 and (pace is None or pace > SLOW_S):
+        if answered and width >= 60 and (pace is None or pace > SLOW_ROUND_S):
             before += f"+ {answered}/{cohort} clients "
-        return progress_bar(before, share, after, width)
+        return progress_bar(before, fraction, after, width)
 
     def _sums(self, width: int) -> list[Text]:
-        """Return the connected clients while a round waits, else the bytes sent since the run began or was resumed, as much as fits."""
-        if self._awaited:
-            return [Text(f"waiting: {self._awaited}", WARNING)]
+        """Return the connected clients while a round waits for more, else the bytes sent since the start or the resumption of the run."""
+        if self._waiting:
+            return [Text(f"waiting: {self._waiting}", WARNING)]
         t, pace = self.totals, self.seconds_a_round
         first, hours = self.header.first_round, self.last and self.last.simulated_hours
         since = f"since round {first - 1}: " if first > 1 else ""
@@ -165,27 +168,27 @@ class Dashboard(RunDisplay):
             t.dense_uplink_bytes + t.dense_downlink_bytes,
             t.uplink_bytes + t.downlink_bytes,
         )
-        said = [
+        parts = [
             f"{since}up {human_bytes(t.uplink_bytes)} {ratio(t.dense_uplink_bytes, t.uplink_bytes)}",
             f"down {human_bytes(t.downlink_bytes)} {ratio(t.dense_downlink_bytes, t.downlink_bytes)}",
             f"both {ratio(dense, sent)}",
         ]
-        said += [f"{t.rejected:,} rejected"] if t.rejected else []
-        said += [f"{duration(3600 * hours)} virtual"] if hours is not None else []
-        said += [f"{duration(pace)} a round"] if pace is not None else []
-        while len(said) > 1 and len(", ".join(said)) > width:
-            said.pop()
-        lines = [Text(", ".join(said), LABEL)]
-        if self.last and (who := suspects(self.last)):
-            lines.append(Text(f"suspected: {who}", LABEL))
+        parts += [f"{t.rejected:,} rejected"] if t.rejected else []
+        parts += [f"{duration(3600 * hours)} virtual"] if hours is not None else []
+        parts += [f"{duration(pace)} a round"] if pace is not None else []
+        while len(parts) > 1 and len(", ".join(parts)) > width:
+            parts.pop()
+        lines = [Text(", ".join(parts), LABEL)]
+        if self.last and (suspected := suspects(self.last)):
+            lines.append(Text(f"suspected: {suspected}", LABEL))
         return lines
 
     def _body(self, width: int, height: int) -> list[Text]:
         """Return the curve, and the last rounds below it."""
         blank = [Text()] * (height >= 16)
         columns = columns_for(width, columns_of(self.header))
-        rows = self._rounds(columns, max(2, 2 * height // 5 - 1, height - TALLEST - 3))
-        room = min(height - len(rows) - 2 * len(blank), TALLEST)
+        rows = self._rounds(columns, max(2, 2 * height // 5 - 1, height - MAX_CURVE_HEIGHT - 3))
+        room = min(height - len(rows) - 2 * len(blank), MAX_CURVE_HEIGHT)
         return [*blank, *self._titled_curve(width, room), *blank, *rows]
 
     def _titled_curve(self, width: int, height: int) -> list[Text]:
@@ -196,14 +199,14 @@ class Dashboard(RunDisplay):
         judged, shown = self.header.judged, percent if self.header.judged == "accuracy" else decimal
         title = Text.assemble((judged, "bold"))
         if self.best:
-            newest = next(
+            latest = next(
                 (r for r in reversed(self._records) if self.merit(r) is not None), self.best
             )
-            title.append(f" {shown(self.judged(newest))}", "bold")
+            title.append(f" {shown(self.judged(latest))}", "bold")
             title.append(
                 f", best {shown(self.judged(self.best))} in round {self.best.round}", LABEL
             )
-            spread = newest.client_metrics.get(judged)
+            spread = latest.client_metrics.get(judged)
             if self.header.evaluate == "both" and spread:
                 title.append(f", on clients {shown(spread.mean)}", LABEL)
             if spread:
@@ -218,8 +221,8 @@ class Dashboard(RunDisplay):
         return lines
 
     def verdict(self) -> Panel:
-        """Return how the run ended, after `finished`."""
-        summary, out = self._ending
+        """Return the result of the run, after `on_run_end`."""
+        summary, out = self._result
         grid = Table.grid(padding=(0, GAP))
         grid.add_column(style=LABEL)
         grid.add_column(overflow="fold")
@@ -234,7 +237,7 @@ class Dashboard(RunDisplay):
 
 
 class _LastLines(io.TextIOBase):
-    """Keeps the last 200 lines that were printed."""
+    """A text stream that keeps its last 200 lines."""
 
     def __init__(self) -> None:
         self._lines: deque[str] = deque(maxlen=200)

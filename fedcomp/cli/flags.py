@@ -1,6 +1,6 @@
-"""The command-line flags of a run, made from the fields of RunConfig.
+"""The command-line flags of a run, generated from the fields of RunConfig.
 
-Every flag is read as text and is None unless given, so that the order default < resumed run < --config file < flag can be told.
+Every flag is parsed as text and is None unless given. Precedence, from low to high: default, resumed run, --config file, flag.
 """
 
 import inspect
@@ -33,12 +33,16 @@ Command = TypeVar("Command", bound=Callable[..., None])
 # Options of several commands.
 Data = Annotated[
     Path | None,
-    typer.Option("--data", metavar="DIR", help="Folder of the data. Default: FEDCOMP_DATA."),
+    typer.Option(
+        "--data",
+        metavar="DIR",
+        help="Folder of the task's data. Default: the environment variable FEDCOMP_DATA.",
+    ),
 ]
 Device = Annotated[
-    str, typer.Option("--device", metavar="[auto|cpu|cuda|cuda:N]", help="Where to compute.")
+    str, typer.Option("--device", metavar="[auto|cpu|cuda|cuda:N]", help="Device to compute on.")
 ]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON in place of a table.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 
 
 def with_run_flags(without: Collection[str] = ()) -> Callable[[Command], Command]:
@@ -57,12 +61,14 @@ def with_run_flags(without: Collection[str] = ()) -> Callable[[Command], Command
         "--config",
         metavar="FILE",
         rich_help_panel="Output",
-        help="TOML file with options; flags given beside it win",
+        help="TOML file with options; flags take precedence over it",
     )
 
     def decorate(command: Command) -> Command:
-        own = list(inspect.signature(command).parameters.values())[:-1]
-        command.__signature__ = inspect.Signature([*own, *options, _parameter("config", str, file)])
+        parameters = list(inspect.signature(command).parameters.values())[:-1]
+        command.__signature__ = inspect.Signature(
+            [*parameters, *options, _parameter("config", str, file)]
+        )
         command.__annotations__ = {}
         return command
 
@@ -134,19 +140,19 @@ def _converted(name: str, value: Any, several: Collection[str]) -> Any:
     given = [value] if isinstance(value, str) else value
     if several and name == "task" and len(given) > 1:
         raise ConfigError(
-            f"--task is given {len(given)} times, and alternatives learn one task; give one, and put both runs on one page "
-            "with fedcomp report"
+            f"--task is given {len(given)} times, but all alternatives learn the same task; give one task, and compare "
+            "separate runs with fedcomp report"
         )
     if name not in config.ALTERNATIVE_OPTIONS:
-        given = given[-1:]  # the last one wins, as usual
-    if twice := [one for one in given if given.count(one) > 1]:
-        raise ConfigError(f"{config.flag(name)} {twice[0]} is given twice; give it once")
+        given = given[-1:]  # the last value wins
+    if repeated := [one for one in given if given.count(one) > 1]:
+        raise ConfigError(f"{config.flag(name)} {repeated[0]} is given twice; give it once")
     if len(given) > 1 and name not in several:
         raise ConfigError(
             f"{config.flag(name)} is given {len(given)} times; give it once; fedcomp sim compares alternatives"
         )
-    read = [spec.convert(one, config.option_type(name), config.flag(name)) for one in given]
-    return read if len(read) > 1 else read[0]
+    converted = [spec.convert(one, config.option_type(name), config.flag(name)) for one in given]
+    return converted if len(converted) > 1 else converted[0]
 
 
 def resume_command(

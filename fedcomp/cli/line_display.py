@@ -1,4 +1,4 @@
-"""The plain output of a run: one line a round, for pipes, logs and screen readers."""
+"""The text output of a run: one line a round, for pipes, logs and screen readers."""
 
 import sys
 from collections.abc import Sequence
@@ -19,30 +19,30 @@ from ..run_display import (
 
 
 class LineDisplay(RunDisplay):
-    """Writes to standard output; warnings go to standard error."""
+    """Prints a run line by line on standard output, and warnings on standard error."""
 
     def on_run_start(self, header: Header) -> None:
         super().on_run_start(header)
         for label, value in facts(header):
-            _say(f"{label:<10}{value}")
-        _say(f"{'rounds':<10}{header.first_round} to {header.rounds}")
-        _say(f"{'ratios':<10}bytes of the same exchanges in float32 divided by the bytes sent")
-        _say((" " * GAP).join(column.title.rjust(column.width) for column in columns_of(header)))
+            _print(f"{label:<10}{value}")
+        _print(f"{'rounds':<10}{header.first_round} to {header.rounds}")
+        _print(f"{'ratios':<10}bytes of the same exchanges in float32 divided by the bytes sent")
+        _print((" " * GAP).join(column.title.rjust(column.width) for column in columns_of(header)))
 
     def on_waiting(self, here: Sequence[int], wanted: int) -> None:
-        _say(waiting_text(here, wanted))
+        _print(waiting_text(here, wanted))
 
     def on_round_end(self, record: RoundRecord) -> None:
         super().on_round_end(record)
-        _say(
+        _print(
             (" " * GAP).join(
                 column.cell(record).rjust(column.width) for column in columns_of(self.header)
             )
         )
         for line in rejections(record):
-            _say(line)
+            _print(line)
         if suspected := suspects(record):
-            _say(f"suspected: {suspected}")
+            _print(f"suspected: {suspected}")
 
     def on_warning(self, sentence: str) -> None:
         print(f"warning: {one_line(sentence)}", file=sys.stderr, flush=True)
@@ -50,8 +50,8 @@ class LineDisplay(RunDisplay):
     def on_run_end(self, summary: Summary, out: str) -> None:
         super().on_run_end(summary, out)
         for label, value in [*verdict(summary, self.totals), ("model", model_file(out))]:
-            _say(f"{label:<12}{value}")
+            _print(f"{label:<12}{value}")
 
 
-def _say(line: str) -> None:
+def _print(line: str) -> None:
     print(line, flush=True)

@@ -15,7 +15,7 @@ from ..tasks.shakespeare import WINDOW, Text
 from .bench_codecs import normal
 from .tables import print_table
 
-NUMEL = 1 << 16  # of the vector of normal values that sizes are measured on
+NUMEL = 1 << 16  # length of the vector of normal values that frames are measured with
 CODEC_COLUMNS = (
     "codec",
     "bits",
@@ -35,22 +35,22 @@ def print_codecs() -> None:
     vector = normal(NUMEL)
     rows = []
     for name, cls in available_codecs().items():
-        made = cls()
-        frame = made.encode(vector.values, seed=1, layout=vector.layout)
+        codec = cls()
+        frame = codec.encode(vector.values, seed=1, layout=vector.layout)
         facts = [
-            _factor(made.variance(NUMEL)),
-            _factor(made.contraction(NUMEL)),
-            _yes(made.linear),
-            _yes(made.portable),
+            _factor(codec.variance(NUMEL)),
+            _factor(codec.contraction(NUMEL)),
+            _yes(codec.linear),
+            _yes(codec.portable),
         ]
-        what = (inspect.getdoc(cls) or "").partition("\n")[0]
+        summary = (inspect.getdoc(cls) or "").partition("\n")[0]
         rows.append(
             [
-                spec.format_spec(name, made),
+                spec.format_spec(name, codec),
                 f"{8 * len(frame) / NUMEL:.3g}",
                 *facts,
                 cls.source,
-                what,
+                summary,
             ]
         )
     left = set(CODEC_COLUMNS) - {"bits"}
@@ -71,11 +71,11 @@ SOURCES: dict[str, Callable[[Path | None], Images | Text]] = {
     "cifar10": cifar10.images,
     "shakespeare": shakespeare.Text,
 }
-OWN = "your own: path/file.py:name, begun by fedcomp init"
+OWN_TASK_LEGEND = "your own task: path/file.py:name; fedcomp init writes an example"
 
 
 def _row(name: str, folder: Path | None) -> Sequence[str]:
-    """Return the cells of a task. Counts are dashes where the task or its data cannot be loaded."""
+    """Return the cells of a task. Counts are dashes if the task or its data cannot be loaded."""
     numel, shape = None, NOTHING
     counts: tuple[int | None, int | None] = None, None
     try:
@@ -100,6 +100,6 @@ def _shape(sizes: tuple[int, ...]) -> str:
 
 
 def print_tasks(folder: Path | None) -> None:
-    """Print a line for each task that has a name; `folder` is where data is looked for, None for nowhere."""
+    """Print a line for each built-in task. `folder`: the folder of the data, None for none."""
     rows = [_row(name, folder) for name in available_tasks()]
-    print_table(TASK_COLUMNS, rows, left=("task", "an input", "data"), legend=OWN)
+    print_table(TASK_COLUMNS, rows, left=("task", "an input", "data"), legend=OWN_TASK_LEGEND)

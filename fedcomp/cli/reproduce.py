@@ -10,7 +10,7 @@ import typer
 from ..errors import UserError
 from .flags import Data, Device
 
-PACKAGE = "reproductions"  # a folder beside that of fedcomp
+PACKAGE = "reproductions"  # a folder next to that of the package
 
 
 def reproduce(
@@ -18,14 +18,16 @@ def reproduce(
         None, metavar="NAME", help="Name of a reproduction. Default: list all.", show_default=False
     ),
     full: bool = typer.Option(
-        False, "--full", help="In the paper's setting, or near it: hours, best on a GPU."
+        False,
+        "--full",
+        help="Use the paper's setting, or one close to it; takes hours, preferably on a GPU.",
     ),
     seeds: int | None = typer.Option(
         None,
         metavar="N",
         min=1,
         max=1000,
-        help="Seeds of each method. Default: those of the reproduction.",
+        help="Number of seeds of each method. Default: that of the reproduction.",
     ),
     data: Data = None,
     out: Path | None = typer.Option(

@@ -1,4 +1,4 @@
-"""Shared parts of the dashboards of a run and of a comparison: the terminal's second screen, the panel of facts, the progress bar."""
+"""Shared parts of the dashboards of a run and of a comparison: the alternate screen, the panel of facts, the progress bar."""
 
 import sys
 from collections.abc import Callable, Sequence
@@ -13,7 +13,7 @@ from rich.text import Text
 from ..run_display import GAP
 
 REFRESHES_PER_SECOND = 5
-# Colours of middle lightness, to be read on a dark and on a light background.
+# Colours of medium lightness, readable on dark and on light backgrounds.
 LABEL = "dim"
 FRAME = "dim"
 BAR = "deep_sky_blue3"
@@ -23,26 +23,27 @@ REJECTED = "red3"
 
 
 class Screen:
-    """A spinner from `open` to `draw`, then `picture(width, height)` on the terminal's second screen, until `close`."""
+    """A spinner from `open` to `draw`, then `picture(width, height)` on the terminal's alternate screen until `close`."""
 
     def __init__(
         self, console: Console | None, picture: Callable[[int, int], RenderableType], spinner: str
     ):
         self.console = console or Console(file=sys.stdout, highlight=False)
         self._picture = picture
-        self._ends = ExitStack()
+        self._stack = ExitStack()
         self.status = self.console.status(spinner, spinner="line")
 
     def open(self) -> Self:
-        self._ends.enter_context(self.status)
+        """Show the spinner."""
+        self._stack.enter_context(self.status)
         return self
 
-    def draw(self, *beside: AbstractContextManager[object]) -> None:
-        """Show the picture, and stay in the contexts `beside` meanwhile."""
+    def draw(self, *contexts: AbstractContextManager[object]) -> None:
+        """Show the picture until `close`, and enter `contexts` for that time."""
         self.close()
-        for context in beside:
-            self._ends.enter_context(context)
-        self._ends.enter_context(
+        for context in contexts:
+            self._stack.enter_context(context)
+        self._stack.enter_context(
             Live(
                 console=self.console,
                 screen=True,
@@ -54,8 +55,8 @@ class Screen:
         )
 
     def close(self) -> None:
-        """Give the terminal's first screen back."""
-        self._ends.close()
+        """Return to the terminal's main screen."""
+        self._stack.close()
 
 
 def fitted(lines: list[Text], width: int) -> list[Text]:
@@ -66,13 +67,14 @@ def fitted(lines: list[Text], width: int) -> list[Text]:
     return lines
 
 
-def progress_bar(before: str, share: float, after: str, width: int) -> Text:
+def progress_bar(before: str, fraction: float, after: str, width: int) -> Text:
+    """Return a line of `width` characters: the text `before`, a bar that is filled to `fraction` (0..1), and the text `after`."""
     room = max(width - len(before) - len(after), 0)
-    filled = int(2 * room * share)
+    filled = int(2 * room * fraction)
     bar = "━" * (filled // 2) + "╸" * (filled % 2)
     return Text.assemble(
         (before, "bold"),
-        (bar, DONE if share == 1 else BAR),
+        (bar, DONE if fraction == 1 else BAR),
         ("─" * (room - len(bar)), LABEL),
         after,
     )
@@ -87,7 +89,7 @@ def facts_panel(
     path: str,
     note: Sequence[str] = (),
 ) -> Panel:
-    """Return labels and values in a frame, in as many columns as fit and at most `max_rows` rows, with a note below them."""
+    """Return a frame with labels and values in as many columns as fit, in at most `max_rows` rows, and a note below them."""
     indent = 1 + max(len(label) for label, _ in pairs)
     cells = [Text.assemble((label.ljust(indent), LABEL), value) for label, value in pairs]
     for columns in (4, 3, 2, 1):
@@ -112,7 +114,7 @@ def facts_panel(
 
 
 def _columns(cells: Sequence[Text], columns: int, max_rows: int) -> list[Text]:
-    """Return the first of the cells in columns, down one and then down the next."""
+    """Return the first cells, as many as fit into `max_rows` rows, arranged column by column."""
     rows = min(-(-len(cells) // columns), max_rows)
     lines = [Text() for _ in range(rows)]
     for first in range(0, rows * columns, rows):

@@ -13,9 +13,9 @@ def print_table(
     legend: str = "",
     styles: Sequence[str] = (),
 ) -> None:
-    """Print a table that fits a terminal, or lines with tabs where standard output is none.
+    """Print a table that fits the terminal, or lines with tabs if standard output is not a terminal.
 
-    Columns in `left` are aligned to the left, others to the right. Only a terminal shows `title`, `legend` and the `styles` of the rows.
+    Columns in `left` are aligned to the left, others to the right. Only a terminal shows `title`, `legend` and `styles` (of the rows).
     """
     if not sys.stdout.isatty():
         print("\n".join("\t".join(row) for row in [head, *rows]))

@@ -90,8 +90,8 @@ def test_the_picture_is_svg_with_every_name(tmp_path):
 def test_a_picture_of_one_exact_codec():
     rows = list(bench_codecs.measure(bench_codecs.normal(100), [codec("identity")], 1))
     assert (
-        "identity" in bench_codecs.drawn("<&>", rows)
-        and ElementTree.fromstring(bench_codecs.drawn("<&>", rows)) is not None
+        "identity" in bench_codecs.chart("<&>", rows)
+        and ElementTree.fromstring(bench_codecs.chart("<&>", rows)) is not None
     )
 
 
@@ -109,7 +109,7 @@ def test_a_picture_of_one_exact_codec():
         ),
         (
             ["--task", "digits", "--data", "nowhere"],
-            "--data nowhere is no folder; give the one that holds the task's data",
+            "--data nowhere is not a folder; give the folder that holds the task's data",
         ),
         (["--data", "."], "--data is the folder of a task's data; give --task as well"),
         (["--task", "nothing"], "unknown task 'nothing'"),

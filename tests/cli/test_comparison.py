@@ -288,7 +288,8 @@ def test_a_report_on_alternatives_is_on_all_that_were_begun(compared, tmp_path):
         ),
         (
             [*COMMON, "--task", "digits", "--uplink", "stc", "--uplink", "identity"],
-            "--task is given 2 times, and alternatives learn one task; give one, and put both runs on one page with fedcomp report",
+            "--task is given 2 times, but all alternatives learn the same task; give one task, and compare "
+            "separate runs with fedcomp report",
         ),
         (
             [*FOUR, "--resume"],

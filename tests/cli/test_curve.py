@@ -4,7 +4,7 @@ import math
 
 from cases import for_each
 
-from fedcomp.cli.curve import KEPT, Curve
+from fedcomp.cli.curve import MAX_POINTS, Curve
 
 
 def drawn(
@@ -63,7 +63,7 @@ def test_a_long_run_keeps_few_points_its_ends_among_them():
     curve = Curve()
     for number in range(1, 100_001):
         curve.add(number, number / 100_000)
-    assert len(curve._points) <= KEPT
+    assert len(curve._points) <= MAX_POINTS
     lines = [line.plain for line in curve.lines(80, 10)]
     assert lines[-1].split()[1] == "1" and lines[-1].split()[-1] == "100000"
     assert all(any(0x2800 < ord(c) <= 0x28FF for c in line) for line in lines[:-1])

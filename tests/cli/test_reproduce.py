@@ -43,7 +43,7 @@ def test_help_and_list_import_nothing_heavy():
 
 @pytest.mark.parametrize(("words", "sentence"), [
     (["stc-mnits"], "unknown reproduction 'stc-mnits'; did you mean 'stc-mnist'?"),
-    (["election", "--data", "nowhere"], "--data nowhere is no folder; give the one that holds the tasks' data"),
+    (["election", "--data", "nowhere"], "--data nowhere is not a folder; give the folder that holds the tasks' data"),
     (["stc-mnist", "--data", "."], "reproduction 'stc-mnist' needs the folder mnist/ of the data, which is not in .; name the folder that "
                                    "holds it with --data"),
     (["election", "--device", "tpu"], "--device"),

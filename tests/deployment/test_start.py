@@ -255,7 +255,7 @@ CLAIMED = ["--insecure", "--server", "localhost:1", "--client-id", "1"]
         (["--insecure", "--enrolment", "0.toml"], "give only one of the two"),
         (["--enrolment", "absent.toml"], "absent.toml cannot be read"),
         ([*CLAIMED, "--task", "digit"], "unknown task 'digit'"),
-        ([*CLAIMED, "--data", "absent"], "--data absent is no folder"),
+        ([*CLAIMED, "--data", "absent"], "--data absent is not a folder"),
         ([*CLAIMED, "--patience", "inf"], "inf is not in the range"),
     ],
 )

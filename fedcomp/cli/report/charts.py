@@ -12,12 +12,13 @@ from ...runs import Group, Run
 from ..results import Result
 from . import svg
 
-WIDE = 8  # an axis of bytes is logarithmic above this ratio of the largest to the smallest count
-STEEP = 50  # likewise an axis of losses
-LARGEST = 1e30  # larger values are not drawn
-SEGMENTS = 300  # most segments of a line, about one per pixel
-POINTS, FEWEST = 400, 8  # points of a chart that show their values, and the least of a line
-MARKS = 6  # markers on a line
+# An axis is logarithmic above this ratio of the largest to the smallest value.
+LOG_BYTES, LOG_LOSS = 8, 50
+MAX_VALUE = 1e30  # larger values are not drawn
+MAX_SEGMENTS = 300  # of a line, about one per pixel
+MAX_POINTS = 400  # of a chart that show their values while the pointer is on them
+MIN_POINTS_OF_LINE = 8
+MARKERS_PER_LINE = 6
 
 
 @dataclass(frozen=True)
@@ -32,13 +33,14 @@ class ReportLine:
 
 @dataclass(frozen=True)
 class Panel:
-    """Lines that are drawn together. Only lines of one problem share a Pareto front."""
+    """Lines that are drawn in one chart. They have a Pareto front if they are of one problem."""
 
     title: str
     entries: Sequence[ReportLine]
 
     @property
     def comparable(self) -> bool:
+        """Whether these are several lines of one problem."""
         return len(self.entries) > 1 and len({str(e.result.problem) for e in self.entries}) == 1
 
     @property
@@ -47,17 +49,17 @@ class Panel:
         return all(entry.result.accuracy is None for entry in self.entries)
 
 
-def panels(found: Sequence[Group], lines: Sequence[Result]) -> list[Panel]:
+def panels(groups: Sequence[Group], lines: Sequence[Result]) -> list[Panel]:
     """Return a panel for each problem, or one panel of all lines if no problem has several lines."""
-    problems = dict.fromkeys(group.problem_label for group in found)
-    apart = 1 < len(problems) < len(found)
-    names = [group.method_label if apart else group.label for group in found]
+    problems = dict.fromkeys(group.problem_label for group in groups)
+    separate = 1 < len(problems) < len(groups)
+    names = [group.method_label if separate else group.label for group in groups]
     styles = {name: style for style, name in enumerate(dict.fromkeys(names))}
     entries = [
         ReportLine(group, line, name, styles[name])
-        for group, line, name in zip(found, lines, names, strict=True)
+        for group, line, name in zip(groups, lines, names, strict=True)
     ]
-    if not apart:
+    if not separate:
         return [Panel("", entries)]
     return [
         Panel(title, [e for e in entries if e.group.problem_label == title]) for title in problems
@@ -66,7 +68,7 @@ def panels(found: Sequence[Group], lines: Sequence[Result]) -> list[Panel]:
 
 @dataclass(frozen=True)
 class Quantity:
-    """A value for each round of a run, NaN where there is none, and how it is written on an axis and at a point."""
+    """A value for each round of a run, NaN where it was not measured, and its formats on an axis and at a point."""
 
     label: str
     values: Callable[[Run], np.ndarray]
@@ -96,7 +98,7 @@ def _metric(name: str) -> Callable[[Run], np.ndarray]:
 
 
 def _measured(name: str) -> Callable[[Run], np.ndarray]:
-    """The measure of the server, else the mean over the clients."""
+    """Return a function for the value of the server, or else the mean over the clients."""
 
     def values(run: Run) -> np.ndarray:
         of_server = run.metrics[name]
@@ -105,8 +107,8 @@ def _measured(name: str) -> Callable[[Run], np.ndarray]:
     return values
 
 
-def _percent_tick(share: float) -> str:
-    return f"{round(100 * share, 6):g} %"
+def _percent_tick(fraction: float) -> str:
+    return f"{round(100 * fraction, 6):g} %"
 
 
 ACCURACY = Quantity("accuracy", _measured("accuracy"), _percent_tick, percent)
@@ -116,30 +118,31 @@ WORST = Quantity(
     _percent_tick,
     percent,
 )
-LOSS = Quantity("test loss", _measured("loss"), "{:.4g}".format, decimal, log_from=STEEP)
+LOSS = Quantity("test loss", _measured("loss"), "{:.4g}".format, decimal, log_from=LOG_LOSS)
 ROUNDS = Quantity("round", _metric("round"), "{:,.0f}".format, "round {:,.0f}".format, whole=True)
 BYTES = Quantity(
-    "bytes up and down", sent, _bytes_tick, lambda v: human_bytes(round(v)), log_from=WIDE
+    "bytes up and down", sent, _bytes_tick, lambda v: human_bytes(round(v)), log_from=LOG_BYTES
 )
 HOURS = Quantity("simulated hours", hours, "{:.6g}".format, lambda v: duration(3600 * v))
 
 
-def finals(found: Sequence[Panel]) -> list[tuple[str, str]]:
+def finals(all_panels: Sequence[Panel]) -> list[tuple[str, str]]:
     """Return (title of the panel, <svg>) for each panel: final accuracy or loss of its lines against bytes. Empty for a single line."""
-    if sum(len(panel.entries) for panel in found) < 2:
+    if sum(len(panel.entries) for panel in all_panels) < 2:
         return []
     drawn = []
-    for panel in found:
+    for panel in all_panels:
         points = _finals(panel)
         if not points:
             continue
         up = LOSS if panel.by_loss else ACCURACY
         # Panels with the same vertical quantity share their axes.
-        alike = [one for other in found if other.by_loss == panel.by_loss for one in _finals(other)]
+        same = [p for p in all_panels if p.by_loss == panel.by_loss]
+        on_axes = [series for other in same for series in _finals(other)]
         title = f"{up.label.capitalize()} against bytes"
         title += f", {panel.title}" if panel.title else ""
         front = _staircase(points) if panel.comparable else []
-        across, upwards = _axis(BYTES, alike, across=True), _axis(up, alike)
+        across, upwards = _axis(BYTES, on_axes, across=True), _axis(up, on_axes)
         drawn.append((panel.title, svg.chart(title, across, upwards, points, front)))
     return drawn
 
@@ -153,7 +156,7 @@ def _final(entry: ReportLine, panel: Panel) -> svg.Series | None:
     line, by_loss = entry.result, panel.by_loss
     up = LOSS if by_loss else ACCURACY
     value = line.loss if by_loss else line.accuracy
-    if value is None or not line.sent_bytes or abs(value) > LARGEST:
+    if value is None or not line.sent_bytes or abs(value) > MAX_VALUE:
         return None
     seeds = [] if by_loss else [r.accuracy for r in entry.group.runs if r.accuracy is not None]
     spread = (
@@ -185,29 +188,29 @@ def _staircase(drawn: Sequence[svg.Series]) -> list[tuple[float, float]]:
     return steps
 
 
-def curves(panel: Panel, found: Sequence[Panel]) -> list[list[tuple[str, str]]]:
+def curves(panel: Panel, all_panels: Sequence[Panel]) -> list[list[tuple[str, str]]]:
     """Return rows of (title, <svg>): accuracy, that of the worst decile, and loss over rounds, bytes and hours, on shared axes."""
     rows = []
     for up in (ACCURACY, WORST, LOSS):
         row = []
         for across in (ROUNDS, BYTES, HOURS):
-            if mine := _lines(panel, across, up):
-                alike = [line for other in found for line in _lines(other, across, up)]
+            if series := _lines(panel, across, up):
+                on_axes = [line for other in all_panels for line in _lines(other, across, up)]
                 title = f"{up.label.capitalize()} over {across.label.replace('round', 'rounds')}"
-                axes = _axis(across, alike, across=True), _axis(up, alike)
-                row.append((title, svg.chart(title, *axes, mine)))
+                axes = _axis(across, on_axes, across=True), _axis(up, on_axes)
+                row.append((title, svg.chart(title, *axes, series)))
         rows += [row] if row else []
     return rows
 
 
 def _lines(panel: Panel, across: Quantity, up: Quantity) -> list[svg.Series]:
-    wanted = max(FEWEST, POINTS // len(panel.entries))
-    lines = [_line(entry, across, up, wanted, len(panel.entries)) for entry in panel.entries]
+    max_points = max(MIN_POINTS_OF_LINE, MAX_POINTS // len(panel.entries))
+    lines = [_line(entry, across, up, max_points, len(panel.entries)) for entry in panel.entries]
     return [line for line in lines if line is not None]
 
 
 def _line(
-    entry: ReportLine, across: Quantity, up: Quantity, wanted: int, lines: int
+    entry: ReportLine, across: Quantity, up: Quantity, max_points: int, lines: int
 ) -> svg.Series | None:
     """Return the mean and the range over the seeds, in the rounds that all seeds have; None if nothing was measured."""
     runs = entry.group.runs
@@ -216,20 +219,22 @@ def _line(
         return None
     x = np.stack([across.values(run)[:rounds] for run in runs]).mean(0)
     y = np.stack([up.values(run)[:rounds] for run in runs])
-    kept = np.isfinite(x) & (np.abs(y) < LARGEST).all(0)
+    valid = np.isfinite(x) & (np.abs(y) < MAX_VALUE).all(0)
     if across is BYTES:
-        kept &= x > 0  # leave out rounds before the first byte
-    if not kept.any():
+        valid &= x > 0  # leave out rounds before the first byte
+    if not valid.any():
         return None
-    x, y = x[kept], y[:, kept]
+    x, y = x[valid], y[:, valid]
     middle, low, high = y.mean(0).tolist(), y.min(0).tolist(), y.max(0).tolist()
     x = x.tolist()
-    thin = _every(len(x), SEGMENTS)
-    told = _every(len(x), wanted)
-    first = entry.style * max(len(told) // MARKS, 1) // max(lines, 1)
-    marked = set(told[first :: max(len(told) // MARKS, 1)])  # markers of different lines lie apart
+    drawn = _every(len(x), MAX_SEGMENTS)
+    shown = _every(len(x), max_points)
+    first = entry.style * max(len(shown) // MARKERS_PER_LINE, 1) // max(lines, 1)
+    marked = set(
+        shown[first :: max(len(shown) // MARKERS_PER_LINE, 1)]
+    )  # so that markers of different lines do not overlap
     points = []
-    for i in told:
+    for i in shown:
         spread = f" ({up.show(low[i])} to {up.show(high[i])})" if len(runs) > 1 else ""
         text = f"{across.show(x[i])}, {up.show(middle[i])}{spread}"
         points.append(svg.Point(x[i], middle[i], text, i in marked))
@@ -237,32 +242,33 @@ def _line(
         entry.name,
         entry.style,
         points,
-        [(x[i], middle[i]) for i in thin],
-        [(x[i], low[i], high[i]) for i in thin] if len(runs) > 1 and len(thin) > 1 else (),
+        [(x[i], middle[i]) for i in drawn],
+        [(x[i], low[i], high[i]) for i in drawn] if len(runs) > 1 and len(drawn) > 1 else (),
     )
 
 
-def _every(count: int, most: int) -> list[int]:
-    """Return at most `most` + 1 of `count` positions, evenly spread, with the last one."""
-    step = -(-count // most)
+def _every(count: int, max_count: int) -> list[int]:
+    """Return at most `max_count` + 1 evenly spaced positions out of `count`, including the last one."""
+    step = -(-count // max_count)
     return [*range(0, count - 1, step), count - 1]
 
 
 def _axis(quantity: Quantity, drawn: Sequence[svg.Series], across: bool = False) -> svg.Axis:
-    """Return an axis that holds all series.
+    """Return an axis that covers all series.
 
-    It is logarithmic if the values of the series lie far apart: across, only their last values count.
+    It is logarithmic if the ratio of the largest to the smallest value is large. For the horizontal axis, only the last value of each
+    series is compared.
     """
     points = [(p.x, p.y) for one in drawn for p in one.points]
     points += [end for one in drawn for end in one.line]
     if across:
         values = [x for x, _ in points]
-        apart = [max(p.x for p in one.points) for one in drawn]
+        compared = [max(p.x for p in one.points) for one in drawn]
     else:
         values = [y for _, y in points]
         values += [y for one in drawn for _, *ends in one.band for y in ends]
-        apart = values
-    low, high = min(apart), max(apart)
+        compared = values
+    low, high = min(compared), max(compared)
     log = min(values) > 0 and math.log10(high) - math.log10(low) > math.log10(quantity.log_from)
     return svg.Axis.around(
         quantity.label, values, quantity.tick, across=across, log=log, whole=quantity.whole

@@ -1,4 +1,4 @@
-"""The report: one HTML file that needs nothing else, neither scripts nor a network."""
+"""The report as one self-contained HTML file, without scripts."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,36 +17,36 @@ from . import svg
 from .charts import Panel, ReportLine, curves, finals, hours, panels
 from .verdict import verdict
 
-MOST_NAMED = 12  # clients in a cell
-MOST_IN_COLUMN = 8  # entries of the legend
+MAX_CLIENTS = 12  # in a cell
+MAX_LEGEND_COLUMN = 8  # entries of the legend in one column
 
 
 def html(
-    found: Sequence[Group], target: float | None, failed: Mapping[str, str] | None = None
+    groups: Sequence[Group], target: float | None, failed: Mapping[str, str] | None = None
 ) -> str:
     """Return the report on groups of runs as an HTML document.
 
     `target`: an accuracy, 0..1, for which rounds and bytes are reported; `failed`: the error of each failed run, by folder.
     """
-    lines = results(found, target, failed)
-    drawn = panels(found, lines)
+    lines = results(groups, target, failed)
+    drawn = panels(groups, lines)
     entries = {id(entry.group): entry for panel in drawn for entry in panel.entries}
-    rows = [entries[id(group)] for group in found]
-    tasks = ", ".join(dict.fromkeys(str(group.runs[0].problem["task"]) for group in found))
-    runs = [run for group in found for run in group.runs]
+    rows = [entries[id(group)] for group in groups]
+    tasks = ", ".join(dict.fromkeys(str(group.runs[0].problem["task"]) for group in groups))
+    runs = [run for group in groups for run in group.runs]
     styles = len({entry.style for entry in rows})
-    judged = "Test loss" if all(panel.by_loss for panel in drawn) else "Accuracy"
+    quality = "Test loss" if all(panel.by_loss for panel in drawn) else "Accuracy"
     parts = [
         svg.markers(),
         f"<h1>{escape(tasks)}</h1>",
         f'<p class="quiet">{len(runs)} run{"s" * (len(runs) > 1)}; bytes are lengths of frames that were sent. fedcomp {__version__}</p>',
-        f'<div class="verdict">{"".join(f"<p>{said}</p>" for said in verdict(drawn, target))}</div>',
-        _section(f"{judged} against bytes", _front(drawn, rows) if len(rows) > 1 else ""),
+        f'<div class="verdict">{"".join(f"<p>{sentence}</p>" for sentence in verdict(drawn, target))}</div>',
+        _section(f"{quality} against bytes", _front(drawn, rows) if len(rows) > 1 else ""),
         _section("Curves", "".join(_curves(panel, drawn) for panel in drawn)),
         _section("Results", _results(rows, target)),
-        _section("Settings", _settings(found)),
-        _section("Rejected updates", _rejections(found)),
-        _section("Suspected clients", _suspicion(found)),
+        _section("Settings", _settings(groups)),
+        _section("Rejected updates", _rejections(groups)),
+        _section("Suspected clients", _suspicion(groups)),
         _section("Warnings", _warnings(runs)),
         _section("Folders", _list(f"<code>{escape(str(run.folder))}</code>" for run in runs)),
     ]
@@ -69,7 +69,7 @@ def _section(title: str, content: str) -> str:
 
 
 def _charts(drawn: Iterable[tuple[str, str]], more: str = "") -> str:
-    """Return charts side by side, each with its caption if it has one, followed by `more`."""
+    """Return charts side by side, each with its caption if it has one, followed by the HTML `more`."""
     figures = ""
     for title, picture in drawn:
         caption = f"<figcaption>{escape(title)}</figcaption>" if title else ""
@@ -90,7 +90,7 @@ def _front(drawn: Sequence[Panel], rows: Sequence[ReportLine]) -> str:
             '<path class="front" d="M1 7H33"/><circle class="ring" cx="17" cy="7" r="6"/></svg>'
             "<span>Pareto front</span></li>"
         )
-    many = " many" if len(names) > MOST_IN_COLUMN else ""
+    many = " many" if len(names) > MAX_LEGEND_COLUMN else ""
     return _charts(finals(drawn), f'<ul class="legend{many}">{items}</ul>')
 
 
@@ -99,26 +99,26 @@ def _breakable(name: str) -> str:
     return escape(name).replace(",", ",<wbr>")
 
 
-def _curves(panel: Panel, found: Sequence[Panel]) -> str:
-    charts = "".join(_charts(row) for row in curves(panel, found))
+def _curves(panel: Panel, all_panels: Sequence[Panel]) -> str:
+    charts = "".join(_charts(row) for row in curves(panel, all_panels))
     title = f"<h3>{escape(panel.title)}</h3>" if panel.title and charts else ""
     return title + charts
 
 
 @dataclass(frozen=True)
 class Cell:
-    """A cell of a table. `kind`: its CSS class, `n` (number), `name` or `note`; `sign`: HTML in front of the text."""
+    """A cell of a table. `css_class`: `n` (number), `name` or `note`; `icon`: HTML in front of the text."""
 
     text: str
-    kind: str = ""
-    sign: str = ""
+    css_class: str = ""
+    icon: str = ""
 
     def html(self, tag: str) -> str:
-        kind = f' class="{self.kind}"' if self.kind else ""
-        text = _breakable(self.text) if self.kind == "name" else escape(self.text)
-        if self.sign:
-            text = f'<div class="named">{self.sign}<span>{text}</span></div>'
-        return f"<{tag}{kind}>{text}</{tag}>"
+        attribute = f' class="{self.css_class}"' if self.css_class else ""
+        text = _breakable(self.text) if self.css_class == "name" else escape(self.text)
+        if self.icon:
+            text = f'<div class="named">{self.icon}<span>{text}</span></div>'
+        return f"<{tag}{attribute}>{text}</{tag}>"
 
 
 def _numbers(texts: Iterable[str]) -> list[Cell]:
@@ -136,13 +136,13 @@ def _table(head: Sequence[Cell | str], rows: Iterable[Sequence[Cell | str]]) -> 
 
 def _results(rows: Sequence[ReportLine], target: float | None) -> str:
     lines, runs = [row.result for row in rows], [run for row in rows for run in row.group.runs]
-    several, notes = len(rows) > 1, any(line.note for line in lines)
+    compared, notes = len(rows) > 1, any(line.note for line in lines)
     timed = any(_simulated(run) is not None for run in runs)
     deployed = any(_wire_bytes(run) is not None for run in runs)
     own = list(dict.fromkeys(name for run in runs for name in _own_metrics(run)))
     clients = list(dict.fromkeys(name for run in runs for name in _of_clients(run)))
     head = [
-        *([""] * several),
+        *([""] * compared),
         "run",
         *_numbers([*titles(target), *(["ratio at the port"] * deployed), *own, *clients]),
         *_numbers(["simulated"] * timed),
@@ -152,8 +152,8 @@ def _results(rows: Sequence[ReportLine], target: float | None) -> str:
         head,
         (
             [
-                *([FRONT if row.result.on_front else ""] * several),
-                Cell(row.result.label, "name", svg.swatch(row.style) if several else ""),
+                *([FRONT if row.result.on_front else ""] * compared),
+                Cell(row.result.label, "name", svg.swatch(row.style) if compared else ""),
                 *_numbers(cells(row.result, target)),
                 *_numbers([_ratio_at_port(row.group)] * deployed),
                 *_numbers(_mean(row.group, name) for name in own),
@@ -164,7 +164,7 @@ def _results(rows: Sequence[ReportLine], target: float | None) -> str:
             for row in rows
         ),
     )
-    return table + "".join(f'<p class="quiet">{escape(said)}</p>' for said in legend(lines))
+    return table + "".join(f'<p class="quiet">{escape(text)}</p>' for text in legend(lines))
 
 
 def _own_metrics(run: Run) -> Mapping[str, float | None]:
@@ -173,7 +173,7 @@ def _own_metrics(run: Run) -> Mapping[str, float | None]:
 
 
 def _of_clients(run: Run) -> dict[str, float | None]:
-    """Return what clients reported last, by the title of a column: mean, and where it is known the worst decile."""
+    """Return the last metrics of the clients by column title: the mean and, where known, the worst decile."""
     shown = {}
     for name, spread in run.client_metrics.items():
         shown[f"client {name}"] = spread.mean
@@ -189,19 +189,19 @@ def _client_mean(group: Group, title: str) -> str:
 
 
 def _mean(group: Group, name: str) -> str:
-    """Format the mean of one of the task's metrics over the seeds."""
+    """Format the mean over the seeds of one of the task's metrics."""
     values = [_own_metrics(run).get(name) for run in group.runs]
     return NOTHING if None in values else decimal(mean(values))
 
 
 def _wire_bytes(run: Run) -> int | None:
-    """Return the TCP payload of a deployment both ways; None for a simulation, and where the platform did not count it."""
+    """Return the TCP payload of a deployment both ways; None for a simulation, or if the platform did not count it."""
     counted = [n for r in run.records for n in (r.wire_bytes_in, r.wire_bytes_out)]
     return None if None in counted else sum(counted) or None
 
 
 def _ratio_at_port(group: Group) -> str:
-    """Format the bytes of the same exchanges in 32-bit floats over those at the server's port."""
+    """Format the bytes of the same exchanges in float32 divided by the bytes at the server's port."""
     sent = [_wire_bytes(run) for run in group.runs]
     return NOTHING if None in sent else ratio(sum(run.dense_bytes for run in group.runs), sum(sent))
 
@@ -217,23 +217,23 @@ def _simulated(run: Run) -> float | None:
     return float(end[0]) if np.isfinite(end).all() and end.size else None
 
 
-def _settings(found: Sequence[Group]) -> str:
-    """Return a table of the options that differ, and one of the others with what the runs decided."""
-    options = dict.fromkeys(name for group in found for name in group.runs[0].options)
+def _settings(groups: Sequence[Group]) -> str:
+    """Return a table of the options that differ, and one of the other options and the resolved settings."""
+    options = dict.fromkeys(name for group in groups for name in group.runs[0].options)
     values = {
-        name: [_shown(group.runs[0].options.get(name)) for group in found]
+        name: [_shown(group.runs[0].options.get(name)) for group in groups]
         for name in options
         if name not in NEUTRAL_OPTIONS
     }
     different = [name for name, shown in values.items() if len(set(shown)) > 1]
-    own = ""
+    table = ""
     if different:
         rows = [
             [Cell(group.label, "name"), *(values[name][i] for name in different)]
-            for i, group in enumerate(found)
+            for i, group in enumerate(groups)
         ]
-        own = _table(["run", *map(flag, different)], rows)
-    runs = [run for group in found for run in group.runs]
+        table = _table(["run", *map(flag, different)], rows)
+    runs = [run for group in groups for run in group.runs]
     common = [
         ("parameters", _distinct(f"{run.parameters:,}" for run in runs if run.parameters)),
         ("seeds", _distinct(_shown(run.options.get("seed", 0)) for run in runs)),
@@ -242,44 +242,44 @@ def _settings(found: Sequence[Group]) -> str:
     for name in dict.fromkeys(name for run in runs for name in run.resolved):
         common.append((name, _distinct(_shown(run.resolved.get(name)) for run in runs)))
     folded, title = ("", "common to all") if different else (" open", "all options")
-    table = _table(["option", "value"], common)
-    return f"{own}<details{folded}><summary>{title}</summary>{table}</details>"
+    details = _table(["option", "value"], common)
+    return f"{table}<details{folded}><summary>{title}</summary>{details}</details>"
 
 
 def _distinct(texts: Iterable[str]) -> str:
     return ", ".join(dict.fromkeys(texts)) or NOTHING
 
 
-def _rejections(found: Sequence[Group]) -> str:
+def _rejections(groups: Sequence[Group]) -> str:
     rows = []
-    for group, run in _runs(found):
+    for group, run in _runs(groups):
         for r in run.summary.rejections if run.summary else ():
             more = f" and {r.more_clients} more" if r.more_clients else ""
-            clients = ", ".join(map(str, r.clients[:MOST_NAMED])) + more
+            clients = ", ".join(map(str, r.clients[:MAX_CLIENTS])) + more
             name, updates = Cell(_of(group, run), "name"), Cell(f"{r.updates:,}", "n")
             rows.append([name, updates, r.stage, Cell(r.reason, "note"), Cell(clients, "note")])
     head = ["run", Cell("updates", "n"), "at", "reason", "clients"]
     return _table(head, rows) if rows else ""
 
 
-def _suspicion(found: Sequence[Group]) -> str:
+def _suspicion(groups: Sequence[Group]) -> str:
     rows = []
-    for group, run in _runs(found):
+    for group, run in _runs(groups):
         last = next((r.suspicion for r in reversed(run.records) if r.suspicion), {})
-        worst = sorted(last.items(), key=lambda item: (-item[1], item[0]))[:MOST_NAMED]
-        for client, share in worst:
-            if share > 0:
-                figures = _numbers([str(client), percent(share)])
+        worst = sorted(last.items(), key=lambda item: (-item[1], item[0]))[:MAX_CLIENTS]
+        for client, fraction in worst:
+            if fraction > 0:
+                figures = _numbers([str(client), percent(fraction)])
                 rows.append([Cell(_of(group, run), "name"), *figures])
     if not rows:
         return ""
     table = _table(["run", *_numbers(["client", "suspicion"])], rows)
-    return f'<p class="quiet">Share of a client\'s votes that lost by a wide margin.</p>{table}'
+    return f'<p class="quiet">Fraction of a client\'s votes that lost by a wide margin.</p>{table}'
 
 
 def _warnings(runs: Sequence[Run]) -> str:
-    told = [told for run in runs for told in (*run.records, run.summary) if told]
-    return _list(dict.fromkeys(escape(sentence) for each in told for sentence in each.warnings))
+    sources = [source for run in runs for source in (*run.records, run.summary) if source]
+    return _list(dict.fromkeys(escape(text) for source in sources for text in source.warnings))
 
 
 def _list(items: Iterable[str]) -> str:
@@ -287,8 +287,8 @@ def _list(items: Iterable[str]) -> str:
     return f"<ul>{lines}</ul>" if lines else ""
 
 
-def _runs(found: Sequence[Group]) -> Iterator[tuple[Group, Run]]:
-    return ((group, run) for group in found for run in group.runs)
+def _runs(groups: Sequence[Group]) -> Iterator[tuple[Group, Run]]:
+    return ((group, run) for group in groups for run in group.runs)
 
 
 def _of(group: Group, run: Run) -> str:

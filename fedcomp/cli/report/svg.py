@@ -1,7 +1,7 @@
 """Scales, markers and one chart as an <svg> element.
 
-A unit of the drawing is a pixel on a phone, so that text keeps its size there. Colours are CSS variables of the page. A value appears above
-the chart while the pointer is on its point; style.css does that, without a script.
+One unit of the drawing is one pixel on a phone. Colours are CSS variables of the page. While the pointer is on a point, style.css shows
+its value above the chart, without a script.
 """
 
 import math
@@ -14,7 +14,7 @@ WIDTH, HEIGHT = 360, 270
 LEFT, RIGHT, TOP, BOTTOM = 50, 14, 36, 42  # margins around the plot
 LEGEND, ROW = 300, 16  # width of a picture's legend, and height of its lines
 LETTER = 7.2  # width of a character of 12 px in a wide font
-MARGIN = 0.05  # on either side of a scale, as a share of the range of its values
+MARGIN = 0.05  # on either side of a scale, as a fraction of the range of its values
 
 COLOURS = 8  # --c0 to --c7 in style.css
 DASHES = ("", "7 3", "7 3 2 3", "2 3", "10 4", "10 3 2 3 2 3", "4 2")
@@ -79,7 +79,7 @@ class Scale:
 
 @dataclass(frozen=True)
 class Axis:
-    """A side of a chart: its label and how ticks are written."""
+    """An axis of a chart: its label, its scale and the format of its ticks."""
 
     label: str
     scale: Scale
