@@ -1,4 +1,4 @@
-"""The identities of the clients that `fedcomp client` runs, and of a relay: with an enrolment, or without keys in a trial."""
+"""The identities of the clients that `fedcomp client` runs, and of a relay, from enrolments or, with --insecure, from flags."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Identity:
-    """One client: its server, logical id, part of the data, state folder, and enrolment."""
+    """One client: its server, logical id, partition of the data, state folder, and enrolment."""
 
     target: "Target"
     id: int
@@ -39,28 +39,28 @@ def identities(
             "--client-id needs --insecure, since an enrolment contains the id of its client; leave --client-id out, "
             "or give the --enrolment of that client"
         )
-    many = count is not None or (enrolment is not None and enrolment.is_dir())
-    if many and partition_id is None:
+    multiple = count is not None or (enrolment is not None and enrolment.is_dir())
+    if multiple and partition_id is None:
         raise ConfigError(
-            "several clients in one process divide its data; give --partition-id K: the first client takes part K, "
-            "the next one part K+1, and so on"
+            "several clients in one process divide its data; give --partition-id K: the first client uses partition K, "
+            "the next one partition K+1, and so on"
         )
     if insecure:
         target = _target(server)
         ids = _claimed_ids(client_id, partition_id, count or 1)
-        found: list[tuple[Target, int, Enrolment | None]] = [(target, id, None) for id in ids]
+        clients: list[tuple[Target, int, Enrolment | None]] = [(target, id, None) for id in ids]
     else:
-        found = [*_enrolled(server, enrolment, count)]
+        clients = [*_enrolled(server, enrolment, count)]
 
     def folder(id: int) -> Path:
-        own = f"fedcomp-client-{id}"
-        return (state_dir / own if many else state_dir) if state_dir else Path(own)
+        name = f"fedcomp-client-{id}"
+        return (state_dir / name if multiple else state_dir) if state_dir else Path(name)
 
     return [
         Identity(
             target, id, None if partition_id is None else partition_id + i, folder(id), enrolled
         )
-        for i, (target, id, enrolled) in enumerate(found)
+        for i, (target, id, enrolled) in enumerate(clients)
     ]
 
 
@@ -96,7 +96,7 @@ def _refuse_enrolment(insecure: bool, enrolment: Path | None) -> None:
 def _target(
     server: str | None, path: Path | None = None, enrolled: "Enrolment | None" = None
 ) -> "Target":
-    """Return --server, or else the server that the enrolment names. Raises UserError without either, or for an expired enrolment."""
+    """Return --server, or else the server in the enrolment. Raises UserError if both are missing, or if the enrolment has expired."""
     from ..deployment.client_process import Target
     from ..keys.connection import address
 

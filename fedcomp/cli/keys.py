@@ -1,6 +1,6 @@
-"""`fedcomp keys`: make, list, add, renew and revoke the keys of a server, its clients and relays.
+"""`fedcomp keys`: create, list, add, renew and revoke the keys of a server, its clients and relays.
 
-Modules that read and write keys are imported inside the functions, so that --help is fast.
+Functions import the modules that read and write keys, so that --help is fast.
 """
 
 import hashlib
@@ -22,9 +22,9 @@ from .tables import print_table
 if TYPE_CHECKING:
     from ..keys.registry import Entry
 
-SOON = 30  # days
+RENEW_DAYS = 30  # certificates that end within this time are due for renewal
 RELAY = re.compile(r"relay-\d{1,10}", re.ASCII)
-COLUMNS = ("who", "state", "until", "days", "fingerprint", "file")
+COLUMNS = ("holder", "state", "until", "days", "fingerprint", "file")
 
 Folder = Annotated[
     Path,
@@ -32,12 +32,12 @@ Folder = Annotated[
         "--keys",
         metavar="DIR",
         callback=lambda folder: expand_home(folder, "--keys"),
-        help="Folder that fedcomp keys init made.",
+        help="Folder of keys, written by fedcomp keys init.",
     ),
 ]
 Days = Annotated[
     int,
-    typer.Option(metavar="N", min=1, max=36_500, help="How long the new certificates are valid."),
+    typer.Option(metavar="N", min=1, max=36_500, help="Validity of the new certificates, in days."),
 ]
 Hosts = Annotated[
     list[str] | None,
@@ -49,7 +49,7 @@ Hosts = Annotated[
 ]
 DEFAULT = Path(KEYS)
 
-app = command_group("Make and change the keys of a server, its clients and relays.")
+app = command_group("Create and change the keys of a server, its clients and relays.")
 
 
 @app.command()
@@ -58,7 +58,7 @@ def init(
         ..., metavar="N", min=1, max=100_000, help="Number of clients to enrol."
     ),
     host: Hosts = None,
-    out: Path = typer.Option(DEFAULT, metavar="DIR", help="The folder to make."),
+    out: Path = typer.Option(DEFAULT, metavar="DIR", help="The folder to create."),
     days: Days = 365,
     port: int = typer.Option(
         8080,
@@ -68,17 +68,17 @@ def init(
         help="Port of the server, written into the enrolments.",
     ),
 ) -> None:
-    """Make a CA, a certificate and key for the server, and an enrolment file for each client."""
+    """Create a CA, a certificate and key for the server, and an enrolment file for each client."""
     from ..keys import key_folder as keys
     from ..keys.connection import join_address
     from ..keys.enrolment import DEFAULT_PATH, VARIABLE
 
     folder = expand_home(out, "--out")
 
-    def stopped(why: str) -> str:
-        return f"{why}; {f'{folder} is whole' if folder.exists() else 'no keys were made'}"
+    def stop_message(cause: str) -> str:
+        return f"{cause}; {f'{folder} is complete' if folder.exists() else 'no keys were made'}"
 
-    with stoppable(stopped):
+    with stoppable(stop_message):
         hosts = keys.make(folder, clients, host or (), days, port)
     made = f"{clients} enrolment file{'s' * (clients > 1)}"
     print(f"{folder} is written: a CA, a certificate for {', '.join(hosts)}, and {made}.\n")
@@ -161,37 +161,37 @@ def renew(
     holder: str | None = typer.Argument(
         None,
         metavar="[ID|server]",
-        help=f"Id of a client, relay-0 for a relay, or 'server'. Default: all whose certificates end within {SOON} days.",
+        help=f"Id of a client, relay-0 for a relay, or 'server'. Default: all whose certificates end within {RENEW_DAYS} days.",
         show_default=False,
     ),
     folder: Folder = DEFAULT,
     host: Hosts = None,
     days: Days = 365,
 ) -> None:
-    """Make a new key and certificate for a client, a relay or the server. Needs ca.key, which signs them."""
+    """Create a new key and certificate for a client, a relay or the server. Needs ca.key, which signs the certificate."""
     from ..keys import key_folder as keys
 
     if holder is None:
-        chosen = keys.due(folder, SOON)
+        chosen = keys.due(folder, RENEW_DAYS)
     else:
         chosen = [_holder(holder, folder, "renew", "server", "relay-0")]
     if host and (holder is None or isinstance(chosen[0], int)):
-        again = keys_command(folder, "renew", "server", "--host", host[0])
+        example = keys_command(folder, "renew", "server", "--host", host[0])
         raise UserError(
-            f"--host is for the certificate of the server or a relay; give it as in: {again}"
+            f"--host is for the certificate of the server or a relay; give it with one of them: {example}"
         )
     if not chosen:
-        print(f"No certificate ends within {SOON} days;", end=" ")
+        print(f"No certificate ends within {RENEW_DAYS} days;", end=" ")
         print("give the id of a client, relay-0 or 'server' to renew one anyway.")
-    for one in chosen:
-        if one == "server":
+    for holder_id in chosen:
+        if holder_id == "server":
             names, ends = keys.renew_server(folder, host or (), days)
             valid = f"for {', '.join(names)} until {ends:%Y-%m-%d}"
             print(f"The server's certificate is {valid}; restart the server to use it.")
         else:
-            ends, file = keys.renew(folder, one, days, host or ()), _file(folder, one)
-            who = f"{'Relay' if isinstance(one, str) else 'Client'} {file.stem}"
-            print(f"{who} has a new key until {ends:%Y-%m-%d}; copy {file} to it.", end=" ")
+            ends, file = keys.renew(folder, holder_id, days, host or ()), _file(folder, holder_id)
+            subject = f"{'Relay' if isinstance(holder_id, str) else 'Client'} {file.stem}"
+            print(f"{subject} has a new key until {ends:%Y-%m-%d}; copy {file} to it.", end=" ")
             print("Its old key is refused.")
 
 
@@ -240,19 +240,19 @@ def _row(entry: "Entry", file: Path, now: datetime) -> tuple[str, ...]:
     )
 
 
-def _certificate_row(path: Path, who: str, now: datetime) -> tuple[str, ...]:
+def _certificate_row(path: Path, holder: str, now: datetime) -> tuple[str, ...]:
     from ..keys.certificates import read_certificate
 
     try:
         certificate = read_certificate(path)
     except KeysError:
-        return who, "unreadable", NOTHING, NOTHING, NOTHING, str(path)
+        return holder, "unreadable", NOTHING, NOTHING, NOTHING, str(path)
     from cryptography.hazmat.primitives.hashes import SHA256
 
     begins, ends = certificate.not_valid_before_utc, certificate.not_valid_after_utc
     state = "expired" if now >= ends else "valid" if now >= begins else "not yet valid"
     fingerprint = f"SHA256:{certificate.fingerprint(SHA256()).hex()}"
-    return who, state, f"{ends:%Y-%m-%d}", str(days_left(ends, now)), fingerprint, str(path)
+    return holder, state, f"{ends:%Y-%m-%d}", str(days_left(ends, now)), fingerprint, str(path)
 
 
 def days_left(ends: datetime, now: datetime) -> int:
@@ -268,7 +268,7 @@ def _holder(text: str, folder: Path, command: str, *others: str) -> int | str:
         return text
     words = " nor ".join(f"'{other}'" for other in others)
     raise UserError(
-        f"'{text}' is neither a client's id nor {words}; give one of them, as in: {keys_command(folder, command, 3)}"
+        f"'{text}' is neither a client's id nor {words}; give one of them, for example: {keys_command(folder, command, 3)}"
     )
 
 

@@ -12,17 +12,17 @@ from ..run_display import RunDisplay
 from ..runs import Run, load
 from ..sim import simulate as run_of
 from ..tasks import Task
-from .displays import shown
+from .displays import open_display
 from .options import run_config
 
 # A run seeds the global generators of torch and numpy, which all threads share.
-_ONE_AT_A_TIME = RLock()
+_RUN_LOCK = RLock()
 
 
 def _unlock_in_child() -> None:
     """Replace the lock after a fork: a thread that holds it does not exist in the child."""
-    global _ONE_AT_A_TIME
-    _ONE_AT_A_TIME = RLock()
+    global _RUN_LOCK
+    _RUN_LOCK = RLock()
 
 
 if hasattr(os, "register_at_fork"):  # Unix
@@ -35,8 +35,8 @@ def simulate(
     """Run a simulation, or continue the one in `out` with `resume=True`, and read it back.
 
     `task` is a Task, a built-in name, or path/file.py:name; of a resumed run, None is the task of its options. `options` are the fields
-    of RunConfig by name, those of `fedcomp sim`, in the types that Python has for them: a codec object, a Path, a torch.device. None
-    stands for the default. `progress`: None for a display that suits the place, False for none, or a Callback of your own.
+    of RunConfig by name, those of `fedcomp sim`, in Python types: a codec object, a Path, a torch.device. None
+    means the default. `progress`: None for a display that suits the terminal, log or notebook, False for none, or a Callback of your own.
 
     Works in a running event loop and in any thread; runs of several threads wait for each other. Raises UserError for options that
     cannot work, other errors of fedcomp for failures, never SystemExit. After KeyboardInterrupt, whose message says how to continue,
@@ -44,20 +44,20 @@ def simulate(
     """
     config = run_config(task, options)
     given = task if isinstance(task, Task) else None
-    with _ONE_AT_A_TIME, shown(progress) as (callback, display):
+    with _RUN_LOCK, open_display(progress) as (callback, display):
         try:
             run_of(config, callback, given)
         except KeyboardInterrupt:
-            display.stopped(sentence := _interrupted(display, given))
-            raise KeyboardInterrupt(sentence) from None
+            display.on_interrupt(message := _interrupt_message(display, given))
+            raise KeyboardInterrupt(message) from None
     return dataclasses.replace(load(display.header.out), task=given)
 
 
-def _interrupted(watch: RunDisplay, given: Task | None) -> str:
-    if watch.header is None:
+def _interrupt_message(display: RunDisplay, given: Task | None) -> str:
+    if display.header is None:
         return "interrupted before the run began"
-    arguments = f"{'task, ' if given else ''}out={watch.header.out!r}, resume=True"
-    return f"interrupted {watch.reached}; continue with: fedcomp.simulate({arguments})"
+    arguments = f"{'task, ' if given else ''}out={display.header.out!r}, resume=True"
+    return f"interrupted {display.reached}; continue with: fedcomp.simulate({arguments})"
 
 
 def _signature() -> Signature:

@@ -1,4 +1,4 @@
-"""The progress of a simulation called from Python: a line in a terminal, a few lines in a log, a picture in a notebook."""
+"""Displays of a simulation that is called from Python: a line in a terminal, ten lines in a log, a picture in a notebook."""
 
 import os
 import sys
@@ -17,18 +17,18 @@ from ..errors import ConfigError
 from ..formatting import decimal, duration, human_bytes, metric, one_line, ratio
 from ..run_display import RunDisplay
 
-TENTHS = 10  # lines of a run in a log
-BAR = 24  # characters
+LOG_LINES = 10  # for each run
+BAR_WIDTH = 24  # characters
 
 
 class ProgressDisplay(RunDisplay):
-    """Follows a run and shows nothing."""
+    """Records a run and shows nothing. The base class of the other displays."""
 
-    def stopped(self, sentence: str) -> None:
-        """Show that the run was interrupted; the sentence says how to continue."""
+    def on_interrupt(self, message: str) -> None:
+        """Show that the run was interrupted. The message says how to continue."""
 
-    def sentence(self) -> str:
-        """Return the progress: "round 12/50, accuracy 91.20 %, up 1.2 kB ×98, down 2.3 kB ×51"."""
+    def progress_text(self) -> str:
+        """Return the progress, for example "round 12/50, accuracy 91.20 %, up 1.2 kB ×98, down 2.3 kB ×51"."""
         if self.header is None:
             return "preparing the run"
         t, last, parts = self.totals, self.last, [f"round {self.last_round}/{self.header.rounds}"]
@@ -53,7 +53,7 @@ class ProgressDisplay(RunDisplay):
 
 
 class LogDisplay(ProgressDisplay):
-    """Writes a line for each tenth of the rounds to `stream`, by default standard error."""
+    """Writes a line after each tenth of the rounds to `stream`, by default standard error."""
 
     def __init__(self, stream: TextIO | None = None):
         super().__init__()
@@ -61,21 +61,21 @@ class LogDisplay(ProgressDisplay):
 
     def on_run_start(self, header: Header) -> None:
         super().on_run_start(header)
-        self._say(f"{header.task}, {header.clients:,} clients, {header.uplink}, in {header.out}")
+        self._print(f"{header.task}, {header.clients:,} clients, {header.uplink}, in {header.out}")
 
     def on_round_end(self, record: RoundRecord) -> None:
         super().on_round_end(record)
         rounds, done = self.header.rounds, record.round
-        if done * TENTHS // rounds > (done - 1) * TENTHS // rounds:
-            self._say(", ".join(filter(None, (self.sentence(), self.time_left()))))
+        if done * LOG_LINES // rounds > (done - 1) * LOG_LINES // rounds:
+            self._print(", ".join(filter(None, (self.progress_text(), self.time_left()))))
 
     def on_warning(self, sentence: str) -> None:
-        self._say(f"warning: {one_line(sentence)}")
+        self._print(f"warning: {one_line(sentence)}")
 
-    def stopped(self, sentence: str) -> None:
-        self._say(sentence)
+    def on_interrupt(self, message: str) -> None:
+        self._print(message)
 
-    def _say(self, line: str) -> None:
+    def _print(self, line: str) -> None:
         print(line, file=self.stream, flush=True)
 
 
@@ -103,23 +103,23 @@ class TerminalDisplay(ProgressDisplay):
     def on_warning(self, sentence: str) -> None:
         self.console.print(Text(f"! {one_line(sentence)}", "dark_orange3"))
 
-    def stopped(self, sentence: str) -> None:
-        self.console.print(Text(sentence), soft_wrap=True)
+    def on_interrupt(self, message: str) -> None:
+        self.console.print(Text(message), soft_wrap=True)
 
     def _picture(self) -> Table:
         line = Table.grid(padding=(0, 1))
         done, rounds = self.last_round, self.header.rounds if self.header else 1
         line.add_row(
-            ProgressBar(rounds, done, BAR),
-            Text(self.sentence(), no_wrap=True, overflow="ellipsis"),
+            ProgressBar(rounds, done, BAR_WIDTH),
+            Text(self.progress_text(), no_wrap=True, overflow="ellipsis"),
             Text(self.time_left(), "dim"),
         )
         return line
 
 
 @contextmanager
-def shown(progress: bool | Callback | None) -> Iterator[tuple[Callback, ProgressDisplay]]:
-    """Enter the display of a run. Yield the callback of the run, and the display. Raises ConfigError for other values of `progress`."""
+def open_display(progress: bool | Callback | None) -> Iterator[tuple[Callback, ProgressDisplay]]:
+    """Enter the display of a run. Yield the callback for the run, and the display. Raises ConfigError for an invalid `progress`."""
     if progress is None or progress is True:
         progress = default_display()
     if progress is False:
@@ -132,8 +132,8 @@ def shown(progress: bool | Callback | None) -> Iterator[tuple[Callback, Progress
         if isinstance(progress, ProgressDisplay):
             yield progress, progress
         else:
-            beside = ProgressDisplay()
-            yield CallbackList(progress, {"the display": beside}), beside
+            display = ProgressDisplay()
+            yield CallbackList(progress, {"the display": display}), display
 
 
 def default_display() -> ProgressDisplay:
@@ -147,7 +147,7 @@ def default_display() -> ProgressDisplay:
 
 
 def in_notebook() -> bool:
-    """Return whether this runs in an IPython kernel, which shows HTML. IPython in a terminal has no kernel."""
+    """Return whether this process is an IPython kernel, which shows HTML. IPython in a terminal has no kernel."""
     module = sys.modules.get("IPython")
     shell = module.get_ipython() if module is not None else None
     return getattr(shell, "kernel", None) is not None

@@ -1,4 +1,4 @@
-"""Options in the types of Python, converted to those of RunConfig."""
+"""Convert options that are given as Python objects to the types of RunConfig."""
 
 import dataclasses
 import os
@@ -15,11 +15,11 @@ from ..config import RunConfig, inherited_options, option_type, suggestion
 from ..errors import ConfigError
 from ..tasks import OBJECT, Task
 
-JOINED = {"device", "bandwidths"}  # options of which one run may have several values
+LIST_OPTIONS = {"device", "bandwidths"}  # one run may have several values of these options
 
 
 def run_config(task: str | Task | None, given: Mapping[str, Any]) -> RunConfig:
-    """Return the options of a run. None stands for the default, or for the value of the resumed run.
+    """Return the options of a run. None means the default, or the value of the resumed run.
 
     Raises ConfigError for unknown options, with the closest name, and for invalid values.
     """
@@ -29,7 +29,7 @@ def run_config(task: str | Task | None, given: Mapping[str, Any]) -> RunConfig:
             f"simulate has no option '{unknown[0]}'; "
             + suggestion(unknown[0], known, otherwise="see help(fedcomp.simulate)")
         )
-    values = {name: _plain(name, value) for name, value in given.items() if value is not None}
+    values = {name: _converted(name, value) for name, value in given.items() if value is not None}
     if isinstance(task, Task):
         values["task"] = OBJECT + task.name
     elif task is not None:
@@ -41,14 +41,14 @@ def run_config(task: str | Task | None, given: Mapping[str, Any]) -> RunConfig:
     return RunConfig(**values)
 
 
-def _plain(name: str, value: Any) -> Any:
-    """Return a value in the type of its field. RunConfig refuses values of other types."""
+def _converted(name: str, value: Any) -> Any:
+    """Return a value in the type of its field. RunConfig raises ConfigError for values of other types."""
     if isinstance(value, list | tuple):
-        if name not in JOINED:
+        if name not in LIST_OPTIONS:
             raise ConfigError(
                 f"{name} is given {len(value)} values, and a run has one; call simulate once for each"
             )
-        return ",".join(str(_plain(name, item)) for item in value)
+        return ",".join(str(_converted(name, item)) for item in value)
     kind = option_type(name)
     if isinstance(value, np.generic) or isinstance(value, torch.Tensor) and value.ndim == 0:
         value = value.item()

@@ -143,7 +143,7 @@ def test_the_list_on_a_terminal_is_a_table(folder):
     shown = re.sub(r"\x1b\[[0-9;]*m", "", os.read(leader, 1 << 16).decode())
     os.close(leader)
     assert "\t" not in shown and re.search(
-        r"^ *who  state +until +days  fingerprint", shown.replace("\r", "")
+        r"^ *holder  state +until +days  fingerprint", shown.replace("\r", "")
     )
     assert re.search(r"^ +2  enrolled", shown.replace("\r", ""), re.MULTILINE)
 
@@ -232,11 +232,11 @@ def test_renew_what_ends_soon(folder):
         (["list", "--keys", "absent"], "--keys absent is not a folder of keys"),
         (
             ["renew", "me"],
-            "'me' is neither a client's id nor 'server' nor 'relay-0'; give one of them, as in: fedcomp keys renew 3",
+            "'me' is neither a client's id nor 'server' nor 'relay-0'; give one of them, for example: fedcomp keys renew 3",
         ),
         (
             ["renew", "3", "--host", "a"],
-            "--host is for the certificate of the server or a relay; give it as in: fedcomp keys renew server --host a",
+            "--host is for the certificate of the server or a relay; give it with one of them: fedcomp keys renew server --host a",
         ),
         (["revoke"], "missing argument 'ID...'; see fedcomp keys revoke --help"),
         (["revok"], "no such command 'revok'; did you mean revoke?"),

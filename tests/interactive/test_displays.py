@@ -21,7 +21,7 @@ from fedcomp.interactive.displays import (
     TerminalDisplay,
     default_display,
 )
-from fedcomp.interactive.notebook import POINTS, NotebookDisplay
+from fedcomp.interactive.notebook import MAX_POINTS, NotebookDisplay
 
 X = np.random.default_rng(0).normal(size=(80, 4))
 TASK = fedcomp.Task(
@@ -41,7 +41,7 @@ REGRESSION = fedcomp.Task(
 )
 
 
-def shown(display, task=TASK, folder=None, **options):
+def open_display(display, task=TASK, folder=None, **options):
     return fedcomp.simulate(
         task, clients=4, participation=0.5, progress=display, out=folder / "run", **options
     )
@@ -62,7 +62,7 @@ class Cells:
 
 def test_a_log_gets_a_line_for_each_tenth(tmp_path):
     stream = io.StringIO()
-    shown(LogDisplay(stream), folder=tmp_path, rounds=25)
+    open_display(LogDisplay(stream), folder=tmp_path, rounds=25)
     lines = stream.getvalue().splitlines()
     assert (
         lines[0].startswith("<mine>, 4 clients, stc:density=0.01")
@@ -76,7 +76,7 @@ def test_a_log_gets_a_line_for_each_tenth(tmp_path):
 
 def test_a_terminal_keeps_one_line(tmp_path):
     console = Console(file=io.StringIO(), force_terminal=True, width=110)
-    shown(TerminalDisplay(console), folder=tmp_path, rounds=3)
+    open_display(TerminalDisplay(console), folder=tmp_path, rounds=3)
     last = (
         re.sub(r"\x1b\[[?\d;]*\w", "", console.file.getvalue())
         .replace("\r", "\n")
@@ -88,7 +88,7 @@ def test_a_terminal_keeps_one_line(tmp_path):
 
 def test_a_notebook_has_one_cell_that_ends_with_the_verdict(tmp_path):
     cells = Cells()
-    run = shown(NotebookDisplay(cells), folder=tmp_path, rounds=5)
+    run = open_display(NotebookDisplay(cells), folder=tmp_path, rounds=5)
     assert cells.displays == 1 and cells.bundles[0]["text/plain"] == "preparing the run"
     html = cells.bundles[-1]["text/html"]
     ElementTree.fromstring(html)
@@ -105,7 +105,7 @@ def test_a_notebook_has_one_cell_that_ends_with_the_verdict(tmp_path):
 def test_a_notebook_is_changed_four_times_a_second_at_most(tmp_path):
     cells = Cells()
     page = NotebookDisplay(cells, clock=lambda: 0.0)
-    shown(page, folder=tmp_path, rounds=6)
+    open_display(page, folder=tmp_path, rounds=6)
     assert len(cells.bundles) == 3, "when it is entered, when the run starts, when it is over"
 
 
@@ -114,13 +114,13 @@ def test_a_long_run_stays_small():
     page.header = SimpleNamespace(judged="accuracy")
     page._points = [(i, i / 10_000) for i in range(1, 10_001)]
     points = re.search(r'points="([^"]+)"', page._curve()).group(1).split()
-    assert len(points) <= POINTS + 1
+    assert len(points) <= MAX_POINTS + 1
 
 
 @pytest.mark.slow
 def test_a_regression_is_shown_by_its_loss(tmp_path):
     cells, stream = Cells(), io.StringIO()
-    run = shown(NotebookDisplay(cells), REGRESSION, tmp_path, rounds=3)
+    run = open_display(NotebookDisplay(cells), REGRESSION, tmp_path, rounds=3)
     html = cells.bundles[-1]["text/html"]
     assert (
         "loss, round 3" in html
@@ -128,7 +128,7 @@ def test_a_regression_is_shown_by_its_loss(tmp_path):
         and '<td style="text-align:left">error</td>' in html
     )
     assert run.accuracy is None and run.metrics["error"].shape == (3,)
-    shown(LogDisplay(stream), REGRESSION, tmp_path / "again", rounds=1)
+    open_display(LogDisplay(stream), REGRESSION, tmp_path / "again", rounds=1)
     assert re.search(r"round 1/1, loss [\d.]+, error [\d.]+, up", stream.getvalue())
 
 
@@ -143,10 +143,12 @@ def test_what_ends_a_run_is_the_last_that_is_shown(tmp_path):
 
     cells = Cells()
     with pytest.raises(DataError):
-        shown(NotebookDisplay(cells), fedcomp.Task("mine", TASK.model, broken, broken), tmp_path)
+        open_display(
+            NotebookDisplay(cells), fedcomp.Task("mine", TASK.model, broken, broken), tmp_path
+        )
     assert cells.bundles[-1]["text/plain"] == "failed: the disk is empty; fill it"
     with pytest.raises(KeyboardInterrupt):
-        shown(Interrupting(cells), folder=tmp_path)
+        open_display(Interrupting(cells), folder=tmp_path)
     assert cells.bundles[-1]["text/plain"].startswith(
         "interrupted after round 1 of 50; continue with: fedcomp.simulate(task, out="
     )
@@ -158,7 +160,7 @@ def test_warnings_are_shown_once(tmp_path):
         (page := NotebookDisplay(Cells()), lambda: page.html()),
         (lines := LogDisplay(io.StringIO()), lambda: lines.stream.getvalue()),
     ):
-        shown(display, folder=tmp_path / type(display).__name__, rounds=1)
+        open_display(display, folder=tmp_path / type(display).__name__, rounds=1)
         display.on_warning("<b>\x1b[31m")
         assert read().count("[31m") == 1 and "\x1b" not in read()
     assert "! &lt;b&gt; [31m" in page.html()
@@ -183,9 +185,9 @@ def test_the_place_decides(monkeypatch):
 
 
 def test_silence(tmp_path, capfd):
-    shown(False, folder=tmp_path, rounds=2)
+    open_display(False, folder=tmp_path, rounds=2)
     assert capfd.readouterr() == ("", "")
     assert (
-        ProgressDisplay().sentence() == "preparing the run"
+        ProgressDisplay().progress_text() == "preparing the run"
         and Path(tmp_path / "run" / "summary.json").is_file()
     )

@@ -173,7 +173,7 @@ def test_a_process_forked_during_a_run_can_run_too(tmp_path):
         assert begun.wait(60)
         child = os.fork()
         if not child:
-            os._exit(not call._ONE_AT_A_TIME.acquire(timeout=5))
+            os._exit(not call._RUN_LOCK.acquire(timeout=5))
         assert os.waitpid(child, 0)[1] == 0
     finally:
         forked.set()

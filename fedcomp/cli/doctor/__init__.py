@@ -1,7 +1,7 @@
 """`fedcomp doctor`: check a machine, a port, a server, an enrolment file, a folder of keys or a folder of data.
 
 It prints one line for each check: ✓ passed, ✗ failed and the fix, – skipped and the reason. Checked packages are imported inside of the
-checks, so that a broken package is a finding and does not end the command.
+checks, so that a broken package is reported and does not end the command.
 """
 
 import json
@@ -24,7 +24,9 @@ WIDTH = 18  # of the column with the checks' names
 
 def doctor(
     server: str | None = typer.Option(
-        None, metavar="HOST:PORT", help="A server to connect to; by default that of --client."
+        None,
+        metavar="HOST:PORT",
+        help="A server to connect to. Default: the server in the enrolment of --client.",
     ),
     client: Path | None = typer.Option(
         None,
@@ -35,31 +37,31 @@ def doctor(
         "~/.config/fedcomp/enrolment.toml.",
     ),
     keys: Path | None = typer.Option(
-        None, metavar="DIR", help="A folder that fedcomp keys init made."
+        None, metavar="DIR", help="A folder of keys, written by fedcomp keys init."
     ),
     data: Path | None = typer.Option(
         None, metavar="DIR", help="A folder with the data of built-in tasks."
     ),
     port: int | None = typer.Option(
-        None, metavar="N", min=1, max=65_535, help="A port that a server is to listen on."
+        None, metavar="N", min=1, max=65_535, help="A port on which a server will listen."
     ),
     as_json: Json = False,
 ) -> None:
-    """Check this machine and everything that the options name, and print fixes. The exit status is 2 if a check fails."""
+    """Check this machine and what the options name, and print fixes. The exit status is 2 if a check fails."""
     if client:
         client = expand_home(client, "--client")
     elif not keys:
         client = _default_enrolment()
     keys, data = keys and expand_home(keys, "--keys"), data and expand_home(data, "--data")
-    done = []
+    results = []
     for check in _checks(server, client, keys, data, port):
-        done.append(check)
+        results.append(check)
         if not as_json:
             print(one_line(check.line(WIDTH)), flush=True)
-    well = all(check.state != FAILED for check in done)
+    passed = all(check.state != FAILED for check in results)
     if as_json:
-        print(json.dumps({"ok": well, "checks": [asdict(check) for check in done]}, indent=2))
-    if not well:
+        print(json.dumps({"ok": passed, "checks": [asdict(check) for check in results]}, indent=2))
+    if not passed:
         raise typer.Exit(UserError.exit_status)
 
 
@@ -67,7 +69,7 @@ def _checks(
     server: str | None, client: Path | None, keys: Path | None, data: Path | None, port: int | None
 ) -> Iterator[Check]:
     """Yield the results of all checks. Raises ConfigError for a malformed --server, before the first check."""
-    where = _address(server) if server else None
+    address = _address(server) if server else None
     yield from machine.checks()
     if port is not None:
         yield machine.listening(port)
@@ -83,10 +85,10 @@ def _checks(
             yield from key_files.enrolment_file(client, enrolment, keys or KEYS)
     if keys:
         yield from key_files.keys_folder(keys, enrolment)
-    if not where and enrolment and enrolment.server:
-        where = _address(enrolment.server, f"'server' in {client}")
-    if where:
-        yield from key_files.reachable(where, enrolment, keys)
+    if not address and enrolment and enrolment.server:
+        address = _address(enrolment.server, f"'server' in {client}")
+    if address:
+        yield from key_files.reachable(address, enrolment, keys)
     if data:
         yield from machine.data_folder(data)
 

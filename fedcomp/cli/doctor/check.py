@@ -5,18 +5,20 @@ from dataclasses import dataclass
 from ...errors import FedcompError
 
 OK, FAILED, SKIPPED = "ok", "failed", "skipped"
-SIGNS = {OK: "✓", FAILED: "✗", SKIPPED: "–"}
+SYMBOLS = {OK: "✓", FAILED: "✗", SKIPPED: "–"}
 
 
 @dataclass(frozen=True)
 class Check:
+    """The result of one check. The fields are the keys of `fedcomp doctor --json`."""
+
     what: str  # the subject of the check
     state: str  # ok, failed or skipped
     found: str
     fix: str = ""
 
     def line(self, width: int) -> str:
-        return f"{SIGNS[self.state]} {self.what:<{width}}  {self.found}{f'; {self.fix}' if self.fix else ''}"
+        return f"{SYMBOLS[self.state]} {self.what:<{width}}  {self.found}{f'; {self.fix}' if self.fix else ''}"
 
 
 def ok(what: str, found: str, fix: str = "") -> Check:
@@ -32,6 +34,6 @@ def failed(what: str, found: str, fix: str) -> Check:
 
 
 def refused(what: str, error: FedcompError | str) -> Check:
-    """Return a failure from one of fedcomp's error messages: the finding, a semicolon, and the fix."""
+    """Return a failed check from an error message of fedcomp, which consists of the problem, a semicolon, and the fix."""
     found, _, fix = str(error).partition("; ")
     return Check(what, FAILED, found, fix)

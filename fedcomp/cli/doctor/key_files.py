@@ -1,4 +1,4 @@
-"""Check an enrolment file, a folder of keys, whether its registry accepts the enrolment, and whether the server can be reached."""
+"""Check an enrolment file, a folder of keys and its registry, and the connection to a server."""
 
 import stat
 from collections.abc import Iterator
@@ -18,11 +18,12 @@ if TYPE_CHECKING:
     from ...keys.enrolment import Enrolment
     from ...keys.registry import Entry
 
-SOON = timedelta(days=30)
+RENEW_TIME = timedelta(days=30)
 TIMEOUT_S = 5.0
 
 
 def enrolment_file(path: Path, enrolment: "Enrolment", keys: str | Path) -> Iterator[Check]:
+    """Check the permissions and the certificate of an enrolment file."""
     renew = keys_command(keys, "renew", enrolment.id)
     yield ok("client", f"{path} is whole: client {enrolment.id}")
     yield private(path, "client file")
@@ -80,10 +81,10 @@ def keys_of(folder: Path, place: str, entries: "tuple[Entry, ...]", now: datetim
     counts = {"let in": sum(not entry.refused(now) for entry in entries)}
     counts["revoked"] = sum(entry.state == "revoked" for entry in entries)
     counts["expired"] = len(entries) - sum(counts.values())
-    said = ", ".join(f"{count} {state}" for state, count in counts.items() if count) or "none"
+    text = ", ".join(f"{count} {state}" for state, count in counts.items() if count) or "none"
     if counts["expired"]:
-        return failed("registry", f"{place}: {said}", keys_command(folder, "renew"))
-    return ok("registry", f"{place}: {said}")
+        return failed("registry", f"{place}: {text}", keys_command(folder, "renew"))
+    return ok("registry", f"{place}: {text}")
 
 
 def files_of(folder: Path, place: str, entries: "tuple[Entry, ...]") -> Check:
@@ -117,6 +118,7 @@ def files_of(folder: Path, place: str, entries: "tuple[Entry, ...]") -> Check:
 
 
 def private(path: Path, what: str) -> Check:
+    """Check that only its owner can read a file."""
     mode = stat.S_IMODE(path.stat().st_mode)
     if mode & 0o077:
         return failed(what, f"{path} may be read by others (mode {mode:03o})", f"chmod 600 {path}")
@@ -124,7 +126,7 @@ def private(path: Path, what: str) -> Check:
 
 
 def validity(what: str, certificate: "x509.Certificate", remedy: str, before: str = "") -> Check:
-    """Check that a certificate is valid now. One that has not begun shows that this machine's clock is behind."""
+    """Check that a certificate is valid now. If its validity has not begun, this machine's clock is slow."""
     from ...keys.enrolment import format_time, utc_now
 
     now = utc_now()
@@ -137,7 +139,7 @@ def validity(what: str, certificate: "x509.Certificate", remedy: str, before: st
         fix = f"correct the clock if it is wrong, else {remedy}"
         return failed(what, f"{before}ended on {format_time(ends)}, {clock}", fix)
     found = f"{before}good until {format_time(ends)}, {days_left(ends, now)} days"
-    return ok(what, found, f"renew it soon, {remedy}" if ends - now < SOON else "")
+    return ok(what, found, f"renew it soon, {remedy}" if ends - now < RENEW_TIME else "")
 
 
 def reachable(
@@ -151,7 +153,7 @@ def reachable(
         with suppress(OSError, ValueError):
             trust = (keys / "ca.crt").read_text(encoding="ascii")
     try:
-        met = contact(*where, trust, TIMEOUT_S)
+        server = contact(*where, trust, TIMEOUT_S)
     except (KeysError, UnreachableError) as error:
         if trust is None and isinstance(error, UnreachableError) and error.cause == "tls":
             found = f"{name} has a certificate that was not checked"
@@ -159,8 +161,8 @@ def reachable(
         else:
             yield refused("server", error)
         return
-    without = "" if met.certificate else ", without TLS"
-    yield ok("server", f"{name} is there{without}, {1000 * met.seconds:.0f} ms")
-    if met.certificate:
+    without = "" if server.certificate else ", without TLS"
+    yield ok("server", f"{name} is there{without}, {1000 * server.seconds:.0f} ms")
+    if server.certificate:
         renew = keys_command(keys or KEYS, "renew", "server")
-        yield validity("server certificate", met.certificate, f"on the server: {renew}")
+        yield validity("server certificate", server.certificate, f"on the server: {renew}")

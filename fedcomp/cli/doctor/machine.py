@@ -13,7 +13,7 @@ from ...errors import FedcompError, MissingExtraError, UserError
 from ...formatting import human_bytes
 from .check import Check, failed, ok, refused, skipped
 
-MIN_FREE_BYTES = 10**9  # bytes where runs go
+MIN_FREE_BYTES = 10**9  # on the disk of the run folders
 
 
 def checks() -> Iterator[Check]:
