@@ -225,6 +225,10 @@ class Broadcasts:
             return Download(OVERWRITE, version, [frame])
         return frames if frames_bytes <= dense_bytes else self.dense()
 
+    def release_downloads(self) -> None:
+        """Forget the downloads to this version. They are made again if they are needed."""
+        self._downloads.clear()
+
     def dense(self) -> Download:
         """Return the download of the whole model."""
         if DENSE not in self._downloads:
