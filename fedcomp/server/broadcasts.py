@@ -138,6 +138,8 @@ class Broadcasts:
             raise ConfigError(
                 f"--downlink-memory {keeper.name} makes frames of several phases, and a broadcast has one; use residual"
             )
+        if keeper.name == "residual" and strategy.downlink.unscoped.lossless:
+            keeper = memory("none", strategy.downlink, layout.numel, layout)  # it would stay zero
         first = strategy.client_algorithm.initial_global_state(weights)
         cache_bytes = int(config.cache * 4 * layout.numel)
         return cls(first, layout, strategy.downlink, keeper, cache_bytes)
