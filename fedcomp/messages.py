@@ -260,7 +260,7 @@ def failure(
 
 def ticket(round: int, client: int, frame: bytes) -> str:
     """Return the name of a proposal, which depends on its round, client and frame; "" if there is nothing to send."""
-    return hashlib.sha256(f"{round}:{client}:".encode() + frame).hexdigest()[:16] if frame else ""
+    return _digest(f"{round}:{client}:", frame)[:16] if frame else ""
 
 
 def fingerprint(weights: Tensor) -> str:
@@ -275,4 +275,11 @@ def initial_version(weights: Tensor, layout_fingerprint: str) -> str:
 
 def next_version(version: str, frame: bytes) -> str:
     """Return the name of the version after `frame` is added."""
-    return hashlib.sha256(version.encode() + frame).hexdigest()[:32]
+    return _digest(version, frame)[:32]
+
+
+def _digest(name: str, frame: bytes) -> str:
+    """Return the SHA-256 of a name and a frame, without a copy of the frame."""
+    digest = hashlib.sha256(name.encode())
+    digest.update(frame)
+    return digest.hexdigest()

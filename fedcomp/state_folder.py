@@ -27,7 +27,7 @@ from .errors import CheckpointError, UserError
 FILE, LOCK = "state.bin", "lock"
 LENGTH = struct.Struct("<Q")
 
-Kept = Mapping[str, Tensor | bytes]
+Kept = Mapping[str, Tensor | bytes | list[bytes]]  # a list: the parts of one byte string
 
 
 class StateFolder:
@@ -83,15 +83,17 @@ class StateFolder:
 
 def packed(kept: Kept) -> list[bytes | memoryview]:
     """Return the parts of a file in the format above. Vectors are views, not copies."""
-    bodies = {
-        key: value if isinstance(value, bytes) else _raw(value) for key, value in kept.items()
-    }
-    crc, table = 0, []
-    for key, body in bodies.items():
-        crc = zlib.crc32(body, crc)
-        table.append([key, "bytes" if isinstance(kept[key], bytes) else "vector", len(body)])
+    crc, table, bodies = 0, [], []
+    for key, value in kept.items():
+        kind = "vector" if isinstance(value, Tensor) else "bytes"
+        parts = [_raw(value)] if isinstance(value, Tensor) else [value]
+        parts = value if isinstance(value, list) else parts
+        for part in parts:
+            crc = zlib.crc32(part, crc)
+        table.append([key, kind, sum(map(len, parts))])
+        bodies += parts
     header = json.dumps({"crc": crc, "bodies": table}).encode()
-    return [LENGTH.pack(len(header)), header, *bodies.values()]
+    return [LENGTH.pack(len(header)), header, *bodies]
 
 
 def unpacked(data: bytearray) -> dict[str, Tensor | bytes]:

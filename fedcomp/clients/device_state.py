@@ -16,8 +16,8 @@ CLIENT, WEIGHTS, SESSION, VALUES = "client", "weights", "session", "round."
 MAX_PAST_VERSIONS = 32  # past versions that are remembered
 
 
-def pack(session: ClientSession, client: int) -> dict[str, Tensor | bytes]:
-    """Return the state of a session and its client, by name; vectors are not copied."""
+def pack(session: ClientSession, client: int) -> dict[str, Tensor | bytes | list[bytes]]:
+    """Return the state of a session and its client, by name; a list is the parts of one byte string. Nothing large is copied."""
     state, round_state = session.states.at(client), session.rounds.get(client)
     vectors, record = state.pack(CLIENT)
     values = round_state.values if round_state else {}

@@ -62,9 +62,8 @@ class Replica:
 
     def _apply(self, assignment: Assignment) -> None:
         if assignment.form == DENSE:
-            self.weights.copy_(
-                DENSE_CODEC.decode(self._single_frame(assignment), numel=self.weights.numel())
-            )
+            frame = self._single_frame(assignment)
+            DENSE_CODEC.open(frame, self.weights.numel()).copy_to(self.weights)
         elif assignment.form == OVERWRITE and assignment.base in self.past_versions:
             overwrite.apply(self._single_frame(assignment), self.weights)
         elif assignment.form == FRAMES:

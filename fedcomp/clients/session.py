@@ -134,7 +134,10 @@ class ClientSession:
         return len(self.trainer.shards) if whole else self.trainer.at_once
 
     def handle(self, assignments: Sequence[Assignment]) -> list[Report]:
-        """Return one report for each assignment. A client that fails reports the stage and the reason; the others go on."""
+        """Return one report for each assignment. A client that fails reports the stage and the reason; the others go on.
+
+        `frames` of an assignment is empty once its download is applied.
+        """
         reports: dict[int, Report] = {}
         if not self.keeps_rounds:
             running = {a.round for a in assignments}
@@ -152,12 +155,7 @@ class ClientSession:
             data = self.hook.training_data(group, self.trainer.data)
             for first in range(0, len(mine), self.trainer.at_once):
                 some = mine[first : first + self.trainer.at_once]
-                with timed("local SGD", clients=len(some)):
-                    stacks = self._train(some, data, reports)
-                for trained, updates in stacks:
-                    updates = self.hook.on_updates(group, [t.assignment for t in trained], updates)
-                    with timed("compression", clients=len(trained)), _on(updates.device):
-                        self._finish_training(trained, updates, measured, reports)
+                self._start_round(group, some, data, measured, reports)
         for group, mine in self.hook.groups(continuing):
             with timed("compression", clients=len(mine)):
                 self._continue(group, mine, reports)
@@ -237,6 +235,7 @@ class ClientSession:
                     continue
                 stage = "download"
                 self.download(a)
+                a.frames = []  # may be as large as the model
                 starting.append(a)
             except (FedcompError, ValueError) as error:
                 kind = NEED_DENSE if isinstance(error, NeedDense) else FAILED
@@ -282,6 +281,22 @@ class ClientSession:
         if a.form == OVERWRITE:
             return {a.base, version} <= self.replica.past_versions.keys()
         return version in itertools.accumulate(a.frames, next_version, initial=a.base)
+
+    def _start_round(
+        self,
+        group: Hashable,
+        assignments: Sequence[Assignment],
+        data: Examples,
+        measured: Mapping[int, ReportedMetrics],
+        reports: dict[int, Report],
+    ) -> None:
+        """Train clients on `data`, and report on the first phase. Their updates are released when this returns."""
+        with timed("local SGD", clients=len(assignments)):
+            stacks = self._train(assignments, data, reports)
+        for trained, updates in stacks:
+            updates = self.hook.on_updates(group, [t.assignment for t in trained], updates)
+            with timed("compression", clients=len(trained)), _on(updates.device):
+                self._finish_training(trained, updates, measured, reports)
 
     def _train(
         self, assignments: Sequence[Assignment], data: Examples, reports: dict[int, Report]

@@ -50,8 +50,8 @@ class ClientState:
         if self.momentum is not None:
             self.momentum = moved(self.momentum)
 
-    def pack(self, name: str) -> tuple[dict[str, Tensor], bytes]:
-        """Return the vectors [numel], named `<name>.<vector>` and not copied, and the record of everything else."""
+    def pack(self, name: str) -> tuple[dict[str, Tensor], list[bytes]]:
+        """Return the vectors [numel], named `<name>.<vector>`, and the parts of the record of everything else. Neither is copied."""
         kept = self.memory.state_dict(copy=False)
         if self.momentum is not None:
             kept = kept | {MOMENTUM: self.momentum}
@@ -75,9 +75,8 @@ class ClientState:
             "vectors": vectors,
             "values": {key: len(value) for key, value in values.items()},
         }
-        return {f"{name}.{key}": kept[key] for key in vectors}, b"\n".join(
-            [compact_json(record).encode(), b"".join(values.values())]
-        )
+        head = compact_json(record).encode() + b"\n"
+        return {f"{name}.{key}": kept[key] for key in vectors}, [head, *values.values()]
 
     @classmethod
     def unpack(

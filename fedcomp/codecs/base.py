@@ -75,6 +75,7 @@ class Codec(ABC):
     seeded: ClassVar[bool] = False  # decoding needs the seed, which then stands in the frame
     shares_seed: ClassVar[bool] = False  # all frames of a round have one seed, so that they add
     portable: ClassVar[bool] = True  # the same bytes on every device
+    lossless: ClassVar[bool] = False  # a frame holds every bit of a float32 vector
     whole: ClassVar[bool] = (
         False  # a section counts every coordinate, as those of a linear codec do
     )

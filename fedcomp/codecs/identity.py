@@ -29,6 +29,7 @@ class Identity(Codec):
     name: ClassVar[str] = "identity"
     id: ClassVar[int] = 1
     linear: ClassVar[bool] = True
+    lossless: ClassVar[bool] = True
     whole: ClassVar[bool] = True
 
     def contraction(self, numel: int) -> float:

@@ -12,6 +12,8 @@ from torch import Tensor
 
 from .. import kernels
 
+BLOCK = 1 << 16  # coordinates that are multiplied or copied at a time
+
 
 def add_all(updates: "Sequence[Update]", weights: Sequence[float], into: Tensor) -> None:
     """into += Σ wᵢ·updateᵢ, in place and in this order; sketches are added before they are read."""
@@ -56,6 +58,12 @@ class Update(ABC):
         for update, weight in zip(updates, weights, strict=True):
             update.add_to(into, weight)
 
+    def copy_to(self, into: Tensor) -> None:
+        """into[numel] ← update, in place."""
+        for start in range(0, self.numel, BLOCK):
+            block = np.array(self.block(start, min(start + BLOCK, self.numel)), np.float32)
+            into[start : start + BLOCK].copy_(torch.from_numpy(block))
+
     def dense(self, device: torch.device | str | None = None) -> Tensor:
         """The whole vector [numel], float32, on the CPU unless `device` is given."""
         return torch.from_numpy(np.array(self.block(0, self.numel), np.float32)).to(device or "cpu")
@@ -71,9 +79,16 @@ class Dense(Update):
         return self.values.size
 
     def add_to(self, into: Tensor, weight: float = 1.0) -> None:
-        # Rounded before the sum, as in kernels.add_at: torch may fuse the two.
-        weighted = np.float32(weight) * self.values
-        into.add_(torch.from_numpy(weighted.astype(np.float32, copy=False)).to(into.device))
+        # Products are rounded before the sum, as in kernels.add_at.
+        factor = np.float32(weight)
+        if not into.is_cpu or into.dtype != torch.float32:
+            into.add_(torch.from_numpy(factor * self.values).to(into.device))
+            return
+        total = into.numpy()
+        with np.errstate(over="ignore", invalid="ignore"):
+            for start in range(0, self.numel, BLOCK):
+                block = self.values[start : start + BLOCK]
+                total[start : start + BLOCK] += block if factor == 1 else factor * block
 
     def block(self, start: int, stop: int) -> np.ndarray:
         return self.values[start:stop]

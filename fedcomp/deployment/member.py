@@ -5,6 +5,7 @@ A client that is killed at any moment loses nothing: if it receives the same ass
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from hashlib import sha256
 
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -90,6 +91,10 @@ class Member:
             return last
         return None
 
+    def release(self) -> None:
+        """Forget the last report, whose frame may be as large as the model, before the next is made. The state folder has it."""
+        self._report = None
+
     def take(self, assignment: Assignment, report: Report) -> None:
         """Record the report on an assignment. `save` writes it."""
         self._report, self._accepted, self._saved = report, _phase_inputs(assignment), False
@@ -98,15 +103,19 @@ class Member:
         """Write the client's state if it has changed. Raises CheckpointError; the next call then tries again."""
         if self.folder is None or self._saved:
             return
+        report, pending = self._report, self.session.states.at(self.who).memory.pending
+        twice = pending is not None and report.frame == pending  # the memory's state has it
         head = {
             "run": self.run,
             "client": self.who,
             "layout": self.session.replica.layout.fingerprint,
             "accepted": self._accepted,
+            "frame_is_pending": twice,
         }
+        packed = replace(report, frame=b"" if twice else report.frame).pack()
         self.folder.save(
             device_state.pack(self.session, self.who)
-            | {REPORT: self._report.pack(), HEAD: json.dumps(head).encode()}
+            | {REPORT: packed, HEAD: json.dumps(head).encode()}
         )
         self._saved = True
 
@@ -144,6 +153,8 @@ class Member:
             device_state.restore(self.session, self.who, kept)
             self._accepted = head["accepted"]
             self._report = Report.unpack(kept[REPORT])
+            if head.get("frame_is_pending"):
+                self._report.frame = self.session.states.at(self.who).memory.pending
         except (KeyError, TypeError, ValueError, AttributeError, FedcompError) as error:
             raise CheckpointError(
                 f"the state in --state-dir {self.folder.path} is damaged ({error}); remove the folder, and the client takes "
@@ -163,6 +174,7 @@ def handle(questions: Sequence[tuple[Member, Assignment]]) -> list[Report | None
             continue
         reports[i] = member.repeated(assignment)
         if reports[i] is None:
+            member.release()
             together.setdefault(member.session, []).append(i)
     for session, mine in together.items():
         with questions[mine[0]][0].setup.shared.turn:

@@ -138,6 +138,8 @@ class Broadcasts:
             raise ConfigError(
                 f"--downlink-memory {keeper.name} makes frames of several phases, and a broadcast has one; use residual"
             )
+        if keeper.name == "residual" and strategy.downlink.unscoped.lossless:
+            keeper = memory("none", strategy.downlink, layout.numel, layout)  # it would stay zero
         first = strategy.client_algorithm.initial_global_state(weights)
         cache_bytes = int(config.cache * 4 * layout.numel)
         return cls(first, layout, strategy.downlink, keeper, cache_bytes)
@@ -224,6 +226,10 @@ class Broadcasts:
         ):
             return Download(OVERWRITE, version, [frame])
         return frames if frames_bytes <= dense_bytes else self.dense()
+
+    def release_downloads(self) -> None:
+        """Forget the downloads to this version. They are made again if they are needed."""
+        self._downloads.clear()
 
     def dense(self) -> Download:
         """Return the download of the whole model."""

@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from safetensors import SafetensorError
+from safetensors.numpy import save_file as save_array
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -154,9 +155,10 @@ class Checkpoint:
         elif len(entry) < SMALL:
             return name, None, entry
         else:
-            entry = torch.frombuffer(bytearray(entry), dtype=torch.uint8)
+            entry = np.frombuffer(entry, np.uint8)
         number, self._next = self._next, self._next + 1
-        save_file({DATA: entry}, self._path(number))
+        save = save_file if isinstance(entry, Tensor) else save_array
+        save({DATA: entry}, self._path(number))
         return name, number, None
 
     # Reading.

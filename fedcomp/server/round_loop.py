@@ -106,6 +106,7 @@ class RoundLoop:
             phases[phase.name] = exchange.close()
             rejected |= exchange.rejected
             configs = {a.client: configs[a.client] for a in phases[phase.name]}
+            del exchange, assignments  # with them the downloads
         return self.close(round, cohort, phases, rejected, traffic)
 
     # The parts of a round.
@@ -226,6 +227,7 @@ class RoundLoop:
         self, round: int, phases: Mapping[str, list[Accepted]]
     ) -> tuple[Aggregation, Broadcast | None]:
         """Move the model by the strategy's aggregate of the updates. Raises NonFiniteError with the model unchanged."""
+        self.broadcasts.release_downloads()
         update = torch.zeros(self.broadcasts.layout.numel, dtype=torch.float32)
         updates = RoundUpdates(
             round,

@@ -101,12 +101,11 @@ class ClientStore:
         values: dict[str, bytes | None] = {}
         for client in clients:
             name = name_of(client)
-            mine, values[name] = self.states[client].pack(name)
+            mine, record = self.states[client].pack(name)
             vectors |= mine
-            self.client_bytes = max(
-                self.client_bytes,
-                sum(v.nbytes for v in mine.values()) + len(values[name]) + OBJECT_BYTES,
-            )
+            values[name] = b"".join(record)
+            size = sum(v.nbytes for v in mine.values()) + sum(map(len, record)) + OBJECT_BYTES
+            self.client_bytes = max(self.client_bytes, size)
         return vectors, values
 
     def _move(self, clients: set[int], device: torch.device) -> None:

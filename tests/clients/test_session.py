@@ -9,6 +9,7 @@ from federation import Federation
 from fedcomp.clients import device_state
 from fedcomp.clients.session import settle
 from fedcomp.messages import FAILED, OVERWRITE, UPDATE, Assignment
+from fedcomp.state_folder import packed, unpacked
 from fedcomp.strategies import StrategyConfig
 
 RULES = StrategyConfig(participation=1.0, uplink="stc:density=10%", downlink="stc:density=10%")
@@ -83,7 +84,8 @@ def test_a_client_that_restarts_after_a_dense_download_catches_up_from_there():
     for _ in range(8):
         publish()
     restarted = Federation(federation.strategy.config).members[0]
-    device_state.restore(restarted, 0, device_state.pack(member, 0))
+    stored = b"".join(packed(device_state.pack(member, 0)))
+    device_state.restore(restarted, 0, unpacked(bytearray(stored)))
     assert (missed := assignment(federation, dense)).form == OVERWRITE
     restarted.download(missed)
     assert torch.equal(restarted.replica.weights, b.weights)

@@ -134,8 +134,8 @@ def test_the_bytes_of_a_round_are_the_bytes_of_its_frames(staleness):
     handle, down, up, given_up = federation.handle, {}, {}, 0
 
     def listening(assignments):
-        reports = handle(assignments)
         down.update({a.client: sum(map(len, a.frames)) for a in assignments})
+        reports = handle(assignments)
         up.update({r.client: len(r.frame) for r in reports})
         return reports
 

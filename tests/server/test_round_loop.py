@@ -39,9 +39,10 @@ def test_every_byte_of_a_round_is_a_byte_of_a_frame():
     handle = federation.handle
 
     def listening(assignments):
+        down = [sum(map(len, a.frames)) for a in assignments]
         reports = handle(assignments)
-        for a, r in zip(assignments, reports, strict=True):
-            seen[a.client] = sum(map(len, a.frames)), len(r.frame)
+        for r, sent in zip(reports, down, strict=True):
+            seen[r.client] = sent, len(r.frame)
         return reports
 
     federation.handle = listening

@@ -13,7 +13,7 @@ file per run, replaced as a whole before a reply leaves. A client of Flower's si
 import json
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -30,7 +30,7 @@ from ...errors import CheckpointError, ConfigError, FedcompError, ProtocolError
 from ...memories import available_memories
 from ...memories import memory as memory_of
 from ...messages import FAILED, NEED_DENSE, TRAIN, UPDATE, Assignment, Report, failure
-from ...state_folder import StateFolder, packed, unpacked
+from ...state_folder import Kept, StateFolder, packed, unpacked
 from ...strategies.client_algorithm import ClientAlgorithm
 from .packed_records import Form, Parcel
 from .records import MESSAGE
@@ -199,7 +199,7 @@ class RunStates(StateFolder):
     def __str__(self) -> str:
         return str(self.path)
 
-    def save(self, kept: Mapping[str, torch.Tensor | bytes], name: str) -> None:
+    def save(self, kept: Kept, name: str) -> None:
         super().save(kept, name)
         runs = sorted(self.path.glob("run-*.bin"), key=lambda path: path.stat().st_mtime_ns)
         for old in runs[:-RUNS]:
@@ -217,7 +217,7 @@ class ContextState:
     def __str__(self) -> str:
         return "the client's Context"
 
-    def save(self, kept: Mapping[str, torch.Tensor | bytes], name: str) -> None:
+    def save(self, kept: Kept, name: str) -> None:
         self.context.state[self.KEY] = ConfigRecord({name: b"".join(packed(kept))})
 
     def load(self, name: str) -> dict[str, torch.Tensor | bytes]:

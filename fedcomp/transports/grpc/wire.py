@@ -7,9 +7,11 @@ assignment that it answers. Large messages travel in parts.
 
 import dataclasses
 import functools
+import io
 import re
 import struct
 import zlib
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
@@ -153,18 +155,21 @@ def _encode_blobs(blobs: Sequence[bytes]) -> list[bytes]:
 
 
 class Reader:
-    """Reads bytes from front to back. Raises ProtocolError for bytes that end too early or are malformed."""
+    """Reads pieces of bytes from front to back. Raises ProtocolError for bytes that end too early or are malformed.
 
-    def __init__(self, data: bytes | bytearray | memoryview):
-        self.data, self.at = memoryview(data), 0
+    A value that fills a piece is that piece, not a copy.
+    """
+
+    def __init__(self, *pieces: bytes):
+        self.pieces, self.at = deque(pieces), 0  # `at`: position in the first piece
+        self.left = sum(map(len, pieces))
 
     def varint(self) -> int:
         value = shift = 0
         while True:
-            if self.at >= len(self.data):
+            if not self.left:
                 raise ProtocolError("a message ends within a number")
-            byte = self.data[self.at]
-            self.at += 1
+            (byte,) = self._part(1)
             value |= (byte & 0x7F) << shift
             if byte < 0x80:
                 break
@@ -183,15 +188,28 @@ class Reader:
         return DOUBLE.unpack(self.take(DOUBLE.size))[0]
 
     def take(self, length: int) -> bytes:
-        if length > len(self.data) - self.at:
-            raise ProtocolError(
-                f"a message ends {length - len(self.data) + self.at} bytes too early"
-            )
-        self.at += length
-        return bytes(self.data[self.at - length : self.at])
+        if length > self.left:
+            raise ProtocolError(f"a message ends {length - self.left} bytes too early")
+        part = self._part(length)
+        if len(part) == length:
+            return part
+        parts = [part]
+        while (length := length - len(parts[-1])) > 0:
+            parts.append(self._part(length))
+        return b"".join(parts)
+
+    def _part(self, most: int) -> bytes:
+        """Return the next bytes of one piece: `most` of them, or fewer at the end of the piece."""
+        while self.left and self.at == len(self.pieces[0]):
+            self.pieces.popleft()
+            self.at = 0
+        part = self.pieces[0][self.at : self.at + most] if self.left else b""
+        self.at += len(part)
+        self.left -= len(part)
+        return part
 
     def rest(self) -> bytes:
-        return self.take(len(self.data) - self.at)
+        return self.take(self.left)
 
     def blob(self) -> bytes:
         return self.take(self.varint())
@@ -199,7 +217,7 @@ class Reader:
     def count(self) -> int:
         """Read the number of entries of a list. Raises ProtocolError for more entries than bytes are left."""
         count = self.varint()
-        if count > len(self.data) - self.at:
+        if count > self.left:
             raise ProtocolError(f"a list claims {count} entries, more than its message has bytes")
         return count
 
@@ -225,11 +243,11 @@ class Reader:
 
     @property
     def ended(self) -> bool:
-        return self.at == len(self.data)
+        return not self.left
 
     def end(self) -> None:
-        if self.at != len(self.data):
-            raise ProtocolError(f"a message has {len(self.data) - self.at} bytes too many")
+        if self.left:
+            raise ProtocolError(f"a message has {self.left} bytes too many")
 
 
 def _inflated(data: bytes) -> bytes:
@@ -445,13 +463,18 @@ def _parts(data: bytes | bytearray) -> Iterator[bytes]:
 
 
 class Assembly:
-    """Puts the parts of messages together. `largest`: bytes of a message in parts, checked before memory is allocated."""
+    """Puts the parts of messages together. `largest`: bytes of a message in parts, checked before memory is allocated.
+
+    A part shorter than PART ends a piece of the message. `split` ends a large frame with such a part, so that the frame is one piece,
+    which is stored once. Messages that are split otherwise are read as well.
+    """
 
     def __init__(self, largest: int):
         self.largest = largest
         self.begun = 0  # messages in parts that were announced so far
-        self._buffer: bytearray | None = None
-        self._filled = self._parts_left = 0
+        self._pieces: list[bytes] = []
+        self._piece: io.BytesIO | None = None  # an unfinished one
+        self._bytes_left = self._parts_left = 0
 
     def take(self, data: bytes) -> tuple[Kind, Reader] | None:
         """Take a gRPC message. Return the kind and the reader of a message that is now complete; None if parts are missing.
@@ -464,7 +487,7 @@ class Assembly:
             return kind, reader
         if kind is Kind.PART:
             return self._add(memoryview(data)[1:])
-        self._buffer = None
+        self._pieces, self._piece, self._bytes_left = [], None, 0
         if kind is not Kind.BEGIN:
             return kind, reader
         total = reader.varint()
@@ -473,32 +496,40 @@ class Assembly:
             raise ProtocolError(
                 f"a message of {total} bytes was announced; at most {self.largest} are allowed here"
             )
-        self._buffer, self._filled = bytearray(total), 0
-        self._parts_left = 2 * (total // PART) + 4
+        self._bytes_left, self._parts_left = total, 2 * (total // PART) + 4
         self.begun += 1
         return None
 
     def _add(self, part: memoryview) -> tuple[Kind, Reader] | None:
-        buffer = self._buffer
-        if buffer is None or not 0 < len(part) <= len(buffer) - self._filled:
+        if not 0 < len(part) <= self._bytes_left:
             raise ProtocolError("a part arrived that belongs to no announced message")
-        buffer[self._filled : self._filled + len(part)] = part
-        self._filled += len(part)
+        ends = len(part) < PART or len(part) == self._bytes_left
+        if self._piece is None and ends:
+            self._pieces.append(bytes(part))
+        else:
+            if self._piece is None:  # memory is used as it is written to
+                self._piece = io.BytesIO(bytes(self._bytes_left))
+            self._piece.write(part)
+            if ends:
+                self._piece.truncate()
+                self._pieces.append(self._piece.getvalue())  # not copied
+                self._piece = None
+        self._bytes_left -= len(part)
         self._parts_left -= 1
-        if self._filled < len(buffer):
+        if self._bytes_left:
             if self._parts_left == 0:
                 raise ProtocolError("a message has more parts than its size needs")
             return None
-        self._buffer = None
-        kind, reader = read_kind(buffer)
+        pieces, self._pieces = self._pieces, []
+        kind, reader = read_kind(*pieces)
         if kind in (Kind.PING, Kind.PONG, Kind.BEGIN, Kind.PART):
             raise ProtocolError(f"a message in parts is a {kind.name}")
         return kind, reader
 
 
-def read_kind(data: bytes | bytearray) -> tuple[Kind, Reader]:
-    """Return the kind of a message and a reader of its body. Raises ProtocolError for an unknown kind."""
-    reader = Reader(data)
+def read_kind(*pieces: bytes) -> tuple[Kind, Reader]:
+    """Return the kind of a message in pieces and a reader of its body. Raises ProtocolError for an unknown kind."""
+    reader = Reader(*pieces)
     number = reader.varint()
     try:
         return Kind(number), reader
