@@ -236,7 +236,7 @@ class Codec(ABC):
         columns: dict[int, tuple[Entry, list[tuple[int, Section, int]]]] = {}  # by tensor
         for i, data in enumerate(frames):
             try:
-                seed, sections = self.unseal(data, numel, layout)
+                seed, sections = self._unseal(data, numel, layout)
             except FrameError as error:
                 opened[i] = error
                 continue
@@ -295,7 +295,7 @@ class Codec(ABC):
             f"a frame for a vector of {claimed} was given for one of {expected}",
         )
         numel, layout = claimed, layout or sizes
-        opened = [self.unseal(data, numel, layout) for data in frames]
+        opened = [self._unseal(data, numel, layout) for data in frames]
         scopes, seeds = {data[frame.SCOPE] for data in frames}, {seed for seed, _ in opened}
         expect(
             len(scopes) == len(seeds) == 1, "frames of different scopes or seeds cannot be merged"
@@ -308,7 +308,7 @@ class Codec(ABC):
             self.id, scopes.pop(), numel, merged, seeds.pop() if self.seeded else None
         )
 
-    def unseal(
+    def _unseal(
         self, data: bytes, numel: int, layout: Layout | None = None
     ) -> tuple[int, list[tuple[Entry, Section]]]:
         """Return `frame.unseal` of a frame of this codec."""

@@ -152,7 +152,7 @@ def test_beside_the_sections_a_frame_is_24_bytes_at_most_and_8_a_layer(spec):
         numel = len(x)
         layout = layout_of(numel)
         frame = c.encode(x, layout=layout)
-        _, sections = c.unseal(frame, numel, layout)
+        _, sections = c._unseal(frame, numel, layout)
         bodies = sum(len(section.body) for _, section in sections)
         assert len(frame) - bodies <= (24 + 8 * len(layout) if spec.endswith("@layer") else 24)
 

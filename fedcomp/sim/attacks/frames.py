@@ -16,6 +16,7 @@ from ...codecs.frame import (
     claimed_size,
     header_bytes,
     seal,
+    unseal,
 )
 from ...codecs.identity import Identity
 from ...errors import FrameError
@@ -78,6 +79,6 @@ def doubled(frame: bytes, twin: bytes, start: int) -> list[int]:
 
 
 def _of_ones(frame: bytes, codec: Codec, layout: Layout) -> bytes:
-    seed, sections = codec.unseal(frame, layout.numel, layout)
+    seed, sections = unseal(frame, codec.id, layout.numel, layout, codec.seeded, codec.chunk)
     ones = [Section(section.count, b"\xff" * len(section.body)) for _, section in sections]
     return seal(codec.id, codec.scope, layout.numel, ones, seed if codec.seeded else None)
