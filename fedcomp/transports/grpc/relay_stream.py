@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Iterable
 from functools import partial
 from typing import TYPE_CHECKING
@@ -32,6 +33,8 @@ class ConnectedRelay:
         self.lost = False
         self._cache = FrameCache()
         self._queued: list[Open] = []
+        # By client, the assignments sent without an answer. Each allows one event, which bounds the events of a malicious relay.
+        self._unanswered: Counter[int] = Counter()
 
     def assign(self, open: "Open") -> None:
         """Queue an assignment. Those of one turn of the event loop are sent together."""
@@ -63,12 +66,13 @@ class ConnectedRelay:
             if (client := self.clients.pop(left, None)) is not None:
                 port.leave(client)
         elif kind is Kind.HEARD:
-            self._hear(*relay_wire.decode_row(kind, reader))
+            self._handle_late_answer(*relay_wire.decode_row(kind, reader))
         elif kind is Kind.REPORTS:
             self._handle_reports(reader)
         elif kind is Kind.LOST:
             client_id, sequence, stage, reason = relay_wire.decode_row(kind, reader)
             if port.open_assignment(client_id, sequence, self) is not None:
+                self._unanswered[client_id] -= 1
                 port.answer(client_id, Lost(reason, stage))
         else:
             raise ProtocolError(f"a relay sent a {kind.name}, which is not expected now")
@@ -85,8 +89,11 @@ class ConnectedRelay:
                 raise ProtocolError(f"a relay sent two reports of client {client} in one message")
             else:
                 reports[client] = wire.bounded(report)
+        self._unanswered.subtract(reports.keys())
         for client in closed:
-            self._hear(client)
+            self._handle_late_answer(client)
+        if not reports:
+            return
         terms = self.port.settings.relay_terms
         if terms is not None and terms.codec:
             answers = [self.port.answered(client, report) for client, report in reports.items()]
@@ -95,8 +102,10 @@ class ConnectedRelay:
             for client, report in reports.items():
                 self.port.answer(client, report)
 
-    def _hear(self, client: int) -> None:
-        if client in self.clients:
+    def _handle_late_answer(self, client: int) -> None:
+        """Report that a client answered an assignment that is no longer open. Ignored if it has no unanswered assignment."""
+        if client in self.clients and self._unanswered[client] > 0:
+            self._unanswered[client] -= 1
             self.port.emit(Heard(client))
 
     def _flush(self) -> None:
@@ -105,6 +114,7 @@ class ConnectedRelay:
         if self.lost or not opens:
             return
         self.stream.assignments += len(opens)
+        self._unanswered.update(open.assignment.client for open in opens)
         due_s = [open.due_s for open in opens if open.due_s is not None]
         wait_s = max(0.0, min(due_s) - time.monotonic()) if due_s else relay_wire.UNTIL_ALL
         assignments = [(open.sequence, open.assignment) for open in opens]

@@ -741,17 +741,31 @@ def test_two_reports_of_one_client_in_a_message_are_refused(loop):
         assert server.transport.receive(0.1) == []
 
 
-def test_late_reports_of_one_message_are_heard_once_for_each_client(loop):
-    async def repeat(connection, messages):
+@pytest.mark.parametrize("kind", [Kind.HEARD, Kind.REPORTS])
+def test_a_relay_reports_one_late_answer_for_each_assignment(loop, kind):
+    """Otherwise a malicious relay could fill the memory of the server with events."""
+
+    async def flood(connection, messages):
         await connection.write(joined(0))
-        late = [(7, report(assignment(0)), assignment(0))] * 1000
-        await connection.write(relay_wire.encode_reports(late))
+        for _ in range(2):
+            bundles.append(await next_bundle(messages))
+        message = relay_wire.encode_rows(Kind.HEARD, [(0,)])
+        if kind is Kind.REPORTS:
+            late = [(7, report(assignment(0)), assignment(0))] * 10
+            message = relay_wire.encode_reports(late)
+        for _ in range(1000):
+            await connection.write(message)
         await connection.write(joined(1))
 
+    bundles = []
     with serving(2, relay_terms=terms(2)) as server:
-        loop.start(script(server, repeat))
-        server.wait_for_clients(0, 1)  # all that the relay said has arrived
-        assert server.heard == [0]
+        loop.start(script(server, flood))
+        server.wait_for_clients(0)
+        for round in (1, 2):
+            server.transport.send([assignment(0, round)])
+            server.wait_for(lambda count=round: len(bundles) == count)
+        server.wait_for_clients(0, 1)  # all messages of the relay have arrived
+        assert server.heard == [0, 0]
 
 
 @pytest.mark.parametrize(("clients", "size"), [(12, 200_000), (1, 300_000)])
