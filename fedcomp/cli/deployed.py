@@ -58,7 +58,7 @@ def serve(
     transport: str | None = None,
 ) -> None:
     """Run the server. Raises UserError."""
-    from ..deployment.start import Door
+    from ..deployment.start import Endpoint
 
     if transport == "flower":
         from ..deployment.flower.server import serve as run
@@ -73,7 +73,7 @@ def serve(
             f"there is no folder of keys {folder}; make one with: fedcomp keys init --out {folder} --clients {config.clients} "
             "--host HOST, or give --insecure for a trial on this machine"
         )
-    run(config, Door(PORT if port is None else port, host or "", folder), watch)
+    run(config, Endpoint(PORT if port is None else port, host or "", folder), watch)
 
 
 def say(sentence: str) -> None:
@@ -168,9 +168,9 @@ def client(
                 "--transport flower runs one client per process; start each client with a command of its own"
             )
 
-        from ..deployment.client_process import ClientProcess, Seat
+        from ..deployment.client_process import ClientProcess, HostedClient
+        from ..deployment.deployed_client import DeployedClient
         from ..deployment.handshake import ClientSetup
-        from ..deployment.member import Member
         from ..keys.keyring import read_roster
         from ..state_folder import StateFolder
         from ..tasks import load
@@ -201,7 +201,7 @@ def client(
             FlowerClient(one.target, options, one.folder, say, patience_s=patience, stay=stay).run()
             return
         devices.keep_freed_memory(threads=len(who) > 1)
-        examples, seats = data_of(loaded, "train"), {}
+        examples, hosted_clients = data_of(loaded, "train"), {}
         common = ClientSetup(
             loaded, examples, where, partitions=partitions, roster=known, sealed=sealed
         )
@@ -210,8 +210,8 @@ def client(
             state = StateFolder(one.folder)
             ends.callback(state.close)
             key = one.enrolled.pair[0] if one.enrolled else None
-            seats[one.id] = Seat(one.target, Member(own, state, key))
-        ClientProcess(seats, say, patience_s=patience, stay=stay).run()
+            hosted_clients[one.id] = HostedClient(one.target, DeployedClient(own, state, key))
+        ClientProcess(hosted_clients, say, patience_s=patience, stay=stay).run()
 
 
 def _absolute(path: Path | None) -> str | None:
