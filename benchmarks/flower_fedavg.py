@@ -29,7 +29,7 @@ import flower_fedavg_app as app  # noqa: E402, by the command line and as a task
 
 from fedcomp import Data, RunConfig, Task
 from fedcomp.callbacks import Callback
-from fedcomp.deployment.start import Deployment, Door
+from fedcomp.deployment.start import Deployment, Endpoint
 
 LOOPBACK = "127.0.0.1"
 
@@ -236,7 +236,7 @@ def ours(folder: Path, given: argparse.Namespace) -> Result:
         device="cpu",
         out=str(folder / "run"),
     )
-    deployment = Deployment(config, Door(port=0), Callback())
+    deployment = Deployment(config, Endpoint(port=0), Callback())
     began = time.monotonic()
     with processes(surroundings(given), folder) as start:
 

@@ -14,7 +14,7 @@ import json
 import os
 import struct
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -83,11 +83,11 @@ class StateFolder:
 
 def packed(kept: Kept) -> list[bytes | memoryview]:
     """Return the parts of a file in the format above. Vectors are views, not copies."""
-    crc, table, bodies = 0, [], []
+    crc, table = 0, []
+    bodies: list[bytes | memoryview] = []
     for key, value in kept.items():
         kind = "vector" if isinstance(value, Tensor) else "bytes"
-        parts = [_raw(value)] if isinstance(value, Tensor) else [value]
-        parts = value if isinstance(value, list) else parts
+        parts: Sequence[bytes | memoryview] = value if isinstance(value, list) else [_raw(value)]
         for part in parts:
             crc = zlib.crc32(part, crc)
         table.append([key, kind, sum(map(len, parts))])
@@ -113,8 +113,10 @@ def unpacked(data: bytearray) -> dict[str, Tensor | bytes]:
         raise ValueError(f"the header cannot be read ({error})") from error
 
 
-def _raw(vector: Tensor) -> memoryview:
-    return memoryview(vector.detach().cpu().contiguous().numpy().view(np.uint8))
+def _raw(value: Tensor | bytes) -> bytes | memoryview:
+    if isinstance(value, bytes):
+        return value
+    return memoryview(value.detach().cpu().contiguous().numpy().view(np.uint8))
 
 
 def _vector(body: memoryview) -> Tensor:

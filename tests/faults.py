@@ -15,12 +15,12 @@ from pathlib import Path
 
 import torch
 from every_codec import reseal
-from line import Line
+from tcp_proxy import TcpProxy
 
 from fedcomp.codecs import Codec, codec
-from fedcomp.deployment.client_process import ClientProcess, Seat, Target
+from fedcomp.deployment.client_process import ClientProcess, HostedClient, Target
+from fedcomp.deployment.deployed_client import DeployedClient
 from fedcomp.deployment.handshake import ClientSetup, SharedObjects
-from fedcomp.deployment.member import Member
 from fedcomp.errors import FrameError
 from fedcomp.messages import TRAIN, UPDATE, Assignment, Report
 from fedcomp.state_folder import FILE, StateFolder
@@ -142,21 +142,21 @@ class Faults:
             )
 
 
-class FailingMember(Member):
+class FailingClient(DeployedClient):
     """A client in which faults happen around its answers. `watch` is called with it when it has joined a run anew."""
 
     def __init__(
         self,
         own: ClientSetup,
         folder: StateFolder,
-        line: Line,
+        proxy: TcpProxy,
         faults: Faults,
-        watch: Callable[[Member], None],
+        watch: Callable[[DeployedClient], None],
         kill: Callable[[], None],
         killed: Callable[[], bool],
     ):
         super().__init__(own, folder)
-        self.line, self.faults, self.watch = line, faults, watch
+        self.proxy, self.faults, self.watch = proxy, faults, watch
         self.kill, self.killed = kill, killed
 
     def join(self, invitation):
@@ -166,19 +166,19 @@ class FailingMember(Member):
             self.watch(self)
         return presence
 
-    def repeated(self, assignment: Assignment) -> Report | None:
+    def repeated_report(self, assignment: Assignment) -> Report | None:
         if self.killed():
             raise Killed
         self.asked = assignment
         self.act(BEFORE, assignment)
-        return super().repeated(assignment)
+        return super().repeated_report(assignment)
 
     def save(self) -> None:
         super().save()
         self.act(KEPT, self.asked)
         amid = self.due(AMID, self.asked)
         if amid is not None:
-            self.line.cut_after(AMID_BYTES, *([self.kill] if amid == "kill" else []))
+            self.proxy.cut_after(AMID_BYTES, *([self.kill] if amid == "kill" else []))
 
     def spoilt(self, report: Report) -> Report:
         """Return what is sent in place of a report."""
@@ -187,7 +187,7 @@ class FailingMember(Member):
         return report
 
     def due(self, place: str, a: Assignment):
-        return self.faults.due(self.who, a.round, a.phase, place)
+        return self.faults.due(self.client_id, a.round, a.phase, place)
 
     def act(self, place: str, assignment: Assignment) -> None:
         what = self.due(place, assignment)
@@ -197,13 +197,13 @@ class FailingMember(Member):
         if what == "wait":
             self.faults.wait(assignment.round)
         elif what == "cut":
-            self.line.cut_now()
+            self.proxy.cut_now()
 
     def _made_with(self, report: Report) -> tuple[Codec, int]:
         """Return codec and size of a frame: those of the model if there is one phase, else those of numbers, of which there are few."""
         session = self.session
         if report.phase == TRAIN:
-            return session.states.at(self.who).memory.codec, session.replica.layout.numel
+            return session.states.at(self.client_id).memory.codec, session.replica.layout.numel
         numbers = codec("identity")
         return numbers, next(
             n for n in range(10_000) if len(numbers.encode(torch.zeros(n))) == len(report.frame)
@@ -215,7 +215,7 @@ class SpoilingConnection:
     """A connection to the server on which reports are spoilt."""
 
     connection: GrpcConnection
-    member: FailingMember
+    member: FailingClient
 
     async def send(self, message) -> None:
         spoilt = self.member.spoilt(message) if isinstance(message, Report) else message
@@ -235,14 +235,14 @@ class FailingProcess(ClientProcess):
         self.killed = True
         self.end()
 
-    async def _answer(self, who, seat, connection, message) -> None:
-        await super()._answer(who, seat, SpoilingConnection(connection, seat.member), message)
+    async def _answer(self, who, hosted, connection, message) -> None:
+        await super()._answer(who, hosted, SpoilingConnection(connection, hosted.client), message)
         if isinstance(message, Assignment):
-            what = seat.member.due(AFTER, message)
+            what = hosted.client.due(AFTER, message)
             if what == "kill":
                 self.kill()
             elif what == "cut":
-                seat.member.line.cut_now()
+                hosted.client.proxy.cut_now()
 
 
 class Clients:
@@ -250,16 +250,16 @@ class Clients:
 
     def __init__(self, port: int, folder: Path, faults: Faults, own: list[ClientSetup]):
         self.folder, self.faults, self.own = folder, faults, own
-        self.lines = [Line(port) for _ in own]
+        self.proxies = [TcpProxy(port) for _ in own]
         self.said: list[list[str]] = [[] for _ in own]
         self.errors: list[BaseException] = []
         self.processes: dict[int, FailingProcess] = {}
-        self.members: dict[int, FailingMember] = {}
+        self.members: dict[int, FailingClient] = {}
         self._threads: dict[int, threading.Thread] = {}
         self._away: set[int] = set()
-        self.watch: Callable[[Member], None] = lambda member: None
+        self.watch: Callable[[DeployedClient], None] = lambda member: None
 
-    def member(self, client: int) -> Member:
+    def member(self, client: int) -> DeployedClient:
         return self.members[client]
 
     def start(self) -> None:
@@ -297,8 +297,8 @@ class Clients:
         for client, living in self.processes.items():
             self._away.add(client)
             living.end()
-        for line in self.lines:
-            line.close()
+        for proxy in self.proxies:
+            proxy.close()
         for thread in self._threads.values():
             thread.join(PATIENCE_S)
 
@@ -318,21 +318,21 @@ class Clients:
                 folder.close()
 
     def _run(self, client: int, folder: StateFolder) -> None:
-        line = self.lines[client]
+        proxy = self.proxies[client]
         own = self.own[client]
-        member = FailingMember(
+        member = FailingClient(
             replace(
-                own, shared=SharedObjects(own.shared.turn)
+                own, shared=SharedObjects(own.shared.lock)
             ),  # nothing is shared with what was killed
             folder,
-            line,
+            proxy,
             self.faults,
             lambda member: self.watch(member),
             lambda: self.processes[client].kill(),
             lambda: self.processes[client].killed,
         )
         self.members[client] = member
-        seat = Seat(Target("127.0.0.1", line.port), member)
-        process = FailingProcess({client: seat}, self.said[client].append, patience_s=PATIENCE_S)
+        hosted = HostedClient(Target("127.0.0.1", proxy.port), member)
+        process = FailingProcess({client: hosted}, self.said[client].append, patience_s=PATIENCE_S)
         self.processes[client] = process
         process.run()

@@ -30,7 +30,7 @@ from fedcomp.transports.inprocess import InProcessTransport, Population
 Fault = Callable[[Assignment, Report], Report | None]  # what becomes of a reply; None = it is lost
 
 
-class Member(ClientSession):
+class DeployedClient(ClientSession):
     """A session with one client, whose parts tests read and change."""
 
     def __init__(self, *parts, client: int):
@@ -103,7 +103,7 @@ class Federation:
         data, engine = task.train(), client_engine(task, model, self.layout, "cpu")
         shards = np.array_split(np.arange(len(data)), clients)
         sgd = LocalSGD(steps=2, batch_size=10, lr=0.1, optimizer=optimizer)
-        self.members: list[Member] = []
+        self.members: list[DeployedClient] = []
         for client, shard in enumerate(shards):
             replica = Replica(
                 algorithm.initial_global_state(self.initial.clone()), layout, self.strategy.downlink
@@ -121,7 +121,7 @@ class Federation:
             states = HostedStates()
             states.by_client[client] = ClientState(kept, replica.version)
             self.members.append(
-                Member(replica, states, trainer, algorithm, rules.seed, client=client)
+                DeployedClient(replica, states, trainer, algorithm, rules.seed, client=client)
             )
         self.faults: dict[tuple[int, int], Fault] = {}
 

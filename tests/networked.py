@@ -18,8 +18,8 @@ from faults import Clients, Faults
 
 from fedcomp import RunConfig
 from fedcomp.callbacks import Callback
+from fedcomp.deployment.connected_clients import ConnectedClients
 from fedcomp.deployment.handshake import ClientSetup, SharedObjects, pack_options
-from fedcomp.deployment.roster import Roster
 from fedcomp.layout import Layout
 from fedcomp.messages import Assignment, Invitation, Presence
 from fedcomp.server.asynchronous_loop import make_loop
@@ -30,7 +30,7 @@ from fedcomp.server.round_loop import RoundResult
 from fedcomp.strategies import resolved
 from fedcomp.strategies.round_completion import DEADLINE
 from fedcomp.tasks import Task, initial_model
-from fedcomp.transports.grpc import GrpcTransport, Settings
+from fedcomp.transports.grpc import GrpcTransport, PortSettings
 
 PATIENCE_S = 60.0  # with anything that has to come about
 
@@ -47,8 +47,8 @@ class Network:
             yield Networked(self, resolved(config), task, ends)
 
 
-class Heard(Callback):
-    """What the server says."""
+class RecordingCallback(Callback):
+    """Records the warnings of the server."""
 
     def __init__(self) -> None:
         self.warnings: list[str] = []
@@ -61,7 +61,12 @@ class Networked:
     """A run: the strategy on this side, clients 0..clients-1 on the other, each a thread with its own connection."""
 
     def __init__(self, net: Network, config: RunConfig, task: Task, ends: ExitStack):
-        self.config, self.task, self.faults, self.callback = config, task, Faults(), Heard()
+        self.config, self.task, self.faults, self.callback = (
+            config,
+            task,
+            Faults(),
+            RecordingCallback(),
+        )
         model = initial_model(task, config.seed)
         self.layout = Layout.of(model)
         self.watch: Callable[[RoundResult], None] = lambda outcome: None
@@ -76,19 +81,21 @@ class Networked:
         )
         largest_report = 8 * self.strategy.layout.numel + (1 << 20)
         self.transport = GrpcTransport(
-            Settings(
+            PortSettings(
                 *("127.0.0.1", 0, invitation, config.clients, largest_report),
                 grace_s=Quota.later(config, config.clients).grace_s(config.clients),
             ),
             on_joined=self._on_joined,
-            on_heard=lambda client: self.roster.mark_responsive(client),
-            on_look=self._check,
+            on_late_answer=lambda client: self.connected_clients.mark_responsive(client),
+            on_poll=self._check,
             warn=self.callback.on_warning,
         )
-        self.roster = Roster(
+        self.connected_clients = ConnectedClients(
             self.transport, Quota.first(config, resumed=False), lambda: self.callback
         )
-        self.loop = make_loop(self.strategy, broadcasts, self.transport, gather=self.roster.gather)
+        self.loop = make_loop(
+            self.strategy, broadcasts, self.transport, gather=self.connected_clients.gather
+        )
         self.strategy.set_identity(name, self.transport.public_key, invitation.options)
         self.transport.open()
         ends.callback(self.transport.close)
@@ -116,20 +123,25 @@ class Networked:
         for outcome in self.loop.rounds(range(first, (last or self.config.rounds) + 1)):
             outcomes.append(outcome)
             self.watch(outcome)
-            self.roster.quota = Quota.later(self.config, self.config.clients)
-            self.roster.mark_silent(r.client for r in outcome.rejections if r.stage == DEADLINE)
+            self.connected_clients.quota = Quota.later(self.config, self.config.clients)
+            self.connected_clients.mark_silent(
+                r.client for r in outcome.rejections if r.stage == DEADLINE
+            )
             self.faults.over(outcome.round)
         return outcomes
 
-    def dismiss(self) -> None:
+    def send_farewell(self) -> None:
         """End the run; its clients end by themselves."""
-        self.transport.dismiss(self.config.rounds)
+        self.transport.send_farewell(self.config.rounds)
         self.clients.join(PATIENCE_S)
 
     def until_heard(self, client: int) -> None:
         """Wait for a client that the server has not heard of since its time was over."""
         end = time.monotonic() + PATIENCE_S
-        while client not in self.roster.connected() or client in self.roster.silent:
+        while (
+            client not in self.connected_clients.connected()
+            or client in self.connected_clients.silent
+        ):
             assert time.monotonic() < end, f"client {client} is not heard of"
             time.sleep(0.02)
 
@@ -150,4 +162,4 @@ class Networked:
         loop = self.loop
         if client in loop.versions or presence.version != loop.broadcasts.first:
             loop.versions[client] = presence.version
-        self.roster.join(client)
+        self.connected_clients.join(client)

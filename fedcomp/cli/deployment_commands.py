@@ -60,7 +60,7 @@ def serve(
     transport: str | None = None,
 ) -> None:
     """Run the server, and show the run in `display`. Raises UserError."""
-    from ..deployment.start import Door
+    from ..deployment.start import Endpoint
 
     if transport == "flower":
         from ..deployment.flower.server import serve as run
@@ -75,7 +75,7 @@ def serve(
             f"the folder of keys {folder} does not exist; make it with: fedcomp keys init --out {folder} --clients {config.clients} "
             "--host HOST, or give --insecure for a trial on this machine"
         )
-    run(config, Door(PORT if port is None else port, host or "", folder), display)
+    run(config, Endpoint(PORT if port is None else port, host or "", folder), display)
 
 
 def print_message(message: str) -> None:
@@ -173,9 +173,9 @@ def client(
                 "--transport flower runs one client per process; start each client with a separate command"
             )
 
-        from ..deployment.client_process import ClientProcess, Seat
+        from ..deployment.client_process import ClientProcess, HostedClient
+        from ..deployment.deployed_client import DeployedClient
         from ..deployment.handshake import ClientSetup
-        from ..deployment.member import Member
         from ..keys.keyring import read_roster
         from ..state_folder import StateFolder
         from ..tasks import load
@@ -208,7 +208,7 @@ def client(
             ).run()
             return
         devices.keep_freed_memory(threads=len(clients) > 1)
-        examples, seats = data_of(loaded, "train"), {}
+        examples, hosted_clients = data_of(loaded, "train"), {}
         common = ClientSetup(
             loaded, examples, target, partitions=partitions, roster=keys, sealed=sealed
         )
@@ -217,8 +217,8 @@ def client(
             state = StateFolder(one.folder)
             stack.callback(state.close)
             key = one.enrolled.pair[0] if one.enrolled else None
-            seats[one.id] = Seat(one.target, Member(own, state, key))
-        ClientProcess(seats, report, patience_s=patience, stay=stay).run()
+            hosted_clients[one.id] = HostedClient(one.target, DeployedClient(own, state, key))
+        ClientProcess(hosted_clients, report, patience_s=patience, stay=stay).run()
 
 
 def _absolute(path: Path | None) -> str | None:

@@ -1,8 +1,8 @@
-"""The client process: keeps its clients connected to a server and has them answer the server's messages.
+"""The client process: keeps one or more clients connected to a server, and answers the server's messages.
 
-Connections are served in a thread of their own (transports/grpc/io_loop.py), so that they answer pings while clients train. Clients join
-and train in the thread that calls `run`. The clients of one process share the data and a session, and train together. A client's state is
-written before its report is sent. A client that cannot continue is reported, and the others continue.
+The I/O thread (transports/grpc/io_loop.py) serves the connections, so that pings are answered while clients train. Clients join and train
+in the thread that calls `run`. The clients of one process share the data and a session, and train together. A client's state is written
+before its report is sent. If one client fails, the failure is logged, and the others continue.
 """
 
 import asyncio
@@ -26,17 +26,17 @@ from ..messages import UPDATE, Assignment, Farewell, Invitation, Presence, Repor
 from ..strategies.sealed_election import unknown_keys
 from ..transports.grpc import Credentials, GrpcConnection, IoTasks, Refused
 from . import log_messages
+from .deployed_client import DeployedClient, handle
 from .handshake import STACK_BYTES
-from .member import Member, handle
 
 RETRY_S = (0.2, 0.5, 1.0, 2.0, 5.0)  # between attempts to reach the server
-SAVING = 16  # clients of one process whose states are written at the same time
-CONNECTING = 64  # clients of one process that connect at the same time
-TELL_S = 0.2  # longest time between two prints of the clients' messages
-GATHER_S = 1.0  # in which equal messages of several clients are combined
+MAX_SAVES = 16  # states that are written at the same time
+MAX_CONNECTS = 64  # clients that connect at the same time
+LOG_INTERVAL_S = 0.2  # maximum, between two prints of the clients' log messages
+COMBINE_S = 1.0  # in which equal log messages of several clients are combined
 REFUSAL_S = 5.0  # for the server to receive the reason why a client cannot take part
-VECTORS = 16  # size of the largest message from a server, in float32 models
-SPARE_BYTES = 64 << 20  # in addition to VECTORS models
+MAX_MODELS = 16  # largest message from a server, in multiples of the model in float32
+SPARE_BYTES = 64 << 20  # in addition to MAX_MODELS
 
 
 @dataclass(frozen=True)
@@ -69,17 +69,17 @@ class Retries:
 
     attempts: int = 0
     lost_at_s: float | None = None  # monotonic time
-    told: set[str] = field(default_factory=set)  # reasons that were reported
+    reported: set[str] = field(default_factory=set)  # reasons that were reported
 
     def reset(self) -> None:
-        self.attempts, self.lost_at_s, self.told = 0, None, set()
+        self.attempts, self.lost_at_s, self.reported = 0, None, set()
 
     def pause(
         self, error: UnreachableError, pauses_s: Sequence[float], patience_s: float | None
     ) -> tuple[float, LogMessage | None]:
-        """Return how long to wait for the next attempt, and a message if the reason is new or the pauses become no longer.
+        """Return the pause before the next attempt, and a log message if the reason is new or the pause has reached its maximum.
 
-        A client cannot tell a server that is away from a run that has ended. Raises `error` after `patience_s`.
+        A client cannot distinguish an unreachable server from a run that has ended. Raises `error` after `patience_s`.
         """
         now_s, last = time.monotonic(), len(pauses_s) - 1
         self.lost_at_s = self.lost_at_s or now_s
@@ -88,29 +88,29 @@ class Retries:
             raise error
         pause_s = pauses_s[min(self.attempts, last)]
         if self.attempts < last:
-            again = f"trying again in {pause_s:g} s"
+            retry = f"trying again in {pause_s:g} s"
         else:
             end = "until it is stopped" if patience_s is None else f"for {patience_s:g} s in all"
-            again = f"trying every {pause_s:g} s from now on, {end}: the server may be down, or the run over"
-        said = LogMessage(
-            f"{error}; {again}", "cut_off", reason=str(error), cause=error.cause, pause_s=pause_s
+            retry = f"trying every {pause_s:g} s from now on, {end}: the server may be down, or the run over"
+        entry = LogMessage(
+            f"{error}; {retry}", "cut_off", reason=str(error), cause=error.cause, pause_s=pause_s
         )
-        is_news = self.attempts == last or str(error) not in self.told
-        self.told.add(str(error))
+        is_news = self.attempts == last or str(error) not in self.reported
+        self.reported.add(str(error))
         self.attempts += 1
         varied_s = pause_s * random.uniform(0.5, 1.5)  # so that clients do not return all at once
-        return min(left_s, varied_s), said if is_news else None
+        return min(left_s, varied_s), entry if is_news else None
 
 
 @dataclass
-class Seat:
-    """A client of the process."""
+class HostedClient:
+    """A client of the process, with its server and its attempts to connect."""
 
     target: Target
-    member: Member
+    client: DeployedClient
     retries: Retries = field(default_factory=Retries)
-    over: bool = False  # its run has ended, and it does not stay for another
-    error: FedcompError | None = None  # why it cannot go on
+    over: bool = False  # its run has ended, and it does not wait for another
+    error: FedcompError | None = None  # that ended it
 
     @property
     def done(self) -> bool:
@@ -119,70 +119,74 @@ class Seat:
 
 @dataclass
 class Request:
-    """A message to a client, and its answer, which the thread of `ClientProcess.run` makes."""
+    """A message to a client, and the future of its answer. The thread that calls `ClientProcess.run` sets the answer."""
 
-    who: int
-    seat: Seat
+    client_id: int
+    hosted: HostedClient
     message: Invitation | Assignment
     answer: Future[Any] = field(default_factory=Future)
 
 
 class ClientProcess:
-    """Clients by logical id. `say` is called with a message whenever something changes, in the thread that calls `run`.
+    """A process of clients, given by logical id. `log_message` is called with each log message, in the thread that calls `run`.
 
-    `patience_s`: how long a client tries to reach a server; None = for ever. `stay`: wait for the next run when one is over. `retry_s`:
+    `patience_s`: how long a client tries to reach a server; None: without limit. `stay`: wait for the next run when one is over. `retry_s`:
     pauses between attempts; the last one is repeated. Equal messages of several clients are combined into one.
     """
 
     def __init__(
         self,
-        seats: Mapping[int, Seat],
-        say: Callable[[str], None],
+        clients: Mapping[int, HostedClient],
+        log_message: Callable[[str], None],
         *,
         patience_s: float | None = None,
         stay: bool = False,
         retry_s: Sequence[float] = RETRY_S,
     ):
-        self.seats = dict(seats)
-        self.say = say
+        self.clients = dict(clients)
+        self.log_message = log_message
         self.patience_s = patience_s
         self.stay = stay
         self.retry_s = retry_s
-        setup = next(iter(self.seats.values())).member.setup
-        with setup.shared.turn:  # model() draws from torch's global generator
+        setup = next(iter(self.clients.values())).client.setup
+        with setup.shared.lock:  # model() draws from torch's global generator
             self.numel = sum(parameter.numel() for parameter in setup.task.model().parameters())
         self.batch = max(1, STACK_BYTES // (4 * self.numel))
         self._requests: queue.SimpleQueue[Request] = queue.SimpleQueue()
-        self._said: queue.SimpleQueue[tuple[int, LogMessage, float]] = queue.SimpleQueue()
-        # By text: the clients that said it, and until when others may join them (monotonic time).
-        self._untold: dict[str, tuple[set[int], LogMessage, float]] = {}
+        self._entries: queue.SimpleQueue[tuple[int, LogMessage, float]] = queue.SimpleQueue()
+        # By text: the clients that logged it, the message, and when it is printed (monotonic time).
+        self._unlogged: dict[str, tuple[set[int], LogMessage, float]] = {}
         self._ended = False
 
     def end(self) -> None:
-        """Have `run` return soon. May be called from another thread."""
+        """Make `run` return within LOG_INTERVAL_S. May be called from another thread."""
         self._ended = True
 
     def run(self) -> None:
         """Serve until the run is over for every client. Raises UserError if a client cannot take part, or cannot reach a server in time."""
-        with ThreadPoolExecutor(SAVING, "fedcomp-save") as savers, IoTasks() as io:
-            gate = asyncio.Semaphore(CONNECTING)
-            for who, seat in self.seats.items():
-                io.start(self._attend(who, seat, gate))
-            while not self._ended and not all(seat.done for seat in self.seats.values()):
-                self._answer_requests(TELL_S, savers)
-                self._tell(time.monotonic())
-        self._tell(math.inf)
-        failed = {who: seat.error for who, seat in self.seats.items() if seat.error is not None}
+        with ThreadPoolExecutor(MAX_SAVES, "fedcomp-save") as savers, IoTasks() as io:
+            gate = asyncio.Semaphore(MAX_CONNECTS)
+            for client_id, hosted in self.clients.items():
+                io.start(self._keep_connected(client_id, hosted, gate))
+            while not self._ended and not all(hosted.done for hosted in self.clients.values()):
+                self._answer_requests(LOG_INTERVAL_S, savers)
+                self._log_entries(time.monotonic())
+        self._log_entries(math.inf)
+        failed = {
+            client_id: hosted.error
+            for client_id, hosted in self.clients.items()
+            if hosted.error is not None
+        }
         if failed:
             first = next(iter(failed.values()))
-            if self._alone:
+            if self._single:
                 raise first
-            many = f"{len(failed)} of {len(self.seats)} clients could not go on"
-            raise type(first)(f"{many}: {named_clients(failed)}; {first}")
+            count = f"{len(failed)} of {len(self.clients)} clients could not continue"
+            raise type(first)(f"{count}: {named_clients(failed)}; {first}")
 
     @property
-    def _alone(self) -> bool:
-        return len(self.seats) == 1
+    def _single(self) -> bool:
+        return len(self.clients) == 1
 
     # In the thread of `run`.
 
@@ -197,78 +201,82 @@ class ClientProcess:
         for request in requests:
             if isinstance(request.message, Invitation):
                 self._join(request)
-        reports = handle([(request.seat.member, request.message) for request in assigned])
-        saves = [savers.submit(request.seat.member.save) for request in assigned]
+        reports = handle([(request.hosted.client, request.message) for request in assigned])
+        saves = [savers.submit(request.hosted.client.save) for request in assigned]
         for request, report, save in zip(assigned, reports, saves, strict=True):
             if error := save.exception():
                 request.answer.set_exception(error)
                 continue
             if report is not None:
-                self._tell_answer(request, report)
+                self._log_answer(request, report)
             request.answer.set_result(report)
 
     def _join(self, request: Request) -> None:
-        member = request.seat.member
+        client = request.hosted.client
         try:
-            presence = member.join(request.message)
+            presence = client.join(request.message)
         except Exception as error:
             request.answer.set_exception(error)
         else:
-            self._queue_message(request.who, log_messages.joined(presence, member.session))
+            self._queue_message(request.client_id, log_messages.joined(presence, client.session))
             request.answer.set_result(presence)
 
-    def _tell_answer(self, request: Request, report: Report) -> None:
-        self._queue_message(request.who, log_messages.answered(request.message, report))
-        state = request.seat.member.round_state
+    def _log_answer(self, request: Request, report: Report) -> None:
+        self._queue_message(request.client_id, log_messages.answered(request.message, report))
+        state = request.hosted.client.round_state
         if report.kind == UPDATE and (others := unknown_keys(request.message, state)):
-            self._queue_message(request.who, log_messages.unknown(request.message, others))
+            self._queue_message(request.client_id, log_messages.unknown(request.message, others))
 
-    def _tell(self, now_s: float) -> None:
-        """Pass the clients' messages to `say`. Combine equal messages of several clients."""
+    def _log_entries(self, now_s: float) -> None:
+        """Pass queued messages to `log_message`. Equal messages of several clients are combined."""
         with suppress(queue.Empty):
             while True:
-                who, said, until_s = self._said.get_nowait()
-                if self._alone:
-                    self.say(said)
+                client_id, entry, until_s = self._entries.get_nowait()
+                if self._single:
+                    self.log_message(entry)
                 else:
-                    self._untold.setdefault(str(said), (set(), said, until_s))[0].add(who)
-        for text, (clients, said, until_s) in [*self._untold.items()]:
+                    self._unlogged.setdefault(str(entry), (set(), entry, until_s))[0].add(client_id)
+        for text, (clients, entry, until_s) in [*self._unlogged.items()]:
             if until_s <= now_s:
-                del self._untold[text]
-                values = {name: value for name, value in said.values.items() if name != "client"}
-                sentence = f"{named_clients(clients)}: {said}"
-                self.say(LogMessage(sentence, said.event, **values | {"clients": sorted(clients)}))
+                del self._unlogged[text]
+                values = {name: value for name, value in entry.values.items() if name != "client"}
+                sentence = f"{named_clients(clients)}: {entry}"
+                self.log_message(
+                    LogMessage(sentence, entry.event, **values | {"clients": sorted(clients)})
+                )
 
     # In the I/O thread.
 
-    async def _attend(self, who: int, seat: Seat, gate: asyncio.Semaphore) -> None:
+    async def _keep_connected(
+        self, client_id: int, hosted: HostedClient, gate: asyncio.Semaphore
+    ) -> None:
         """Keep a client connected until it is done."""
         try:
-            while not seat.done:
+            while not hosted.done:
                 try:
-                    await self._serve(who, seat, gate)
-                    if not seat.done:  # --stay: the server is about to exit
+                    await self._serve(client_id, hosted, gate)
+                    if not hosted.done:  # --stay: the server is about to exit
                         await asyncio.sleep(self.retry_s[-2])
                 except UnreachableError as error:
                     if error.cause not in UnreachableError.transient:
                         raise
-                    pause_s, said = seat.retries.pause(error, self.retry_s, self.patience_s)
-                    if said:
-                        self._queue_message(who, said, GATHER_S)
+                    pause_s, entry = hosted.retries.pause(error, self.retry_s, self.patience_s)
+                    if entry:
+                        self._queue_message(client_id, entry, COMBINE_S)
                     await asyncio.sleep(pause_s)
         except FedcompError as error:
-            self._fail(who, seat, error)
+            self._fail(client_id, hosted, error)
         except Exception as error:
-            self._fail(who, seat, FedcompError(reason(error)))
+            self._fail(client_id, hosted, FedcompError(reason(error)))
 
-    async def _serve(self, who: int, seat: Seat, gate: asyncio.Semaphore) -> None:
+    async def _serve(self, client_id: int, hosted: HostedClient, gate: asyncio.Semaphore) -> None:
         """Connect once, and answer the server's messages until the connection ends."""
-        target, invited = seat.target, False
+        target, invited = hosted.target, False
         connection = GrpcConnection(
             target.address,
-            largest=VECTORS * 4 * self.numel + SPARE_BYTES,
+            largest=MAX_MODELS * 4 * self.numel + SPARE_BYTES,
             credentials=target.credentials,
-            client=seat.member.who if target.enrolment is None else -1,
+            client=hosted.client.client_id if target.enrolment is None else -1,
         )
         async with gate:
             try:
@@ -283,12 +291,12 @@ class ClientProcess:
                     if message.again:
                         raise UnreachableError(message.sentence, "starting")
                     raise UserError(message.sentence)
-                seat.retries.reset()
+                hosted.retries.reset()
                 if not invited:
                     connected = LogMessage(f"connected to {address}", "connected", server=address)
-                    self._queue_message(who, connected)
+                    self._queue_message(client_id, connected)
                 invited = True
-                await self._answer(who, seat, connection, message)
+                await self._answer(client_id, hosted, connection, message)
                 del message
             if not invited:
                 raise UnreachableError(f"{address} ended the connection", "starting")
@@ -297,17 +305,17 @@ class ClientProcess:
 
     async def _answer(
         self,
-        who: int,
-        seat: Seat,
+        client_id: int,
+        hosted: HostedClient,
         connection: GrpcConnection,
         message: Invitation | Assignment | Farewell,
     ) -> None:
         if isinstance(message, Farewell):
-            if message.run == seat.member.run:
-                self._queue_message(who, log_messages.over(message, self.stay), GATHER_S)
-                seat.over = not self.stay
+            if message.run == hosted.client.run:
+                self._queue_message(client_id, log_messages.over(message, self.stay), COMBINE_S)
+                hosted.over = not self.stay
             return
-        request = Request(who, seat, message)
+        request = Request(client_id, hosted, message)
         self._requests.put(request)
         try:
             answer = await asyncio.wrap_future(request.answer)
@@ -315,7 +323,7 @@ class ClientProcess:
             if isinstance(message, Assignment):
                 await connection.send(failure(message, "encode", str(error)))
             else:
-                refusal = Presence(message.run, seat.member.who, "", str(error))
+                refusal = Presence(message.run, hosted.client.client_id, "", str(error))
                 with suppress(UnreachableError, TimeoutError):
                     await connection.send(refusal)
                     async with asyncio.timeout(REFUSAL_S):
@@ -325,14 +333,14 @@ class ClientProcess:
         if answer is not None:
             await connection.send(answer)
 
-    def _queue_message(self, who: int, said: LogMessage, gather_s: float = 0.0) -> None:
-        """Have a message printed, with equal messages of other clients within `gather_s` seconds."""
-        self._said.put((who, said, time.monotonic() + gather_s))
+    def _queue_message(self, client_id: int, entry: LogMessage, combine_s: float = 0.0) -> None:
+        """Queue a log message. It is combined with equal messages of other clients within `combine_s` seconds."""
+        self._entries.put((client_id, entry, time.monotonic() + combine_s))
 
-    def _fail(self, who: int, seat: Seat, error: FedcompError) -> None:
-        seat.error = error
-        if not self._alone:
-            gather_s = GATHER_S if isinstance(error, UnreachableError) else 0.0
+    def _fail(self, client_id: int, hosted: HostedClient, error: FedcompError) -> None:
+        hosted.error = error
+        if not self._single:
+            combine_s = COMBINE_S if isinstance(error, UnreachableError) else 0.0
             self._queue_message(
-                who, LogMessage(f"ended: {error}", "failed", reason=str(error)), gather_s
+                client_id, LogMessage(f"ended: {error}", "failed", reason=str(error)), combine_s
             )

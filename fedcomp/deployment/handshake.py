@@ -95,18 +95,18 @@ def unpack_options(invitation: Invitation) -> RunConfig:
 class SharedObjects:
     """Objects that the clients of one process share: the data, the engine with its model, and, unless they sign, the session of a run.
 
-    `turn`: a lock to hold while these objects are used.
+    Hold `lock` while these objects are used.
     """
 
-    def __init__(self, turn: AbstractContextManager[Any] | None = None) -> None:
-        self.turn = turn or threading.RLock()
-        self._made: dict[str, tuple[tuple, Any]] = {}
+    def __init__(self, lock: AbstractContextManager[Any] | None = None) -> None:
+        self.lock = lock or threading.RLock()
+        self._objects: dict[str, tuple[tuple, Any]] = {}
 
-    def once(self, what: str, key: tuple, make: Callable[[], T]) -> T:
-        """Return the object last made under the name `what` if it was made for the same key, else make a new one."""
-        if what not in self._made or self._made[what][0] != key:
-            self._made[what] = key, make()
-        return self._made[what][1]
+    def get_or_make(self, name: str, key: tuple, make: Callable[[], T]) -> T:
+        """Return the object last made under a name if it was made for the same key, else make a new one."""
+        if name not in self._objects or self._objects[name][0] != key:
+            self._objects[name] = key, make()
+        return self._objects[name][1]
 
 
 @dataclass(frozen=True)
@@ -144,19 +144,19 @@ def session_for(
             f"this client accepts sealed ballots only (--sealed), but the server's strategy is '{config.strategy}'; "
             "leave --sealed out if the server may read this client's updates"
         )
-    who = invitation.client if invitation.client >= 0 else setup.client_id
-    if not 0 <= who < config.clients:
+    client_id = invitation.client if invitation.client >= 0 else setup.client_id
+    if not 0 <= client_id < config.clients:
         raise UserError(
-            f"client {who} is not part of this run of {config.clients} clients, 0 to {config.clients - 1}; give another "
+            f"client {client_id} is not part of this run of {config.clients} clients, 0 to {config.clients - 1}; give another "
             "--partition-id, or start the server with more --clients"
         )
     shared = setup.shared
-    layout = shared.once(
+    layout = shared.get_or_make(
         "layout",
         (config.batch_size, config.augment),
         lambda: check(setup.task, config.batch_size, setup.train, setup.train, config.augment),
     )
-    mine = shared.once(
+    fingerprint = shared.get_or_make(
         "model", (config.seed,), lambda: model_fingerprint(initial_model(setup.task, config.seed))
     )
     if layout.fingerprint != invitation.layout.partition("+")[0]:
@@ -164,27 +164,27 @@ def session_for(
             f"the run has another model (layout {invitation.layout}) than --task {setup.task.name} ({layout.fingerprint}); "
             "give the task that the server was started with"
         )
-    if mine != invitation.layout:
+    if fingerprint != invitation.layout:
         raise UserError(
             f"the frozen parameters of --task {setup.task.name} differ from those of the server's model; they are never sent, so "
             "load the same ones on the server and on every client"
         )
     if signs and key is not None:
         algorithm = with_keys(
-            algorithm, invitation.run, invitation.options, who, key, setup.roster, log
+            algorithm, invitation.run, invitation.options, client_id, key, setup.roster, log
         )
     make_session = functools.partial(_new_session, config, setup, algorithm, layout)
     run = invitation.run, invitation.options
     # Each client that signs has its own key in the algorithm, and therefore a session of its own.
-    session = make_session() if signs else shared.once("session", run, make_session)
-    shard, held_out = _shard(config, setup, who)
+    session = make_session() if signs else shared.get_or_make("session", run, make_session)
+    shard, held_out = _shard(config, setup, client_id)
     uplink, layout_of_state = codec(config.uplink), algorithm.global_layout(layout)
-    kept = memory(config.memory, uplink, layout_of_state.numel, layout_of_state)
-    session.trainer.shards[who] = shard
+    client_memory = memory(config.memory, uplink, layout_of_state.numel, layout_of_state)
+    session.trainer.shards[client_id] = shard
     if session.evaluator is not None:
-        session.evaluator.held_out[who] = held_out
-    session.states.by_client[who] = ClientState(kept, invitation.version)
-    return who, session
+        session.evaluator.held_out[client_id] = held_out
+    session.states.by_client[client_id] = ClientState(client_memory, invitation.version)
+    return client_id, session
 
 
 def _new_session(
@@ -193,8 +193,8 @@ def _new_session(
     """Return a session of a run that hosts no clients yet."""
     shared = setup.shared
     model = initial_model(setup.task, config.seed)
-    data = shared.once("data", (), lambda: setup.train.to(setup.device))
-    engine = shared.once(
+    data = shared.get_or_make("data", (), lambda: setup.train.to(setup.device))
+    engine = shared.get_or_make(
         "engine",
         (config.seed,),
         lambda: client_engine(setup.task, model, layout, setup.device),
@@ -236,7 +236,7 @@ def _new_session(
 
 
 def _test(config: RunConfig, setup: ClientSetup) -> Examples | None:
-    """Return the task's test data if it has that of each client, else None, as if its file is not on this machine."""
+    """Return the task's test data if it can be divided among the clients; None if it cannot, or if its file is not on this machine."""
 
     def read() -> Examples | None:
         try:
@@ -246,16 +246,16 @@ def _test(config: RunConfig, setup: ClientSetup) -> Examples | None:
                 return None
             raise
 
-    test = setup.shared.once("test", (), read)
+    test = setup.shared.get_or_make("test", (), read)
     if test is None:
         return None
     if setup.partition_id is None:
         return None if test.column(None) is None else test
-    parts = setup.partitions or config.clients
-    return test if shards_of_test(config.partition, setup.train, test, parts) else None
+    partitions = setup.partitions or config.clients
+    return test if shards_of_test(config.partition, setup.train, test, partitions) else None
 
 
-def _shard(config: RunConfig, setup: ClientSetup, who: int) -> tuple[np.ndarray, np.ndarray]:
+def _shard(config: RunConfig, setup: ClientSetup, client_id: int) -> tuple[np.ndarray, np.ndarray]:
     """Return the indices of the client's training examples, and those of the examples that it evaluates on."""
     if setup.partition_id is None:
         whole = np.arange(len(setup.train))
@@ -265,37 +265,37 @@ def _shard(config: RunConfig, setup: ClientSetup, who: int) -> tuple[np.ndarray,
             return whole, np.arange(len(test))
         (kept,), (held,) = hold_out([whole], config.holdout, config.seed)
         return kept, held
-    parts = setup.partitions or config.clients
-    if not 0 <= setup.partition_id < parts:
+    partitions = setup.partitions or config.clients
+    if not 0 <= setup.partition_id < partitions:
         raise UserError(
-            f"--partition-id is {setup.partition_id}, but the data has {parts} parts; give 0 to {parts - 1}"
+            f"--partition-id is {setup.partition_id}, but the data has {partitions} parts; give 0 to {partitions - 1}"
         )
-    shards, held_out = _dealt(config, setup, parts)
+    shards, held_out = _shards_of_all(config, setup, partitions)
     return shards[setup.partition_id], held_out[setup.partition_id]
 
 
 def _all_shards(config: RunConfig, setup: ClientSetup) -> list[np.ndarray]:
-    """Return the examples of every client of the run, for strategies whose clients train on each other's data."""
+    """Return the indices of every client's training examples, for strategies whose clients train on each other's data."""
     if setup.partition_id is None or setup.partitions not in (None, config.clients):
         raise UserError(
             f"strategy '{config.strategy}' has clients train on each other's data, but this client has its own only; give it "
             "--partition-id K and the data of the whole task, or give the server form=ballots"
         )
-    return _dealt(config, setup, config.clients)[0]
+    return _shards_of_all(config, setup, config.clients)[0]
 
 
-def _dealt(
-    config: RunConfig, setup: ClientSetup, parts: int
+def _shards_of_all(
+    config: RunConfig, setup: ClientSetup, partitions: int
 ) -> tuple[list[np.ndarray], list[np.ndarray]]:
-    """Return the training examples of each client, and those that it evaluates on."""
+    """Return the indices of each client's training examples, and of the examples that it evaluates on."""
 
-    def deal() -> tuple[list[np.ndarray], list[np.ndarray]]:
-        shards = partition(config.partition, setup.train, parts, config.seed, setup.task.name)
+    def divide() -> tuple[list[np.ndarray], list[np.ndarray]]:
+        shards = partition(config.partition, setup.train, partitions, config.seed, setup.task.name)
         if not config.clients_evaluate:
             return shards, [shard[:0] for shard in shards]
         if (test := _test(config, setup)) is not None:
-            return shards, shards_of_test(config.partition, setup.train, test, parts)
+            return shards, shards_of_test(config.partition, setup.train, test, partitions)
         return hold_out(shards, config.holdout, config.seed)
 
-    how = (config.partition, parts, config.seed, config.evaluate, config.holdout)
-    return setup.shared.once("partition", how, deal)
+    key = (config.partition, partitions, config.seed, config.evaluate, config.holdout)
+    return setup.shared.get_or_make("partition", key, divide)

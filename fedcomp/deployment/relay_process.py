@@ -15,7 +15,7 @@ WAIT_S = 0.2  # between two checks whether `end` was called
 
 
 class RelayProcess:
-    """A relay on a port of this machine. `say` is called with each message for the operator, in the thread that calls `run`.
+    """A relay on a port of this machine. `log_message` is called with each message for the operator, in the thread that calls `run`.
 
     `patience_s`: how long to try to reach the server; None: for ever. `stay`: wait for the next run when one is over. `retry_s`: pauses
     between attempts; the last one is repeated. `opened` is called in the I/O thread with the number of the port when clients can connect.
@@ -26,14 +26,14 @@ class RelayProcess:
         target: Target,
         address: str,
         port: int,
-        say: Callable[[str], None],
+        log_message: Callable[[str], None],
         *,
         patience_s: float | None = None,
         stay: bool = False,
         retry_s: Sequence[float] = RETRY_S,
         opened: Callable[[int], None] = lambda port: None,
     ):
-        self.target, self.address, self.port, self.say = target, address, port, say
+        self.target, self.address, self.port, self.log_message = target, address, port, log_message
         self.patience_s = patience_s
         self.stay, self.retry_s, self.opened = stay, retry_s, opened
         self._retries = Retries()
@@ -63,7 +63,7 @@ class RelayProcess:
                     return
                 if isinstance(message, Exception):
                     raise message
-                self.say(message)
+                self.log_message(message)
 
     # In the I/O thread.
 
@@ -142,9 +142,9 @@ class RelayProcess:
 
     async def _wait(self, error: UnreachableError) -> None:
         """Report why the server cannot be reached, and wait before the next attempt. Raises the error after `patience_s`."""
-        pause_s, said = self._retries.pause(error, self.retry_s, self.patience_s)
-        if said:
-            self._messages.put(said)
+        pause_s, entry = self._retries.pause(error, self.retry_s, self.patience_s)
+        if entry:
+            self._messages.put(entry)
         await asyncio.sleep(pause_s)
 
     def _report(self, sentence: str, event: str, **values: object) -> None:

@@ -45,13 +45,13 @@ from ..tasks import Data, Task, initial_model, load
 from ..tasks.check import check, data_of, layout_of
 from ..tasks.partition import partition
 from ..training import devices
-from ..transports.grpc import Credentials, GrpcTransport, Settings, Terms
+from ..transports.grpc import Credentials, GrpcTransport, PortSettings, Terms
 from ..transports.relays import check as check_relays
 from ..transports.relays import inexact, inexact_warning
 from .client_traffic import ClientTraffic
+from .connected_clients import ConnectedClients
 from .handshake import pack_options
 from .ports import listen
-from .roster import Roster
 
 ENGINE = "deployed"  # in [resolved] of a run folder
 INSECURE = (
@@ -73,7 +73,7 @@ MOST_FRAMES = 16  # largest message to a relay, in multiples of the model's size
 
 
 @dataclass(frozen=True)
-class Door:
+class Endpoint:
     """The port of a server. `keys`: the folder that `fedcomp keys init` made; None = no TLS, and anyone may take part."""
 
     port: int = 8080  # 0 = a free one
@@ -95,7 +95,7 @@ class Door:
 
 def serve(
     config: RunConfig,
-    door: Door,
+    endpoint: Endpoint,
     callback: Callback | None = None,
     opened: Callable[[int], None] = lambda port: None,
 ) -> Summary:
@@ -104,33 +104,33 @@ def serve(
     The first round waits for all `config.clients`. `opened(port)` is called when clients can connect. Raises UserError for options that
     cannot work, before anything is written. A run that is interrupted at any moment can be resumed.
     """
-    return Deployment(config, door, callback or Callback()).run(opened)
+    return Deployment(config, endpoint, callback or Callback()).run(opened)
 
 
 class Deployment:
     """The parts of a run, made in an order in which errors in the options are found as early as possible.
 
-    `make_transport`: called with the invitation, the number of clients and the hooks `on_joined`, `on_heard` and `warn`; returns the
-    transport of a port that is open already. By default a GrpcTransport opens the port of `door`.
+    `make_transport`: called with the invitation, the number of clients and the hooks `on_joined`, `on_late_answer` and `warn`; returns the
+    transport of a port that is open already. By default a GrpcTransport opens the port of `endpoint`.
     """
 
     def __init__(
         self,
         config: RunConfig,
-        door: Door,
+        endpoint: Endpoint,
         callback: Callback,
         make_transport: Callable[..., Any] | None = None,
     ):
         self.config = config = resolved(config)
-        self.door, self.callback, self.make_transport = door, callback, make_transport
+        self.endpoint, self.callback, self.make_transport = endpoint, callback, make_transport
         refuse_simulation_options(config)
         if make_transport is None:
-            refuse_ports_in_use(config, door)
+            refuse_ports_in_use(config, endpoint)
         self.warnings = WarningLog(lambda sentence: self.callback.on_warning(sentence))
         self.device = devices.parse_device(config.device)
         self.folder = RunFolder(config)
         self.name = self._name()
-        self.registry = Registry(door.keys / REGISTRY) if door.keys else None
+        self.registry = Registry(endpoint.keys / REGISTRY) if endpoint.keys else None
         self.monitor = (
             RegistryMonitor(self.registry, callback.on_warning) if self.registry else None
         )
@@ -153,12 +153,12 @@ class Deployment:
         self._cohort = cohort_size(config.participation, config.clients)
         self.transport = self._transport(broadcasts.first)
         quota = Quota.first(config, self.folder.resumed).at_least(self.strategy.fewest)
-        self.roster = Roster(self.transport, quota, lambda: self.callback)
+        self.connected_clients = ConnectedClients(self.transport, quota, lambda: self.callback)
         self.loop = make_loop(
             self.strategy,
             broadcasts,
             self.transport,
-            gather=self.roster.gather,
+            gather=self.connected_clients.gather,
             on_answer=lambda *counts: self.callback.on_progress(*counts),
             bandwidths=bandwidths_of(self.strategy, config),
             evaluates=partial(config.evaluates, "clients"),
@@ -184,8 +184,8 @@ class Deployment:
             ends.callback(self.transport.close)
             opened(self.transport.port)
             self.callback.on_port_open(self.by_client.port)
-            if not self.door.keys:
-                self.callback.on_warning(INSECURE.format(where=self.door.address))
+            if not self.endpoint.keys:
+                self.callback.on_warning(INSECURE.format(where=self.endpoint.address))
             self.callback.on_run_start(self._header(done + 1))
             self._warn_about_missing_keys()
             for sentence in self.evaluator.warnings:
@@ -195,23 +195,25 @@ class Deployment:
             )
             self._rounds(recovery, done)
             summary = self._finish()
-            self.transport.dismiss(self.config.rounds)
+            self.transport.send_farewell(self.config.rounds)
             return summary
 
     def _rounds(self, recovery: Recovery, done: int) -> None:
-        roster = self.roster
+        connected_clients = self.connected_clients
         began, waited_s = time.perf_counter(), 0.0
         for outcome in self.loop.rounds(range(done + 1, self.config.rounds + 1)):
-            roster.quota = self._later_quota
-            roster.mark_silent(r.client for r in outcome.rejections if r.stage == DEADLINE)
-            record = self._record(outcome, began + roster.waited_s - waited_s)
+            connected_clients.quota = self._later_quota
+            connected_clients.mark_silent(
+                r.client for r in outcome.rejections if r.stage == DEADLINE
+            )
+            record = self._record(outcome, began + connected_clients.waited_s - waited_s)
             length, saving = self.folder.append(record), time.perf_counter()
             recovery.mark_changed(outcome)
             recovery.save(outcome.round, length)
             took_s = time.perf_counter() - saving
             self.callback.on_round_end(record)
             self.callback.on_checkpoint(record.round, took_s)
-            began, waited_s = time.perf_counter(), roster.waited_s
+            began, waited_s = time.perf_counter(), connected_clients.waited_s
             del outcome  # else its frames would stay in memory during the next round
 
     # Preparation.
@@ -257,7 +259,7 @@ class Deployment:
         )
         hooks: dict[str, Callable[..., None]] = {
             "on_joined": self._on_joined,
-            "on_heard": lambda client: self.roster.mark_responsive(client),
+            "on_late_answer": lambda client: self.connected_clients.mark_responsive(client),
             "warn": lambda sentence: self.callback.on_warning(sentence),
         }
         if self.make_transport is not None:
@@ -265,21 +267,21 @@ class Deployment:
         per_parameter = UPDATE_BYTES + BALLOT_BYTES * self._cohort
         largest_report = int(per_parameter * self.strategy.layout.numel) + SPARE_BYTES
         grace_s = self._later_quota.grace_s(self.config.clients)
-        settings = Settings(
-            self.door.address,
-            self.door.port,
+        settings = PortSettings(
+            self.endpoint.address,
+            self.endpoint.port,
             invitation,
             self.config.clients,
             largest_report,
-            self.door.credentials(),
+            self.endpoint.credentials(),
             self.registry,
             self._relay_terms(invitation, largest_report, grace_s),
             grace_s=grace_s,
         )
         return GrpcTransport(
             settings,
-            on_left=lambda client: self.roster.leave(client),
-            on_look=self._on_look,
+            on_left=lambda client: self.connected_clients.leave(client),
+            on_poll=self._on_look,
             **hooks,
         )
 
@@ -301,7 +303,7 @@ class Deployment:
 
     def _header(self, first: int) -> Header:
         c = self.config
-        how = "TLS, enrolled keys" if self.door.keys else "insecure: no TLS, no keys"
+        how = "TLS, enrolled keys" if self.endpoint.keys else "insecure: no TLS, no keys"
         return Header(
             task=self.task.name,
             clients=c.clients,
@@ -313,7 +315,7 @@ class Deployment:
             memory=c.memory,
             partition=c.partition,
             device=devices.describe(self.device),
-            engine=f"clients on {self.door.address}:{self.transport.port}, {how}",
+            engine=f"clients on {self.endpoint.address}:{self.transport.port}, {how}",
             first_round=first,
             rounds=c.rounds,
             relays=c.relays,
@@ -333,7 +335,7 @@ class Deployment:
         enrolled = self.registry.enrolled()
         absent = [client for client in range(self.config.clients) if client not in enrolled]
         if absent:
-            new = keys_command(self.door.keys, "add", "--count", len(absent))
+            new = keys_command(self.endpoint.keys, "add", "--count", len(absent))
             self.callback.on_warning(
                 f"the run waits for {self.config.clients} clients, but {named_clients(absent)} cannot join without a valid key: "
                 f"enrol new clients with {new}, renew revoked or expired ones, or start with fewer --clients"
@@ -341,16 +343,16 @@ class Deployment:
 
     def _on_look(self) -> None:
         """Report clients that a round waits for, and disconnect those whose keys are no longer accepted."""
-        self.roster.on_look()
+        self.connected_clients.on_poll()
         if self.monitor is not None and self.monitor.check():
-            self.transport.recheck()
+            self.transport.recheck_keys()
 
     def _on_joined(self, client: int, presence: Presence) -> None:
         """Record a client that joined or reconnected, and its version, which the round loop may not know."""
         loop = self.loop
         if client in loop.versions or presence.version != loop.broadcasts.first:
             loop.versions[client] = presence.version
-        self.roster.join(client)
+        self.connected_clients.join(client)
 
     # A round.
 
@@ -391,13 +393,13 @@ class Deployment:
         return summary
 
 
-def refuse_ports_in_use(config: RunConfig, door: Door) -> None:
+def refuse_ports_in_use(config: RunConfig, endpoint: Endpoint) -> None:
     """Raise ConfigError if the port cannot be opened. Called before anything is written."""
-    if door.port and config.metrics_port == door.port:
+    if endpoint.port and config.metrics_port == endpoint.port:
         raise ConfigError(
-            f"--metrics-port and --port are both {door.port}; give --metrics-port another one, or 0 for any that is free"
+            f"--metrics-port and --port are both {endpoint.port}; give --metrics-port another one, or 0 for any that is free"
         )
-    listen(door.address, door.port).close()
+    listen(endpoint.address, endpoint.port).close()
 
 
 def refuse_simulation_options(config: RunConfig) -> None:

@@ -154,11 +154,11 @@ class Checkpoint:
                 return name, None, entry.numpy().tobytes()
         elif len(entry) < SMALL:
             return name, None, entry
-        else:
-            entry = np.frombuffer(entry, np.uint8)
         number, self._next = self._next, self._next + 1
-        save = save_file if isinstance(entry, Tensor) else save_array
-        save({DATA: entry}, self._path(number))
+        if isinstance(entry, Tensor):
+            save_file({DATA: entry}, self._path(number))
+        else:
+            save_array({DATA: np.frombuffer(entry, np.uint8)}, self._path(number))
         return name, number, None
 
     # Reading.

@@ -11,16 +11,16 @@ from cases import for_each
 from deployment import free_port
 from tiny_task import task
 
-from fedcomp.deployment.client_process import ClientProcess, Seat, Target
+from fedcomp.deployment.client_process import ClientProcess, HostedClient, Target
+from fedcomp.deployment.deployed_client import DeployedClient
 from fedcomp.deployment.handshake import ClientSetup, SharedObjects
-from fedcomp.deployment.member import Member
-from fedcomp.deployment.start import Door
+from fedcomp.deployment.start import Endpoint
 from fedcomp.errors import UnreachableError, UserError
 from fedcomp.keys.enrolment import Enrolment
 from fedcomp.keys.key_folder import make
 from fedcomp.keys.registry import Registry
 from fedcomp.messages import Invitation
-from fedcomp.transports.grpc import GrpcTransport, Settings
+from fedcomp.transports.grpc import GrpcTransport, PortSettings
 
 RETRY_S = (0.01, 0.02, 0.03, 0.04, 0.05)
 LAST = "trying every 0.05 s from now on"
@@ -30,12 +30,16 @@ def process(
     port: int, said: list[str], clients: int = 1, enrolment: Enrolment | None = None, **options
 ) -> ClientProcess:
     train, common = task.train(), SharedObjects()
-    seats = {}
+    hosted_clients = {}
     for client in range(clients):
         own = ClientSetup(task, train, torch.device("cpu"), client, client, shared=common)
-        seats[client] = Seat(Target("127.0.0.1", port, enrolment), Member(own, None))
+        hosted_clients[client] = HostedClient(
+            Target("127.0.0.1", port, enrolment), DeployedClient(own, None)
+        )
     return ClientProcess(
-        seats, lambda sentence: said.append(str(sentence)), **{"retry_s": RETRY_S} | options
+        hosted_clients,
+        lambda sentence: said.append(str(sentence)),
+        **{"retry_s": RETRY_S} | options,
     )
 
 
@@ -82,8 +86,8 @@ def test_a_new_reason_is_told_once(tmp_path):
     registry.path.write_text("???")
     assert "is not TOML" in registry.problem
     invitation = Invitation("ab" * 16, -1, "{}", "", "")
-    credentials = Door(keys=tmp_path / "keys").credentials()
-    settings = Settings("127.0.0.1", free_port(), invitation, 1, 1 << 20, credentials, registry)
+    credentials = Endpoint(keys=tmp_path / "keys").credentials()
+    settings = PortSettings("127.0.0.1", free_port(), invitation, 1, 1 << 20, credentials, registry)
     server = GrpcTransport(settings)
     said, port = [], server.port
     clients = process(port, said, enrolment=enrolment)
@@ -118,6 +122,8 @@ def test_many_clients_lose_their_patience_together():
     said = []
     with pytest.raises(UnreachableError) as caught:
         process(free_port(), said, 3, patience_s=0.2).run()
-    assert str(caught.value).startswith("3 of 3 clients could not go on: clients 0 to 2; nothing")
+    assert str(caught.value).startswith(
+        "3 of 3 clients could not continue: clients 0 to 2; nothing"
+    )
     ended = [sentence for sentence in said if ": ended: " in sentence]
     assert len(ended) == 1 and ended[0].startswith("clients 0 to 2: ended: nothing listens on")

@@ -12,11 +12,11 @@ import torch
 
 from fedcomp import RunConfig
 from fedcomp.callbacks import Callback, PortFigures, RoundRecord, Summary
-from fedcomp.deployment.client_process import ClientProcess, Seat, Target
+from fedcomp.deployment.client_process import ClientProcess, HostedClient, Target
+from fedcomp.deployment.deployed_client import DeployedClient
 from fedcomp.deployment.handshake import ClientSetup, SharedObjects
-from fedcomp.deployment.member import Member
 from fedcomp.deployment.relay_process import RelayProcess
-from fedcomp.deployment.start import Door, serve
+from fedcomp.deployment.start import Endpoint, serve
 from fedcomp.errors import FedcompError
 from fedcomp.keys.enrolment import Enrolment
 from fedcomp.tasks import Data, Task, load
@@ -40,7 +40,7 @@ class Process:
     said: list[str] = field(default_factory=list)
     error: FedcompError | None = None
 
-    def say(self, sentence: str) -> None:
+    def log_message(self, sentence: str) -> None:
         self.said.append(str(sentence))
 
     def begin(self, process: ClientProcess | RelayProcess) -> None:
@@ -62,7 +62,7 @@ class Process:
     def ended(self) -> bool:
         return not self.thread.is_alive()
 
-    def has_said(self, text: str) -> bool:
+    def has_logged(self, text: str) -> bool:
         return any(text in sentence for sentence in [*self.said])
 
 
@@ -70,14 +70,14 @@ class Clients(Process):
     """A process of clients."""
 
     def start(self, port: int, clients: Sequence[int], keys: Path | None, task: str = TASK) -> None:
-        seats = {}
+        hosted_clients = {}
         loaded, train, shared = parts(task)
         for client in clients:
             enrolled = keys and Enrolment.read(keys / "clients" / f"{client}.toml")
             own = ClientSetup(loaded, train, torch.device("cpu"), client, client, shared=shared)
-            member = Member(own, None, enrolled.pair[0] if enrolled else None)
-            seats[client] = Seat(Target("localhost", port, enrolled), member)
-        self.begin(ClientProcess(seats, self.say, retry_s=RETRY_S))
+            member = DeployedClient(own, None, enrolled.pair[0] if enrolled else None)
+            hosted_clients[client] = HostedClient(Target("localhost", port, enrolled), member)
+        self.begin(ClientProcess(hosted_clients, self.log_message, retry_s=RETRY_S))
 
 
 class Relay(Process):
@@ -95,7 +95,9 @@ class Relay(Process):
 
         target = Target("localhost", server_port, enrolled)
         retry = {"retry_s": RETRY_S, "opened": listens}
-        self.begin(RelayProcess(target, "127.0.0.1", self.port, self.say, **retry, **options))
+        self.begin(
+            RelayProcess(target, "127.0.0.1", self.port, self.log_message, **retry, **options)
+        )
         assert opened.wait(PATIENCE_S), (self.said, self.error)
 
 
@@ -182,9 +184,9 @@ class Deployed:
             then()
 
         self.callback = Scripted(script, on_answer)
-        door = Door(self.port, "127.0.0.1", self.keys)
+        endpoint = Endpoint(self.port, "127.0.0.1", self.keys)
         try:
-            return serve(self.config, door, self.callback, opened)
+            return serve(self.config, endpoint, self.callback, opened)
         except Over:
             return None
 

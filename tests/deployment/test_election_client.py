@@ -8,7 +8,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from test_process import DATA, a_loop, invitation, own
 
 from fedcomp import RunConfig, UserError
-from fedcomp.deployment.member import Member
+from fedcomp.deployment.deployed_client import DeployedClient
 from fedcomp.keys.keyring import point_of
 from fedcomp.messages import UPDATE, Assignment
 from fedcomp.privacy.ballots import CARD
@@ -18,11 +18,11 @@ from fedcomp.strategies.local_election import ROW, Row
 from fedcomp.strategies.sealed_messages import KEY_OF, NO_CARD, terms_of
 
 
-def deployed(text: str, **changes) -> tuple[Member, Assignment]:
+def deployed(text: str, **changes) -> tuple[DeployedClient, Assignment]:
     """A member of a run of five, and what it is asked first."""
     config = resolved(RunConfig(clients=5, participation=1.0, batch_size=10, strategy=text))
     made = a_loop(config)
-    member = Member(own(2, **changes), None)
+    member = DeployedClient(own(2, **changes), None)
     member.key = ec.generate_private_key(ec.SECP384R1())
     presence = member.join(invitation(config, made))
     assert not presence.reason, presence.reason

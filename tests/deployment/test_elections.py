@@ -72,7 +72,7 @@ def test_an_election_makes_the_model_that_it_makes_in_a_simulation(
         ballots: set[bytes] = set()
         run.watch = lambda outcome: ballots.update(held_bits(run))
         outcomes = run.rounds()
-        run.dismiss()
+        run.send_farewell()
         assert model_of(run) == simulated(tmp_path, config)
         assert not run.faults.planned and all(outcome.broadcast for outcome in outcomes)
         assert sum(len(outcome.rejections) for outcome in outcomes) == sum(

@@ -33,7 +33,7 @@ class Books:
         run.clients.watch, run.watch = self._count, self._take
 
     def _count(self, member) -> None:
-        sum_updates(member.session, self.inputs[member.who])
+        sum_updates(member.session, self.inputs[member.client_id])
 
     def _take(self, outcome: RoundResult) -> None:
         strategy = self.run.strategy
@@ -139,7 +139,7 @@ def test_a_fault_is_no_more_than_a_rejection_of_its_client_in_its_round(network,
     with network.federation(replace(CONFIG, strategy=strategy, **options)) as run:
         books, plan = Books(run), Plan(run, cases)
         outcomes = plan.carry_out()
-        run.dismiss()
+        run.send_farewell()
         books.balance()
         weights = [run.weights_of(client) for client in range(CLIENTS)]
         assert all(torch.equal(mine, run.loop.broadcasts.weights) for mine in weights)

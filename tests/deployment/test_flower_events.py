@@ -7,7 +7,7 @@ from fedcomp.deployment.flower.events import EventReader, EventWriter
 from fedcomp.errors import UserError
 
 
-class Heard(Callback):
+class RecordingCallback(Callback):
     def __init__(self) -> None:
         self.calls: list[tuple] = []
 
@@ -19,7 +19,7 @@ class Heard(Callback):
 
 
 def test_a_line_that_is_being_written_is_read_when_it_is_whole(tmp_path):
-    path, heard = tmp_path / "events", Heard()
+    path, heard = tmp_path / "events", RecordingCallback()
     reader = EventReader(path, heard)
     reader.read()
     with path.open("w") as file:

@@ -11,8 +11,8 @@ from test_process import CPU, DATA, Members, a_loop, invitation, own, rounds
 from tiny_task import task
 
 from fedcomp import RunConfig
+from fedcomp.deployment.deployed_client import DeployedClient
 from fedcomp.deployment.handshake import ClientSetup, SharedObjects
-from fedcomp.deployment.member import Member
 from fedcomp.sim import simulate
 from fedcomp.state_folder import StateFolder
 from fedcomp.strategies import resolved
@@ -28,7 +28,7 @@ class Together(Members):
     def member(self, client):
         if client not in self.members:
             mine = own(client, shared=self.common)
-            self.members[client] = Member(mine, StateFolder(self.folder / str(client)))
+            self.members[client] = DeployedClient(mine, StateFolder(self.folder / str(client)))
             assert not self.members[client].join(invitation(self.config, self.loop)).reason
         return self.members[client]
 
@@ -70,7 +70,9 @@ def test_clients_that_share_a_model_to_train_in_do_what_they_would_do_alone(tmp_
 
 def test_a_run_with_another_seed_has_a_model_of_its_own():
     common, config = SharedObjects(), resolved(RunConfig(clients=2, batch_size=10))
-    members = [Member(ClientSetup(task, DATA, CPU, i, i, shared=common), None) for i in range(2)]
+    members = [
+        DeployedClient(ClientSetup(task, DATA, CPU, i, i, shared=common), None) for i in range(2)
+    ]
     for member, seed in zip(members, (0, 1), strict=True):
         other = dataclasses.replace(config, seed=seed)
         member.join(dataclasses.replace(invitation(other, a_loop(other)), run=str(seed)))

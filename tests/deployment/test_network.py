@@ -56,7 +56,7 @@ def test_a_strategy_makes_the_model_that_it_makes_in_a_simulation(network, tmp_p
             run.faults.fail_at(1, 2, "train", "killed before its reply")
         outcomes = run.rounds()
         assert not run.faults.planned
-        run.dismiss()
+        run.send_farewell()
         assert {
             name: view.tolist()
             for name, view in run.layout.views(run.loop.broadcasts.weights).items()
@@ -73,7 +73,7 @@ def test_a_strategy_makes_the_model_that_it_makes_in_a_simulation(network, tmp_p
 def test_an_asynchronous_run_comes_to_its_end(network):
     with network.federation(replace(CONFIG, strategy="asynchronous:wait=1/3", rounds=8)) as run:
         outcomes = run.rounds()
-        run.dismiss()
+        run.send_farewell()
         assert len(outcomes) == 8 and all(not o.rejections and o.broadcast for o in outcomes)
         assert all(
             torch.equal(run.weights_of(client), run.loop.broadcasts.weights) for client in range(3)
@@ -88,12 +88,12 @@ def test_a_client_that_was_away_downloads_what_it_missed_and_one_without_a_state
         dense = 4 * run.layout.numel
         run.rounds(1, 2)
         run.clients.end(2)
-        run.roster.miss([2])  # its time is over: rounds go on without it
+        run.connected_clients.mark_silent([2])  # its time is over: rounds go on without it
         missed = run.rounds(3, 5)
         assert all([a.client for a in outcome.accepted] == [0, 1] for outcome in missed)
         run.clients.begin(2)
         run.until_heard(2)
-        carried = run.clients.lines[2].bytes_down
+        carried = run.clients.proxies[2].bytes_down
         (back,) = run.rounds(6, 6)
         assert [a.client for a in back.accepted] == [0, 1, 2]
         usual = back.traffic.downlink[0]
@@ -101,25 +101,25 @@ def test_a_client_that_was_away_downloads_what_it_missed_and_one_without_a_state
         frames = len(missed[0].broadcast.frame) * 4
         assert usual < back.traffic.downlink[2] <= 1.2 * frames < dense / 10
         assert back.traffic.catch_up == back.traffic.downlink[2] - usual
-        over_the_line = run.clients.lines[2].bytes_down - carried
+        over_the_line = run.clients.proxies[2].bytes_down - carried
         assert back.traffic.downlink[2] < over_the_line < dense / 2
 
         run.clients.end(1)
         run.clients.forget(1)
-        run.roster.miss([1])
+        run.connected_clients.mark_silent([1])
         run.rounds(7, 7)
         run.clients.begin(1)
         run.until_heard(1)
-        carried = run.clients.lines[1].bytes_down
+        carried = run.clients.proxies[1].bytes_down
         (anew,) = run.rounds(8, 8)
         assert [a.client for a in anew.accepted] == [0, 1, 2]
-        over_the_line = run.clients.lines[1].bytes_down - carried
+        over_the_line = run.clients.proxies[1].bytes_down - carried
         assert dense < anew.traffic.downlink[1] < over_the_line < 1.01 * dense
         run.rounds(9, 9)
         assert [sentence.partition(":")[0] for sentence in run.callback.warnings] == [
             f"rounds go on with 2 clients in place of 3, without client {away}" for away in (2, 1)
         ]
-        run.dismiss()
+        run.send_farewell()
         assert all(
             torch.equal(run.weights_of(client), run.loop.broadcasts.weights) for client in range(3)
         )

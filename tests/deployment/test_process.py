@@ -11,8 +11,8 @@ from tiny_task import task
 
 from fedcomp import RunConfig
 from fedcomp.clients.device_state import MAX_PAST_VERSIONS
+from fedcomp.deployment.deployed_client import DeployedClient
 from fedcomp.deployment.handshake import ClientSetup, pack_options, session_for
-from fedcomp.deployment.member import Member
 from fedcomp.errors import FedcompError, ProtocolError, UserError
 from fedcomp.keys.keyring import verifier
 from fedcomp.layout import Layout
@@ -75,7 +75,9 @@ class Members:
 
     def member(self, client):
         if client not in self.members:
-            self.members[client] = Member(own(client), StateFolder(self.folder / str(client)))
+            self.members[client] = DeployedClient(
+                own(client), StateFolder(self.folder / str(client))
+            )
             assert not self.members[client].join(invitation(self.config, self.loop)).reason
         return self.members[client]
 
@@ -144,13 +146,13 @@ def test_a_member_of_another_run_starts_from_nothing(tmp_path):
     config = resolved(RunConfig(clients=2, rounds=2, participation=1.0, batch_size=10))
     trained(tmp_path, config)
     folder = StateFolder(tmp_path / "0")
-    member = Member(own(0), folder)
+    member = DeployedClient(own(0), folder)
     presence = member.join(
         dataclasses.replace(invitation(config, a_loop(config)), run="another run")
     )
     assert (
         presence.version == a_loop(config).broadcasts.first
-        and member.session.states.at(member.who).memory.pending is None
+        and member.session.states.at(member.client_id).memory.pending is None
     )
     folder.close()
 
@@ -158,7 +160,7 @@ def test_a_member_of_another_run_starts_from_nothing(tmp_path):
 def test_a_member_that_failed_tries_again_when_it_is_asked_again():
     config = resolved(RunConfig(clients=2, rounds=1, participation=1.0, batch_size=10))
     loop = a_loop(config)
-    member = Member(own(0), None)
+    member = DeployedClient(own(0), None)
     member.join(invitation(config, loop))
     b = loop.broadcasts
     asked = Assignment(1, "train", 0, UP_TO_DATE, b.version, b.version, b.fingerprint, [], "")
@@ -172,7 +174,7 @@ def test_a_member_that_failed_tries_again_when_it_is_asked_again():
 def test_a_member_without_a_disk_answers_the_same_question_with_the_same_report():
     config = resolved(RunConfig(clients=2, rounds=1, participation=1.0, batch_size=10))
     loop, asked = a_loop(config), []
-    member = Member(own(0), None)
+    member = DeployedClient(own(0), None)
     member.join(invitation(config, loop))
 
     class Once:
@@ -183,7 +185,7 @@ def test_a_member_without_a_disk_answers_the_same_question_with_the_same_report(
             first = [member.answer(a) if a.client == 0 else None for a in assignments]
             again = member.answer(assignments[0])
             assert again is first[0] and again.kind == UPDATE
-            other = Member(own(1), None)
+            other = DeployedClient(own(1), None)
             other.join(invitation(config, loop))
             assert other.answer(assignments[0]) is None  # meant for client 0
             return [again, other.answer(assignments[1])]
@@ -197,7 +199,7 @@ def test_an_earlier_phase_may_be_asked_again():
     config = resolved(
         RunConfig(clients=1, rounds=3, participation=1.0, batch_size=10, strategy="powersgd:rank=1")
     )
-    loop, asked, member = a_loop(config), [], Member(own(0), None)
+    loop, asked, member = a_loop(config), [], DeployedClient(own(0), None)
     member.join(invitation(config, loop))
 
     class Once:
@@ -218,10 +220,10 @@ def test_a_client_without_an_enrolment_keeps_a_key_of_its_own(tmp_path):
     invited, shown = invitation(config, a_loop(config)), []
     for name in ("a", "a", "b"):
         folder = StateFolder(tmp_path / name)
-        shown.append(Member(own(0), folder).join(invited).key)
+        shown.append(DeployedClient(own(0), folder).join(invited).key)
         folder.close()
     assert verifier(shown[0]) and shown[0] == shown[1] != shown[2]
-    enrolled = Member(own(0), None, ec.generate_private_key(ec.SECP384R1()))
+    enrolled = DeployedClient(own(0), None, ec.generate_private_key(ec.SECP384R1()))
     assert enrolled.join(invited).key == b""  # its certificate says who it is
 
 

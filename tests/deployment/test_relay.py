@@ -20,7 +20,7 @@ from fedcomp.keys.key_folder import add_relay, make, revoke
 from fedcomp.keys.registry import Registry
 from fedcomp.messages import Invitation
 from fedcomp.sim import simulate
-from fedcomp.transports.grpc import Credentials, GrpcTransport, Settings, Terms, tcp_info
+from fedcomp.transports.grpc import Credentials, GrpcTransport, PortSettings, Terms, tcp_info
 
 ADDED = {"uplink": "topk:density=1/4+s2:union=4", "downlink": "identity", "clients": 4}
 
@@ -56,11 +56,11 @@ def test_clients_behind_a_relay_give_the_same_model_as_without(tmp_path, keys):
         (relay,) = run.relays
         relay.thread.join(PATIENCE_S)
         assert relay.ended and relay.error is None
-        assert relay.has_said(
+        assert relay.has_logged(
             f"relays localhost:{run.port} on 127.0.0.1:{relay.port} to a run of 4"
         )
-        assert relay.has_said("and forwards each frame")
-        assert relay.has_said("the run is over after round 3")
+        assert relay.has_logged("and forwards each frame")
+        assert relay.has_logged("the run is over after round 3")
         assert not run.warnings
     assert model(tmp_path / "relay") == model(tmp_path / "direct")
     same = ("accepted", "rejected", "uplink_bytes", "downlink_bytes", "loss")
@@ -110,7 +110,7 @@ def test_a_relay_that_adds_gives_the_same_model_as_a_simulation(tmp_path, direct
     expected = simulated(tmp_path / "simulated", relays=1, rounds=4, **ADDED)
     with deployed(tmp_path, relays=1, rounds=4, **ADDED) as run:
         run.serve(*[[3]] * direct, behind=[[0, 1, 2] if direct else [0, 1, 2, 3]])
-        assert run.relays[0].has_said("and adds the frames of its clients")
+        assert run.relays[0].has_logged("and adds the frames of its clients")
         assert len(run.warnings) == 1 and "--insecure" in run.warnings[0]
     assert close(load_file(tmp_path / "run" / "model.safetensors"), expected)
     for line in lines(tmp_path):
@@ -210,7 +210,7 @@ def test_a_relay_and_its_clients_reconnect_to_a_restarted_server(tmp_path, keys)
         assert run.serve([3], behind=[[0, 1, 2]], script=iter([None])) is None
         run.config = replace(run.config, resume=True)
         assert run.serve().client_updates == 16
-        assert run.relays[0].has_said("trying again")
+        assert run.relays[0].has_logged("trying again")
     assert model(tmp_path / "disturbed") == model(tmp_path / "undisturbed")
 
 
@@ -227,7 +227,7 @@ def test_a_relay_with_stay_serves_the_next_run(tmp_path):
         (relay,) = run.relays
         run.config = replace(run.config, out=str(tmp_path / "next"))
         assert run.serve(then=next_clients).client_updates == 4
-        assert relay.has_said("the run is over after round 2; waiting for the next one")
+        assert relay.has_logged("the run is over after round 2; waiting for the next one")
         assert not relay.ended and relay.port
 
 
@@ -242,7 +242,7 @@ def test_a_relay_that_is_revoked_ends_and_its_clients_wait_for_another(tmp_path)
         revoke(keys, "relay-0")
         yield from rounds_until(lambda: first.ended, first.said)
         assert isinstance(first.error, UserError) and "relay 0 is revoked" in str(first.error)
-        yield from rounds_until(lambda: run.clients[1].has_said("trying every"))
+        yield from rounds_until(lambda: run.clients[1].has_logged("trying every"))
         assert not run.clients[1].ended
         assert lines(tmp_path)[-1]["accepted"] == 2
         run.start(2, at=run.relay())
@@ -268,7 +268,7 @@ def sentence(*words: object) -> str:
 def server() -> Iterator[GrpcTransport]:
     terms = Terms("ab" * 16, "{}", "", "", 1, 1 << 20, 1 << 20)
     invitation = Invitation("ab" * 16, -1, "{}", "", "")
-    made = GrpcTransport(Settings("127.0.0.1", 0, invitation, 1, 1 << 20, relay_terms=terms))
+    made = GrpcTransport(PortSettings("127.0.0.1", 0, invitation, 1, 1 << 20, relay_terms=terms))
     made.open()
     yield made
     made.close()
@@ -334,7 +334,7 @@ class GrpcServer:
         read = [(folder / "other" / n).read_bytes() for n in ("server.crt", "server.key", "ca.crt")]
         invitation = Invitation("ab" * 16, -1, "{}", "", "")
         keys = Registry(folder / "other" / "registry.toml")
-        settings = Settings("127.0.0.1", 0, invitation, 1, 1 << 20, Credentials(*read), keys)
+        settings = PortSettings("127.0.0.1", 0, invitation, 1, 1 << 20, Credentials(*read), keys)
         self.transport = GrpcTransport(settings)
 
     def __enter__(self) -> int:

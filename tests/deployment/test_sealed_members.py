@@ -8,7 +8,7 @@ from test_process import a_loop, invitation, own, rounds
 
 from fedcomp import RunConfig, UserError
 from fedcomp.deployment import log_messages
-from fedcomp.deployment.member import Member
+from fedcomp.deployment.deployed_client import DeployedClient
 from fedcomp.errors import ProtocolError
 from fedcomp.keys import signature_log
 from fedcomp.keys.enrolment import public_key_pem
@@ -46,7 +46,7 @@ class Server:
         if self.state is not None:
             self.state.close()
         self.state = StateFolder(self.folder) if self.folder else None
-        self.member = Member(own(0), self.state)
+        self.member = DeployedClient(own(0), self.state)
         self.member.key = key
 
     def invite(self, run: str, client: int = -1) -> None:
@@ -217,8 +217,8 @@ def test_who_seals_alone_takes_part_in_nothing_else():
     for strategy in ("election:byzantine=2,form=ballots", "average"):
         config = resolved(RunConfig(clients=5, participation=1.0, batch_size=10, strategy=strategy))
         with pytest.raises(UserError, match=f"--sealed.*{strategy}.*leave --sealed out"):
-            Member(own(0, sealed=True), None).join(invitation(config, a_loop(config)))
-    member = Member(own(0, sealed=True), None)
+            DeployedClient(own(0, sealed=True), None).join(invitation(config, a_loop(config)))
+    member = DeployedClient(own(0, sealed=True), None)
     member.key = KEYS[0]
     assert not member.join(invitation(CONFIG, a_loop(CONFIG))).reason
 
@@ -238,7 +238,9 @@ class Members:
         )
         self.members = {}
         for client in range(5):
-            self.members[client] = Member(own(client, roster=(rosters or {}).get(client)), None)
+            self.members[client] = DeployedClient(
+                own(client, roster=(rosters or {}).get(client)), None
+            )
             self.members[client].key = KEYS[client]
             self.members[client].join(self.invited)
         self.rounds = rounds(self.loop, self, range(1, 100))
@@ -246,7 +248,7 @@ class Members:
     def renew(self, client: int) -> None:
         """A new key, and what it kept: here its memory of the run."""
         kept, self.keys[client] = self.members[client].log, FALSE[client]
-        self.members[client] = Member(own(client), None)
+        self.members[client] = DeployedClient(own(client), None)
         self.members[client].key, self.members[client].log = FALSE[client], kept
         self.members[client].join(self.invited)
 

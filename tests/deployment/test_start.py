@@ -17,7 +17,7 @@ from fedcomp import RunConfig
 from fedcomp.cli import deployment_commands
 from fedcomp.cli.main import app
 from fedcomp.config import read_run
-from fedcomp.deployment.start import Door, serve
+from fedcomp.deployment.start import Endpoint, serve
 from fedcomp.errors import ConfigError, RunFolderError, UserError
 from fedcomp.keys.key_folder import make, revoke
 from fedcomp.run_display import RunDisplay
@@ -143,7 +143,7 @@ def test_a_certificate_that_clients_would_turn_away_is_refused_before_anything_i
     with pytest.raises(UserError, match="server.key is not the key of"):
         serve(
             RunConfig(task=TASK, device="cpu", out=str(tmp_path / "run"), **OPTIONS),
-            Door(port=0, keys=tmp_path / "keys"),
+            Endpoint(port=0, keys=tmp_path / "keys"),
         )
     assert not (tmp_path / "run").exists()
 
@@ -289,7 +289,7 @@ def test_a_client_is_as_patient_as_it_is_told(tmp_path, monkeypatch):
 )
 def test_what_is_simulated_only_is_a_sentence(tmp_path, options, sentence):
     with pytest.raises(ConfigError, match=sentence):
-        serve(RunConfig(task=TASK, out=str(tmp_path / "run"), **options), Door(0))
+        serve(RunConfig(task=TASK, out=str(tmp_path / "run"), **options), Endpoint(0))
     assert not (tmp_path / "run").exists()
 
 
@@ -299,5 +299,5 @@ def test_a_simulated_run_is_not_continued_by_a_server(simulated):
             RunConfig(
                 task=TASK, engine="serial", device="cpu", out=str(simulated), resume=True, **OPTIONS
             ),
-            Door(0),
+            Endpoint(0),
         )

@@ -58,7 +58,7 @@ def test_200_clients_of_one_process_over_tls(tmp_path):
         clients = run.clients[0]
         clients.thread.join(20)
         assert clients.ended and clients.error is None
-        assert clients.has_said("the run is over after round 1")
+        assert clients.has_logged("the run is over after round 1")
 
 
 def test_keys_that_change_and_a_registry_that_breaks_under_a_server(tmp_path):
@@ -73,11 +73,11 @@ def test_keys_that_change_and_a_registry_that_breaks_under_a_server(tmp_path):
         registry.write_text(whole + "???")
         yield from rounds_until(lambda: any("is not TOML" in text for text in run.warnings))
         late = run.start(2)
-        yield from rounds_until(lambda: late.has_said("trying again"), late.said)
+        yield from rounds_until(lambda: late.has_logged("trying again"), late.said)
         assert "is not TOML" in late.said[0]
-        assert not late.has_said("connected")
+        assert not late.has_logged("connected")
         registry.write_text(whole)
-        yield from rounds_until(lambda: late.has_said("takes part as client 2"), late.said)
+        yield from rounds_until(lambda: late.has_logged("takes part as client 2"), late.said)
         assert sum("is valid again" in text for text in run.warnings) == 1
 
         newer = run.start(2)
@@ -85,7 +85,7 @@ def test_keys_that_change_and_a_registry_that_breaks_under_a_server(tmp_path):
         assert isinstance(late.error, UserError)
         assert "a newer connection has joined as client 2; only the newer one" in str(late.error)
 
-        yield from rounds_until(lambda: newer.has_said("takes part as client 2"), newer.said)
+        yield from rounds_until(lambda: newer.has_logged("takes part as client 2"), newer.said)
         revoke(keys, 2)
         yield from rounds_until(lambda: newer.ended, newer.said)
         assert isinstance(newer.error, UserError) and "client 2 is revoked" in str(newer.error)
@@ -98,4 +98,4 @@ def test_keys_that_change_and_a_registry_that_breaks_under_a_server(tmp_path):
     options = {"clients": 3, "participation": 2 / 3, "rounds": 10**6, "deadline": 1.0}
     with deployed(tmp_path, keys, **options) as run:
         run.serve([0, 1], [2], script=script())
-        assert not run.clients[0].has_said("trying")  # whoever is connected stays
+        assert not run.clients[0].has_logged("trying")  # whoever is connected stays

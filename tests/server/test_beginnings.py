@@ -8,7 +8,7 @@ import pytest
 
 from fedcomp import RunConfig, UserError
 from fedcomp.callbacks import Callback
-from fedcomp.deployment.start import Deployment, Door
+from fedcomp.deployment.start import Deployment, Endpoint
 from fedcomp.keys import key_folder as keys
 
 TINY = Path(__file__).parents[1] / "tiny_task.py"
@@ -23,14 +23,16 @@ def taken():
 
 def test_a_port_in_use_is_told_before_anything_is_written(tmp_path, taken):
     with pytest.raises(UserError, match=f"port {taken} .*choose another with --port"):
-        Deployment(replace(CONFIG, out=str(tmp_path / "run")), Door(taken), Callback())
+        Deployment(replace(CONFIG, out=str(tmp_path / "run")), Endpoint(taken), Callback())
     assert list(tmp_path.iterdir()) == []
 
 
 def test_one_port_is_not_for_two_things(tmp_path):
     with pytest.raises(UserError, match="--metrics-port and --port are both 18999"):
         Deployment(
-            replace(CONFIG, out=str(tmp_path / "run"), metrics_port=18999), Door(18999), Callback()
+            replace(CONFIG, out=str(tmp_path / "run"), metrics_port=18999),
+            Endpoint(18999),
+            Callback(),
         )
 
 
@@ -42,7 +44,7 @@ def test_places_that_nobody_has_a_key_for_are_named(tmp_path, enrolled, without)
         "Told", (Callback,), {"on_warning": lambda self, sentence: said.append(sentence)}
     )()
     Deployment(
-        replace(CONFIG, out=str(tmp_path / "run")), Door(0, keys=tmp_path / "keys"), watch
+        replace(CONFIG, out=str(tmp_path / "run")), Endpoint(0, keys=tmp_path / "keys"), watch
     )._warn_about_missing_keys()
     assert len(said) == (without is not None)
     if without:

@@ -6,7 +6,7 @@ import torch
 from cases import for_each
 from small_runs import TASKS, TINY, Records, StopsAt, assert_the_same_when_stopped, out, rounds_of
 
-from fedcomp.deployment.start import Deployment, Door
+from fedcomp.deployment.start import Deployment, Endpoint
 from fedcomp.server.exchange import Traffic
 from fedcomp.server.round_loop import RoundResult
 from fedcomp.server.warning_log import WarningLog, check_loss
@@ -95,7 +95,7 @@ def test_a_loss_that_is_finite_is_not_spoken_of(tmp_path):
 def test_a_deployment_tells_as_well(tmp_path):
     watched = Sentences()
     deployed = Deployment(
-        replace(TINY, task=f"{TASKS}:tested_on_nan", out=out(tmp_path, "run")), Door(0), watched
+        replace(TINY, task=f"{TASKS}:tested_on_nan", out=out(tmp_path, "run")), Endpoint(0), watched
     )
     records = [
         deployed._record(RoundResult(round, [], [], [], Traffic(), None), 0.0) for round in (1, 2)

@@ -10,7 +10,7 @@ from prometheus_text import parsed
 
 from fedcomp import RunConfig
 from fedcomp.callbacks import Callback
-from fedcomp.deployment.start import Door, serve
+from fedcomp.deployment.start import Endpoint, serve
 from fedcomp.errors import ConfigError
 from fedcomp.server.option_callbacks import with_option_callbacks
 from fedcomp.sim import simulate
@@ -107,7 +107,7 @@ def test_a_resumed_run_is_watched_anew_and_not_unasked(tmp_path):
     assert [line["first_round"] for line in log if line["event"] == "started"] == [1, 4]
 
 
-@pytest.mark.parametrize("start", [simulate, lambda config: serve(config, Door(0))])
+@pytest.mark.parametrize("start", [simulate, lambda config: serve(config, Endpoint(0))])
 @pytest.mark.parametrize("option", ["metrics_port", "log_json", "tensorboard"])
 def test_a_mistake_is_told_before_anything_is_written(tmp_path, monkeypatch, option, start):
     monkeypatch.setitem(__import__("sys").modules, "torch.utils.tensorboard", None)

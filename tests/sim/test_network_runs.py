@@ -22,7 +22,7 @@ from small_runs import (
 from fedcomp import RunConfig
 from fedcomp.callbacks import Callback
 from fedcomp.config import read_run
-from fedcomp.deployment.start import Door, serve
+from fedcomp.deployment.start import Endpoint, serve
 from fedcomp.errors import ConfigError, RunFolderError
 from fedcomp.server.results import NOTHING_ACCEPTED
 from fedcomp.server.round_loop import RoundResult
@@ -638,7 +638,7 @@ def test_a_server_has_no_virtual_network(tmp_path):
         ConfigError,
         match="--network simulates time for virtual clients; leave --network out, or use fedcomp sim",
     ):
-        serve(RunConfig(network="mobile", out=out(tmp_path, "run")), Door(0))
+        serve(RunConfig(network="mobile", out=out(tmp_path, "run")), Endpoint(0))
 
 
 def test_a_run_goes_on_with_the_figures_that_it_began_with(tmp_path):

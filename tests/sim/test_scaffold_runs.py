@@ -11,7 +11,7 @@ from small_runs import TINY, StopsAt, assert_the_same_when_stopped, out, rounds_
 from tiny_task import task
 
 from fedcomp import RunConfig
-from fedcomp.deployment.start import Door, serve
+from fedcomp.deployment.start import Endpoint, serve
 from fedcomp.errors import ConfigError, UserError
 from fedcomp.sim import simulate
 from fedcomp.strategies import StrategyConfig, resolved
@@ -176,4 +176,4 @@ def test_a_mistake_is_one_sentence_before_anything_is_written(tmp_path, change, 
 
 def test_a_deployment_refuses_likewise(tmp_path):
     with pytest.raises(ConfigError, match="leave --momentum out"):
-        serve(replace(RUN, momentum=0.9, out=out(tmp_path, "run")), Door(port=0))
+        serve(replace(RUN, momentum=0.9, out=out(tmp_path, "run")), Endpoint(port=0))

@@ -40,19 +40,24 @@ class ClientOptions:
 
 
 class FlowerClient:
-    """A SuperNode whose files are in the state folder `path`. `say` is called with the client's sentences."""
+    """A SuperNode whose files are in the state folder `path`. `log_message` is called with the client's sentences."""
 
     def __init__(
         self,
         target: Target,
         setup: ClientOptions,
         path: Path,
-        say: Callable[[str], None],
+        log_message: Callable[[str], None],
         *,
         patience_s: float | None = None,
         stay: bool = False,
     ):
-        self.target, self.setup, self.path, self.say = target, setup, path.absolute(), say
+        self.target, self.setup, self.path, self.log_message = (
+            target,
+            setup,
+            path.absolute(),
+            log_message,
+        )
         self.patience_s, self.stay = patience_s, stay
         self.home, self.log = self.path / HOME, self.path / LOG
         self._refused = ""  # why this client cannot take part; "" if it can
@@ -63,7 +68,7 @@ class FlowerClient:
         """Serve until the run is over. Raises UserError if the client cannot take part or the server is not reached in time."""
         lock = StateFolder(self.home)
         try:
-            self.say(LogMessage(EXPOSED, "flower"))
+            self.log_message(LogMessage(EXPOSED, "flower"))
             (self.path / SAID).unlink(missing_ok=True)
             (self.path / SETUP).write_text(json.dumps(asdict(self.setup)))
             attempts = 0
@@ -76,7 +81,7 @@ class FlowerClient:
                 sentence = f"Flower's SuperNode ended; {self.log} has its log"
                 if self.patience_s is not None:
                     raise UnreachableError(sentence, "closed")
-                self.say(LogMessage(sentence, "cut_off"))
+                self.log_message(LogMessage(sentence, "cut_off"))
                 time.sleep(RETRY_S[min(attempts, len(RETRY_S) - 1)])
                 attempts += 1
         finally:
@@ -87,7 +92,7 @@ class FlowerClient:
         node = processes.start(self._command(), self.home / "flwr", self.log)
         try:
             address = self.target.address
-            self.say(
+            self.log_message(
                 LogMessage(f"Flower's SuperNode runs for {address}", "started", server=address)
             )
             while node.poll() is None and not (self._refused or self._over):
@@ -123,7 +128,7 @@ class FlowerClient:
         """Repeat the sentences that the ClientApp's processes have written since the last call."""
         for line in self._said():
             sentence, event, values = json.loads(line)
-            self.say(LogMessage(sentence, event, **values))
+            self.log_message(LogMessage(sentence, event, **values))
             if event == REFUSED:
                 self._refused = sentence
             if event == "over":

@@ -24,8 +24,8 @@ from ...tasks import load
 from ...tasks.check import data_of
 from ...transports.flower.records import from_records, to_records
 from .. import log_messages
+from ..deployed_client import DeployedClient
 from ..handshake import ClientSetup
-from ..member import Member
 
 FOLDER = "fedcomp-state"  # in the node config
 SETUP, INVITED, SAID = "setup.json", "invitation.bin", "said.jsonl"
@@ -37,50 +37,52 @@ app = ClientApp()
 @app.query("join")
 def join(message: Message, context: Context) -> Message:
     invitation = from_records(message.content, Invitation)
-    with _member(context) as (member, folder):
+    with _open_client(context) as (client, folder):
         try:
-            presence = member.join(invitation)
+            presence = client.join(invitation)
             folder.save({INVITATION: invitation.pack()}, INVITED)
-            _say(folder, log_messages.joined(presence, member.session))
+            _log_message(folder, log_messages.joined(presence, client.session))
         except FedcompError as error:
-            presence = Presence(invitation.run, member.who, "", str(error))
-            _say(folder, LogMessage(str(error), REFUSED))
+            presence = Presence(invitation.run, client.client_id, "", str(error))
+            _log_message(folder, LogMessage(str(error), REFUSED))
     return Message(to_records(presence), reply_to=message)
 
 
 @app.train()
 def train(message: Message, context: Context) -> Message:
     assignment = from_records(message.content, Assignment)
-    with _member(context) as (member, folder):
+    with _open_client(context) as (client, folder):
         try:
-            kept = folder.load(INVITED)
-            if INVITATION not in kept:
+            stored = folder.load(INVITED)
+            if INVITATION not in stored:
                 raise UserError("this client has not joined the run; start it again")
-            member.join(Invitation.unpack(kept[INVITATION]))
-            report = member.answer(assignment)
+            client.join(Invitation.unpack(stored[INVITATION]))
+            report = client.answer(assignment)
             if report is None:
                 raise UserError(f"the assignment is for client {assignment.client}")
         except FedcompError as error:
             report = failure(assignment, "encode", str(error))
-        _say(folder, log_messages.answered(assignment, report))
+        _log_message(folder, log_messages.answered(assignment, report))
     return Message(to_records(report, {"num-examples": report.examples}), reply_to=message)
 
 
 @app.query("leave")
 def leave(message: Message, context: Context) -> Message:
     farewell = from_records(message.content, Farewell)
-    with _member(context) as (member, folder):
-        _say(folder, log_messages.over(farewell, stay=False))
-        return Message(to_records(Presence(farewell.run, member.who, "", "")), reply_to=message)
+    with _open_client(context) as (client, folder):
+        _log_message(folder, log_messages.over(farewell, stay=False))
+        return Message(
+            to_records(Presence(farewell.run, client.client_id, "", "")), reply_to=message
+        )
 
 
 @contextmanager
-def _member(context: Context) -> Iterator[tuple[Member, StateFolder]]:
+def _open_client(context: Context) -> Iterator[tuple[DeployedClient, StateFolder]]:
     """Yield the client whose state is in the folder that the node config names. This process holds the folder's lock meanwhile."""
     path = Path(str(context.node_config[FOLDER]))
     setup = json.loads((path / SETUP).read_text())
     task = load(setup["task"], data_folder(setup["data"]))
-    client = ClientSetup(
+    own = ClientSetup(
         task,
         data_of(task, "train"),
         torch.device(setup["device"]),
@@ -93,12 +95,12 @@ def _member(context: Context) -> Iterator[tuple[Member, StateFolder]]:
     key = Enrolment.read(setup["enrolment"]).pair[0] if setup["enrolment"] else None
     folder = StateFolder(path)
     try:
-        yield Member(client, folder, key), folder
+        yield DeployedClient(own, folder, key), folder
     finally:
         folder.close()
 
 
-def _say(folder: StateFolder, said: LogMessage) -> None:
+def _log_message(folder: StateFolder, said: LogMessage) -> None:
     """Write a sentence for the process that started the SuperNode."""
     with (folder.path / SAID).open("a", encoding="utf-8") as file:
         file.write(json.dumps([said, said.event, dict(said.values)]) + "\n")

@@ -21,7 +21,7 @@ from ...keys.connection import join_address
 from ...keys.key_folder import CA_CRT, REGISTRY, serving_files
 from ...keys.registry import Registry
 from ...server.option_callbacks import with_option_callbacks
-from ..start import Door, refuse_ports_in_use, refuse_simulation_options
+from ..start import Endpoint, refuse_ports_in_use, refuse_simulation_options
 from . import processes
 from .events import EventReader
 from .processes import LOOPBACK
@@ -49,7 +49,7 @@ EXPOSED = (
 
 def serve(
     config: RunConfig,
-    door: Door,
+    endpoint: Endpoint,
     callback: Callback | None = None,
     opened: Callable[[int], None] = lambda port: None,
 ) -> Summary:
@@ -63,20 +63,20 @@ def serve(
         raise ConfigError(
             "--relays needs --transport grpc; leave --relays or --transport flower out"
         )
-    door = dataclasses.replace(
-        door, host=door.host or LOOPBACK, port=door.port or processes.free_port()
+    endpoint = dataclasses.replace(
+        endpoint, host=endpoint.host or LOOPBACK, port=endpoint.port or processes.free_port()
     )
-    refuse_ports_in_use(config, door)
+    refuse_ports_in_use(config, endpoint)
     with ExitStack() as ends:
         callback = ends.enter_context(with_option_callbacks(config, callback or Callback()))
         folder = Path(tempfile.mkdtemp(prefix="fedcomp-flower-"))
-        link = SuperLink(door, folder)
+        link = SuperLink(endpoint, folder)
         ends.callback(link.stop)
         link.start()
         events = EventReader(folder / EVENTS, callback)
-        (folder / SETTINGS).write_text(json.dumps(_settings(config, door, link.register())))
-        opened(door.port)
-        callback.on_warning(EXPOSED.format(port=door.port, host=door.host))
+        (folder / SETTINGS).write_text(json.dumps(_settings(config, endpoint, link.register())))
+        opened(endpoint.port)
+        callback.on_warning(EXPOSED.format(port=endpoint.port, host=endpoint.host))
         link.submit()
         while not events.ended:
             running = link.running()  # read first: the events of a process that ended are complete
@@ -90,7 +90,7 @@ def serve(
         return events.summary
 
 
-def _settings(config: RunConfig, door: Door, enrolled: list[Any] | None) -> dict[str, Any]:
+def _settings(config: RunConfig, endpoint: Endpoint, enrolled: list[Any] | None) -> dict[str, Any]:
     """Return the settings of the ServerApp. Options that concern this process alone have their defaults there."""
     shown = dataclasses.replace(config, log_json=None, metrics_port=-1, tensorboard=False)
     options = {
@@ -98,18 +98,18 @@ def _settings(config: RunConfig, door: Door, enrolled: list[Any] | None) -> dict
         for name, value in vars(shown).items()
         if value is not None and not isinstance(value, StrategyDefault)
     }
-    keys = str(door.keys) if door.keys else None
-    place = {"host": door.host, "port": door.port, "keys": keys, "cwd": str(Path.cwd())}
+    keys = str(endpoint.keys) if endpoint.keys else None
+    place = {"host": endpoint.host, "port": endpoint.port, "keys": keys, "cwd": str(Path.cwd())}
     return {"options": options, "enrolled": enrolled} | place
 
 
 class SuperLink:
     """`flower-superlink` at the port of a door, for one run. Its files are in `folder`."""
 
-    def __init__(self, door: Door, folder: Path):
-        self.door, self.folder = door, folder
+    def __init__(self, endpoint: Endpoint, folder: Path):
+        self.endpoint, self.folder = endpoint, folder
         self.log, self.home = folder / LOG, folder / "home"
-        self.control = door.host, door.port  # address of Flower's Control API
+        self.control = endpoint.host, endpoint.port  # address of Flower's Control API
         self._started: list[subprocess.Popen[bytes]] = []
         self._failed = False
 
@@ -117,7 +117,7 @@ class SuperLink:
         """Start the SuperLink, and wait until its port is open. Raises FedcompError."""
         self.home.mkdir()
         options, self.control = processes.superlink_options(
-            self.door.host, self.door.port, self.home
+            self.endpoint.host, self.endpoint.port, self.home
         )
         self._start("flower-superlink", *options, *self._trust())
         self._write_files()
@@ -129,10 +129,10 @@ class SuperLink:
 
     def register(self) -> list[tuple[int, int, str]] | None:
         """Register the enrolled clients. Return node id, logical id and public key (OpenSSH) of each; None without keys."""
-        if self.door.keys is None:
+        if self.endpoint.keys is None:
             return None
         found = []
-        for client, key in Registry(self.door.keys / REGISTRY).enrolled().items():
+        for client, key in Registry(self.endpoint.keys / REGISTRY).enrolled().items():
             path = self.folder / "client.pub"
             path.write_text(key)
             answer = self._flwr("supernode", "register", str(path), "here", "--format", "json")
@@ -176,16 +176,16 @@ class SuperLink:
         return done.stdout
 
     def _trust(self) -> list[str]:
-        if self.door.keys is None:
+        if self.endpoint.keys is None:
             return ["--insecure"]
-        certificate, key = map(str, serving_files(self.door.keys))
+        certificate, key = map(str, serving_files(self.endpoint.keys))
         files = ["--ssl-certfile", certificate, "--ssl-keyfile", key]
-        ca = ["--ssl-ca-certfile", str(self.door.keys / CA_CRT)]
+        ca = ["--ssl-ca-certfile", str(self.endpoint.keys / CA_CRT)]
         return [*ca, *files, "--enable-supernode-auth"]
 
     def _write_files(self) -> None:
         """Write the configuration of `flwr` and the App's pyproject.toml."""
-        keys = self.door.keys
+        keys = self.endpoint.keys
         trust = {"root-certificates": str(keys.absolute() / CA_CRT)} if keys else {"insecure": True}
         here = {"address": join_address(*self.control)} | trust
         connection = {"superlink": {"default": "here", "here": here}}

@@ -12,7 +12,7 @@ from ...config import RunConfig
 from ...errors import FedcompError
 from ...keys.enrolment import parse_public_key, public_key_pem
 from ...transports.flower.joining import JoiningTransport
-from ..start import Deployment, Door
+from ..start import Deployment, Endpoint
 from .events import ENDED, EventWriter
 
 FOLDER = "fedcomp-folder"  # in the run config: the folder of SETTINGS and EVENTS
@@ -27,7 +27,7 @@ def main(grid: Grid, context: Context) -> None:
     settings = json.loads((folder / SETTINGS).read_text())
     os.chdir(settings["cwd"])
     keys = Path(settings["keys"]) if settings["keys"] else None
-    door = Door(settings["port"], settings["host"], keys)
+    endpoint = Endpoint(settings["port"], settings["host"], keys)
     enrolled = settings["enrolled"] and {
         node: (client, public_key_pem(parse_public_key(key)))
         for node, client, key in settings["enrolled"]
@@ -35,8 +35,10 @@ def main(grid: Grid, context: Context) -> None:
     with (folder / EVENTS).open("a", encoding="utf-8") as file:
         events = EventWriter(file)
         try:
-            make = functools.partial(JoiningTransport, grid, door.port, enrolled)
-            Deployment(RunConfig(**settings["options"]), door, events, make).run(lambda port: None)
+            make = functools.partial(JoiningTransport, grid, endpoint.port, enrolled)
+            Deployment(RunConfig(**settings["options"]), endpoint, events, make).run(
+                lambda port: None
+            )
             events.write(ENDED)
         except FedcompError as error:
             events.failed(error)

@@ -22,7 +22,7 @@ class JoiningTransport(GridTransport):
     """Invites each node that connects. The node's answer has its client id and the version of its weights.
 
     `port`: the SuperLink's. `enrolled`: node id → logical id and public key (PEM) of the nodes that Flower authenticates; None: nodes
-    claim their client ids. `on_joined` is called for each client that joins or reconnects, `on_heard` for a client that answers an
+    claim their client ids. `on_joined` is called for each client that joins or reconnects, `on_late_answer` for a client that answers an
     assignment that is no longer open.
     """
 
@@ -35,12 +35,12 @@ class JoiningTransport(GridTransport):
         clients: int,
         *,
         on_joined: Callable[[int, Presence], None],
-        on_heard: Callable[[int], None],
+        on_late_answer: Callable[[int], None],
         warn: Callable[[str], None],
     ):
         super().__init__(grid, self._look)
         self.port, self.enrolled, self.invitation, self.size = port, enrolled, invitation, clients
-        self.on_joined, self.on_heard, self.warn = on_joined, on_heard, warn
+        self.on_joined, self.on_late_answer, self.warn = on_joined, on_late_answer, warn
         self._joined: dict[int, int] = {}  # node → client
         self._invited: dict[str, int] = {}  # message id → node
         self._late: dict[int, str] = {}  # client → message id of a cancelled assignment
@@ -66,7 +66,7 @@ class JoiningTransport(GridTransport):
         """Return the PEM of the public key that a client joined with. Raises KeyError if it has not joined with one."""
         return self._public_keys[client]
 
-    def recheck(self) -> None:
+    def recheck_keys(self) -> None:
         """Do nothing: Flower authenticates the nodes."""
 
     def traffic(self) -> None:
@@ -75,7 +75,7 @@ class JoiningTransport(GridTransport):
     def counts(self) -> dict[str, int]:
         return {"connections": len(self._joined)}
 
-    def dismiss(self, round: int) -> None:
+    def send_farewell(self, round: int) -> None:
         """Tell all clients that the run is over, and wait up to 20 s for their answers."""
         farewell = Farewell(self.invitation.run, round)
         messages = [self._message(farewell, LEAVE, node) for node in self._joined]
@@ -139,7 +139,7 @@ class JoiningTransport(GridTransport):
         for reply in self.grid.pull_messages(list(clients)):
             client = clients.get(reply.metadata.reply_to_message_id)
             if client is not None and self._late.pop(client, None) and not reply.has_error():
-                self.on_heard(client)
+                self.on_late_answer(client)
 
     def _warn_once(self, sentence: str) -> None:
         if sentence not in self._warned:

@@ -6,7 +6,7 @@ from .credentials import Credentials
 from .io_loop import IoTasks
 from .relay import Relay
 from .server import GrpcTransport
-from .stream import Settings
+from .stream import PortSettings
 from .tcp_info import Traffic
 from .wire import Refused, Terms
 
@@ -17,7 +17,7 @@ __all__ = [
     "IoTasks",
     "Refused",
     "Relay",
-    "Settings",
+    "PortSettings",
     "Terms",
     "Traffic",
 ]

@@ -99,7 +99,8 @@ class GrpcConnection:
     async def send(self, answer: Presence | Report) -> None:
         """Send the presence that answers the invitation, or the report on the last assignment that `messages` yielded.
 
-        Returns when gRPC's flow control has accepted the message. Raises ValueError if there is nothing to answer.
+        Returns when gRPC's flow control has accepted the message, or if the server has refused this client, which `messages` then yields.
+        Raises ValueError if there is nothing to answer.
         """
         if self._invitation is None:
             raise ValueError("the server has sent no invitation")
@@ -121,6 +122,8 @@ class GrpcConnection:
         except (grpc.RpcError, asyncio.InvalidStateError) as error:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(asyncio.shield(self._reading), STATUS_S)
+            if self._waiting and isinstance(self._waiting[-1], Refused):
+                return  # `messages` yields the reason why the server ended the stream
             raise self._error or self._unreachable(error) from error
 
     async def _read(self) -> None:

@@ -2,7 +2,7 @@
 
 import os
 
-from .wire import LARGEST_GRPC
+from .wire import MAX_GRPC_BYTES
 
 # gRPC reads these variables when it is first imported, and its Python API has no other way to set them. fedcomp's certificates have EC
 # keys: a cipher suite that requires RSA keys rules out TLS 1.2 and leaves TLS 1.3. The verbosity keeps failed handshakes out of the log.
@@ -15,8 +15,8 @@ KEEPALIVE_S = 100  # of silence, after which a keepalive ping is sent
 ANSWER_S = 20  # to answer the ping, after which the connection is closed
 
 _BOTH = {
-    "grpc.max_receive_message_length": LARGEST_GRPC,
-    "grpc.max_send_message_length": LARGEST_GRPC,
+    "grpc.max_receive_message_length": MAX_GRPC_BYTES,
+    "grpc.max_send_message_length": MAX_GRPC_BYTES,
     "grpc.keepalive_time_ms": KEEPALIVE_S * 1000,
     "grpc.keepalive_timeout_ms": ANSWER_S * 1000,
     "grpc.http2.ping_timeout_ms": ANSWER_S * 1000,

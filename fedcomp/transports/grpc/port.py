@@ -26,14 +26,14 @@ from .relay_stream import ConnectedRelay, RelayedClient
 from .stream import (
     MESSAGE_BYTES,
     Answered,
-    End,
+    AnsweredLate,
+    EndStream,
     Event,
-    Heard,
     Joined,
     JoinRate,
     Left,
-    Open,
-    Settings,
+    PendingAssignment,
+    PortSettings,
     Stream,
     TrafficReport,
     Warned,
@@ -66,7 +66,7 @@ FLOOD_PAUSE_S = 60.0  # in which a client that was cut for this may not join
 class Port:
     """Serves the clients of a run. All methods must be called in the event loop of `serve`. `emit` is called with each event."""
 
-    def __init__(self, settings: Settings, emit: Callable[[Event], None]):
+    def __init__(self, settings: PortSettings, emit: Callable[[Event], None]):
         self.settings, self.emit = settings, emit
         self.refused: Counter[str] = Counter()  # streams, by reason
         self.traffic: PortTraffic | None = None
@@ -76,7 +76,7 @@ class Port:
         self._joined: dict[int, Stream | RelayedClient] = {}
         self._relays: dict[object, Stream] = {}  # by relay id, without TLS by address
         self._keys: dict[int, PeerKey] = {}  # with which clients joined
-        self._open: dict[int, Open] = {}
+        self._pending: dict[int, PendingAssignment] = {}
         self._rate = JoinRate()
         self._warned: set[int] = set()  # ids outside of the run
         self._farewell: Farewell | None = None
@@ -90,7 +90,7 @@ class Port:
     @property
     def waiting(self) -> bool:
         """Whether an assignment is open."""
-        return bool(self._open)
+        return bool(self._pending)
 
     # The server.
 
@@ -143,13 +143,17 @@ class Port:
             if self.traffic is not None:
                 self._read_all(self.traffic)
                 self._cut_floods(self.traffic)
-            joined = [self._joined.get(client) for client in self._open]
+            joined = [self._joined.get(client) for client in self._pending]
             waiting = {stream for stream in joined if isinstance(stream, Stream)}
-            waiting |= {open.relay.stream for open in self._open.values() if open.relay is not None}
+            waiting |= {
+                pending.relay.stream
+                for pending in self._pending.values()
+                if pending.relay is not None
+            }
             for stream in waiting:
                 stream.silent_ticks += 1
                 if stream.silent_ticks >= SILENT_TICKS:
-                    if stream.client in self._open and math.isfinite(self.settings.grace_s):
+                    if stream.client in self._pending and math.isfinite(self.settings.grace_s):
                         why = f"it gave no sign of life for {self.settings.silence_s:g} s"
                         self.answer(stream.client, Lost(why, self._stage(stream.client)))
                     self._drop(stream)
@@ -196,7 +200,7 @@ class Port:
                 stream.received += len(data) + MESSAGE_BYTES
                 self._handle_message(stream, data)
                 del data  # else it would stay in memory until the next message
-        except End as end:
+        except EndStream as end:
             await self._finish(stream, end.refused)
         except ProtocolError as error:
             self.refused["malformed message"] += 1
@@ -205,7 +209,7 @@ class Port:
                 self._warn(
                     f"{name} sent a malformed message, and its connection was closed: {error}"
                 )
-                if stream.client in self._open:  # a second attempt would get the same answer
+                if stream.client in self._pending:  # a second attempt would get the same answer
                     self.answer(stream.client, Lost(str(error)))
             await self._finish(
                 stream, Refused(f"the server received a malformed message: {error}", True)
@@ -259,9 +263,9 @@ class Port:
         if self._joined.get(stream.client) is stream:
             del self._joined[stream.client]
             self.emit(Left(stream.client))
-            open = self._open.get(stream.client)
-            if open is not None and open.relay is None:  # else the relay waits for its client
-                self._start_grace(stream.client, open, self.settings.grace_s)
+            pending = self._pending.get(stream.client)
+            if pending is not None and pending.relay is None:  # else the relay waits for its client
+                self._start_grace(stream.client, pending, self.settings.grace_s)
 
     def _leave_relay(self, relay: ConnectedRelay) -> None:
         relay.lost = True
@@ -269,12 +273,12 @@ class Port:
             del self._relays[identity]
         for client in [*relay.clients.values()]:
             self.leave(client)
-        for client, open in self._open.items():
-            if open.relay is relay:
-                open.relay = None
+        for client, pending in self._pending.items():
+            if pending.relay is relay:
+                pending.relay = None
                 if client not in self._joined:
                     grace_s = max(RELAY_GRACE_S, self.settings.grace_s)
-                    self._start_grace(client, open, grace_s)
+                    self._start_grace(client, pending, grace_s)
 
     def _end(self, stream: Stream) -> None:
         """Forget a stream that ended, add its bytes to its client's, and cut its connection."""
@@ -370,9 +374,9 @@ class Port:
         ids = keys.ids_by_hash().items() if keys is not None else ()
         relay.send(relay_wire.encode_rows(Kind.KEYS, ids))
 
-    def refusal(self, why: str, sentence: str, again: bool = True) -> End:
+    def refusal(self, why: str, sentence: str, again: bool = True) -> EndStream:
         self.refused[why] += 1
-        return End(Refused(sentence, again))
+        return EndStream(Refused(sentence, again))
 
     def _begin_join(self, stream: Stream, client: int) -> None:
         clients = self.settings.clients
@@ -417,7 +421,7 @@ class Port:
         stream.put(wire.split(wire.encode(Kind.INVITATION, stream.invitation)))
 
     def _handle_presence(self, stream: Stream, reader: Reader) -> None:
-        presence = wire.bounded(wire.decode(Kind.PRESENCE, reader, stream.invitation))
+        presence = wire.limit_texts(wire.decode(Kind.PRESENCE, reader, stream.invitation))
         if presence.key:
             point_key(presence.key)  # raises ProtocolError if it is malformed
         client = stream.client if stream.client >= 0 else presence.client
@@ -428,7 +432,7 @@ class Port:
         if presence.reason:
             self._warn(f"{name} cannot take part: {presence.reason}")
             self.refused["cannot take part"] += 1
-            raise End
+            raise EndStream
         if stream.client < 0:
             self._begin_join(stream, presence.client)
         elif presence.client != stream.client:
@@ -480,13 +484,13 @@ class Port:
         self.emit(Joined(client, presence, stream.key.pem if stream.key else None))
         if self._farewell is not None and isinstance(stream, Stream):
             self._dismiss(stream)
-        elif (open := self._open.get(client)) is not None:
-            self._assign(stream, open)
+        elif (pending := self._pending.get(client)) is not None:
+            self._assign(stream, pending)
 
     # Messages.
 
     def _handle_message(self, stream: Stream, data: bytes) -> None:
-        """Handle one gRPC message of a client or relay. Raises ProtocolError or End."""
+        """Handle one gRPC message of a client or relay. Raises ProtocolError or EndStream."""
         if stream.closing:
             return
         if stream.joined:
@@ -521,20 +525,20 @@ class Port:
                 f"a report answers assignment {sequence}, which this client was not sent or has answered"
             )
         stream.answered = sequence
-        assignment = self.open_assignment(stream.client, sequence)
+        assignment = self.pending_assignment(stream.client, sequence)
         if assignment is None:
-            self.emit(Heard(stream.client))
+            self.emit(AnsweredLate(stream.client))
         else:
-            self.answer(stream.client, wire.bounded(wire.decode_report(reader, assignment)))
+            self.answer(stream.client, wire.limit_texts(wire.decode_report(reader, assignment)))
             self._count(stream)
 
-    def open_assignment(
+    def pending_assignment(
         self, client: int, sequence: int, relay: ConnectedRelay | None = None
     ) -> Assignment | None:
         """Return the open assignment with this sequence number if it was sent directly, or to this relay, else None."""
-        open = self._open.get(client)
-        sent = open is not None and (open.sequence, open.relay) == (sequence, relay)
-        return open.assignment if sent else None
+        pending = self._pending.get(client)
+        sent = pending is not None and (pending.sequence, pending.relay) == (sequence, relay)
+        return pending.assignment if sent else None
 
     def answer(self, client: int, answer: Report | Lost) -> None:
         """Close the open assignment of a client with a report or a loss."""
@@ -542,63 +546,63 @@ class Port:
 
     def answered(self, client: int, answer: Report | Lost) -> Answered:
         """Close the open assignment of a client, and return the event."""
-        open = self._open.pop(client)
-        open.stop_timer()
-        return Answered(open.sequence, open.assignment, answer, time.monotonic())
+        pending = self._pending.pop(client)
+        pending.stop_timer()
+        return Answered(pending.sequence, pending.assignment, answer, time.monotonic())
 
     def _warn(self, sentence: str) -> None:
         self.emit(Warned(sentence))
 
     # Assignments.
 
-    def assign(self, opens: Iterable[Open]) -> None:
+    def assign(self, opens: Iterable[PendingAssignment]) -> None:
         """Send assignments. A disconnected client receives its assignment if it joins within the grace period."""
-        for open in opens:
-            client = open.assignment.client
+        for pending in opens:
+            client = pending.assignment.client
             self._withdraw(client)
-            self._open[client] = open
+            self._pending[client] = pending
             if (stream := self._joined.get(client)) is not None:
-                self._assign(stream, open)
+                self._assign(stream, pending)
             else:
-                self._start_grace(client, open, self.settings.grace_s)
+                self._start_grace(client, pending, self.settings.grace_s)
 
-    def _assign(self, stream: Stream | RelayedClient, open: Open) -> None:
-        open.stop_timer()
+    def _assign(self, stream: Stream | RelayedClient, pending: PendingAssignment) -> None:
+        pending.stop_timer()
         relay = stream.relay
-        if open.relay is not None and open.relay is not relay:
-            open.relay.withdraw(stream.client, open.sequence)
+        if pending.relay is not None and pending.relay is not relay:
+            pending.relay.withdraw(stream.client, pending.sequence)
         if relay is not None:
-            if open.relay is not relay:
-                open.relay = relay
-                relay.assign(open)
+            if pending.relay is not relay:
+                pending.relay = relay
+                relay.assign(pending)
             return
-        open.relay = None
-        stream.sent = open.sequence
+        pending.relay = None
+        stream.sent = pending.sequence
         stream.assignments += 1
-        pieces = wire.encode_assignment(open.sequence, open.assignment)
-        stream.assign(open.messages(pieces))
+        pieces = wire.encode_assignment(pending.sequence, pending.assignment)
+        stream.assign(pending.messages(pieces))
 
-    def _start_grace(self, client: int, open: Open, grace_s: float) -> None:
-        if open.timer is None and math.isfinite(grace_s):
-            open.timer = asyncio.get_running_loop().call_later(
+    def _start_grace(self, client: int, pending: PendingAssignment, grace_s: float) -> None:
+        if pending.timer is None and math.isfinite(grace_s):
+            pending.timer = asyncio.get_running_loop().call_later(
                 grace_s, lambda: self.answer(client, Lost(NOT_RECONNECTED, self._stage(client)))
             )
 
     def _stage(self, client: int) -> str:
         """Return the stage of a loss: whether the open assignment was sent."""
-        return "reply" if self._open[client].sent else "send"
+        return "reply" if self._pending[client].sent else "send"
 
     def _withdraw(self, client: int) -> None:
-        if (open := self._open.pop(client, None)) is not None:
-            open.stop_timer()
-            if open.relay is not None:
-                open.relay.withdraw(client, open.sequence)
+        if (pending := self._pending.pop(client, None)) is not None:
+            pending.stop_timer()
+            if pending.relay is not None:
+                pending.relay.withdraw(client, pending.sequence)
 
     def cancel(self, assignments: Iterable[tuple[int, int]]) -> None:
         """Withdraw assignments, given as (client, sequence number), if they are still open."""
         for client, sequence in assignments:
-            open = self._open.get(client)
-            if open is not None and open.sequence == sequence:
+            pending = self._pending.get(client)
+            if pending is not None and pending.sequence == sequence:
                 self._withdraw(client)
                 if isinstance(stream := self._joined.get(client), Stream):
                     stream.withdraw()
@@ -610,12 +614,12 @@ class Port:
         if (stream := self._joined.get(client)) is not None:
             self._refuse(stream, "server", refused.sentence, refused.again)
 
-    def recheck(self) -> None:
+    def recheck_keys(self) -> None:
         """Close the streams whose keys are no longer accepted, count their assignments as lost, and send relays the new table of keys."""
         keys = self.settings.keys
         if keys is None or keys.problem:
             return
-        for client in [*self._open]:
+        for client in [*self._pending]:
             key = self._keys.get(client)
             if key is not None and keys.id_of_hash(key.hash) != client:
                 self.answer(client, Lost(EXPELLED, self._stage(client)))
@@ -633,7 +637,7 @@ class Port:
         for stream in self._relays.values():
             self._send_keys(stream.relay)
 
-    async def dismiss(self, farewell: Farewell, stay: bool = False) -> None:
+    async def send_farewell(self, farewell: Farewell, stay: bool = False) -> None:
         """Send a farewell to all clients, and wait up to FAREWELL_S until they have left. `stay`: wait for clients that come later, too."""
         self._farewell = farewell
         for stream in [*self._joined.values(), *self._relays.values()]:

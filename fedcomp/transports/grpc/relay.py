@@ -24,7 +24,16 @@ from .client import GrpcConnection
 from .credentials import Credentials
 from .port import Port
 from .relay_wire import AssignmentId, Bundle, Disconnect
-from .stream import Answered, Event, Heard, Joined, Left, Open, Settings, Warned
+from .stream import (
+    Answered,
+    AnsweredLate,
+    Event,
+    Joined,
+    Left,
+    PendingAssignment,
+    PortSettings,
+    Warned,
+)
 from .wire import Kind, Reader, Refused, Terms
 
 REFUSED_KEY = (
@@ -138,7 +147,7 @@ class Relay:
             self.codec = codec(terms.codec) if terms.codec else None
             self.layout = Layout.from_shapes(json.loads(terms.shapes)) if terms.codec else None
             where = self.address, self.port_number, terms.invitation, terms.clients
-            settings = Settings(
+            settings = PortSettings(
                 *where, terms.largest_report, self.credentials, self, grace_s=terms.grace_s
             )
             self.port = Port(settings, self._handle_event)
@@ -156,7 +165,7 @@ class Relay:
             self.opened(port.result(), self.terms)
             async for message in messages:
                 if isinstance(message, Farewell):
-                    await self.port.dismiss(message, stay=not self.served)
+                    await self.port.send_farewell(message, stay=not self.served)
                     return message
                 self._handle(message)
             raise UnreachableError(f"{self.server} ended the connection", "closed")
@@ -195,12 +204,14 @@ class Relay:
                 raise _error(message)
             case dict():
                 self.ids = message
-                self.port.recheck()
+                self.port.recheck_keys()
             case list():
                 self._withdraw(message)
 
     def _assign(self, bundle: Bundle) -> None:
-        self.port.assign(Open(sequence, assignment) for sequence, assignment in bundle.assignments)
+        self.port.assign(
+            PendingAssignment(sequence, assignment) for sequence, assignment in bundle.assignments
+        )
         self.waiting = True
         if self.sum_timer is not None:
             self.sum_timer.cancel()
@@ -231,7 +242,7 @@ class Relay:
             case Left(client):
                 self._queue(relay_wire.encode_rows(Kind.LEFT, [(client,)]))
                 self.changed(self.port.clients)
-            case Heard(client):
+            case AnsweredLate(client):
                 self._queue(relay_wire.encode_rows(Kind.HEARD, [(client,)]))
             case Warned(sentence):
                 self.warn(sentence)
@@ -268,10 +279,10 @@ class Relay:
         self.news.set()
 
     def _queue_report(self, answer: Answer) -> None:
-        """Queue a report. Consecutive ones are sent in one message of up to wire.PART bytes of frames."""
+        """Queue a report. Consecutive ones are sent in one message of up to wire.PART_BYTES bytes of frames."""
         last = self.outgoing[-1] if self.outgoing else None
         fits = isinstance(last, Reports) and not last.add
-        if fits and last.size + len(answer[1].frame) <= wire.PART:
+        if fits and last.size + len(answer[1].frame) <= wire.PART_BYTES:
             last.answers.append(answer)
         else:
             self._queue(Reports([answer]))

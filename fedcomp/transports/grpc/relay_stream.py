@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Iterable
 from functools import partial
 from typing import TYPE_CHECKING
@@ -12,15 +13,15 @@ from ...server.transport import Lost
 from . import relay_wire, wire
 from .credentials import PeerKey, point_key
 from .relay_wire import FrameCache
-from .stream import Heard, Summed
+from .stream import AnsweredLate, Summed
 from .wire import Kind, Reader, Refused
 
 if TYPE_CHECKING:
     from .port import Port
-    from .stream import Open, Stream
+    from .stream import PendingAssignment, Stream
 
 # Messages that wait to be sent, above which a relay's connection is ended: it sends messages that are answered, and does not read.
-MOST_QUEUED = 20_000
+MAX_QUEUED = 20_000
 
 
 class ConnectedRelay:
@@ -31,13 +32,15 @@ class ConnectedRelay:
         self.clients: dict[int, RelayedClient] = {}
         self.lost = False
         self._cache = FrameCache()
-        self._queued: list[Open] = []
+        self._queued: list[PendingAssignment] = []
+        # By client, the assignments sent without an answer. Each allows one event, which bounds the events of a malicious relay.
+        self._unanswered: Counter[int] = Counter()
 
-    def assign(self, open: "Open") -> None:
+    def assign(self, pending: "PendingAssignment") -> None:
         """Queue an assignment. Those of one turn of the event loop are sent together."""
         if not self._queued:
             asyncio.get_running_loop().call_soon(self._flush)
-        self._queued.append(open)
+        self._queued.append(pending)
 
     def send(self, pieces: Iterable[bytes]) -> None:
         """Send a message to the relay unless its stream is closing."""
@@ -46,29 +49,30 @@ class ConnectedRelay:
 
     def withdraw(self, client: int, sequence: int) -> None:
         """Withdraw an assignment, whether it was sent or is still queued."""
-        self._queued = [open for open in self._queued if open.sequence != sequence]
+        self._queued = [pending for pending in self._queued if pending.sequence != sequence]
         if not self.lost:
             self.send(relay_wire.encode_rows(Kind.WITHDRAW, [(client, sequence)]))
 
     def handle(self, kind: Kind, reader: Reader) -> None:
         """Handle a message from the relay. Raises ProtocolError if it is malformed or not expected, and End to end the stream."""
         port = self.port
-        if self.stream.queued > MOST_QUEUED:
+        if self.stream.queued > MAX_QUEUED:
             raise port.refusal("messages not read", "this relay does not read its messages")
         if kind is Kind.JOINED:
             connection, presence = relay_wire.decode_row(kind, reader)
-            port.join_relayed(RelayedClient(self, connection, wire.bounded(presence)))
+            port.join_relayed(RelayedClient(self, connection, wire.limit_texts(presence)))
         elif kind is Kind.LEFT:
             (left,) = relay_wire.decode_row(kind, reader)
             if (client := self.clients.pop(left, None)) is not None:
                 port.leave(client)
         elif kind is Kind.HEARD:
-            self._hear(*relay_wire.decode_row(kind, reader))
+            self._handle_late_answer(*relay_wire.decode_row(kind, reader))
         elif kind is Kind.REPORTS:
             self._handle_reports(reader)
         elif kind is Kind.LOST:
             client_id, sequence, stage, reason = relay_wire.decode_row(kind, reader)
-            if port.open_assignment(client_id, sequence, self) is not None:
+            if port.pending_assignment(client_id, sequence, self) is not None:
+                self._unanswered[client_id] -= 1
                 port.answer(client_id, Lost(reason, stage))
         else:
             raise ProtocolError(f"a relay sent a {kind.name}, which is not expected now")
@@ -77,16 +81,19 @@ class ConnectedRelay:
         """Decode all reports of a message before any is counted, because they may belong to one sum."""
         reports: dict[int, Report] = {}
         closed: dict[int, None] = {}  # clients whose assignments are no longer open, each once
-        open_assignment = partial(self.port.open_assignment, relay=self)
-        for client, _, report in relay_wire.decode_reports(reader, open_assignment):
+        pending_assignment = partial(self.port.pending_assignment, relay=self)
+        for client, _, report in relay_wire.decode_reports(reader, pending_assignment):
             if report is None:
                 closed[client] = None
             elif client in reports:
                 raise ProtocolError(f"a relay sent two reports of client {client} in one message")
             else:
-                reports[client] = wire.bounded(report)
+                reports[client] = wire.limit_texts(report)
+        self._unanswered.subtract(reports.keys())
         for client in closed:
-            self._hear(client)
+            self._handle_late_answer(client)
+        if not reports:
+            return
         terms = self.port.settings.relay_terms
         if terms is not None and terms.codec:
             answers = [self.port.answered(client, report) for client, report in reports.items()]
@@ -95,9 +102,11 @@ class ConnectedRelay:
             for client, report in reports.items():
                 self.port.answer(client, report)
 
-    def _hear(self, client: int) -> None:
-        if client in self.clients:
-            self.port.emit(Heard(client))
+    def _handle_late_answer(self, client: int) -> None:
+        """Report that a client answered an assignment that is no longer open. Ignored if it has no unanswered assignment."""
+        if client in self.clients and self._unanswered[client] > 0:
+            self._unanswered[client] -= 1
+            self.port.emit(AnsweredLate(client))
 
     def _flush(self) -> None:
         """Send the queued assignments."""
@@ -105,13 +114,14 @@ class ConnectedRelay:
         if self.lost or not opens:
             return
         self.stream.assignments += len(opens)
-        due_s = [open.due_s for open in opens if open.due_s is not None]
+        self._unanswered.update(pending.assignment.client for pending in opens)
+        due_s = [pending.due_s for pending in opens if pending.due_s is not None]
         wait_s = max(0.0, min(due_s) - time.monotonic()) if due_s else relay_wire.UNTIL_ALL
-        assignments = [(open.sequence, open.assignment) for open in opens]
+        assignments = [(pending.sequence, pending.assignment) for pending in opens]
         for pieces in relay_wire.encode_bundles(wait_s, assignments, self._cache):
             self.send(pieces)
-        for open in opens:
-            open.sent = True
+        for pending in opens:
+            pending.sent = True
 
 
 class RelayedClient:

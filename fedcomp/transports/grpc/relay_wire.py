@@ -78,14 +78,14 @@ def _read_refused(reader: Reader) -> Refused:
     return wire.decode_refused(rest)
 
 
-_NOBODY = Presence("", -1, "", "")
+NO_PRESENCE = Presence("", -1, "", "")
 VARINT = FieldCodec(lambda value: [varint(value)], Reader.varint)
 TEXT = CODECS[str]
 HASH = FieldCodec(lambda value: [value], lambda reader: reader.take(KEY_HASH))
 REFUSED = FieldCodec(lambda value: [wire.encode_refused(value)], _read_refused)
 PRESENCE = FieldCodec(
-    lambda value: wire.encode_fields(value, _NOBODY),
-    lambda reader: wire.decode_fields(_NOBODY, reader)[0],
+    lambda value: wire.encode_fields(value, NO_PRESENCE),
+    lambda reader: wire.decode_fields(NO_PRESENCE, reader)[0],
 )
 ROWS = {
     Kind.KEYS: (HASH, VARINT),  # of a client that may join: key hash, logical id
@@ -103,7 +103,7 @@ def encode_rows(kind: Kind, rows: Iterable[Sequence[Any]]) -> list[bytes]:
     for row in rows:
         for column, value in zip(ROWS[kind], row, strict=True):
             pieces += column.write(value)
-    return wire.whole(kind, pieces)
+    return wire.message_pieces(kind, pieces)
 
 
 def decode_rows(kind: Kind, reader: Reader) -> list[tuple[Any, ...]]:
@@ -135,7 +135,9 @@ def encode_bundles(
         forgotten = [varint(number) for number in cache.forget()]
         head = [DOUBLE.pack(wait_s), varint(len(new) // 3), *new]
         tail = [varint(len(forgotten)), *forgotten, varint(len(entries))]
-        yield wire.whole(Kind.ASSIGNMENTS, [*head, *tail, *(p for e in entries for p in e)])
+        yield wire.message_pieces(
+            Kind.ASSIGNMENTS, [*head, *tail, *(p for e in entries for p in e)]
+        )
 
 
 def _entries(
@@ -197,11 +199,11 @@ def encode_reports(answers: Sequence[tuple[int, Report, Assignment]]) -> list[by
     for sequence, report, assignment in answers:
         entry = wire.encode_report(sequence, report, assignment)
         pieces += [varint(assignment.client), varint(sum(map(len, entry))), *entry]
-    return wire.whole(Kind.REPORTS, pieces)
+    return wire.message_pieces(Kind.REPORTS, pieces)
 
 
 def decode_reports(
-    reader: Reader, open_assignment: Callable[[int, int], Assignment | None]
+    reader: Reader, pending_assignment: Callable[[int, int], Assignment | None]
 ) -> Iterator[tuple[int, int, Report | None]]:
     """Yield the client, the sequence number and the report of each entry. The report is None if its assignment is no longer open.
 
@@ -213,5 +215,5 @@ def decode_reports(
         if kind is not Kind.REPORT:
             raise ProtocolError(f"a bundle of reports contains a {kind.name}")
         sequence = entry.varint()
-        assignment = open_assignment(client, sequence)
+        assignment = pending_assignment(client, sequence)
         yield client, sequence, assignment and wire.decode_report(entry, assignment)

@@ -17,12 +17,12 @@ from .io_loop import io_loop
 from .port import Port
 from .stream import (
     Answered,
+    AnsweredLate,
     Event,
-    Heard,
     Joined,
     Left,
-    Open,
-    Settings,
+    PendingAssignment,
+    PortSettings,
     Stopped,
     Summed,
     TrafficReport,
@@ -44,9 +44,9 @@ def _ignore(*_: object) -> None:
 class GrpcTransport:
     """A `Transport` that serves the clients of a run on a port.
 
-    The callbacks are called in the thread that calls the methods of `Transport`: `on_look` at the start of each call of `clients` and
-    `receive`, `on_joined` for each client that joins or reconnects, `on_left` for each client whose connection ended, and `on_heard` for
-    a client that answers an assignment that is no longer open.
+    The callbacks are called in the thread that calls the methods of `Transport`: `on_poll` at the start of each call of `clients` and
+    `receive`, `on_joined` for each client that joins or reconnects, `on_left` for each client whose connection ended, and `on_late_answer`
+    for a client that answers an assignment that is no longer open.
 
     A client that loses its connection with an open assignment receives the assignment again if it reconnects within the grace period of
     `settings`.
@@ -54,21 +54,21 @@ class GrpcTransport:
 
     def __init__(
         self,
-        settings: Settings,
+        settings: PortSettings,
         *,
         on_joined: Callable[[int, Presence], None] = _ignore,
         on_left: Callable[[int], None] = _ignore,
-        on_heard: Callable[[int], None] = _ignore,
-        on_look: Callable[[], None] = _ignore,
+        on_late_answer: Callable[[int], None] = _ignore,
+        on_poll: Callable[[], None] = _ignore,
         warn: Callable[[str], None] = _ignore,
     ):
         self.clock = Clock()
         self.invitation, self.port = settings.invitation, settings.port
-        self.on_joined, self.on_left, self.on_heard = on_joined, on_left, on_heard
-        self.on_look, self.warn = on_look, warn
+        self.on_joined, self.on_left, self.on_late_answer = on_joined, on_left, on_late_answer
+        self.on_poll, self.warn = on_poll, warn
         self._settings = settings
-        self._here: set[int] = set()
-        self._open: dict[int, int] = {}  # client → sequence number
+        self._connected: set[int] = set()
+        self._pending: dict[int, int] = {}  # client → sequence number
         self._public_keys: dict[int, bytes] = {}
         self._sequence = 0
         self._deliveries: list[Delivery] = []
@@ -89,9 +89,9 @@ class GrpcTransport:
     # Transport.
 
     def clients(self) -> list[int]:
-        self.on_look()
+        self.on_poll()
         self._handle_events(0.0)
-        return sorted(self._here)
+        return sorted(self._connected)
 
     def send(self, assignments: Sequence[Assignment]) -> None:
         opens = []
@@ -100,25 +100,27 @@ class GrpcTransport:
         self._drop_deliveries({assignment.client for assignment in assignments})
         for assignment in assignments:
             self._sequence += 1
-            opens.append(Open(self._sequence, assignment, due_s))
-            self._open[assignment.client] = self._sequence
+            opens.append(PendingAssignment(self._sequence, assignment, due_s))
+            self._pending[assignment.client] = self._sequence
         self._call(lambda: self._port.assign(opens))
 
     def receive(self, timeout_s: float) -> list[Delivery]:
-        self.on_look()
+        self.on_poll()
         deadline = monotonic() + timeout_s
         while not self._deliveries and (left_s := deadline - monotonic()) > 0:
             self._handle_events(min(left_s, WAIT_S))
-        if self._deliveries and len(self._open) > MANY:  # reports are decoded faster together
+        if self._deliveries and len(self._pending) > MANY:  # reports are decoded faster together
             sleep(GATHER_S)
         self._handle_events(0.0)
         deliveries, self._deliveries = self._deliveries, []
         return deliveries
 
     def cancel(self, clients: Collection[int]) -> None:
-        open = [(client, self._open.pop(client)) for client in clients if client in self._open]
+        withdrawn = [
+            (client, self._pending.pop(client)) for client in clients if client in self._pending
+        ]
         self._drop_deliveries({*clients})
-        self._call(lambda: self._port.cancel(open))
+        self._call(lambda: self._port.cancel(withdrawn))
 
     def close(self) -> None:
         if self._serving:
@@ -133,7 +135,7 @@ class GrpcTransport:
         self._lose_sums(clients)
         for delivery in dropped:
             if isinstance(delivery.answer, Report):
-                self.on_heard(delivery.client)
+                self.on_late_answer(delivery.client)
 
     def _lose_sums(self, withdrawn: set[int], first: int = 0) -> None:
         """Deliver updates as lost if a relay may have added them to one that was withdrawn. Their clients' memories keep them.
@@ -151,13 +153,13 @@ class GrpcTransport:
         """Return the PEM of the public key that a client joined with. Raises KeyError if it has not joined with one."""
         return self._public_keys[client]
 
-    def recheck(self) -> None:
+    def recheck_keys(self) -> None:
         """Disconnect the clients and relays whose keys are no longer accepted."""
-        self._call(lambda: self._port.recheck())
+        self._call(lambda: self._port.recheck_keys())
 
-    def dismiss(self, round: int) -> None:
+    def send_farewell(self, round: int) -> None:
         """Tell all clients and relays that the run is over after `round`, and wait up to 10 s until they have left."""
-        self._ask(lambda: self._port.dismiss(Farewell(self.invitation.run, round)))
+        self._ask(lambda: self._port.send_farewell(Farewell(self.invitation.run, round)))
 
     def traffic(self) -> TrafficReport | None:
         """Return the bytes that went through the port since it was opened; None where the platform does not count them."""
@@ -203,17 +205,17 @@ class GrpcTransport:
     def _handle(self, event: Event) -> None:
         match event:
             case Joined(client, presence, public_key):
-                self._here.add(client)
+                self._connected.add(client)
                 if public_key is not None:
                     self._public_keys[client] = public_key
                 elif presence.key:
                     self._public_keys[client] = public_key_pem(verifier(presence.key))
                 self.on_joined(client, presence)
             case Left(client):
-                self._here.discard(client)
+                self._connected.discard(client)
                 self.on_left(client)
-            case Heard(client):
-                self.on_heard(client)
+            case AnsweredLate(client):
+                self.on_late_answer(client)
             case Warned(sentence):
                 self.warn(sentence)
             case Answered():
@@ -225,19 +227,19 @@ class GrpcTransport:
 
     def _deliver(self, answered: Answered, summed: tuple[int, ...] = ()) -> None:
         """Queue an answer for `receive` if its assignment is still open. `summed`: see Delivery."""
-        if self._open.get(answered.client) == answered.sequence:
-            del self._open[answered.client]
+        if self._pending.get(answered.client) == answered.sequence:
+            del self._pending[answered.client]
             delivery = Delivery(answered.client, answered.answer, answered.arrived_s, summed)
             self._deliveries.append(delivery)
         elif isinstance(answered.answer, Report):
-            self.on_heard(answered.client)
+            self.on_late_answer(answered.client)
 
     def _handle_sum(self, answers: Sequence[Answered], closed: Sequence[int]) -> None:
         """Deliver reports that may contain a sum: as lost if the sum contains an update whose assignment is no longer open.
 
         `closed`: clients without a report in `answers` whose assignments are no longer open.
         """
-        late = {a.client for a in answers if self._open.get(a.client) != a.sequence}
+        late = {a.client for a in answers if self._pending.get(a.client) != a.sequence}
         updates = [
             a.client for a in answers if isinstance(a.answer, Report) and a.answer.kind == UPDATE
         ]

@@ -43,7 +43,7 @@ class Left:
 
 
 @dataclass(frozen=True)
-class Heard:
+class AnsweredLate:
     """A client answered an assignment that is no longer open."""
 
     client: int
@@ -85,7 +85,7 @@ class Stopped:
     error: BaseException
 
 
-Event = Joined | Left | Heard | Warned | Answered | Summed | Stopped
+Event = Joined | Left | AnsweredLate | Warned | Answered | Summed | Stopped
 
 
 class Keys(Protocol):
@@ -102,7 +102,7 @@ class Keys(Protocol):
 
 
 @dataclass
-class Settings:
+class PortSettings:
     """Settings of a port.
 
     Without `credentials` the port is HTTP/2 without TLS, and clients claim their ids. With them, `keys` has the logical id for the
@@ -130,7 +130,7 @@ class Settings:
 
 
 @dataclass
-class Open:
+class PendingAssignment:
     """An assignment that is not answered yet."""
 
     sequence: int
@@ -159,7 +159,7 @@ class TrafficReport:
     by_client: dict[int, Traffic] = field(default_factory=dict)
 
 
-class End(Exception):
+class EndStream(Exception):
     """Ends a stream. `refused` is sent as its last message if it is not None."""
 
     def __init__(self, refused: Refused | None = None):
@@ -237,7 +237,7 @@ class Stream:
         try:
             while message := self._urgent.popleft() if self._urgent else next(self._work, None):
                 await self.context.write(message)
-                if len(message) >= wire.PART:
+                if len(message) >= wire.PART_BYTES:
                     self.silent_ticks = 0  # flow control: the client is reading
         except Exception:  # the stream has ended; its reader handles that
             self._urgent.clear()

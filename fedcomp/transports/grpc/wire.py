@@ -42,18 +42,20 @@ PROTOCOL = 2
 RELAY = -2  # claimed id in the HELLO of a relay
 SERVICE = "fedcomp.Transport"
 METHOD = f"/{SERVICE}/Attend"
-PART = 1 << 18  # bytes; a message above this travels in parts of at most this size
-LARGEST_GRPC = PART + 64  # bytes of one gRPC message
-DERIVED = 1 << 16  # bytes of frames up to which the hashes of them (version, ticket) are left out
+PART_BYTES = 1 << 18  # bytes; a message above this travels in parts of at most this size
+MAX_GRPC_BYTES = PART_BYTES + 64  # bytes of one gRPC message
+MAX_DERIVED_BYTES = (
+    1 << 16
+)  # bytes of frames up to which the hashes of them (version, ticket) are left out
 STAGES = "phase", "download", "encode"
 WORDS = (TRAIN, UP_TO_DATE, FRAMES, OVERWRITE, DENSE, UPDATE, NEED_DENSE, FAILED, *STAGES)
 HEX = re.compile(r"(?:[0-9a-f]{2})+")
 DOUBLE = struct.Struct("<d")
-UTF8, RAW, WORD, DEFLATED = 0, 1, 2, 3  # how a text is written
-DEFLATE_FROM = 128  # bytes of UTF-8 from which a text is compressed
-LARGEST_TEXT = 1 << 20  # bytes of a text that was compressed
-LONGEST_NAME = 128  # bytes of a text in a presence or a report, except its reason
-LONGEST_REASON = 1000  # characters
+UTF8, HEX_BYTES, WORD, DEFLATED = 0, 1, 2, 3  # how a text is written
+MIN_DEFLATE_BYTES = 128  # bytes of UTF-8 from which a text is compressed
+MAX_TEXT_BYTES = 1 << 20  # bytes of a text that was compressed
+MAX_NAME_BYTES = 128  # bytes of a text in a presence or a report, except its reason
+MAX_REASON_CHARS = 1000  # characters
 M = TypeVar("M")
 PresenceOrReport = TypeVar("PresenceOrReport", Presence, Report)
 
@@ -137,13 +139,13 @@ def encode_text(text: str) -> bytes:
     if text in WORDS:
         return varint(WORDS.index(text) << 2 | WORD)
     if HEX.fullmatch(text):
-        data, how = bytes.fromhex(text), RAW
+        data, how = bytes.fromhex(text), HEX_BYTES
     else:
         try:
             data, how = text.encode(), UTF8
         except UnicodeEncodeError as error:
             raise ProtocolError(f"the text {text[:40]!r} is not valid Unicode") from error
-        if DEFLATE_FROM <= len(data) <= LARGEST_TEXT:
+        if MIN_DEFLATE_BYTES <= len(data) <= MAX_TEXT_BYTES:
             deflated = zlib.compress(data, 9, -15)
             if len(deflated) < len(data):
                 data, how = deflated, DEFLATED
@@ -229,7 +231,7 @@ class Reader:
         size, how = code >> 2, code & 3
         if how == WORD and size < len(WORDS):
             return WORDS[size]
-        if how == RAW:
+        if how == HEX_BYTES:
             return self.take(size).hex()
         if how in (UTF8, DEFLATED):
             data = self.take(size)
@@ -252,9 +254,11 @@ class Reader:
 
 def _inflated(data: bytes) -> bytes:
     stream = zlib.decompressobj(-15)
-    text = stream.decompress(data, LARGEST_TEXT)
+    text = stream.decompress(data, MAX_TEXT_BYTES)
     if not stream.eof or stream.unused_data:
-        raise ProtocolError(f"a compressed text is incomplete, or longer than {LARGEST_TEXT} bytes")
+        raise ProtocolError(
+            f"a compressed text is incomplete, or longer than {MAX_TEXT_BYTES} bytes"
+        )
     return text
 
 
@@ -284,8 +288,8 @@ def encode_fields(message: Any, base: Any) -> list[bytes]:
     """Return the mask and the fields of a message that differ from its base."""
     mask, pieces = 0, [b""]
     for i, (name, kind) in enumerate(_fields(type(message))):
-        value, usual = getattr(message, name), getattr(base, name)
-        if value != usual or kind is float and DOUBLE.pack(value) != DOUBLE.pack(usual):
+        value, default = getattr(message, name), getattr(base, name)
+        if value != default or kind is float and DOUBLE.pack(value) != DOUBLE.pack(default):
             mask |= 1 << i
             pieces += CODECS[kind].write(value)
     pieces[0] = varint(mask)
@@ -356,22 +360,22 @@ def _presence_base(invitation: Invitation) -> Presence:
     return Presence(invitation.run, invitation.client, invitation.version, "")
 
 
-NOBODY = Invitation("", -1, "", "", "")
+NO_INVITATION = Invitation("", -1, "", "", "")
 # The base of a message, made from the invitation of its receiver or sender.
 BASES: dict[Kind, Callable[[Invitation], Any]] = {
-    Kind.INVITATION: lambda invitation: NOBODY,
+    Kind.INVITATION: lambda invitation: NO_INVITATION,
     Kind.PRESENCE: _presence_base,
     Kind.FAREWELL: lambda invitation: Farewell(invitation.run, 0),
     Kind.TERMS: lambda invitation: Terms("", "", "", "", 0, 0, 0, grace_s=0.0),
 }
 
 
-def encode(kind: Kind, message: Any, invitation: Invitation = NOBODY) -> list[bytes]:
+def encode(kind: Kind, message: Any, invitation: Invitation = NO_INVITATION) -> list[bytes]:
     """Encode a message of a kind in BASES. Returns pieces."""
-    return whole(kind, encode_fields(message, BASES[kind](invitation)))
+    return message_pieces(kind, encode_fields(message, BASES[kind](invitation)))
 
 
-def decode(kind: Kind, reader: Reader, invitation: Invitation = NOBODY) -> Any:
+def decode(kind: Kind, reader: Reader, invitation: Invitation = NO_INVITATION) -> Any:
     return decode_fields(BASES[kind](invitation), reader)[0]
 
 
@@ -383,12 +387,12 @@ def encode_assignment(
     `refer` returns the reference that replaces an entry of `frames` or `announced`.
     """
     base = _assignment_base(assignment.client)
-    if sum(map(len, assignment.frames)) <= DERIVED:
+    if sum(map(len, assignment.frames)) <= MAX_DERIVED_BYTES:
         base.version = _version_after(assignment)
     if refer is not None:
         frames, announced = map(refer, assignment.frames), map(refer, assignment.announced)
         assignment = dataclasses.replace(assignment, frames=[*frames], announced=[*announced])
-    return whole(Kind.ASSIGNMENT, [varint(sequence), *encode_fields(assignment, base)])
+    return message_pieces(Kind.ASSIGNMENT, [varint(sequence), *encode_fields(assignment, base)])
 
 
 def decode_assignment(
@@ -408,29 +412,33 @@ def decode_assignment(
 def encode_report(sequence: int, report: Report, answered: Assignment) -> list[bytes]:
     """Encode a report relative to the assignment that it answers. Returns pieces; the frame is not copied."""
     base = _report_base(answered)
-    base.ticket = _ticket_of(report) if len(report.frame) <= DERIVED else ""
-    return whole(Kind.REPORT, [varint(sequence), *encode_fields(report, base)])
+    base.ticket = _ticket_of(report) if len(report.frame) <= MAX_DERIVED_BYTES else ""
+    return message_pieces(Kind.REPORT, [varint(sequence), *encode_fields(report, base)])
 
 
 def decode_report(reader: Reader, answered: Assignment) -> Report:
     """Decode a report whose sequence number was read before."""
     report, left_out = decode_fields(_report_base(answered), reader)
-    if "ticket" in left_out and len(report.frame) <= DERIVED:
+    if "ticket" in left_out and len(report.frame) <= MAX_DERIVED_BYTES:
         report.ticket = _ticket_of(report)
     return report
 
 
-def bounded(message: PresenceOrReport) -> PresenceOrReport:
+def limit_texts(message: PresenceOrReport) -> PresenceOrReport:
     """Return a presence or report with its reason cut to LONGEST_REASON. Raises ProtocolError if another text is above LONGEST_NAME."""
     for name, kind in _fields(type(message)):
-        if kind is str and name != "reason" and len(getattr(message, name).encode()) > LONGEST_NAME:
+        if (
+            kind is str
+            and name != "reason"
+            and len(getattr(message, name).encode()) > MAX_NAME_BYTES
+        ):
             raise ProtocolError(
-                f"the '{name}' of a {type(message).__name__} has more than {LONGEST_NAME} bytes"
+                f"the '{name}' of a {type(message).__name__} has more than {MAX_NAME_BYTES} bytes"
             )
-    return dataclasses.replace(message, reason=message.reason[:LONGEST_REASON])
+    return dataclasses.replace(message, reason=message.reason[:MAX_REASON_CHARS])
 
 
-def whole(kind: Kind, pieces: Sequence[bytes]) -> list[bytes]:
+def message_pieces(kind: Kind, pieces: Sequence[bytes]) -> list[bytes]:
     """Return a message in pieces: its kind, then its body."""
     return [bytes([kind]), *pieces]
 
@@ -441,13 +449,13 @@ def whole(kind: Kind, pieces: Sequence[bytes]) -> list[bytes]:
 def split(pieces: Sequence[bytes]) -> Iterator[bytes]:
     """Yield the gRPC messages of a message. Parts are made one at a time; a large frame begins and ends at a boundary between parts."""
     total = sum(map(len, pieces))
-    if total <= PART:
+    if total <= PART_BYTES:
         yield b"".join(pieces)
         return
     yield bytes([Kind.BEGIN]) + varint(total)
     small = bytearray()
     for piece in pieces:
-        if len(piece) < PART:
+        if len(piece) < PART_BYTES:
             small += piece
             continue
         yield from _parts(small)
@@ -458,8 +466,8 @@ def split(pieces: Sequence[bytes]) -> Iterator[bytes]:
 
 def _parts(data: bytes | bytearray) -> Iterator[bytes]:
     head, view = bytes([Kind.PART]), memoryview(data)
-    for start in range(0, len(data), PART):
-        yield b"".join((head, view[start : start + PART]))
+    for start in range(0, len(data), PART_BYTES):
+        yield b"".join((head, view[start : start + PART_BYTES]))
 
 
 class Assembly:
@@ -496,14 +504,14 @@ class Assembly:
             raise ProtocolError(
                 f"a message of {total} bytes was announced; at most {self.largest} are allowed here"
             )
-        self._bytes_left, self._parts_left = total, 2 * (total // PART) + 4
+        self._bytes_left, self._parts_left = total, 2 * (total // PART_BYTES) + 4
         self.begun += 1
         return None
 
     def _add(self, part: memoryview) -> tuple[Kind, Reader] | None:
         if not 0 < len(part) <= self._bytes_left:
             raise ProtocolError("a part arrived that belongs to no announced message")
-        ends = len(part) < PART or len(part) == self._bytes_left
+        ends = len(part) < PART_BYTES or len(part) == self._bytes_left
         if self._piece is None and ends:
             self._pieces.append(bytes(part))
         else:

@@ -55,7 +55,7 @@ def test_nodes_join_as_clients_of_the_run_and_of_no_other(no_pause):
         INVITATION,
         2,
         on_joined=lambda client, presence: joined.append(client),
-        on_heard=lambda client: None,
+        on_late_answer=lambda client: None,
         warn=warnings.append,
     )
     for _ in range(3):

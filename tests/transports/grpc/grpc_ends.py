@@ -32,8 +32,8 @@ from fedcomp.transports.grpc import (
     Credentials,
     GrpcConnection,
     GrpcTransport,
+    PortSettings,
     Relay,
-    Settings,
     Terms,
 )
 from fedcomp.transports.grpc.credentials import peer_key
@@ -164,10 +164,12 @@ class Server:
         self.heard: list[int] = []
         self.warnings: list[str] = []
         self.transport = GrpcTransport(
-            Settings("127.0.0.1", 0, INVITATION, clients, largest, credentials, enrolled, **more),
+            PortSettings(
+                "127.0.0.1", 0, INVITATION, clients, largest, credentials, enrolled, **more
+            ),
             on_joined=lambda client, presence: self.joined.append((client, presence)),
             on_left=self.left.append,
-            on_heard=self.heard.append,
+            on_late_answer=self.heard.append,
             warn=self.warnings.append,
         )
         self.transport.open()

@@ -79,6 +79,28 @@ def test_without_a_limit_a_client_that_is_gone_is_waited_for(loop):
         assert [got[client].answer for client in range(2)] == [report(a) for a in sent]
 
 
+def test_a_client_that_is_replaced_while_it_trains_receives_the_reason(loop):
+    """Its report cannot be sent any more. Without the reason it would reconnect, and replace its successor."""
+    training, replaced = threading.Event(), threading.Event()
+
+    def train(a):
+        training.set()
+        assert replaced.wait(20)
+        return report(a, bytes(1 << 20))
+
+    with serving(1) as server:
+        older = loop.start(attend(connect(server, 0), 0, train))
+        server.wait_for_clients(0)
+        server.transport.send([assignment(0)])
+        assert training.wait(20)
+        loop.start(attend(connect(server, 0), 0))
+        assert server.receive(1)[0].answer == report(assignment(0))
+        server.wait_for(lambda: server.transport.counts()["streams"] == 1)
+        replaced.set()
+        refused = older.result(20)
+        assert isinstance(refused, Refused) and "only the newer one counts" in refused.sentence
+
+
 def test_a_newer_stream_replaces_the_older(loop, enrolled, server_credentials):
     mine = enrolled.credentials[1]
     with serving(3, enrolled=enrolled, credentials=server_credentials) as server:
@@ -126,7 +148,7 @@ def test_a_revoked_client_is_disconnected(loop, enrolled, server_credentials):
         server.transport.send([assignment(1)])
         assert begun.wait(20)
         enrolled.revoked.add(1)
-        server.transport.recheck()
+        server.transport.recheck_keys()
         assert server.receive(1)[1].answer == Lost("its key is no longer accepted")
         server.wait_for_clients(0)
         go_on.set()
@@ -145,13 +167,13 @@ def test_while_keys_are_unsure_nobody_is_disconnected(loop, enrolled, server_cre
         server.wait_for_clients(0)
         enrolled.problem = "the registry is malformed"
         enrolled.revoked |= {0, 1}
-        server.transport.recheck()
+        server.transport.recheck_keys()
         refused = loop.run(attend(connect(server, credentials=late), 1))
         assert refused == Refused("client 1 is revoked", True)
         server.transport.send([assignment(0)])
         assert server.receive(1)[0].answer == report(assignment(0))
         enrolled.problem = ""
-        server.transport.recheck()
+        server.transport.recheck_keys()
         server.wait_for_clients()
 
 
@@ -164,7 +186,7 @@ def test_a_revoked_client_that_is_away_is_lost(loop, enrolled, server_credential
         server.transport.send([assignment(0)])
         assert first.result(20)
         enrolled.revoked.add(0)
-        server.transport.recheck()
+        server.transport.recheck_keys()
         assert server.receive(1)[0].answer == Lost("its key is no longer accepted")
         assert server.transport.receive(6) == []
 

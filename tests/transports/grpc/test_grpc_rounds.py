@@ -9,7 +9,7 @@ from grpc_ends import LARGEST, RUN, assignment, attend, connect, report, serving
 from fedcomp.errors import ConfigError
 from fedcomp.keys.enrolment import parse_public_key
 from fedcomp.messages import Assignment, Farewell, Invitation
-from fedcomp.transports.grpc import GrpcTransport, Settings, tcp_info
+from fedcomp.transports.grpc import GrpcTransport, PortSettings, tcp_info
 
 
 def test_rounds_of_several_clients(loop):
@@ -24,7 +24,7 @@ def test_rounds_of_several_clients(loop):
             assert {client: d.answer for client, d in answers.items()} == {
                 client: report(a) for client, a in sent.items()
             }
-        server.transport.dismiss(3)
+        server.transport.send_farewell(3)
         assert [end.result(10) for end in ends] == [Farewell(RUN, 3)] * 3
         server.wait_for_clients()
         assert sorted(server.left) == [0, 1, 2] and not server.warnings
@@ -196,7 +196,7 @@ def test_counts(loop):
 def test_a_port_in_use_is_an_error():
     with serving(1) as server:
         port, invitation = server.transport.port, server.transport.invitation
-        second = GrpcTransport(Settings("127.0.0.1", port, invitation, 1, LARGEST))
+        second = GrpcTransport(PortSettings("127.0.0.1", port, invitation, 1, LARGEST))
         with pytest.raises(ConfigError, match="cannot be opened"):
             second.open()
 
@@ -223,5 +223,5 @@ def test_200_clients_in_one_process(loop, authority, server_credentials):
             server.transport.send([assignment(client, round) for client in range(count)])
             assert server.receive(count)[199].answer == report(assignment(199, round))
         assert server.transport.counts()["clients"] == count
-        server.transport.dismiss(2)
+        server.transport.send_farewell(2)
         server.wait_for_clients()

@@ -92,7 +92,7 @@ async def said(server: Server, messages: Sequence[bytes]) -> Refused | None:
         [HELLO, PRESENCE, wire.PONG],
         [HELLO, PRESENCE, bytes([wire.Kind.FAREWELL, 0])],
         [bytes([wire.Kind.HELLO, wire.PROTOCOL, 0])],
-        [HELLO, bytes([wire.Kind.PART]) + b"x" * wire.PART],
+        [HELLO, bytes([wire.Kind.PART]) + b"x" * wire.PART_BYTES],
     ],
 )
 def test_unexpected_messages_close_the_stream_with_a_sentence(loop, messages):

@@ -134,7 +134,9 @@ def test_reports_on_open_assignments_come_back(entries):
 
 
 def test_large_reports_travel_in_parts():
-    answers = [(i, report(assignment(i), bytes([i]) * wire.PART), assignment(i)) for i in range(3)]
+    answers = [
+        (i, report(assignment(i), bytes([i]) * wire.PART_BYTES), assignment(i)) for i in range(3)
+    ]
     reader = sent(relay_wire.encode_reports(answers), Kind.REPORTS)
     got = [*relay_wire.decode_reports(reader, lambda client, _: assignment(client))]
     assert [answer for *_, answer in got] == [answer for _, answer, _ in answers]

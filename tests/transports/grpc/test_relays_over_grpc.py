@@ -26,7 +26,7 @@ from grpc_ends import (
     serving,
     terms,
 )
-from line import Line
+from tcp_proxy import TcpProxy
 
 from fedcomp import Layout, codec
 from fedcomp.errors import UnreachableError, UserError
@@ -95,7 +95,7 @@ def test_rounds_with_clients_behind_a_relay_and_at_the_server(loop):
             server.transport.send(sent)
             assert answers(server, 4) == reports(*sent)
             assert all(a in seen for a in sent)
-        server.transport.dismiss(3)
+        server.transport.send_farewell(3)
         assert [end.result(10) for end in ends] == [Farewell(RUN, 3)] * 4
         assert relay.end.result(10) == Farewell(RUN, 3)
         server.wait_for_clients()
@@ -321,7 +321,7 @@ def test_a_client_whose_key_is_revoked_is_disconnected_from_its_relay(
         server.transport.send([assignment(0), assignment(1)])
         assert slow.begun.wait(20) and revoked.begun.wait(20)
         enrolled.revoked.add(1)
-        server.transport.recheck()
+        server.transport.recheck_keys()
         assert answers(server, 1) == {1: Lost("its key is no longer accepted")}
         server.wait_for_clients(0)
         slow.go_on.set(), revoked.go_on.set()
@@ -331,7 +331,7 @@ def test_a_client_whose_key_is_revoked_is_disconnected_from_its_relay(
         assert "was revoked" in refused(again)
 
         enrolled.revoked.clear()
-        server.transport.recheck()
+        server.transport.recheck_keys()
         server.wait_for_clients(0)
         loop.start(attend(connect(relay, credentials=enrolled.credentials[1]), 1))
         server.wait_for_clients(0, 1)
@@ -343,7 +343,7 @@ def test_a_relay_whose_key_is_revoked_is_disconnected(loop, enrolled, server_cre
         relay = RelayEnd(loop, server.target, enrolled.relay)
         loop.start(attend_again(relay, -1, credentials=enrolled.credentials[0]))
         enrolled.relays.clear()
-        server.transport.recheck()
+        server.transport.recheck_keys()
         with pytest.raises(UserError, match="its key is not in the registry"):
             relay.end.result(20)
         server.wait_for_clients()
@@ -741,17 +741,31 @@ def test_two_reports_of_one_client_in_a_message_are_refused(loop):
         assert server.transport.receive(0.1) == []
 
 
-def test_late_reports_of_one_message_are_heard_once_for_each_client(loop):
-    async def repeat(connection, messages):
+@pytest.mark.parametrize("kind", [Kind.HEARD, Kind.REPORTS])
+def test_a_relay_reports_one_late_answer_for_each_assignment(loop, kind):
+    """Otherwise a malicious relay could fill the memory of the server with events."""
+
+    async def flood(connection, messages):
         await connection.write(joined(0))
-        late = [(7, report(assignment(0)), assignment(0))] * 1000
-        await connection.write(relay_wire.encode_reports(late))
+        for _ in range(2):
+            bundles.append(await next_bundle(messages))
+        message = relay_wire.encode_rows(Kind.HEARD, [(0,)])
+        if kind is Kind.REPORTS:
+            late = [(7, report(assignment(0)), assignment(0))] * 10
+            message = relay_wire.encode_reports(late)
+        for _ in range(1000):
+            await connection.write(message)
         await connection.write(joined(1))
 
+    bundles = []
     with serving(2, relay_terms=terms(2)) as server:
-        loop.start(script(server, repeat))
-        server.wait_for_clients(0, 1)  # all that the relay said has arrived
-        assert server.heard == [0]
+        loop.start(script(server, flood))
+        server.wait_for_clients(0)
+        for round in (1, 2):
+            server.transport.send([assignment(0, round)])
+            server.wait_for(lambda count=round: len(bundles) == count)
+        server.wait_for_clients(0, 1)  # all messages of the relay have arrived
+        assert server.heard == [0, 0]
 
 
 @pytest.mark.parametrize(("clients", "size"), [(12, 200_000), (1, 300_000)])
@@ -804,7 +818,7 @@ def test_a_relay_that_is_silent_with_open_assignments_is_cut_off(loop):
 @pytest.mark.slow
 def test_a_farewell_reaches_a_relay_that_connects_late_and_its_clients(loop):
     with serving(1, relay_terms=terms(1)) as server:
-        server.transport.dismiss(7)
+        server.transport.send_farewell(7)
         relay = RelayEnd(loop, server.target)
         assert loop.run(attend(connect(relay, 0), 0)) == Farewell(RUN, 7)
         assert relay.end.result(20) == Farewell(RUN, 7)
@@ -833,23 +847,23 @@ def test_a_relay_that_does_not_read_is_cut_off(loop):
 def test_an_order_to_disconnect_does_not_end_a_newer_connection(loop):
     """The order about a client's first connection to a relay crosses the message that announces its second."""
     with serving(1, relay_terms=terms(1)) as server:
-        line = Line(server.transport.port)
-        relay = RelayEnd(loop, f"localhost:{line.port}")
+        proxy = TcpProxy(server.transport.port)
+        relay = RelayEnd(loop, f"localhost:{proxy.port}")
         first = loop.start(attend(connect(relay, 0), 0))
         server.wait_for_clients(0)
-        line.flows_down.clear()
+        proxy.flows_down.clear()
         direct = loop.start(attend(connect(server, 0), 0))  # the server disconnects the first one
         server.wait_for(lambda: len(server.joined) == 2)
         first.cancel()
         relay.wait_for_clients(0)
         second = loop.start(attend(connect(relay, 0), 0))
         assert "only the newer one counts" in refused(direct)
-        line.flows_down.set()
+        proxy.flows_down.set()
         for round in (1, 2):
             server.transport.send([assignment(0, round)])
             assert answers(server, 1) == reports(assignment(0, round))
         assert not second.done() and server.transport.clients() == [0]
-        line.close()
+        proxy.close()
 
 
 def test_a_relay_ends_the_connection_with_the_number_that_the_server_names(loop):
@@ -1229,7 +1243,7 @@ def test_a_farewell_ends_a_relay_whose_clients_are_training(loop):
         server.wait_for_clients(0, 1)
         server.transport.send([assignment(1)])
         assert slow.begun.wait(20)
-        dismissed = threading.Thread(target=lambda: server.transport.dismiss(1))
+        dismissed = threading.Thread(target=lambda: server.transport.send_farewell(1))
         dismissed.start()
         assert ends[0].result(20) == Farewell(RUN, 1)
         slow.go_on.set()
@@ -1252,5 +1266,5 @@ def test_many_clients_behind_one_relay(loop):
         assert [*got] == [*range(count)]
         expected = sum(vector(client) for client in range(count))
         assert torch.allclose(summed(got[0].frame), expected)
-        server.transport.dismiss(1)
+        server.transport.send_farewell(1)
         relay.end.result(20)

@@ -95,10 +95,12 @@ def test_hello_and_refused_come_back(text, again):
     assert wire.decode_refused(read([wire.encode_refused(refused)])[1]) == refused
 
 
-@pytest.mark.parametrize("size", [wire.PART - 100, wire.PART, wire.PART + 1, 3 * wire.PART + 5])
+@pytest.mark.parametrize(
+    "size", [wire.PART_BYTES - 100, wire.PART_BYTES, wire.PART_BYTES + 1, 3 * wire.PART_BYTES + 5]
+)
 def test_large_frames_travel_in_parts(size):
     sent = replace(assignment(1, frames=[b"a" * size, b"", b"b" * size]), returned=b"r" * size)
-    assert all(len(m) <= wire.LARGEST_GRPC for m in wire.split(wire.encode_assignment(1, sent)))
+    assert all(len(m) <= wire.MAX_GRPC_BYTES for m in wire.split(wire.encode_assignment(1, sent)))
     assert wire.decode_assignment(read(wire.encode_assignment(1, sent))[1], 1) == (1, sent)
     answer = report(sent, b"u" * size)
     _, reader = read(wire.encode_report(1, answer, sent))

@@ -9,7 +9,7 @@ from contextlib import suppress
 RESET = struct.pack("ii", 1, 0)  # SO_LINGER: closed by a reset, as where a route is lost
 
 
-class Line:
+class TcpProxy:
     """A port that passes connections on to another, until it is told to cut what goes through it. New ones pass again."""
 
     def __init__(self, port: int):

@@ -29,8 +29,8 @@ HEAD, REPORT = "head", "report"
 KEY_FILE = "key.bin"  # in the state folder
 
 
-class Member:
-    """A client with its state folder, independent of the transport.
+class DeployedClient:
+    """A client of a deployment with its state folder, independent of the transport.
 
     `key`: the private key of its enrolment, with which it signs sealed ballots. A client without one makes its own key, keeps it in the
     state folder, and sends the server the public key when it joins.
@@ -44,30 +44,32 @@ class Member:
     ):
         self.setup, self.folder, self.log = setup, folder, SignatureLog(folder)
         self.enrolled = key is not None
-        self.key = key or own_key(folder)
-        self.run = ""  # the run that it takes part in
-        self.who = setup.client_id
+        self.key = key or load_or_create_key(folder)
+        self.run = ""  # the name of its run
+        self.client_id = setup.client_id
         self.session: ClientSession | None = None
-        self._report: Report | None = None  # the last one
+        self._report: Report | None = None  # on its last assignment
         self._accepted = ""  # `_phase_inputs` of its assignment
-        self._saved = True  # whether the folder holds the present state
+        self._saved = True  # whether the folder holds the current state
 
     def join(self, invitation: Invitation) -> Presence:
         """Take part in a run from the state that is stored for it, or from the start. Return the presence that answers the invitation.
 
         Raises the errors of `session_for`, and CheckpointError if the stored state is damaged.
         """
-        with self.setup.shared.turn:
+        with self.setup.shared.lock:
             if self.session is None or invitation.run != self.run:
                 if self.session is not None:
-                    self._remember(self.run, self.who, self.round_state)
-                self.who, self.session = session_for(invitation, self.setup, self.key, self.log)
+                    self._remember(self.run, self.client_id, self.round_state)
+                self.client_id, self.session = session_for(
+                    invitation, self.setup, self.key, self.log
+                )
                 self.run, self._report, self._accepted = invitation.run, None, ""
                 self._restore()
                 self._recall()
             key = b"" if self.enrolled else point_of(self.key.public_key())
-            version = self.session.states.at(self.who).version
-            return Presence(self.run, self.who, version, "", key)
+            version = self.session.states.at(self.client_id).version
+            return Presence(self.run, self.client_id, version, "", key)
 
     def answer(self, assignment: Assignment) -> Report | None:
         """Return the report on an assignment, saved before it is returned; None if the assignment is for another client.
@@ -78,7 +80,7 @@ class Member:
         self.save()
         return report
 
-    def repeated(self, assignment: Assignment) -> Report | None:
+    def repeated_report(self, assignment: Assignment) -> Report | None:
         """Return the last report if this assignment asks for it again, else None."""
         last = self._report
         named = _phase_inputs(assignment)
@@ -95,66 +97,67 @@ class Member:
         """Forget the last report, whose frame may be as large as the model, before the next is made. The state folder has it."""
         self._report = None
 
-    def take(self, assignment: Assignment, report: Report) -> None:
+    def record(self, assignment: Assignment, report: Report) -> None:
         """Record the report on an assignment. `save` writes it."""
         self._report, self._accepted, self._saved = report, _phase_inputs(assignment), False
 
     def save(self) -> None:
         """Write the client's state if it has changed. Raises CheckpointError; the next call then tries again."""
-        if self.folder is None or self._saved:
+        report = self._report
+        if self.folder is None or self._saved or report is None:
             return
-        report, pending = self._report, self.session.states.at(self.who).memory.pending
+        pending = self.session.states.at(self.client_id).memory.pending
         twice = pending is not None and report.frame == pending  # the memory's state has it
         head = {
             "run": self.run,
-            "client": self.who,
+            "client": self.client_id,
             "layout": self.session.replica.layout.fingerprint,
             "accepted": self._accepted,
             "frame_is_pending": twice,
         }
         packed = replace(report, frame=b"" if twice else report.frame).pack()
         self.folder.save(
-            device_state.pack(self.session, self.who)
+            device_state.pack(self.session, self.client_id)
             | {REPORT: packed, HEAD: json.dumps(head).encode()}
         )
         self._saved = True
 
     @property
     def round_state(self) -> RoundState | None:
-        """The round that the client is in, or was in last."""
-        return self.session.rounds.get(self.who)
+        """The state of the client's current or last round."""
+        return self.session.rounds.get(self.client_id)
 
-    def _remember(self, run: str, who: int, state: RoundState | None) -> None:
+    def _remember(self, run: str, client_id: int, state: RoundState | None) -> None:
         """Store the signatures of a run in the signature log, since another run or algorithm replaces the state."""
         if signed := signed_attempts.pack(state):
-            self.log.add(run, {f"{SIGNED}{who}": signed})
+            self.log.add(run, {f"{SIGNED}{client_id}": signed})
 
     def _recall(self) -> None:
         """Restore the signatures of this run when the client returns to it."""
         state = self.round_state
-        self._remember(self.run, self.who, state)
+        self._remember(self.run, self.client_id, state)
         if isinstance(self.session.algorithm, SealedElectionClient) and not signed_attempts.pack(
             state
         ):
-            if signed := self.log.of(self.run).get(f"{SIGNED}{self.who}"):
-                self.session.rounds[self.who] = signed_attempts.unpack(signed)
+            if signed := self.log.of(self.run).get(f"{SIGNED}{self.client_id}"):
+                self.session.rounds[self.client_id] = signed_attempts.unpack(signed)
 
     def _restore(self) -> None:
-        """Restore the stored state if it belongs to this run, client and model. Another state stays until the first report replaces it."""
-        kept = self.folder.load() if self.folder else {}
-        if not kept:
+        """Restore the stored state if it belongs to this run, client and model. Otherwise the first report replaces it."""
+        stored = self.folder.load() if self.folder else {}
+        if not stored:
             return
         try:
-            head = json.loads(kept[HEAD])
-            mine = (self.run, self.who, self.session.replica.layout.fingerprint)
+            head = json.loads(stored[HEAD])
+            mine = (self.run, self.client_id, self.session.replica.layout.fingerprint)
             if (head["run"], head["client"], head["layout"]) != mine:
-                self._remember(head["run"], head["client"], device_state.unpack_round(kept))
+                self._remember(head["run"], head["client"], device_state.unpack_round(stored))
                 return
-            device_state.restore(self.session, self.who, kept)
+            device_state.restore(self.session, self.client_id, stored)
             self._accepted = head["accepted"]
-            self._report = Report.unpack(kept[REPORT])
+            self._report = Report.unpack(stored[REPORT])
             if head.get("frame_is_pending"):
-                self._report.frame = self.session.states.at(self.who).memory.pending
+                self._report.frame = self.session.states.at(self.client_id).memory.pending
         except (KeyError, TypeError, ValueError, AttributeError, FedcompError) as error:
             raise CheckpointError(
                 f"the state in --state-dir {self.folder.path} is damaged ({error}); remove the folder, and the client takes "
@@ -162,25 +165,25 @@ class Member:
             ) from error
 
 
-def handle(questions: Sequence[tuple[Member, Assignment]]) -> list[Report | None]:
-    """Return the clients' reports on assignments. A report must not be sent before `save` of its member has returned.
+def handle(assignments: Sequence[tuple[DeployedClient, Assignment]]) -> list[Report | None]:
+    """Return the clients' reports on assignments. A report must not be sent before `save` of its client has returned.
 
     The report is None for an assignment to another client. Clients of one session train together.
     """
-    reports: list[Report | None] = [None] * len(questions)
-    together: dict[ClientSession, list[int]] = {}
-    for i, (member, assignment) in enumerate(questions):
-        if member.session is None or assignment.client != member.who:
+    reports: list[Report | None] = [None] * len(assignments)
+    by_session: dict[ClientSession, list[int]] = {}  # indices of assignments
+    for i, (client, assignment) in enumerate(assignments):
+        if client.session is None or assignment.client != client.client_id:
             continue
-        reports[i] = member.repeated(assignment)
+        reports[i] = client.repeated_report(assignment)
         if reports[i] is None:
-            member.release()
-            together.setdefault(member.session, []).append(i)
-    for session, mine in together.items():
-        with questions[mine[0]][0].setup.shared.turn:
-            made = _handle(session, [questions[i][1] for i in mine])
-        for i, report in zip(mine, made, strict=True):
-            questions[i][0].take(questions[i][1], report)
+            client.release()
+            by_session.setdefault(client.session, []).append(i)
+    for session, indices in by_session.items():
+        with assignments[indices[0]][0].setup.shared.lock:
+            answers = _handle(session, [assignments[i][1] for i in indices])
+        for i, report in zip(indices, answers, strict=True):
+            assignments[i][0].record(assignments[i][1], report)
             reports[i] = report
     return reports
 
@@ -196,11 +199,11 @@ def _handle(session: ClientSession, assignments: Sequence[Assignment]) -> list[R
         ]
 
 
-def own_key(folder: StateFolder | None) -> ec.EllipticCurvePrivateKey:
+def load_or_create_key(folder: StateFolder | None) -> ec.EllipticCurvePrivateKey:
     """Return the key of a client without an enrolment, kept in its state folder."""
-    kept = folder.load(KEY_FILE) if folder else {}
-    if KEY_FILE in kept:
-        return load_pem_private_key(kept[KEY_FILE], None)
+    stored = folder.load(KEY_FILE) if folder else {}
+    if KEY_FILE in stored:
+        return load_pem_private_key(stored[KEY_FILE], None)
     key = ec.generate_private_key(CURVE())
     if folder is not None:
         folder.save({KEY_FILE: private_key_pem(key)}, KEY_FILE)
@@ -211,5 +214,5 @@ def _phase_inputs(assignment: Assignment) -> str:
     """Return a digest of a phase's inputs other than the model. A client that is asked again with the same digest repeats its report."""
     if not assignment.announced:
         return assignment.accepted
-    parts = b"".join(len(part).to_bytes(8) + part for part in assignment.announced)
-    return assignment.accepted + sha256(parts).hexdigest()
+    announced = b"".join(len(part).to_bytes(8) + part for part in assignment.announced)
+    return assignment.accepted + sha256(announced).hexdigest()

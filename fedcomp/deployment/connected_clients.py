@@ -11,7 +11,7 @@ from ..server.transport import Transport
 PAUSE_S = 0.05  # between polls of the connected clients
 
 
-class Roster(Availability):
+class ConnectedClients(Availability):
     """The clients that have joined a run. `waited_s` counts the seconds that rounds have waited for clients."""
 
     def __init__(self, transport: Transport, quota: Quota, callback: Callable[[], Callback]):
@@ -21,32 +21,37 @@ class Roster(Availability):
         self._joined: set[int] = set()  # since the server started
         self._connected: set[int] = set()  # as last reported to the callback
         self._missing: list[int] = []  # as last reported to the callback
-        self._here: list[int] | None = None  # as last reported to the callback while a round waits
+        self._reported_waiting: list[int] | None = (
+            None  # as last reported to the callback while a round waits
+        )
 
     def gather(self) -> Sequence[int]:
         """Wait until enough clients are connected. Return the clients that a round may be drawn from."""
         began = time.monotonic()
         while True:
-            here, waited_s = self.connected(), time.monotonic() - began
-            wanted, cohort = self.wanted(self.quota), self.cohort_of(here, self.quota, waited_s)
+            connected, waited_s = self.connected(), time.monotonic() - began
+            wanted, cohort = (
+                self.wanted(self.quota),
+                self.cohort_of(connected, self.quota, waited_s),
+            )
             if cohort is not None:
                 self.waited_s += waited_s
-                self._tell_who_is_here(min(len(here), wanted))
-                self._tell_who_is_missing(cohort)
+                self._report_waiting(min(len(connected), wanted))
+                self._report_missing(cohort)
                 return cohort
-            self._tell_who_is_here(wanted)
+            self._report_waiting(wanted)
             time.sleep(PAUSE_S)
 
     def connected(self) -> list[int]:
         """Return the clients that are connected, and report to the callback which have joined and left."""
-        here = list(self.transport.clients())
-        for client in sorted(self._connected - set(here)):
+        connected = list(self.transport.clients())
+        for client in sorted(self._connected - set(connected)):
             self.callback().on_client_left(client)
-        for client in here:
+        for client in connected:
             if client not in self._connected:
                 self.callback().on_client_joined(client)
-        self._connected = set(here)
-        return here
+        self._connected = set(connected)
+        return connected
 
     def join(self, client: int) -> None:
         """Record that a client joined or reconnected, and report it to the callback, also in the middle of a round."""
@@ -62,19 +67,21 @@ class Roster(Availability):
             self._connected.discard(client)
             self.callback().on_client_left(client)
 
-    def on_look(self) -> None:
+    def on_poll(self) -> None:
         """Report the connected clients if there are too few of them for the next round, which waits for more without limit."""
         if self.quota.patience_s is None:
-            self._tell_who_is_here(self.quota.wanted)
+            self._report_waiting(self.quota.wanted)
 
-    def _tell_who_is_here(self, wanted: int) -> None:
+    def _report_waiting(self, wanted: int) -> None:
         """Report the connected clients to the callback if there are fewer than wanted, and when there are enough again."""
         waits = len(self._connected) < wanted
-        if (waits or self._here is not None) and (here := sorted(self._connected)) != self._here:
-            self.callback().on_waiting(here, wanted)
-            self._here = here if waits else None
+        if (waits or self._reported_waiting is not None) and (
+            connected := sorted(self._connected)
+        ) != self._reported_waiting:
+            self.callback().on_waiting(connected, wanted)
+            self._reported_waiting = connected if waits else None
 
-    def _tell_who_is_missing(self, cohort: Sequence[int]) -> None:
+    def _report_missing(self, cohort: Sequence[int]) -> None:
         """Warn if a round is drawn from fewer clients than wanted, once for each set of missing clients."""
         short = len(cohort) < self.quota.wanted
         missing = sorted(self._joined - set(cohort)) if short else []
