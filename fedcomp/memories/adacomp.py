@@ -23,7 +23,7 @@ from torch.nn import functional as F
 from .. import codecs, kernels, spec
 from ..codecs import Codec, Context
 from ..layout import Layout
-from .vectors import Kept, Vectors, at_full_density
+from .vector_memory import NamedVectors, VectorMemory, at_full_density
 
 
 @dataclass(frozen=True)
@@ -34,18 +34,20 @@ class Options:
         spec.check_ranges(self, bin=(1, math.inf))
 
 
-class AdaComp(Vectors):
+class AdaComp(VectorMemory):
     """Error feedback whose choice adapts; `residual` is e, and G while a proposal waits."""
 
     name: ClassVar[str] = "adacomp"
     source: ClassVar[str] = "Chen et al. 2018"
     Options: ClassVar[type] = Options
-    chooses: ClassVar[bool] = True
+    selects_coordinates: ClassVar[bool] = True
 
     def __init__(self, codec: Codec, numel: int, layout: Layout | None = None, options: Any = None):
         super().__init__(at_full_density(codec, self.name), numel, layout, options)
 
-    def _move(self, kept: Kept, x: Tensor, context: Context) -> tuple[Kept, Tensor]:
+    def _update_vectors(
+        self, kept: NamedVectors, x: Tensor, context: Context
+    ) -> tuple[NamedVectors, Tensor]:
         g = kept["residual"] + x
         spans = codecs.spans(self.codec, self.layout or Layout.flat(self.numel))
         send = [

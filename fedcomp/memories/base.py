@@ -44,8 +44,12 @@ class Memory(ABC):
     source: ClassVar[str] = "–"
     Options: ClassVar[type] = NoOptions  # a frozen dataclass: what `name:option=value` may say
     counterpart: ClassVar["type[Counterpart] | None"] = None  # the server's side, if it has a state
-    only_under: ClassVar[str] = ""  # the one strategy that asks for its frames; "" = any strategy
-    chooses: ClassVar[bool] = False  # which coordinates are sent, whatever the codec's density
+    required_strategy: ClassVar[str] = (
+        ""  # the one strategy that asks for its frames; "" = any strategy
+    )
+    selects_coordinates: ClassVar[bool] = (
+        False  # which coordinates are sent, whatever the codec's density
+    )
     default_uplink: ClassVar[str] = ""  # where --uplink is left out; "" = the general default
     needs_moments: ClassVar[bool] = False  # local SGD fills context.moments
     residual: Tensor | None = None  # sum of what was not sent, if the memory keeps it; None = zero
@@ -56,18 +60,20 @@ class Memory(ABC):
             raise ConfigError(
                 f"the layout has {layout.numel} elements and the memory {numel}; give the layout of this model"
             )
-        self.codec = self._made_with = codec
+        self.codec = self._configured_codec = codec
         self.numel, self.layout, self.options = numel, layout, options or self.Options()
         self.pending: bytes | None = None  # the frame of a proposal that is not settled
         self._check_codec()
 
-    def use_density(self, density: float) -> None:
+    def set_density(self, density: float) -> None:
         """Send this share of the coordinates from now on; 0 = that of the codec that was given.
 
         Raises ConfigError where it has none, and where the memory would diverge with it.
         """
-        if density or self.codec is not self._made_with:
-            self.codec = at_density(self._made_with, density) if density else self._made_with
+        if density or self.codec is not self._configured_codec:
+            self.codec = (
+                at_density(self._configured_codec, density) if density else self._configured_codec
+            )
             self._check_codec()
 
     @property
@@ -146,7 +152,7 @@ class Memory(ABC):
         self.load_state_dict({})
 
     @property
-    def sent(self) -> np.ndarray | None:
+    def sent_positions(self) -> np.ndarray | None:
         """Positions that the pending frame touches, int64, ascending; None for all of them."""
         if self.pending is None:
             return np.empty(0, np.int64)
@@ -200,7 +206,7 @@ class Memory(ABC):
             f"memory '{self.name}' has no frame for a phase '{context.phase}'; use the memory that the strategy asks for"
         )
 
-    def _take(self, update: Update, dropped: Update | None) -> None:
+    def _on_accepted(self, update: Update, dropped: Update | None) -> None:
         """The update in the frame was accepted, but for what was `dropped` of it."""
 
     @classmethod
@@ -214,7 +220,7 @@ class Memory(ABC):
         for memory, update, back in zip(
             memories, cls._open(memories, frames), dropped, strict=True
         ):
-            memory._take(update, back)
+            memory._on_accepted(update, back)
 
     def _rollback(self) -> None:
         """The frame was not accepted."""
@@ -272,7 +278,7 @@ class Counterpart(ABC):
 
     rate: float = 1.0  # of the round that is being closed, as a multiple of the run's learning rate
     rates: Mapping[int, float] = {}  # by client: the rate of the round in which its update was made
-    measures_steps: ClassVar[bool] = False  # compares steps of the model with updates
+    compares_model_steps: ClassVar[bool] = False  # compares steps of the model with updates
 
     @abstractmethod
     def __init__(self, memory: Memory): ...
@@ -339,7 +345,7 @@ def mask(vectors: Iterable[Tensor], sent: np.ndarray | None, dropped: Update | N
             vector[torch.from_numpy(sent).to(vector.device)] = 0
 
 
-def add_within(vector: Tensor, update: Update, weight: float = 1.0) -> None:
+def add_saturating(vector: Tensor, update: Update, weight: float = 1.0) -> None:
     """vector += weight·update, in place. Sums beyond float32's range become its ends, so that the memory stays usable."""
     with np.errstate(over="ignore"):
         update.add_to(vector, weight)

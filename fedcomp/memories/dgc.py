@@ -25,7 +25,7 @@ from ..codecs.threshold import Threshold
 from ..codecs.topk import TopK
 from ..kernels.sums import norm2
 from .base import mask
-from .vectors import Kept, Vectors
+from .vector_memory import NamedVectors, VectorMemory
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ def _keeps_values(codec: Codec) -> bool:
     return isinstance(inner, TopK | Identity | Half | BFloat16)
 
 
-class DGC(Vectors):
+class DGC(VectorMemory):
     """`residual` is v."""
 
     name: ClassVar[str] = "dgc"
@@ -74,12 +74,14 @@ class DGC(Vectors):
             "lost for good; use --uplink topk, or --memory residual"
         )
 
-    def _move(self, kept: Kept, x: Tensor, context: Context) -> tuple[Kept, Tensor]:
+    def _update_vectors(
+        self, kept: NamedVectors, x: Tensor, context: Context
+    ) -> tuple[NamedVectors, Tensor]:
         u = (kept["velocity"] * self.options.momentum).add_(self._clipped(x))
         v = kept["residual"] + u
         return {"velocity": u, "residual": v}, v
 
-    def _take(self, update: Update, dropped: Update | None) -> None:
+    def _on_accepted(self, update: Update, dropped: Update | None) -> None:
         mask((self.velocity, self.residual), update.positions, dropped)
 
     def _clipped(self, x: Tensor) -> Tensor:

@@ -20,7 +20,7 @@ from ..codecs import Codec, LayerWise, Update
 from ..codecs.update import Dense
 from ..errors import MismatchError
 from .base import Counterpart
-from .shift import Shift, Shifts
+from .shift import ShiftCounterpart, ShiftMemory
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Options:
     alpha: float | None = None  # step of the shift; None = the largest stable one, 1/(1 + ω)
 
 
-class MeanShifts(Shifts):
+class DianaCounterpart(ShiftCounterpart):
     """The shifts h of all clients, to whose mean that of C(x − h) over the cohort is added."""
 
     def correction(
@@ -42,13 +42,13 @@ class MeanShifts(Shifts):
         return Dense(total.to(torch.float32).numpy())
 
 
-class Diana(Shift):
+class Diana(ShiftMemory):
     """Sends the difference to a shift that follows the client's updates."""
 
     name: ClassVar[str] = "diana"
     source: ClassVar[str] = "Mishchenko et al. 2019"
     Options: ClassVar[type] = Options
-    counterpart: ClassVar[type[Counterpart]] = MeanShifts
+    counterpart: ClassVar[type[Counterpart]] = DianaCounterpart
 
     def _check_codec(self) -> None:
         bound = self._bound(self.codec)
@@ -64,7 +64,11 @@ class Diana(Shift):
     @property
     def step(self) -> float:
         """α, the same at every density: the server knows of one."""
-        return self._bound(self._made_with) if self.options.alpha is None else self.options.alpha
+        return (
+            self._bound(self._configured_codec)
+            if self.options.alpha is None
+            else self.options.alpha
+        )
 
     def _bound(self, codec: Codec) -> float | None:
         if isinstance(codec, LayerWise) and self.layout is not None:

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from ..codecs import Codec, Context
 from ..errors import MismatchError
-from .vectors import Kept, Vectors
+from .vector_memory import NamedVectors, VectorMemory
 
 SAFE = 0.9  # α√γ of the pair that is named where another is refused
 
@@ -31,7 +31,7 @@ class Options:
     beta: float = 0.95  # what is kept of it from round to round
 
 
-class ECQ(Vectors):
+class ECQ(VectorMemory):
     """Error feedback with a weight and a decay; `residual` is h."""
 
     name: ClassVar[str] = "ecq"
@@ -62,7 +62,9 @@ class ECQ(Vectors):
                 "every round; give a beta of at most 1"
             )
 
-    def _move(self, kept: Kept, x: Tensor, context: Context) -> tuple[Kept, Tensor]:
+    def _update_vectors(
+        self, kept: NamedVectors, x: Tensor, context: Context
+    ) -> tuple[NamedVectors, Tensor]:
         h = kept["residual"]
         return {"residual": (h * self.options.beta).add_(x)}, (h * self.options.alpha).add_(x)
 

@@ -14,21 +14,21 @@ from typing import ClassVar
 
 from ..errors import MismatchError
 from .base import Counterpart
-from .shift import Shift, Shifts, contraction
+from .shift import ShiftCounterpart, ShiftMemory, contraction
 
 
-class Estimates(Shifts):
+class EF21Counterpart(ShiftCounterpart):
     """g of every client, all of which count in every round."""
 
     counts_absent: ClassVar[bool] = True
 
 
-class EF21(Shift):
+class EF21(ShiftMemory):
     """Sends what the server's estimate of the update lacks."""
 
     name: ClassVar[str] = "ef21"
     source: ClassVar[str] = "Richtárik et al. 2021"
-    counterpart: ClassVar[type[Counterpart]] = Estimates
+    counterpart: ClassVar[type[Counterpart]] = EF21Counterpart
 
     def _check_codec(self) -> None:
         if contraction(self.codec, self.numel) <= 0:

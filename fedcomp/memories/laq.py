@@ -28,7 +28,7 @@ from ..codecs import Context, Update
 from ..errors import MismatchError, ProtocolError
 from ..kernels.sums import sum_squares
 from .base import Changes, Counterpart, ReadValue, ReadVector, State
-from .shift import Shift, Shifts, contraction
+from .shift import ShiftCounterpart, ShiftMemory, contraction
 
 THRESHOLD = "threshold"  # announced: Σ_d ξ_d ‖θ^(k+1−d) − θ^(k−d)‖²/η²
 NUMBER = struct.Struct("<d")
@@ -49,11 +49,11 @@ class Options:
         )
 
 
-class Terms(Shifts):
+class LAQCounterpart(ShiftCounterpart):
     """q of every client, all of which count in every round, and how far the model has moved lately."""
 
     counts_absent: ClassVar[bool] = True
-    measures_steps: ClassVar[bool] = True
+    compares_model_steps: ClassVar[bool] = True
 
     def __init__(self, memory: "LAQ"):
         super().__init__(memory)
@@ -78,13 +78,13 @@ class Terms(Shifts):
         self.steps.extend(np.frombuffer(value(STEPS) or b"", "<f8").tolist())
 
 
-class LAQ(Shift):
+class LAQ(ShiftMemory):
     """Sends the difference to what it last sent, or nothing."""
 
     name: ClassVar[str] = "laq"
     source: ClassVar[str] = "Sun et al. 2019"
     Options: ClassVar[type] = Options
-    counterpart: ClassVar[type[Counterpart]] = Terms
+    counterpart: ClassVar[type[Counterpart]] = LAQCounterpart
     age: int = NEVER  # rounds since a proposal was taken
     error: float = 0.0  # ‖ε̂‖², in the unit of the shift
     waiting: float = 0.0  # ‖ε‖² of the proposal that waits, likewise
@@ -116,8 +116,8 @@ class LAQ(Shift):
         self.waiting = lost / context.rate / context.rate
         return frame
 
-    def _take(self, update: Update, dropped: Update | None) -> None:
-        super()._take(update, dropped)
+    def _on_accepted(self, update: Update, dropped: Update | None) -> None:
+        super()._on_accepted(update, dropped)
         self.age, self.error = 0, self.waiting
 
     def _rollback(self) -> None:

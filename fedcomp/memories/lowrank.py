@@ -25,15 +25,15 @@ from ..codecs.update import Sections
 from ..errors import FrameError, MismatchError, NonFiniteError, ProtocolError
 from ..kernels import Rows
 from ..layout import Layout
-from .base import State, add_within
-from .vectors import Vectors
+from .base import State, add_saturating
+from .vector_memory import VectorMemory
 
 LEFT, RIGHT = "left", "right"  # phases; each announces the mean of the other one's factors
 NUMBERS = codec("identity")  # makes the frames of these phases
 PHASE, BASIS = "phase", "left"  # names in the state
 
 
-class LowRank(Vectors):
+class LowRank(VectorMemory):
     """A residual [numel] in float32, on the device of the last update, and where the next power iteration starts."""
 
     name: ClassVar[str] = "lowrank"
@@ -62,7 +62,7 @@ class LowRank(Vectors):
         ]
 
     def _propose_one(self, x: Tensor, seed: int, context: Context) -> bytes | NonFiniteError:
-        self.residual = self._kept(x)["residual"]
+        self.residual = self._vectors_on(x)["residual"]
         if context.phase != LEFT:
             context = replace(context, announced={**context.announced, **self.starts})
             (frame,) = self._encode([self], [x], [seed], context, [self.residual])
@@ -96,17 +96,17 @@ class LowRank(Vectors):
             if memory.phase != LEFT:  # the first frame alone changes nothing
                 update = memory._read(frame)
                 memory.starts |= {} if memory.phase else _starts(update)
-                memory._take(update, back)
+                memory._on_accepted(update, back)
             elif back is not None:
-                add_within(memory.residual, back)
+                add_saturating(memory.residual, back)
             memory._rollback()
 
     def _rollback(self) -> None:
         self.phase, self.basis = "", b""
 
     @property
-    def sent(self) -> np.ndarray | None:
-        return None if self.pending is not None and self.phase else super().sent
+    def sent_positions(self) -> np.ndarray | None:
+        return None if self.pending is not None and self.phase else super().sent_positions
 
     def _state(self) -> State:
         waiting = {PHASE: self.phase.encode(), BASIS: self.basis} if self.phase else {}

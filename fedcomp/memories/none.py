@@ -9,7 +9,7 @@ from ..kernels import Rows
 from .base import Memory
 
 
-class Nothing(Memory):
+class NoMemory(Memory):
     """Keeps nothing between rounds."""
 
     name: ClassVar[str] = "none"

@@ -22,7 +22,7 @@ from .. import spec
 from ..codecs import Context
 from ..errors import MismatchError, NonFiniteError
 from ..kernels import Rows
-from .vectors import Vectors
+from .vector_memory import VectorMemory
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class ResidualOptions:
         spec.check_ranges(self, decay=(0.0, 1.0))
 
 
-class Residual(Vectors):
+class Residual(VectorMemory):
     """Error feedback: a residual [numel] in float32, on the device of the last update."""
 
     name: ClassVar[str] = "residual"
@@ -52,7 +52,7 @@ class Residual(Vectors):
         cls, memories: Sequence["Residual"], x: Rows, seeds: Sequence[int], context: Context
     ) -> list[bytes | NonFiniteError]:
         like, decay = x[0].to(torch.float32), memories[0].options.decay
-        kept = [memory._kept(like)["residual"] for memory in memories]
+        kept = [memory._vectors_on(like)["residual"] for memory in memories]
         sums = kept if decay == 1 else [residual * decay for residual in kept]
         made = cls._encode(memories, x, seeds, context, sums)
         for memory, proposal, before, total in zip(memories, made, kept, sums, strict=True):

@@ -23,7 +23,7 @@ from ..codecs import Codec, Context, Update
 from ..codecs.update import Dense
 from ..errors import NonFiniteError
 from ..kernels import Rows
-from .base import Changes, Counterpart, Memory, ReadValue, ReadVector, State, add_within
+from .base import Changes, Counterpart, Memory, ReadValue, ReadVector, State, add_saturating
 
 RATE = struct.Struct("<d")
 MEMBERS = "clients"  # in a checkpoint: who has a shift
@@ -35,7 +35,7 @@ def contraction(codec: Codec, numel: int) -> float:
     return max(codec.contraction(numel) or 0.0, 0.0 if omega is None else 1.0 - omega)
 
 
-class Shift(Memory):
+class ShiftMemory(Memory):
     """A shift [numel] in float32, on the device of the updates."""
 
     step: float = 1.0
@@ -44,7 +44,7 @@ class Shift(Memory):
 
     @classmethod
     def _propose(
-        cls, memories: Sequence["Shift"], x: Rows, seeds: Sequence[int], context: Context
+        cls, memories: Sequence["ShiftMemory"], x: Rows, seeds: Sequence[int], context: Context
     ) -> list[bytes | None | NonFiniteError]:
         differences = [
             memory._difference(row.to(torch.float32), context.rate)
@@ -70,10 +70,10 @@ class Shift(Memory):
         """Return what is sent of x − shift, whose frame is given. `difference` is not modified."""
         return frame
 
-    def _take(self, update: Update, dropped: Update | None) -> None:
+    def _on_accepted(self, update: Update, dropped: Update | None) -> None:
         if self.shift is None:
             self.shift = torch.zeros(self.numel, dtype=torch.float32)
-        add_within(self.shift, update, self.step / self.rate)
+        add_saturating(self.shift, update, self.step / self.rate)
 
     def _state(self) -> State:
         shift = {} if self.shift is None else {"shift": self.shift}
@@ -110,12 +110,12 @@ class Estimate(Update):
             return kept if self.update is None else kept + self.update.block(start, stop)
 
 
-class Shifts(Counterpart):
+class ShiftCounterpart(Counterpart):
     """The shift of every client that was ever taken: float32 [numel], on the CPU; a vector each in the checkpoint."""
 
     counts_absent: ClassVar[bool] = False  # clients without an update count with their shifts
 
-    def __init__(self, memory: Shift):
+    def __init__(self, memory: ShiftMemory):
         self.numel, self.step = memory.numel, memory.step
         self.members: set[int] = set()
         self.rows: dict[int, Tensor] = {}  # of members, read from a checkpoint on first use
@@ -146,7 +146,7 @@ class Shifts(Counterpart):
                 if self.row(client) is None:
                     self.rows[client] = torch.zeros(self.numel, dtype=torch.float32)
                 rate = self.rates.get(client, self.rate)
-                add_within(self.rows[client], update, self.step / rate)
+                add_saturating(self.rows[client], update, self.step / rate)
                 self.members.add(client)
                 self.changed.add(client)
 

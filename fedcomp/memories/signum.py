@@ -16,7 +16,7 @@ from torch import Tensor
 
 from .. import spec
 from ..codecs import Context, Update
-from .vectors import Kept, Vectors
+from .vector_memory import NamedVectors, VectorMemory
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Options:
         spec.check_decays(self, "momentum")
 
 
-class Signum(Vectors):
+class Signum(VectorMemory):
     """`velocity` is u."""
 
     name: ClassVar[str] = "signum"
@@ -36,8 +36,10 @@ class Signum(Vectors):
     vectors: ClassVar[tuple[str, ...]] = ("velocity",)
     velocity: Tensor | None = None  # u
 
-    def _move(self, kept: Kept, x: Tensor, context: Context) -> tuple[Kept, Tensor]:
+    def _update_vectors(
+        self, kept: NamedVectors, x: Tensor, context: Context
+    ) -> tuple[NamedVectors, Tensor]:
         u = (kept["velocity"] * self.options.momentum).add_(x, alpha=1 - self.options.momentum)
         return {"velocity": u}, u
 
-    def _take(self, update: Update, dropped: Update | None) -> None: ...
+    def _on_accepted(self, update: Update, dropped: Update | None) -> None: ...

@@ -23,7 +23,7 @@ from ..codecs.sketch import Sketch
 from ..codecs.update import Sparse
 from ..errors import MismatchError, ProtocolError
 from .base import State, mask
-from .vectors import Kept, Vectors
+from .vector_memory import NamedVectors, VectorMemory
 
 SKETCH, VALUES = "sketch", "values"  # phases
 CANDIDATES = "candidates"  # what is announced for the second, and a name in the state
@@ -41,13 +41,13 @@ class Options:
         spec.check_decays(self, "momentum")
 
 
-class Sketched(Vectors):
+class Sketched(VectorMemory):
     """`residual` is v."""
 
     name: ClassVar[str] = "sketched"
     source: ClassVar[str] = "Ivkin et al. 2019"
     Options: ClassVar[type] = Options
-    only_under: ClassVar[str] = "sketched-sgd"
+    required_strategy: ClassVar[str] = "sketched-sgd"
     vectors: ClassVar[tuple[str, ...]] = ("residual", "velocity")
     velocity: Tensor | None = None  # u
     candidates: bytes = b""  # that were announced to a proposal in its second phase
@@ -59,19 +59,19 @@ class Sketched(Vectors):
     def _check_codec(self) -> None:
         if not isinstance(self.codec.unscoped, Sketch):
             raise MismatchError(
-                f"{{memory}} {self.name} goes with --strategy {self.only_under} and {{uplink}} sketch, not with {self.codec}; "
+                f"{{memory}} {self.name} goes with --strategy {self.required_strategy} and {{uplink}} sketch, not with {self.codec}; "
                 "give these, or {memory} dgc"
             )
 
     @property
-    def sent(self) -> np.ndarray:
+    def sent_positions(self) -> np.ndarray:
         """Candidates, whose values the pending frame holds: int64, ascending; none for a sketch."""
         if not self.candidates:
             return np.empty(0, np.int64)
         return MARKS.open(self.candidates, self.numel).positions
 
     def _open_returned(self, returned: bytes) -> Update:
-        at = self.sent
+        at = self.sent_positions
         left = at[MARKS.open(returned, at.size).positions]
         return Sparse(self.numel, left, self._values(left).numpy())
 
@@ -82,10 +82,12 @@ class Sketched(Vectors):
         super()._load_state(state)
         self.candidates = state.get(CANDIDATES, b"")
 
-    def _move(self, kept: Kept, x: Tensor, context: Context) -> tuple[Kept, Tensor]:
+    def _update_vectors(
+        self, kept: NamedVectors, x: Tensor, context: Context
+    ) -> tuple[NamedVectors, Tensor]:
         if context.phase != SKETCH:
             raise MismatchError(
-                f"{{memory}} {self.name} has no frame for a phase '{context.phase}'; give --strategy {self.only_under}, "
+                f"{{memory}} {self.name} has no frame for a phase '{context.phase}'; give --strategy {self.required_strategy}, "
                 "or {memory} none"
             )
         u = (kept["velocity"] * self.options.momentum).add_(x)
@@ -113,7 +115,7 @@ class Sketched(Vectors):
     ) -> None:
         for memory, back in zip(memories, dropped, strict=True):
             # Of a sketch alone, nothing was accepted.
-            mask((memory.velocity, memory.residual), memory.sent, back)
+            mask((memory.velocity, memory.residual), memory.sent_positions, back)
             memory.candidates = b""
 
     def _rollback(self) -> None:

@@ -18,7 +18,7 @@ from ..codecs import Codec, Context, Update
 from ..errors import SpecError
 from ..layout import Layout
 from .base import mask
-from .vectors import Kept, Vectors, at_full_density
+from .vector_memory import NamedVectors, VectorMemory, at_full_density
 
 
 @dataclass(frozen=True)
@@ -34,13 +34,13 @@ class Options:
             )
 
 
-class Variance(Vectors):
+class Variance(VectorMemory):
     """Error feedback for unambiguous coordinates; `residual` is e."""
 
     name: ClassVar[str] = "variance"
     source: ClassVar[str] = "Tsuzuku et al. 2018"
     Options: ClassVar[type] = Options
-    chooses: ClassVar[bool] = True
+    selects_coordinates: ClassVar[bool] = True
     needs_moments: ClassVar[bool] = True
     vectors: ClassVar[tuple[str, ...]] = ("residual", "gradients", "squares")
     gradients: Tensor | None = None  # r
@@ -49,13 +49,15 @@ class Variance(Vectors):
     def __init__(self, codec: Codec, numel: int, layout: Layout | None = None, options: Any = None):
         super().__init__(at_full_density(codec, self.name), numel, layout, options)
 
-    def _move(self, kept: Kept, x: Tensor, context: Context) -> tuple[Kept, Tensor]:
+    def _update_vectors(
+        self, kept: NamedVectors, x: Tensor, context: Context
+    ) -> tuple[NamedVectors, Tensor]:
         sums, squares = (x, x * x) if context.moments is None else context.moments
         e, r, v = kept["residual"] + x, kept["gradients"] + sums, kept["squares"] + squares
         return {"residual": e, "gradients": r, "squares": v * self.options.zeta}, e.where(
             r * r > v * self.options.alpha, 0
         )
 
-    def _take(self, update: Update, dropped: Update | None) -> None:
-        super()._take(update, dropped)
+    def _on_accepted(self, update: Update, dropped: Update | None) -> None:
+        super()._on_accepted(update, dropped)
         mask((self.gradients, self.squares), update.positions, dropped)

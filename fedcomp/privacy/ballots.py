@@ -45,7 +45,7 @@ ONCE = bytes(12)  # the nonce of keys that are used once
 Entropy = Callable[[int], bytes]  # returns so many unpredictable bytes
 
 
-class Unopenable(ProtocolError):
+class UnopenableBallot(ProtocolError):
     """A ballot, signed by its sender, that does not open to what the sender is held to."""
 
 
@@ -143,7 +143,7 @@ def seal(
 
 
 @dataclass(frozen=True)
-class Sealed:
+class SealedBallot:
     """A ballot as it travels: signed by its sender, for these voters."""
 
     slot: Slot
@@ -153,7 +153,7 @@ class Sealed:
     content: bytes
 
     @classmethod
-    def read(cls, data: bytes, slot: Slot, verifier: ec.EllipticCurvePublicKey) -> "Sealed":
+    def read(cls, data: bytes, slot: Slot, verifier: ec.EllipticCurvePublicKey) -> "SealedBallot":
         """Read a ballot and check all that needs no key. Raises ProtocolError unless it is whole and its sender signed it for this slot."""
         if len(data) < HEAD.size:
             raise ProtocolError(f"the ballot of client {slot.sender} is cut off")
@@ -193,12 +193,12 @@ class Sealed:
             key = ChaCha20Poly1305(wrapping).decrypt(ONCE, wrap, None)
             text = ChaCha20Poly1305(key).decrypt(ONCE, self.content, self.slot.bytes())
         except (InvalidTag, ProtocolError) as error:
-            raise Unopenable(
+            raise UnopenableBallot(
                 f"the ballot of client {self.slot.sender} does not open for voter {voter}"
             ) from error
         salt, bits = text[:SALT], text[SALT:]
         if not compare_digest(_held(self.slot, salt, bits), self.held):
-            raise Unopenable(
+            raise UnopenableBallot(
                 f"client {self.slot.sender} sent voter {voter} another ballot than the one that it signed"
             )
         return bits
@@ -214,11 +214,11 @@ class Sealed:
             return False
         try:
             self.open(voter, private)
-        except Unopenable:
+        except UnopenableBallot:
             return True
         return False
 
-    def contradicts(self, other: "Sealed") -> bool:
+    def contradicts(self, other: "SealedBallot") -> bool:
         """Return whether the sender signed two different ballots for one slot; both together prove it."""
         return self.slot == other.slot and self.held != other.held
 

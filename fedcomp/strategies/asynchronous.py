@@ -18,7 +18,7 @@ from typing import ClassVar
 from .. import spec
 from ..errors import ConfigError
 from .average import Average
-from .base import Accepted
+from .base import AcceptedUpdate
 
 
 @dataclass(frozen=True)
@@ -46,5 +46,5 @@ class Asynchronous(Average):
                 f"--strategy {self.name}:wait={self.config.quorum:g}"
             )
 
-    def discount(self, accepted: Accepted) -> float:
-        return (1.0 + accepted.lateness) ** -self.options.decay
+    def discount(self, accepted: AcceptedUpdate) -> float:
+        return (1.0 + accepted.staleness) ** -self.options.decay

@@ -15,7 +15,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from ..codecs import Update, add_all
-from .base import Accepted, Aggregation, RoundStrategy, RoundUpdates
+from .base import AcceptedUpdate, Aggregation, RoundStrategy, RoundUpdates
 from .clipping import share
 
 
@@ -23,7 +23,7 @@ class Average(RoundStrategy):
     """The weighted mean of the updates."""
 
     name: ClassVar[str] = "average"
-    clips: ClassVar[bool] = True
+    supports_clipping: ClassVar[bool] = True
 
     def aggregate(self, updates: RoundUpdates, into: Tensor) -> Aggregation:
         accepted = updates.accepted
@@ -43,7 +43,7 @@ class Average(RoundStrategy):
             self._correct(updates, weights, into)
         return Aggregation(clipped=sum(left < 1 for left in kept))
 
-    def discount(self, accepted: Accepted) -> float:
+    def discount(self, accepted: AcceptedUpdate) -> float:
         """Return the factor 0..1 of an update beside its weight. The rest is lost to the mean, not shared among the others."""
         return 1.0
 
@@ -52,7 +52,7 @@ class Average(RoundStrategy):
         accepted = updates.accepted
         cohort = {a.client for a in accepted}
         absent = [
-            Accepted(client, None, examples, math.nan, "", fresh=False)
+            AcceptedUpdate(client, None, examples, math.nan, "", fresh=False)
             for client, examples in updates.examples.items()
             if client not in cohort
         ]
@@ -73,12 +73,12 @@ class Average(RoundStrategy):
         if correction is not None:
             correction.add_to(into)
 
-    def _clip_factors(self, accepted: Sequence[Accepted]) -> list[float]:
+    def _clip_factors(self, accepted: Sequence[AcceptedUpdate]) -> list[float]:
         """Return the share 0..1 of each update that the bound of the norm leaves."""
         bound = self.config.clip_update
         return [share(a.update, bound) if bound and a.update is not None else 1.0 for a in accepted]
 
-    def shares(self, accepted: Sequence[Accepted]) -> list[tuple[Update, float]]:
+    def shares(self, accepted: Sequence[AcceptedUpdate]) -> list[tuple[Update, float]]:
         """Return the updates that were sent, each with its share of the weighted mean. Clients without an update have a share, too."""
         weights = self.client_weights(accepted)
         return [
@@ -87,7 +87,7 @@ class Average(RoundStrategy):
             if a.update is not None
         ]
 
-    def client_weights(self, accepted: Sequence[Accepted]) -> list[float]:
+    def client_weights(self, accepted: Sequence[AcceptedUpdate]) -> list[float]:
         """Return the weight of each accepted client, not normalised."""
         by_examples = self.config.weights == "examples"
         weights = [float(a.examples) if by_examples else 1.0 for a in accepted]

@@ -21,7 +21,7 @@ from ..memories import Counterpart, memory, with_memories
 from ..memories.base import Changes, NoOptions, ReadValue, ReadVector
 from ..messages import TRAIN, ReportedMetrics
 from .client_algorithm import ClientAlgorithm
-from .cohort import sample, size
+from .cohort import cohort_size, sample_cohort
 from .optimizers import optimizer
 from .round_completion import RoundCompletion
 from .schedule import DENSITY_SCHEDULE, Schedule
@@ -73,7 +73,7 @@ class Phase:
 
 
 @dataclass(frozen=True)
-class Accepted:
+class AcceptedUpdate:
     """An update that passed every check."""
 
     client: int
@@ -84,7 +84,7 @@ class Accepted:
     frame: bytes = b""
     fresh: bool = True  # the client's memory has committed nothing before
     rate: float = 1.0  # learning rate that the client was told, as a multiple of the run's
-    lateness: int = 0  # rounds since the one that the update was made for
+    staleness: int = 0  # rounds since the one that the update was made for
     metrics: ReportedMetrics = field(default_factory=ReportedMetrics)
 
 
@@ -93,8 +93,10 @@ class PhaseResult:
     """The accepted updates of a phase, in the order of the client ids."""
 
     phase: str
-    accepted: Sequence[Accepted]
-    proven: frozenset[int] = frozenset()  # clients rejected for bytes that no honest client sends
+    accepted: Sequence[AcceptedUpdate]
+    proven_byzantine: frozenset[int] = (
+        frozenset()
+    )  # clients rejected for bytes that no honest client sends
 
 
 @dataclass(frozen=True)
@@ -102,7 +104,7 @@ class RoundUpdates:
     """The accepted updates of a round by phase, in the order of the client ids, and what the server knows when it aggregates them."""
 
     round: int
-    phases: Mapping[str, Sequence[Accepted]]
+    phases: Mapping[str, Sequence[AcceptedUpdate]]
     weights: Tensor  # [numel], of the model before the round; read only
     examples: Mapping[int, int] = field(
         default_factory=dict
@@ -110,7 +112,7 @@ class RoundUpdates:
     clients: int = 0  # that were heard of so far
 
     @property
-    def accepted(self) -> Sequence[Accepted]:
+    def accepted(self) -> Sequence[AcceptedUpdate]:
         """The accepted updates of the last phase."""
         return list(self.phases.values())[-1]
 
@@ -132,15 +134,23 @@ class RoundStrategy(ABC):
     name: ClassVar[str]
     Options: ClassVar[type] = NoOptions  # a frozen dataclass: what `name:option=value` may say
     client_algorithm: ClassVar[ClientAlgorithm] = ClientAlgorithm()  # the client half
-    fewest: int = 1  # clients with whom a round can move the model
+    min_clients: int = 1  # smallest number of clients with which a round can move the model
     notice: str = ""  # what a run says of it before its first round
-    only_uplinks: ClassVar[tuple[type[Codec], ...]] = ()  # with or without @layer; () = any
-    only_memory: ClassVar[str] = ""  # of the clients, without options; "" = any
-    weighs: ClassVar[bool] = True  # clients may count by their examples
-    fixed_size: ClassVar[bool] = False  # frames have one size, and no density that could change
-    clips: ClassVar[bool] = False  # adds updates one by one, and so can bound the norm of each
-    own_step: ClassVar[bool] = False  # takes the server's step itself; has an option `momentum`
-    decays: ClassVar[bool] = False  # weight decay is part of the server's step, not of local SGD
+    allowed_uplinks: ClassVar[tuple[type[Codec], ...]] = ()  # with or without @layer; () = any
+    required_memory: ClassVar[str] = ""  # of the clients, without options; "" = any
+    supports_weights: ClassVar[bool] = True  # clients may count by their examples
+    fixed_frame_size: ClassVar[bool] = (
+        False  # frames have one size, and no density that could change
+    )
+    supports_clipping: ClassVar[bool] = (
+        False  # adds updates one by one, and so can bound the norm of each
+    )
+    replaces_server_optimizer: ClassVar[bool] = (
+        False  # takes the server's step itself; has an option `momentum`
+    )
+    decays_in_server_step: ClassVar[bool] = (
+        False  # weight decay is part of the server's step, not of local SGD
+    )
     asynchronous: ClassVar[bool] = False  # a round ends with the first answers, whenever asked for
     allocation: np.ndarray | None = None  # 0/1 [n, n]: the partitions of each cohort member
 
@@ -163,9 +173,9 @@ class RoundStrategy(ABC):
         self.schedule = self._schedule()
 
     @property
-    def cohort(self) -> int:
+    def cohort_size(self) -> int:
         """Clients in a cohort of the run; 0 where the number of clients is not known."""
-        return size(self.config.participation, self.config.clients)
+        return cohort_size(self.config.participation, self.config.clients)
 
     # What an algorithm decides.
 
@@ -183,16 +193,16 @@ class RoundStrategy(ABC):
     def aggregate(self, updates: RoundUpdates, into: Tensor) -> Aggregation:
         """Write the cohort's update into the zeros `into` [numel]."""
 
-    def choose(self, clients: Sequence[int], round: int, fingerprint: str) -> list[int]:
+    def select_clients(self, clients: Sequence[int], round: int, fingerprint: str) -> list[int]:
         """Return the cohort of a round, of the logical ids that can be reached. `fingerprint`: of the model that the round starts from."""
-        return sample(clients, self.config.participation, self.config.seed, round)
+        return sample_cohort(clients, self.config.participation, self.config.seed, round)
 
     def phases(self, round: int) -> Iterable[Phase]:
         """Return the exchanges of a round, in order. A client is asked in a later phase if it was accepted in the one before."""
         return (Phase(),)
 
     def announce(
-        self, phase: Phase, client: int, before: Mapping[str, Sequence[Accepted]]
+        self, phase: Phase, client: int, before: Mapping[str, Sequence[AcceptedUpdate]]
     ) -> Mapping[str, bytes]:
         """Return what a client is told at the start of a phase, given what the phases before brought. Its bytes are counted."""
         return {}
@@ -201,18 +211,18 @@ class RoundStrategy(ABC):
         """Read the frames of a phase; a FrameError stands in the place of a bad one."""
         return self.uplink.open_batch(frames, self.layout.numel, self.layout)
 
-    def vet(self, phase: Phase, client: int, frame: bytes) -> None:
+    def check_frame(self, phase: Phase, client: int, frame: bytes) -> None:
         """Raise FrameError for a frame that this client cannot mean, though it can be read."""
 
     def on_phase_end(self, result: PhaseResult) -> Mapping[int, str]:
         """Return the clients to leave out although each update is valid by itself, with the reason."""
         return {}
 
-    def reject(self, accepted: Sequence[Accepted]) -> Mapping[int, str]:
+    def reject(self, accepted: Sequence[AcceptedUpdate]) -> Mapping[int, str]:
         """Return the clients whose updates of the last phase are not aggregated, with the reason. They keep what they sent."""
         return {}
 
-    def returned(self, accepted: Accepted) -> bytes:
+    def returned_frame(self, accepted: AcceptedUpdate) -> bytes:
         """Return a frame of what `aggregate` dropped of an accepted update, b"" for nothing. Its bytes are counted.
 
         The frame is of the uplink codec, unless the clients' memory reads another.
@@ -244,22 +254,22 @@ class RoundStrategy(ABC):
     def _check_settings(self) -> None:
         """Raise ConfigError for settings that do not suit the algorithm."""
         config, steps = self.config, optimizer(self.config.server_optimizer)
-        if config.clip_update and not self.clips:
+        if config.clip_update and not self.supports_clipping:
             raise ConfigError(
                 f"--strategy {self.name} adds no updates one by one, whose norms it could bound; leave --clip-update out, or "
                 "use --strategy average"
             )
-        if self.only_uplinks and not isinstance(self.uplink.unscoped, self.only_uplinks):
+        if self.allowed_uplinks and not isinstance(self.uplink.unscoped, self.allowed_uplinks):
             raise ConfigError(
                 f"--strategy {self.name} does not work with --uplink {self.uplink}; leave --uplink out, or give "
-                f"{self.only_uplinks[0].name}"
+                f"{self.allowed_uplinks[0].name}"
             )
         given = spec.parse(config.memory).parts[0].name
-        if self.only_memory not in ("", given):
+        if self.required_memory not in ("", given):
             raise ConfigError(
-                f"--strategy {self.name} does not work with memory '{given}'; leave --memory out, or give {self.only_memory}"
+                f"--strategy {self.name} does not work with memory '{given}'; leave --memory out, or give {self.required_memory}"
             )
-        if config.weights != "uniform" and not self.weighs:
+        if config.weights != "uniform" and not self.supports_weights:
             raise ConfigError(
                 f"--strategy {self.name} counts every client once; leave --weights out, or give uniform"
             )
@@ -269,16 +279,16 @@ class RoundStrategy(ABC):
             config.budget_bytes,
             config.budget_s,
         )
-        if self.fixed_size and any(densities):
+        if self.fixed_frame_size and any(densities):
             raise ConfigError(
                 f"--strategy {self.name} sends frames of one size; leave --density-warmup, --density-schedule and --budget out"
             )
-        if self.own_step and not steps.plain:
+        if self.replaces_server_optimizer and not steps.plain:
             raise ConfigError(
                 f"--strategy {self.name} has a step of its own; leave --server-optimizer out, or for momentum give "
                 f"--strategy {self.name}:momentum=0.9"
             )
-        if steps.unitless and config.server_lr >= 1:
+        if steps.scale_free and config.server_lr >= 1:
             raise ConfigError(
                 f"--server-optimizer {steps.name} moves every coordinate by about --server-lr, and that is "
                 f"{config.server_lr:g}; give a smaller one, such as --server-lr 0.01"
@@ -294,16 +304,16 @@ class RoundStrategy(ABC):
             )
         if self.memory.warning:
             self.warn(self.memory.warning)
-        if self.memory.only_under not in ("", self.name):
+        if self.memory.required_strategy not in ("", self.name):
             raise ConfigError(
                 f"--memory {name} has no frames for --strategy {self.name}; "
-                f"give --strategy {self.memory.only_under}, or --memory none"
+                f"give --strategy {self.memory.required_strategy}, or --memory none"
             )
         if self.memory.counterpart is None:
             return None
         counterpart = self.memory.counterpart(self.memory)
         steps = optimizer(self.config.server_optimizer)
-        if counterpart.measures_steps and steps.unitless:
+        if counterpart.compares_model_steps and steps.scale_free:
             raise ConfigError(
                 f"--memory {name} compares updates with the steps of the model, which have another unit under "
                 f"--server-optimizer {steps.name}; use sgd, or another --memory"
@@ -313,7 +323,7 @@ class RoundStrategy(ABC):
     def _schedule(self) -> Schedule:
         """Return what clients are told by round. Raises ConfigError for a schedule that does not suit the run."""
         config, layout = self.config, self.layout
-        if (config.density_warmup or config.density_schedule) and self.memory.chooses:
+        if (config.density_warmup or config.density_schedule) and self.memory.selects_coordinates:
             asked = "--density-warmup" if config.density_warmup else DENSITY_SCHEDULE
             raise ConfigError(
                 f"{asked} has no meaning for memory '{self.memory.name}', which chooses what is sent; leave it out"

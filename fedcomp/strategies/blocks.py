@@ -21,7 +21,7 @@ CHUNK = 1 << 13  # coordinates whose products are added up at a time; divides ev
 LARGEST = float(np.finfo(np.float32).max)
 
 
-class Rows:
+class UpdateMatrix:
     """Updates [numel] as the rows of a matrix [m, numel]; None is a row of zeros. Values beyond float32 are read as its ends."""
 
     block: ClassVar[int] = BLOCK

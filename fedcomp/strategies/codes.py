@@ -95,7 +95,7 @@ class Seats:
         return 2 * byzantine_allowed + absent < self.margin
 
 
-def deal(
+def assign_seats(
     clients: Sequence[int],
     n: int,
     byzantine: int,

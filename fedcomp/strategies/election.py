@@ -46,18 +46,18 @@ from ..errors import ConfigError, FrameError, NonFiniteError, SpecError
 from ..keys.keyring import DerivedKeys, ServerKeys
 from ..memories import Memory
 from ..memories.base import Changes, ReadValue, ReadVector
-from ..memories.none import Nothing
+from ..memories.none import NoMemory
 from ..messages import Assignment
-from .base import Accepted, Phase, PhaseResult, RoundUpdates
+from .base import AcceptedUpdate, Phase, PhaseResult, RoundUpdates
 from .client_algorithm import ClientAlgorithm, DataPartition
-from .codes import Seats, allocation_matrix, deal
-from .cohort import draw
-from .guarantees import check_seats, holds, notice
+from .codes import Seats, allocation_matrix, assign_seats
+from .cohort import draw_cohort
+from .guarantees import can_close, check_seats, notice
 from .local_election import (
     BALLOTS,
     ROW,
     TALLY,
-    Row,
+    CodeRow,
     announced_row,
     announcements,
     ballot_of,
@@ -65,8 +65,8 @@ from .local_election import (
     sent_ballot,
     vote_of,
 )
-from .round_completion import RoundCompletion, least
-from .sealed_election import UNREAD, SealedElectionClient, SealedRound
+from .round_completion import RoundCompletion, quorum_size
+from .sealed_election import UNREAD_UPDATE, SealedElectionClient, SealedRound
 from .sealed_messages import CARDS, RECOUNT, split_vote, terms_of
 from .vote import Vote
 
@@ -160,8 +160,8 @@ class Election(Vote):
 
     name: ClassVar[str] = "election"
     Options: ClassVar[type] = Options
-    only_uplinks: ClassVar[tuple[type[Codec], ...]] = (Sign,)
-    only_memory: ClassVar[str] = Nothing.name  # honest votes agree to the bit
+    allowed_uplinks: ClassVar[tuple[type[Codec], ...]] = (Sign,)
+    required_memory: ClassVar[str] = NoMemory.name  # honest votes agree to the bit
 
     def __init__(self, *args: Any, **options: Any):
         super().__init__(*args, **options)
@@ -179,8 +179,8 @@ class Election(Vote):
         self._ended: dict[str, PhaseResult] = {}  # phases of the round that are over
         self.said: set[str] = set()  # warnings, each given once
         self.known: set[int] = set()  # clients that could ever be reached
-        if self.cohort:
-            self._make_code(self.cohort)
+        if self.cohort_size:
+            self._make_code(self.cohort_size)
 
     def _check_settings(self) -> None:
         super()._check_settings()
@@ -206,25 +206,27 @@ class Election(Vote):
         n = o.seats or min(clients - (o.code == "deterministic" and clients % 2 == 0), MAX_SEATS)
         check_seats(o, self.f, n, clients)
         self.code = allocation_matrix(o.code, n, o.byzantine, o.redundancy, self.config.seed)
-        self.fewest = next(c for c in range(1, clients + 1) if holds(c, n, o.byzantine, self.f))
+        self.min_clients = next(
+            c for c in range(1, clients + 1) if can_close(c, n, o.byzantine, self.f)
+        )
         self.allocation, self.notice = self.code, notice(o, self.f, self.code, clients)
 
     # A round.
 
-    def choose(self, clients: Sequence[int], round: int, fingerprint: str) -> list[int]:
-        cohort = super().choose(clients, round, fingerprint)
+    def select_clients(self, clients: Sequence[int], round: int, fingerprint: str) -> list[int]:
+        cohort = super().select_clients(clients, round, fingerprint)
         if not len(self.code):  # nobody told how large cohorts are to be
             self._make_code(len(cohort))
         n, b = len(self.code), self.options.byzantine
         self.convicted, self._ended, self._round = {}, {}, round
         self.known |= set(clients)
         if len(cohort) < n:
-            cohort = draw(clients, min(n, len(clients)), self.config.seed, round)
+            cohort = draw_cohort(clients, min(n, len(clients)), self.config.seed, round)
         empty = range(-max(0, n - len(cohort)), 0)  # stand for absent clients in empty seats
         data_sets = [*cohort, *empty]
         if self.options.form == "data":  # that of absent clients is there
             data_sets = [*cohort, *sorted(self.known - set(cohort))[: len(empty)]]
-        if not holds(len(cohort), n, b, self.f) or len(data_sets) < n:
+        if not can_close(len(cohort), n, b, self.f) or len(data_sets) < n:
             self.seats = None
             self._say(
                 "seats",
@@ -232,7 +234,7 @@ class Election(Vote):
                 f"byzantine={b}, f={self.f}",
             )
             return []
-        self.seats = deal([*cohort, *empty], n, b, self.config.seed, round, data_sets)
+        self.seats = assign_seats([*cohort, *empty], n, b, self.config.seed, round, data_sets)
         self.allocation = self.code[[self.seats.of(client) for client in cohort]]
         if self.sealed:
             s = self.schedule
@@ -263,7 +265,9 @@ class Election(Vote):
         voters, asked = sum(map(len, self.seats.members)), len(self.allocation)
         needed = voters - (self.seats.margin - 1 - 2 * self.f)
         raised = min(1.0, max(self.config.quorum, needed / asked))
-        if (asked_for := least(self.config.quorum, asked)) < (waits := least(raised, asked)):
+        if (asked_for := quorum_size(self.config.quorum, asked)) < (
+            waits := quorum_size(raised, asked)
+        ):
             self._say(
                 "quorum",
                 f"--quorum {self.config.quorum:g} is {asked_for} of {asked} answers, and a vote with "
@@ -271,14 +275,14 @@ class Election(Vote):
             )
         return RoundCompletion(raised, self.config.timeout_s)
 
-    def row(self, client: int) -> Row:
+    def row(self, client: int) -> CodeRow:
         """Return what a client counts in this round."""
         seat = self.seats.of(client)
         numbers = np.flatnonzero(self.code[seat]).tolist()
-        return Row(client, seat, tuple(DataPartition(j, self.seats.groups[j]) for j in numbers))
+        return CodeRow(client, seat, tuple(DataPartition(j, self.seats.groups[j]) for j in numbers))
 
     def announce(
-        self, phase: Phase, client: int, before: Mapping[str, Sequence[Accepted]]
+        self, phase: Phase, client: int, before: Mapping[str, Sequence[AcceptedUpdate]]
     ) -> Mapping[str, bytes]:
         if self.sealed:
             return self.sealed.announce(phase.name, client, before)
@@ -301,7 +305,7 @@ class Election(Vote):
         self._ended[result.phase] = replace(result, accepted=rest)
         return left_out
 
-    def vet(self, phase: Phase, client: int, frame: bytes) -> None:
+    def check_frame(self, phase: Phase, client: int, frame: bytes) -> None:
         if not frame:
             raise FrameError("the answer is empty; an honest client always has signs to send")
         if self.sealed:
@@ -311,7 +315,7 @@ class Election(Vote):
         if not self.sealed:
             return super().open(phase, frames)
         if phase.name in (CARDS, BALLOTS):
-            return [UNREAD] * len(frames)
+            return [UNREAD_UPDATE] * len(frames)
         return [self._opened(frame) for frame in frames]
 
     def _opened(self, frame: bytes) -> Update | FrameError | None:
@@ -327,9 +331,11 @@ class Election(Vote):
     # Its end.
 
     @property
-    def proven(self) -> set[int]:
+    def proven_byzantine(self) -> set[int]:
         """The clients proven to be Byzantine in this round."""
-        return {c for phase in self._ended.values() for c in phase.proven} | self.convicted.keys()
+        return {
+            c for phase in self._ended.values() for c in phase.proven_byzantine
+        } | self.convicted.keys()
 
     @property
     def _untold(self) -> str:
@@ -341,7 +347,11 @@ class Election(Vote):
     def _too_few(self, voted: Collection[int]) -> str:
         """Return the reason why a vote of these clients is not taken, "" if it is."""
         voters = {client for members in self.seats.members for client in members}
-        m, f, absent = len(self.proven), self.f, len(voters - set(voted) - self.proven)
+        m, f, absent = (
+            len(self.proven_byzantine),
+            self.f,
+            len(voters - set(voted) - self.proven_byzantine),
+        )
         if self.seats.may_close(max(0, f - m), m + absent):
             return ""
         left = f"{max(0, f - m)} more may lie" if m else f"{f} may lie"
@@ -350,7 +360,7 @@ class Election(Vote):
             f"{left}, and 2·(may lie) + (proven) + (absent) has to stay below {self.seats.margin}"
         )
 
-    def reject(self, accepted: Sequence[Accepted]) -> Mapping[int, str]:
+    def reject(self, accepted: Sequence[AcceptedUpdate]) -> Mapping[int, str]:
         left = [a for a in accepted if a.client not in self.convicted]
         if not left and self.seats is not None:
             clients = len(self.allocation)
@@ -358,9 +368,9 @@ class Election(Vote):
         reason = self._refusal(left) if left else ""
         return self.convicted | ({a.client: reason for a in left} if reason else {})
 
-    def _refusal(self, accepted: Sequence[Accepted]) -> str:
+    def _refusal(self, accepted: Sequence[AcceptedUpdate]) -> str:
         """Return the reason why a vote of these clients moves nothing, "" if it may."""
-        m, f = len(self.proven), self.f
+        m, f = len(self.proven_byzantine), self.f
         if m > f:
             who = f"{m} clients were" if m > 1 else "1 client was"
             self._say(

@@ -36,7 +36,7 @@ from ..codecs.topk import TopK
 from ..errors import ConfigError, FrameError, NonFiniteError
 from ..kernels import count_sketch
 from ..memories.base import Changes, ReadValue, ReadVector
-from ..memories.none import Nothing
+from ..memories.none import NoMemory
 from ..messages import Assignment
 from .average import Average
 from .base import Aggregation, Phase, RoundUpdates
@@ -74,10 +74,10 @@ class FetchSGD(Average):
 
     name: ClassVar[str] = "fetchsgd"
     Options: ClassVar[type] = Options
-    only_memory: ClassVar[str] = Nothing.name
-    fixed_size: ClassVar[bool] = True
-    own_step: ClassVar[bool] = True
-    clips: ClassVar[bool] = False
+    required_memory: ClassVar[str] = NoMemory.name
+    fixed_frame_size: ClassVar[bool] = True
+    replaces_server_optimizer: ClassVar[bool] = True
+    supports_clipping: ClassVar[bool] = False
     client_algorithm: ClassVar[ClientAlgorithm] = FetchSGDClient()
 
     def __init__(self, *args: Any, **options: Any):
@@ -101,7 +101,7 @@ class FetchSGD(Average):
                 f"--strategy {self.name} reads a share of {self.options.density:g}, the uplink {self.uplink.density:g}; "
                 f"give --strategy {self.name}:density={self.uplink.density:g}"
             )
-        if spec.parse(self.config.downlink_memory).parts[0].name != Nothing.name:
+        if spec.parse(self.config.downlink_memory).parts[0].name != NoMemory.name:
             raise ConfigError(
                 f"--strategy {self.name} keeps what was not sent in its sketch, and memory '{self.config.downlink_memory}' "
                 "would keep it again; leave --downlink-memory out, or give none"
@@ -109,7 +109,7 @@ class FetchSGD(Average):
 
     @classmethod
     def defaults(cls, options: Any) -> Mapping[str, str]:
-        nothing = Nothing.name
+        nothing = NoMemory.name
         return {
             "uplink": Sketch.name,
             "memory": nothing,

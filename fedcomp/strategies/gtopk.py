@@ -23,17 +23,17 @@ from ..codecs import Codec, Update, at_density
 from ..codecs.selection import Largest
 from ..codecs.topk import TopK
 from ..errors import ConfigError
-from ..memories.none import Nothing
+from ..memories.none import NoMemory
 from ..memories.residual import Residual
 from .average import Average
-from .base import Accepted, Aggregation, RoundUpdates
+from .base import AcceptedUpdate, Aggregation, RoundUpdates
 
 
 class GTopK(Average):
     """The k largest of the weighted mean."""
 
     name: ClassVar[str] = "gtopk"
-    only_uplinks: ClassVar[tuple[type[Codec], ...]] = (TopK, Largest)
+    allowed_uplinks: ClassVar[tuple[type[Codec], ...]] = (TopK, Largest)
 
     def __init__(self, *args: Any, **options: Any):
         super().__init__(*args, **options)
@@ -42,7 +42,7 @@ class GTopK(Average):
             raise ConfigError(
                 f"--uplink {self.uplink}: --strategy gtopk returns what it drops, which values=2bit would change again; use values=fp16"
             )
-        if self.counterpart is not None or self.config.memory == Nothing.name:
+        if self.counterpart is not None or self.config.memory == NoMemory.name:
             raise ConfigError(
                 f"--strategy gtopk returns what it drops, and memory '{self.config.memory}' cannot take it back; "
                 "use --memory residual"
@@ -61,7 +61,7 @@ class GTopK(Average):
         into.zero_()[at] = values
         return aggregation
 
-    def returned(self, accepted: Accepted) -> bytes:
+    def returned_frame(self, accepted: AcceptedUpdate) -> bytes:
         update = accepted.update
         if update is None or np.isin(update.positions, self._kept, assume_unique=True).all():
             return b""

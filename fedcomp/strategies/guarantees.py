@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ..errors import ConfigError
-from .codes import deal, default_redundancy, mean_redundancy
+from .codes import assign_seats, default_redundancy, mean_redundancy
 from .sealed_messages import MIN_PARTITIONS
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ def notice(o: "Options", f: int, code: np.ndarray, clients: int = 0) -> str:
         else f"the tally is guarded against {of} in a round, the ballots are not: a Byzantine client's own counts as one of all"
     )
     if clients:
-        margin = deal(range(clients), len(code), o.byzantine, 0, 1).margin
+        margin = assign_seats(range(clients), len(code), o.byzantine, 0, 1).margin
         spare = margin - 1 - 2 * f
         if o.sealed:
             spare = min(spare, clients // len(code) * (len(code) - MIN_PARTITIONS + 1) - 1)
@@ -63,9 +63,9 @@ def even_cohort(clients: int) -> str:
     )
 
 
-def holds(clients: int, n: int, b: int, f: int) -> bool:
+def can_close(clients: int, n: int, b: int, f: int) -> bool:
     """Return whether a round of so many clients can close, `f` of them Byzantine, with empty seats of n where they are fewer."""
-    return deal(range(max(clients, n)), n, b, 0, 1).may_close(f, max(0, n - clients))
+    return assign_seats(range(max(clients, n)), n, b, 0, 1).may_close(f, max(0, n - clients))
 
 
 def check_seats(o: "Options", f: int, n: int, clients: int) -> None:
@@ -86,8 +86,8 @@ def check_seats(o: "Options", f: int, n: int, clients: int) -> None:
             f"are, and code={o.code} of {n} seats with byzantine={o.byzantine} does not; give code=deterministic, and "
             f"an odd number of 'seats', at least {MIN_PARTITIONS}, with byzantine=(seats - 1)/2"
         )
-    if not holds(clients, n, o.byzantine, f):
-        most = (deal(range(clients), n, o.byzantine, 0, 1).margin - 1) // 2
+    if not can_close(clients, n, o.byzantine, f):
+        most = (assign_seats(range(clients), n, o.byzantine, 0, 1).margin - 1) // 2
         raise ConfigError(
             f"--strategy election with byzantine={o.byzantine} tolerates {most} Byzantine clients among {clients} clients, not "
             f"f={f}; give a larger 'byzantine' or a smaller 'f'"

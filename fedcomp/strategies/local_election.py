@@ -27,7 +27,7 @@ Ballot = bytes | np.ndarray
 
 
 @dataclass(frozen=True)
-class Row:
+class CodeRow:
     """A voter, its seat, and the partitions that the seat counts."""
 
     client: int
@@ -40,7 +40,7 @@ class Row:
         return json.dumps([self.client, self.seat, parts], separators=(",", ":")).encode()
 
     @classmethod
-    def unpack(cls, data: bytes) -> "Row":
+    def unpack(cls, data: bytes) -> "CodeRow":
         """Read a row of one partition or more. Raises ProtocolError for an empty partition, and for a partition or a client named twice."""
         try:
             client, seat, listed = json.loads(data)
@@ -69,9 +69,9 @@ def announcements(assignment: Assignment) -> dict[str, bytes]:
     return {name.decode(): value for name, value in zip(names, values, strict=True)}
 
 
-def announced_row(told: Mapping[str, bytes]) -> Row:
+def announced_row(told: Mapping[str, bytes]) -> CodeRow:
     """Return the row among what is announced. Raises ProtocolError."""
-    return Row.unpack(told.get(ROW, b""))
+    return CodeRow.unpack(told.get(ROW, b""))
 
 
 def ballot_of(update: Tensor, seed: int, round: int, number: int) -> bytes:
@@ -91,7 +91,7 @@ def sent_ballot(memory: Memory, frame: bytes) -> Ballot:
 
 
 def ballots_of_row(
-    row: Row, sent: Mapping[int, Ballot], numel: int, seed: int, round: int
+    row: CodeRow, sent: Mapping[int, Ballot], numel: int, seed: int, round: int
 ) -> list[Ballot]:
     """Return the ballots of a row's partitions, given those that clients sent."""
     found: list[Ballot] = []
@@ -105,7 +105,7 @@ def ballots_of_row(
     return found
 
 
-def vote_of(row: Row, ballots: Sequence[Ballot], numel: int, seed: int, round: int) -> Tensor:
+def vote_of(row: CodeRow, ballots: Sequence[Ballot], numel: int, seed: int, round: int) -> Tensor:
     """Return the vote ±1 [numel], float32, of a row whose partitions have these ballots.
 
     Ties are decided by coins of the seat: honest voters of one seat vote alike, and coins of different seats cancel in the tally.

@@ -58,7 +58,7 @@ class Optimizer(ABC):
 
     name: ClassVar[str]
     Options: ClassVar[type]
-    unitless: ClassVar[bool] = False  # a step is about as long whatever the update is
+    scale_free: ClassVar[bool] = False  # a step is about as long whatever the update is
 
     def __init__(self, options: SGDOptions | AdaptiveOptions):
         self.options = options
@@ -113,7 +113,7 @@ class Adam(Optimizer):
     name: ClassVar[str] = "adam"
     Options: ClassVar[type] = AdaptiveOptions
     options: AdaptiveOptions
-    unitless: ClassVar[bool] = True
+    scale_free: ClassVar[bool] = True
 
     def step(self, update: Tensor) -> Tensor:
         o = self.options

@@ -33,7 +33,7 @@ from ..errors import ConfigError, FrameError
 from ..memories.base import Changes, ReadValue, ReadVector
 from ..memories.lowrank import LEFT, NUMBERS, RIGHT, LowRank
 from .average import Average
-from .base import Accepted, Aggregation, Phase, RoundUpdates
+from .base import AcceptedUpdate, Aggregation, Phase, RoundUpdates
 from .client_algorithm import ClientAlgorithm
 
 
@@ -50,8 +50,8 @@ class PowerSGD(Average):
 
     name: ClassVar[str] = "powersgd"
     Options: ClassVar[type] = Options
-    only_memory: ClassVar[str] = LowRank.name
-    clips: ClassVar[bool] = False
+    required_memory: ClassVar[str] = LowRank.name
+    supports_clipping: ClassVar[bool] = False
     client_algorithm: ClassVar[ClientAlgorithm] = ClientAlgorithm((LEFT, RIGHT))
 
     def __init__(self, *args: Any, **options: Any):
@@ -65,7 +65,7 @@ class PowerSGD(Average):
         start = normal(seeds.key(self.config.seed, self.name), size(self.split.right))
         self.right = start.astype(FLOAT).tobytes()  # Q
         self.basis = b""  # P̂ of the round
-        self._averaged: Sequence[Accepted] | None = None  # what P̂ was made of
+        self._averaged: Sequence[AcceptedUpdate] | None = None  # what P̂ was made of
         self._next = b""  # Q of the next round, if the model moves
 
     def _check_settings(self) -> None:
@@ -88,7 +88,7 @@ class PowerSGD(Average):
         return Phase(LEFT), Phase(RIGHT)
 
     def announce(
-        self, phase: Phase, client: int, before: Mapping[str, Sequence[Accepted]]
+        self, phase: Phase, client: int, before: Mapping[str, Sequence[AcceptedUpdate]]
     ) -> Mapping[str, bytes]:
         if phase.name == LEFT:
             return {RIGHT: self.right}
@@ -120,13 +120,13 @@ class PowerSGD(Average):
         except FrameError as error:
             raise ValueError(str(error)) from error
 
-    def _orthonormal(self, accepted: Sequence[Accepted]) -> bytes:
+    def _orthonormal(self, accepted: Sequence[AcceptedUpdate]) -> bytes:
         """Return P̂ of every matrix, from the clients' P."""
         factors = shaped(self._mean(accepted, size(self.split.left)).tobytes(), self.split.left)
         bases = [orthonormal(torch.from_numpy(factor.astype(np.float64))) for factor in factors]
         return b"".join(basis.numpy().astype(FLOAT).tobytes() for basis in bases)
 
-    def _mean(self, accepted: Sequence[Accepted], numbers: int) -> np.ndarray:
+    def _mean(self, accepted: Sequence[AcceptedUpdate], numbers: int) -> np.ndarray:
         """Return the weighted mean of the updates of a phase, float32 [numbers]."""
         total = torch.zeros(numbers, dtype=torch.float32)
         for update, share in self.shares(accepted):

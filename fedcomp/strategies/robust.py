@@ -22,10 +22,10 @@ from .. import spec
 from ..codecs import Update
 from ..errors import ConfigError
 from ..kernels.order import mean_of_ranks
-from .base import Accepted, Aggregation, PhaseResult, RoundStrategy, RoundUpdates
-from .blocks import CHUNK, Rows, squared_distances
+from .base import AcceptedUpdate, Aggregation, PhaseResult, RoundStrategy, RoundUpdates
+from .blocks import CHUNK, UpdateMatrix, squared_distances
 from .mixing import buckets, nearest
-from .round_completion import least
+from .round_completion import quorum_size
 
 
 @dataclass(frozen=True)
@@ -43,13 +43,13 @@ class Robust(RoundStrategy):
 
     options: Options
     Options: ClassVar[type] = Options
-    weighs: ClassVar[bool] = False  # a Byzantine client would name the largest weight
+    supports_weights: ClassVar[bool] = False  # a Byzantine client would name the largest weight
 
     def __init__(self, *args: Any, **options: Any):
         super().__init__(*args, **options)
         self._proven: frozenset[int] = frozenset()  # to be Byzantine, in this round
-        if self.cohort:
-            self._check_cohort(self.cohort)
+        if self.cohort_size:
+            self._check_cohort(self.cohort_size)
 
     @property
     def f(self) -> int:
@@ -61,30 +61,30 @@ class Robust(RoundStrategy):
         """Return the smallest number of vectors of which f may be arbitrary."""
 
     @property
-    def least(self) -> int:
+    def min_cohort(self) -> int:
         """The smallest number of clients of a round, which fill the buckets that the rule needs."""
         vectors = max(self.needs(), 2 * self.f + 1 if self.options.mix else 1)
         return (vectors - 1) * self.options.buckets + 1
 
     def _check_cohort(self, clients: int) -> None:
         """Raise ConfigError if no round of cohorts of so many clients could move the model."""
-        if clients < self.least:
+        if clients < self.min_cohort:
             raise ConfigError(
                 f"--strategy {self.name} needs {self._needed()}, and a cohort has {clients}; "
                 "give a larger --participation, more --clients, or a smaller f"
             )
-        if (enough := least(self.config.quorum, clients)) < self.least:
+        if (enough := quorum_size(self.config.quorum, clients)) < self.min_cohort:
             raise ConfigError(
                 f"--strategy {self.name} needs {self._needed()}, and with --quorum {self.config.quorum:g} a round closes "
                 f"at {enough}; give a larger --quorum, or a smaller f"
             )
 
     def on_phase_end(self, result: PhaseResult) -> Mapping[int, str]:
-        self._proven = result.proven
+        self._proven = result.proven_byzantine
         return {}
 
-    def reject(self, accepted: Sequence[Accepted]) -> Mapping[int, str]:
-        if len(accepted) >= self.least:
+    def reject(self, accepted: Sequence[AcceptedUpdate]) -> Mapping[int, str]:
+        if len(accepted) >= self.min_cohort:
             return {}
         why = f"strategy '{self.name}' needs {self._needed()}; {len(accepted)} could be used"
         return {a.client: why for a in accepted}
@@ -106,7 +106,7 @@ class Robust(RoundStrategy):
     def _needed(self) -> str:
         o, out = self.options, self.options.f - self.f
         found = f" of whom {out} are out" if out else ""
-        return f"{self.least} clients in a round for f={o.f}{found}" + (
+        return f"{self.min_cohort} clients in a round for f={o.f}{found}" + (
             f" and buckets={o.buckets}" if o.buckets > 1 else ""
         )
 
@@ -122,7 +122,7 @@ class ByCoordinate(Robust):
         """Return the first rank of so many, 0 for the smallest value, and the one after the last."""
 
     def aggregate(self, updates: RoundUpdates, into: Tensor) -> Aggregation:
-        rows, out = Rows([a.update for a in updates.accepted], into.numel()), into.numpy()
+        rows, out = UpdateMatrix([a.update for a in updates.accepted], into.numel()), into.numpy()
         products = rows.products() if self.options.mix else None
         mixture = self.mixture(updates.round, len(rows), products)
         for span, values in rows.blocks():
@@ -144,7 +144,7 @@ class ByDistance(Robust):
 
     def aggregate(self, updates: RoundUpdates, into: Tensor) -> Aggregation:
         sent, own = [a.update for a in updates.accepted], self.kept()
-        rows = Rows([*sent, *own], into.numel())
+        rows = UpdateMatrix([*sent, *own], into.numel())
         products, m = rows.products(), len(sent)
         mixture = self.mixture(updates.round, m, products[:m, :m])
         if mixture is None:

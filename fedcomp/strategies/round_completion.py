@@ -18,7 +18,7 @@ class Progress:
 
 
 @dataclass(frozen=True)
-class Closed:
+class PhaseEnd:
     """The end of a phase: the stage and the reason with which clients are rejected that have not answered."""
 
     stage: str = "reply"
@@ -35,27 +35,27 @@ class RoundCompletion:
     quorum: float = 1.0  # share of the clients that were asked, above 0
     deadline_s: float | None = None  # None: as long as the phase takes
 
-    def check(self, progress: Progress) -> Closed | None:
+    def check(self, progress: Progress) -> PhaseEnd | None:
         """Return the end of the phase, or None if the phase goes on."""
         if progress.answered >= progress.asked:
-            return Closed()
-        if progress.accepted >= (enough := least(self.quorum, progress.asked)):
-            return Closed(
+            return PhaseEnd()
+        if progress.accepted >= (enough := quorum_size(self.quorum, progress.asked)):
+            return PhaseEnd(
                 QUORUM,
                 f"no reply before {enough} of {progress.asked} were accepted (--quorum {self.quorum:g})",
             )
         if self.deadline_s is not None and progress.elapsed_s >= self.deadline_s:
-            return Closed(DEADLINE, f"no reply within {self.deadline_s:g} s (--deadline)")
+            return PhaseEnd(DEADLINE, f"no reply within {self.deadline_s:g} s (--deadline)")
         return None
 
-    def answers_left(self, progress: Progress) -> int:
+    def answers_until_check(self, progress: Progress) -> int:
         """Return how many more answers may be accepted at once before the policy has to be checked again."""
         return min(
             progress.asked - progress.answered,
-            least(self.quorum, progress.asked) - progress.accepted,
+            quorum_size(self.quorum, progress.asked) - progress.accepted,
         )
 
 
-def least(quorum: float, clients: int) -> int:
+def quorum_size(quorum: float, clients: int) -> int:
     """Return the smallest number of clients that is a share `quorum` of them, at least one: 7 of 10 for 0.7, in spite of rounding."""
     return max(1, math.ceil(quorum * clients - 1e-9))

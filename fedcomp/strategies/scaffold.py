@@ -75,9 +75,9 @@ class Scaffold(Average):
     """The mean of the clients' updates, and of what they learned about their drift."""
 
     name: ClassVar[str] = "scaffold"
-    only_memory: ClassVar[str] = Residual.name
-    weighs: ClassVar[bool] = False
-    clips: ClassVar[bool] = False
+    required_memory: ClassVar[str] = Residual.name
+    supports_weights: ClassVar[bool] = False
+    supports_clipping: ClassVar[bool] = False
     client_algorithm: ClassVar[ClientAlgorithm] = ScaffoldClient()
 
     def _check_settings(self) -> None:

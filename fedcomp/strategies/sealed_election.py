@@ -36,17 +36,17 @@ from ..privacy.ballots import (
     CARD,
     KEY,
     Card,
-    Sealed,
+    SealedBallot,
     Slot,
-    Unopenable,
+    UnopenableBallot,
     card_key,
     refuse_low_order,
     seal,
 )
 from . import signed_attempts
-from .base import Accepted
+from .base import AcceptedUpdate
 from .client_algorithm import ClientAlgorithm, RoundState
-from .local_election import BALLOTS, ROW, TALLY, Row, announcements, ballots_of_row, vote_of
+from .local_election import BALLOTS, ROW, TALLY, CodeRow, announcements, ballots_of_row, vote_of
 from .sealed_messages import (
     ATTEMPT,
     CARDS,
@@ -73,7 +73,7 @@ from .signed_attempts import ATTEMPTS
 BITS, COMPLAINTS = "bits", "complaints"
 CARD_FOR, BALLOT_OF = "card/", "ballot/"  # by sender: private half of the card, the opened ballot
 ANSWERED = "answered/"  # by phase
-UNREAD = Dense(np.empty(0, np.float32))  # the update in a frame that the server passes on
+UNREAD_UPDATE = Dense(np.empty(0, np.float32))  # the update in a frame that the server passes on
 
 
 @dataclass(frozen=True)
@@ -226,11 +226,11 @@ class SealedElectionClient(ClientAlgorithm):
                 continue  # missing
             private = _value(values, f"{CARD_FOR}{sender}", context)
             verify = _verifier(values, sender, context)
-            sealed = Sealed.read(context.announced[name], self.slot(context, sender), verify)
+            sealed = SealedBallot.read(context.announced[name], self.slot(context, sender), verify)
             try:
                 bits = sealed.open(row.client, private)
                 values[f"{BALLOT_OF}{sender}"] = checked_bits(bits, memory.numel)
-            except Unopenable:
+            except UnopenableBallot:
                 complaints[sender] = private
         values[COMPLAINTS] = pack_complaints(complaints)
 
@@ -242,7 +242,7 @@ class SealedElectionClient(ClientAlgorithm):
             sender, proof = client_number(name, PROOF_OF), Proof.unpack(data)
             key = self.ring.key(proof.voter, context.announced.get(f"{KEY_OF}{proof.voter}", b""))
             verify = _verifier(values, sender, context)
-            if not proof.holds(self.slot(context, sender), verifier(key), verify):
+            if not proof.is_valid(self.slot(context, sender), verifier(key), verify):
                 raise ProtocolError(
                     f"the server wants client {sender} left out, and what it shows proves nothing against it"
                 )
@@ -278,7 +278,7 @@ def unknown_keys(assignment: Assignment, state: RoundState | None) -> list[int]:
 def checked_bits(packed: bytes, numel: int) -> bytes:
     """Return the bits of a ballot with zeros past the last coordinate. Raises Unopenable for a ballot of another size."""
     if len(packed) != (numel + 7) // 8:
-        raise Unopenable(f"a ballot of {len(packed)} bytes is not one of {numel} coordinates")
+        raise UnopenableBallot(f"a ballot of {len(packed)} bytes is not one of {numel} coordinates")
     if numel % 8 == 0:
         return packed
     bits = np.frombuffer(packed, np.uint8).copy()
@@ -294,8 +294,8 @@ def _value(values: Mapping[str, Any], name: str, context: Context) -> bytes:
     return values[name]
 
 
-def _row(values: Mapping[str, Any], context: Context) -> Row:
-    return Row.unpack(_value(values, ROW, context))
+def _row(values: Mapping[str, Any], context: Context) -> CodeRow:
+    return CodeRow.unpack(_value(values, ROW, context))
 
 
 def _verifier(
@@ -315,7 +315,7 @@ class SealedRound:
         self.options = ""  # of the run, as clients are told them
         self.start(0, {}, 0, "")
 
-    def start(self, round: int, rows: Mapping[int, Row], numel: int, terms: str) -> None:
+    def start(self, round: int, rows: Mapping[int, CodeRow], numel: int, terms: str) -> None:
         """Start a round of these clients, by logical id."""
         self.round, self.rows, self.numel, self.terms = round, rows, numel, terms
         self.cards: dict[tuple[int, int], bytes] = {}  # by voter and sender
@@ -326,7 +326,7 @@ class SealedRound:
         self._keys: dict[int, bytes] = {}
 
     def announce(
-        self, phase: str, client: int, before: Mapping[str, Sequence[Accepted]]
+        self, phase: str, client: int, before: Mapping[str, Sequence[AcceptedUpdate]]
     ) -> dict[str, bytes]:
         """Return what a client is told at the start of a phase."""
         told, row = {ATTEMPT: self.attempt.encode(), TERMS: self.terms.encode()}, self.rows[client]
@@ -397,7 +397,7 @@ class SealedRound:
         except ProtocolError as error:
             raise FrameError(str(error)) from error
 
-    def judge(self, answers: Sequence[Accepted]) -> dict[int, str]:
+    def judge(self, answers: Sequence[AcceptedUpdate]) -> dict[int, str]:
         """Return the clients that the complaints beside these votes convict, with reasons: senders, or voters without cause."""
         convicted: dict[int, str] = {}
         for answer in answers:
@@ -410,7 +410,7 @@ class SealedRound:
             for sender, private in complaints:
                 card, ballot = self.cards.get((voter, sender)), self.ballots.get(sender)
                 proof = card and ballot and Proof(voter, card, private, ballot)
-                if proof and proof.holds(
+                if proof and proof.is_valid(
                     self._slot(sender), verifier(self.key(voter)), verifier(self.key(sender))
                 ):
                     convicted.setdefault(
@@ -438,7 +438,7 @@ class SealedRound:
         self.unknown[voter] = {sender for _, sender in cards.keys() - made.keys()}
 
     def _take_ballot(self, sender: int, frame: bytes) -> None:
-        sealed = Sealed.read(frame, self._slot(sender), verifier(self.key(sender)))
+        sealed = SealedBallot.read(frame, self._slot(sender), verifier(self.key(sender)))
         if sealed.size != (self.numel + 7) // 8:
             raise FrameError(
                 f"a ballot of {sealed.size} bytes is not one of {self.numel} coordinates"

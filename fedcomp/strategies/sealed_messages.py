@@ -16,8 +16,8 @@ from typing import Self
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from ..errors import FrameError, ProtocolError
-from ..privacy.ballots import CARD, KEY, Sealed, Slot, card_key
-from .local_election import Row, announced_row
+from ..privacy.ballots import CARD, KEY, SealedBallot, Slot, card_key
+from .local_election import CodeRow, announced_row
 
 CARDS, RECOUNT = "cards", "recount"  # phases, beside BALLOTS and TALLY of local_election.py
 ATTEMPT, TERMS = "attempt", "terms"  # announced in every phase
@@ -65,7 +65,7 @@ def client_number(name: str, prefix: str = "") -> int:
     return int(text)
 
 
-def full_row(announced: Mapping[str, bytes]) -> Row:
+def full_row(announced: Mapping[str, bytes]) -> CodeRow:
     """Return the announced row. Raises ProtocolError unless it has an odd number of partitions, with every client once in them.
 
     The partitions differ in size by one client at most: a sender alone in its partition, among large ones, would count more than others.
@@ -87,7 +87,7 @@ def full_row(announced: Mapping[str, bytes]) -> Row:
     return row
 
 
-def partitions_with_ballots(row: Row, senders: Collection[int]) -> int:
+def partitions_with_ballots(row: CodeRow, senders: Collection[int]) -> int:
     """Return how many partitions of a row have a ballot, given who has sent one."""
     return sum(not set(part.clients).isdisjoint(senders) for part in row.parts)
 
@@ -117,12 +117,14 @@ class Proof:
         voter, card, private = PROOF.unpack_from(data)
         return cls(voter, card, private, data[PROOF.size :])
 
-    def holds(
+    def is_valid(
         self, slot: Slot, voter: ec.EllipticCurvePublicKey, sender: ec.EllipticCurvePublicKey
     ) -> bool:
         """Return whether the ballot does not open. Raises ProtocolError for a card or a ballot that was not signed for this slot."""
         public = card_key(self.card, slot, self.voter, voter)
-        return Sealed.read(self.ballot, slot, sender).proven_bad(self.voter, public, self.private)
+        return SealedBallot.read(self.ballot, slot, sender).proven_bad(
+            self.voter, public, self.private
+        )
 
 
 def pack_complaints(complaints: Mapping[int, bytes]) -> bytes:

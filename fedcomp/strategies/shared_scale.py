@@ -28,10 +28,10 @@ from ..codecs.terngrad import TernGrad
 from ..errors import FrameError, ProtocolError
 from ..layout import Layout
 from ..memories import Memory
-from ..memories.none import Nothing
+from ..memories.none import NoMemory
 from ..messages import TRAIN
 from .average import Average
-from .base import Accepted, Aggregation, Phase, RoundUpdates
+from .base import AcceptedUpdate, Aggregation, Phase, RoundUpdates
 from .client_algorithm import ClientAlgorithm
 
 SCALE = "scale"  # a phase, and the name of the announcement in the next one
@@ -79,22 +79,22 @@ class SharedScale(Average):
     """The weighted mean of ternary updates of one scale."""
 
     name: ClassVar[str] = "shared-scale"
-    only_uplinks: ClassVar[tuple[type[Codec], ...]] = (TernGrad,)
-    only_memory: ClassVar[str] = Nothing.name
-    clips: ClassVar[bool] = False
+    allowed_uplinks: ClassVar[tuple[type[Codec], ...]] = (TernGrad,)
+    required_memory: ClassVar[str] = NoMemory.name
+    supports_clipping: ClassVar[bool] = False
     client_algorithm: ClassVar[ClientAlgorithm] = SharedScaleClient()
 
     def __init__(self, *args: Any, **options: Any):
         super().__init__(*args, **options)
         self.spans = codecs.spans(self.uplink, self.layout)
         self.scales = np.zeros(len(self.spans), FLOAT)  # of the round
-        self._shared: Sequence[Accepted] | None = None  # what they were made of
+        self._shared: Sequence[AcceptedUpdate] | None = None  # what they were made of
 
     @classmethod
     def defaults(cls, options: Any) -> Mapping[str, str]:
         return {
             "uplink": "terngrad@layer",
-            "memory": Nothing.name,
+            "memory": NoMemory.name,
             "downlink": Identity.name,
         }
 
@@ -102,7 +102,7 @@ class SharedScale(Average):
         return Phase(SCALE), Phase(TRAIN)
 
     def announce(
-        self, phase: Phase, client: int, before: Mapping[str, Sequence[Accepted]]
+        self, phase: Phase, client: int, before: Mapping[str, Sequence[AcceptedUpdate]]
     ) -> Mapping[str, bytes]:
         if phase.name == SCALE:
             return {}
@@ -128,7 +128,7 @@ class SharedScale(Average):
             into[span] = votes[span] * scale / sum(weights)
         return Aggregation()
 
-    def _largest(self, accepted: Sequence[Accepted]) -> np.ndarray:
+    def _largest(self, accepted: Sequence[AcceptedUpdate]) -> np.ndarray:
         claimed = [
             answer.update.block(0, len(self.spans))
             for answer in accepted

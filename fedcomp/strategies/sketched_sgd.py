@@ -30,7 +30,7 @@ from ..codecs.topk import TopK
 from ..errors import ConfigError, FrameError
 from ..memories.sketched import CANDIDATES, MARKS, NUMBERS, SKETCH, VALUES, Sketched
 from .average import Average
-from .base import Accepted, Aggregation, Phase, RoundUpdates
+from .base import AcceptedUpdate, Aggregation, Phase, RoundUpdates
 from .client_algorithm import ClientAlgorithm
 
 
@@ -49,10 +49,10 @@ class SketchedSGD(Average):
 
     name: ClassVar[str] = "sketched-sgd"
     Options: ClassVar[type] = Options
-    only_uplinks: ClassVar[tuple[type[Codec], ...]] = (Sketch,)
-    only_memory: ClassVar[str] = Sketched.name
-    fixed_size: ClassVar[bool] = True
-    clips: ClassVar[bool] = False
+    allowed_uplinks: ClassVar[tuple[type[Codec], ...]] = (Sketch,)
+    required_memory: ClassVar[str] = Sketched.name
+    fixed_frame_size: ClassVar[bool] = True
+    supports_clipping: ClassVar[bool] = False
     client_algorithm: ClassVar[ClientAlgorithm] = ClientAlgorithm((SKETCH, VALUES))
 
     def __init__(self, *args: Any, **options: Any):
@@ -65,7 +65,7 @@ class SketchedSGD(Average):
         self.count = TopK(share).count(self.layout.numel)  # k
         self.candidates = np.empty(0, np.int64)  # of the round
         self._announced = b""  # these, as a frame
-        self._merged: Sequence[Accepted] | None = None  # what they were found in
+        self._merged: Sequence[AcceptedUpdate] | None = None  # what they were found in
         self._returned = b""  # those that the last aggregate did not keep
 
     def _check_settings(self) -> None:
@@ -89,7 +89,7 @@ class SketchedSGD(Average):
         return Phase(SKETCH), Phase(VALUES)
 
     def announce(
-        self, phase: Phase, client: int, before: Mapping[str, Sequence[Accepted]]
+        self, phase: Phase, client: int, before: Mapping[str, Sequence[AcceptedUpdate]]
     ) -> Mapping[str, bytes]:
         if phase.name == SKETCH:
             return {}
@@ -117,10 +117,10 @@ class SketchedSGD(Average):
         self._returned = _marks(left, mean.numel()) if left.size else b""
         return Aggregation()
 
-    def returned(self, accepted: Accepted) -> bytes:
+    def returned_frame(self, accepted: AcceptedUpdate) -> bytes:
         return self._returned if accepted.update is not None else b""
 
-    def _largest(self, accepted: Sequence[Accepted]) -> np.ndarray:
+    def _largest(self, accepted: Sequence[AcceptedUpdate]) -> np.ndarray:
         """Return the positions of the largest estimates of the weighted mean, halved so that rounding cannot overflow."""
         found, shares = torch.zeros(self.layout.numel, dtype=torch.float32), self.shares(accepted)
         add_all([update for update, _ in shares], [share / 2 for _, share in shares], found)

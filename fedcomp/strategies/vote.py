@@ -34,7 +34,7 @@ from ..codecs.update import Bits
 from ..errors import ConfigError, NonFiniteError
 from ..kernels import votes
 from ..memories.base import Changes, ReadValue, ReadVector
-from ..memories.none import Nothing
+from ..memories.none import NoMemory
 from .base import Aggregation, RoundStrategy, RoundUpdates
 from .guarantees import even_cohort
 
@@ -57,14 +57,14 @@ class Vote(RoundStrategy):
 
     name: ClassVar[str] = "vote"
     Options: ClassVar[type] = Options
-    only_uplinks: ClassVar[tuple[type[Codec], ...]] = (Sign, EFSign)
-    weighs: ClassVar[bool] = False
-    own_step: ClassVar[bool] = True
-    decays: ClassVar[bool] = True
+    allowed_uplinks: ClassVar[tuple[type[Codec], ...]] = (Sign, EFSign)
+    supports_weights: ClassVar[bool] = False
+    replaces_server_optimizer: ClassVar[bool] = True
+    decays_in_server_step: ClassVar[bool] = True
 
     def __init__(self, *args: Any, **options: Any):
         super().__init__(*args, **options)
-        self.notice = even_cohort(self.cohort)
+        self.notice = even_cohort(self.cohort_size)
         self.momentum: Tensor | None = None
         if self.options.momentum:
             self.momentum = torch.zeros(self.layout.numel, dtype=torch.float32)
@@ -81,7 +81,7 @@ class Vote(RoundStrategy):
             )
         if (
             not isinstance(self.downlink.unscoped, KEEPING)
-            and spec.parse(self.config.downlink_memory).parts[0].name == Nothing.name
+            and spec.parse(self.config.downlink_memory).parts[0].name == NoMemory.name
         ):
             raise ConfigError(
                 f"--strategy {self.name} moves all coordinates by one length, of which --downlink {self.downlink} loses "
@@ -92,9 +92,9 @@ class Vote(RoundStrategy):
     def defaults(cls, options: Any) -> Mapping[str, str]:
         return {
             "uplink": Sign.name,
-            "memory": Nothing.name,
+            "memory": NoMemory.name,
             "downlink": EFSign.name,
-            "downlink_memory": Nothing.name,
+            "downlink_memory": NoMemory.name,
         }
 
     def aggregate(self, updates: RoundUpdates, into: Tensor) -> Aggregation:

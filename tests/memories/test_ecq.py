@@ -135,5 +135,5 @@ def test_a_codec_without_a_bound_is_refused():
 def test_a_density_under_which_a_pair_diverges_is_refused():
     m = memory("ecq:alpha=1,beta=0.9", codec("topk:density=1/10"), NUMEL)
     with pytest.raises(ConfigError, match="use --memory ecq"):
-        m.use_density(1 / 300)
-    m.use_density(1 / 50)
+        m.set_density(1 / 300)
+    m.set_density(1 / 50)

@@ -146,14 +146,14 @@ def test_an_update_of_another_model_is_refused(name, spec):
 @every_pair
 def test_sent_are_the_positions_that_the_waiting_frame_touches(name, spec):
     m, layout = warm(name, spec), layout_of(NUMEL)
-    assert m.sent.size == 0
+    assert m.sent_positions.size == 0
     y = m.codec.decode(propose(m, update(8)), numel=NUMEL, layout=layout)
     read = (
         [] if name in IN_PHASES else y.nonzero().flatten().tolist()
     )  # nothing is taken of the first frame alone
-    assert m.sent is None if spec in DENSE else m.sent.tolist() == read
+    assert m.sent_positions is None if spec in DENSE else m.sent_positions.tolist() == read
     m.rollback()
-    assert m.sent.size == 0
+    assert m.sent_positions.size == 0
 
 
 @one_each

@@ -155,7 +155,7 @@ def test_a_state_moved_between_the_phases_goes_on_bit_by_bit(phase, settle):
     moved.load_state_dict(
         {k: v.clone() if isinstance(v, torch.Tensor) else v for k, v in stayed.state_dict().items()}
     )
-    assert moved.sent is None and stayed.sent is None
+    assert moved.sent_positions is None and stayed.sent_positions is None
     if phase == LEFT:
         assert right(moved, basis) == right(stayed, basis)
     for m in (moved, stayed):

@@ -18,9 +18,9 @@ from fedcomp.privacy.ballots import (
     SALT,
     WRAP,
     Card,
-    Sealed,
+    SealedBallot,
     Slot,
-    Unopenable,
+    UnopenableBallot,
     card_key,
     seal,
 )
@@ -55,8 +55,8 @@ def data(publics) -> bytes:
     return seal(BITS, SLOT, publics, KEYS[0])
 
 
-def read(data: bytes, slot: Slot = SLOT) -> Sealed:
-    return Sealed.read(data, slot, KEYS[slot.sender].public_key())
+def read(data: bytes, slot: Slot = SLOT) -> SealedBallot:
+    return SealedBallot.read(data, slot, KEYS[slot.sender].public_key())
 
 
 @pytest.mark.parametrize("voter", VOTERS)
@@ -75,7 +75,7 @@ def test_who_has_no_card_opens_nothing(data, cards):
     for voter, private in ((3, Card.make(SLOT, 3, KEYS[3]).private), (1, cards[2].private)):
         with pytest.raises(ProtocolError, match="not sealed for the card") as caught:
             read(data).open(voter, private)
-        assert not isinstance(caught.value, Unopenable), "its sender is not to blame"
+        assert not isinstance(caught.value, UnopenableBallot), "its sender is not to blame"
 
 
 def test_what_travels_holds_neither_the_bits_nor_any_key(data, cards):
@@ -94,7 +94,7 @@ def test_the_hash_of_a_guessed_ballot_is_not_in_it(data):
 def test_nothing_fits_another_slot(data, cards, change):
     other = dataclasses.replace(SLOT, **change)
     with pytest.raises(ProtocolError, match="not signed"):
-        Sealed.read(data, other, KEYS[0].public_key())
+        SealedBallot.read(data, other, KEYS[0].public_key())
     with pytest.raises(ProtocolError, match="not signed"):
         card_key(cards[1].data, other, 1, KEYS[1].public_key())
 
@@ -156,7 +156,7 @@ def test_another_attempt_has_other_keys_even_where_the_machine_draws_the_same():
     attempts = [dataclasses.replace(SLOT, attempt=name) for name in ("1", "2")]
     publics = {1: Card.make(SLOT, 1, KEYS[1], counter("card")).data[: ballots.KEY]}
     one, two = (
-        Sealed.read(
+        SealedBallot.read(
             seal(BITS, slot, publics, KEYS[0], counter("ballot")), slot, KEYS[0].public_key()
         )
         for slot in attempts
@@ -195,7 +195,7 @@ def crooked(publics: dict[int, bytes], for_second: bytes) -> bytes:
 def test_a_sender_that_gives_voters_different_keys_is_proven_to_lie(publics, cards):
     sealed = read(crooked(publics, bytes(32)))
     assert sealed.open(1, cards[1].private) == BITS
-    with pytest.raises(Unopenable):
+    with pytest.raises(UnopenableBallot):
         sealed.open(2, cards[2].private)
     assert sealed.proven_bad(2, publics[2], cards[2].private)
 
@@ -214,7 +214,7 @@ def test_bits_that_the_sender_did_not_sign_for_are_not_opened(publics, cards):
     )
     whole[64 : 64 + ballots.SIGNATURE] = ballots.sign(KEYS[0], text)
     sealed = read(bytes(whole))
-    with pytest.raises(Unopenable, match="another ballot"):
+    with pytest.raises(UnopenableBallot, match="another ballot"):
         sealed.open(1, cards[1].private)
     assert sealed.proven_bad(1, publics[1], cards[1].private)
 
@@ -246,7 +246,7 @@ def test_two_ballots_for_one_slot_contradict_each_other(publics, data):
     assert read(data).contradicts(other) and not other.contradicts(other)
     elsewhere = dataclasses.replace(SLOT, round=4)
     assert not other.contradicts(
-        Sealed.read(seal(BITS, elsewhere, publics, KEYS[0]), elsewhere, KEYS[0].public_key())
+        SealedBallot.read(seal(BITS, elsewhere, publics, KEYS[0]), elsewhere, KEYS[0].public_key())
     )
 
 

@@ -15,7 +15,7 @@ from fedcomp.deployment.start import Door, serve
 from fedcomp.errors import ConfigError, UserError
 from fedcomp.sim import simulate
 from fedcomp.strategies import StrategyConfig, resolved
-from fedcomp.strategies.cohort import sample
+from fedcomp.strategies.cohort import sample_cohort
 from fedcomp.strategies.scaffold import Scaffold
 from fedcomp.tasks import initial_model
 from fedcomp.training.batches import plan_batches
@@ -56,7 +56,9 @@ class Oracle:
         ).double()
 
     def round(self, round: int) -> list[int]:
-        cohort = sample(range(len(self.shards)), self.rules.participation, self.rules.seed, round)
+        cohort = sample_cohort(
+            range(len(self.shards)), self.rules.participation, self.rules.seed, round
+        )
         moves, changes = [], []
         for client in cohort:
             y, batches = (

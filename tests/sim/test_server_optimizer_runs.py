@@ -129,7 +129,7 @@ def test_what_gtopk_returns_is_what_it_dropped_before_the_momentum():
 
 
 @pytest.mark.parametrize(
-    "name", [name for name, cls in available_strategies().items() if cls.own_step]
+    "name", [name for name, cls in available_strategies().items() if cls.replaces_server_optimizer]
 )
 def test_strategies_with_a_step_of_their_own_refuse(tmp_path, name):
     with pytest.raises(

@@ -63,7 +63,7 @@ def test_weights_by_examples_and_lateness_stay_beside_it():
     (outcome,) = answers.loop.rounds([1])
     strategy, into = federation.strategy, torch.zeros(federation.layout.numel)
     accepted = [
-        replace(a, examples=i + 1, lateness=3 if a.client == 0 else 0)
+        replace(a, examples=i + 1, staleness=3 if a.client == 0 else 0)
         for i, a in enumerate(outcome.accepted)
     ]
     strategy.aggregate(RoundUpdates(4, {"train": accepted}, torch.zeros_like(into)), into)
@@ -100,7 +100,9 @@ def test_gtopk_clips_too_and_a_run_without_a_bound_counts_nothing():
     assert next(free.loop.rounds([1])).clipped == 0
 
 
-@for_each("name", [name for name, cls in available_strategies().items() if not cls.clips])
+@for_each(
+    "name", [name for name, cls in available_strategies().items() if not cls.supports_clipping]
+)
 def test_strategies_that_add_no_updates_one_by_one_refuse(name):
     cls = available_strategies()[name]
     assert name not in (Average.name, GTopK.name, Asynchronous.name)

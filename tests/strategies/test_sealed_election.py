@@ -361,9 +361,9 @@ def test_where_a_round_cannot_close_any_more_no_ballot_is_asked_for(monkeypatch,
 
 
 def test_a_flood_of_complaints_is_not_gone_through(monkeypatch, tmp_path):
-    judged, proven_bad = [], ballots.Sealed.proven_bad
+    judged, proven_bad = [], ballots.SealedBallot.proven_bad
     monkeypatch.setattr(
-        ballots.Sealed, "proven_bad", lambda *given: judged.append(1) or proven_bad(*given)
+        ballots.SealedBallot, "proven_bad", lambda *given: judged.append(1) or proven_bad(*given)
     )
     heard = run(
         monkeypatch,

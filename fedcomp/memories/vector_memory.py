@@ -1,7 +1,7 @@
 """The base class of memories that keep vectors and change several of them with every update.
 
-An author names the vectors and writes how they change, `_move`, as a pure function of one update; and, where an accepted update changes
-more than the residual, `_take`.
+An author names the vectors and writes how they change, `_update_vectors`, as a pure function of one update; and, where an accepted update changes
+more than the residual, `_on_accepted`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,36 +15,38 @@ from ..codecs.checks import nonfinite_rows
 from ..codecs.selection import Selective
 from ..errors import ConfigError, MismatchError, NonFiniteError
 from ..kernels import Rows
-from .base import Memory, State, add_within
+from .base import Memory, State, add_saturating
 
-Kept = Mapping[str, Tensor]  # name of a vector → the vector [numel]
+NamedVectors = Mapping[str, Tensor]  # name of a vector → the vector [numel]
 
 
-class Vectors(Memory):
+class VectorMemory(Memory):
     """A memory of vectors [numel], float32, on the device of the last update; each is None while it is zero."""
 
     vectors: ClassVar[tuple[str, ...]] = ("residual",)  # names of the attributes
 
-    def _move(self, kept: Kept, x: Tensor, context: Context) -> tuple[Kept, Tensor]:
+    def _update_vectors(
+        self, kept: NamedVectors, x: Tensor, context: Context
+    ) -> tuple[NamedVectors, Tensor]:
         """Return the vectors after the update x [numel], and the vector to encode. The arguments are not modified.
 
         The returned vectors must hold if no frame is ever accepted. `context.moments` are [numel].
         """
         raise NotImplementedError(f"{type(self).__name__} has neither _move nor _propose")
 
-    def _take(self, update: Update, dropped: Update | None) -> None:
-        add_within(self.residual, update, -1.0)
+    def _on_accepted(self, update: Update, dropped: Update | None) -> None:
+        add_saturating(self.residual, update, -1.0)
         if dropped is not None:
-            add_within(self.residual, dropped)
+            add_saturating(self.residual, dropped)
 
     @classmethod
     def _propose(
-        cls, memories: Sequence["Vectors"], x: Rows, seeds: Sequence[int], context: Context
+        cls, memories: Sequence["VectorMemory"], x: Rows, seeds: Sequence[int], context: Context
     ) -> list[bytes | NonFiniteError]:
         rows, layout = [row.to(torch.float32) for row in x], memories[0].layout
         moved, send = zip(
             *(
-                memory._move(memory._kept(rows[0]), row, context.row(i))
+                memory._update_vectors(memory._vectors_on(rows[0]), row, context.row(i))
                 for i, (memory, row) in enumerate(zip(memories, rows, strict=True))
             ),
             strict=True,
@@ -61,7 +63,7 @@ class Vectors(Memory):
                     setattr(memory, name, kept[name])
         return proposals
 
-    def _kept(self, like: Tensor) -> Kept:
+    def _vectors_on(self, like: Tensor) -> NamedVectors:
         """Return the vectors, on the device of a float32 vector [numel]."""
         held = {name: getattr(self, name) for name in self.vectors}
         return {
