@@ -1,7 +1,7 @@
-"""The base class of memories that keep vectors and change several of them with every update.
+"""The base class of memories whose state is one or more vectors.
 
-An author names the vectors and writes how they change, `_update_vectors`, as a pure function of one update; and, where an accepted update changes
-more than the residual, `_on_accepted`.
+A subclass names the vectors and writes `_update_vectors`, a pure function of one update. It overrides `_on_accepted` if an accepted update
+changes more than the residual.
 """
 
 from collections.abc import Mapping, Sequence

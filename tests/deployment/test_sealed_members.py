@@ -20,7 +20,7 @@ from fedcomp.state_folder import StateFolder
 from fedcomp.strategies import resolved
 from fedcomp.strategies.client_algorithm import DataPartition
 from fedcomp.strategies.local_election import BALLOTS, ROW, CodeRow
-from fedcomp.strategies.sealed_election import unknown_keys
+from fedcomp.strategies.sealed_client import unknown_keys
 from fedcomp.strategies.sealed_messages import CARDS, KEY_OF, terms_of
 
 CONFIG = resolved(
@@ -127,7 +127,7 @@ def test_keys_stay_those_that_were_heard_first_in_a_run(server):
     assert server.cards(keys=[*KEYS[:2], *FALSE[2:]]).kind == UPDATE, "they are another run's"
     server.invite("A")
     refused = server.cards(B, keys=FALSE)
-    assert refused.kind == "failed" and "knows the keys of 1 alone" in refused.reason
+    assert refused.kind == "failed" and "knows the keys of 1 clients of its row" in refused.reason
 
 
 def test_a_client_says_whose_key_it_does_not_know(tmp_path):

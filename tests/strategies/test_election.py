@@ -108,7 +108,7 @@ def test_a_failed_round_is_skipped_and_the_next_one_goes_on():
     )
     outcomes = list(f.loop.rounds(range(1, 5)))
     assert [outcome.broadcast is not None for outcome in outcomes] == [True, False, True, True]
-    assert "1 are absent and 0 proven to lie" in outcomes[1].rejections[0].reason
+    assert "1 are absent and 0 proven Byzantine" in outcomes[1].rejections[0].reason
     assert outcomes[1].suspicion.keys() == outcomes[0].suspicion.keys()
 
 
@@ -160,10 +160,10 @@ def test_each_client_is_told_the_row_of_its_seat_and_the_matrix_says_so():
         rows = rows_of(one, cohort)
         assert sorted(row.seat for row in rows.values()) == list(range(9))
         assert all(row.client == client for client, row in rows.items())
-        owner = {part.number: part.clients for row in rows.values() for part in row.parts}
+        owner = {part.number: part.clients for row in rows.values() for part in row.partitions}
         assert sorted(sets for (sets,) in owner.values()) == list(range(9))
         for place, client in enumerate(cohort):
-            assert [part.number for part in rows[client].parts] == np.flatnonzero(
+            assert [part.number for part in rows[client].partitions] == np.flatnonzero(
                 one.allocation[place]
             ).tolist()
 
@@ -174,7 +174,7 @@ def test_more_clients_than_seats_share_them_and_the_partitions():
     rows = rows_of(one, cohort)
     by_seat: dict[int, set] = {}
     for row in rows.values():
-        by_seat.setdefault(row.seat, set()).add(row.parts)
+        by_seat.setdefault(row.seat, set()).add(row.partitions)
     assert len(by_seat) == 5 and all(len(parts) == 1 for parts in by_seat.values()), (
         "who shares a seat counts the same"
     )
@@ -291,7 +291,7 @@ def test_an_empty_ballot_is_a_missing_one_and_turns_its_sender_down():
     ("election:byzantine=2,seats=3", 9, {}, "needs 5 seats, .* more 'seats'"),
     ("election", 2, {}, "rounds of 2 clients have 1; .*a larger --participation"),
     ("election:redundancy=2", 5, {}, "code=bernoulli"),
-    ("election:f=-1", 5, {}, "0 or more"),
+    ("election:f=-1", 5, {}, "at least 0"),
     ("election:momentum=1", 5, {}, "such as 0.9"),
     ("election:form=dta", 5, {}, "did you mean 'data'"),
 ])  # fmt: skip
@@ -311,7 +311,7 @@ def test_many_cards_are_told():
         made("election:byzantine=1,seats=3,form=ballots,sealed=true", clients).notice
         for clients in (1000, 1001)
     )
-    assert "cards" not in few and "1001 signed cards a round" in many
+    assert "cards" not in few and "1001 cards a round" in many
 
 
 def test_the_notice_says_what_each_form_guarantees():

@@ -51,11 +51,11 @@ def test_what_is_no_row_is_refused(data):
 def test_coins_of_ties_differ_between_seats_and_rounds():
     one, other = (votes.pack(np.full((1, 1000), sign))[0] for sign in (1.0, -1.0))
     voted = {
-        (seat, round): vote_of(CodeRow(7, seat, ROWS.parts), [one, other], 1000, 1, round)
+        (seat, round): vote_of(CodeRow(7, seat, ROWS.partitions), [one, other], 1000, 1, round)
         for seat in range(3)
         for round in (1, 2)
     }
-    again = vote_of(CodeRow(8, 0, ROWS.parts), [other, one], 1000, 1, 1)
+    again = vote_of(CodeRow(8, 0, ROWS.partitions), [other, one], 1000, 1, 1)
     assert torch.equal(again, voted[0, 1]), "voters of one seat vote alike"
     for a, b in itertools.combinations(voted.values(), 2):
         assert 400 < (a == b).sum() < 600

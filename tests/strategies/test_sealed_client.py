@@ -18,7 +18,7 @@ from fedcomp.sim.attacks.equivocation import crooked
 from fedcomp.strategies import signed_attempts
 from fedcomp.strategies.client_algorithm import DataPartition, RoundState
 from fedcomp.strategies.local_election import BALLOTS, ROW, TALLY, CodeRow
-from fedcomp.strategies.sealed_election import SealedElectionClient
+from fedcomp.strategies.sealed_client import SealedElectionClient
 from fedcomp.strategies.sealed_messages import (
     ATTEMPT,
     CARDS,
@@ -113,7 +113,7 @@ def test_a_voter_votes_once_on_one_set_of_ballots(opened):
 def test_nor_after_a_vote_that_it_refused(opened):
     clients, cards = opened
     sealed = ballots_of(clients, cards)
-    with pytest.raises(ProtocolError, match="would tell what they are"):
+    with pytest.raises(ProtocolError, match="would reveal them"):
         clients[0].ask(TALLY, {s: sealed[s] for s in "01"})
     with pytest.raises(ProtocolError, match="which has one answer"):
         clients[0].ask(TALLY, {s: sealed[s] for s in "01234"})
