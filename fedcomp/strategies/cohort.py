@@ -1,4 +1,4 @@
-"""The cohort of a round: its size, and how it is drawn from the clients that can be reached."""
+"""The size of a cohort and its random selection from the connected clients."""
 
 import math
 from collections.abc import Sequence
@@ -7,7 +7,7 @@ from .. import seeds
 
 
 def cohort_size(participation: float, clients: int) -> int:
-    """Return the size of a cohort: the nearest whole number to the share, at least 2 and at most all clients."""
+    """Return participation · clients, rounded, at least 2 and at most all clients."""
     return min(clients, max(2, math.floor(participation * clients + 0.5)))
 
 

@@ -129,6 +129,6 @@ class PowerSGD(Average):
     def _mean(self, accepted: Sequence[AcceptedUpdate], numbers: int) -> np.ndarray:
         """Return the weighted mean of the updates of a phase, float32 [numbers]."""
         total = torch.zeros(numbers, dtype=torch.float32)
-        for update, share in self.shares(accepted):
+        for update, share in self.weighted_updates(accepted):
             update.add_to(total, share)
         return total.numpy()

@@ -50,7 +50,7 @@ class Schedule:
         if asked:
             _check_density(codec, asked[0])
         if self.budget:
-            self._least()
+            self._min_frame_bytes()
         every = schedules.of_options(config, horizon)
         self.local = {name: values for name, values in every.items() if values.text}
         self.density: OptionSchedule | None = None  # of the uplink; None = the codec's own
@@ -75,9 +75,9 @@ class Schedule:
         )
         if not self.budget:
             return dict.fromkeys(cohort, replace(own, density=self._density(round)))
-        share = self._shares if self.config.budget_bytes else self._in_time
+        share = self._byte_budgets if self.config.budget_bytes else self._byte_budgets_in_time
         shares = share(cohort, bandwidths)
-        found = {share: self._densest(share) for share in set(shares.values())}
+        found = {share: self._max_density(share) for share in set(shares.values())}
         return {client: replace(own, density=found[shares[client]]) for client in cohort}
 
     def rate(self, round: int) -> float:
@@ -102,9 +102,11 @@ class Schedule:
             return scheduled
         return FIRST_DENSITY * (last / FIRST_DENSITY) ** ((round - 1) / warmup)
 
-    def _shares(self, cohort: Sequence[int], bandwidths: Mapping[int, float]) -> dict[int, int]:
+    def _byte_budgets(
+        self, cohort: Sequence[int], bandwidths: Mapping[int, float]
+    ) -> dict[int, int]:
         """Return bytes for each client: one coordinate a tensor for all, the rest by bandwidth. Raises ConfigError if they are too few."""
-        least = self._least()
+        least = self._min_frame_bytes()
         rest = self.config.budget_bytes - least * len(cohort)
         if rest < 0:
             raise ConfigError(
@@ -120,9 +122,11 @@ class Schedule:
             for client, mine in zip(cohort, asked, strict=True)
         }
 
-    def _in_time(self, cohort: Sequence[int], bandwidths: Mapping[int, float]) -> dict[int, int]:
+    def _byte_budgets_in_time(
+        self, cohort: Sequence[int], bandwidths: Mapping[int, float]
+    ) -> dict[int, int]:
         """Return the bytes that each client sends in its time. Raises ConfigError for one that has no time for the shortest frame."""
-        least = self._least()
+        least = self._min_frame_bytes()
         shares = {client: int(self.config.budget_s * bandwidths[client]) for client in cohort}
         slowest = min(shares, key=bandwidths.__getitem__, default=None)
         if slowest is not None and shares[slowest] < least:
@@ -136,20 +140,20 @@ class Schedule:
             )
         return shares
 
-    def _least(self) -> int:
-        return self._longest(1 / max(self.layout.numel, 1))
+    def _min_frame_bytes(self) -> int:
+        return self._max_frame_bytes(1 / max(self.layout.numel, 1))
 
-    def _densest(self, share: int) -> float:
+    def _max_density(self, share: int) -> float:
         """Return the largest density whose longest frame has at most `share` bytes."""
         low, high = 1 / max(self.layout.numel, 1), 1.0
-        if self._longest(high) <= share:
+        if self._max_frame_bytes(high) <= share:
             return high
         for _ in range(STEPS):
             middle = (low + high) / 2
-            low, high = (middle, high) if self._longest(middle) <= share else (low, middle)
+            low, high = (middle, high) if self._max_frame_bytes(middle) <= share else (low, middle)
         return low
 
-    def _longest(self, density: float) -> int:
+    def _max_frame_bytes(self, density: float) -> int:
         longest = longest_frame(at_density(self.codec, density), self.layout)
         if longest is None:
             raise ConfigError(

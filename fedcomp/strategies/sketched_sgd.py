@@ -109,7 +109,7 @@ class SketchedSGD(Average):
 
     def aggregate(self, updates: RoundUpdates, into: Tensor) -> Aggregation:
         mean = torch.zeros(self.candidates.size, dtype=torch.float32)
-        for update, share in self.shares(updates.phases[VALUES]):
+        for update, share in self.weighted_updates(updates.phases[VALUES]):
             update.add_to(mean, share)
         kept = kernels.top_k([mean], self.count).positions.numpy()
         into[torch.from_numpy(self.candidates[kept])] = mean[kept]
@@ -122,7 +122,10 @@ class SketchedSGD(Average):
 
     def _largest(self, accepted: Sequence[AcceptedUpdate]) -> np.ndarray:
         """Return the positions of the largest estimates of the weighted mean, halved so that rounding cannot overflow."""
-        found, shares = torch.zeros(self.layout.numel, dtype=torch.float32), self.shares(accepted)
+        found, shares = (
+            torch.zeros(self.layout.numel, dtype=torch.float32),
+            self.weighted_updates(accepted),
+        )
         add_all([update for update, _ in shares], [share / 2 for _, share in shares], found)
         return kernels.top_k([found], self.most).positions.numpy()
 

@@ -14,7 +14,7 @@ from fedcomp.errors import ConfigError
 from fedcomp.layout import Layout
 from fedcomp.strategies import Asynchronous, Average, StrategyConfig, available_strategies
 from fedcomp.strategies.base import RoundUpdates
-from fedcomp.strategies.clipping import norm, share
+from fedcomp.strategies.clipping import clip_factor, norm
 from fedcomp.strategies.gtopk import GTopK
 
 LAYOUT = Layout.from_shapes({"a": (30, 20), "b": (20,), "c": (8, 10)})
@@ -31,14 +31,14 @@ def test_the_norm_is_that_of_the_decoded_frame(text):
     (update,) = made.open_batch([frame], LAYOUT.numel, LAYOUT)
     length = float(made.decode(frame, numel=LAYOUT.numel, layout=LAYOUT).double().norm())
     assert norm(update) == pytest.approx(length, rel=1e-6)
-    assert share(update, length * 1.01) == 1.0
-    assert share(update, length / 4) == pytest.approx(0.25, rel=1e-6)
+    assert clip_factor(update, length * 1.01) == 1.0
+    assert clip_factor(update, length / 4) == pytest.approx(0.25, rel=1e-6)
 
 
 def test_of_an_update_of_zeros_all_is_taken():
     made = codec("identity")
     (update,) = made.open_batch([made.encode(torch.zeros(10))], 10, None)
-    assert norm(update) == 0 and share(update, 1e-30) == 1.0
+    assert norm(update) == 0 and clip_factor(update, 1e-30) == 1.0
 
 
 def test_the_mean_is_that_of_clipped_updates_and_they_are_counted():
@@ -108,6 +108,6 @@ def test_strategies_that_add_no_updates_one_by_one_refuse(name):
     assert name not in (Average.name, GTopK.name, Asynchronous.name)
     with pytest.raises(
         ConfigError,
-        match=f"--strategy {name} adds no updates one by one, .* leave --clip-update out",
+        match=f"--strategy {name} does not add updates one by one, .* leave --clip-update out",
     ):
         cls(DENSE, Layout.flat(8))

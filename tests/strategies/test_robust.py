@@ -108,7 +108,7 @@ def test_a_round_in_which_too_few_were_accepted_moves_nothing_and_loses_nothing(
     for rejection in second.rejections[1:]:
         assert (
             rejection.reason
-            == f"strategy '{name}' needs {least} clients in a round for f=1; {least - 1} could be used"
+            == f"strategy '{name}' needs {least} clients in a round for f=1; {least - 1} were accepted"
         )
     waiting = {i: member.memory.pending for i, member in enumerate(f.members)}
     (third,) = f.loop.rounds((3,))
@@ -283,7 +283,7 @@ def test_frames_of_any_codec_are_read(name, uplink):
 
 def test_weights_by_examples_are_refused():
     with pytest.raises(
-        UserError, match="--strategy krum counts every client once.*leave --weights out"
+        UserError, match="--strategy krum gives every client the same weight.*leave --weights out"
     ) as error:
         strategy("krum", StrategyConfig(weights="examples"), Layout.flat(3))
     assert "\n" not in str(error.value)

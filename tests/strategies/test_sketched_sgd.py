@@ -620,7 +620,7 @@ def test_a_mistake_is_one_sentence_with_the_fix(changes, options, sentence):
 def test_its_memory_is_refused_where_nobody_asks_for_values():
     with pytest.raises(
         ConfigError,
-        match="--memory sketched has no frames for --strategy average; give --strategy sketched-sgd, or",
+        match="--memory sketched does not work with --strategy average; give --strategy sketched-sgd, or",
     ):
         Federation(RULES, strategy=Average)
     with pytest.raises(
