@@ -1,4 +1,4 @@
-"""The null object: nothing is kept, so the codec's error is lost."""
+"""No memory: the codec's error is lost. The null object of memories."""
 
 from collections.abc import Sequence
 from typing import ClassVar
@@ -10,7 +10,7 @@ from .base import Memory
 
 
 class NoMemory(Memory):
-    """Keeps nothing between rounds."""
+    """A memory without state."""
 
     name: ClassVar[str] = "none"
 

@@ -126,9 +126,7 @@ def test_what_a_biased_codec_never_sends_may_not_grow():
 
 
 def test_a_codec_without_a_bound_is_refused():
-    with pytest.raises(
-        ConfigError, match="error is bounded, and that of sign is not; use --uplink stc"
-    ):
+    with pytest.raises(ConfigError, match="error of sign has no bound; use --uplink stc"):
         memory("ecq", codec("sign"), NUMEL)
 
 

@@ -101,9 +101,9 @@ def test_one_proposal_waits_at_a_time(name, spec):
     m = warm(name, spec)
     propose(m, update(8))
     before = copied(m.state_dict())
-    with pytest.raises(ConfigError, match="a proposal is waiting"):
+    with pytest.raises(ConfigError, match="a proposal is pending"):
         propose(m, update(9))
-    with pytest.raises(ConfigError, match="a proposal is waiting"):
+    with pytest.raises(ConfigError, match="a proposal is pending"):
         propose_stack([m], update(9)[None], [0])
     assert same_state(m.state_dict(), before)
 
@@ -113,7 +113,7 @@ def test_there_is_nothing_to_settle_without_a_proposal(name, spec):
     for m in (make(name, spec), warm(name, spec)):
         before = copied(m.state_dict())
         for settle in (m.commit, m.rollback):
-            with pytest.raises(ConfigError, match="no proposal is waiting"):
+            with pytest.raises(ConfigError, match="no proposal is pending"):
                 settle()
         assert m.pending is None and same_state(m.state_dict(), before)
 

@@ -170,7 +170,7 @@ def test_a_state_moved_between_the_phases_goes_on_bit_by_bit(phase, end):
         (
             {},
             ProtocolError,
-            "the server announced no 'candidates' for the phase 'values'; both sides need the same strategy",
+            "the server announced no 'candidates' for the phase 'values'; server and client need the same strategy",
         ),
         ({CANDIDATES: b""}, FrameError, None),
         ({CANDIDATES: marks([1])[:-1]}, FrameError, None),
@@ -224,7 +224,7 @@ def test_a_clients_own_momentum_is_masked_where_its_values_were_kept():
 
 def test_a_phase_out_of_turn_is_refused():
     m = make()
-    with pytest.raises(ConfigError, match="no proposal is waiting"):
+    with pytest.raises(ConfigError, match="no proposal is pending"):
         values(m, [1])
     for phase in ("train", VALUES):
         with pytest.raises(
@@ -240,7 +240,7 @@ def test_a_phase_out_of_turn_is_refused():
 
 @for_each("spec", ["stc", "identity", "topk@layer", "topk+fp16"])
 def test_other_codecs_are_refused(spec):
-    sentence = "--memory sketched goes with --strategy sketched-sgd and --uplink sketch, not with .*; give these, or --memory dgc"
+    sentence = "--memory sketched needs --strategy sketched-sgd and --uplink sketch, not .*; give these, or --memory dgc"
     with pytest.raises(ConfigError, match=sentence):
         memory("sketched", codec(spec), NUMEL, LAYOUT)
 

@@ -126,7 +126,7 @@ def test_moments_that_overflow_change_nothing():
 
 @for_each("spec", ["identity", "natural@layer", "randomk"])
 def test_a_codec_that_chooses_for_itself_or_not_at_all_is_refused(spec):
-    with pytest.raises(ConfigError, match="--memory variance chooses the coordinates"):
+    with pytest.raises(ConfigError, match="--memory variance selects the coordinates"):
         memory("variance", codec(spec), NUMEL, LAYOUT)
 
 

@@ -163,9 +163,9 @@ def test_many_local_steps_on_one_class_each_drift_less(tmp_path):
     ("change", "says"),
     [
         ({"memory": "none"}, "does not work with memory 'none'; leave --memory out"),
-        ({"weights": "examples"}, "counts every client once; leave --weights out"),
-        ({"momentum": 0.9}, "which momentum makes longer; leave --momentum out"),
-        ({"server_optimizer": "sgd:momentum=0.9"}, "would make something else; leave it out"),
+        ({"weights": "examples"}, "gives every client the same weight; leave --weights out"),
+        ({"momentum": 0.9}, "which momentum would scale; leave --momentum out"),
+        ({"server_optimizer": "sgd:momentum=0.9"}, "would alter; leave it out"),
         ({"clip_update": 1.0}, "leave --clip-update out"),
         ({"relays": 2, "uplink": "identity"}, "needs each frame"),
     ],
