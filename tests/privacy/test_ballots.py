@@ -14,7 +14,7 @@ from fedcomp.privacy import ballots
 from fedcomp.privacy.ballots import (
     CARD,
     HEAD,
-    ONCE,
+    NONCE,
     SALT,
     WRAP,
     Card,
@@ -85,7 +85,7 @@ def test_what_travels_holds_neither_the_bits_nor_any_key(data, cards):
 
 def test_the_hash_of_a_guessed_ballot_is_not_in_it(data):
     """The salt keeps a server from trying out ballots of few bits."""
-    assert hashlib.sha256(SLOT.bytes("ballot", bytes(SALT), BITS)).digest() != read(data).held
+    assert hashlib.sha256(SLOT.bytes("ballot", bytes(SALT), BITS)).digest() != read(data).commitment
 
 
 @pytest.mark.parametrize(
@@ -144,7 +144,7 @@ def test_no_key_is_made_twice():
     first, second = (read(seal(BITS, SLOT, publics, KEYS[0])) for _ in range(2))
     assert (
         first.point != second.point
-        and first.held != second.held
+        and first.commitment != second.commitment
         and first.content != second.content
     )
     assert {wrap for _, wrap in first.wraps.values()}.isdisjoint(
@@ -161,7 +161,9 @@ def test_another_attempt_has_other_keys_even_where_the_machine_draws_the_same():
         )
         for slot in attempts
     )
-    assert one.point == two.point and one.wraps[1] != two.wraps[1] and one.held != two.held
+    assert (
+        one.point == two.point and one.wraps[1] != two.wraps[1] and one.commitment != two.commitment
+    )
 
 
 def test_the_same_draws_make_the_same_bytes():
@@ -184,7 +186,7 @@ def crooked(publics: dict[int, bytes], for_second: bytes) -> bytes:
     wrapping = ballots._wrapping(SLOT, 2, own, publics[2], point, publics[2])
     at = HEAD.size + WRAP.size
     whole[at : at + WRAP.size] = WRAP.pack(
-        2, publics[2], ChaCha20Poly1305(wrapping).encrypt(ONCE, for_second, None)
+        2, publics[2], ChaCha20Poly1305(wrapping).encrypt(NONCE, for_second, None)
     )
     held, end = bytes(whole[32:64]), HEAD.size + 2 * WRAP.size
     text = ballots.signed_text(SLOT, held, point, bytes(whole[HEAD.size : end]), bytes(whole[end:]))
