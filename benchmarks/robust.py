@@ -18,7 +18,7 @@ import torch
 
 from fedcomp import Layout, codec, spec
 from fedcomp.strategies import StrategyConfig, strategy
-from fedcomp.strategies.base import Accepted, RoundUpdates
+from fedcomp.strategies.base import AcceptedUpdate, RoundUpdates
 
 UPLINKS = {"dense": "identity", "stc 1 %": "stc:density=1%", "eden 1 bit": "eden:bits=1"}
 RULES = (
@@ -54,15 +54,16 @@ def baselines(stack: torch.Tensor, byzantine: int) -> dict[str, Callable[[], obj
     }
 
 
-def opened(stack: torch.Tensor, uplink: str) -> list[Accepted]:
+def opened(stack: torch.Tensor, uplink: str) -> list[AcceptedUpdate]:
     c, n = codec(uplink), stack.shape[1]
     return [
-        Accepted(i, c.open(c.encode(row, seed=i), n), 1, 0.0, "") for i, row in enumerate(stack)
+        AcceptedUpdate(i, c.open(c.encode(row, seed=i), n), 1, 0.0, "")
+        for i, row in enumerate(stack)
     ]
 
 
 def called(
-    text: str, uplink: str, answers: list[Accepted], into: torch.Tensor
+    text: str, uplink: str, answers: list[AcceptedUpdate], into: torch.Tensor
 ) -> Callable[[], object]:
     """A call of a rule, on a server that stands before round 1."""
     rule = strategy(text, StrategyConfig(uplink=uplink, memory="none"), Layout.flat(into.numel()))

@@ -14,7 +14,7 @@ from fedcomp.codecs import Update
 from fedcomp.codecs.update import Dense, Sparse
 from fedcomp.layout import Layout
 from fedcomp.strategies import RoundStrategy, StrategyConfig, strategy
-from fedcomp.strategies.base import Accepted, RoundUpdates
+from fedcomp.strategies.base import AcceptedUpdate, RoundUpdates
 
 NAMES = "median", "trimmed-mean", "krum", "multi-krum", "geometric-median", "centered-clipping"
 FRONTS = "", ",mix=true", ",buckets=2", ",buckets=2,mix=true"
@@ -35,8 +35,8 @@ def rule(text: str, numel: int, **rules: Any) -> RoundStrategy:
     )
 
 
-def accepted(updates: list[Update | None]) -> list[Accepted]:
-    return [Accepted(client, update, 1, 0.0, "") for client, update in enumerate(updates)]
+def accepted(updates: list[Update | None]) -> list[AcceptedUpdate]:
+    return [AcceptedUpdate(client, update, 1, 0.0, "") for client, update in enumerate(updates)]
 
 
 def aggregated(

@@ -23,7 +23,7 @@ from ..errors import ConfigError, UserError, nearest
 from ..formatting import NOTHING
 from ..profiling import Event, Recorder, recording, timed, trace
 from ..sim.run import Simulation
-from ..strategies.cohort import size
+from ..strategies.cohort import cohort_size
 from ..training.batches import plan_batches
 from . import pytorch_loops
 from .tables import print_table
@@ -222,7 +222,7 @@ def _cohort_loops(
             f"--loops {BIG_BATCH} cannot run the task's train_fn; give lean, usual or none"
         )
     cohort = seeds.generator(config.seed, "bench").permutation(config.clients)
-    cohort = cohort[: size(config.participation, config.clients)]
+    cohort = cohort[: cohort_size(config.participation, config.clients)]
     data, sgd, shards = trainer.data, trainer.sgd, [trainer.shards[client] for client in cohort]
     plans = [
         plan_batches(sgd, shard, config.seed, 1, int(client))

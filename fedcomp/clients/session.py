@@ -410,7 +410,7 @@ class ClientSession:
         memories = [self.states.at(a.client).memory for a in assignments]
         seeds = []
         for a, memory in zip(assignments, memories, strict=True):
-            memory.use_density(a.density)
+            memory.set_density(a.density)
             seeds.append(self.algorithm.seed(memory.codec, self.seed, a))
         context = replace(context_of(assignments[0]), moments=Traces.stack(traces).moments)
         values = [
@@ -447,7 +447,7 @@ def settle(
     if pending != accepted:
         memory.rollback()
         return
-    sent = memory.sent if momentum is not None else None
+    sent = memory.sent_positions if momentum is not None else None
     dropped = memory.commit(returned=returned or None)
     if momentum is not None:
         mask([momentum], sent, dropped)

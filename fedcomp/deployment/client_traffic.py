@@ -63,7 +63,7 @@ class ClientTraffic:
                     wire_bytes_out=wire.bytes_out if counted else None,
                     latency_s=cost.seconds.get(client),
                     versions_behind=cost.behind.get(client),
-                    staleness=cost.lateness.get(client, 0),
+                    staleness=cost.staleness.get(client, 0),
                     stage=rejection.stage if rejection else "",
                     reason=rejection.reason if rejection else "",
                 )

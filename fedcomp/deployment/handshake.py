@@ -29,7 +29,7 @@ from ..memories import memory
 from ..messages import Invitation
 from ..strategies import make_client_algorithm
 from ..strategies.client_algorithm import ClientAlgorithm
-from ..strategies.sealed_election import SealedElectionClient, with_keys
+from ..strategies.sealed_client import SealedElectionClient, with_keys
 from ..tasks import Task, initial_model
 from ..tasks.check import check, data_of
 from ..tasks.data import Examples

@@ -39,7 +39,7 @@ from ..server.round_loop import RoundResult
 from ..server.run_folder import RunFolder
 from ..server.warning_log import WarningLog, check_loss
 from ..strategies import resolved
-from ..strategies.cohort import size as cohort_size
+from ..strategies.cohort import cohort_size
 from ..strategies.round_completion import DEADLINE
 from ..tasks import Data, Task, initial_model, load
 from ..tasks.check import check, data_of, layout_of
@@ -152,7 +152,7 @@ class Deployment:
         start_from(config, self.folder, self.task, self.strategy, broadcasts)
         self._cohort = cohort_size(config.participation, config.clients)
         self.transport = self._transport(broadcasts.first)
-        quota = Quota.first(config, self.folder.resumed).at_least(self.strategy.fewest)
+        quota = Quota.first(config, self.folder.resumed).at_least(self.strategy.min_clients)
         self.connected_clients = ConnectedClients(self.transport, quota, lambda: self.callback)
         self.loop = make_loop(
             self.strategy,
@@ -221,7 +221,7 @@ class Deployment:
     @property
     def _later_quota(self) -> Quota:
         """The quota of rounds after the first."""
-        return Quota.later(self.config, self._cohort).at_least(self.strategy.fewest)
+        return Quota.later(self.config, self._cohort).at_least(self.strategy.min_clients)
 
     def _training_data(self) -> Data | None:
         """Return the server's copy of the training examples, None if their file is not on this machine. Raises TaskError and DataError."""

@@ -1,4 +1,4 @@
-"""Memories: what is kept between rounds, around a codec. One rule, one file."""
+"""Memories: the state of a client around a codec. One algorithm, one file."""
 
 import dataclasses
 import functools
@@ -12,7 +12,7 @@ from ..plugins import PluginRegistry, subclass_of
 from .base import Counterpart, Memory
 
 T = TypeVar("T")
-AUTO = "auto"  # in the place of a memory: the one that suits the codec
+AUTO = "auto"  # selects the memory that suits the codec
 
 __all__ = [
     "AUTO",
@@ -36,20 +36,20 @@ def available_memories() -> dict[str, type[Memory]]:
 
 
 def memory(text: str, codec: Codec, numel: int, layout: Layout | None = None) -> Memory:
-    """Return a memory around `codec` for vectors [numel]; `auto` is `residual` for a codec that contracts, else `none`.
+    """Return a memory around `codec` for vectors [numel]. `auto` is `residual` for a codec that contracts, else `none`.
 
-    Raises SpecError, and ConfigError for a codec that it would diverge with.
+    Raises SpecError, and ConfigError for a codec with which the memory would diverge.
     """
     if not isinstance(text, str) or not isinstance(codec, Codec):
         raise SpecError(
             f"a memory is a name and a codec, such as memory('residual', codec('stc'), numel); given {text!r}, {codec!r}"
         )
-    made, options = _named(_suited(codec, numel) if text == AUTO else text)
-    return made(codec, numel, layout, options)
+    cls, options = _parsed(_suited(codec, numel) if text == AUTO else text)
+    return cls(codec, numel, layout, options)
 
 
 def with_memories(options: T, numel: int) -> T:
-    """Return the options of a run for vectors [numel] with each memory that is `auto` replaced by the one that suits its codec.
+    """Return the options of a run for vectors [numel], with each memory `auto` replaced by the one that suits its codec.
 
     `options` is a dataclass with the fields uplink, memory, downlink and downlink_memory. Raises SpecError.
     """
@@ -67,20 +67,20 @@ def _suited(codec: Codec, numel: int) -> str:
 
 
 @functools.lru_cache(64)
-def _named(text: str) -> tuple[type[Memory], Any]:
-    """Return the class and its options. Cached, since a simulation makes a memory for every client."""
+def _parsed(text: str) -> tuple[type[Memory], Any]:
+    """Return the class and the options of a spec. Cached, since a simulation creates a memory for every client."""
     with spec.error_context(text):
         return spec.choose(spec.parse_part(text, "memory"), _MEMORIES, "memory")
 
 
 def default_uplink(text: str) -> str:
-    """Return the codec of a run with this memory where --uplink is left out; "" for the general default. Raises SpecError."""
-    return "" if text == AUTO else _named(text)[0].default_uplink
+    """Return the default of --uplink for this memory, "" for the general default. Raises SpecError."""
+    return "" if text == AUTO else _parsed(text)[0].default_uplink
 
 
 def counterpart(
     text: str, codec: Codec, numel: int, layout: Layout | None = None
 ) -> Counterpart | None:
-    """Return the server's side of the memories that `memory` returns; None if only clients have a state. Raises like `memory`."""
-    kept = memory(text, codec, numel, layout)
-    return kept.counterpart and kept.counterpart(kept)
+    """Return the server's side of a memory, None if only clients have state. Raises like `memory`."""
+    configured = memory(text, codec, numel, layout)
+    return configured.counterpart and configured.counterpart(configured)

@@ -1,14 +1,14 @@
-"""Adaptive residual gradient compression: how many coordinates are sent follows from their values.
+"""AdaComp, adaptive residual gradient compression: the values determine how many coordinates are sent.
 
 Chen, Choi, Brand, Agrawal, Zhang, Gopalakrishnan: AdaComp: adaptive residual gradient compression for data-parallel distributed training.
 AAAI 2018, algorithm 2.
 
     G = e + x;  H = G + x;  in each bin of T coordinates those with |H_i| ≥ max|G| of the bin are sent, as sign(G_i)·s,
-    s = the mean over the bins of max|G|;  e ← G − what arrived of it
+    s = the mean over the bins of max|G|;  e ← G − the accepted frame
 
-The paper has T = 50 for convolutions, 500 for dense layers, and a scale s for each layer, as here with an uplink `@layer`; else bins run
-through the whole model, and s is one. The uplink's codec carries what was chosen, and its own density has no effect. Where G is zero,
-nothing is sent.
+The paper uses T = 50 for convolutions, 500 for dense layers, and a scale s for each layer. An uplink `@layer` does the same; otherwise bins
+cross layers and the model has one s. The uplink codec sends the selected coordinates, and its density has no effect. Zeros of G are never
+sent.
 """
 
 import math
@@ -23,47 +23,49 @@ from torch.nn import functional as F
 from .. import codecs, kernels, spec
 from ..codecs import Codec, Context
 from ..layout import Layout
-from .vectors import Kept, Vectors, at_full_density
+from .vector_memory import NamedVectors, VectorMemory, at_full_density
 
 
 @dataclass(frozen=True)
 class Options:
-    bin: int = 500  # coordinates that are compared with one another
+    bin: int = 500  # T, coordinates in a bin
 
     def __post_init__(self) -> None:
         spec.check_ranges(self, bin=(1, math.inf))
 
 
-class AdaComp(Vectors):
-    """Error feedback whose choice adapts; `residual` is e, and G while a proposal waits."""
+class AdaComp(VectorMemory):
+    """Error feedback with adaptive selection. `residual` is e, or G while a proposal is pending."""
 
     name: ClassVar[str] = "adacomp"
     source: ClassVar[str] = "Chen et al. 2018"
     Options: ClassVar[type] = Options
-    chooses: ClassVar[bool] = True
+    selects_coordinates: ClassVar[bool] = True
 
     def __init__(self, codec: Codec, numel: int, layout: Layout | None = None, options: Any = None):
         super().__init__(at_full_density(codec, self.name), numel, layout, options)
 
-    def _move(self, kept: Kept, x: Tensor, context: Context) -> tuple[Kept, Tensor]:
-        g = kept["residual"] + x
+    def _update_vectors(
+        self, vectors: NamedVectors, x: Tensor, context: Context
+    ) -> tuple[NamedVectors, Tensor]:
+        g = vectors["residual"] + x
         spans = codecs.spans(self.codec, self.layout or Layout.flat(self.numel))
         send = [
-            choose(g[span], x[span], self.options.bin) for span in spans if span.stop > span.start
+            select(g[span], x[span], self.options.bin) for span in spans if span.stop > span.start
         ]
         return {"residual": g}, torch.cat([*send, g[:0]])
 
 
-def choose(g: Tensor, x: Tensor, size: int) -> Tensor:
-    """Return what is sent of G [n], n ≥ 1, by bins of `size` coordinates; the last bin may have fewer."""
+def select(g: Tensor, x: Tensor, size: int) -> Tensor:
+    """Return the vector to send for G [n], n ≥ 1, with bins of `size` coordinates; the last bin may be smaller."""
     n = g.numel()
     size = min(size, n)
     g, x = (F.pad(v, (0, -n % size)).view(-1, size) for v in (g, x))
     maxima = g.abs().amax(1)
     (scale,) = kernels.means(maxima, np.array([maxima.numel()])).astype(np.float32).tolist()
-    chosen = ((g + x).abs_() >= maxima[:, None]) & (g != 0)
+    selected = ((g + x).abs_() >= maxima[:, None]) & (g != 0)
     return (
         torch.copysign(torch.tensor(scale, dtype=torch.float32, device=g.device), g)
-        .where(chosen, 0)
+        .where(selected, 0)
         .flatten()[:n]
     )

@@ -1,10 +1,9 @@
-"""The base class of memories, which keep around a codec what was not sent from round to round.
+"""The base class of memories, which keep the part of updates that a codec has not sent.
 
-`propose(x)` returns a frame; then exactly one of `commit()` (the other side accepted it) or `rollback()` (it did not) settles the proposal.
-State is plain tensors and bytes, so that it can be written to disk and moved between devices.
+`propose(x)` returns a frame. Then exactly one call settles the proposal: `commit()` if the receiver accepted the frame, else `rollback()`.
+State consists of tensors and bytes, so that it can be written to disk and moved between devices.
 
-The author of a memory writes `_propose`, `_commit` and `_rollback` once, for a stack: m memories of one class and codec. One memory is a
-stack with m = 1.
+Subclasses write `_propose`, `_commit` and `_rollback` for a stack: m memories of one class and codec. One memory is a stack with m = 1.
 """
 
 from abc import ABC, abstractmethod
@@ -25,16 +24,16 @@ from ..kernels import Rows
 from ..layout import Layout
 
 State = dict[str, Tensor | bytes]
-# For a checkpoint, by name: vectors [numel]; values, None = forget it.
+# For a checkpoint, by name: vectors [numel]; values, None = delete the value.
 Changes = tuple[dict[str, Tensor], dict[str, bytes | None]]
-# From a checkpoint, by name; None = there is none.
+# Read a vector or value of a checkpoint by name; None = there is none.
 ReadVector = Callable[[str], Tensor | None]
 ReadValue = Callable[[str], bytes | None]
 
 
 @dataclass(frozen=True)
 class NoOptions:
-    """A memory without options."""
+    """The options of a memory or strategy that has none."""
 
 
 class Memory(ABC):
@@ -42,43 +41,49 @@ class Memory(ABC):
 
     name: ClassVar[str]
     source: ClassVar[str] = "–"
-    Options: ClassVar[type] = NoOptions  # a frozen dataclass: what `name:option=value` may say
-    counterpart: ClassVar["type[Counterpart] | None"] = None  # the server's side, if it has a state
-    only_under: ClassVar[str] = ""  # the one strategy that asks for its frames; "" = any strategy
-    chooses: ClassVar[bool] = False  # which coordinates are sent, whatever the codec's density
-    default_uplink: ClassVar[str] = ""  # where --uplink is left out; "" = the general default
+    Options: ClassVar[type] = NoOptions  # a frozen dataclass: the options of `name:option=value`
+    counterpart: ClassVar["type[Counterpart] | None"] = None  # server side, if it has state
+    required_strategy: ClassVar[str] = ""  # the only strategy that it works with; "" = all
+    selects_coordinates: ClassVar[bool] = (
+        False  # which coordinates are sent, whatever the codec's density
+    )
+    default_uplink: ClassVar[str] = ""  # default of --uplink; "" = the general default
     needs_moments: ClassVar[bool] = False  # local SGD fills context.moments
-    residual: Tensor | None = None  # sum of what was not sent, if the memory keeps it; None = zero
-    gain: float = 1.0  # longest residual of updates of total length 1, with a codec that contracts
+    residual: Tensor | None = None  # the unsent vector, if the memory has one; None = zero
+    gain: float = (
+        1.0  # largest norm of the sent vectors and the residual, for updates of total norm 1
+    )
 
     def __init__(self, codec: Codec, numel: int, layout: Layout | None = None, options: Any = None):
         if layout is not None and layout.numel != numel:
             raise ConfigError(
                 f"the layout has {layout.numel} elements and the memory {numel}; give the layout of this model"
             )
-        self.codec = self._made_with = codec
+        self.codec = self._configured_codec = codec
         self.numel, self.layout, self.options = numel, layout, options or self.Options()
-        self.pending: bytes | None = None  # the frame of a proposal that is not settled
+        self.pending: bytes | None = None  # frame of the unsettled proposal
         self._check_codec()
 
-    def use_density(self, density: float) -> None:
-        """Send this share of the coordinates from now on; 0 = that of the codec that was given.
+    def set_density(self, density: float) -> None:
+        """Set the density of the codec; 0 = that of the constructor's codec.
 
-        Raises ConfigError where it has none, and where the memory would diverge with it.
+        Raises ConfigError if the codec has no density, and if the memory would diverge with this one.
         """
-        if density or self.codec is not self._made_with:
-            self.codec = at_density(self._made_with, density) if density else self._made_with
+        if density or self.codec is not self._configured_codec:
+            self.codec = (
+                at_density(self._configured_codec, density) if density else self._configured_codec
+            )
             self._check_codec()
 
     @property
     def warning(self) -> str:
-        """A warning for the start of a run whose codec does not suit this memory, else ""."""
+        """A warning at the start of a run if the codec does not suit this memory, else ""."""
         return ""
 
     def propose(self, x: Tensor, *, seed: int = 0, context: Context = NO_CONTEXT) -> bytes | None:
-        """Return a frame for the update x [numel], or None when there is nothing to send. x is not modified.
+        """Return a frame for the update x [numel], or None if there is nothing to send. x is not modified.
 
-        Raises NonFiniteError with the memory unchanged, and ConfigError while a proposal is not settled.
+        Raises NonFiniteError with the memory unchanged, and ConfigError while a proposal is pending.
         """
         (proposal,) = self.propose_stack([self], [x], [seed], context.stacked())
         return or_raise(proposal)
@@ -91,9 +96,9 @@ class Memory(ABC):
         seeds: Sequence[int],
         context: Context = NO_CONTEXT,
     ) -> list[bytes | None | NonFiniteError]:
-        """`propose` for m memories of one class and codec: x is a tensor [m, numel] or m vectors, `context.moments` are [m, numel].
+        """Like `propose`, for m memories of one class and codec. x: a tensor [m, numel] or m vectors; `context.moments`: [m, numel].
 
-        A NonFiniteError stands in the place of an update that cannot be sent; that memory is unchanged.
+        The result has a NonFiniteError in place of an update that cannot be sent; that memory is unchanged.
         """
         if not memories:
             return []
@@ -108,24 +113,23 @@ class Memory(ABC):
         return proposals
 
     def proceed(self, *, seed: int = 0, context: Context = NO_CONTEXT) -> bytes | None:
-        """Return the next frame of the pending proposal, in a phase after the one that it was made in. On error the previous frame stays
-        pending.
+        """Return the next frame of the pending proposal, in a later phase of its round. On error the previous frame stays pending.
 
-        Raises ConfigError where no proposal is pending, and for a memory whose proposals have one frame.
+        Raises ConfigError if no proposal is pending, and for a memory whose proposals have one frame.
         """
         if self.pending is None:
-            raise ConfigError("no proposal is waiting; propose() comes before proceed()")
+            raise ConfigError("no proposal is pending; call propose() before proceed()")
         self.pending = self._proceed(seed, context)
         return self.pending
 
     def commit(self, *, returned: bytes | None = None) -> Update | None:
-        """Settle the proposal as accepted. `returned` is a frame of what the other side dropped of it; return its update.
+        """Settle the proposal as accepted. Return the update in `returned`, a frame of the part that the receiver dropped.
 
-        Raises FrameError, with the proposal still pending, when `returned` is damaged.
+        Raises FrameError, with the proposal still pending, if `returned` is damaged.
         """
         if returned is not None and self.counterpart is not None:
             raise ConfigError(
-                f"memory '{self.name}' has a counterpart, which takes frames as a whole; use --memory residual"
+                f"memory '{self.name}' has a counterpart, which accepts only whole frames; use --memory residual"
             )
         dropped = None if returned is None else self._open_returned(returned)
         self._commit([self], [self._settle()], [dropped])
@@ -133,21 +137,21 @@ class Memory(ABC):
 
     @classmethod
     def commit_stack(cls, memories: Sequence["Memory"]) -> None:
-        """`commit` for m ≥ 1 memories of one class and codec. Reads their frames together, which is faster."""
+        """Like `commit`, for m ≥ 1 memories of one class and codec. Decodes their frames together, which is faster."""
         cls._commit(memories, [memory._settle() for memory in memories], [None] * len(memories))
 
     def rollback(self) -> None:
-        """Settle the proposal as not accepted: everything in it is still to be sent."""
+        """Settle the proposal as not accepted: its content will be sent again."""
         self._settle()
         self._rollback()
 
     def reset(self) -> None:
-        """Forget the pending proposal and all that is kept."""
+        """Delete the pending proposal and all state."""
         self.load_state_dict({})
 
     @property
-    def sent(self) -> np.ndarray | None:
-        """Positions that the pending frame touches, int64, ascending; None for all of them."""
+    def sent_positions(self) -> np.ndarray | None:
+        """Positions of the coordinates in the pending frame, int64, ascending; None for all coordinates."""
         if self.pending is None:
             return np.empty(0, np.int64)
         return self.codec.open(self.pending, self.numel, self.layout).positions
@@ -155,7 +159,7 @@ class Memory(ABC):
     def state_dict(self, *, copy: bool = True) -> State:
         """Return the whole state, as float32 vectors [numel] and bytes.
 
-        With `copy=False` the vectors are the memory's own: read them before the memory is used again, and do not modify them.
+        With `copy=False` the vectors share storage with the memory: read them before the next call, and do not modify them.
         """
         state = self._state()
         return _copied(state) if copy else state
@@ -163,45 +167,45 @@ class Memory(ABC):
     def load_state_dict(self, state: Mapping[str, Tensor | bytes], *, copy: bool = True) -> None:
         """Restore a state that `state_dict` returned. Raises ConfigError for vectors of another size or type.
 
-        With `copy=False` the memory keeps and modifies the given vectors; nothing else may use them.
+        With `copy=False` the memory takes ownership of the vectors and modifies them.
         """
         for name, value in state.items():
             if isinstance(value, Tensor) and (
                 value.dtype != torch.float32 or value.shape != (self.numel,)
             ):
-                given = f"{value.dtype} of shape {list(value.shape)}"
                 raise ConfigError(
-                    f"'{name}' of the state is {given}; this memory needs float32 of {self.numel} elements"
+                    f"'{name}' of the state is {value.dtype} of shape {list(value.shape)}; this memory needs float32 of "
+                    f"{self.numel} elements"
                 )
         self._load_state(_copied(state) if copy else dict(state))
 
     def _state(self) -> State:
-        """Return the state without copying it. Subclasses add theirs to that of `super()`."""
+        """Return the state without copying it. Subclasses extend the dict of `super()._state()`."""
         return {"pending": self.pending} if self.pending is not None else {}
 
     def _load_state(self, state: State) -> None:
-        """Restore a state that `_state` returned, with checked vectors. Subclasses read theirs after calling `super()`."""
+        """Restore a state that `_state` returned. The vectors have been checked. Subclasses first call `super()._load_state(state)`."""
         self.pending = state.get("pending")
 
-    # Written by authors.
+    # For subclasses to implement.
 
     def _check_codec(self) -> None:
-        """Raise ConfigError when this memory would diverge with its codec, naming a codec with which it would not."""
+        """Raise ConfigError, naming another codec, if this memory would diverge with its codec."""
 
     @classmethod
     @abstractmethod
     def _propose(
         cls, memories: Sequence["Memory"], x: Rows, seeds: Sequence[int], context: Context
     ) -> list[bytes | None | NonFiniteError]:
-        """Return what `propose_stack` does, for m ≥ 1 memories; x is not modified. What is written must hold if no frame is accepted."""
+        """Implement `propose_stack` for m ≥ 1 memories. x is not modified. The new state must be valid even if no frame is accepted."""
 
     def _proceed(self, seed: int, context: Context) -> bytes | None:
         raise ConfigError(
-            f"memory '{self.name}' has no frame for a phase '{context.phase}'; use the memory that the strategy asks for"
+            f"memory '{self.name}' has no frame for a phase '{context.phase}'; use the memory that the strategy requires"
         )
 
-    def _take(self, update: Update, dropped: Update | None) -> None:
-        """The update in the frame was accepted, but for what was `dropped` of it."""
+    def _on_accepted(self, update: Update, dropped: Update | None) -> None:
+        """Change the state after `update` was accepted, except for its part `dropped`."""
 
     @classmethod
     def _commit(
@@ -210,20 +214,19 @@ class Memory(ABC):
         frames: Sequence[bytes],
         dropped: Sequence[Update | None],
     ) -> None:
-        """Settle m ≥ 1 accepted frames. Overridden by memories that do not read their frames, or read them otherwise."""
-        for memory, update, back in zip(
-            memories, cls._open(memories, frames), dropped, strict=True
-        ):
-            memory._take(update, back)
+        """Call `_on_accepted` for m ≥ 1 accepted frames. Overridden by memories whose frames are not frames of the codec."""
+        updates = cls._open(memories, frames)
+        for memory, update, dropped_part in zip(memories, updates, dropped, strict=True):
+            memory._on_accepted(update, dropped_part)
 
     def _rollback(self) -> None:
-        """The frame was not accepted."""
+        """Change the state after the pending frame was not accepted."""
 
     def _open_returned(self, returned: bytes) -> Update:
-        """Return the update in a frame that comes back of the pending proposal. Raise FrameError."""
+        """Return the update in a frame that the receiver returned for the pending proposal. Raises FrameError."""
         return self.codec.open(returned, self.numel, self.layout)
 
-    # For authors.
+    # Helpers for subclasses.
 
     @staticmethod
     def _encode(
@@ -233,7 +236,7 @@ class Memory(ABC):
         context: Context,
         onto: Sequence[Tensor] | None = None,
     ) -> list[bytes | NonFiniteError]:
-        """Return `Codec.encode_batch` of the memories' codec."""
+        """Call `Codec.encode_batch` of the memories' codec."""
         return memories[0].codec.encode_batch(
             x, seeds, onto=onto, layout=memories[0].layout, context=context
         )
@@ -247,50 +250,50 @@ class Memory(ABC):
     def _check_ready(self, x: Tensor) -> None:
         if isinstance(x, Tensor) and x.shape != (self.numel,):
             raise ConfigError(
-                f"the memory has {self.numel} elements, the update the shape {list(x.shape)}; give one of this model"
+                f"the memory has {self.numel} elements and the update the shape {list(x.shape)}; give an update of this model"
             )
         if self.pending is not None:
             raise ConfigError(
-                "a proposal is waiting; commit() or rollback() it before the next one"
+                "a proposal is pending; call commit() or rollback() before the next propose()"
             )
 
     def _settle(self) -> bytes:
         if self.pending is None:
             raise ConfigError(
-                "no proposal is waiting; propose() comes before commit() or rollback()"
+                "no proposal is pending; call propose() before commit() or rollback()"
             )
         frame, self.pending = self.pending, None
         return frame
 
 
 class Counterpart(ABC):
-    """The server's side of a memory: an estimate of each client's update. Made from a memory like those of the clients.
+    """The server's side of a memory: an estimate of each client's update.
 
-    Both sides agree because the counterpart settles exactly what the clients commit, by the same operations. When a client starts from
-    nothing (`fresh`), so does its part here.
+    Both sides agree because the counterpart settles exactly the updates that the clients commit, by the same operations. If a client starts
+    without state (`fresh`), the counterpart deletes the state of this client. `memory`: one that is configured like those of the clients.
     """
 
-    rate: float = 1.0  # of the round that is being closed, as a multiple of the run's learning rate
-    rates: Mapping[int, float] = {}  # by client: the rate of the round in which its update was made
-    measures_steps: ClassVar[bool] = False  # compares steps of the model with updates
+    rate: float = 1.0  # learning rate of the current round, as a multiple of the run's
+    rates: Mapping[int, float] = {}  # by client: the rate at which its update was computed
+    compares_model_steps: ClassVar[bool] = False  # compares steps of the model with updates
 
     @abstractmethod
     def __init__(self, memory: Memory): ...
 
     def announce(self) -> Mapping[str, bytes]:
-        """Return what clients have to know for their proposals, by name. Its bytes are counted."""
+        """Return the announcements that clients need for their proposals: name → bytes. Their bytes are counted."""
         return {}
 
     def set_rates(self, rate: float, rates: Mapping[int, float]) -> None:
-        """Set the learning rates of a round before it is closed: its own, and by client the one that its update was made with."""
+        """Set the learning rates before the end of a round: its own, and by client the rate at which the update was computed."""
         self.rate, self.rates = rate, rates
 
     @abstractmethod
     def estimate(self, client: int, update: Update | None, fresh: bool) -> Update | None:
-        """Return the estimate of a client's update, given the one that it sent, if any. Changes nothing; valid until `settle`."""
+        """Return the estimate of a client's update, given the one that it sent, if any. Changes no state. Valid until `settle`."""
 
     def absent(self, present: Collection[int]) -> Iterable[tuple[int, Update]]:
-        """Yield (client, estimate), ascending, for clients that count although none of their updates was accepted in this round."""
+        """Yield (client, estimate), ascending, for clients that count although they have no accepted update in this round."""
         return ()
 
     def correction(
@@ -298,22 +301,24 @@ class Counterpart(ABC):
     ) -> Update | None:
         """Return the update to add to the mean of the cohort's estimates, or None.
 
-        `weights`: by client, its share of a mean over all clients of the run; `present`: by client of the cohort, its share of the
-        cohort's mean. Both leave out clients that start from nothing.
+        `weights`: by client, its normalised weight among all clients of the run. `present`: by client of the cohort, its normalised
+        weight in the cohort. Both exclude clients that start without state.
         """
         return None
 
     @abstractmethod
-    def settle(self, taken: Sequence[tuple[int, Update | None, bool]], moved: float) -> None:
-        """End a round: keep the accepted (client, update, fresh). `moved`: ‖step of the model‖², in units of the clients' updates."""
+    def settle(
+        self, accepted: Sequence[tuple[int, Update | None, bool]], squared_step: float
+    ) -> None:
+        """Store the accepted (client, update, fresh) of a round. `squared_step`: ‖step of the model‖², in the unit of updates."""
 
     @abstractmethod
     def take_changes(self) -> Changes:
-        """Return what changed since the last call."""
+        """Return the parts of the state that changed since the last call."""
 
     @abstractmethod
     def restore(self, vector: ReadVector, value: ReadValue) -> None:
-        """Continue from a checkpoint, whose vectors and values are read by these. Raises ValueError or TypeError for others."""
+        """Restore the state from a checkpoint. `vector` and `value` read it. Raises ValueError or TypeError for invalid data."""
 
 
 def _copied(state: Mapping[str, Tensor | bytes]) -> State:
@@ -323,15 +328,16 @@ def _copied(state: Mapping[str, Tensor | bytes]) -> State:
 
 
 def mask(vectors: Iterable[Tensor], sent: np.ndarray | None, dropped: Update | None) -> None:
-    """Zero vectors [numel], in place, at the positions `sent` (None = everywhere) less those that were dropped.
+    """Zero vectors [numel], in place, at the positions `sent` (None = all) except those in `dropped`.
 
-    This is the momentum factor masking of Lin et al. 2018: the momentum of a coordinate that arrived is stale.
+    This is the momentum factor masking of Lin et al. 2018: the momentum of a coordinate that was accepted is stale.
     """
     if dropped is not None:
-        everywhere, back = np.arange(dropped.numel) if sent is None else sent, dropped.positions
-        if back is None:
-            back = np.flatnonzero(dropped.block(0, dropped.numel))
-        sent = np.setdiff1d(everywhere, back, assume_unique=True)
+        sent = np.arange(dropped.numel) if sent is None else sent
+        kept = dropped.positions
+        if kept is None:
+            kept = np.flatnonzero(dropped.block(0, dropped.numel))
+        sent = np.setdiff1d(sent, kept, assume_unique=True)
     for vector in vectors:
         if sent is None:
             vector.zero_()
@@ -339,15 +345,15 @@ def mask(vectors: Iterable[Tensor], sent: np.ndarray | None, dropped: Update | N
             vector[torch.from_numpy(sent).to(vector.device)] = 0
 
 
-def add_within(vector: Tensor, update: Update, weight: float = 1.0) -> None:
-    """vector += weight·update, in place. Sums beyond float32's range become its ends, so that the memory stays usable."""
+def add_saturating(vector: Tensor, update: Update, weight: float = 1.0) -> None:
+    """Add weight·update to a vector in place. Sums outside the range of float32 become its limits."""
     with np.errstate(over="ignore"):
         update.add_to(vector, weight)
     at = update.positions
     if vector.is_cpu:  # numpy is faster for few positions
-        fine = kernels.all_finite(vector.numpy() if at is None else vector.numpy()[at])
+        finite = kernels.all_finite(vector.numpy() if at is None else vector.numpy()[at])
     else:
         touched = vector if at is None else vector[torch.from_numpy(at).to(vector.device)]
-        (fine,) = kernels.are_finite([touched])
-    if not fine:
+        (finite,) = kernels.are_finite([touched])
+    if not finite:
         vector.nan_to_num_()

@@ -1,13 +1,13 @@
-"""Deep gradient compression: momentum and accumulation before selection.
+"""DGC, deep gradient compression: momentum and accumulation before selection.
 
 Lin, Han, Mao, Wang, Dally: Deep gradient compression: reducing the communication bandwidth for distributed training. ICLR 2018.
 
-    x ← x · min(1, clip / (√N ‖x‖));  u ← m·u + x;  v ← v + u;  send C(v);  u and v are zero where it arrived
+    x ← x · min(1, clip / (√N ‖x‖));  u ← m·u + x;  v ← v + u;  send C(v);  u and v become zero where C(v) was accepted
 
-Momentum correction: a coordinate that waits gathers the momentum that it would have had. Momentum factor masking: once it was sent, its
-momentum is stale. As in the paper, v is zero where it was sent, whatever the codec lost of the value. The default uplink is therefore
-`topk`, and a run warns of codecs that change values; a codec that sends every coordinate leaves no memory. Updates grow up to 1/(1 − m)
-times, as the steps of momentum SGD do. The paper's warm-up of the density is the option `density_warmup` of a run.
+Momentum correction: an unsent coordinate accumulates the momentum that it would have had. Momentum factor masking: the momentum of a sent
+coordinate is stale and becomes zero. As in the paper, v becomes zero at sent coordinates even if the codec changed their values. The
+default uplink is therefore `topk`, and a run warns about codecs that change values. A codec that sends every coordinate leaves no state.
+Updates grow up to 1/(1 − m) times, like the steps of momentum SGD. The option `density_warmup` of a run is the paper's warm-up.
 """
 
 import math
@@ -25,14 +25,14 @@ from ..codecs.threshold import Threshold
 from ..codecs.topk import TopK
 from ..kernels.sums import norm2
 from .base import mask
-from .vectors import Kept, Vectors
+from .vector_memory import NamedVectors, VectorMemory
 
 
 @dataclass(frozen=True)
 class Options:
     momentum: float = 0.9
     clip: float = 0.0  # largest L2 norm of the sum of N updates; 0 = no clipping
-    nodes: int = 1  # N, the clients of a round
+    nodes: int = 1  # N, number of clients in a round
 
     def __post_init__(self) -> None:
         spec.check_decays(self, "momentum")
@@ -40,7 +40,7 @@ class Options:
 
 
 def _keeps_values(codec: Codec) -> bool:
-    """Return whether a codec sends values as they are, to the precision of bfloat16 or better."""
+    """Return whether a codec sends values unchanged, to the precision of bfloat16 or better."""
     inner = codec.unscoped
     if isinstance(inner, Product):
         return not getattr(inner.first, "scaled", False) and _keeps_values(inner.second)
@@ -51,8 +51,8 @@ def _keeps_values(codec: Codec) -> bool:
     return isinstance(inner, TopK | Identity | Half | BFloat16)
 
 
-class DGC(Vectors):
-    """`residual` is v."""
+class DGC(VectorMemory):
+    """Momentum and accumulation. `residual` is v."""
 
     name: ClassVar[str] = "dgc"
     source: ClassVar[str] = "Lin et al. 2018"
@@ -70,16 +70,18 @@ class DGC(Vectors):
         if _keeps_values(self.codec):
             return ""
         return (
-            f"memory 'dgc' clears the coordinates that were sent, and {self.codec} changes their values: the error is "
-            "lost for good; use --uplink topk, or --memory residual"
+            f"memory 'dgc' zeroes coordinates after they are sent, and {self.codec} changes their values: the error is "
+            "lost; use --uplink topk, or --memory residual"
         )
 
-    def _move(self, kept: Kept, x: Tensor, context: Context) -> tuple[Kept, Tensor]:
-        u = (kept["velocity"] * self.options.momentum).add_(self._clipped(x))
-        v = kept["residual"] + u
+    def _update_vectors(
+        self, vectors: NamedVectors, x: Tensor, context: Context
+    ) -> tuple[NamedVectors, Tensor]:
+        u = (vectors["velocity"] * self.options.momentum).add_(self._clipped(x))
+        v = vectors["residual"] + u
         return {"velocity": u, "residual": v}, v
 
-    def _take(self, update: Update, dropped: Update | None) -> None:
+    def _on_accepted(self, update: Update, dropped: Update | None) -> None:
         mask((self.velocity, self.residual), update.positions, dropped)
 
     def _clipped(self, x: Tensor) -> Tensor:

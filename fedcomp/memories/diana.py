@@ -1,13 +1,13 @@
-"""Compressed differences to a learned shift, for unbiased codecs.
+"""DIANA: compressed differences to a learned shift, for unbiased codecs.
 
 Mishchenko, Gorbunov, Takáč, Richtárik: Distributed learning with compressed gradient differences. 2019, algorithm 1.
 
     send C(x − h);  h ← h + α·C(x − h) on both sides, α ≤ 1/(1 + ω)
     the update is the mean of h over all clients + the mean of C(x − h) over the cohort, which is unbiased
 
-Block by block is `@layer`: ω is then that of the worst tensor. The server keeps h of each client, not their mean, so that one client can
-start anew without the others. A client without an accepted update counts with h = 0. Robust strategies, and `--clip-update`, bound
-the influence of each client: for them an update is h + C(x − h) of its client, and clients outside of the cohort do not count.
+With a codec `@layer`, ω is that of the worst tensor. The server stores h of each client, not their mean, so that one client can start anew
+without the others. A client without an accepted update counts with h = 0. Robust strategies and `--clip-update` bound the influence of each
+client: for them the update of a client is h + C(x − h), and clients outside the cohort do not count.
 """
 
 from collections.abc import Mapping
@@ -20,35 +20,35 @@ from ..codecs import Codec, LayerWise, Update
 from ..codecs.update import Dense
 from ..errors import MismatchError
 from .base import Counterpart
-from .shift import Shift, Shifts
+from .shift import ShiftCounterpart, ShiftMemory
 
 
 @dataclass(frozen=True)
 class Options:
-    alpha: float | None = None  # step of the shift; None = the largest stable one, 1/(1 + ω)
+    alpha: float | None = None  # step of the shift; None = the largest stable step, 1/(1 + ω)
 
 
-class MeanShifts(Shifts):
-    """The shifts h of all clients, to whose mean that of C(x − h) over the cohort is added."""
+class DianaCounterpart(ShiftCounterpart):
+    """The shifts h of all clients. The update is their mean plus the mean of C(x − h) over the cohort."""
 
     def correction(
         self, weights: Mapping[int, float], present: Mapping[int, float]
     ) -> Update | None:
         total = torch.zeros(self.numel, dtype=torch.float64)
-        for client in sorted(self.members & (weights.keys() | present.keys())):
+        for client in sorted(self.clients & (weights.keys() | present.keys())):
             counted = present.get(client, 0.0) * self.rates.get(client, self.rate)
-            if share := weights.get(client, 0.0) * self.rate - counted:
-                total.add_(self.row(client), alpha=share)
+            if weight := weights.get(client, 0.0) * self.rate - counted:
+                total.add_(self.shift_of(client), alpha=weight)
         return Dense(total.to(torch.float32).numpy())
 
 
-class Diana(Shift):
+class Diana(ShiftMemory):
     """Sends the difference to a shift that follows the client's updates."""
 
     name: ClassVar[str] = "diana"
     source: ClassVar[str] = "Mishchenko et al. 2019"
     Options: ClassVar[type] = Options
-    counterpart: ClassVar[type[Counterpart]] = MeanShifts
+    counterpart: ClassVar[type[Counterpart]] = DianaCounterpart
 
     def _check_codec(self) -> None:
         bound = self._bound(self.codec)
@@ -58,13 +58,17 @@ class Diana(Shift):
             )
         if not 0 < self.step <= bound:
             raise MismatchError(
-                f"{{memory}} diana: alpha is {self.step:g}; {self.codec} bears more than 0 and at most {bound:g}"
+                f"{{memory}} diana: alpha is {self.step:g}; with {self.codec} it must be above 0 and at most {bound:g}"
             )
 
     @property
     def step(self) -> float:
-        """α, the same at every density: the server knows of one."""
-        return self._bound(self._made_with) if self.options.alpha is None else self.options.alpha
+        """α, the same at every density, since the server has only one value."""
+        return (
+            self._bound(self._configured_codec)
+            if self.options.alpha is None
+            else self.options.alpha
+        )
 
     def _bound(self, codec: Codec) -> float | None:
         if isinstance(codec, LayerWise) and self.layout is not None:

@@ -1,15 +1,15 @@
-"""Error compensation of quantized SGD, with a weight and a decay.
+"""ECQ-SGD: error compensation with a weight and a decay.
 
 Wu, Huang, Huang, Zhang: Error compensated quantized SGD and its applications to large-scale distributed optimization. ICML 2018.
 
-    y = x + α·h;  send C(y);  h ← β·h + (x − C(y)) when it was accepted, h ← β·h + x when it was not
+    y = x + α·h;  send C(y);  h ← β·h + (x − C(y)) if accepted, else h ← β·h + x
 
-With x − C(y) = (y − C(y)) − α·h, what h has from its past shrinks where α²γ + (β − α)² < 1, γ the codec's error factor: ‖y − C(y)‖² is at
-most γ‖y‖², γ = 1 − δ of a codec that contracts, ω of one that is unbiased. Other pairs are refused, and β > 1 with biased codecs: there
-the two terms need not be orthogonal, and what is never sent grows by β. α = β = 1 is `residual`.
+Let γ be the codec's error factor: ‖y − C(y)‖² ≤ γ‖y‖², with γ = 1 − δ for a codec that contracts and γ = ω for an unbiased one. Since
+x − C(y) = (y − C(y)) − α·h, the old part of h shrinks if α²γ + (β − α)² < 1. Other pairs are refused, and also β > 1 with biased codecs:
+the two terms need not be orthogonal there, and coordinates that are never sent grow by β. α = β = 1 is `residual`.
 
-The paper's α is far below β, for quantizers that send every coordinate. Where few are sent, α = β: with a smaller α, what is late is too
-light to be sent. The default is stable with every codec that contracts, and with unbiased ones up to ω = 1.1.
+The paper uses α far below β, for quantizers that send every coordinate. For sparse codecs use α = β: with a smaller α, old errors are too
+small to be selected. The default is stable with every codec that contracts, and with unbiased ones up to ω = 1.1.
 """
 
 import math
@@ -20,19 +20,19 @@ from torch import Tensor
 
 from ..codecs import Codec, Context
 from ..errors import MismatchError
-from .vectors import Kept, Vectors
+from .vector_memory import NamedVectors, VectorMemory
 
-SAFE = 0.9  # α√γ of the pair that is named where another is refused
+SAFE = 0.9  # α√γ of the values that an error message suggests
 
 
 @dataclass(frozen=True)
 class Options:
-    alpha: float = 0.95  # weight in a frame of what was not sent before
-    beta: float = 0.95  # what is kept of it from round to round
+    alpha: float = 0.95  # weight of the accumulated error in a frame
+    beta: float = 0.95  # factor by which the accumulated error decays in a round
 
 
-class ECQ(Vectors):
-    """Error feedback with a weight and a decay; `residual` is h."""
+class ECQ(VectorMemory):
+    """Error feedback with a weight and a decay. `residual` is h."""
 
     name: ClassVar[str] = "ecq"
     source: ClassVar[str] = "Wu et al. 2018"
@@ -46,28 +46,30 @@ class ECQ(Vectors):
         )
         if gamma is None:
             raise MismatchError(
-                f"{{memory}} ecq needs a codec whose error is bounded, and that of {self.codec} is not; use {{uplink}} stc"
+                f"{{memory}} ecq needs a codec with a bounded error, and the error of {self.codec} has no bound; use {{uplink}} stc"
             )
         growth = alpha * alpha * gamma + (beta - alpha) * (beta - alpha)
         if not growth < 1:
             pair = SAFE if gamma <= 1 else float(f"{SAFE / math.sqrt(gamma):.1e}")
             given = f"ecq:alpha={alpha:g},beta={beta:g}"
             raise MismatchError(
-                f"{{memory}} {given} diverges with {self.codec}: α²γ + (β − α)² is {growth:.3g} and has to be below 1; "
+                f"{{memory}} {given} diverges with {self.codec}: α²γ + (β − α)² is {growth:.3g} and must be below 1; "
                 f"use {{memory}} ecq:alpha={pair:g},beta={pair:g}"
             )
         if gamma > 0 and abs(beta) > 1 and self.codec.variance(self.numel) is None:
             raise MismatchError(
-                f"{{memory}} ecq:alpha={alpha:g},beta={beta:g} diverges with {self.codec}: what is not sent grows by beta in "
+                f"{{memory}} ecq:alpha={alpha:g},beta={beta:g} diverges with {self.codec}: unsent coordinates grow by beta in "
                 "every round; give a beta of at most 1"
             )
 
-    def _move(self, kept: Kept, x: Tensor, context: Context) -> tuple[Kept, Tensor]:
-        h = kept["residual"]
+    def _update_vectors(
+        self, vectors: NamedVectors, x: Tensor, context: Context
+    ) -> tuple[NamedVectors, Tensor]:
+        h = vectors["residual"]
         return {"residual": (h * self.options.beta).add_(x)}, (h * self.options.alpha).add_(x)
 
 
 def error_factor(codec: Codec, numel: int) -> float | None:
-    """Return γ with E ‖x − C(x)‖² ≤ γ‖x‖² for every x; None if there is none."""
+    """Return γ with E ‖x − C(x)‖² ≤ γ‖x‖² for every x [numel]; None if there is no such bound."""
     contraction = codec.contraction(numel)
     return codec.variance(numel) if contraction is None else 1 - contraction

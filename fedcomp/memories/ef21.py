@@ -1,37 +1,37 @@
-"""Error feedback by differences.
+"""EF21: error feedback by differences.
 
-Richtárik, Sokolov, Fatkhullin: EF21: a new, simpler, theoretically better, and practically faster error
-feedback. NeurIPS 2021, algorithm 2.
+Richtárik, Sokolov, Fatkhullin: EF21: a new, simpler, theoretically better, and practically faster error feedback. NeurIPS 2021,
+algorithm 2.
 
     c = C(x − g), send c;  g ← g + c on both sides;  the server moves the model by the mean of all g
 
-Clients that are not asked, or whose reply is lost, count with the g that the server has: EF21-PP (Fatkhullin, Sokolov, Gorbunov, Li,
-Richtárik: EF21 with bells & whistles. 2021). Unlike there, a client counts only once it was first taken, where they begin
-with a g of everybody.
+Clients outside the cohort, and clients whose reply is lost, count with the g that the server has, as in EF21-PP (Fatkhullin, Sokolov,
+Gorbunov, Li, Richtárik: EF21 with bells & whistles. 2021). Unlike in that paper, which starts with a g of every client, a client counts
+only after its first accepted update.
 """
 
 from typing import ClassVar
 
 from ..errors import MismatchError
 from .base import Counterpart
-from .shift import Shift, Shifts, contraction
+from .shift import ShiftCounterpart, ShiftMemory, contraction
 
 
-class Estimates(Shifts):
-    """g of every client, all of which count in every round."""
+class EF21Counterpart(ShiftCounterpart):
+    """g of every client. All clients count in every round."""
 
     counts_absent: ClassVar[bool] = True
 
 
-class EF21(Shift):
-    """Sends what the server's estimate of the update lacks."""
+class EF21(ShiftMemory):
+    """Sends the difference to the server's estimate of the update."""
 
     name: ClassVar[str] = "ef21"
     source: ClassVar[str] = "Richtárik et al. 2021"
-    counterpart: ClassVar[type[Counterpart]] = Estimates
+    counterpart: ClassVar[type[Counterpart]] = EF21Counterpart
 
     def _check_codec(self) -> None:
         if contraction(self.codec, self.numel) <= 0:
             raise MismatchError(
-                f"{{memory}} ef21 gets nowhere with {self.codec}, which does not contract; use {{uplink}} stc, or {{memory}} none"
+                f"{{memory}} ef21 does not converge with {self.codec}, which does not contract; use {{uplink}} stc, or {{memory}} none"
             )

@@ -1,14 +1,15 @@
-"""Differences that are sent only when they are worth it.
+"""LAQ: differences that are sent only if they are large enough.
 
 Sun, Chen, Giannakis, Yang: Communication-efficient distributed learning via lazily aggregated quantized gradients. NeurIPS 2019.
 
-    δQ = C(x − q);  send nothing if ‖δQ‖² ≤ Σ_d ξ_d ‖θ^(k+1−d) − θ^(k−d)‖²/η² + 3(‖ε‖² + ‖ε̂‖²), for t̄ rounds in a row at most;
+    δQ = C(x − q);  skip the round if ‖δQ‖² ≤ Σ_d ξ_d ‖θ^(k+1−d) − θ^(k−d)‖²/η² + 3(‖ε‖² + ‖ε̂‖²), for at most t̄ rounds in a row;
     else send δQ, and q ← q + δQ on both sides;  the server moves the model by η times the mean of all q
 
-ε = x − q − δQ is what the codec loses now, ε̂ what it lost when it was last taken; ξ_d = 0.8/D with D = 10, t̄ = 100 as in the authors' code.
-The paper writes 1/(α²M²) for 1/η²: its model moves by α times a sum over M workers, ours by η times a mean. Its quantizer is a uniform
-grid; here any codec will do that loses so little that the second term does not hide every change. With `errors=0` this is LAG (Chen,
-Giannakis, Sun, Yin. NeurIPS 2018) around any codec that contracts. Clients that are not asked count like those that send nothing.
+ε = x − q − δQ is the codec's error in this round, ε̂ its error in the last accepted proposal; ξ_d = 0.8/D with D = 10, t̄ = 100 as in the
+authors' code. The paper has 1/(α²M²) in place of 1/η², since its model moves by α times a sum over M workers, not by η times a mean. Its
+quantizer is a uniform grid. Any codec works whose error is so small that the second term does not exceed every change. With `errors=0`
+this is LAG (Chen, Giannakis, Sun, Yin. NeurIPS 2018) around any codec that contracts. Clients outside the cohort count like clients that
+skip the round.
 """
 
 import json
@@ -28,20 +29,20 @@ from ..codecs import Context, Update
 from ..errors import MismatchError, ProtocolError
 from ..kernels.sums import sum_squares
 from .base import Changes, Counterpart, ReadValue, ReadVector, State
-from .shift import Shift, Shifts, contraction
+from .shift import ShiftCounterpart, ShiftMemory, contraction
 
 THRESHOLD = "threshold"  # announced: Σ_d ξ_d ‖θ^(k+1−d) − θ^(k−d)‖²/η²
 NUMBER = struct.Struct("<d")
-NEVER = 2**62  # rounds since a proposal was taken, when none ever was
-STEPS = "steps"  # in a checkpoint
+NEVER = 2**62  # `age` of a client without an accepted proposal
+STEPS = "steps"  # name in a checkpoint
 
 
 @dataclass(frozen=True)
 class Options:
-    window: int = 10  # D: steps of the model that a change is measured by
+    window: int = 10  # D: number of model steps in the threshold
     weight: float = 0.8  # Σ ξ_d; higher = more rounds are skipped
-    errors: float = 3.0  # weight of what the codec loses; 0 = none
-    patience: int = 100  # t̄: rounds that a client may skip in a row
+    errors: float = 3.0  # weight of the codec's errors; 0 = none
+    patience: int = 100  # t̄: largest number of rounds that a client may skip in a row
 
     def __post_init__(self) -> None:
         spec.check_ranges(
@@ -49,24 +50,26 @@ class Options:
         )
 
 
-class Terms(Shifts):
-    """q of every client, all of which count in every round, and how far the model has moved lately."""
+class LAQCounterpart(ShiftCounterpart):
+    """q of every client, all of which count in every round, and the lengths of the last model steps."""
 
     counts_absent: ClassVar[bool] = True
-    measures_steps: ClassVar[bool] = True
+    compares_model_steps: ClassVar[bool] = True
 
     def __init__(self, memory: "LAQ"):
         super().__init__(memory)
         self.weight: float = memory.options.weight / memory.options.window
-        # Squared lengths of the last steps of the model, the latest last.
+        # Squared norms of the last model steps, the latest last.
         self.steps: deque[float] = deque(maxlen=memory.options.window)
 
     def announce(self) -> Mapping[str, bytes]:
         return {THRESHOLD: NUMBER.pack(self.weight * math.fsum(self.steps))}
 
-    def settle(self, taken: Sequence[tuple[int, Update | None, bool]], moved: float) -> None:
-        super().settle(taken, moved)
-        self.steps.append(moved)
+    def settle(
+        self, accepted: Sequence[tuple[int, Update | None, bool]], squared_step: float
+    ) -> None:
+        super().settle(accepted, squared_step)
+        self.steps.append(squared_step)
 
     def take_changes(self) -> Changes:
         vectors, values = super().take_changes()
@@ -78,69 +81,67 @@ class Terms(Shifts):
         self.steps.extend(np.frombuffer(value(STEPS) or b"", "<f8").tolist())
 
 
-class LAQ(Shift):
-    """Sends the difference to what it last sent, or nothing."""
+class LAQ(ShiftMemory):
+    """Sends the difference to the last estimate, or skips the round."""
 
     name: ClassVar[str] = "laq"
     source: ClassVar[str] = "Sun et al. 2019"
     Options: ClassVar[type] = Options
-    counterpart: ClassVar[type[Counterpart]] = Terms
-    age: int = NEVER  # rounds since a proposal was taken
+    counterpart: ClassVar[type[Counterpart]] = LAQCounterpart
+    age: int = NEVER  # rounds since the last accepted proposal
     error: float = 0.0  # ‖ε̂‖², in the unit of the shift
-    waiting: float = 0.0  # ‖ε‖² of the proposal that waits, likewise
+    pending_error: float = 0.0  # ‖ε‖² of the pending proposal, in the unit of the shift
 
     def _check_codec(self) -> None:
         delta, errors = contraction(self.codec, self.numel), self.options.errors
         if delta <= 0:
             raise MismatchError(
-                f"{{memory}} laq gets nowhere with {self.codec}, which does not contract; use {{uplink}} fp16, or {{memory}} none"
+                f"{{memory}} laq does not converge with {self.codec}, which does not contract; use {{uplink}} fp16, or {{memory}} none"
             )
         if delta <= errors * (1 - delta):
             raise MismatchError(
-                f"{{memory}} laq would skip every round with {self.codec}: what it loses outweighs what it sends; "
+                f"{{memory}} laq would skip every round with {self.codec}, whose error exceeds what it sends; "
                 "use {uplink} fp16, or {memory} laq:errors=0"
             )
 
-    def _offer(self, difference: Tensor, frame: bytes, context: Context) -> bytes | None:
+    def _filter(self, difference: Tensor, frame: bytes, context: Context) -> bytes | None:
         sent = self.codec.decode(
             frame, numel=self.numel, device=difference.device, layout=self.layout
         )
-        lost = sum_squares(
-            torch.nan_to_num(difference - sent)
-        )  # finite at the ends of the range of float32, too
-        lost_before = self.error * context.rate * context.rate
-        least = _threshold(context) + self.options.errors * (lost + lost_before)
-        if self.age < self.options.patience and sum_squares(sent) <= least:
+        error = sum_squares(torch.nan_to_num(difference - sent))  # finite for every float32
+        previous_error = self.error * context.rate * context.rate
+        threshold = _threshold(context) + self.options.errors * (error + previous_error)
+        if self.age < self.options.patience and sum_squares(sent) <= threshold:
             self.age += 1
             return None
-        self.waiting = lost / context.rate / context.rate
+        self.pending_error = error / context.rate / context.rate
         return frame
 
-    def _take(self, update: Update, dropped: Update | None) -> None:
-        super()._take(update, dropped)
-        self.age, self.error = 0, self.waiting
+    def _on_accepted(self, update: Update, dropped: Update | None) -> None:
+        super()._on_accepted(update, dropped)
+        self.age, self.error = 0, self.pending_error
 
     def _rollback(self) -> None:
         self.age += 1
 
     def _state(self) -> State:
         return super()._state() | {
-            "clock": json.dumps([self.age, self.error, self.waiting]).encode()
+            "clock": json.dumps([self.age, self.error, self.pending_error]).encode()
         }
 
     def _load_state(self, state: State) -> None:
         super()._load_state(state)
         clock = json.loads(state["clock"]) if "clock" in state else (NEVER, 0.0, 0.0)
-        self.age, self.error, self.waiting = clock
+        self.age, self.error, self.pending_error = clock
 
 
 def _threshold(context: Context) -> float:
-    """Return the announced threshold; −∞ if there is none, so that everything is sent."""
+    """Return the announced threshold; −∞ if there is none, so that no round is skipped."""
     announced = context.announced.get(THRESHOLD)
     if announced is None:
         return -math.inf
     if len(announced) != NUMBER.size:
         raise ProtocolError(
-            f"the announced {THRESHOLD} has {len(announced)} bytes, not {NUMBER.size}; both sides need the same memory"
+            f"the announced {THRESHOLD} has {len(announced)} bytes, not {NUMBER.size}; server and client need the same memory"
         )
     return NUMBER.unpack(announced)[0]

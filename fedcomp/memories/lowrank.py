@@ -1,12 +1,12 @@
-"""Error feedback around factors of low rank.
+"""The memory of PowerSGD: error feedback around low-rank factors.
 
 Vogels, Karimireddy, Jaggi: PowerSGD: Practical low-rank gradient compression for distributed optimization. NeurIPS 2019, algorithms 1, 2.
 
-    e ← e + x;  P = M Q for each matrix M of e;  Q' = Mᵀ P̂;  e ← e − P̂ Q'ᵀ when both were accepted
+    e ← e + x;  P = M Q for each matrix M of e;  Q' = Mᵀ P̂;  e ← e − P̂ Q'ᵀ if both are accepted
 
-Under the strategy `powersgd` a proposal has two frames, in the phases `left` and `right`; Q and P̂ are the server's, which averages what
-clients send. The second frame also holds the tensors that are no matrices, so that it stands for all that was accepted. Under any other
-strategy a frame of the codec is the whole proposal, and the next one starts from the Q of the last that was accepted.
+Under the strategy `powersgd`, a proposal has two frames, in the phases `left` and `right`, and the server announces Q and P̂, the means over
+clients. The second frame also contains the tensors that are not matrices, so it represents all of the accepted update. Under any other
+strategy, a proposal is one frame of the codec, and the next proposal starts from the Q of the last accepted one.
 """
 
 from collections.abc import Iterable, Sequence
@@ -25,16 +25,16 @@ from ..codecs.update import Sections
 from ..errors import FrameError, MismatchError, NonFiniteError, ProtocolError
 from ..kernels import Rows
 from ..layout import Layout
-from .base import State, add_within
-from .vectors import Vectors
+from .base import State, add_saturating
+from .vector_memory import VectorMemory
 
 LEFT, RIGHT = "left", "right"  # phases; each announces the mean of the other one's factors
-NUMBERS = codec("identity")  # makes the frames of these phases
+NUMBERS = codec("identity")  # codec of both phases
 PHASE, BASIS = "phase", "left"  # names in the state
 
 
-class LowRank(Vectors):
-    """A residual [numel] in float32, on the device of the last update, and where the next power iteration starts."""
+class LowRank(VectorMemory):
+    """A residual [numel], float32, on the device of the last update, and the start of the next power iteration."""
 
     name: ClassVar[str] = "lowrank"
     source: ClassVar[str] = "Vogels et al. 2019"
@@ -43,13 +43,13 @@ class LowRank(Vectors):
         super().__init__(codec, numel, layout, options)
         self.split = Split(layout or Layout.flat(numel), self.codec.rank)
         self.starts: dict[str, bytes] = {}  # Q of each matrix, by the codec's name for it
-        self.phase = ""  # of the waiting frame, if its proposal has two
-        self.basis = b""  # P̂ of a proposal that is in its second phase
+        self.phase = ""  # of the pending frame, "" if the proposal has only one frame
+        self.basis = b""  # P̂ of a pending proposal in its second phase
 
     def _check_codec(self) -> None:
         if not isinstance(self.codec, PowerSGD):
             raise MismatchError(
-                f"{{memory}} lowrank goes with {{uplink}} powersgd, not with {self.codec}; give that, or {{memory}} residual"
+                f"{{memory}} lowrank needs {{uplink}} powersgd, not {self.codec}; give that, or {{memory}} residual"
             )
 
     @classmethod
@@ -62,7 +62,7 @@ class LowRank(Vectors):
         ]
 
     def _propose_one(self, x: Tensor, seed: int, context: Context) -> bytes | NonFiniteError:
-        self.residual = self._kept(x)["residual"]
+        self.residual = self._vectors_on(x)["residual"]
         if context.phase != LEFT:
             context = replace(context, announced={**context.announced, **self.starts})
             (frame,) = self._encode([self], [x], [seed], context, [self.residual])
@@ -92,25 +92,25 @@ class LowRank(Vectors):
         frames: Sequence[bytes],
         dropped: Sequence[Update | None],
     ) -> None:
-        for memory, frame, back in zip(memories, frames, dropped, strict=True):
+        for memory, frame, dropped_part in zip(memories, frames, dropped, strict=True):
             if memory.phase != LEFT:  # the first frame alone changes nothing
                 update = memory._read(frame)
                 memory.starts |= {} if memory.phase else _starts(update)
-                memory._take(update, back)
-            elif back is not None:
-                add_within(memory.residual, back)
+                memory._on_accepted(update, dropped_part)
+            elif dropped_part is not None:
+                add_saturating(memory.residual, dropped_part)
             memory._rollback()
 
     def _rollback(self) -> None:
         self.phase, self.basis = "", b""
 
     @property
-    def sent(self) -> np.ndarray | None:
-        return None if self.pending is not None and self.phase else super().sent
+    def sent_positions(self) -> np.ndarray | None:
+        return None if self.pending is not None and self.phase else super().sent_positions
 
     def _state(self) -> State:
-        waiting = {PHASE: self.phase.encode(), BASIS: self.basis} if self.phase else {}
-        return super()._state() | waiting | self.starts
+        phase = {PHASE: self.phase.encode(), BASIS: self.basis} if self.phase else {}
+        return super()._state() | phase | self.starts
 
     def _load_state(self, state: State) -> None:
         super()._load_state(state)
@@ -121,21 +121,24 @@ class LowRank(Vectors):
     def _announced(
         self, name: str, shapes: Sequence[tuple[int, ...]], context: Context
     ) -> list[Tensor]:
-        """Return the factors that the server announced, float64. Raises ProtocolError for factors of other shapes."""
+        """Return the announced factors, float64. Raises ProtocolError for factors of other shapes."""
         if name not in context.announced:
             raise ProtocolError(
-                f"the server announced no '{name}' for the phase '{context.phase}'; both sides need the same strategy"
+                f"the server announced no '{name}' for the phase '{context.phase}'; server and client need the same strategy"
             )
         try:
-            found = shaped(context.announced[name], shapes)
+            factors = shaped(context.announced[name], shapes)
         except FrameError as error:
-            raise ProtocolError(f"what was announced as '{name}' does not fit: {error}") from error
+            raise ProtocolError(
+                f"the announced '{name}' does not match the model: {error}"
+            ) from error
         return [
-            torch.from_numpy(factor.astype(np.float64)).to(self.residual.device) for factor in found
+            torch.from_numpy(factor.astype(np.float64)).to(self.residual.device)
+            for factor in factors
         ]
 
     def _read(self, frame: bytes) -> Update:
-        """Return the update of this client in a frame that stands for a whole proposal."""
+        """Return this client's update in the last frame of a proposal."""
         if not self.phase:
             return self.codec.open(frame, self.numel, self.layout)
         return self.split.update(
@@ -144,13 +147,13 @@ class LowRank(Vectors):
 
 
 def _frame(parts: Iterable[Tensor]) -> bytes:
-    """Return a frame of numbers, rounded to float32 and kept in its range."""
+    """Return a frame of numbers, rounded and clamped to float32."""
     numbers = [part.clamp(-LARGEST, LARGEST).to(torch.float32).reshape(-1) for part in parts]
     return NUMBERS.encode(torch.cat(numbers) if numbers else torch.empty(0, dtype=torch.float32))
 
 
 def _starts(update: Update) -> dict[str, bytes]:
-    """Return the right factors of an update, by the names under which a codec looks for a start."""
+    """Return the right factors of an update, by the codec's names of starts."""
     parts = enumerate(part for _, part in update.parts) if isinstance(update, Sections) else ()
     return {
         start_name(i): part.right.tobytes()

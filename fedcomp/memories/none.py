@@ -1,4 +1,4 @@
-"""The null object: nothing is kept, so the codec's error is lost."""
+"""No memory: the codec's error is lost. The null object of memories."""
 
 from collections.abc import Sequence
 from typing import ClassVar
@@ -9,8 +9,8 @@ from ..kernels import Rows
 from .base import Memory
 
 
-class Nothing(Memory):
-    """Keeps nothing between rounds."""
+class NoMemory(Memory):
+    """A memory without state."""
 
     name: ClassVar[str] = "none"
 

@@ -1,12 +1,12 @@
-"""Error accumulation: what was not sent is added to the next update.
+"""Error feedback: the unsent part of an update is added to the next one.
 
 Seide, Fu, Droppo, Li, Yu: 1-bit stochastic gradient descent. Interspeech 2014. Stich, Cordonnier, Jaggi: Sparsified
 SGD with memory. NeurIPS 2018. Karimireddy, Rebjock, Stich, Jaggi: Error feedback fixes SignSGD. ICML 2019.
 
-    a = x + e;  send C(a);  e ← a − C(a) when it was accepted, e ← a when it was not
+    a = x + e;  send C(a);  e ← a − C(a) if accepted, else e ← a
 
-so that at every moment Σ accepted + e = Σ inputs, to rounding. The subtraction waits for the news: until then
-`residual` holds a, and a rollback has nothing to undo.
+Σ accepted + e = Σ inputs holds after every round, up to rounding. C(a) is subtracted on commit: before it, `residual` is a, so a
+rollback changes nothing.
 
 With `decay` β below 1, a = x + β·e: old errors fade, as in SparseLoCo (Sarfi, Thérien, Lidin, Belilovsky: Communication efficient LLM
 pre-training with SparseLoCo. arXiv:2508.15706, 2025), where β = 0.95.
@@ -22,18 +22,18 @@ from .. import spec
 from ..codecs import Context
 from ..errors import MismatchError, NonFiniteError
 from ..kernels import Rows
-from .vectors import Vectors
+from .vector_memory import VectorMemory
 
 
 @dataclass(frozen=True)
 class ResidualOptions:
-    decay: float = 1.0  # β: share of the residual that is kept from round to round
+    decay: float = 1.0  # β: factor of the residual in each round
 
     def __post_init__(self) -> None:
         spec.check_ranges(self, decay=(0.0, 1.0))
 
 
-class Residual(Vectors):
+class Residual(VectorMemory):
     """Error feedback: a residual [numel] in float32, on the device of the last update."""
 
     name: ClassVar[str] = "residual"
@@ -52,9 +52,11 @@ class Residual(Vectors):
         cls, memories: Sequence["Residual"], x: Rows, seeds: Sequence[int], context: Context
     ) -> list[bytes | NonFiniteError]:
         like, decay = x[0].to(torch.float32), memories[0].options.decay
-        kept = [memory._kept(like)["residual"] for memory in memories]
-        sums = kept if decay == 1 else [residual * decay for residual in kept]
-        made = cls._encode(memories, x, seeds, context, sums)
-        for memory, proposal, before, total in zip(memories, made, kept, sums, strict=True):
+        residuals = [memory._vectors_on(like)["residual"] for memory in memories]
+        sums = residuals if decay == 1 else [residual * decay for residual in residuals]
+        proposals = cls._encode(memories, x, seeds, context, sums)
+        for memory, proposal, before, total in zip(
+            memories, proposals, residuals, sums, strict=True
+        ):
             memory.residual = before if isinstance(proposal, NonFiniteError) else total
-        return made
+        return proposals

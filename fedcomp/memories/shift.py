@@ -1,12 +1,12 @@
-"""The base of memories that send differences to a shift: a vector that client and server keep and move by the same operations.
+"""The base of memories that send differences to a shift: a vector that client and server store and change by the same operations.
 
-    send C(x − η·shift);  shift ← shift + step·C(x − η·shift)/η where it was taken;  the server takes x to be η·shift + C(x − η·shift)
+    send C(x − η·shift);  shift ← shift + step·C(x − η·shift)/η if accepted;  the server estimates x as η·shift + C(x − η·shift)
 
-η is the round's learning rate as a multiple of the run's. Updates grow with it, but the methods estimate gradients. Shifts
-are therefore kept in the unit of an update at the run's learning rate, and schedules and warm-ups leave them valid, also those of absent
-clients. A change of the local steps or the batch size is not corrected: later rounds send the difference.
+η is the round's learning rate as a multiple of the run's. Updates grow with it, but the methods estimate gradients. Shifts are therefore
+stored in the unit of an update at the run's learning rate. Schedules and warm-ups leave them valid, also those of absent clients. A change
+of the local steps or the batch size is not corrected: later rounds send the difference.
 
-Nothing moves before the news: while a proposal waits, and after it was rolled back, `shift` is what the server has.
+The shift changes only when a proposal is committed: while one is pending, and after a rollback, client and server have the same shift.
 """
 
 import json
@@ -23,28 +23,28 @@ from ..codecs import Codec, Context, Update
 from ..codecs.update import Dense
 from ..errors import NonFiniteError
 from ..kernels import Rows
-from .base import Changes, Counterpart, Memory, ReadValue, ReadVector, State, add_within
+from .base import Changes, Counterpart, Memory, ReadValue, ReadVector, State, add_saturating
 
 RATE = struct.Struct("<d")
-MEMBERS = "clients"  # in a checkpoint: who has a shift
+CLIENTS = "clients"  # name in a checkpoint: the clients that have a shift
 
 
 def contraction(codec: Codec, numel: int) -> float:
-    """Return δ of a codec at vectors [numel], in the mean over seeds, 0 if it has none. An unbiased one contracts by 1 − ω."""
+    """Return the contraction δ of a codec for vectors [numel], averaged over seeds; 0 if there is none. δ = 1 − ω if unbiased."""
     omega = codec.variance(numel)
     return max(codec.contraction(numel) or 0.0, 0.0 if omega is None else 1.0 - omega)
 
 
-class Shift(Memory):
-    """A shift [numel] in float32, on the device of the updates."""
+class ShiftMemory(Memory):
+    """A memory with a shift [numel], float32, on the device of the updates."""
 
     step: float = 1.0
     shift: Tensor | None = None  # None = zero
-    rate: float = 1.0  # of the round in which the waiting proposal was made
+    rate: float = 1.0  # learning rate of the round of the pending proposal
 
     @classmethod
     def _propose(
-        cls, memories: Sequence["Shift"], x: Rows, seeds: Sequence[int], context: Context
+        cls, memories: Sequence["ShiftMemory"], x: Rows, seeds: Sequence[int], context: Context
     ) -> list[bytes | None | NonFiniteError]:
         differences = [
             memory._difference(row.to(torch.float32), context.rate)
@@ -55,7 +55,7 @@ class Shift(Memory):
         for memory, difference, frame in zip(memories, differences, frames, strict=True):
             if not isinstance(frame, NonFiniteError):
                 memory.rate = context.rate
-                frame = memory._offer(difference, frame, context)
+                frame = memory._filter(difference, frame, context)
             proposals.append(frame)
         return proposals
 
@@ -66,19 +66,19 @@ class Shift(Memory):
         self.shift = self.shift.to(x.device)
         return torch.sub(x, self.shift, alpha=rate)
 
-    def _offer(self, difference: Tensor, frame: bytes, context: Context) -> bytes | None:
-        """Return what is sent of x − shift, whose frame is given. `difference` is not modified."""
+    def _filter(self, difference: Tensor, frame: bytes, context: Context) -> bytes | None:
+        """Return the frame to send, or None to skip the round. `difference`: x − rate·shift, not modified."""
         return frame
 
-    def _take(self, update: Update, dropped: Update | None) -> None:
+    def _on_accepted(self, update: Update, dropped: Update | None) -> None:
         if self.shift is None:
             self.shift = torch.zeros(self.numel, dtype=torch.float32)
-        add_within(self.shift, update, self.step / self.rate)
+        add_saturating(self.shift, update, self.step / self.rate)
 
     def _state(self) -> State:
         shift = {} if self.shift is None else {"shift": self.shift}
-        waiting = self.pending is not None and self.rate != 1
-        return super()._state() | shift | ({"rate": RATE.pack(self.rate)} if waiting else {})
+        rate = {"rate": RATE.pack(self.rate)} if self.pending is not None and self.rate != 1 else {}
+        return super()._state() | shift | rate
 
     def _load_state(self, state: State) -> None:
         super()._load_state(state)
@@ -88,7 +88,7 @@ class Shift(Memory):
 
 @dataclass(frozen=True)
 class Estimate(Update):
-    """A multiple of a shift plus the update that was sent, if any. Valid until the shift moves."""
+    """A multiple of a shift plus the update that was sent, if any. Valid until the shift changes."""
 
     shift: Tensor  # [numel], on the CPU
     update: Update | None
@@ -106,66 +106,70 @@ class Estimate(Update):
 
     def block(self, start: int, stop: int) -> np.ndarray:
         with np.errstate(over="ignore"):
-            kept = self.shift.numpy()[start:stop] * np.float32(self.rate)
-            return kept if self.update is None else kept + self.update.block(start, stop)
+            scaled = self.shift.numpy()[start:stop] * np.float32(self.rate)
+            return scaled if self.update is None else scaled + self.update.block(start, stop)
 
 
-class Shifts(Counterpart):
-    """The shift of every client that was ever taken: float32 [numel], on the CPU; a vector each in the checkpoint."""
+class ShiftCounterpart(Counterpart):
+    """The shift of every client that ever had an accepted update: float32 [numel], on the CPU. A checkpoint has one vector per client."""
 
     counts_absent: ClassVar[bool] = False  # clients without an update count with their shifts
 
-    def __init__(self, memory: Shift):
+    def __init__(self, memory: ShiftMemory):
         self.numel, self.step = memory.numel, memory.step
-        self.members: set[int] = set()
-        self.rows: dict[int, Tensor] = {}  # of members, read from a checkpoint on first use
-        self.changed: set[int] = set()  # members, since the last checkpoint
-        self.members_written: set[int] = set()
+        self.clients: set[int] = set()  # clients that have a shift
+        self.shifts: dict[int, Tensor] = {}  # by client, read from a checkpoint on first use
+        self.changed: set[int] = set()  # clients whose shift changed since the last checkpoint
+        self._clients_written: set[int] = set()
         self._stored: ReadVector = lambda name: None
 
-    def row(self, client: int) -> Tensor | None:
-        """Return the shift of a client, None for zero."""
-        if client in self.members and client not in self.rows:
-            self.rows[client] = self._stored(str(client))
-        return self.rows.get(client)
+    def shift_of(self, client: int) -> Tensor | None:
+        """Return the shift of a client, None if it has none."""
+        if client in self.clients and client not in self.shifts:
+            self.shifts[client] = self._stored(str(client))
+        return self.shifts.get(client)
 
     def estimate(self, client: int, update: Update | None, fresh: bool) -> Update | None:
-        row = None if fresh else self.row(client)
-        return update if row is None else Estimate(row, update, self.rates.get(client, self.rate))
+        shift = None if fresh else self.shift_of(client)
+        if shift is None:
+            return update
+        return Estimate(shift, update, self.rates.get(client, self.rate))
 
     def absent(self, present: Collection[int]) -> Iterator[tuple[int, Update]]:
         if self.counts_absent:
-            for client in sorted(self.members - set(present)):
-                yield client, Estimate(self.row(client), None, self.rate)
+            for client in sorted(self.clients - set(present)):
+                yield client, Estimate(self.shift_of(client), None, self.rate)
 
-    def settle(self, taken: Sequence[tuple[int, Update | None, bool]], moved: float) -> None:
-        for client, update, fresh in taken:
+    def settle(
+        self, accepted: Sequence[tuple[int, Update | None, bool]], squared_step: float
+    ) -> None:
+        for client, update, fresh in accepted:
             if fresh:
                 self.forget(client)
             if update is not None:
-                if self.row(client) is None:
-                    self.rows[client] = torch.zeros(self.numel, dtype=torch.float32)
+                if self.shift_of(client) is None:
+                    self.shifts[client] = torch.zeros(self.numel, dtype=torch.float32)
                 rate = self.rates.get(client, self.rate)
-                add_within(self.rows[client], update, self.step / rate)
-                self.members.add(client)
+                add_saturating(self.shifts[client], update, self.step / rate)
+                self.clients.add(client)
                 self.changed.add(client)
 
     def forget(self, client: int) -> None:
-        """Drop the shift of a client that starts from nothing."""
-        self.rows.pop(client, None)
-        self.members.discard(client)
+        """Delete the shift of a client."""
+        self.shifts.pop(client, None)
+        self.clients.discard(client)
         self.changed.discard(client)
 
     def take_changes(self) -> Changes:
-        vectors = {str(client): self.rows[client] for client in sorted(self.changed)}
+        vectors = {str(client): self.shifts[client] for client in sorted(self.changed)}
         self.changed.clear()
-        if self.members == self.members_written:
+        if self.clients == self._clients_written:
             return vectors, {}
-        self.members_written = set(self.members)
-        return vectors, {MEMBERS: json.dumps(sorted(self.members)).encode()}
+        self._clients_written = set(self.clients)
+        return vectors, {CLIENTS: json.dumps(sorted(self.clients)).encode()}
 
     def restore(self, vector: ReadVector, value: ReadValue) -> None:
-        self.members = {int(client) for client in json.loads(value(MEMBERS) or b"[]")}
-        self.members_written, self._stored = set(self.members), vector
-        self.rows.clear()
+        self.clients = {int(client) for client in json.loads(value(CLIENTS) or b"[]")}
+        self._clients_written, self._stored = set(self.clients), vector
+        self.shifts.clear()
         self.changed.clear()

@@ -1,12 +1,12 @@
-"""Signum: the client's momentum is what is sent, or what it votes with.
+"""Signum: the client sends its momentum, or votes with it.
 
 Bernstein, Zhao, Azizzadenesheli, Anandkumar: signSGD with majority vote is communication efficient and fault tolerant. ICLR 2019,
 algorithm 1.
 
     u ← β·u + (1 − β)·x;  send C(u)
 
-u is not an error that waits to be sent: it stays when C(u) arrives, and when it does not. With `--uplink sign --strategy vote` it is the
-paper's algorithm; β = 0 is signSGD.
+u is not an unsent error: it does not change when C(u) is accepted or rejected. With `--uplink sign --strategy vote` this is the paper's
+algorithm; β = 0 is signSGD.
 """
 
 from dataclasses import dataclass
@@ -16,19 +16,19 @@ from torch import Tensor
 
 from .. import spec
 from ..codecs import Context, Update
-from .vectors import Kept, Vectors
+from .vector_memory import NamedVectors, VectorMemory
 
 
 @dataclass(frozen=True)
 class Options:
-    momentum: float = 0.9  # β; higher = votes that change more slowly
+    momentum: float = 0.9  # β; larger = votes change more slowly
 
     def __post_init__(self) -> None:
         spec.check_decays(self, "momentum")
 
 
-class Signum(Vectors):
-    """`velocity` is u."""
+class Signum(VectorMemory):
+    """Momentum in place of updates. `velocity` is u."""
 
     name: ClassVar[str] = "signum"
     source: ClassVar[str] = "Bernstein et al. 2019"
@@ -36,8 +36,10 @@ class Signum(Vectors):
     vectors: ClassVar[tuple[str, ...]] = ("velocity",)
     velocity: Tensor | None = None  # u
 
-    def _move(self, kept: Kept, x: Tensor, context: Context) -> tuple[Kept, Tensor]:
-        u = (kept["velocity"] * self.options.momentum).add_(x, alpha=1 - self.options.momentum)
+    def _update_vectors(
+        self, vectors: NamedVectors, x: Tensor, context: Context
+    ) -> tuple[NamedVectors, Tensor]:
+        u = (vectors["velocity"] * self.options.momentum).add_(x, alpha=1 - self.options.momentum)
         return {"velocity": u}, u
 
-    def _take(self, update: Update, dropped: Update | None) -> None: ...
+    def _on_accepted(self, update: Update, dropped: Update | None) -> None: ...

@@ -1,12 +1,12 @@
-"""Sketches of all that was not sent, and then its exact values where the server asks for them.
+"""The memory of sketched SGD: a sketch of the unsent vector, then its exact values at the candidates of the server.
 
 Ivkin, Rothchild, Ullah, Braverman, Stoica, Arora: Communication-efficient distributed SGD with sketching. NeurIPS 2019, algorithm 3.
 
-    u ← m·u + x;  v ← v + u;  send S(v);  then v at the announced candidates;  u and v are zero where these were kept
+    u ← m·u + x;  v ← v + u;  send S(v);  then v at the announced candidates;  u and v become zero where the server kept these
 
-A proposal has two frames, in the phases `sketch` and `values` of the strategy `sketched-sgd`. The second stands for what was accepted, to
-the last bit: with m = 0 what was kept and v add up to all inputs. Candidates that the server did not keep come back as marks, one for
-each candidate, since this side has their values. Under another strategy a client could not know which part of its sketch was read.
+A proposal has two frames, in the phases `sketch` and `values` of the strategy `sketched-sgd`. The second frame contains the accepted values
+exactly: with m = 0 the kept values and v add up to all inputs. The server returns the candidates that it did not keep as a frame of marks
+among the candidates, since the client has their values. Under another strategy a client would not know which part of its sketch was used.
 """
 
 from collections.abc import Sequence
@@ -23,14 +23,12 @@ from ..codecs.sketch import Sketch
 from ..codecs.update import Sparse
 from ..errors import MismatchError, ProtocolError
 from .base import State, mask
-from .vectors import Kept, Vectors
+from .vector_memory import NamedVectors, VectorMemory
 
 SKETCH, VALUES = "sketch", "values"  # phases
-CANDIDATES = "candidates"  # what is announced for the second, and a name in the state
-NUMBERS = codec("identity")  # makes the frames of values
-MARKS = codec(
-    "sbc:density=1"
-)  # makes frames of positions: one number stands for all that are marked
+CANDIDATES = "candidates"  # announced for the second phase, and a name in the state
+NUMBERS = codec("identity")  # codec of the values
+MARKS = codec("sbc:density=1")  # codec of sets of positions
 
 
 @dataclass(frozen=True)
@@ -41,16 +39,16 @@ class Options:
         spec.check_decays(self, "momentum")
 
 
-class Sketched(Vectors):
-    """`residual` is v."""
+class Sketched(VectorMemory):
+    """Momentum and error feedback around sketches. `residual` is v."""
 
     name: ClassVar[str] = "sketched"
     source: ClassVar[str] = "Ivkin et al. 2019"
     Options: ClassVar[type] = Options
-    only_under: ClassVar[str] = "sketched-sgd"
+    required_strategy: ClassVar[str] = "sketched-sgd"
     vectors: ClassVar[tuple[str, ...]] = ("residual", "velocity")
     velocity: Tensor | None = None  # u
-    candidates: bytes = b""  # that were announced to a proposal in its second phase
+    candidates: bytes = b""  # frame of the candidates announced for the pending proposal
 
     @property
     def gain(self) -> float:
@@ -59,21 +57,21 @@ class Sketched(Vectors):
     def _check_codec(self) -> None:
         if not isinstance(self.codec.unscoped, Sketch):
             raise MismatchError(
-                f"{{memory}} {self.name} goes with --strategy {self.only_under} and {{uplink}} sketch, not with {self.codec}; "
+                f"{{memory}} {self.name} needs --strategy {self.required_strategy} and {{uplink}} sketch, not {self.codec}; "
                 "give these, or {memory} dgc"
             )
 
     @property
-    def sent(self) -> np.ndarray:
-        """Candidates, whose values the pending frame holds: int64, ascending; none for a sketch."""
+    def sent_positions(self) -> np.ndarray:
+        """Positions of the candidates whose values are in the pending frame, int64, ascending; empty for a sketch."""
         if not self.candidates:
             return np.empty(0, np.int64)
         return MARKS.open(self.candidates, self.numel).positions
 
     def _open_returned(self, returned: bytes) -> Update:
-        at = self.sent
-        left = at[MARKS.open(returned, at.size).positions]
-        return Sparse(self.numel, left, self._values(left).numpy())
+        candidates = self.sent_positions
+        dropped = candidates[MARKS.open(returned, candidates.size).positions]
+        return Sparse(self.numel, dropped, self._values(dropped).numpy())
 
     def _state(self) -> State:
         return super()._state() | ({CANDIDATES: self.candidates} if self.candidates else {})
@@ -82,14 +80,16 @@ class Sketched(Vectors):
         super()._load_state(state)
         self.candidates = state.get(CANDIDATES, b"")
 
-    def _move(self, kept: Kept, x: Tensor, context: Context) -> tuple[Kept, Tensor]:
+    def _update_vectors(
+        self, vectors: NamedVectors, x: Tensor, context: Context
+    ) -> tuple[NamedVectors, Tensor]:
         if context.phase != SKETCH:
             raise MismatchError(
-                f"{{memory}} {self.name} has no frame for a phase '{context.phase}'; give --strategy {self.only_under}, "
+                f"{{memory}} {self.name} has no frame for a phase '{context.phase}'; give --strategy {self.required_strategy}, "
                 "or {memory} none"
             )
-        u = (kept["velocity"] * self.options.momentum).add_(x)
-        v = kept["residual"] + u
+        u = (vectors["velocity"] * self.options.momentum).add_(x)
+        v = vectors["residual"] + u
         return {"velocity": u, "residual": v}, v
 
     def _proceed(self, seed: int, context: Context) -> bytes | None:
@@ -97,7 +97,7 @@ class Sketched(Vectors):
             return super()._proceed(seed, context)
         if CANDIDATES not in context.announced:
             raise ProtocolError(
-                f"the server announced no '{CANDIDATES}' for the phase '{VALUES}'; both sides need the same strategy"
+                f"the server announced no '{CANDIDATES}' for the phase '{VALUES}'; server and client need the same strategy"
             )
         announced = context.announced[CANDIDATES]
         values = self._values(MARKS.open(announced, self.numel).positions)
@@ -111,9 +111,9 @@ class Sketched(Vectors):
         frames: Sequence[bytes],
         dropped: Sequence[Update | None],
     ) -> None:
-        for memory, back in zip(memories, dropped, strict=True):
-            # Of a sketch alone, nothing was accepted.
-            mask((memory.velocity, memory.residual), memory.sent, back)
+        for memory, dropped_part in zip(memories, dropped, strict=True):
+            # A sketch alone contains no accepted values.
+            mask((memory.velocity, memory.residual), memory.sent_positions, dropped_part)
             memory.candidates = b""
 
     def _rollback(self) -> None:

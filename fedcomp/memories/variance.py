@@ -1,12 +1,12 @@
-"""Variance-based gradient compression: a coordinate waits until its gradient is no longer ambiguous.
+"""Variance-based gradient compression: a coordinate is sent once its gradient is no longer ambiguous.
 
 Tsuzuku, Imachi, Akiba: Variance-based gradient compression for efficient distributed deep learning. ICLR 2018 (workshop), algorithm 1.
 
-    r ← r + Σ g;  v ← v + Σ g²;  sent where r² > α·v;  there r and v are zero once it arrived, elsewhere v ← ζ·v
+    r ← r + Σ g;  v ← v + Σ g²;  send where r² > α·v;  r and v become zero where accepted, elsewhere v ← ζ·v
 
-The sums run over the gradients g of the local steps, where the paper's run over the examples of a batch. What is sent is the accumulated
-update e, which for plain SGD is −η·r, and as in error feedback e keeps what the codec lost of it. Without moments, an update counts as
-one step. The uplink's codec carries what was chosen, and its own density has no effect; `topk` suits best, as magnitudes differ widely.
+The sums are over the gradients g of the local steps; those of the paper are over the examples of a batch. The client sends the accumulated
+update e, which for plain SGD is −η·r; as in error feedback, e keeps the codec's error. Without moments, an update counts as one step. The
+uplink codec sends the selected coordinates, and its density has no effect; `topk` suits best, since magnitudes differ widely.
 """
 
 from dataclasses import dataclass
@@ -18,13 +18,13 @@ from ..codecs import Codec, Context, Update
 from ..errors import SpecError
 from ..layout import Layout
 from .base import mask
-from .vectors import Kept, Vectors, at_full_density
+from .vector_memory import NamedVectors, VectorMemory, at_full_density
 
 
 @dataclass(frozen=True)
 class Options:
-    alpha: float = 2.0  # how far the squared sum must exceed the sum of squares; higher = fewer coordinates, later
-    zeta: float = 0.999  # what is kept of the sum of squares from round to round
+    alpha: float = 2.0  # required ratio of the squared sum to the sum of squares; larger = fewer coordinates, later
+    zeta: float = 0.999  # factor by which the sum of squares decays in a round
 
     def __post_init__(self) -> None:
         if not (self.alpha > 0 and 0 < self.zeta <= 1):
@@ -34,13 +34,13 @@ class Options:
             )
 
 
-class Variance(Vectors):
-    """Error feedback for unambiguous coordinates; `residual` is e."""
+class Variance(VectorMemory):
+    """Error feedback for unambiguous coordinates. `residual` is e."""
 
     name: ClassVar[str] = "variance"
     source: ClassVar[str] = "Tsuzuku et al. 2018"
     Options: ClassVar[type] = Options
-    chooses: ClassVar[bool] = True
+    selects_coordinates: ClassVar[bool] = True
     needs_moments: ClassVar[bool] = True
     vectors: ClassVar[tuple[str, ...]] = ("residual", "gradients", "squares")
     gradients: Tensor | None = None  # r
@@ -49,13 +49,15 @@ class Variance(Vectors):
     def __init__(self, codec: Codec, numel: int, layout: Layout | None = None, options: Any = None):
         super().__init__(at_full_density(codec, self.name), numel, layout, options)
 
-    def _move(self, kept: Kept, x: Tensor, context: Context) -> tuple[Kept, Tensor]:
+    def _update_vectors(
+        self, vectors: NamedVectors, x: Tensor, context: Context
+    ) -> tuple[NamedVectors, Tensor]:
         sums, squares = (x, x * x) if context.moments is None else context.moments
-        e, r, v = kept["residual"] + x, kept["gradients"] + sums, kept["squares"] + squares
+        e, r, v = vectors["residual"] + x, vectors["gradients"] + sums, vectors["squares"] + squares
         return {"residual": e, "gradients": r, "squares": v * self.options.zeta}, e.where(
             r * r > v * self.options.alpha, 0
         )
 
-    def _take(self, update: Update, dropped: Update | None) -> None:
-        super()._take(update, dropped)
+    def _on_accepted(self, update: Update, dropped: Update | None) -> None:
+        super()._on_accepted(update, dropped)
         mask((self.gradients, self.squares), update.positions, dropped)

@@ -1,17 +1,17 @@
 """Sealed ballots: the signs that a client sends to voters, encrypted so that the server cannot read them.
 
-docs/explanation/elections.md specifies the protocol.
+docs/explanation/elections.md specifies the protocol; strategies/sealed_election.py has a glossary.
 
     card     R, σ              a one-time X25519 key of voter v for the ballot of sender s; σ over (slot, v, R)
     ballot   E, h, σ, wraps, c
              c  = ChaCha20-Poly1305 under K of salt ‖ bits           K fresh, used once
-             h  = SHA-256(slot, salt, bits)                          what the sender is held to
+             h  = SHA-256(slot, salt, bits)                          the commitment of the sender
              wrap of K for v: ChaCha20-Poly1305 under HKDF-SHA256(X25519(e, R), E ‖ R, (slot, v))
-             σ  over (slot, h, SHA-256 of all the rest), wraps included, each with the R that it was made for
+             σ  over (slot, h, SHA-256 of all the rest), including the wraps, each with the R of its card
     slot     run, attempt, round, sender, terms                       in every derivation and under every signature
 
-Every key encrypts one text, so the nonce is a constant. What a voter cannot open it can prove to anybody by the private half of its card,
-which opens this one ballot and no other.
+Every key encrypts one text, so the nonce is a constant. If a ballot does not open, the voter proves it by revealing the private key of its
+card, which opens this one ballot and no other.
 """
 
 import os
@@ -40,18 +40,18 @@ SIGNATURE = 2 * HALF
 CARD = KEY + SIGNATURE
 HEAD = struct.Struct(f"<{KEY}s{HASH}s{SIGNATURE}sH")  # E, h, σ, number of wraps
 WRAP = struct.Struct(f"<I{KEY}s{KEY + TAG}s")  # voter, the R of its card, its wrap of K
-ONCE = bytes(12)  # the nonce of keys that are used once
+NONCE = bytes(12)  # constant, since every key is used once
 
-Entropy = Callable[[int], bytes]  # returns so many unpredictable bytes
+Entropy = Callable[[int], bytes]  # number of bytes → random bytes
 
 
-class Unopenable(ProtocolError):
-    """A ballot, signed by its sender, that does not open to what the sender is held to."""
+class UnopenableBallot(ProtocolError):
+    """A ballot, signed by its sender, that does not open to the bits that the sender committed to."""
 
 
 @dataclass(frozen=True)
 class Slot:
-    """Where a ballot belongs; nothing that was made for one is taken for another."""
+    """The place of one ballot. Signatures and keys are bound to it, so they are invalid in every other slot."""
 
     run: str
     attempt: str  # drawn when a server starts, so that a repeated round has other keys
@@ -60,7 +60,7 @@ class Slot:
     terms: str = ""  # a digest of the model that all participants start from, and of the options
 
     def bytes(self, *parts: bytes | int | str) -> bytes:
-        """Return the slot and more parts, each with its length, so that no two different lists are the same bytes."""
+        """Return the slot and more parts, each with its length, so that different lists give different bytes."""
         whole = (self.run, self.attempt, self.round, self.sender, self.terms, *parts)
         raw = [part if isinstance(part, bytes) else str(part).encode() for part in whole]
         return b"".join(struct.pack("<I", len(part)) + part for part in raw)
@@ -83,10 +83,10 @@ def signed(key: ec.EllipticCurvePublicKey, signature: bytes, text: bytes) -> boo
 
 @dataclass(frozen=True)
 class Card:
-    """A voter's one-time key for one ballot: the private half stays with the voter."""
+    """A voter's one-time key pair for one ballot. The voter keeps the private key."""
 
     private: bytes  # X25519
-    data: bytes  # what is sent: the public half and the voter's signature
+    data: bytes  # the card as sent: the public key and the voter's signature
 
     @classmethod
     def make(
@@ -102,7 +102,7 @@ class Card:
 
 
 def card_key(data: bytes, slot: Slot, voter: int, verifier: ec.EllipticCurvePublicKey) -> bytes:
-    """Return the public half on a voter's card. Raises ProtocolError unless the voter made it for this slot."""
+    """Return the public key on a voter's card. Raises ProtocolError unless the voter signed it for this slot."""
     public = data[:KEY]
     if len(data) != CARD or not signed(verifier, data[KEY:], slot.bytes("card", voter, public)):
         raise ProtocolError(
@@ -112,7 +112,7 @@ def card_key(data: bytes, slot: Slot, voter: int, verifier: ec.EllipticCurvePubl
 
 
 def refuse_low_order(public: bytes) -> None:
-    """Raise ProtocolError for a point with which nobody has a key in common: on a card it would keep honest senders from sealing."""
+    """Raise ProtocolError for a point of low order, which has no shared key with others: no honest sender could seal a ballot for it."""
     try:
         X25519PrivateKey.generate().exchange(X25519PublicKey.from_public_bytes(public))
     except ValueError as error:
@@ -132,44 +132,44 @@ def seal(
     """
     key, salt, own = entropy(KEY), entropy(SALT), X25519PrivateKey.from_private_bytes(entropy(KEY))
     point = own.public_key().public_bytes_raw()
-    content = ChaCha20Poly1305(key).encrypt(ONCE, salt + bits, slot.bytes())
+    content = ChaCha20Poly1305(key).encrypt(NONCE, salt + bits, slot.bytes())
     wraps = b""
     for voter, public in sorted(voters.items()):
         wrapping = ChaCha20Poly1305(_wrapping(slot, voter, own, public, point, public))
-        wraps += WRAP.pack(voter, public, wrapping.encrypt(ONCE, key, None))
-    held = _held(slot, salt, bits)
-    signature = sign(signer, signed_text(slot, held, point, wraps, content))
-    return HEAD.pack(point, held, signature, len(voters)) + wraps + content
+        wraps += WRAP.pack(voter, public, wrapping.encrypt(NONCE, key, None))
+    commitment = _commitment(slot, salt, bits)
+    signature = sign(signer, signed_text(slot, commitment, point, wraps, content))
+    return HEAD.pack(point, commitment, signature, len(voters)) + wraps + content
 
 
 @dataclass(frozen=True)
-class Sealed:
-    """A ballot as it travels: signed by its sender, for these voters."""
+class SealedBallot:
+    """An encrypted ballot, signed by its sender, for the voters in `wraps`."""
 
     slot: Slot
     point: bytes
-    held: bytes  # h
+    commitment: bytes  # h
     wraps: Mapping[int, tuple[bytes, bytes]]  # by voter: the R of its card, the wrap of K for it
     content: bytes
 
     @classmethod
-    def read(cls, data: bytes, slot: Slot, verifier: ec.EllipticCurvePublicKey) -> "Sealed":
-        """Read a ballot and check all that needs no key. Raises ProtocolError unless it is whole and its sender signed it for this slot."""
+    def read(cls, data: bytes, slot: Slot, verifier: ec.EllipticCurvePublicKey) -> "SealedBallot":
+        """Read a ballot. Raises ProtocolError unless it is complete and its sender signed it for this slot."""
         if len(data) < HEAD.size:
             raise ProtocolError(f"the ballot of client {slot.sender} is cut off")
-        point, held, signature, count = HEAD.unpack_from(data)
+        point, commitment, signature, count = HEAD.unpack_from(data)
         end = HEAD.size + count * WRAP.size
         wraps, content = data[HEAD.size : end], data[end:]
         if len(wraps) != count * WRAP.size or len(content) < SALT + TAG:
             raise ProtocolError(f"the ballot of client {slot.sender} is cut off")
-        if not signed(verifier, signature, signed_text(slot, held, point, wraps, content)):
+        if not signed(verifier, signature, signed_text(slot, commitment, point, wraps, content)):
             raise ProtocolError(
                 f"the ballot of client {slot.sender} is not signed by it for this round"
             )
         each = {voter: (public, wrap) for voter, public, wrap in WRAP.iter_unpack(wraps)}
         if len(each) != count:
             raise ProtocolError(f"the ballot of client {slot.sender} names a voter twice")
-        return cls(slot, point, held, each, content)
+        return cls(slot, point, commitment, each, content)
 
     @property
     def size(self) -> int:
@@ -177,9 +177,9 @@ class Sealed:
         return len(self.content) - SALT - TAG
 
     def open(self, voter: int, private: bytes) -> bytes:
-        """Return the bits, by the private half of the voter's card. Raises Unopenable when they are not those that the sender signed.
+        """Return the bits. `private`: of the voter's card. Raises UnopenableBallot if they differ from the sender's commitment.
 
-        Raises ProtocolError for a ballot that is not sealed for this card. Its sender is not at fault: it knew no such card.
+        Raises ProtocolError for a ballot that is not sealed for this card, which is no fault of its sender.
         """
         own = X25519PrivateKey.from_private_bytes(private)
         public = own.public_key().public_bytes_raw()
@@ -190,23 +190,23 @@ class Sealed:
             )
         try:
             wrapping = _wrapping(self.slot, voter, own, self.point, self.point, public)
-            key = ChaCha20Poly1305(wrapping).decrypt(ONCE, wrap, None)
-            text = ChaCha20Poly1305(key).decrypt(ONCE, self.content, self.slot.bytes())
+            key = ChaCha20Poly1305(wrapping).decrypt(NONCE, wrap, None)
+            text = ChaCha20Poly1305(key).decrypt(NONCE, self.content, self.slot.bytes())
         except (InvalidTag, ProtocolError) as error:
-            raise Unopenable(
+            raise UnopenableBallot(
                 f"the ballot of client {self.slot.sender} does not open for voter {voter}"
             ) from error
         salt, bits = text[:SALT], text[SALT:]
-        if not compare_digest(_held(self.slot, salt, bits), self.held):
-            raise Unopenable(
+        if not compare_digest(_commitment(self.slot, salt, bits), self.commitment):
+            raise UnopenableBallot(
                 f"client {self.slot.sender} sent voter {voter} another ballot than the one that it signed"
             )
         return bits
 
     def proven_bad(self, voter: int, public: bytes, private: bytes) -> bool:
-        """Return whether `private`, which a voter reveals, is the half of its card and shows that the ballot does not open.
+        """Return whether `private`, revealed by a voter, belongs to the card `public` and does not open the ballot.
 
-        The card has to be the one that the ballot names, or an honest sender could be convicted with one that it never saw.
+        The card must be the one that the ballot names. Otherwise a card that the sender never received could convict it.
         """
         if voter not in self.wraps or self.wraps[voter][0] != public or len(private) != KEY:
             return False
@@ -214,32 +214,32 @@ class Sealed:
             return False
         try:
             self.open(voter, private)
-        except Unopenable:
+        except UnopenableBallot:
             return True
         return False
 
-    def contradicts(self, other: "Sealed") -> bool:
-        """Return whether the sender signed two different ballots for one slot; both together prove it."""
-        return self.slot == other.slot and self.held != other.held
+    def contradicts(self, other: "SealedBallot") -> bool:
+        """Return whether the sender signed two different ballots for one slot. Both ballots together prove it."""
+        return self.slot == other.slot and self.commitment != other.commitment
 
 
-def _held(slot: Slot, salt: bytes, bits: bytes) -> bytes:
+def _commitment(slot: Slot, salt: bytes, bits: bytes) -> bytes:
     return sha256(slot.bytes("ballot", salt, bits)).digest()
 
 
-def signed_text(slot: Slot, held: bytes, point: bytes, wraps: bytes, content: bytes) -> bytes:
+def signed_text(slot: Slot, commitment: bytes, point: bytes, wraps: bytes, content: bytes) -> bytes:
     """Return the text that a sender signs."""
-    return slot.bytes("sealed", held, sha256(slot.bytes(point, wraps, content)).digest())
+    return slot.bytes("sealed", commitment, sha256(slot.bytes(point, wraps, content)).digest())
 
 
 def _wrapping(
     slot: Slot, voter: int, own: X25519PrivateKey, other: bytes, point: bytes, public: bytes
 ) -> bytes:
-    """Return the key that wraps K for a voter, which both sides derive from their own half and the other's."""
+    """Return the key that wraps K for a voter. Both sides derive it from their private key and the public key of the other."""
     try:
         shared = own.exchange(X25519PublicKey.from_public_bytes(other))
     except ValueError as error:
         raise ProtocolError(
-            f"client {slot.sender} and voter {voter} have no key in common: one sent a point of low order"
+            f"client {slot.sender} and voter {voter} have no shared key: one sent a point of low order"
         ) from error
     return HKDF(SHA256(), KEY, salt=point + public, info=slot.bytes("wrap", voter)).derive(shared)

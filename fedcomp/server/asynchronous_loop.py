@@ -20,8 +20,8 @@ from ..callbacks import Rejection
 from ..errors import FrameError, ProtocolError
 from ..memories.base import Changes
 from ..messages import TRAIN, Report
-from ..strategies.base import Accepted, Phase, RoundStrategy
-from ..strategies.cohort import draw, size
+from ..strategies.base import AcceptedUpdate, Phase, RoundStrategy
+from ..strategies.cohort import cohort_size, draw_cohort
 from ..strategies.round_completion import DEADLINE, RoundCompletion
 from .broadcasts import Broadcasts
 from .exchange import POLL_S, Exchange, Traffic, to_accepted
@@ -38,7 +38,7 @@ class Answer:
     round: int  # in which its client started work
     arrival_s: float  # time of arrival, in seconds
     report: Report | None  # None: it could not be read
-    result: Accepted | Rejection
+    result: AcceptedUpdate | Rejection
 
     @property
     def client(self) -> int:
@@ -81,7 +81,7 @@ class AsynchronousLoop(RoundLoop):
         traffic.uplink.clear()  # what arrived counts in the round that takes it
         for client, answer in (unread | taken).items():
             traffic.uplink[client] = len(answer.report.frame) if answer.report else 0
-        traffic.lateness = {
+        traffic.staleness = {
             client: round - answer.round for client, answer in taken.items() if answer.round < round
         }
         measured = self._seconds.keys() & {*taken, *late}
@@ -92,9 +92,9 @@ class AsynchronousLoop(RoundLoop):
         results = [taken[client].result for client in sorted(taken)]
         rejected |= {result.client: result for result in results if isinstance(result, Rejection)}
         accepted = [
-            dataclasses.replace(result, lateness=traffic.lateness.get(result.client, 0))
+            dataclasses.replace(result, staleness=traffic.staleness.get(result.client, 0))
             for result in results
-            if isinstance(result, Accepted)
+            if isinstance(result, AcceptedUpdate)
         ]
         cohort = sorted(taken.keys() | rejected.keys())
         return self.close(round, cohort, {TRAIN: accepted}, rejected, traffic)
@@ -106,8 +106,8 @@ class AsynchronousLoop(RoundLoop):
         clients = self.gather()
         self.now = max(self.now, self.clock.time_s)  # `gather` may have waited for clients
         free = set(clients) - self.started_in.keys() - set(besides)
-        room = max(0, size(self.config.participation, len(clients)) - len(self.started_in))
-        begin = draw([*free], min(room, len(free)), self.config.seed, round)
+        room = max(0, cohort_size(self.config.participation, len(clients)) - len(self.started_in))
+        begin = draw_cohort([*free], min(room, len(free)), self.config.seed, round)
         configs = self.strategy.schedule.for_clients(round, begin, self.bandwidths)
         exchange, assignments = self.start_phase(round, Phase(), configs, {}, traffic)
         self._exchanges[round] = exchange

@@ -17,8 +17,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from ..config import RunConfig
-from ..strategies.cohort import size
-from ..strategies.round_completion import least
+from ..strategies.cohort import cohort_size
+from ..strategies.round_completion import quorum_size
 from .transport import GRACE_S
 
 RETURN_S = 15.0  # for clients to find a restarted server: they retry every five seconds
@@ -38,7 +38,7 @@ class Quota:
         if resumed and config.deadline:
             return cls(
                 config.clients,
-                _min_after_deadline(config, size(config.participation, config.clients)),
+                _min_after_deadline(config, cohort_size(config.participation, config.clients)),
                 max(config.deadline, RETURN_S),
             )
         return cls(config.clients, config.clients)
@@ -48,7 +48,7 @@ class Quota:
         """Return the quota of later rounds: a cohort until the deadline. Without a deadline: as many clients as can complete a round."""
         if config.deadline:
             return cls(cohort, _min_after_deadline(config, cohort), config.deadline)
-        return cls(enough := least(config.quorum, cohort), enough)
+        return cls(enough := quorum_size(config.quorum, cohort), enough)
 
     def at_least(self, clients: int) -> "Quota":
         """Return the quota for a strategy that needs at least `clients` clients."""
@@ -64,7 +64,7 @@ class Quota:
 
 def _min_after_deadline(config: RunConfig, cohort: int) -> int:
     """Return how many clients a round needs after the deadline: two, or the quorum's fraction if `quorum` is below 1."""
-    return min(cohort, max(2, least(config.quorum, cohort) if config.quorum < 1 else 0))
+    return min(cohort, max(2, quorum_size(config.quorum, cohort) if config.quorum < 1 else 0))
 
 
 class Availability:

@@ -134,7 +134,7 @@ class Broadcasts:
             raise ConfigError(
                 f"--downlink-memory {keeper.name} keeps something on both sides, clients keep the model alone; use residual"
             )
-        if keeper.only_under:
+        if keeper.required_strategy:
             raise ConfigError(
                 f"--downlink-memory {keeper.name} makes frames of several phases, and a broadcast has one; use residual"
             )

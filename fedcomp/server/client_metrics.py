@@ -4,14 +4,14 @@ import math
 from collections.abc import Callable, Sequence
 
 from ..callbacks import ClientMetric
-from ..strategies.base import Accepted
+from ..strategies.base import AcceptedUpdate
 
 TRAIN = "train_"  # before the names of numbers from training
 HIGHER_IS_BETTER = {"accuracy": True, "loss": False}  # of these, the worst decile is known
 NOT_FINITE = "metrics of clients"  # the kind of a warning
 
 
-def metrics_of(accepted: Accepted) -> dict[str, tuple[float, int]]:
+def metrics_of(accepted: AcceptedUpdate) -> dict[str, tuple[float, int]]:
     """Return a client's metrics by name, those from training named train_…: each with its number of examples."""
     m = accepted.metrics
     return {
@@ -21,7 +21,7 @@ def metrics_of(accepted: Accepted) -> dict[str, tuple[float, int]]:
 
 
 def summarize_client_metrics(
-    round: int, accepted: Sequence[Accepted], warn: Callable[..., None]
+    round: int, accepted: Sequence[AcceptedUpdate], warn: Callable[..., None]
 ) -> tuple[dict[str, ClientMetric], dict[int, dict[str, float]]]:
     """Return the spread of each metric over the clients, and each client's values. Numbers that are not finite are left out."""
     by_client: dict[int, dict[str, float]] = {}

@@ -18,7 +18,7 @@ from ..messages import (
     ticket,
 )
 from ..profiling import timed
-from ..strategies.base import Accepted, Phase, PhaseResult, RoundStrategy
+from ..strategies.base import AcceptedUpdate, Phase, PhaseResult, RoundStrategy
 from ..strategies.round_completion import Progress, RoundCompletion
 from .broadcasts import Broadcasts, Download
 from .transport import Delivery, Lost, Transport
@@ -28,9 +28,9 @@ MAX_REASON_CHARS = 1000  # characters, of a reason that a client or a relay give
 POLL_S = 0.1  # longest wait for an answer before the phase checks again whether it is complete
 
 
-def to_accepted(report: Report, update: Update | None, rate: float = 1.0) -> Accepted:
+def to_accepted(report: Report, update: Update | None, rate: float = 1.0) -> AcceptedUpdate:
     """Return the accepted update of a report whose frame holds `update`, made at the learning rate `rate`."""
-    return Accepted(
+    return AcceptedUpdate(
         report.client,
         update,
         report.examples,
@@ -54,7 +54,7 @@ class Traffic:
     # Versions that the client had missed when it was asked; None: unknown.
     behind: dict[int, int | None] = field(default_factory=dict)
     # Rounds by which the client's answer is late; no entry: not late.
-    lateness: dict[int, int] = field(default_factory=dict)
+    staleness: dict[int, int] = field(default_factory=dict)
     first_download: int = 0  # downlink bytes to clients without a state
     catch_up: int = 0  # downlink bytes older than the newest broadcast
 
@@ -90,7 +90,7 @@ class Exchange:
         self.strategy, self.phase, self.traffic = strategy, phase, traffic
         self.on_report = on_report
         self.on_answer: Callable[[int, int], None] = lambda answered, asked: None
-        self.accepted: dict[int, Accepted] = {}
+        self.accepted: dict[int, AcceptedUpdate] = {}
         self.rejected: dict[int, Rejection] = {}
         self.proven: set[int] = set()  # clients rejected for bytes that no honest client sends
         self.waiting: set[int] = set()  # clients that have not answered
@@ -105,7 +105,7 @@ class Exchange:
         started = clock.now()
         self.send(assignments)
         while (closed := completion.check(progress := self._progress(started))) is None:
-            clock.expect(completion.answers_left(progress))
+            clock.expect(completion.answers_until_check(progress))
             self.receive(self.transport.receive(POLL_S))
         self.give_up(self.waiting, closed.reason, closed.stage)
 
@@ -118,7 +118,7 @@ class Exchange:
             self.waiting.add(assignment.client)
         self.transport.send(assignments)
 
-    def close(self) -> list[Accepted]:
+    def close(self) -> list[AcceptedUpdate]:
         """Return the accepted updates in the order of client ids, less those that the strategy leaves out."""
         accepted = [self.accepted[client] for client in sorted(self.accepted)]
         result = PhaseResult(self.phase.name, accepted, frozenset(self.proven))
@@ -136,7 +136,7 @@ class Exchange:
         for client in silent:
             self._reject(client, stage, reason)
 
-    def take(self) -> dict[int, Accepted | Rejection]:
+    def take(self) -> dict[int, AcceptedUpdate | Rejection]:
         """Return the results since the last call, accepted or rejected, by client."""
         taken = self.accepted | self.rejected
         self.accepted, self.rejected = {}, {}
@@ -156,7 +156,7 @@ class Exchange:
             try:
                 if isinstance(update, FrameError):
                     raise update
-                self.strategy.vet(self.phase, report.client, report.frame)
+                self.strategy.check_frame(self.phase, report.client, report.frame)
                 self.accepted[report.client] = to_accepted(
                     report, update, self._asked[report.client].lr
                 )

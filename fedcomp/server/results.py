@@ -11,7 +11,7 @@ from ..config import RunConfig
 from ..errors import ConfigError
 from ..layout import Layout
 from ..strategies import RoundStrategy, StrategyConfig, strategy
-from ..strategies.cohort import size as cohort_size
+from ..strategies.cohort import cohort_size
 from .client_metrics import summarize_client_metrics
 from .round_loop import RoundResult
 
@@ -44,7 +44,9 @@ def make_strategy(config: RunConfig, layout: Layout, **settings: Any) -> RoundSt
 
 def client_config(config: RunConfig, strategy: RoundStrategy) -> RunConfig:
     """Return the options that clients train with."""
-    return dataclasses.replace(config, weight_decay=0.0) if strategy.decays else config
+    return (
+        dataclasses.replace(config, weight_decay=0.0) if strategy.decays_in_server_step else config
+    )
 
 
 def bandwidths_of(
@@ -121,7 +123,7 @@ def round_record(
                 None,
                 None,
                 traffic.behind.get(client),
-                traffic.lateness.get(client, 0),
+                traffic.staleness.get(client, 0),
                 metrics=numbers,
             )
             for client, numbers in values.items()

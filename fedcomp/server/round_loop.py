@@ -20,7 +20,7 @@ from ..errors import NonFiniteError
 from ..kernels.sums import sum_squares
 from ..messages import FAILED, Assignment, ClientRoundConfig, Report
 from ..profiling import timed
-from ..strategies.base import Accepted, Aggregation, Phase, RoundStrategy, RoundUpdates
+from ..strategies.base import AcceptedUpdate, Aggregation, Phase, RoundStrategy, RoundUpdates
 from ..strategies.optimizers import optimizer
 from ..strategies.round_completion import RoundCompletion
 from .broadcasts import Broadcast, Broadcasts
@@ -34,7 +34,7 @@ class RoundResult:
 
     round: int
     cohort: list[int]
-    accepted: list[Accepted]
+    accepted: list[AcceptedUpdate]
     rejections: list[Rejection]
     traffic: Traffic
     broadcast: Broadcast | None  # None: no update was accepted, the model did not move
@@ -93,10 +93,10 @@ class RoundLoop:
 
     def run_round(self, round: int) -> RoundResult:
         strategy = self.strategy
-        cohort = strategy.choose(self.gather(), round, self.broadcasts.fingerprint)
+        cohort = strategy.select_clients(self.gather(), round, self.broadcasts.fingerprint)
         traffic = Traffic()
         rejected: dict[int, Rejection] = {}
-        phases: dict[str, list[Accepted]] = {}
+        phases: dict[str, list[AcceptedUpdate]] = {}
         configs = strategy.schedule.for_clients(round, cohort, self.bandwidths)
         usual = RoundCompletion(self.config.quorum, self.config.timeout_s)
         for phase in strategy.phases(round):
@@ -116,7 +116,7 @@ class RoundLoop:
         round: int,
         phase: Phase,
         configs: Mapping[int, ClientRoundConfig],
-        before: Mapping[str, Sequence[Accepted]],
+        before: Mapping[str, Sequence[AcceptedUpdate]],
         traffic: Traffic,
     ) -> tuple[Exchange, list[Assignment]]:
         """Return the exchange of a phase, and the assignments of the clients in `configs`, which are not yet sent.
@@ -137,7 +137,7 @@ class RoundLoop:
         phase: Phase,
         client: int,
         config: ClientRoundConfig,
-        before: Mapping[str, Sequence[Accepted]],
+        before: Mapping[str, Sequence[AcceptedUpdate]],
         traffic: Traffic,
     ) -> Assignment:
         """Return a client's assignment, with the download that brings it to the present version, and count its bytes."""
@@ -175,7 +175,7 @@ class RoundLoop:
         self,
         round: int,
         cohort: list[int],
-        phases: Mapping[str, list[Accepted]],
+        phases: Mapping[str, list[AcceptedUpdate]],
         rejected: Mapping[int, Rejection],
         traffic: Traffic,
     ) -> RoundResult:
@@ -200,7 +200,7 @@ class RoundLoop:
             counterpart.settle(
                 [(a.client, a.update, a.fresh) for a in last], self._squared_step(broadcast)
             )
-        self.dropped |= {a.client: frame for a in last if (frame := strategy.returned(a))}
+        self.dropped |= {a.client: frame for a in last if (frame := strategy.returned_frame(a))}
         left_out = {c: Rejection(c, "aggregate", reason) for c, reason in refused.items()}
         result = RoundResult(
             round,
@@ -224,7 +224,7 @@ class RoundLoop:
             self.dropped.pop(report.client, None)
 
     def _advance(
-        self, round: int, phases: Mapping[str, list[Accepted]]
+        self, round: int, phases: Mapping[str, list[AcceptedUpdate]]
     ) -> tuple[Aggregation, Broadcast | None]:
         """Move the model by the strategy's aggregate of the updates. Raises NonFiniteError with the model unchanged."""
         self.broadcasts.release_downloads()
@@ -252,7 +252,9 @@ class RoundLoop:
                 self.optimizer.commit()
         return aggregation, broadcast
 
-    def _estimated(self, phases: Mapping[str, list[Accepted]]) -> Mapping[str, list[Accepted]]:
+    def _estimated(
+        self, phases: Mapping[str, list[AcceptedUpdate]]
+    ) -> Mapping[str, list[AcceptedUpdate]]:
         """Replace the updates of the last phase by the counterpart's estimates, and add those of absent clients."""
         counterpart = self.strategy.counterpart
         if counterpart is None:
@@ -263,7 +265,7 @@ class RoundLoop:
             for a in last
         }
         for client, update in counterpart.absent([*estimates]):
-            estimates[client] = Accepted(
+            estimates[client] = AcceptedUpdate(
                 client, update, self.examples[client], math.nan, "", fresh=False
             )
         return {**phases, name: [estimates[client] for client in sorted(estimates)]}

@@ -38,7 +38,7 @@ from ..server.round_loop import RoundResult
 from ..server.run_folder import RunFolder
 from ..server.warning_log import WarningLog, check_loss
 from ..strategies import resolved
-from ..strategies.cohort import size as cohort_size
+from ..strategies.cohort import cohort_size
 from ..tasks import Task, initial_model, load
 from ..tasks.check import check, data_of, layout_of
 from ..tasks.data import Examples
@@ -320,7 +320,7 @@ class Simulation(Preparation):
 
     def _timing(self) -> Timing:
         steps = steps_by(self.strategy.client_algorithm, self.sgd, self.clients.trainer.shards)
-        return Timing(self.network, self.config, self.strategy.fewest, self.transport, steps)
+        return Timing(self.network, self.config, self.strategy.min_clients, self.transport, steps)
 
     def _client_evaluator(self, train: Examples) -> ClientEvaluator | None:
         """Return what evaluates the model for the clients; None if they do not. `train`: on the device."""

@@ -20,7 +20,7 @@ from ..server.availability import Availability, Quota
 from ..server.round_loop import RoundResult
 from ..server.transport import Transport
 from ..strategies.client_algorithm import ClientAlgorithm
-from ..strategies.cohort import size
+from ..strategies.cohort import cohort_size
 from ..strategies.round_completion import DEADLINE
 from ..training.local_sgd import LocalSGD
 from .network import Network
@@ -47,9 +47,9 @@ class Timing:
     ):
         self.network, self.clock = network, VirtualClock()
         self.transport = TimedTransport(transport, network, self.clock, steps)
-        self._quota = Quota.later(config, size(config.participation, config.clients)).at_least(
-            min(fewest, config.clients)
-        )
+        self._quota = Quota.later(
+            config, cohort_size(config.participation, config.clients)
+        ).at_least(min(fewest, config.clients))
         self._availability, self._source = Availability(), config.network
 
     def work_s(self, round: int, client: int) -> float:

@@ -5,7 +5,7 @@ data. AISTATS 2017; with the downlink compressed as well, Sattler et al. 2019, a
 
     y = Σ w_i C(a_i) / Σ w_i,  w_i = 1 or the number of examples of client i, at most `weight_cap` times their mean
 
-With `clip_update`, of each C(a_i) as much as its norm allows (clipping.py).
+With `clip_update`, each C(a_i) is scaled down to that norm (clipping.py).
 """
 
 import math
@@ -15,53 +15,53 @@ from typing import ClassVar
 from torch import Tensor
 
 from ..codecs import Update, add_all
-from .base import Accepted, Aggregation, RoundStrategy, RoundUpdates
-from .clipping import share
+from .base import AcceptedUpdate, Aggregation, RoundStrategy, RoundUpdates
+from .clipping import clip_factor
 
 
 class Average(RoundStrategy):
     """The weighted mean of the updates."""
 
     name: ClassVar[str] = "average"
-    clips: ClassVar[bool] = True
+    supports_clipping: ClassVar[bool] = True
 
     def aggregate(self, updates: RoundUpdates, into: Tensor) -> Aggregation:
         accepted = updates.accepted
-        weights, kept = self.client_weights(accepted), self._clip_factors(accepted)
+        weights, factors = self.client_weights(accepted), self._clip_factors(accepted)
         sent = [
-            (a.update, weight * (left * self.discount(a)))
-            for a, weight, left in zip(accepted, weights, kept, strict=True)
+            (a.update, weight * (factor * self.discount(a)))
+            for a, weight, factor in zip(accepted, weights, factors, strict=True)
             if a.update is not None
         ]
         if self.counterpart is None:
             add_all([update for update, _ in sent], [weight for _, weight in sent], into)
-        else:  # estimates are read one by one, as they were kept
+        else:  # an estimate may be a view of the counterpart's state, so it is added by itself
             for update, weight in sent:
                 update.add_to(into, weight)
         into.div_(sum(weights))
         if self.counterpart is not None and not self.config.clip_update:
             self._correct(updates, weights, into)
-        return Aggregation(clipped=sum(left < 1 for left in kept))
+        return Aggregation(clipped=sum(factor < 1 for factor in factors))
 
-    def discount(self, accepted: Accepted) -> float:
-        """Return the factor 0..1 of an update beside its weight. The rest is lost to the mean, not shared among the others."""
+    def discount(self, accepted: AcceptedUpdate) -> float:
+        """Return a factor 0..1 for an update besides its weight. The weights of the other updates do not grow in return."""
         return 1.0
 
     def _correct(self, updates: RoundUpdates, weights: Sequence[float], into: Tensor) -> None:
-        """Add the counterpart's correction for clients outside of the cohort."""
+        """Add the counterpart's correction for clients outside the cohort."""
         accepted = updates.accepted
         cohort = {a.client for a in accepted}
         absent = [
-            Accepted(client, None, examples, math.nan, "", fresh=False)
+            AcceptedUpdate(client, None, examples, math.nan, "", fresh=False)
             for client, examples in updates.examples.items()
             if client not in cohort
         ]
-        everybody = max(self.config.clients, updates.clients, len(cohort) + len(absent))
-        of_all = self.client_weights([*accepted, *absent])
-        total = sum(of_all) * everybody / len(of_all)
-        shares = {
+        n_clients = max(self.config.clients, updates.clients, len(cohort) + len(absent))
+        all_weights = self.client_weights([*accepted, *absent])
+        total = sum(all_weights) * n_clients / len(all_weights)
+        fractions = {
             a.client: weight / total
-            for a, weight in zip([*accepted, *absent], of_all, strict=True)
+            for a, weight in zip([*accepted, *absent], all_weights, strict=True)
             if not a.fresh
         }
         present = {
@@ -69,17 +69,20 @@ class Average(RoundStrategy):
             for a, weight in zip(accepted, weights, strict=True)
             if not a.fresh
         }
-        correction = self.counterpart.correction(shares, present)
+        correction = self.counterpart.correction(fractions, present)
         if correction is not None:
             correction.add_to(into)
 
-    def _clip_factors(self, accepted: Sequence[Accepted]) -> list[float]:
-        """Return the share 0..1 of each update that the bound of the norm leaves."""
+    def _clip_factors(self, accepted: Sequence[AcceptedUpdate]) -> list[float]:
+        """Return the factor 0..1 that clips each update."""
         bound = self.config.clip_update
-        return [share(a.update, bound) if bound and a.update is not None else 1.0 for a in accepted]
+        return [
+            clip_factor(a.update, bound) if bound and a.update is not None else 1.0
+            for a in accepted
+        ]
 
-    def shares(self, accepted: Sequence[Accepted]) -> list[tuple[Update, float]]:
-        """Return the updates that were sent, each with its share of the weighted mean. Clients without an update have a share, too."""
+    def weighted_updates(self, accepted: Sequence[AcceptedUpdate]) -> list[tuple[Update, float]]:
+        """Return the updates with their normalised weights. Clients without an update count in the normalisation."""
         weights = self.client_weights(accepted)
         return [
             (a.update, weight / sum(weights))
@@ -87,7 +90,7 @@ class Average(RoundStrategy):
             if a.update is not None
         ]
 
-    def client_weights(self, accepted: Sequence[Accepted]) -> list[float]:
+    def client_weights(self, accepted: Sequence[AcceptedUpdate]) -> list[float]:
         """Return the weight of each accepted client, not normalised."""
         by_examples = self.config.weights == "examples"
         weights = [float(a.examples) if by_examples else 1.0 for a in accepted]

@@ -1,11 +1,11 @@
-"""Updates of many clients side by side, one block of coordinates after the other: m dense vectors are never held.
+"""Matrices of updates that are read in blocks of coordinates, so that m dense vectors are never in memory.
 
-What is held beside the updates as they arrived is one block of all of them, float32 [m, BLOCK], and a CHUNK of it in float64. What an
-update holds is its codec's: frames with few coordinates or few bits stay as short as they came, those of `qsgd`, `terngrad`, `natural`,
-`adaptive` and `fp16` were spread out when they were opened, and a sketch that is read at density 1 is spread out when it is first read.
+Besides the updates themselves, memory holds one block of all of them, float32 [m, BLOCK], and a CHUNK of it in float64. The codec
+determines the size of an update: sparse and low-bit updates stay compressed; those of `qsgd`, `terngrad`, `natural`, `adaptive` and `fp16`
+are dense from the start, and a sketch that is read at density 1 becomes dense at the first read.
 
-Distances come from inner products, which are added up in float64, one CHUNK after the other, whatever the block. A squared distance is
-right to about 10⁻¹⁶ of the squared lengths of its two vectors: differences that float32 can tell apart.
+Distances are computed from inner products, which are summed in float64 by CHUNK, independently of the block size. The error of a squared
+distance is about 10⁻¹⁶ of the squared lengths of its two vectors, less than float32 resolves.
 """
 
 from collections.abc import Iterator, Sequence
@@ -16,13 +16,13 @@ from torch import Tensor
 
 from ..codecs import Update
 
-BLOCK = 1 << 17  # coordinates read at a time: whole blocks of rotations
-CHUNK = 1 << 13  # coordinates whose products are added up at a time; divides every block
+BLOCK = 1 << 17  # coordinates read at a time; a multiple of the block size of rotations
+CHUNK = 1 << 13  # coordinates per inner product; divides every block
 LARGEST = float(np.finfo(np.float32).max)
 
 
-class Rows:
-    """Updates [numel] as the rows of a matrix [m, numel]; None is a row of zeros. Values beyond float32 are read as its ends."""
+class UpdateMatrix:
+    """Updates [numel] as the rows of a matrix [m, numel]; None is a row of zeros. Infinite values become the largest float32."""
 
     block: ClassVar[int] = BLOCK
 
@@ -33,11 +33,11 @@ class Rows:
         return len(self.updates)
 
     def blocks(self) -> Iterator[tuple[slice, np.ndarray]]:
-        """Yield (where, values [m, width] float32), from the first coordinate to the last. The values are overwritten by the next."""
-        memory = np.empty(len(self) * min(self.block, self.numel), np.float32)
+        """Yield (slice of the coordinates, values [m, width] float32) in order. The next block overwrites the values."""
+        buffer = np.empty(len(self) * min(self.block, self.numel), np.float32)
         for start in range(0, self.numel, self.block):
             stop = min(start + self.block, self.numel)
-            values = memory[: len(self) * (stop - start)].reshape(len(self), stop - start)
+            values = buffer[: len(self) * (stop - start)].reshape(len(self), stop - start)
             for row, update in zip(values, self.updates, strict=True):
                 row[:] = _finite(update.block(start, stop)) if update is not None else 0
             yield slice(start, stop), values
@@ -48,14 +48,13 @@ class Rows:
         for _, values in self.blocks():
             for start in range(0, values.shape[1], CHUNK):
                 part = values[:, start : start + CHUNK]
-                part = part[:, part.any(axis=0)].astype(
-                    np.float64
-                )  # sparse updates leave most columns empty
+                # Sparse updates leave most columns empty.
+                part = part[:, part.any(axis=0)].astype(np.float64)
                 total += part @ part.T
         return (total + total.T) / 2
 
     def combine(self, weights: np.ndarray, into: Tensor) -> None:
-        """Write Σ wᵢ·rowᵢ into float32 [numel], summed in float64 in the order of the rows. A row of weight 0 is not read."""
+        """Write Σ wᵢ·rowᵢ into `into`, float32 [numel], summed in float64 in the order of the rows. Rows of weight 0 are not read."""
         pairs = list(zip(weights.tolist(), self.updates, strict=True))
         out = into.numpy()
         for start in range(0, self.numel, self.block):
@@ -74,12 +73,12 @@ def _finite(values: np.ndarray) -> np.ndarray:
 def squared_distances(products: np.ndarray) -> np.ndarray:
     """Return ‖xᵢ − xⱼ‖² of all pairs, float64 [m, m], from inner products; the diagonal is 0."""
     squares = products.diagonal()
-    found = (squares[:, None] + squares[None] - 2 * products).clip(0)
-    np.fill_diagonal(found, 0)
-    return found
+    distances = (squares[:, None] + squares[None] - 2 * products).clip(0)
+    np.fill_diagonal(distances, 0)
+    return distances
 
 
 def lengths_from(products: np.ndarray, weights: np.ndarray) -> np.ndarray:
     """Return ‖xᵢ − Σ wⱼ xⱼ‖ of every row, float64 [m], from inner products."""
-    towards = products @ weights
-    return np.sqrt((products.diagonal() - 2 * towards + weights @ towards).clip(0))
+    projections = products @ weights
+    return np.sqrt((products.diagonal() - 2 * projections + weights @ projections).clip(0))

@@ -1,12 +1,12 @@
-"""Centered clipping: updates are cut to a radius around what came out before.
+"""Centered clipping: updates are clipped to a radius around the previous aggregate.
 
 Karimireddy, He, Jaggi: Learning from history for Byzantine robust optimization. ICML 2021, algorithm 2.
 
-    v ← v + Σ (x_i − v)·min(1, τ / ‖x_i − v‖) / n;   from the v that the round before ended with, 0 in the first
+    v ← v + Σ (x_i − v)·min(1, τ / ‖x_i − v‖) / n;   from the v at the end of the previous round, 0 in the first round
 
-v is kept over rounds that moved the model, and with the checkpoint. It needs n > 2f; the paper's proof asks for f ≤ n/10, a τ that goes
-with how far honest updates lie apart, and momentum of the clients, which brings them closer. Unlike in the paper, τ is the median of
-the ‖x_i − v‖ unless a radius is given: with n > 2f no larger than the largest distance of an honest update.
+v is the state of the strategy; rounds that do not move the model leave it unchanged. n > 2f is required. The paper's proof needs f ≤ n/10,
+a τ in proportion to the distances between honest updates, and client momentum, which reduces these distances. Unlike in the paper, the
+default τ is the median of the ‖x_i − v‖, which for n > 2f is at most the largest distance of an honest update.
 """
 
 from collections.abc import Sequence
@@ -22,8 +22,7 @@ from ..codecs.update import Dense
 from ..memories.base import Changes, ReadValue, ReadVector
 from .base import Aggregation, RoundUpdates
 from .blocks import lengths_from
-from .robust import ByDistance
-from .robust import Options as RobustOptions
+from .robust import ByDistance, RobustOptions
 
 CENTER = "center"  # in a checkpoint
 
@@ -31,7 +30,7 @@ CENTER = "center"  # in a checkpoint
 @dataclass(frozen=True)
 class Options(RobustOptions):
     radius: float = 0.0  # τ, in the L2 norm of updates; 0 = the median distance
-    iterations: int = 1  # steps in a round
+    iterations: int = 1  # steps per round
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -39,7 +38,7 @@ class Options(RobustOptions):
 
 
 class CenteredClipping(ByDistance):
-    """Steps from the last center, each client's of a bounded length."""
+    """The last center plus clipped differences to it."""
 
     name: ClassVar[str] = "centered-clipping"
     options: Options
@@ -48,23 +47,23 @@ class CenteredClipping(ByDistance):
     def __init__(self, *args: Any, **options: Any):
         super().__init__(*args, **options)
         self.center: Tensor | None = None  # v [numel]; None = 0
-        self._next: Tensor | None = None  # v, if the model moves
+        self._next: Tensor | None = None  # v after this round, kept if the model moves
 
-    def needs(self) -> int:
+    def min_vectors(self) -> int:
         return 2 * self.f + 1
 
-    def kept(self) -> Sequence[Update | None]:
+    def server_vectors(self) -> Sequence[Update | None]:
         return [None if self.center is None else Dense(self.center.numpy())]
 
-    def weigh(self, products: np.ndarray) -> np.ndarray:
-        weights = np.zeros(len(products))  # the last is that of the center
+    def vector_weights(self, products: np.ndarray) -> np.ndarray:
+        weights = np.zeros(len(products))  # the last one is the weight of the center
         weights[-1] = 1
         for _ in range(self.options.iterations):
             lengths = lengths_from(products, weights)[:-1]
             radius = self.options.radius or float(np.median(lengths))
-            share = np.divide(radius, lengths, out=np.ones_like(lengths), where=lengths > radius)
-            weights *= 1 - share.mean()
-            weights[:-1] += share / share.size
+            factors = np.divide(radius, lengths, out=np.ones_like(lengths), where=lengths > radius)
+            weights *= 1 - factors.mean()
+            weights[:-1] += factors / factors.size
         return weights
 
     def aggregate(self, updates: RoundUpdates, into: Tensor) -> Aggregation:

@@ -14,7 +14,7 @@ from ..memories import Memory
 from ..messages import TRAIN, Assignment
 from ..training.local_sgd import LocalSGD
 
-Frame = bytes | None | FedcompError  # None: nothing to send; an error: this client cannot answer
+Frame = bytes | None | FedcompError  # None: nothing to send; an error: this client failed
 
 
 @dataclass
@@ -24,33 +24,35 @@ class RoundState:
     round: int
     loss: float  # of local training
     values: dict[str, Any] = field(default_factory=dict)  # stored by the ClientAlgorithm
-    examples: int = 0  # that the update counts for; 0: those of the client's data
+    examples: int = 0  # weight of the update in examples; 0: the size of the client's data
     metrics: bytes = b""  # packed ReportedMetrics
 
 
 @dataclass(frozen=True)
 class DataPartition:
-    """Data that several clients train on. Draws are keyed by `number`, so all of them compute the same update."""
+    """Data that several clients train on. Random draws are keyed by `number`, so all of them compute the same update."""
 
     number: int
-    clients: tuple[int, ...]  # logical ids of the clients whose shards form the partition
+    clients: tuple[int, ...]  # logical ids of the clients whose data form the partition
 
 
 @dataclass(frozen=True)
 class ClientAlgorithm:
-    """Train in the first phase of a round and send the update through the client's memory.
+    """The client half of a strategy. This base class trains in the first phase and sends the update through the client's memory.
 
-    In the first phase, and in no other, a client settles its previous proposal, downloads and trains. In each later phase the memory
-    sends the next frame of the same proposal. Subclasses change what is trained and sent. They hold no state: state that lasts is in
-    the memory or in `client_state` (tensors by name), state of one round in `RoundState.values`.
+    Only in the first phase of a round does a client settle its previous proposal, download and train. In each later phase the memory
+    sends the next frame of the same proposal. Subclasses have no state of their own: state that lasts is in the memory or in
+    `client_state` (tensors by name), state of one round in `RoundState.values`.
 
     The server versions and broadcasts the *global state* [numel]. In most strategies it is the vector of model weights.
     """
 
     phases: tuple[str, ...] = (TRAIN,)
 
-    trains_on_partitions: ClassVar[bool] = False  # in place of the client's own shard
-    one_by_one: ClassVar[bool] = False  # `encode_one` makes each frame, also from an update
+    trains_on_partitions: ClassVar[bool] = (
+        False  # train on `partitions`, not on the client's own data
+    )
+    one_by_one: ClassVar[bool] = False  # `encode_one` makes every frame, also those of updates
 
     def starts_round(self, assignment: Assignment, state: RoundState | None) -> bool:
         """Return whether the assignment is of the first phase. `state` is that of the client's last round.
@@ -59,12 +61,12 @@ class ClientAlgorithm:
         """
         if assignment.phase not in self.phases:
             raise ProtocolError(
-                f"this client has no part in a phase '{assignment.phase}'; both sides need the same strategy"
+                f"this client knows no phase '{assignment.phase}'; server and client need the same strategy"
             )
         first = self.phases[0]
         if assignment.phase != first and (state is None or state.round != assignment.round):
             raise ProtocolError(
-                f"this client holds nothing of phase '{first}' of round {assignment.round}; ask it again in the next round"
+                f"this client has no state of phase '{first}' of round {assignment.round}; ask it again in the next round"
             )
         return assignment.phase == first
 
@@ -73,7 +75,7 @@ class ClientAlgorithm:
         return {}
 
     def seed(self, codec: Codec, run_seed: int, assignment: Assignment) -> int:
-        """Return the seed of a frame: one for the whole round if frames of the codec must add, else one per client."""
+        """Return the seed of a frame: the same for all clients of a round if `codec.shares_seed`, else one per client."""
         return seeds.key(
             run_seed, "encode", assignment.round, 0 if codec.shares_seed else assignment.client
         )
@@ -81,17 +83,17 @@ class ClientAlgorithm:
     # Training on partitions.
 
     def partitions(self, assignment: Assignment) -> Sequence[DataPartition]:
-        """Return the partitions to train on, each from the same weights; () for the client's own shard."""
+        """Return the partitions to train on, each from the same weights; () for the client's own data."""
         return ()
 
     def summarize(self, partition: DataPartition, update: Tensor, seed: int, round: int) -> Any:
-        """Return what to keep of a partition's update [numel]. `seed` is the run's."""
+        """Return the part of a partition's update [numel] that `combine` needs. `seed`: of the run."""
         return update
 
     def combine(
         self, assignment: Assignment, summaries: Sequence[Any], numel: int, seed: int
     ) -> Tensor:
-        """Return the client's update [numel], on the CPU, from the summaries of its partitions, in order. `seed` is the run's."""
+        """Return the client's update [numel], on the CPU, from the summaries of its partitions, in order. `seed`: of the run."""
         raise NotImplementedError
 
     # The global state.
@@ -113,7 +115,7 @@ class ClientAlgorithm:
     def gradient_correction(
         self, global_state: Tensor, client_state: Mapping[str, Tensor], sgd: LocalSGD
     ) -> Tensor | None:
-        """Return a vector [n] to add to every gradient of local SGD, or None. `sgd` has the options of the run."""
+        """Return a vector [n] to add to every gradient of local SGD, or None. `sgd`: the training options of the run."""
         return None
 
     def after_training(
@@ -126,7 +128,7 @@ class ClientAlgorithm:
     ) -> tuple[Tensor, Sequence[Mapping[str, Tensor]]]:
         """Return the vectors [m, numel] that m clients send, and their new client states, given their model updates [m, n].
 
-        `lr_sums`: by client, the sum of the learning rates of its steps.
+        `lr_sums`: by client, the sum of the learning rates of its local steps.
         """
         return updates, [{}] * len(updates)
 
@@ -135,7 +137,7 @@ class ClientAlgorithm:
     def later_update(
         self, memory: Memory, values: dict[str, Any], seed: int, context: Context
     ) -> Tensor | None:
-        """Return the vector [numel] to send in a phase after the first; None to go on with the memory's proposal."""
+        """Return the vector [numel] to send in a phase after the first; None to send the memory's next frame."""
         return None
 
     def encode(
@@ -146,9 +148,9 @@ class ClientAlgorithm:
         seeds: Sequence[int],
         context: Context,
     ) -> list[Frame]:
-        """Return the frames of m clients for a phase, which may modify their `RoundState.values`.
+        """Return the frames of m clients for a phase. May modify `values`, their `RoundState.values`.
 
-        `updates` [m, numel]: from `after_training`, `combine` or `later_update`; may be overwritten. None where there are none.
+        `updates` [m, numel]: from `after_training`, `combine` or `later_update`; may be overwritten. None if the phase has no updates.
         """
         if updates is not None and not self.one_by_one:
             return type(memories[0]).propose_stack(memories, updates, seeds, context)
@@ -169,5 +171,5 @@ class ClientAlgorithm:
         seed: int,
         context: Context,
     ) -> bytes | None:
-        """Return the frame of one client, None if it has nothing to send. A FedcompError that it raises is the answer of this client."""
+        """Return the frame of one client, None if it has nothing to send. A FedcompError that this method raises fails only this client."""
         return memory.proceed(seed=seed, context=context)

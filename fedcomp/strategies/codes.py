@@ -1,4 +1,4 @@
-"""Codes of an election: which voter counts which partitions, so that Byzantine voters who would win a plain vote lose this one.
+"""Codes of an election: they assign partitions to voters so that Byzantine voters cannot decide the vote.
 
 Sohn, Han, Choi, Moon: Election coding for distributed learning: protecting signSGD against Byzantine attacks. NeurIPS 2020.
 
@@ -11,17 +11,17 @@ n partitions of the data, n seats, allocation G ∈ {0,1}^(n×n). Seat i takes t
     rows s+j, j = 0..s−1   all but {j, (j+1) mod s}; for s = 1 all but {0, n−1}
     the other 2b+1 rows    all partitions
 
-For any signs, the seats that vote as the majority of all partitions are at least 2b+1 more than the others: the last rows always do, and
-of a couple i, s+i one does, since row s+i can only err where partition i is of the majority. A Byzantine vote takes two off this margin,
-an absent seat one, so the result is the one without them while 2f + a ≤ 2b. No local election has a tie.
-Redundancy (n+2b+1)/2 − s/n: mean number of partitions that a seat computes.
+For any signs, the seats that vote like the majority of all partitions outnumber the others by at least 2b+1: the last rows always do, and
+of each pair of rows i and s+i at least one does, since row s+i can be wrong only if partition i agrees with the majority. A Byzantine vote
+reduces this margin by two and an absent seat by one, so neither changes the result while 2f + a ≤ 2b. No local election has a tie.
+The redundancy, the mean number of partitions that a seat computes, is (n+2b+1)/2 − s/n.
 
-`bernoulli`: G_ij ~ Bernoulli(redundancy/n), drawn again while a row or a column is empty; if REDRAWS draws all have one, each empty row,
-then each empty column, of the last gets one entry. Redrawing raises the mean redundancy, for redundancy=2 and n = 15 to about 2.4.
-Cheaper, and right more often than no code where Byzantine voters sit anywhere. There is no bound: with Byzantine voters in the heaviest
-seats it may be worse than no code (benchmarks/codes.py).
+`bernoulli`: G_ij ~ Bernoulli(redundancy/n), drawn again while a row or a column is empty. If all of REDRAWS draws have an empty row or
+column, each empty row and then each empty column of the last draw gets one entry. Redrawing raises the mean redundancy, for redundancy=2
+and n = 15 to about 2.4. The code is cheaper, and correct more often than `uncoded` with Byzantine voters in random seats. It has no
+guarantee: with Byzantine voters in the seats with most partitions it may be worse than `uncoded` (benchmarks/codes.py).
 
-`uncoded`: G = I, a plain vote.
+`uncoded`: G = I, an ordinary vote.
 """
 
 import math
@@ -40,16 +40,16 @@ REDRAWS = 200
 def allocation_matrix(
     code: str, n: int, byzantine: int = 0, redundancy: float | None = None, seed: int = 0
 ) -> np.ndarray:
-    """G, uint8 [n, n]: G[i, j] = 1 where seat i counts partition j.
+    """Return G, uint8 [n, n]: G[i, j] = 1 if seat i counts partition j.
 
-    `byzantine` is b, the Byzantine voters to survive; it shapes the deterministic code alone. `redundancy`, above 0 and at most n, and
-    `seed` belong to `bernoulli`, whose redundancy is √(n·ln n) by default. Raises SpecError for another code, ConfigError for numbers
-    out of range.
+    `byzantine`: b, the number of Byzantine voters to tolerate; only the deterministic code depends on it. `redundancy`, above 0 and at
+    most n, by default √(n·ln n), and `seed`: of the Bernoulli code. Raises SpecError for an unknown code, ConfigError for numbers out of
+    range.
     """
     if code not in CODES:
         raise SpecError(f"unknown code '{code}' of an election; {nearest(code, CODES)}")
     if n < 1:
-        raise ConfigError(f"a code has at least 1 voter, not {n}")
+        raise ConfigError(f"a code needs at least 1 voter, not {n}")
     if not 0 <= byzantine < n / 2:
         raise ConfigError(
             f"byzantine={byzantine} of {n} voters is out of range; 0 to {(n - 1) // 2} Byzantine voters can be outvoted"
@@ -79,9 +79,9 @@ def default_redundancy(n: int) -> float:
 class Seats:
     """The clients in each seat of a round, and the data sets in each partition."""
 
-    members: tuple[tuple[int, ...], ...]  # clients of seat i, ascending; each votes for itself
+    members: tuple[tuple[int, ...], ...]  # clients of seat i, ascending; each casts a vote
     groups: tuple[tuple[int, ...], ...]  # data sets of partition j, ascending
-    margin: int  # votes by which the honest win at the least
+    margin: int  # smallest lead of the honest votes if all clients are present and honest
 
     def of(self, client: int) -> int:
         """Return the seat of a client. Raises KeyError."""
@@ -91,11 +91,11 @@ class Seats:
         raise KeyError(client)
 
     def may_close(self, byzantine_allowed: int, absent: int) -> bool:
-        """Return whether a round may close with f Byzantine and a absent clients, wherever they sit: 2f + a < margin."""
+        """Return whether a round may close with f Byzantine and a absent clients in any seats: 2f + a < margin."""
         return 2 * byzantine_allowed + absent < self.margin
 
 
-def deal(
+def assign_seats(
     clients: Sequence[int],
     n: int,
     byzantine: int,
@@ -103,54 +103,53 @@ def deal(
     round: int,
     data_sets: Sequence[int] | None = None,
 ) -> Seats:
-    """Seat a cohort of m ≥ n clients at a code of n, and put the data sets (by default, those of the clients) in its n partitions.
+    """Assign a cohort of m ≥ n clients to the n seats of a code, and data sets (by default, those of the clients) to its n partitions.
 
-    Every seat is held by g = ⌊m/n⌋ clients, who all compute the seat's partitions and each vote; all m votes are tallied. The rest of the
-    cohort joins the seats that hold all partitions (from the last row up), then the couples i, s+i of the deterministic code, and an odd
-    one joins a full row again. So honest votes win by
+    Each seat has g = ⌊m/n⌋ clients. All of them compute the seat's partitions, each votes, and all m votes are tallied. The remaining
+    clients join the seats with all partitions (from the last row up), then the pairs of rows i, s+i of the deterministic code; one that is
+    left joins a full row again. So honest votes win by
 
-        margin ≥ g·(2b+1) + the clients who joined full rows
+        margin ≥ g·(2b+1) + the number of clients that joined full rows
 
-    and f Byzantine and a absent clients *anywhere* change nothing while 2f + a < margin. ⌊m/n⌋ elections of n whose results are put to the
-    vote would bear about half as many, (b+1)/2 a group and not b + ½, since b+1 in one of them decide its result. The load is that of the
-    code of n, less than of a code of m that bears as many. The bound holds for the deterministic code; for others `margin` is the same
-    number and guarantees nothing.
+    and f Byzantine and a absent clients in any seats do not change the result while 2f + a < margin. A vote on the results of ⌊m/n⌋
+    separate elections would tolerate about half as many Byzantine clients, since b+1 clients decide one of these elections. The bound
+    holds for the deterministic code; for other codes `margin` is the same number and guarantees nothing.
 
-    A partition of several data sets has ONE sign: of a gradient over their union, or of the majority of their signs. A seat that added up
-    its data sets would weigh partitions differently, which breaks the code.
+    A partition of several data sets has *one* sign: that of a gradient over their union, or the majority of their signs. Adding up the
+    signs of the data sets would give partitions different weights, which breaks the code.
 
-    The result depends on (seed, round), the sorted ids and n alone. Raises ConfigError for fewer clients or data sets than n.
+    The result depends only on (seed, round), the sorted ids and n. Raises ConfigError for fewer clients or data sets than n.
     """
     clients, data = sorted(set(clients)), sorted(set(clients if data_sets is None else data_sets))
-    for what, held in (("clients", clients), ("data sets", data)):
-        if len(held) < n:
+    for what, ids in (("clients", clients), ("data sets", data)):
+        if len(ids) < n:
             raise ConfigError(
-                f"an election of n = {n} has no use for {len(held)} {what}; choose a smaller n, or ask for at least {n}"
+                f"an election of n = {n} needs at least {n} {what}, not {len(ids)}; choose a smaller n"
             )
     drawn = seeds.generator(seed, "seats", round).permutation(np.array(clients, np.int64)).tolist()
-    g, left = divmod(len(drawn), n)
-    joined = _joined(n, byzantine, left)
+    g, n_extra = divmod(len(drawn), n)
+    extra = _extra_seats(n, byzantine, n_extra)
     members: list[list[int]] = [drawn[seat * g : (seat + 1) * g] for seat in range(n)]
-    for seat, client in zip(joined, drawn[n * g :], strict=True):
+    for seat, client in zip(extra, drawn[n * g :], strict=True):
         members[seat].append(client)
     shuffle = seeds.generator(seed, "partitions", round).permutation
     order = shuffle(np.array(data, np.int64)).tolist()
     full = n - 2 * byzantine - 1  # the first row of all partitions
     return Seats(
-        tuple(tuple(sorted(held)) for held in members),
+        tuple(tuple(sorted(ids)) for ids in members),
         tuple(tuple(sorted(order[j::n])) for j in range(n)),
-        g * (2 * byzantine + 1) + sum(seat >= full for seat in joined),
+        g * (2 * byzantine + 1) + sum(seat >= full for seat in extra),
     )
 
 
-def _joined(n: int, byzantine: int, left: int) -> list[int]:
+def _extra_seats(n: int, byzantine: int, n_extra: int) -> list[int]:
     """Return the seats that get one more client."""
     full = list(range(n - 1, n - 2 * byzantine - 2, -1))
-    if left <= len(full):
-        return full[:left]
-    couples, odd = divmod(left - len(full), 2)
+    if n_extra <= len(full):
+        return full[:n_extra]
+    pairs, odd = divmod(n_extra - len(full), 2)
     s = (n - 1) // 2 - byzantine
-    return [*full, *(seat for i in range(couples) for seat in (i, s + i)), *full[:odd]]
+    return [*full, *(seat for i in range(pairs) for seat in (i, s + i)), *full[:odd]]
 
 
 def _deterministic(n: int, byzantine: int) -> np.ndarray:

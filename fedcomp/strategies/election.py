@@ -1,33 +1,34 @@
-"""Election coding: a majority vote that Byzantine clients do not win.
+"""Election coding: a majority vote that tolerates Byzantine clients.
 
 Sohn, Han, Choi, Moon: Election coding for distributed learning: protecting signSGD against Byzantine attacks. NeurIPS 2020.
 
-    local election    voter i: the majority of the signs of the partitions j with G_ij = 1
-    global election   θ ← θ + η·(the majority of the votes), as strategy `vote`
+    local election    vote of voter i = majority of the signs of the partitions j with G_ij = 1
+    global election   θ ← θ + η·(majority of the votes), as in strategy `vote`
 
-G and the seats are those of codes.py. The option `form` says who trains on what:
+codes.py defines the allocation matrix G and the seats: seat i counts the partitions in row i of G and is held by one or more clients, its
+voters. The option `form` selects what voters count:
 
-`data`      Voters train on every partition of their row. Batches, dropout and coins are keyed by (seed, round, partition), so that honest
-            votes agree to the bit. With the deterministic code the model is, bit for bit, the one without Byzantine clients. Every voter
-            needs the data of all clients and trains once per partition. Running statistics start anew in each partition and are not
-            kept; momentum that outlives a round and weights by examples are refused. Where devices of different kinds round a sign near
-            zero differently, an honest vote differs there, as a Byzantine one might.
-`ballots`   Clients train on their own data and sign a ballot; the server passes on to each voter the ballots of its row. The *tally* is
-            guarded, the ballots are not: a Byzantine client's own ballot counts, wherever its vote ends.
+`data`      Voters train on every partition of their row. Batches, dropout and random signs are keyed by (seed, round, partition), so honest
+            votes agree to the bit. With the deterministic code, the model equals bit for bit the one without Byzantine clients. Every
+            voter needs the data of all clients and trains once per partition. Running statistics start anew in each partition and are
+            discarded. `--keep-momentum` and weights by examples are refused. If devices of different types round a sign near zero
+            differently, an honest vote differs there like a Byzantine one.
+`ballots`   Clients train on their own data and send the signs as a ballot; the server forwards the ballots of its row to each voter. This
+            protects the *tally*, not the ballots: a Byzantine client's own ballot counts as one of all.
 
-With `sealed`, the server passes on ballots that it cannot read (sealed_election.py, docs/explanation/elections.md). This requires the
+With `sealed`, the server forwards ballots that it cannot read (sealed_election.py, docs/explanation/elections.md). This requires the
 deterministic code with b = (n − 1)/2, whose votes reveal no more than the result.
 
-When a round may close. Let f (option `f`) be the largest number of Byzantine clients in a cohort, m the number of clients that are
+Condition for closing a round. Let f (option `f`) be the largest number of Byzantine clients in a cohort, m the number of clients that are
 proven to be Byzantine in this round (each sent an invalid frame or a ballot that cannot be opened), and a the number of absent clients.
-If all are present, honest votes win by at least `Seats.margin`, 2b + 1 with one voter per seat. A voter who is absent, or proven and
-left out, takes 1 off the margin, a vote against the honest ones 2. At most f − m Byzantine clients are not proven, so the result stands
-while
+If all clients are present, honest votes win by at least `Seats.margin`, 2b + 1 with one voter per seat. An absent voter, or a proven one
+that is excluded, reduces the margin by 1; a Byzantine vote reduces it by 2. At most f − m Byzantine clients are not proven, so the result
+is correct while
 
     2·max(0, f − m) + m + a < margin,   2·max(0, f − m) + m + a ≤ 2b
 
-Where m > f, the run was given too small an f; the rule then holds if no other client is Byzantine, and the run warns once. A round that may
-not close moves nothing: its votes are rejected with the reason, no further phase is asked for, and the next round draws a new cohort.
+If m > f, the option f is too small: the condition then holds if no other client is Byzantine, and the run warns once. A round that may
+not close does not move the model: its votes are rejected with the reason, it has no further phase, and the next round draws a new cohort.
 """
 
 import json
@@ -42,22 +43,23 @@ from .. import spec
 from ..codecs import Codec, Context, Update
 from ..codecs.checks import nonfinite_rows
 from ..codecs.sign import Sign
+from ..codecs.update import Dense
 from ..errors import ConfigError, FrameError, NonFiniteError, SpecError
 from ..keys.keyring import DerivedKeys, ServerKeys
 from ..memories import Memory
 from ..memories.base import Changes, ReadValue, ReadVector
-from ..memories.none import Nothing
+from ..memories.none import NoMemory
 from ..messages import Assignment
-from .base import Accepted, Phase, PhaseResult, RoundUpdates
+from .base import AcceptedUpdate, Phase, PhaseResult, RoundUpdates
 from .client_algorithm import ClientAlgorithm, DataPartition
-from .codes import Seats, allocation_matrix, deal
-from .cohort import draw
-from .guarantees import check_seats, holds, notice
+from .codes import Seats, allocation_matrix, assign_seats
+from .cohort import draw_cohort
+from .guarantees import can_close, check_seats, notice
 from .local_election import (
     BALLOTS,
     ROW,
     TALLY,
-    Row,
+    CodeRow,
     announced_row,
     announcements,
     ballot_of,
@@ -65,49 +67,51 @@ from .local_election import (
     sent_ballot,
     vote_of,
 )
-from .round_completion import RoundCompletion, least
-from .sealed_election import UNREAD, SealedElectionClient, SealedRound
+from .round_completion import RoundCompletion, quorum_size
+from .sealed_client import SealedElectionClient
+from .sealed_election import SealedRound
 from .sealed_messages import CARDS, RECOUNT, split_vote, terms_of
 from .vote import Vote
 
-MAX_SEATS = 15  # unless given: a voter of a full row trains on as many partitions
-STATE = "election"  # in a checkpoint
+MAX_SEATS = 15  # default limit of `seats`: a voter of a full row trains on as many partitions
+STATE = "election"  # name in a checkpoint
+UNREAD_UPDATE = Dense(np.empty(0, np.float32))  # stands for the update in a sealed frame
 
 
 @dataclass(frozen=True)
-class Options:
+class ElectionOptions:
     code: Literal["deterministic", "bernoulli", "uncoded"] = "deterministic"
-    byzantine: int = 1  # b that the code is made for, of n seats
-    f: int | None = None  # Byzantine clients of a round, proven or not; None: `byzantine`
-    redundancy: float | None = None  # mean partitions of a row, of the Bernoulli code
-    seats: int = 0  # n; 0: as many as the cohort has clients, at most MAX_SEATS
-    form: Literal["data", "ballots"] = "data"  # ballots: guards the tally alone
+    byzantine: int = 1  # b: Byzantine seats of n that the code tolerates
+    f: int | None = None  # largest number of Byzantine clients in a round; None: `byzantine`
+    redundancy: float | None = None  # mean number of partitions in a row, of the Bernoulli code
+    seats: int = 0  # n; 0: the size of the cohort, at most MAX_SEATS
+    form: Literal["data", "ballots"] = "data"  # ballots: protects only the tally
     sealed: bool = False  # ballots that the server cannot read
     momentum: float = 0.0  # β, of the server
 
     def __post_init__(self) -> None:
         spec.check_decays(self, "momentum")
         if self.seats < 0 or (self.f is not None and self.f < 0):
-            raise SpecError("seats and f are counts; give 0 or more")
+            raise SpecError("seats and f must be at least 0")
         if self.sealed and self.form != "ballots":
-            raise SpecError("sealed is for ballots that are passed on; give form=ballots as well")
+            raise SpecError("sealed=true needs form=ballots; give both")
 
 
 class DataElectionClient(ClientAlgorithm):
-    """Train on all partitions of a row and vote once."""
+    """Client half for form=data: train on all partitions of the row and send one vote."""
 
     trains_on_partitions: ClassVar[bool] = True
 
     def seed(self, codec: Codec, run_seed: int, assignment: Assignment) -> int:
-        return run_seed  # a vote has no zeros, and coins are keyed by what they decide
+        return run_seed  # a vote has no zeros, so the seed changes nothing
 
     def partitions(self, assignment: Assignment) -> Sequence[DataPartition]:
-        return announced_row(announcements(assignment)).parts
+        return announced_row(announcements(assignment)).partitions
 
     def summarize(
         self, partition: DataPartition, update: Tensor, seed: int, round: int
     ) -> tuple[bytes, NonFiniteError | None]:
-        """Return the ballot of a partition, and the error of an update that holds NaN or infinity."""
+        """Return the ballot of a partition, and an error if the update contains NaN or infinity."""
         (error,) = nonfinite_rows(update[None], None, f"the update of partition {partition.number}")
         return ballot_of(update, seed, round, partition.number), error
 
@@ -118,7 +122,7 @@ class DataElectionClient(ClientAlgorithm):
         numel: int,
         seed: int,
     ) -> Tensor:
-        """Raises NonFiniteError where most of several updates are not finite: training fails everywhere, not on one bad data set."""
+        """Return the vote of the row. Raises NonFiniteError if more than half of several updates are not finite."""
         errors = [error for _, error in summaries if error is not None]
         if len(summaries) > 1 and 2 * len(errors) > len(summaries):
             raise errors[0]
@@ -127,7 +131,7 @@ class DataElectionClient(ClientAlgorithm):
 
 
 class BallotElectionClient(ClientAlgorithm):
-    """Send the signs of the own update, then vote on the ballots that were passed on."""
+    """Client half for form=ballots: send the signs of the update, then vote on the ballots that the server forwards."""
 
     one_by_one: ClassVar[bool] = True
 
@@ -141,9 +145,13 @@ class BallotElectionClient(ClientAlgorithm):
     def later_update(
         self, memory: Memory, values: dict[str, Any], seed: int, context: Context
     ) -> Tensor:
-        row, told = announced_row(context.announced), context.announced
-        passed_on = [client for client in row.senders if str(client) in told]
-        sent = {client: sent_ballot(memory, told[str(client)]) for client in passed_on}
+        announced = context.announced
+        row = announced_row(announced)
+        sent = {
+            client: sent_ballot(memory, announced[str(client)])
+            for client in row.senders
+            if str(client) in announced
+        }
         numel, round = memory.numel, context.round
         return vote_of(row, ballots_of_row(row, sent, numel, seed, round), numel, seed, round)
 
@@ -156,12 +164,12 @@ class BallotElectionClient(ClientAlgorithm):
 
 
 class Election(Vote):
-    """A majority of votes by a code, over the data of all clients or over ballots that are passed on."""
+    """The majority of coded votes on the data of all clients or on forwarded ballots."""
 
     name: ClassVar[str] = "election"
-    Options: ClassVar[type] = Options
-    only_uplinks: ClassVar[tuple[type[Codec], ...]] = (Sign,)
-    only_memory: ClassVar[str] = Nothing.name  # honest votes agree to the bit
+    Options: ClassVar[type] = ElectionOptions
+    allowed_uplinks: ClassVar[tuple[type[Codec], ...]] = (Sign,)
+    required_memory: ClassVar[str] = NoMemory.name  # honest votes agree to the bit
 
     def __init__(self, *args: Any, **options: Any):
         super().__init__(*args, **options)
@@ -171,27 +179,28 @@ class Election(Vote):
         if self.sealed:
             self.client_algorithm = replace(self.client_algorithm, ring=self.sealed.ring)
         self.f = o.byzantine if o.f is None else o.f
-        self.code = np.empty((0, 0), np.uint8)  # G; empty until the size of cohorts is known
+        self.code = np.empty((0, 0), np.uint8)  # G; empty until the cohort size is known
         self.notice = notice(o, self.f, self.code)
-        self.seats: Seats | None = None  # of the round; None: too few clients
-        self.convicted: dict[int, str] = {}  # of the round: left out after the tally, with reasons
+        self.known_clients: set[int] = set()  # all clients that were ever connected
+        self._warned: set[str] = set()  # topics of warnings, each given once
+        # Of the round:
+        self.seats: Seats | None = None  # None: too few clients
+        self.convicted: dict[int, str] = {}  # clients excluded after the tally, with the reason
         self._round = 0
-        self._ended: dict[str, PhaseResult] = {}  # phases of the round that are over
-        self.said: set[str] = set()  # warnings, each given once
-        self.known: set[int] = set()  # clients that could ever be reached
-        if self.cohort:
-            self._make_code(self.cohort)
+        self._results: dict[str, PhaseResult] = {}  # by phase that has ended
+        if self.cohort_size:
+            self._make_code(self.cohort_size)
 
     def _check_settings(self) -> None:
         super()._check_settings()
         if self.config.keep_momentum:
             raise ConfigError(
-                f"--strategy {self.name} trains on other data in every round, and has no momentum to keep; leave "
+                f"--strategy {self.name} trains a client on other data in every round, so it keeps no momentum; leave "
                 "--keep-momentum out"
             )
 
     @classmethod
-    def client_for(cls, options: Options) -> ClientAlgorithm:
+    def client_for(cls, options: ElectionOptions) -> ClientAlgorithm:
         if options.sealed:
             return SealedElectionClient()
         return DataElectionClient() if options.form == "data" else BallotElectionClient()
@@ -201,43 +210,47 @@ class Election(Vote):
             self.sealed.ring, self.sealed.options = ServerKeys(run, key_of), options
 
     def _make_code(self, clients: int) -> None:
-        """Choose the code for cohorts of this size. Raises ConfigError if there is none for the options."""
+        """Choose the code for cohorts of this size. Raises ConfigError if the options allow none."""
         o = self.options
         n = o.seats or min(clients - (o.code == "deterministic" and clients % 2 == 0), MAX_SEATS)
         check_seats(o, self.f, n, clients)
         self.code = allocation_matrix(o.code, n, o.byzantine, o.redundancy, self.config.seed)
-        self.fewest = next(c for c in range(1, clients + 1) if holds(c, n, o.byzantine, self.f))
+        self.min_clients = next(
+            c for c in range(1, clients + 1) if can_close(c, n, o.byzantine, self.f)
+        )
         self.allocation, self.notice = self.code, notice(o, self.f, self.code, clients)
 
-    # A round.
+    # During a round.
 
-    def choose(self, clients: Sequence[int], round: int, fingerprint: str) -> list[int]:
-        cohort = super().choose(clients, round, fingerprint)
-        if not len(self.code):  # nobody told how large cohorts are to be
+    def select_clients(self, clients: Sequence[int], round: int, fingerprint: str) -> list[int]:
+        cohort = super().select_clients(clients, round, fingerprint)
+        if not len(self.code):  # the number of clients was unknown at the start of the run
             self._make_code(len(cohort))
         n, b = len(self.code), self.options.byzantine
-        self.convicted, self._ended, self._round = {}, {}, round
-        self.known |= set(clients)
+        self.convicted, self._results, self._round = {}, {}, round
+        self.known_clients |= set(clients)
         if len(cohort) < n:
-            cohort = draw(clients, min(n, len(clients)), self.config.seed, round)
-        empty = range(-max(0, n - len(cohort)), 0)  # stand for absent clients in empty seats
+            cohort = draw_cohort(clients, min(n, len(clients)), self.config.seed, round)
+        empty = range(
+            -max(0, n - len(cohort)), 0
+        )  # negative ids, for the absent clients of empty seats
         data_sets = [*cohort, *empty]
-        if self.options.form == "data":  # that of absent clients is there
-            data_sets = [*cohort, *sorted(self.known - set(cohort))[: len(empty)]]
-        if not holds(len(cohort), n, b, self.f) or len(data_sets) < n:
+        if self.options.form == "data":  # voters have the data of absent clients, too
+            data_sets = [*cohort, *sorted(self.known_clients - set(cohort))[: len(empty)]]
+        if not can_close(len(cohort), n, b, self.f) or len(data_sets) < n:
             self.seats = None
-            self._say(
+            self._warn_once(
                 "seats",
-                f"round {round} is left out: {len(cohort)} clients can be reached, too few for {n} seats with "
+                f"round {round} is left out: {len(cohort)} clients are connected, too few for {n} seats with "
                 f"byzantine={b}, f={self.f}",
             )
             return []
-        self.seats = deal([*cohort, *empty], n, b, self.config.seed, round, data_sets)
+        self.seats = assign_seats([*cohort, *empty], n, b, self.config.seed, round, data_sets)
         self.allocation = self.code[[self.seats.of(client) for client in cohort]]
         if self.sealed:
             s = self.schedule
-            told = s.rate(round), s.count("local_steps", round), s.count("batch_size", round)
-            terms = terms_of(self.sealed.options, fingerprint, *told)
+            settings = s.rate(round), s.count("local_steps", round), s.count("batch_size", round)
+            terms = terms_of(self.sealed.options, fingerprint, *settings)
             rows = {client: self.row(client) for client in cohort}
             self.sealed.start(round, rows, self.layout.numel, terms)
         return cohort
@@ -245,77 +258,80 @@ class Election(Vote):
     def phases(self, round: int) -> Iterable[Phase]:
         names = [name for name in self.client_algorithm.phases if name != RECOUNT]
         for name in names if self.seats else names[:1]:
-            if self._ended:
-                last = list(self._ended.values())[-1]
-                if self._too_few([a.client for a in last.accepted]) or self._untold:
+            if self._results:
+                last = list(self._results.values())[-1]
+                if self._too_few_votes([a.client for a in last.accepted]) or self._too_few_ballots:
                     return
             yield Phase(name, self._completion)
-        if self.sealed and TALLY in self._ended:
-            self.convicted = self.sealed.judge(self._ended[TALLY].accepted)
-            if self.sealed.proofs and not self._untold:
+        if self.sealed and TALLY in self._results:
+            self.convicted = self.sealed.judge(self._results[TALLY].accepted)
+            if self.sealed.proofs and not self._too_few_ballots:
                 yield Phase(RECOUNT, self._completion)
 
     @property
     def _completion(self) -> RoundCompletion | None:
-        """The run's quorum, raised to the answers that a vote needs: fast Byzantine clients would fill a smaller one first."""
+        """The run's quorum, raised to the number of answers that a vote needs. Fast Byzantine clients could fill a smaller quorum."""
         if self.seats is None:
             return None
         voters, asked = sum(map(len, self.seats.members)), len(self.allocation)
         needed = voters - (self.seats.margin - 1 - 2 * self.f)
         raised = min(1.0, max(self.config.quorum, needed / asked))
-        if (asked_for := least(self.config.quorum, asked)) < (waits := least(raised, asked)):
-            self._say(
+        configured, required = (
+            quorum_size(quorum, asked) for quorum in (self.config.quorum, raised)
+        )
+        if configured < required:
+            self._warn_once(
                 "quorum",
-                f"--quorum {self.config.quorum:g} is {asked_for} of {asked} answers, and a vote with "
-                f"f={self.f} waits for {waits}, so that fast Byzantine clients do not fill it",
+                f"--quorum {self.config.quorum:g} is {configured} of {asked} answers, and a vote with "
+                f"f={self.f} waits for {required}, so that fast Byzantine clients do not fill it",
             )
         return RoundCompletion(raised, self.config.timeout_s)
 
-    def row(self, client: int) -> Row:
-        """Return what a client counts in this round."""
+    def row(self, client: int) -> CodeRow:
+        """Return the row that a client counts in this round."""
         seat = self.seats.of(client)
         numbers = np.flatnonzero(self.code[seat]).tolist()
-        return Row(client, seat, tuple(DataPartition(j, self.seats.groups[j]) for j in numbers))
+        return CodeRow(client, seat, tuple(DataPartition(j, self.seats.groups[j]) for j in numbers))
 
     def announce(
-        self, phase: Phase, client: int, before: Mapping[str, Sequence[Accepted]]
+        self, phase: Phase, client: int, before: Mapping[str, Sequence[AcceptedUpdate]]
     ) -> Mapping[str, bytes]:
         if self.sealed:
             return self.sealed.announce(phase.name, client, before)
         if phase.name == BALLOTS:
             return {}
         row = self.row(client)
-        passed_on = {
+        forwarded = {
             str(a.client): a.frame
             for a in before.get(BALLOTS, ())
             if a.frame and a.client in row.senders
         }
-        return {ROW: row.pack()} | passed_on
+        return {ROW: row.pack()} | forwarded
 
     def on_phase_end(self, result: PhaseResult) -> Mapping[int, str]:
-        left_out: dict[int, str] = {}
+        excluded: dict[int, str] = {}
         if self.sealed and result.phase == CARDS:
             present = {a.client for a in result.accepted}
-            left_out = self.sealed.without_known_key(present, self.f)
-        rest = [a for a in result.accepted if a.client not in left_out]
-        self._ended[result.phase] = replace(result, accepted=rest)
-        return left_out
+            excluded = self.sealed.without_known_key(present, self.f)
+        rest = [a for a in result.accepted if a.client not in excluded]
+        self._results[result.phase] = replace(result, accepted=rest)
+        return excluded
 
-    def vet(self, phase: Phase, client: int, frame: bytes) -> None:
+    def check_frame(self, phase: Phase, client: int, frame: bytes) -> None:
         if not frame:
-            raise FrameError("the answer is empty; an honest client always has signs to send")
+            raise FrameError("the frame is empty; an honest client always has signs to send")
         if self.sealed:
-            self.sealed.check(phase.name, client, frame)
+            self.sealed.check_frame(phase.name, client, frame)
 
     def open(self, phase: Phase, frames: Sequence[bytes]) -> list[Update | FrameError | None]:
         if not self.sealed:
             return super().open(phase, frames)
         if phase.name in (CARDS, BALLOTS):
-            return [UNREAD] * len(frames)
-        return [self._opened(frame) for frame in frames]
+            return [UNREAD_UPDATE] * len(frames)
+        return [self._open_vote(frame) for frame in frames]
 
-    def _opened(self, frame: bytes) -> Update | FrameError | None:
-        """Return the vote after its complaints; None where there are complaints alone."""
+    def _open_vote(self, frame: bytes) -> Update | FrameError | None:
+        """Return the vote in a frame of a sealed election; None if the frame contains only complaints."""
         try:
             complaints, vote = split_vote(frame)
             if complaints and not vote:
@@ -324,80 +340,93 @@ class Election(Vote):
         except FrameError as error:
             return error
 
-    # Its end.
+    # At the end of a round.
 
     @property
-    def proven(self) -> set[int]:
+    def proven_byzantine(self) -> set[int]:
         """The clients proven to be Byzantine in this round."""
-        return {c for phase in self._ended.values() for c in phase.proven} | self.convicted.keys()
+        return {
+            client for result in self._results.values() for client in result.proven_byzantine
+        } | self.convicted.keys()
 
     @property
-    def _untold(self) -> str:
-        """The reason why the ballots of a sealed round are too few to vote on; "" if they are enough, or not yet passed on."""
-        if not self.sealed or BALLOTS not in self._ended:
+    def _too_few_ballots(self) -> str:
+        """The reason why the ballots of a sealed round are too few for a vote; "" if they suffice or are not received yet."""
+        if not self.sealed or BALLOTS not in self._results:
             return ""
-        return self.sealed.too_few([a.client for a in self._ended[BALLOTS].accepted])
+        return self.sealed.too_few([a.client for a in self._results[BALLOTS].accepted])
 
-    def _too_few(self, voted: Collection[int]) -> str:
-        """Return the reason why a vote of these clients is not taken, "" if it is."""
+    def _too_few_votes(self, voted: Collection[int]) -> str:
+        """Return the reason why the votes of these clients are too few for a result, "" if they suffice."""
         voters = {client for members in self.seats.members for client in members}
-        m, f, absent = len(self.proven), self.f, len(voters - set(voted) - self.proven)
+        m, f, absent = (
+            len(self.proven_byzantine),
+            self.f,
+            len(voters - set(voted) - self.proven_byzantine),
+        )
         if self.seats.may_close(max(0, f - m), m + absent):
             return ""
-        left = f"{max(0, f - m)} more may lie" if m else f"{f} may lie"
+        left = f"{max(0, f - m)} more may be" if m else f"{f} may be"
         return (
-            f"the vote could be a wrong one and was not taken: of {len(voters)} voters {absent} are absent and {m} proven to lie, "
-            f"{left}, and 2·(may lie) + (proven) + (absent) has to stay below {self.seats.margin}"
+            f"the vote could be wrong and was discarded: of {len(voters)} voters {absent} are absent and {m} proven Byzantine, "
+            f"{left}, and 2·(may be) + (proven) + (absent) must be below {self.seats.margin}"
         )
 
-    def reject(self, accepted: Sequence[Accepted]) -> Mapping[int, str]:
-        left = [a for a in accepted if a.client not in self.convicted]
-        if not left and self.seats is not None:
+    def reject(self, accepted: Sequence[AcceptedUpdate]) -> Mapping[int, str]:
+        remaining = [a for a in accepted if a.client not in self.convicted]
+        if not remaining and self.seats is not None:
             clients = len(self.allocation)
-            self._say("failed", f"round {self._round} failed: none of {clients} clients has voted")
-        reason = self._refusal(left) if left else ""
-        return self.convicted | ({a.client: reason for a in left} if reason else {})
+            self._warn_once(
+                "failed", f"round {self._round} failed: none of {clients} clients has voted"
+            )
+        reason = self._refusal(remaining) if remaining else ""
+        return self.convicted | ({a.client: reason for a in remaining} if reason else {})
 
-    def _refusal(self, accepted: Sequence[Accepted]) -> str:
-        """Return the reason why a vote of these clients moves nothing, "" if it may."""
-        m, f = len(self.proven), self.f
+    def _refusal(self, accepted: Sequence[AcceptedUpdate]) -> str:
+        """Return the reason why the votes of these clients do not move the model, "" if they do. Warn about failed rounds."""
+        m, f = len(self.proven_byzantine), self.f
         if m > f:
-            who = f"{m} clients were" if m > 1 else "1 client was"
-            self._say(
+            clients = f"{m} clients were" if m > 1 else "1 client was"
+            self._warn_once(
                 "byzantine",
-                f"{who} proven to lie in round {self._round}, more than f={f}: the result holds if nobody else lies; "
-                f"give f={m} or more",
+                f"{clients} proven Byzantine in round {self._round}, more than f={f}: the result is correct only if no other client "
+                f"is Byzantine; give f={m} or more",
             )
         voted = [a.client for a in accepted if a.update is not None]
-        if reason := self._untold or self._too_few(voted):
-            self._say(
+        if reason := self._too_few_ballots or self._too_few_votes(voted):
+            self._warn_once(
                 "failed",
                 f"round {self._round} failed: {reason}; more clients in a round, a larger 'byzantine' or a smaller 'f' tolerate more",
             )
         return reason
 
-    def _tally(self, cast: Mapping[int, np.ndarray | bytes], updates: RoundUpdates) -> np.ndarray:
-        result = super()._tally(cast, updates)
-        # Honest seats of few partitions lose by wide margins where others count most of them, so they are not judged.
-        most = 2 * self.code.sum(1, dtype=np.int64) > len(self.code)
-        if most.any():
-            judged = self._judged.items()
-            self._judged = {client: lost for client, lost in judged if most[self.seats.of(client)]}
+    def _tally(
+        self, ballots: Mapping[int, np.ndarray | bytes], updates: RoundUpdates
+    ) -> np.ndarray:
+        result = super()._tally(ballots, updates)
+        # Honest seats with few partitions lose by wide margins against seats with most partitions, so they are not judged.
+        has_most = 2 * self.code.sum(1, dtype=np.int64) > len(self.code)
+        if has_most.any():
+            self._round_counts = {
+                client: counts
+                for client, counts in self._round_counts.items()
+                if has_most[self.seats.of(client)]
+            }
         return result
 
-    def _say(self, what: str, sentence: str) -> None:
-        if what not in self.said:
-            self.said.add(what)
+    def _warn_once(self, topic: str, sentence: str) -> None:
+        if topic not in self._warned:
+            self._warned.add(topic)
             self.warn(sentence)
 
     # Checkpoints.
 
     def take_changes(self) -> Changes:
         vectors, values = super().take_changes()
-        values[STATE] = json.dumps([sorted(self.said), sorted(self.known)]).encode()
+        values[STATE] = json.dumps([sorted(self._warned), sorted(self.known_clients)]).encode()
         return vectors, values
 
     def restore(self, vector: ReadVector, value: ReadValue) -> None:
         super().restore(vector, value)
-        said, known = json.loads(value(STATE))
-        self.said, self.known = set(said), set(known)
+        warned, clients = json.loads(value(STATE))
+        self._warned, self.known_clients = set(warned), set(clients)

@@ -1,24 +1,24 @@
-"""FetchSGD: momentum and error feedback on the server, in a sketch; clients keep nothing.
+"""FetchSGD: momentum and error feedback in sketches on the server; clients have no state.
 
 Rothchild, Panda, Ullah, Ivkin, Stoica, Braverman, Gonzalez, Arora: FetchSGD: Communication-efficient federated learning with sketching.
 ICML 2020, algorithm 1.
 
     S_u ← ρ S_u + Σ w_i S(x_i)/λ / Σ w_i;   S_e ← S_e + S_u;   Δ = the k largest estimates of S_e;   W ← W + η C(λΔ)
-    error=subtract   S_e ← S_e − S(C(Δ)), and S_u ← S_u − S(what it says of these coordinates)
-    error=zero       the cells of S_e and S_u that C(Δ) touches become 0
+    error=subtract   S_e ← S_e − S(C(Δ)), and S_u ← S_u − S(its estimates of these coordinates)
+    error=zero       the cells of S_e and S_u for the coordinates of C(Δ) become 0
 
-λ is the round's learning rate as a multiple of the run's. Updates contain it; the sketches hold gradients, up to the run's rate, and the
-final update is multiplied by the rate of its own round, as in the authors' code. So a schedule or a warm-up does not mix rates in a sketch.
+λ is the round's learning rate as a multiple of the run's. Updates contain λ, sketches do not: they hold gradients times the run's rate, and
+the final update is multiplied by the rate of its round, as in the authors' code. So schedules and warm-ups do not mix rates in a sketch.
 
-C is the downlink codec, without a memory of its own: `subtract` leaves in S_e what it loses as well. The paper subtracts gradients, here
-clients send what is to be added. η is the server's step (`server_lr`), which the loop takes once, of Δ: as in the authors' code, and the
-same as the paper's η S_u, since it does not change. That S_u forgets what was sent is the masking of momentum of Lin et al. 2018. The
-authors' code does what `zero` says: it throws away whatever else lay in these cells, and S_e stays bounded. With sketches that contract
-both learned alike (MNIST, 5 × 3000 cells for 7,850 coordinates, 200 rounds: 91.4 % each), with shorter ones `zero` alone (3 × 1308: 89.6
-and 10 %), so it is the default.
+C is the downlink codec, without a memory: `subtract` leaves its error in S_e. The paper subtracts gradients; here clients send updates,
+which are added. η is the server's learning rate (`server_lr`), which the loop applies once, to Δ, as in the authors' code. Since η is
+constant, this equals the paper's η S_u. Removing the sent coordinates from S_u is the momentum masking of Lin et al. 2018. The authors'
+code implements `zero`: it deletes the other content of these cells as well, and S_e stays bounded. With sketches that contract, both
+options learn alike (MNIST, 5 × 3000 cells for 7,850 coordinates, 200 rounds: 91.4 % each); with smaller ones only `zero` learns
+(3 × 1308: 89.6 and 10 %), so it is the default.
 
-All frames of a run are made with one hash, and of the whole model: with `@layer` there would be no k largest of all. k is the strategy's
-`density`, of which the uplink codec's own has no part.
+All frames of a run use the same hash and sketch the whole model: with `@layer` there would be no k largest of the model. The strategy's
+`density` determines k; the density of the uplink codec has no effect.
 """
 
 from collections.abc import Mapping, Sequence
@@ -36,21 +36,21 @@ from ..codecs.topk import TopK
 from ..errors import ConfigError, FrameError, NonFiniteError
 from ..kernels import count_sketch
 from ..memories.base import Changes, ReadValue, ReadVector
-from ..memories.none import Nothing
+from ..memories.none import NoMemory
 from ..messages import Assignment
 from .average import Average
 from .base import Aggregation, Phase, RoundUpdates
 from .client_algorithm import ClientAlgorithm
 
-MOMENTUM, ERROR = "momentum", "error"  # S_u and S_e, in a checkpoint
+MOMENTUM, ERROR = "momentum", "error"  # names of S_u and S_e in a checkpoint
 FLOAT = np.dtype("<f4")
 
 
 @dataclass(frozen=True)
 class Options:
     momentum: float = 0.9  # ρ; 0 = none
-    error: Literal["subtract", "zero"] = "zero"  # how the sketch forgets what moved the model
-    density: float = 1 / 100  # share of the coordinates that a round moves
+    error: Literal["subtract", "zero"] = "zero"  # how the sketches are updated after a step
+    density: float = 1 / 100  # fraction of the coordinates that a round moves
 
     def __post_init__(self) -> None:
         spec.check_decays(self, "momentum")
@@ -63,21 +63,21 @@ def sketch_seed(run_seed: int) -> int:
 
 
 class FetchSGDClient(ClientAlgorithm):
-    """Sketch every update of a run with the same hashes, so that sketches add over rounds as well as over clients."""
+    """Sketch all updates of a run with the same hash, so that sketches of different rounds and clients can be added."""
 
     def seed(self, codec: Codec, run_seed: int, assignment: Assignment) -> int:
         return sketch_seed(run_seed)
 
 
 class FetchSGD(Average):
-    """The k largest estimates of a sketch of all that was sent and has not moved the model."""
+    """The k largest estimates of a sketch of the accumulated error."""
 
     name: ClassVar[str] = "fetchsgd"
     Options: ClassVar[type] = Options
-    only_memory: ClassVar[str] = Nothing.name
-    fixed_size: ClassVar[bool] = True
-    own_step: ClassVar[bool] = True
-    clips: ClassVar[bool] = False
+    required_memory: ClassVar[str] = NoMemory.name
+    fixed_frame_size: ClassVar[bool] = True
+    replaces_server_optimizer: ClassVar[bool] = True
+    supports_clipping: ClassVar[bool] = False
     client_algorithm: ClassVar[ClientAlgorithm] = FetchSGDClient()
 
     def __init__(self, *args: Any, **options: Any):
@@ -87,29 +87,29 @@ class FetchSGD(Average):
         self.shape = self.uplink.rows, self.uplink.width(self.layout.numel)
         self.momentum = np.zeros(self.shape, FLOAT)  # S_u
         self.error = np.zeros(self.shape, FLOAT)  # S_e
-        self._next = self.momentum, self.error  # before anything is taken out, if the model moves
+        self._next = self.momentum, self.error  # of the round, before the step is removed
 
     def _check_settings(self) -> None:
         super()._check_settings()
         if not isinstance(self.uplink, Sketch):
             raise ConfigError(
-                f"--strategy {self.name} adds sketches of the whole model, which {self.uplink} does not make; "
+                f"--strategy {self.name} needs sketches of the whole model, not --uplink {self.uplink}; "
                 "leave --uplink out, or give sketch"
             )
         if self.uplink.density not in (Sketch.density, self.options.density):
             raise ConfigError(
-                f"--strategy {self.name} reads a share of {self.options.density:g}, the uplink {self.uplink.density:g}; "
+                f"--strategy {self.name} has density={self.options.density:g}, and its --uplink density={self.uplink.density:g}; "
                 f"give --strategy {self.name}:density={self.uplink.density:g}"
             )
-        if spec.parse(self.config.downlink_memory).parts[0].name != Nothing.name:
+        if spec.parse(self.config.downlink_memory).parts[0].name != NoMemory.name:
             raise ConfigError(
-                f"--strategy {self.name} keeps what was not sent in its sketch, and memory '{self.config.downlink_memory}' "
-                "would keep it again; leave --downlink-memory out, or give none"
+                f"--strategy {self.name} keeps the unsent error in its sketch, and memory '{self.config.downlink_memory}' "
+                "would keep it twice; leave --downlink-memory out, or give none"
             )
 
     @classmethod
     def defaults(cls, options: Any) -> Mapping[str, str]:
-        nothing = Nothing.name
+        nothing = NoMemory.name
         return {
             "uplink": Sketch.name,
             "memory": nothing,
@@ -118,17 +118,17 @@ class FetchSGD(Average):
         }
 
     def open(self, phase: Phase, frames: Sequence[bytes]) -> list[Update | FrameError]:
-        return [self._of_this_run(update) for update in super().open(phase, frames)]
+        return [self._checked(update) for update in super().open(phase, frames)]
 
     def aggregate(self, updates: RoundUpdates, into: Tensor) -> Aggregation:
         accepted = updates.accepted
         weights = np.array(self.client_weights(accepted))
-        shares = [
-            (a.update, share / a.rate)
-            for a, share in zip(accepted, weights / weights.sum(), strict=True)
+        weighted = [
+            (a.update, weight / a.rate)
+            for a, weight in zip(accepted, weights / weights.sum(), strict=True)
             if a.update is not None
         ]
-        sketched = summed([update for update, _ in shares], [share for _, share in shares])
+        sketched = summed([update for update, _ in weighted], [weight for _, weight in weighted])
         with np.errstate(over="ignore", invalid="ignore"):
             momentum = FLOAT.type(self.options.momentum) * self.momentum
             for total in sketched:
@@ -167,17 +167,17 @@ class FetchSGD(Average):
     def restore(self, vector: ReadVector, value: ReadValue) -> None:
         self.momentum, self.error = self._stored(value(MOMENTUM)), self._stored(value(ERROR))
 
-    def _of_this_run(self, update: Update | FrameError) -> Update | FrameError:
-        """Return the update if its cells add to those of the server, else an error."""
-        own = self.shape, self.seed
-        if isinstance(update, Cells) and (update.cells.shape, update.seed) != own:
+    def _checked(self, update: Update | FrameError) -> Update | FrameError:
+        """Return the update if its sketch has the shape and the seed of this run, else an error."""
+        expected = self.shape, self.seed
+        if isinstance(update, Cells) and (update.cells.shape, update.seed) != expected:
             return FrameError(
-                f"the sketch has another size than {self.shape[0]} × {self.shape[1]}, or another hash than those of this run"
+                f"the sketch has another shape than {self.shape[0]} × {self.shape[1]}, or another hash than this run"
             )
         return update
 
     def _without(self, cells: np.ndarray, positions: np.ndarray, values: np.ndarray) -> np.ndarray:
-        """Return cells less those of a sparse vector."""
+        """Return cells minus the sketch of a sparse vector."""
         with np.errstate(over="ignore"):
             rest = cells - count_sketch.sketch_at(positions, values, *self.shape, self.seed)
         return rest.clip(-count_sketch.LARGEST, count_sketch.LARGEST)

@@ -1,14 +1,14 @@
-"""The geometric median: the point whose distances to all updates add up to the least.
+"""The geometric median: the point with the smallest sum of distances to all updates.
 
 Pillutla, Kakade, Harchaoui: Robust aggregation for federated learning. arXiv:1912.13445, 2019; IEEE TSP 2022, algorithm 2 (smoothed
 Weiszfeld).
 
     z ← Σ β_i x_i / Σ β_i,  β_i = 1 / max(ν, ‖x_i − z‖);   from z = 0, until ‖Σ β_i (x_i − z)‖ ≤ tolerance · n
 
-It needs n > 2f. z is a weighted mean of the updates, so a step needs their inner products alone: n² operations. The paper starts in the
-convex hull of the updates, which one step from 0 leads to, and ends when the sum of the distances hardly changes. With Byzantine vectors
-that are far away, or 0, the sum hardly changes from the first step on. The gradient, to which each vector adds 1 at most, is small at the
-end alone.
+n > 2f is required. z is a weighted mean of the updates, so a step needs only their inner products: n² operations. The paper starts in the
+convex hull of the updates, where one step from 0 leads, and stops when the sum of the distances hardly changes. With distant Byzantine
+vectors this sum hardly changes from the first step on. The norm of the gradient, to which each vector contributes at most 1, is a criterion
+that they cannot distort.
 """
 
 from dataclasses import dataclass
@@ -18,15 +18,14 @@ import numpy as np
 
 from .. import spec
 from .blocks import lengths_from
-from .robust import ByDistance
-from .robust import Options as RobustOptions
+from .robust import ByDistance, RobustOptions
 
 
 @dataclass(frozen=True)
 class Options(RobustOptions):
-    iterations: int = 1000  # at most
-    tolerance: float = 1e-6  # of the length of the mean gradient, 0..1, at which they end
-    smoothing: float = 1e-6  # ν: distances below it count like it
+    iterations: int = 1000  # largest number of iterations
+    tolerance: float = 1e-6  # norm 0..1 of the mean gradient at which the iteration stops
+    smoothing: float = 1e-6  # ν: smaller distances count as ν
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -40,10 +39,10 @@ class GeometricMedian(ByDistance):
     options: Options
     Options: ClassVar[type] = Options
 
-    def needs(self) -> int:
+    def min_vectors(self) -> int:
         return 2 * self.f + 1
 
-    def weigh(self, products: np.ndarray) -> np.ndarray:
+    def vector_weights(self, products: np.ndarray) -> np.ndarray:
         weights = np.zeros(len(products))
         for _ in range(self.options.iterations):
             lengths = lengths_from(products, weights)

@@ -1,78 +1,76 @@
-"""Guarantees of an election against Byzantine clients: checks of its options, and the notice of a run."""
+"""The guarantee of an election against Byzantine clients: checks of the options, and its description at the start of a run."""
 
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ..errors import ConfigError
-from .codes import deal, default_redundancy, mean_redundancy
+from .codes import assign_seats, default_redundancy, mean_redundancy
 from .sealed_messages import MIN_PARTITIONS
 
 if TYPE_CHECKING:
-    from .election import Options
+    from .election import ElectionOptions
 
-MANY_CARDS = 1000  # cards that a client makes and checks in a round, from which a run says so
+MANY_CARDS = 1000  # cards of a client in a round above which the notice warns
 
 
-def notice(o: "Options", f: int, code: np.ndarray, clients: int = 0) -> str:
-    """Return a sentence that states the guarantee of a run.
+def notice(o: "ElectionOptions", f: int, code: np.ndarray, clients: int = 0) -> str:
+    """Return the guarantee of a run in a sentence.
 
-    `f`: the largest number of Byzantine clients in a round. `clients`: the size of a round, 0 if it is not known.
+    `f`: the largest number of Byzantine clients in a round. `clients`: the cohort size, 0 if it is not known.
     """
     if o.code != "deterministic":
-        found = [
-            f"code={o.code} guarantees nothing against Byzantine clients, it makes a wrong vote less or more likely; "
+        sentences = [
+            f"code={o.code} changes the probability of a wrong vote and guarantees nothing against Byzantine clients; "
             "code=deterministic does"
         ]
         if o.code == "bernoulli" and clients:
-            asked = default_redundancy(len(code)) if o.redundancy is None else o.redundancy
-            found.append(
-                f"a voter trains on {mean_redundancy(code):.3g} partitions on average, not {asked:.3g}: draws with an "
+            requested = default_redundancy(len(code)) if o.redundancy is None else o.redundancy
+            sentences.append(
+                f"a voter trains on {mean_redundancy(code):.3g} partitions on average, not {requested:.3g}: draws with an "
                 "empty row or column are repeated"
             )
-        return "; ".join([*found, *filter(None, [even_cohort(clients)])])
-    of = f"{f} Byzantine client{'s' * (f != 1)}"
-    said = (
-        f"up to {of} in a round change nothing: voters train on all partitions of their row, with the data of all"
+        return "; ".join([*sentences, *filter(None, [even_cohort(clients)])])
+    byzantine = f"{f} Byzantine client{'s' * (f != 1)}"
+    text = (
+        f"up to {byzantine} in a round change nothing: voters train on all partitions of their row, with the data of all clients"
         if o.form == "data"
-        else f"the tally is guarded against {of} in a round, the ballots are not: a Byzantine client's own counts as one of all"
+        else f"the tally is protected against {byzantine} in a round, the ballots are not: a Byzantine client's own counts as one of all"
     )
     if clients:
-        margin = deal(range(clients), len(code), o.byzantine, 0, 1).margin
+        margin = assign_seats(range(clients), len(code), o.byzantine, 0, 1).margin
         spare = margin - 1 - 2 * f
         if o.sealed:
             spare = min(spare, clients // len(code) * (len(code) - MIN_PARTITIONS + 1) - 1)
-        absent = f"more than {spare}" if spare else "anybody"
-        said += f"; with {absent} absent a round moves nothing"
+        absent = f"more than {spare}" if spare else "any client"
+        text += f"; with {absent} absent a round does not move the model"
     if o.sealed:
-        said += (
-            "; sealed: the server sees votes, sizes and times, and ballots only if a voter tells it"
-        )
+        text += "; sealed: the server sees votes, sizes and times, and a ballot only if a voter reveals it"
     if o.sealed and clients > MANY_CARDS:
-        said += f"; each client makes, and checks, {clients} signed cards a round, fewer with a smaller --participation"
-    return said
+        text += f"; each client signs and checks {clients} cards a round, fewer with a smaller --participation"
+    return text
 
 
 def even_cohort(clients: int) -> str:
-    """Return the advice against an even cohort of a majority vote, "" for an odd cohort, or one of unknown size (0)."""
+    """Return a warning about an even cohort of a majority vote, "" for an odd or unknown (0) number of clients."""
     if clients % 2 or not clients:
         return ""
     return (
-        f"a cohort of {clients} clients is even: a coin decides each tie of the vote, which costs accuracy; make the cohort odd "
+        f"a cohort of {clients} clients is even: ties of the vote are broken at random, which costs accuracy; make the cohort odd "
         "with --clients or --participation"
     )
 
 
-def holds(clients: int, n: int, b: int, f: int) -> bool:
-    """Return whether a round of so many clients can close, `f` of them Byzantine, with empty seats of n where they are fewer."""
-    return deal(range(max(clients, n)), n, b, 0, 1).may_close(f, max(0, n - clients))
+def can_close(clients: int, n: int, b: int, f: int) -> bool:
+    """Return whether a round of this many clients can close with `f` of them Byzantine. Fewer than n clients leave seats empty."""
+    return assign_seats(range(max(clients, n)), n, b, 0, 1).may_close(f, max(0, n - clients))
 
 
-def check_seats(o: "Options", f: int, n: int, clients: int) -> None:
-    """Raise ConfigError where no code of n seats guarantees what the options ask for, in rounds of so many clients."""
+def check_seats(o: "ElectionOptions", f: int, n: int, clients: int) -> None:
+    """Raise ConfigError if no code of n seats gives the guarantee of the options in rounds of this many clients."""
     if n > clients:
         raise ConfigError(
-            f"--strategy election with seats={n} needs rounds of at least {n} clients, and they have {clients}; give "
+            f"--strategy election with seats={n} needs rounds of at least {n} clients, and rounds have {clients}; give "
             f"a smaller 'seats', a larger --participation, or more --clients"
         )
     if 2 * o.byzantine >= n:
@@ -82,18 +80,18 @@ def check_seats(o: "Options", f: int, n: int, clients: int) -> None:
         )
     if o.sealed and (o.code != "deterministic" or n != 2 * o.byzantine + 1 or n < MIN_PARTITIONS):
         raise ConfigError(
-            f"--strategy election with sealed=true has every voter count all ballots, since votes on some tell what those "
-            f"are, and code={o.code} of {n} seats with byzantine={o.byzantine} does not; give code=deterministic, and "
+            f"--strategy election with sealed=true needs a code whose voters all count every ballot, since other votes reveal "
+            f"ballots; code={o.code} of {n} seats with byzantine={o.byzantine} is not one; give code=deterministic, and "
             f"an odd number of 'seats', at least {MIN_PARTITIONS}, with byzantine=(seats - 1)/2"
         )
-    if not holds(clients, n, o.byzantine, f):
-        most = (deal(range(clients), n, o.byzantine, 0, 1).margin - 1) // 2
+    if not can_close(clients, n, o.byzantine, f):
+        tolerated = (assign_seats(range(clients), n, o.byzantine, 0, 1).margin - 1) // 2
         raise ConfigError(
-            f"--strategy election with byzantine={o.byzantine} tolerates {most} Byzantine clients among {clients} clients, not "
+            f"--strategy election with byzantine={o.byzantine} tolerates {tolerated} Byzantine clients among {clients} clients, not "
             f"f={f}; give a larger 'byzantine' or a smaller 'f'"
         )
     if o.sealed and n - f // (clients // n) < MIN_PARTITIONS:
         raise ConfigError(
-            f"--strategy election with sealed=true votes on {MIN_PARTITIONS} ballots at least, and of {clients} clients with "
-            f"f={f} those who send none, or bad ones, leave fewer; give a smaller 'f', or more 'seats' and --clients"
+            f"--strategy election with sealed=true needs at least {MIN_PARTITIONS} valid ballots, and f={f} Byzantine clients of "
+            f"{clients} can leave fewer; give a smaller 'f', or more 'seats' and --clients"
         )

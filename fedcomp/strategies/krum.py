@@ -1,12 +1,12 @@
-"""Krum: the update that has the closest neighbours; multi-Krum: the mean of several such.
+"""Krum: the update with the closest neighbours. Multi-Krum: the mean of the updates with the closest neighbours.
 
 Blanchard, El Mhamdi, Guerraoui, Stainer: Machine learning with adversaries: Byzantine tolerant gradient descent. NeurIPS 2017.
 
     s(i) = Σ ‖x_i − x_j‖² over the n − f − 2 vectors nearest to x_i, without itself
     krum         y = x_i with the smallest s(i)
-    multi-krum   y = the mean of the `keep` vectors with the smallest s;  n − f of them unless told otherwise, never more
+    multi-krum   y = the mean of the `keep` vectors with the smallest s; by default and at most n − f
 
-Both need n > 2f + 2. Of equal scores that of the smaller client id is smaller.
+Both need n > 2f + 2. Ties are broken by the smaller client id.
 """
 
 import math
@@ -17,8 +17,7 @@ import numpy as np
 
 from .. import spec
 from .blocks import squared_distances
-from .robust import ByDistance
-from .robust import Options as RobustOptions
+from .robust import ByDistance, RobustOptions
 
 
 class Krum(ByDistance):
@@ -26,17 +25,17 @@ class Krum(ByDistance):
 
     name: ClassVar[str] = "krum"
 
-    def needs(self) -> int:
+    def min_vectors(self) -> int:
         return 2 * self.f + 3
 
-    def weigh(self, products: np.ndarray) -> np.ndarray:
+    def vector_weights(self, products: np.ndarray) -> np.ndarray:
         best = np.argsort(scores(products, self.f), kind="stable")[: self.keep(len(products))]
         weights = np.zeros(len(products))
         weights[best] = 1 / len(best)
         return weights
 
     def keep(self, vectors: int) -> int:
-        """Return how many of so many vectors are averaged."""
+        """Return the number of vectors to average."""
         return 1
 
 
@@ -56,8 +55,8 @@ class MultiKrum(Krum):
     options: Options
     Options: ClassVar[type] = Options
 
-    def needs(self) -> int:
-        return max(super().needs(), self.options.keep + self.f)
+    def min_vectors(self) -> int:
+        return max(super().min_vectors(), self.options.keep + self.f)
 
     def keep(self, vectors: int) -> int:
         return self.options.keep or vectors - self.f

@@ -7,11 +7,11 @@ averaged update, and x ← x + η·step (η is `--server-lr`):
     adam    m ← β₁m + (1 − β₁)Δ;        v ← β₂v + (1 − β₂)Δ²;                    step = m / (√v + τ)
     yogi    m as for adam;              v ← v − (1 − β₂)·Δ²·sign(v − Δ²);        step = m / (√v + τ)
 
-m starts from 0 and v from τ², as there; without correction of the bias. Nesterov's momentum on the averaged update of many local steps is
+m starts from 0 and v from τ², as in the paper, without bias correction. Nesterov's momentum on the averaged update of many local steps is
 the outer optimizer of Douillard et al.: DiLoCo. arXiv:2311.08105, 2023, with μ = 0.9 and η = 0.7. A sparse average makes a dense step,
 which the downlink codec compresses like any other.
 
-A round that moves nothing leaves m and v as they were.
+A round that does not move the model leaves m and v unchanged.
 """
 
 from abc import ABC, abstractmethod
@@ -54,11 +54,11 @@ class AdaptiveOptions:
 
 
 class Optimizer(ABC):
-    """Keeps vectors [numel] between rounds, float32, on the CPU."""
+    """An optimizer whose state is vectors [numel], float32, on the CPU."""
 
     name: ClassVar[str]
     Options: ClassVar[type]
-    unitless: ClassVar[bool] = False  # a step is about as long whatever the update is
+    scale_free: ClassVar[bool] = False  # the length of a step does not depend on that of the update
 
     def __init__(self, options: SGDOptions | AdaptiveOptions):
         self.options = options
@@ -72,10 +72,10 @@ class Optimizer(ABC):
 
     @abstractmethod
     def step(self, update: Tensor) -> Tensor:
-        """Return the step of a round from its averaged update [numel], which may be modified. State is kept once `commit` is called."""
+        """Return the step of a round from its averaged update [numel], which may be modified. `commit` stores the new state."""
 
     def commit(self) -> None:
-        """Keep the state of the last step, since the model has moved."""
+        """Store the state of the last step, after the model has moved."""
         if self._next:
             self.kept, self._next = self._next, {}
 
@@ -113,7 +113,7 @@ class Adam(Optimizer):
     name: ClassVar[str] = "adam"
     Options: ClassVar[type] = AdaptiveOptions
     options: AdaptiveOptions
-    unitless: ClassVar[bool] = True
+    scale_free: ClassVar[bool] = True
 
     def step(self, update: Tensor) -> Tensor:
         o = self.options
@@ -132,7 +132,7 @@ class Adam(Optimizer):
 
 
 class Yogi(Adam):
-    """Adam whose v moves by as much as the update is long, and no faster."""
+    """Adam with an additive change of v, by at most Δ² in a round."""
 
     name: ClassVar[str] = "yogi"
 

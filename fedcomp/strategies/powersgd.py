@@ -1,18 +1,18 @@
-"""PowerSGD in two exchanges: the mean of the clients' matrices, at a low rank.
+"""PowerSGD in two exchanges: a low-rank approximation of the mean of the clients' matrices.
 
 Vogels, Karimireddy, Jaggi: PowerSGD: Practical low-rank gradient compression for distributed optimization. NeurIPS 2019, algorithm 1.
 
     left     Q is announced, clients send Pᵢ = Mᵢ Q; P̂ is an orthonormal basis of their weighted mean
     right    P̂ is announced, clients send Qᵢ = Mᵢᵀ P̂; with Q their mean, the update is P̂ Qᵀ, and the next round starts from Q
 
-Both exchanges are linear, so that the update is what one step of power iteration makes of the mean of the Mᵢ; the error of each client,
-Mᵢ − P̂ Qᵢᵀ, stays in its memory `lowrank`. Tensors that are no matrices, and those for which factors would be no shorter, are averaged as
-they are, in the second phase: what moves the model is what was accepted there.
+Both exchanges are linear, so the update is one step of power iteration on the mean of the Mᵢ. The error of each client, Mᵢ − P̂ Qᵢᵀ, stays
+in its memory `lowrank`. Tensors that are not matrices, and matrices that are smaller than their factors, are averaged uncompressed in the
+second phase. Only updates that are accepted in that phase move the model.
 
-The default downlink, `identity`, does not compress the update a second time.
+The default downlink, `identity`, does not compress the update again.
 
-Unlike the paper, where all workers reduce alike, Q and P̂ are a download, counted for every client; a client that is lost between the
-phases has still turned P̂, and is put back as a whole.
+Unlike the paper, which has no server, Q and P̂ are announcements, and their bytes are counted for every client. A client that is lost
+between the phases has contributed to P̂, and rolls back its whole update.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -33,25 +33,25 @@ from ..errors import ConfigError, FrameError
 from ..memories.base import Changes, ReadValue, ReadVector
 from ..memories.lowrank import LEFT, NUMBERS, RIGHT, LowRank
 from .average import Average
-from .base import Accepted, Aggregation, Phase, RoundUpdates
+from .base import AcceptedUpdate, Aggregation, Phase, RoundUpdates
 from .client_algorithm import ClientAlgorithm
 
 
 @dataclass(frozen=True)
 class Options:
-    rank: int = 2  # columns of the factors; higher = more bytes, smaller error
+    rank: int = 2  # columns of the factors; larger = more bytes, smaller error
 
     def __post_init__(self) -> None:
         Factors(self.rank)
 
 
 class PowerSGD(Average):
-    """Factors of low rank, averaged one after the other."""
+    """The low-rank factors of the mean update, averaged in two phases."""
 
     name: ClassVar[str] = "powersgd"
     Options: ClassVar[type] = Options
-    only_memory: ClassVar[str] = LowRank.name
-    clips: ClassVar[bool] = False
+    required_memory: ClassVar[str] = LowRank.name
+    supports_clipping: ClassVar[bool] = False
     client_algorithm: ClassVar[ClientAlgorithm] = ClientAlgorithm((LEFT, RIGHT))
 
     def __init__(self, *args: Any, **options: Any):
@@ -59,14 +59,16 @@ class PowerSGD(Average):
         self.split = Split(self.layout, self.options.rank)
         if not self.split.matrices:
             raise ConfigError(
-                f"no tensor of the model is larger than its factors of rank {self.options.rank}; "
+                f"--strategy {self.name}: no tensor of the model is larger than its factors of rank {self.options.rank}; "
                 f"give --strategy {self.name} a lower rank, or --strategy average"
             )
         start = normal(seeds.key(self.config.seed, self.name), size(self.split.right))
         self.right = start.astype(FLOAT).tobytes()  # Q
         self.basis = b""  # P̂ of the round
-        self._averaged: Sequence[Accepted] | None = None  # what P̂ was made of
-        self._next = b""  # Q of the next round, if the model moves
+        self._averaged: Sequence[AcceptedUpdate] | None = (
+            None  # the updates that P̂ is computed from
+        )
+        self._next = b""  # Q after this round, kept if the model moves
 
     def _check_settings(self) -> None:
         super()._check_settings()
@@ -88,7 +90,7 @@ class PowerSGD(Average):
         return Phase(LEFT), Phase(RIGHT)
 
     def announce(
-        self, phase: Phase, client: int, before: Mapping[str, Sequence[Accepted]]
+        self, phase: Phase, client: int, before: Mapping[str, Sequence[AcceptedUpdate]]
     ) -> Mapping[str, bytes]:
         if phase.name == LEFT:
             return {RIGHT: self.right}
@@ -120,15 +122,15 @@ class PowerSGD(Average):
         except FrameError as error:
             raise ValueError(str(error)) from error
 
-    def _orthonormal(self, accepted: Sequence[Accepted]) -> bytes:
-        """Return P̂ of every matrix, from the clients' P."""
+    def _orthonormal(self, accepted: Sequence[AcceptedUpdate]) -> bytes:
+        """Return P̂ of every matrix, given the clients' P."""
         factors = shaped(self._mean(accepted, size(self.split.left)).tobytes(), self.split.left)
         bases = [orthonormal(torch.from_numpy(factor.astype(np.float64))) for factor in factors]
         return b"".join(basis.numpy().astype(FLOAT).tobytes() for basis in bases)
 
-    def _mean(self, accepted: Sequence[Accepted], numbers: int) -> np.ndarray:
+    def _mean(self, accepted: Sequence[AcceptedUpdate], numbers: int) -> np.ndarray:
         """Return the weighted mean of the updates of a phase, float32 [numbers]."""
         total = torch.zeros(numbers, dtype=torch.float32)
-        for update, share in self.shares(accepted):
-            update.add_to(total, share)
+        for update, weight in self.weighted_updates(accepted):
+            update.add_to(total, weight)
         return total.numpy()

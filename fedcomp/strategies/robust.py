@@ -1,12 +1,12 @@
-"""Rules that withstand f Byzantine clients in a round, in place of the mean.
+"""Base classes of robust aggregation rules, which replace the mean and tolerate f Byzantine clients in a round.
 
-A rule reads updates of any codec in blocks of coordinates (blocks.py). Every client counts once: an update without a frame is zero, and an
-update that a rule leaves out counts as accepted, so that its client does not send it again. f counts Byzantine clients among the vectors
-that a rule is given: the updates accepted in a round and, with a memory whose absent clients count (`ef21`, `laq`), theirs as well.
+A rule reads updates of any codec in blocks of coordinates (blocks.py). All clients have the same weight. An update without a frame is zero.
+An update that a rule ignores counts as accepted, so its client does not send it again. f is the number of Byzantine clients among the
+vectors of a rule: the updates accepted in a round and, with a memory that counts absent clients (`ef21`, `laq`), the estimates of those.
 
-A rule needs a number of vectors that depends on f. Cohorts that are too small are refused before round 1. A client whose frame cannot be
-read is rejected and counts towards f, and the rule then reckons with one fewer. A round with too few accepted updates moves nothing: its
-clients are rejected at the stage `aggregate` and keep what they sent.
+A rule needs a minimum number of vectors, which depends on f. Cohorts that are too small are refused before round 1. A client whose frame
+cannot be read is rejected and is one of the f, so the rule then tolerates f − 1 others. A round with too few accepted updates does not move
+the model: its clients are rejected at the stage `aggregate`, and their memories roll back.
 """
 
 import math
@@ -22,107 +22,107 @@ from .. import spec
 from ..codecs import Update
 from ..errors import ConfigError
 from ..kernels.order import mean_of_ranks
-from .base import Accepted, Aggregation, PhaseResult, RoundStrategy, RoundUpdates
-from .blocks import CHUNK, Rows, squared_distances
+from .base import AcceptedUpdate, Aggregation, PhaseResult, RoundStrategy, RoundUpdates
+from .blocks import CHUNK, UpdateMatrix, squared_distances
 from .mixing import buckets, nearest
-from .round_completion import least
+from .round_completion import quorum_size
 
 
 @dataclass(frozen=True)
-class Options:
-    f: int = 1  # Byzantine clients of a round
+class RobustOptions:
+    f: int = 1  # largest number of Byzantine clients in a round
     mix: bool = False  # nearest-neighbour mixing before the rule (mixing.py)
-    buckets: int = 1  # updates averaged in a bucket, before mixing; 1 = none
+    buckets: int = 1  # updates that are averaged in a bucket before mixing; 1 = no buckets
 
     def __post_init__(self) -> None:
         spec.check_ranges(self, f=(0, math.inf), buckets=(1, math.inf))
 
 
 class Robust(RoundStrategy):
-    """A rule for vectors of which at most f are arbitrary."""
+    """A rule for vectors, at most f of which are arbitrary."""
 
-    options: Options
-    Options: ClassVar[type] = Options
-    weighs: ClassVar[bool] = False  # a Byzantine client would name the largest weight
+    options: RobustOptions
+    Options: ClassVar[type] = RobustOptions
+    supports_weights: ClassVar[bool] = False  # a Byzantine client would report a large weight
 
     def __init__(self, *args: Any, **options: Any):
         super().__init__(*args, **options)
-        self._proven: frozenset[int] = frozenset()  # to be Byzantine, in this round
-        if self.cohort:
-            self._check_cohort(self.cohort)
+        self._proven: frozenset[int] = frozenset()  # clients proven to be Byzantine in this round
+        if self.cohort_size:
+            self._check_cohort(self.cohort_size)
 
     @property
     def f(self) -> int:
-        """The Byzantine clients to reckon with: without those proven in this round, which are left out."""
+        """Largest number of Byzantine clients among the vectors, without those that were proven and rejected in this round."""
         return max(0, self.options.f - len(self._proven))
 
     @abstractmethod
-    def needs(self) -> int:
-        """Return the smallest number of vectors of which f may be arbitrary."""
+    def min_vectors(self) -> int:
+        """Return the smallest number of vectors with which the rule tolerates f arbitrary ones."""
 
     @property
-    def least(self) -> int:
-        """The smallest number of clients of a round, which fill the buckets that the rule needs."""
-        vectors = max(self.needs(), 2 * self.f + 1 if self.options.mix else 1)
+    def min_cohort(self) -> int:
+        """Smallest number of clients in a round, so that there are enough buckets for the rule."""
+        vectors = max(self.min_vectors(), 2 * self.f + 1 if self.options.mix else 1)
         return (vectors - 1) * self.options.buckets + 1
 
     def _check_cohort(self, clients: int) -> None:
-        """Raise ConfigError if no round of cohorts of so many clients could move the model."""
-        if clients < self.least:
+        """Raise ConfigError if rounds of this many clients never move the model."""
+        if clients < self.min_cohort:
             raise ConfigError(
                 f"--strategy {self.name} needs {self._needed()}, and a cohort has {clients}; "
                 "give a larger --participation, more --clients, or a smaller f"
             )
-        if (enough := least(self.config.quorum, clients)) < self.least:
+        if (quorum := quorum_size(self.config.quorum, clients)) < self.min_cohort:
             raise ConfigError(
                 f"--strategy {self.name} needs {self._needed()}, and with --quorum {self.config.quorum:g} a round closes "
-                f"at {enough}; give a larger --quorum, or a smaller f"
+                f"at {quorum}; give a larger --quorum, or a smaller f"
             )
 
     def on_phase_end(self, result: PhaseResult) -> Mapping[int, str]:
-        self._proven = result.proven
+        self._proven = result.proven_byzantine
         return {}
 
-    def reject(self, accepted: Sequence[Accepted]) -> Mapping[int, str]:
-        if len(accepted) >= self.least:
+    def reject(self, accepted: Sequence[AcceptedUpdate]) -> Mapping[int, str]:
+        if len(accepted) >= self.min_cohort:
             return {}
-        why = f"strategy '{self.name}' needs {self._needed()}; {len(accepted)} could be used"
-        return {a.client: why for a in accepted}
+        reason = f"strategy '{self.name}' needs {self._needed()}; {len(accepted)} were accepted"
+        return {a.client: reason for a in accepted}
 
     def mixture(self, round: int, vectors: int, products: np.ndarray | None) -> np.ndarray | None:
-        """Return A [k, vectors], float64, to multiply the vectors by before the rule; None: none.
+        """Return the matrix A [k, vectors], float64, that multiplies the vectors before the rule; None for the identity.
 
-        `products`: inner products of the vectors, for mixing.
+        `products`: inner products of the vectors, needed for mixing.
         """
         mixed = None
         if self.options.buckets > 1:
             mixed = buckets(vectors, self.options.buckets, self.config.seed, round)
         if self.options.mix:
-            of_buckets = products if mixed is None else mixed @ products @ mixed.T
-            near = nearest(squared_distances(of_buckets), self.f)
+            bucket_products = products if mixed is None else mixed @ products @ mixed.T
+            near = nearest(squared_distances(bucket_products), self.f)
             mixed = near if mixed is None else near @ mixed
         return mixed
 
     def _needed(self) -> str:
-        o, out = self.options, self.options.f - self.f
-        found = f" of whom {out} are out" if out else ""
-        return f"{self.least} clients in a round for f={o.f}{found}" + (
+        o, n_proven = self.options, self.options.f - self.f
+        excluded = f", {n_proven} of them already excluded," if n_proven else ""
+        return f"{self.min_cohort} clients in a round for f={o.f}{excluded}" + (
             f" and buckets={o.buckets}" if o.buckets > 1 else ""
         )
 
 
 class ByCoordinate(Robust):
-    """A rule for each coordinate by itself: the mean of some ranks. The same bits in any block and any order of the vectors.
+    """A rule that works on each coordinate separately: the mean of a range of ranks.
 
-    With vectors mixed, it is the same to rounding.
+    The result does not depend on the block size or the order of the vectors, except for rounding when vectors are mixed.
     """
 
     @abstractmethod
     def ranks(self, vectors: int) -> tuple[int, int]:
-        """Return the first rank of so many, 0 for the smallest value, and the one after the last."""
+        """Return the range of ranks (start, stop) to average; rank 0 is the smallest value."""
 
     def aggregate(self, updates: RoundUpdates, into: Tensor) -> Aggregation:
-        rows, out = Rows([a.update for a in updates.accepted], into.numel()), into.numpy()
+        rows, out = UpdateMatrix([a.update for a in updates.accepted], into.numel()), into.numpy()
         products = rows.products() if self.options.mix else None
         mixture = self.mixture(updates.round, len(rows), products)
         for span, values in rows.blocks():
@@ -132,27 +132,27 @@ class ByCoordinate(Robust):
 
 
 class ByDistance(Robust):
-    """A rule that weighs vectors by their distances: it reads them once for these, and again to add them."""
+    """A rule that computes a weighted sum of vectors, with weights from their distances. It reads the vectors twice."""
 
     @abstractmethod
-    def weigh(self, products: np.ndarray) -> np.ndarray:
-        """Return the weight of every vector, float64 [k], from the inner products of all. Those of `kept` come last."""
+    def vector_weights(self, products: np.ndarray) -> np.ndarray:
+        """Return the weight of every vector, float64 [k], given all inner products [k, k]. `server_vectors` come last."""
 
-    def kept(self) -> Sequence[Update | None]:
-        """Return vectors of the server that the rule weighs with the others, unmixed."""
+    def server_vectors(self) -> Sequence[Update | None]:
+        """Return vectors of the server to include without mixing."""
         return ()
 
     def aggregate(self, updates: RoundUpdates, into: Tensor) -> Aggregation:
-        sent, own = [a.update for a in updates.accepted], self.kept()
-        rows = Rows([*sent, *own], into.numel())
+        sent, own = [a.update for a in updates.accepted], self.server_vectors()
+        rows = UpdateMatrix([*sent, *own], into.numel())
         products, m = rows.products(), len(sent)
         mixture = self.mixture(updates.round, m, products[:m, :m])
         if mixture is None:
-            rows.combine(self.weigh(products), into)
+            rows.combine(self.vector_weights(products), into)
             return Aggregation()
         whole = np.zeros((len(mixture) + len(own), len(rows)))
         whole[: len(mixture), :m], whole[len(mixture) :, m:] = mixture, np.eye(len(own))
-        rows.combine(self.weigh(whole @ products @ whole.T) @ whole, into)
+        rows.combine(self.vector_weights(whole @ products @ whole.T) @ whole, into)
         return Aggregation()
 
 

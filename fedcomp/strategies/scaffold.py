@@ -1,4 +1,4 @@
-"""SCAFFOLD: control variates that take the drift out of local steps.
+"""SCAFFOLD: control variates that correct the drift of local steps.
 
 Karimireddy, Kale, Mohri, Reddi, Stich, Suresh: SCAFFOLD: Stochastic controlled averaging for federated learning. ICML 2020, algorithm 1,
 option II. Client i takes K steps y ← y − η(g − c_i + c) from the model x, then
@@ -7,8 +7,8 @@ option II. Client i takes K steps y ← y − η(g − c_i + c) from the model x
 
 over the cohort S of N clients. Clients send both differences as one vector [Δw; Δv_i], and the global state is [w; v], each twice as
 long as the model. v = u·c are the control variates in the unit of updates, with u the run's learning rate times its local steps, so
-that both halves have values of one size and pass the same codec and memory. What a frame leaves out of Δv_i is sent later, so c is the
-mean of all c_i except for what waits in residuals. A client keeps v_i = u·c_i. The traffic is that of a model twice as large.
+that both halves have values of similar size and use the same codec and memory. Unsent parts of Δv_i stay in the residuals, so c is the mean
+of all c_i minus these residuals. The client state is v_i = u·c_i. The traffic is that of a model twice as large.
 """
 
 from collections.abc import Mapping, Sequence
@@ -27,7 +27,7 @@ from .base import Aggregation, RoundUpdates
 from .client_algorithm import ClientAlgorithm
 from .optimizers import optimizer
 
-OWN = "scaffold/control"  # v_i in a client's state
+OWN = "scaffold/control"  # name of v_i in a client's state
 
 
 class ScaffoldClient(ClientAlgorithm):
@@ -72,37 +72,37 @@ def _unit(sgd: LocalSGD) -> float:
 
 
 class Scaffold(Average):
-    """The mean of the clients' updates, and of what they learned about their drift."""
+    """The mean of the clients' updates and of the changes of their control variates."""
 
     name: ClassVar[str] = "scaffold"
-    only_memory: ClassVar[str] = Residual.name
-    weighs: ClassVar[bool] = False
-    clips: ClassVar[bool] = False
+    required_memory: ClassVar[str] = Residual.name
+    supports_weights: ClassVar[bool] = False
+    supports_clipping: ClassVar[bool] = False
     client_algorithm: ClassVar[ClientAlgorithm] = ScaffoldClient()
 
     def _check_settings(self) -> None:
         super()._check_settings()
-        given = self.config
-        if given.momentum:
+        config = self.config
+        if config.momentum:
             raise ConfigError(
-                f"--strategy {self.name} reads a client's mean gradient from its update, which momentum makes longer; leave "
+                f"--strategy {self.name} computes a client's mean gradient from its update, which momentum would scale; leave "
                 "--momentum out"
             )
-        if not optimizer(given.server_optimizer).plain:
+        if not optimizer(config.server_optimizer).plain:
             raise ConfigError(
-                f"--strategy {self.name} moves the control variates by their mean, of which --server-optimizer "
-                f"{given.server_optimizer} would make something else; leave it out"
+                f"--strategy {self.name} adds the mean change of the control variates, which --server-optimizer "
+                f"{config.server_optimizer} would alter; leave it out"
             )
 
     @classmethod
     def defaults(cls, options: Any) -> Mapping[str, str]:
-        """A share of the coordinates, and a scale, for each tensor of each half: one for all would be that of whichever half is longer."""
+        """Return defaults with scope @layer, so that each tensor of each half has its own selection and scale."""
         links = {name: f"{getattr(RunConfig, name)}@layer" for name in ("uplink", "downlink")}
         return links | {"memory": Residual.name}
 
     def aggregate(self, updates: RoundUpdates, into: Tensor) -> Aggregation:
         aggregation, accepted = super().aggregate(updates, into), len(updates.accepted)
-        everybody = max(self.config.clients or updates.clients, accepted)
-        # c has a step of its own.
-        into[self.model_layout.numel :] *= accepted / everybody / self.config.server_lr
+        n_clients = max(self.config.clients or updates.clients, accepted)
+        # --server-lr does not apply to c.
+        into[self.model_layout.numel :] *= accepted / n_clients / self.config.server_lr
         return aggregation

@@ -1,4 +1,4 @@
-"""Ternary updates in one scale.
+"""TernGrad with a shared scale.
 
 Wen, Xu, Yan, Wu, Wang, Chen, Li: TernGrad: ternary gradients to reduce communication in distributed deep learning. NeurIPS 2017, section 4:
 scaler sharing.
@@ -6,10 +6,9 @@ scaler sharing.
     scale    clients train and send sᵢ = max |x| of each tensor, after clipping;  s = maxᵢ sᵢ is announced
     train    clients send s·tᵢ with tᵢ in −1, 0, 1;  the update is s · Σ wᵢ tᵢ / Σ wᵢ
 
-Votes of one scale add as integers do: the sum is exact in any order, and a relay could add up frames before they are read. It costs a round
-trip and variance, since s is the largest of all; a client that claims a huge scale makes everybody's votes rare and large. With the codec's
-scope @layer, as in the paper, each tensor has a scale. The default downlink, `identity`, does not compress
-the update a second time.
+Ternary values of one scale add like integers: the sum is exact in any order. This costs a round trip and increases the variance, since s is
+the largest scale; a client that reports a huge scale makes all values rare and large. With the codec's scope @layer, as in the paper, each
+tensor has a scale. The default downlink, `identity`, does not compress the update again.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -28,19 +27,19 @@ from ..codecs.terngrad import TernGrad
 from ..errors import FrameError, ProtocolError
 from ..layout import Layout
 from ..memories import Memory
-from ..memories.none import Nothing
+from ..memories.none import NoMemory
 from ..messages import TRAIN
 from .average import Average
-from .base import Accepted, Aggregation, Phase, RoundUpdates
+from .base import AcceptedUpdate, Aggregation, Phase, RoundUpdates
 from .client_algorithm import ClientAlgorithm
 
 SCALE = "scale"  # a phase, and the name of the announcement in the next one
-NUMBERS = codec("identity")  # of the frames of this phase
+NUMBERS = codec("identity")  # codec of phase SCALE
 UPDATE = "update"  # in RoundState.values
 
 
 class SharedScaleClient(ClientAlgorithm):
-    """Send the scale of the update in the first phase, and the update in the scale of all in the second."""
+    """Send the scale of the update in the first phase, and the update in the shared scale in the second."""
 
     one_by_one: ClassVar[bool] = True
 
@@ -60,41 +59,43 @@ class SharedScaleClient(ClientAlgorithm):
             if error is not None:
                 raise error
             values[UPDATE] = update
-            found = scales(memory.codec, update, memory.layout)
-            return NUMBERS.encode(torch.tensor(found, dtype=torch.float32))
+            own = scales(memory.codec, update, memory.layout)
+            return NUMBERS.encode(torch.tensor(own, dtype=torch.float32))
         if UPDATE not in values:
             raise ProtocolError(
-                f"this client holds no update for a phase '{context.phase}'; ask it again in the next round"
+                f"this client has no update for phase '{context.phase}'; ask it again in the next round"
             )
         return memory.propose(values.pop(UPDATE), seed=seed, context=context)
 
 
 def scales(ternary: Codec, x: Tensor, layout: Layout | None) -> list[float]:
-    """Return the scale of each section that the codec makes of x [numel]."""
+    """Return the scale of each section of x [numel]: one, or one per tensor for a codec @layer."""
     spans = codecs.spans(ternary, layout or Layout.flat(x.numel()))
     return [ternary.unscoped.scale(x[span]) for span in spans]
 
 
 class SharedScale(Average):
-    """The weighted mean of ternary updates of one scale."""
+    """The weighted mean of ternary updates in the shared scale."""
 
     name: ClassVar[str] = "shared-scale"
-    only_uplinks: ClassVar[tuple[type[Codec], ...]] = (TernGrad,)
-    only_memory: ClassVar[str] = Nothing.name
-    clips: ClassVar[bool] = False
+    allowed_uplinks: ClassVar[tuple[type[Codec], ...]] = (TernGrad,)
+    required_memory: ClassVar[str] = NoMemory.name
+    supports_clipping: ClassVar[bool] = False
     client_algorithm: ClassVar[ClientAlgorithm] = SharedScaleClient()
 
     def __init__(self, *args: Any, **options: Any):
         super().__init__(*args, **options)
         self.spans = codecs.spans(self.uplink, self.layout)
         self.scales = np.zeros(len(self.spans), FLOAT)  # of the round
-        self._shared: Sequence[Accepted] | None = None  # what they were made of
+        self._shared: Sequence[AcceptedUpdate] | None = (
+            None  # the updates that they are computed from
+        )
 
     @classmethod
     def defaults(cls, options: Any) -> Mapping[str, str]:
         return {
             "uplink": "terngrad@layer",
-            "memory": Nothing.name,
+            "memory": NoMemory.name,
             "downlink": Identity.name,
         }
 
@@ -102,7 +103,7 @@ class SharedScale(Average):
         return Phase(SCALE), Phase(TRAIN)
 
     def announce(
-        self, phase: Phase, client: int, before: Mapping[str, Sequence[Accepted]]
+        self, phase: Phase, client: int, before: Mapping[str, Sequence[AcceptedUpdate]]
     ) -> Mapping[str, bytes]:
         if phase.name == SCALE:
             return {}
@@ -128,27 +129,27 @@ class SharedScale(Average):
             into[span] = votes[span] * scale / sum(weights)
         return Aggregation()
 
-    def _largest(self, accepted: Sequence[Accepted]) -> np.ndarray:
-        claimed = [
+    def _largest(self, accepted: Sequence[AcceptedUpdate]) -> np.ndarray:
+        reported = [
             answer.update.block(0, len(self.spans))
             for answer in accepted
             if answer.update is not None
         ]
-        return np.max([np.zeros(len(self.spans), FLOAT), *claimed], axis=0).astype(FLOAT)
+        return np.max([np.zeros(len(self.spans), FLOAT), *reported], axis=0).astype(FLOAT)
 
     def _in_scale(self, update: Update | FrameError) -> Update | FrameError:
-        """Return the update if its values are in the announced scales, else an error."""
+        """Return the update if its values are 0 or ± the announced scales, else an error."""
         if isinstance(update, FrameError):
             return update
         for span, scale in zip(self.spans, self.scales, strict=True):
             sizes = np.abs(update.block(span.start, span.stop))
             if not ((sizes == 0) | (sizes == scale)).all():
-                return FrameError(f"the frame is not in the scale {scale:g} that was announced")
+                return FrameError(f"the frame is not in the announced scale {scale:g}")
         return update
 
 
 def _no_scale(update: Update | FrameError) -> FrameError | None:
-    """Return an error for an update that holds no scales."""
+    """Return an error for an update that does not consist of scales."""
     if isinstance(update, FrameError):
         return update
     return FrameError("a scale is negative") if (update.block(0, update.numel) < 0).any() else None

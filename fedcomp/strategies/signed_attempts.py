@@ -1,7 +1,7 @@
-"""Attempts in which a client has signed, so that it signs in each of them once.
+"""The attempts in which a client has signed, so that it signs each round of an attempt once.
 
-A server draws a new attempt whenever it starts (docs/explanation/elections.md). A client keeps the digests of a run's attempts from round
-to round, and beside its state when it takes part in another run.
+A server draws a new attempt whenever it starts (sealed_election.py). A client stores the digests of a run's attempts in its round state,
+and in its SignatureLog when it takes part in another run.
 """
 
 import struct
@@ -31,21 +31,21 @@ def digests(values: Mapping[str, Any]) -> list[bytes]:
 
 
 def check(previous: RoundState | None, announced: Mapping[str, bytes], round: int) -> None:
-    """Raise ProtocolError where a client has signed in the announced attempt, and may not start this round in it."""
+    """Raise ProtocolError if the client may not start this round in the announced attempt, given the state of its previous round."""
     if previous is None:
         return
     attempt, known = digest(announced), digests(previous.values)
     if known and known[-1] == attempt and round <= previous.round:
         raise ProtocolError(
-            f"the server asks again for round {round} of an attempt, after round {previous.round}"
+            f"the server asks again for round {round} of an attempt, after round {previous.round} of it"
         )
     if attempt in known[:-1]:
         raise ProtocolError(
-            "the server comes back to an attempt that it had given up; a new one needs another name"
+            "the server comes back to an attempt that it had given up; a new attempt needs another name"
         )
     if len(known) >= MAX_ATTEMPTS and known[-1] != attempt:
         raise ProtocolError(
-            f"this is attempt {len(known) + 1} of the run, more than {MAX_ATTEMPTS}; give the run a new name"
+            f"this is attempt {len(known) + 1} of the run, and at most {MAX_ATTEMPTS} are allowed; give the run a new name"
         )
 
 
@@ -56,12 +56,12 @@ def extended(previous: RoundState | None, announced: Mapping[str, bytes]) -> byt
 
 
 def pack(state: RoundState | None) -> bytes:
-    """Return the record to keep of a run, b"" where the client has signed nothing."""
+    """Return the record of a run for the SignatureLog, b"" if the client has signed nothing."""
     if state is None or ATTEMPTS not in state.values:
         return b""
     return ROUND.pack(state.round) + state.values[ATTEMPTS]
 
 
 def unpack(record: bytes) -> RoundState:
-    """Return the state of a client that comes back to a run: nothing of its rounds except what it must not sign again."""
+    """Return the round state of a client that comes back to a run. It holds only the round and the attempts of the record."""
     return RoundState(ROUND.unpack_from(record)[0], 0.0, {ATTEMPTS: record[ROUND.size :]})

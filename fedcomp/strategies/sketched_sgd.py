@@ -1,17 +1,17 @@
-"""Sketched SGD: sketches find where the mean is large, and a second exchange brings its exact values there.
+"""Sketched SGD: sketches locate the large coordinates of the mean, and a second exchange fetches their exact values.
 
 Ivkin, Rothchild, Ullah, Braverman, Stoica, Arora: Communication-efficient distributed SGD with sketching. NeurIPS 2019, algorithms 2, 3.
 
-    sketch   clients send S(vᵢ);  the P·k largest estimates of Σ wᵢ S(vᵢ) / Σ wᵢ are the candidates, and announced
+    sketch   clients send S(vᵢ);  the server announces the candidates: the P·k largest estimates of Σ wᵢ S(vᵢ) / Σ wᵢ
     values   clients send vᵢ at the candidates;  the update is the weighted mean at its k largest, else 0
 
-Momentum and what was not sent stay in the clients' memory `sketched`, which hears by `returned` which candidates were not kept: marks
-among P·k places, the same for all, of about 3.3 bits a coordinate that is kept where P is 4. It does not ask the broadcast for them: the
-downlink may lose some, and who was away may get the model without the broadcast of its own round.
+Momentum and the unsent vector stay in the clients' memory `sketched`. `returned_frame` informs it which candidates were dropped: marks
+among P·k places, the same for all clients, about 3.3 bits per kept coordinate for P = 4. The memory does not use the broadcast for this:
+the downlink may drop coordinates, and an absent client may get the model without the broadcast of its own round.
 
-k and P are the strategy's, of which the uplink's density has no part; with `@layer` each tensor has a sketch and P·k candidates by its
-size. The usual downlink, `topk` of k, loses nothing of the update. Unlike the paper's, our count of bytes holds the positions: those of
-the candidates, of what was kept, and of the broadcast.
+k and P are options of the strategy, and the uplink's density has no effect. With `@layer`, each tensor has a sketch, and a number of
+candidates in proportion to its size. The default downlink, `topk` of k, sends the update without loss. Unlike in the paper, counted bytes
+include positions: those of the candidates, of the dropped candidates, and of the broadcast.
 """
 
 import math
@@ -30,14 +30,16 @@ from ..codecs.topk import TopK
 from ..errors import ConfigError, FrameError
 from ..memories.sketched import CANDIDATES, MARKS, NUMBERS, SKETCH, VALUES, Sketched
 from .average import Average
-from .base import Accepted, Aggregation, Phase, RoundUpdates
+from .base import AcceptedUpdate, Aggregation, Phase, RoundUpdates
 from .client_algorithm import ClientAlgorithm
 
 
 @dataclass(frozen=True)
 class Options:
-    density: float = 1 / 100  # share of the coordinates that a round moves
-    candidates: int = 4  # P: whose exact values are asked for, in multiples of these; more = more bytes, fewer that are overlooked
+    density: float = 1 / 100  # fraction of the coordinates that a round moves
+    candidates: int = (
+        4  # P: candidates per moved coordinate; more = more bytes, fewer missed coordinates
+    )
 
     def __post_init__(self) -> None:
         TopK(self.density)  # checks it
@@ -45,36 +47,40 @@ class Options:
 
 
 class SketchedSGD(Average):
-    """The k largest of the weighted mean, as far as a sketch of it finds them."""
+    """The k largest coordinates of the weighted mean, among candidates from a sketch."""
 
     name: ClassVar[str] = "sketched-sgd"
     Options: ClassVar[type] = Options
-    only_uplinks: ClassVar[tuple[type[Codec], ...]] = (Sketch,)
-    only_memory: ClassVar[str] = Sketched.name
-    fixed_size: ClassVar[bool] = True
-    clips: ClassVar[bool] = False
+    allowed_uplinks: ClassVar[tuple[type[Codec], ...]] = (Sketch,)
+    required_memory: ClassVar[str] = Sketched.name
+    fixed_frame_size: ClassVar[bool] = True
+    supports_clipping: ClassVar[bool] = False
     client_algorithm: ClassVar[ClientAlgorithm] = ClientAlgorithm((SKETCH, VALUES))
 
     def __init__(self, *args: Any, **options: Any):
         super().__init__(*args, **options)
-        share = self.options.density
-        # Reads as many coordinates of a sketch as there are candidates.
-        self.reader = at_density(self.uplink, min(1.0, self.options.candidates * share))
+        density = self.options.density
+        # Its density is that of the candidates.
+        self.reader = at_density(self.uplink, min(1.0, self.options.candidates * density))
         spans = codecs.spans(self.uplink, self.layout)
-        self.most = sum(self.reader.unscoped.count(span.stop - span.start) for span in spans)
-        self.count = TopK(share).count(self.layout.numel)  # k
+        self.max_candidates = sum(
+            self.reader.unscoped.count(span.stop - span.start) for span in spans
+        )
+        self.count = TopK(density).count(self.layout.numel)  # k
         self.candidates = np.empty(0, np.int64)  # of the round
-        self._announced = b""  # these, as a frame
-        self._merged: Sequence[Accepted] | None = None  # what they were found in
-        self._returned = b""  # those that the last aggregate did not keep
+        self._announced = b""  # frame of the candidates
+        self._merged: Sequence[AcceptedUpdate] | None = (
+            None  # the updates that they are computed from
+        )
+        self._returned = b""  # frame of the candidates that the last aggregate dropped
 
     def _check_settings(self) -> None:
         super()._check_settings()
-        share, read = self.options.density, self.uplink.density
-        if read not in (Sketch.density, share):
+        own, given = self.options.density, self.uplink.density
+        if given not in (Sketch.density, own):
             raise ConfigError(
-                f"--strategy {self.name} moves a share of {share:g}, its uplink reads one of {read:g}; "
-                f"give --strategy {self.name}:density={read:g}"
+                f"--strategy {self.name} has density={own:g}, and its --uplink density={given:g}; "
+                f"give --strategy {self.name}:density={given:g}"
             )
 
     @classmethod
@@ -89,7 +95,7 @@ class SketchedSGD(Average):
         return Phase(SKETCH), Phase(VALUES)
 
     def announce(
-        self, phase: Phase, client: int, before: Mapping[str, Sequence[Accepted]]
+        self, phase: Phase, client: int, before: Mapping[str, Sequence[AcceptedUpdate]]
     ) -> Mapping[str, bytes]:
         if phase.name == SKETCH:
             return {}
@@ -109,22 +115,24 @@ class SketchedSGD(Average):
 
     def aggregate(self, updates: RoundUpdates, into: Tensor) -> Aggregation:
         mean = torch.zeros(self.candidates.size, dtype=torch.float32)
-        for update, share in self.shares(updates.phases[VALUES]):
-            update.add_to(mean, share)
+        for update, weight in self.weighted_updates(updates.phases[VALUES]):
+            update.add_to(mean, weight)
         kept = kernels.top_k([mean], self.count).positions.numpy()
         into[torch.from_numpy(self.candidates[kept])] = mean[kept]
-        left = np.setdiff1d(np.arange(mean.numel()), kept, assume_unique=True)
-        self._returned = _marks(left, mean.numel()) if left.size else b""
+        dropped = np.setdiff1d(np.arange(mean.numel()), kept, assume_unique=True)
+        self._returned = _marks(dropped, mean.numel()) if dropped.size else b""
         return Aggregation()
 
-    def returned(self, accepted: Accepted) -> bytes:
+    def returned_frame(self, accepted: AcceptedUpdate) -> bytes:
         return self._returned if accepted.update is not None else b""
 
-    def _largest(self, accepted: Sequence[Accepted]) -> np.ndarray:
-        """Return the positions of the largest estimates of the weighted mean, halved so that rounding cannot overflow."""
-        found, shares = torch.zeros(self.layout.numel, dtype=torch.float32), self.shares(accepted)
-        add_all([update for update, _ in shares], [share / 2 for _, share in shares], found)
-        return kernels.top_k([found], self.most).positions.numpy()
+    def _largest(self, accepted: Sequence[AcceptedUpdate]) -> np.ndarray:
+        """Return the positions of the largest estimates of the weighted mean."""
+        mean = torch.zeros(self.layout.numel, dtype=torch.float32)
+        weighted = self.weighted_updates(accepted)
+        # Weights are halved, so that the sum cannot overflow.
+        add_all([update for update, _ in weighted], [weight / 2 for _, weight in weighted], mean)
+        return kernels.top_k([mean], self.max_candidates).positions.numpy()
 
 
 def _marks(positions: np.ndarray, numel: int) -> bytes:

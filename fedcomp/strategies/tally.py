@@ -1,4 +1,4 @@
-"""The majority of votes as numbers, with the result that kernels/votes.py has of them as bits.
+"""The majority of votes given as numbers. kernels/votes.py computes the same for packed bits.
 
 Bernstein, Zhao, Azizzadenesheli, Anandkumar: signSGD with majority vote is communication efficient and fault tolerant. ICLR 2019.
 """
@@ -12,21 +12,19 @@ from ..kernels import votes as kernel
 
 
 def majority(votes: Tensor | np.ndarray, seed: int) -> Tensor | np.ndarray:
-    """The majority, ±1 [n], of ±1 votes [voters, n]: a tensor or an array as these are, of their type.
+    """Return the majority, ±1 [n], of ±1 votes [voters, n], as a tensor or an array of the type of `votes`.
 
-    A tie is decided by the coin of (seed, coordinate), the same for all who know the seed. Raises ConfigError for what is no vote.
+    Ties are broken at random, keyed by (seed, coordinate). Raises ConfigError for votes of another shape, or other than ±1.
     """
-    held = votes if isinstance(votes, Tensor) else np.asarray(votes)
-    if held.ndim != 2 or len(held) == 0:
+    cast = votes if isinstance(votes, Tensor) else np.asarray(votes)
+    if cast.ndim != 2 or len(cast) == 0:
         raise ConfigError(
-            f"votes have the shape {list(held.shape)}; give ±1 votes of at least one voter, [voters, n]"
+            f"votes have the shape {list(cast.shape)}; give ±1 votes of at least one voter, [voters, n]"
         )
-    if not ((held == 1) | (held == -1)).all():
-        raise ConfigError(
-            "a vote is neither 1 nor −1; toss a coin of the client's own for each zero before it votes"
-        )
-    n = held.shape[1]
-    won = np.unpackbits(kernel.majority(kernel.pack(held), n, seed), count=n)
-    if isinstance(held, Tensor):
-        return 2 * torch.from_numpy(won).to(held) - 1
-    return 2 * won.astype(held.dtype) - 1
+    if not ((cast == 1) | (cast == -1)).all():
+        raise ConfigError("a vote is neither 1 nor −1; replace each zero by a random sign first")
+    n = cast.shape[1]
+    bits = np.unpackbits(kernel.majority(kernel.pack(cast), n, seed), count=n)
+    if isinstance(cast, Tensor):
+        return 2 * torch.from_numpy(bits).to(cast) - 1
+    return 2 * bits.astype(cast.dtype) - 1

@@ -98,7 +98,7 @@ def _largest_sum(
 def check(config: RunConfig, strategy: RoundStrategy, memory: Memory) -> None:
     """Raise ConfigError if relays cannot add the frames of this run."""
     uplink = strategy.uplink
-    clients = cohort.size(config.participation, config.clients)
+    clients = cohort.cohort_size(config.participation, config.clients)
     per_relay = -(-config.clients // config.relays)  # a cohort may be divided unevenly
     advised = f"use --uplink topk:density=1%+s2:union={min(clients, per_relay)}"
     inner = uplink.unscoped

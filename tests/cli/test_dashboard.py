@@ -82,7 +82,7 @@ def test_long_facts_leave_each_other_whole(told, width, height):
         byzantine=6,
         attack="inverted 4/12, low-margin 11, alie:z=1.5 3/7, malformed 9",
         strategy="election:byzantine=4,form=ballots,sealed=true",
-        notice="the tally is guarded against 4 Byzantine clients of a round, the ballots are not: a Byzantine client's own counts as "
+        notice="the tally is protected against 4 Byzantine clients in a round, the ballots are not: a Byzantine client's own counts as "
         "one of all, and the server reads none of them",
     )
     text = " ".join(

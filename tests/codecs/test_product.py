@@ -235,7 +235,7 @@ def test_a_memory_keeps_what_a_product_loses(spec):
         return
     keeper, x = memory("residual", c, NUMEL), normal(NUMEL)
     arrived = c.decode(keeper.propose(x, seed=4), numel=NUMEL)
-    assert np.array_equal(keeper.sent, c.open(keeper.pending, NUMEL).positions)
+    assert np.array_equal(keeper.sent_positions, c.open(keeper.pending, NUMEL).positions)
     keeper.commit()
     assert torch.equal(keeper.residual, x - arrived)
 

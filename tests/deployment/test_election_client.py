@@ -14,7 +14,7 @@ from fedcomp.messages import UPDATE, Assignment
 from fedcomp.privacy.ballots import CARD
 from fedcomp.strategies import resolved
 from fedcomp.strategies.client_algorithm import DataPartition
-from fedcomp.strategies.local_election import ROW, Row
+from fedcomp.strategies.local_election import ROW, CodeRow
 from fedcomp.strategies.sealed_messages import KEY_OF, NO_CARD, terms_of
 
 
@@ -55,7 +55,7 @@ def test_a_client_asked_again_about_something_else_answers_anew():
             "attempt": name * 32,
             "terms": terms_of(told_options, asked.fingerprint, 1.0).encode(),
         }
-        told |= {ROW: Row(2, 0, tuple(DataPartition(j, (j,)) for j in range(5))).pack()}
+        told |= {ROW: CodeRow(2, 0, tuple(DataPartition(j, (j,)) for j in range(5))).pack()}
         told |= {f"{KEY_OF}{client}": key for client, key in others.items()}
         return replace(
             asked, announced=[part for key, value in told.items() for part in (key.encode(), value)]

@@ -13,7 +13,7 @@ from fedcomp import RunConfig
 from fedcomp.memories.lowrank import LEFT, RIGHT
 from fedcomp.server.round_loop import RoundResult
 from fedcomp.strategies import Phase
-from fedcomp.strategies.round_completion import DEADLINE, Closed, Progress, RoundCompletion
+from fedcomp.strategies.round_completion import DEADLINE, PhaseEnd, Progress, RoundCompletion
 
 pytestmark = [pytest.mark.deploy, pytest.mark.timeout(300)]
 CLIENTS = 4
@@ -68,9 +68,11 @@ class Others(RoundCompletion):
 
     but: int = 0
 
-    def check(self, progress: Progress) -> Closed | None:
+    def check(self, progress: Progress) -> PhaseEnd | None:
         return (
-            Closed(DEADLINE, "too late") if progress.answered >= progress.asked - self.but else None
+            PhaseEnd(DEADLINE, "too late")
+            if progress.answered >= progress.asked - self.but
+            else None
         )
 
 

@@ -15,12 +15,12 @@ from fedcomp.keys.enrolment import public_key_pem
 from fedcomp.keys.keyring import point_of
 from fedcomp.keys.signature_log import SignatureLog
 from fedcomp.messages import UPDATE, Assignment
-from fedcomp.privacy.ballots import CARD, Card, Sealed, Slot
+from fedcomp.privacy.ballots import CARD, Card, SealedBallot, Slot
 from fedcomp.state_folder import StateFolder
 from fedcomp.strategies import resolved
 from fedcomp.strategies.client_algorithm import DataPartition
-from fedcomp.strategies.local_election import BALLOTS, ROW, Row
-from fedcomp.strategies.sealed_election import unknown_keys
+from fedcomp.strategies.local_election import BALLOTS, ROW, CodeRow
+from fedcomp.strategies.sealed_client import unknown_keys
 from fedcomp.strategies.sealed_messages import CARDS, KEY_OF, terms_of
 
 CONFIG = resolved(
@@ -73,17 +73,17 @@ class Server:
         }
         return self.ask(
             CARDS,
-            {ROW: Row(0, 0, tuple(DataPartition(j, (j,)) for j in range(5))).pack()} | points,
+            {ROW: CodeRow(0, 0, tuple(DataPartition(j, (j,)) for j in range(5))).pack()} | points,
             attempt,
             round,
         )
 
-    def ballot(self, run: str, cards: bytes, attempt: str = A, round: int = 1) -> Sealed:
+    def ballot(self, run: str, cards: bytes, attempt: str = A, round: int = 1) -> SealedBallot:
         slot = Slot(run, attempt, round, 0, self.terms)
         told = {"0": cards[:CARD]} | {str(i): Card.make(slot, i, KEYS[i]).data for i in range(1, 5)}
         report = self.ask(BALLOTS, told, attempt, round)
         assert report.kind == UPDATE, report.reason
-        return Sealed.read(report.frame, slot, KEYS[0].public_key())
+        return SealedBallot.read(report.frame, slot, KEYS[0].public_key())
 
 
 @pytest.fixture(params=["with a state folder", "without", "started again"])
@@ -127,7 +127,7 @@ def test_keys_stay_those_that_were_heard_first_in_a_run(server):
     assert server.cards(keys=[*KEYS[:2], *FALSE[2:]]).kind == UPDATE, "they are another run's"
     server.invite("A")
     refused = server.cards(B, keys=FALSE)
-    assert refused.kind == "failed" and "knows the keys of 1 alone" in refused.reason
+    assert refused.kind == "failed" and "knows the keys of 1 clients of its row" in refused.reason
 
 
 def test_a_client_says_whose_key_it_does_not_know(tmp_path):

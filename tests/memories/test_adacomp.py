@@ -51,7 +51,7 @@ def test_how_many_are_sent_follows_from_the_values():
     for name in ("one spike", "normal", "constant"):
         m = memory("adacomp:bin=100", codec("stc"), NUMEL)
         m.propose(vectors(NUMEL)[name])
-        sent[name] = m.sent.size
+        sent[name] = m.sent_positions.size
     assert sent["one spike"] == 1 < sent["normal"] < sent["constant"] == NUMEL
 
 
@@ -88,13 +88,13 @@ def test_a_codec_of_one_side_leaves_the_other_in_the_residual():
 
 def test_what_a_schedule_allows_is_not_exceeded():
     m = memory("adacomp:bin=10", codec("stc"), NUMEL)
-    m.use_density(0.02)
+    m.set_density(0.02)
     m.propose(update(1))
-    assert m.sent.size == 6
+    assert m.sent_positions.size == 6
     m.rollback()
-    m.use_density(0.0)
+    m.set_density(0.0)
     m.propose(update(2))
-    assert m.sent.size > 30
+    assert m.sent_positions.size > 30
 
 
 @for_each("spec", ["identity", "fp16@layer", "randomk", "threshold"])

@@ -98,11 +98,11 @@ def test_a_density_may_change_under_one_memory():
     c = codec("topk:density=1/100")
     m = memory("dgc", c, NUMEL)
     for density, count in ((0.25, 75), (0.0625, 19), (0.015625, 5), (0.0, 3)):
-        m.use_density(density)
+        m.set_density(density)
         m.propose(update(count))
-        assert m.sent.size == count
-        m.use_density(0.0)  # the news comes when another round has another density
-        sent = m.sent
+        assert m.sent_positions.size == count
+        m.set_density(0.0)  # the news comes when another round has another density
+        sent = m.sent_positions
         m.commit()
         assert not m.residual[sent].any() and not m.velocity[sent].any()
 

@@ -86,7 +86,7 @@ def test_the_step_is_the_largest_that_the_codec_bears_unless_it_is_given():
 def test_a_step_that_the_codec_does_not_bear_is_refused(alpha):
     with pytest.raises(
         ConfigError,
-        match=r"alpha is .*; coin bears more than 0 and at most 0\.416493",
+        match=r"alpha is .*; with coin it must be above 0 and at most 0\.416493",
     ):
         memory(f"diana:alpha={alpha}", Coin(), NUMEL)
 

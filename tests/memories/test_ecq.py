@@ -126,14 +126,12 @@ def test_what_a_biased_codec_never_sends_may_not_grow():
 
 
 def test_a_codec_without_a_bound_is_refused():
-    with pytest.raises(
-        ConfigError, match="error is bounded, and that of sign is not; use --uplink stc"
-    ):
+    with pytest.raises(ConfigError, match="error of sign has no bound; use --uplink stc"):
         memory("ecq", codec("sign"), NUMEL)
 
 
 def test_a_density_under_which_a_pair_diverges_is_refused():
     m = memory("ecq:alpha=1,beta=0.9", codec("topk:density=1/10"), NUMEL)
     with pytest.raises(ConfigError, match="use --memory ecq"):
-        m.use_density(1 / 300)
-    m.use_density(1 / 50)
+        m.set_density(1 / 300)
+    m.set_density(1 / 50)

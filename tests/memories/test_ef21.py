@@ -65,6 +65,6 @@ def test_a_codec_that_does_not_contract_is_refused(spec):
     for make in (memory, counterpart):
         with pytest.raises(
             ConfigError,
-            match="--memory ef21 gets nowhere with .*, which does not contract; use --uplink stc, or --memory none",
+            match="--memory ef21 does not converge with .*, which does not contract; use --uplink stc, or --memory none",
         ):
             make("ef21", codec(spec), NUMEL, LAYOUT)

@@ -101,9 +101,9 @@ def test_one_proposal_waits_at_a_time(name, spec):
     m = warm(name, spec)
     propose(m, update(8))
     before = copied(m.state_dict())
-    with pytest.raises(ConfigError, match="a proposal is waiting"):
+    with pytest.raises(ConfigError, match="a proposal is pending"):
         propose(m, update(9))
-    with pytest.raises(ConfigError, match="a proposal is waiting"):
+    with pytest.raises(ConfigError, match="a proposal is pending"):
         propose_stack([m], update(9)[None], [0])
     assert same_state(m.state_dict(), before)
 
@@ -113,7 +113,7 @@ def test_there_is_nothing_to_settle_without_a_proposal(name, spec):
     for m in (make(name, spec), warm(name, spec)):
         before = copied(m.state_dict())
         for settle in (m.commit, m.rollback):
-            with pytest.raises(ConfigError, match="no proposal is waiting"):
+            with pytest.raises(ConfigError, match="no proposal is pending"):
                 settle()
         assert m.pending is None and same_state(m.state_dict(), before)
 
@@ -146,14 +146,14 @@ def test_an_update_of_another_model_is_refused(name, spec):
 @every_pair
 def test_sent_are_the_positions_that_the_waiting_frame_touches(name, spec):
     m, layout = warm(name, spec), layout_of(NUMEL)
-    assert m.sent.size == 0
+    assert m.sent_positions.size == 0
     y = m.codec.decode(propose(m, update(8)), numel=NUMEL, layout=layout)
     read = (
         [] if name in IN_PHASES else y.nonzero().flatten().tolist()
     )  # nothing is taken of the first frame alone
-    assert m.sent is None if spec in DENSE else m.sent.tolist() == read
+    assert m.sent_positions is None if spec in DENSE else m.sent_positions.tolist() == read
     m.rollback()
-    assert m.sent.size == 0
+    assert m.sent_positions.size == 0
 
 
 @one_each

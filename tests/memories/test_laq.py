@@ -169,7 +169,7 @@ def test_a_codec_that_loses_too_much_to_send_ever_is_refused(spec):
 
 
 def test_a_codec_that_does_not_contract_is_refused():
-    with pytest.raises(ConfigError, match="--memory laq gets nowhere with sign"):
+    with pytest.raises(ConfigError, match="--memory laq does not converge with sign"):
         memory("laq:errors=0", codec("sign"), NUMEL)
 
 

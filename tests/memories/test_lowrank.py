@@ -155,7 +155,7 @@ def test_a_state_moved_between_the_phases_goes_on_bit_by_bit(phase, settle):
     moved.load_state_dict(
         {k: v.clone() if isinstance(v, torch.Tensor) else v for k, v in stayed.state_dict().items()}
     )
-    assert moved.sent is None and stayed.sent is None
+    assert moved.sent_positions is None and stayed.sent_positions is None
     if phase == LEFT:
         assert right(moved, basis) == right(stayed, basis)
     for m in (moved, stayed):
@@ -171,7 +171,7 @@ def test_a_state_moved_between_the_phases_goes_on_bit_by_bit(phase, settle):
         (
             {},
             ProtocolError,
-            "the server announced no 'right' for the phase 'left'; both sides need the same strategy",
+            "the server announced no 'right' for the phase 'left'; server and client need the same strategy",
         ),
         ({RIGHT: START.tobytes()[:-4]}, ProtocolError, "another length"),
         ({RIGHT: (START * np.float32("inf")).tobytes()}, ProtocolError, "NaN or infinity"),
@@ -203,7 +203,7 @@ def test_a_wrong_announcement_in_the_second_phase_leaves_the_first_frame_waiting
 
 def test_a_phase_out_of_turn_is_refused():
     m = make()
-    with pytest.raises(ConfigError, match="no proposal is waiting"):
+    with pytest.raises(ConfigError, match="no proposal is pending"):
         right(m, b"")
     basis = basis_of(left(m, update(1)))
     with pytest.raises(ConfigError, match="has no frame for a phase 'train'"):
@@ -222,7 +222,7 @@ def test_other_memories_have_one_frame():
     frame = m.propose(update(1))
     with pytest.raises(
         ConfigError,
-        match="memory 'residual' has no frame for a phase 'right'; use the memory that the strategy asks for",
+        match="memory 'residual' has no frame for a phase 'right'; use the memory that the strategy requires",
     ):
         right(m, b"")
     assert m.pending == frame
@@ -232,7 +232,7 @@ def test_other_memories_have_one_frame():
 def test_other_codecs_are_refused(spec):
     with pytest.raises(
         ConfigError,
-        match="--memory lowrank goes with --uplink powersgd, not with .*; give that, or --memory residual",
+        match="--memory lowrank needs --uplink powersgd, not .*; give that, or --memory residual",
     ):
         memory("lowrank", codec(spec), NUMEL, LAYOUT)
 

@@ -13,7 +13,7 @@ from fedcomp import NonFiniteError, available_codecs, codec, memory
 from fedcomp.errors import ConfigError
 from fedcomp.memories import Memory, counterpart
 from fedcomp.memories.base import Counterpart
-from fedcomp.memories.shift import MEMBERS
+from fedcomp.memories.shift import CLIENTS
 
 NUMEL = 60
 LAYOUT = layout_of(NUMEL)
@@ -72,7 +72,7 @@ def test_both_sides_keep_the_same_whatever_happens(pair_, rounds):
         if frame is None:
             server.settle([(5, None, fresh)], 1.0)
         elif outcome == "commit":
-            base = kept(None if fresh else server.row(5)).clone()
+            base = kept(None if fresh else server.shift_of(5)).clone()
             estimate = server.estimate(5, sent, fresh)
             torch.testing.assert_close(estimate.dense(), base + sent.dense())
             m.commit()
@@ -80,7 +80,7 @@ def test_both_sides_keep_the_same_whatever_happens(pair_, rounds):
             fresh = False
         else:
             m.rollback()
-        assert same_bits(kept(m.shift), kept(None if fresh else server.row(5)))
+        assert same_bits(kept(m.shift), kept(None if fresh else server.shift_of(5)))
 
 
 @for_each("name, spec", PAIRS)
@@ -90,12 +90,12 @@ def test_an_estimate_reads_the_same_in_every_way(name, spec):
     m.commit()
     sent = opened(m, m.propose(update(2), seed=2))
     for estimate in (server.estimate(0, sent, False), server.estimate(0, None, False)):
-        before, total = kept(server.row(0)).clone(), torch.ones(NUMEL)
+        before, total = kept(server.shift_of(0)).clone(), torch.ones(NUMEL)
         estimate.add_to(total, 2.0)
         torch.testing.assert_close(total, 1 + 2 * estimate.dense())
         assert same_bits(torch.from_numpy(estimate.block(7, 40).copy()), estimate.dense()[7:40])
         assert estimate.numel == estimate.nonzeros == NUMEL and estimate.positions is None
-        assert same_bits(server.row(0), before)
+        assert same_bits(server.shift_of(0), before)
     assert (
         server.estimate(0, sent, True) is sent
         and server.estimate(1, sent, False) is sent
@@ -117,12 +117,12 @@ def test_what_was_taken_is_what_comes_back_from_a_checkpoint(name):
         codec("identity").open(codec("identity").encode(update(seed)), NUMEL) for seed in range(4)
     ]
     server.settle([(3, sent[0], True), (11, sent[1], True), (2**63, sent[2], True)], 1.5)
-    assert write() == {"3", "11", str(2**63)} and json.loads(written[MEMBERS]) == [3, 11, 2**63]
+    assert write() == {"3", "11", str(2**63)} and json.loads(written[CLIENTS]) == [3, 11, 2**63]
     server.settle([(11, sent[3], False), (3, None, False)], 2.5)
-    written.pop(MEMBERS)
-    assert write() == {"11"} and MEMBERS not in written
+    written.pop(CLIENTS)
+    assert write() == {"11"} and CLIENTS not in written
     server.settle([(3, None, True)], 0.5)  # begins anew, with nothing to send
-    assert write() == set() and json.loads(written[MEMBERS]) == [11, 2**63]
+    assert write() == set() and json.loads(written[CLIENTS]) == [11, 2**63]
     restored = counterpart(name, codec("identity"), NUMEL)
     restored.restore(written.get, written.get)
     assert restored.announce() == server.announce() and restored.take_changes()[0] == {}
@@ -130,8 +130,8 @@ def test_what_was_taken_is_what_comes_back_from_a_checkpoint(name):
         client for client, _ in server.absent(())
     ]
     for client in (3, 11, 2**63):
-        assert same_bits(kept(restored.row(client)), kept(server.row(client)))
-    assert restored.row(3) is None
+        assert same_bits(kept(restored.shift_of(client)), kept(server.shift_of(client)))
+    assert restored.shift_of(3) is None
 
 
 @for_each("name", NAMES)
@@ -159,7 +159,8 @@ def test_a_frame_is_taken_as_a_whole(name):
     m = memory(name, codec("identity"), NUMEL)
     frame = m.propose(update(1))
     with pytest.raises(
-        ConfigError, match="has a counterpart, which takes frames as a whole; use --memory residual"
+        ConfigError,
+        match="has a counterpart, which accepts only whole frames; use --memory residual",
     ):
         m.commit(returned=codec("identity").encode(update(1)))
     assert m.pending == frame and m.shift is None

@@ -52,7 +52,10 @@ def commit(m: Sketched, candidates, kept) -> None:
 def test_the_first_frame_is_a_sketch_of_v_and_the_second_its_exact_values(spec):
     m, x = make("momentum=0.5", spec), update(1)
     frame = m.propose(x, seed=7, context=BEGIN)
-    assert frame == m.pending == m.codec.encode(x, seed=7, layout=LAYOUT) and m.sent.size == 0
+    assert (
+        frame == m.pending == m.codec.encode(x, seed=7, layout=LAYOUT)
+        and m.sent_positions.size == 0
+    )
     m.rollback()
     v = x + (x * 0.5 + update(2))
     assert m.propose(update(2), seed=8, context=BEGIN) == m.codec.encode(v, seed=8, layout=LAYOUT)
@@ -61,7 +64,7 @@ def test_the_first_frame_is_a_sketch_of_v_and_the_second_its_exact_values(spec):
     assert (
         frame == m.pending
         and same_bits(NUMBERS.decode(frame, numel=4), v[at])
-        and m.sent.tolist() == at
+        and m.sent_positions.tolist() == at
     )
 
 
@@ -76,7 +79,9 @@ def test_u_and_v_are_zero_where_a_candidate_was_kept_and_only_there():
     u[kept] = v[kept] = 0
     assert u[20] and same_bits(vector(m, "velocity"), u) and same_bits(vector(m), v)
     assert (
-        m.pending is None and m.sent.size == 0 and set(m.state_dict()) == {"residual", "velocity"}
+        m.pending is None
+        and m.sent_positions.size == 0
+        and set(m.state_dict()) == {"residual", "velocity"}
     )
 
 
@@ -141,7 +146,10 @@ def test_a_state_moved_between_the_phases_goes_on_bit_by_bit(phase, end):
     moved.load_state_dict(
         {k: v.clone() if isinstance(v, torch.Tensor) else v for k, v in stayed.state_dict().items()}
     )
-    assert moved.pending == stayed.pending and moved.sent.tolist() == stayed.sent.tolist()
+    assert (
+        moved.pending == stayed.pending
+        and moved.sent_positions.tolist() == stayed.sent_positions.tolist()
+    )
     if phase == SKETCH:
         assert values(moved, at) == values(stayed, at)
     for m in (moved, stayed):
@@ -162,7 +170,7 @@ def test_a_state_moved_between_the_phases_goes_on_bit_by_bit(phase, end):
         (
             {},
             ProtocolError,
-            "the server announced no 'candidates' for the phase 'values'; both sides need the same strategy",
+            "the server announced no 'candidates' for the phase 'values'; server and client need the same strategy",
         ),
         ({CANDIDATES: b""}, FrameError, None),
         ({CANDIDATES: marks([1])[:-1]}, FrameError, None),
@@ -174,7 +182,7 @@ def test_a_wrong_announcement_leaves_the_sketch_waiting(announced, error, senten
     frame = m.propose(update(1), context=BEGIN)
     with pytest.raises(error, match=sentence):
         m.proceed(context=Context(phase=VALUES, announced=announced))
-    assert m.pending == frame and m.sent.size == 0
+    assert m.pending == frame and m.sent_positions.size == 0
     assert values(m, [1, 2]) == m.pending != frame
 
 
@@ -189,7 +197,7 @@ def test_a_second_phase_that_comes_twice_is_answered_twice():
 def test_nobody_is_a_candidate():
     m = make()
     m.propose(torch.zeros(NUMEL), context=BEGIN)
-    assert NUMBERS.decode(values(m, []), numel=0).numel() == 0 and m.sent.size == 0
+    assert NUMBERS.decode(values(m, []), numel=0).numel() == 0 and m.sent_positions.size == 0
     m.commit()
     assert m.pending is None
 
@@ -216,7 +224,7 @@ def test_a_clients_own_momentum_is_masked_where_its_values_were_kept():
 
 def test_a_phase_out_of_turn_is_refused():
     m = make()
-    with pytest.raises(ConfigError, match="no proposal is waiting"):
+    with pytest.raises(ConfigError, match="no proposal is pending"):
         values(m, [1])
     for phase in ("train", VALUES):
         with pytest.raises(
@@ -232,7 +240,7 @@ def test_a_phase_out_of_turn_is_refused():
 
 @for_each("spec", ["stc", "identity", "topk@layer", "topk+fp16"])
 def test_other_codecs_are_refused(spec):
-    sentence = "--memory sketched goes with --strategy sketched-sgd and --uplink sketch, not with .*; give these, or --memory dgc"
+    sentence = "--memory sketched needs --strategy sketched-sgd and --uplink sketch, not .*; give these, or --memory dgc"
     with pytest.raises(ConfigError, match=sentence):
         memory("sketched", codec(spec), NUMEL, LAYOUT)
 

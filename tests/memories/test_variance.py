@@ -51,7 +51,7 @@ def test_a_clear_coordinate_is_sent_and_a_noisy_one_waits():
     g[:, 0], g[::2, 1], g[1::2, 1] = 1.0, 5.0, -5.0
     m = memory("variance", codec("topk"), NUMEL)
     m.propose(-g.sum(0), context=moments(g))
-    assert m.sent.tolist() == [0]
+    assert m.sent_positions.tolist() == [0]
 
 
 def test_weak_evidence_adds_up_over_rounds():
@@ -60,7 +60,7 @@ def test_weak_evidence_adds_up_over_rounds():
     sent = []
     for _ in range(4):
         m.propose(x, context=moments(g))
-        sent.append(m.sent.size)
+        sent.append(m.sent_positions.size)
         m.commit()
     assert sent == [0, 0, NUMEL, 0]  # r² = t², v = t: above 2v from the third step on
     assert torch.allclose(m.residual, x)
@@ -126,7 +126,7 @@ def test_moments_that_overflow_change_nothing():
 
 @for_each("spec", ["identity", "natural@layer", "randomk"])
 def test_a_codec_that_chooses_for_itself_or_not_at_all_is_refused(spec):
-    with pytest.raises(ConfigError, match="--memory variance chooses the coordinates"):
+    with pytest.raises(ConfigError, match="--memory variance selects the coordinates"):
         memory("variance", codec(spec), NUMEL, LAYOUT)
 
 

@@ -14,13 +14,13 @@ from fedcomp.privacy import ballots
 from fedcomp.privacy.ballots import (
     CARD,
     HEAD,
-    ONCE,
+    NONCE,
     SALT,
     WRAP,
     Card,
-    Sealed,
+    SealedBallot,
     Slot,
-    Unopenable,
+    UnopenableBallot,
     card_key,
     seal,
 )
@@ -55,8 +55,8 @@ def data(publics) -> bytes:
     return seal(BITS, SLOT, publics, KEYS[0])
 
 
-def read(data: bytes, slot: Slot = SLOT) -> Sealed:
-    return Sealed.read(data, slot, KEYS[slot.sender].public_key())
+def read(data: bytes, slot: Slot = SLOT) -> SealedBallot:
+    return SealedBallot.read(data, slot, KEYS[slot.sender].public_key())
 
 
 @pytest.mark.parametrize("voter", VOTERS)
@@ -75,7 +75,7 @@ def test_who_has_no_card_opens_nothing(data, cards):
     for voter, private in ((3, Card.make(SLOT, 3, KEYS[3]).private), (1, cards[2].private)):
         with pytest.raises(ProtocolError, match="not sealed for the card") as caught:
             read(data).open(voter, private)
-        assert not isinstance(caught.value, Unopenable), "its sender is not to blame"
+        assert not isinstance(caught.value, UnopenableBallot), "its sender is not to blame"
 
 
 def test_what_travels_holds_neither_the_bits_nor_any_key(data, cards):
@@ -85,7 +85,7 @@ def test_what_travels_holds_neither_the_bits_nor_any_key(data, cards):
 
 def test_the_hash_of_a_guessed_ballot_is_not_in_it(data):
     """The salt keeps a server from trying out ballots of few bits."""
-    assert hashlib.sha256(SLOT.bytes("ballot", bytes(SALT), BITS)).digest() != read(data).held
+    assert hashlib.sha256(SLOT.bytes("ballot", bytes(SALT), BITS)).digest() != read(data).commitment
 
 
 @pytest.mark.parametrize(
@@ -94,7 +94,7 @@ def test_the_hash_of_a_guessed_ballot_is_not_in_it(data):
 def test_nothing_fits_another_slot(data, cards, change):
     other = dataclasses.replace(SLOT, **change)
     with pytest.raises(ProtocolError, match="not signed"):
-        Sealed.read(data, other, KEYS[0].public_key())
+        SealedBallot.read(data, other, KEYS[0].public_key())
     with pytest.raises(ProtocolError, match="not signed"):
         card_key(cards[1].data, other, 1, KEYS[1].public_key())
 
@@ -144,7 +144,7 @@ def test_no_key_is_made_twice():
     first, second = (read(seal(BITS, SLOT, publics, KEYS[0])) for _ in range(2))
     assert (
         first.point != second.point
-        and first.held != second.held
+        and first.commitment != second.commitment
         and first.content != second.content
     )
     assert {wrap for _, wrap in first.wraps.values()}.isdisjoint(
@@ -156,12 +156,14 @@ def test_another_attempt_has_other_keys_even_where_the_machine_draws_the_same():
     attempts = [dataclasses.replace(SLOT, attempt=name) for name in ("1", "2")]
     publics = {1: Card.make(SLOT, 1, KEYS[1], counter("card")).data[: ballots.KEY]}
     one, two = (
-        Sealed.read(
+        SealedBallot.read(
             seal(BITS, slot, publics, KEYS[0], counter("ballot")), slot, KEYS[0].public_key()
         )
         for slot in attempts
     )
-    assert one.point == two.point and one.wraps[1] != two.wraps[1] and one.held != two.held
+    assert (
+        one.point == two.point and one.wraps[1] != two.wraps[1] and one.commitment != two.commitment
+    )
 
 
 def test_the_same_draws_make_the_same_bytes():
@@ -184,7 +186,7 @@ def crooked(publics: dict[int, bytes], for_second: bytes) -> bytes:
     wrapping = ballots._wrapping(SLOT, 2, own, publics[2], point, publics[2])
     at = HEAD.size + WRAP.size
     whole[at : at + WRAP.size] = WRAP.pack(
-        2, publics[2], ChaCha20Poly1305(wrapping).encrypt(ONCE, for_second, None)
+        2, publics[2], ChaCha20Poly1305(wrapping).encrypt(NONCE, for_second, None)
     )
     held, end = bytes(whole[32:64]), HEAD.size + 2 * WRAP.size
     text = ballots.signed_text(SLOT, held, point, bytes(whole[HEAD.size : end]), bytes(whole[end:]))
@@ -195,7 +197,7 @@ def crooked(publics: dict[int, bytes], for_second: bytes) -> bytes:
 def test_a_sender_that_gives_voters_different_keys_is_proven_to_lie(publics, cards):
     sealed = read(crooked(publics, bytes(32)))
     assert sealed.open(1, cards[1].private) == BITS
-    with pytest.raises(Unopenable):
+    with pytest.raises(UnopenableBallot):
         sealed.open(2, cards[2].private)
     assert sealed.proven_bad(2, publics[2], cards[2].private)
 
@@ -214,7 +216,7 @@ def test_bits_that_the_sender_did_not_sign_for_are_not_opened(publics, cards):
     )
     whole[64 : 64 + ballots.SIGNATURE] = ballots.sign(KEYS[0], text)
     sealed = read(bytes(whole))
-    with pytest.raises(Unopenable, match="another ballot"):
+    with pytest.raises(UnopenableBallot, match="another ballot"):
         sealed.open(1, cards[1].private)
     assert sealed.proven_bad(1, publics[1], cards[1].private)
 
@@ -246,7 +248,7 @@ def test_two_ballots_for_one_slot_contradict_each_other(publics, data):
     assert read(data).contradicts(other) and not other.contradicts(other)
     elsewhere = dataclasses.replace(SLOT, round=4)
     assert not other.contradicts(
-        Sealed.read(seal(BITS, elsewhere, publics, KEYS[0]), elsewhere, KEYS[0].public_key())
+        SealedBallot.read(seal(BITS, elsewhere, publics, KEYS[0]), elsewhere, KEYS[0].public_key())
     )
 
 

@@ -13,7 +13,7 @@ from test_round_loop import Accounts
 from fedcomp.messages import DENSE
 from fedcomp.sim.timing import random_work_s
 from fedcomp.strategies import Asynchronous, StrategyConfig
-from fedcomp.strategies.base import Accepted
+from fedcomp.strategies.base import AcceptedUpdate
 
 HALF = StrategyConfig(
     participation=0.5, uplink="stc:density=10%", downlink="stc:density=10%", seed=3
@@ -92,19 +92,19 @@ def test_a_late_update_has_less_weight_and_the_others_do_not_gain_it():
             dict(federation.loop.started_in),
         )
         (outcome,) = run(federation, 1, round)
-        lateness = {client: round - began.get(client, round) for client in outcome.cohort}
-        moved = sum(a.update.dense() / (1 + lateness[a.client]) for a in outcome.accepted) / len(
+        staleness = {client: round - began.get(client, round) for client in outcome.cohort}
+        moved = sum(a.update.dense() / (1 + staleness[a.client]) for a in outcome.accepted) / len(
             outcome.accepted
         )
         torch.testing.assert_close(federation.loop.broadcasts.weights - before, moved)
-        late |= set(lateness.values())
+        late |= set(staleness.values())
     assert len(late) > 1
 
 
 def test_without_decay_all_updates_have_the_same_weight():
     federation = virtual(decay=0.0)
     run(federation, 6)
-    assert federation.strategy.discount(Accepted(0, None, 1, 0.0, "", lateness=3)) == 1.0
+    assert federation.strategy.discount(AcceptedUpdate(0, None, 1, 0.0, "", staleness=3)) == 1.0
 
 
 def test_a_client_that_is_too_late_is_given_up_and_keeps_its_update():

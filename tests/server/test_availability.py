@@ -7,7 +7,7 @@ from cases import for_each
 from fedcomp import RunConfig
 from fedcomp.server.availability import RETURN_S, Availability, Quota
 from fedcomp.server.transport import GRACE_S
-from fedcomp.strategies.cohort import size
+from fedcomp.strategies.cohort import cohort_size
 
 WITH_DEADLINE = RunConfig(clients=4, participation=1.0, deadline=30.0)
 LATER = Quota.later(WITH_DEADLINE, 4)
@@ -56,7 +56,7 @@ def test_without_a_deadline_a_round_needs_as_many_as_may_close_it(quorum, wanted
 )
 def test_a_round_waits_without_limit_for_a_lost_client_if_every_round_needs_all(options, limited):
     config = RunConfig(clients=10, **{"participation": 1.0} | options)
-    later = Quota.later(config, size(config.participation, config.clients))
+    later = Quota.later(config, cohort_size(config.participation, config.clients))
     assert later.grace_s(10) == (GRACE_S if limited else math.inf)
 
 

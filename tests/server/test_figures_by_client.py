@@ -110,7 +110,7 @@ def test_what_comes_in_a_later_round_is_that_late():
         began = dict(federation.loop.started_in)
         (outcome,) = run(federation, 1, round)
         expected = {client: round - began[client] for client in outcome.cohort if client in began}
-        assert outcome.traffic.lateness == expected
+        assert outcome.traffic.staleness == expected
         assert outcome.traffic.seconds.keys() == set(outcome.cohort), (
             "also of answers that came before they were taken"
         )

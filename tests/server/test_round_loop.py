@@ -11,8 +11,8 @@ from fedcomp.callbacks import Rejection
 from fedcomp.layout import Layout
 from fedcomp.messages import DENSE, UPDATE, failure
 from fedcomp.strategies import Average, Phase, StrategyConfig
-from fedcomp.strategies.base import Accepted
-from fedcomp.strategies.cohort import sample, size
+from fedcomp.strategies.base import AcceptedUpdate
+from fedcomp.strategies.cohort import cohort_size, sample_cohort
 
 ALL = StrategyConfig(
     participation=1.0, uplink="stc:density=10%", downlink="stc:density=10%", seed=3
@@ -79,7 +79,9 @@ def test_an_identity_run_is_the_plain_mean_of_the_updates():
 def test_weights_by_examples_are_capped():
     layout = Layout.flat(8)
     strategy = Average(replace(ALL, weights="examples", weight_cap=1.5), layout)
-    answers = [Accepted(i, None, examples, 0.0, "") for i, examples in enumerate([10, 10, 100])]
+    answers = [
+        AcceptedUpdate(i, None, examples, 0.0, "") for i, examples in enumerate([10, 10, 100])
+    ]
     assert strategy.client_weights(answers) == [10.0, 10.0, 60.0]
     assert Average(ALL, layout).client_weights(answers) == [1.0, 1.0, 1.0]
 
@@ -225,9 +227,9 @@ def test_a_reply_twice_counts_once():
 
 
 def test_cohorts_depend_on_seed_and_round_alone():
-    assert sample(range(100), 0.1, 1, 5) == sample(list(range(99, -1, -1)), 0.1, 1, 5)
-    assert sample(range(100), 0.1, 1, 5) != sample(range(100), 0.1, 1, 6)
-    assert [size(0.1, n) for n in (1, 2, 5, 10, 25, 200)] == [1, 2, 2, 2, 3, 20]
+    assert sample_cohort(range(100), 0.1, 1, 5) == sample_cohort(list(range(99, -1, -1)), 0.1, 1, 5)
+    assert sample_cohort(range(100), 0.1, 1, 5) != sample_cohort(range(100), 0.1, 1, 6)
+    assert [cohort_size(0.1, n) for n in (1, 2, 5, 10, 25, 200)] == [1, 2, 2, 2, 3, 20]
 
 
 class SecondLook(Average):

@@ -184,7 +184,7 @@ def test_more_proven_byzantine_clients_than_were_reckoned_with_are_told(tmp_path
         out=out(tmp_path, "run"),
     )
     (warned,) = simulate(config).warnings
-    assert "2 clients were proven to lie" in warned and "give f=2" in warned
+    assert "2 clients were proven Byzantine" in warned and "give f=2" in warned
 
 
 def test_the_header_of_a_run_has_the_notice(tmp_path):

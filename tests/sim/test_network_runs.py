@@ -334,7 +334,7 @@ def test_who_is_away_is_not_drawn_or_gone_and_comes_back_to_the_same_model(outco
     timing = Timing(
         Network(profiles, 3),
         RunConfig(clients=8, participation=0.25),
-        federation.strategy.fewest,
+        federation.strategy.min_clients,
         federation.transport,
         lambda a: 2,
     )

@@ -92,7 +92,7 @@ def test_rounds_that_fail_stand_in_the_metrics_with_the_reason(tmp_path):
     for record in rounds_of(out(tmp_path, "run")):
         assert sorted(r["stage"] for r in record["rejections"]) == ["aggregate"] * 4 + ["encode"]
         assert record["rejections"][-1]["reason"].endswith(
-            "needs 5 clients in a round for f=1; 4 could be used"
+            "needs 5 clients in a round for f=1; 4 were accepted"
         )
 
 

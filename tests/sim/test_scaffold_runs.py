@@ -15,7 +15,7 @@ from fedcomp.deployment.start import Endpoint, serve
 from fedcomp.errors import ConfigError, UserError
 from fedcomp.sim import simulate
 from fedcomp.strategies import StrategyConfig, resolved
-from fedcomp.strategies.cohort import sample
+from fedcomp.strategies.cohort import sample_cohort
 from fedcomp.strategies.scaffold import Scaffold
 from fedcomp.tasks import initial_model
 from fedcomp.training.batches import plan_batches
@@ -56,7 +56,9 @@ class Oracle:
         ).double()
 
     def round(self, round: int) -> list[int]:
-        cohort = sample(range(len(self.shards)), self.rules.participation, self.rules.seed, round)
+        cohort = sample_cohort(
+            range(len(self.shards)), self.rules.participation, self.rules.seed, round
+        )
         moves, changes = [], []
         for client in cohort:
             y, batches = (
@@ -161,9 +163,9 @@ def test_many_local_steps_on_one_class_each_drift_less(tmp_path):
     ("change", "says"),
     [
         ({"memory": "none"}, "does not work with memory 'none'; leave --memory out"),
-        ({"weights": "examples"}, "counts every client once; leave --weights out"),
-        ({"momentum": 0.9}, "which momentum makes longer; leave --momentum out"),
-        ({"server_optimizer": "sgd:momentum=0.9"}, "would make something else; leave it out"),
+        ({"weights": "examples"}, "gives every client the same weight; leave --weights out"),
+        ({"momentum": 0.9}, "which momentum would scale; leave --momentum out"),
+        ({"server_optimizer": "sgd:momentum=0.9"}, "would alter; leave it out"),
         ({"clip_update": 1.0}, "leave --clip-update out"),
         ({"relays": 2, "uplink": "identity"}, "needs each frame"),
     ],

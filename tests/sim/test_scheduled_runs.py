@@ -122,7 +122,7 @@ def test_a_run_without_curves_has_no_horizon(tmp_path):
         ),
         (
             {"density_schedule": "1%", "budget": "5kB"},
-            "--density-schedule and --budget both decide the density",
+            "--density-schedule and --budget both set the density",
         ),
         (
             {"density_schedule": "1%", "uplink": "fp16"},
@@ -130,7 +130,7 @@ def test_a_run_without_curves_has_no_horizon(tmp_path):
         ),
         (
             {"density_schedule": "1%", "uplink": "topk", "memory": "variance"},
-            "--density-schedule has no meaning for memory 'variance'",
+            "--density-schedule has no effect with memory 'variance'",
         ),
         (
             {"density_schedule": "step:every=1,factor=3"},

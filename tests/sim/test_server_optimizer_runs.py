@@ -129,12 +129,12 @@ def test_what_gtopk_returns_is_what_it_dropped_before_the_momentum():
 
 
 @pytest.mark.parametrize(
-    "name", [name for name, cls in available_strategies().items() if cls.own_step]
+    "name", [name for name, cls in available_strategies().items() if cls.replaces_server_optimizer]
 )
 def test_strategies_with_a_step_of_their_own_refuse(tmp_path, name):
     with pytest.raises(
         ConfigError,
-        match=f"--strategy {name} has a step of its own; .* --strategy {name}:momentum=0.9",
+        match=f"--strategy {name} replaces the server optimizer; .* --strategy {name}:momentum=0.9",
     ):
         simulate(
             RunConfig(
@@ -158,12 +158,12 @@ def test_strategies_with_a_step_of_their_own_refuse(tmp_path, name):
     [
         (
             {"server_optimizer": "adam"},
-            "moves every coordinate by about --server-lr, and that is 1; give a smaller one",
+            "moves every coordinate by about --server-lr, which is 1; give a smaller value",
         ),
         ({"server_optimizer": "sdg"}, "unknown optimizer 'sdg'; did you mean 'sgd'"),
         (
             {"server_optimizer": "yogi", "server_lr": 0.1, "memory": "laq", "uplink": "fp16"},
-            "have another unit under --server-optimizer yogi",
+            "those of --server-optimizer yogi have another unit",
         ),
     ],
 )

@@ -109,11 +109,11 @@ def test_uplink_memory_and_downlink_are_the_strategys_where_they_are_not_given(t
     [
         (
             {"strategy": "average"},
-            "--memory sketched has no frames for --strategy average; give --strategy sketched-sgd",
+            "--memory sketched does not work with --strategy average; give --strategy sketched-sgd",
         ),
         (
             {"strategy": "gtopk", "uplink": "topk"},
-            "--memory sketched goes with --strategy sketched-sgd and --uplink sketch",
+            "--memory sketched needs --strategy sketched-sgd and --uplink sketch",
         ),
         ({"uplink": "stc:density=5%"}, "leave --uplink out, or give sketch"),
         ({"memory": "none"}, "leave --memory out, or give sketched"),

@@ -6,13 +6,13 @@ from cases import for_each
 from fedcomp.errors import SpecError
 from fedcomp.layout import Layout
 from fedcomp.strategies import Average, StrategyConfig, strategy
-from fedcomp.strategies.base import Accepted
+from fedcomp.strategies.base import AcceptedUpdate
 
 CONFIG, LAYOUT = StrategyConfig(participation=0.5), Layout.flat(8)
 
 
-def late(rounds: int) -> Accepted:
-    return Accepted(0, None, 1, 0.0, "", lateness=rounds)
+def late(rounds: int) -> AcceptedUpdate:
+    return AcceptedUpdate(0, None, 1, 0.0, "", staleness=rounds)
 
 
 @for_each("text", ["wait=2", "wait=-1", "staleness=-1", "decay=-0.5"])

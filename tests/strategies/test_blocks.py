@@ -11,7 +11,7 @@ from fedcomp import codec
 from fedcomp.codecs.update import Dense, Sparse
 from fedcomp.memories.shift import Estimate
 from fedcomp.strategies import blocks
-from fedcomp.strategies.blocks import Rows, lengths_from, squared_distances
+from fedcomp.strategies.blocks import UpdateMatrix, lengths_from, squared_distances
 
 NUMEL = 300
 
@@ -25,17 +25,19 @@ def opened(spec: str, m: int = 4) -> list:
 
 @pytest.mark.parametrize("spec", ONE_EACH)
 def test_blocks_of_every_codec_are_the_vectors(spec, monkeypatch):
-    monkeypatch.setattr(Rows, "block", 64)
+    monkeypatch.setattr(UpdateMatrix, "block", 64)
     updates = opened(spec)
     whole = np.stack([update.dense().numpy() for update in updates])
-    read = np.concatenate([values.copy() for _, values in Rows(updates, NUMEL).blocks()], axis=1)
+    read = np.concatenate(
+        [values.copy() for _, values in UpdateMatrix(updates, NUMEL).blocks()], axis=1
+    )
     assert np.array_equal(read, whole)
     into, weights = torch.zeros(NUMEL), np.array([0.5, 0, -2, 1.25])
-    Rows(updates, NUMEL).combine(weights, into)
+    UpdateMatrix(updates, NUMEL).combine(weights, into)
     np.testing.assert_allclose(
         into.numpy(), weights @ whole.astype(np.float64), rtol=1e-6, atol=1e-6
     )
-    products = Rows(updates, NUMEL).products()
+    products = UpdateMatrix(updates, NUMEL).products()
     np.testing.assert_allclose(
         products, whole.astype(np.float64) @ whole.T.astype(np.float64), rtol=1e-12, atol=1e-12
     )
@@ -47,17 +49,17 @@ def test_the_block_changes_no_bit(monkeypatch):
     x = np.random.default_rng(0).standard_normal((7, n)).astype(np.float32)
     rows, found = [Dense(row) for row in x], []
     for chunks in (1, 2, 3, 100):
-        monkeypatch.setattr(Rows, "block", chunks * blocks.CHUNK)
+        monkeypatch.setattr(UpdateMatrix, "block", chunks * blocks.CHUNK)
         into = torch.zeros(n)
-        Rows(rows, n).combine(np.arange(7) / 9, into)
-        found.append((Rows(rows, n).products(), into.numpy()))
+        UpdateMatrix(rows, n).combine(np.arange(7) / 9, into)
+        found.append((UpdateMatrix(rows, n).products(), into.numpy()))
     assert all(np.array_equal(found[0][i], other[i]) for other in found[1:] for i in (0, 1))
 
 
 def test_distances_are_those_of_the_vectors():
     x = np.random.default_rng(0).standard_normal((6, 900)).astype(np.float32)
     x[5] = x[2]
-    products = Rows([Dense(row) for row in x], 900).products()
+    products = UpdateMatrix([Dense(row) for row in x], 900).products()
     exact = ((x[:, None].astype(np.float64) - x[None]) ** 2).sum(-1)
     np.testing.assert_allclose(squared_distances(products), exact, rtol=1e-12, atol=1e-11)
     weights = np.array([0.2, 0.3, 0, 0, 0.4, 0.1])
@@ -68,28 +70,28 @@ def test_distances_are_those_of_the_vectors():
 
 def test_vectors_that_lie_far_away_leave_the_distances_of_others_as_they_are():
     x = np.random.default_rng(0).standard_normal((5, 900)).astype(np.float32)
-    alone = squared_distances(Rows([Dense(row) for row in x], 900).products())
+    alone = squared_distances(UpdateMatrix([Dense(row) for row in x], 900).products())
     far = np.full(900, np.finfo(np.float32).max, np.float32)
     beside = squared_distances(
-        Rows([*(Dense(row) for row in x), Dense(far), Dense(-far)], 900).products()
+        UpdateMatrix([*(Dense(row) for row in x), Dense(far), Dense(-far)], 900).products()
     )
     assert np.array_equal(alone, beside[:5, :5]) and np.isfinite(beside).all()
 
 
 def test_a_client_with_nothing_to_send_is_zero():
     into = torch.ones(10)
-    rows = Rows([None, Dense(np.ones(10, np.float32))], 10)
+    rows = UpdateMatrix([None, Dense(np.ones(10, np.float32))], 10)
     assert rows.products().tolist() == [[0, 0], [0, 10]]
     rows.combine(np.array([0.5, 0.5]), into)
     assert into.tolist() == [0.5] * 10
-    Rows([None, None], 10).combine(np.array([0.5, 0.5]), into)
+    UpdateMatrix([None, None], 10).combine(np.array([0.5, 0.5]), into)
     assert not into.any()
 
 
 def test_sums_beyond_float32_are_its_ends():
     largest = float(np.finfo(np.float32).max)
     over = Estimate(torch.full((4,), largest), Dense(np.full(4, largest, np.float32)))
-    rows, into = Rows([over, over, over], 4), torch.zeros(4)
+    rows, into = UpdateMatrix([over, over, over], 4), torch.zeros(4)
     assert np.isfinite(rows.products()).all()
     rows.combine(np.array([0.5, 0.3, 0.2]), into)
     assert into.tolist() == [largest] * 4
@@ -98,12 +100,12 @@ def test_sums_beyond_float32_are_its_ends():
 
 
 def test_an_update_without_weight_is_not_read():
-    class Closed(Dense):
+    class PhaseEnd(Dense):
         def block(self, start, stop):
             raise AssertionError("read")
 
     into = torch.zeros(3)
-    Rows([Closed(np.ones(3, np.float32)), Dense(np.ones(3, np.float32))], 3).combine(
+    UpdateMatrix([PhaseEnd(np.ones(3, np.float32)), Dense(np.ones(3, np.float32))], 3).combine(
         np.array([0, 1]), into
     )
     assert into.tolist() == [1, 1, 1]
@@ -122,7 +124,7 @@ def test_no_more_than_a_few_blocks_are_held():
     into = torch.zeros(n)
     tracemalloc.start()
     try:
-        rows = Rows(updates, n)
+        rows = UpdateMatrix(updates, n)
         products = rows.products()
         rows.combine(np.full(m, 1 / m), into)
         _, peak = tracemalloc.get_traced_memory()

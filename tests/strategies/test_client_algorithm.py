@@ -38,7 +38,7 @@ def test_the_first_phase_opens_a_round_and_the_others_need_it():
     ]:
         with pytest.raises(
             ProtocolError,
-            match="this client holds nothing of phase 'first' of round 4; ask it again in the next round",
+            match="this client has no state of phase 'first' of round 4; ask it again in the next round",
         ):
             TWO.starts_round(in_phase(phase), state)
 
@@ -48,7 +48,7 @@ def test_a_phase_that_the_strategy_does_not_have_is_refused(phase):
     for algorithm in (ClientAlgorithm(), TWO):
         with pytest.raises(
             ProtocolError,
-            match=f"this client has no part in a phase '{phase}'; both sides need the same strategy",
+            match=f"this client knows no phase '{phase}'; server and client need the same strategy",
         ):
             algorithm.starts_round(in_phase(phase), RoundState(4, 0.5))
 

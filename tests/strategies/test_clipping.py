@@ -14,7 +14,7 @@ from fedcomp.errors import ConfigError
 from fedcomp.layout import Layout
 from fedcomp.strategies import Asynchronous, Average, StrategyConfig, available_strategies
 from fedcomp.strategies.base import RoundUpdates
-from fedcomp.strategies.clipping import norm, share
+from fedcomp.strategies.clipping import clip_factor, norm
 from fedcomp.strategies.gtopk import GTopK
 
 LAYOUT = Layout.from_shapes({"a": (30, 20), "b": (20,), "c": (8, 10)})
@@ -31,14 +31,14 @@ def test_the_norm_is_that_of_the_decoded_frame(text):
     (update,) = made.open_batch([frame], LAYOUT.numel, LAYOUT)
     length = float(made.decode(frame, numel=LAYOUT.numel, layout=LAYOUT).double().norm())
     assert norm(update) == pytest.approx(length, rel=1e-6)
-    assert share(update, length * 1.01) == 1.0
-    assert share(update, length / 4) == pytest.approx(0.25, rel=1e-6)
+    assert clip_factor(update, length * 1.01) == 1.0
+    assert clip_factor(update, length / 4) == pytest.approx(0.25, rel=1e-6)
 
 
 def test_of_an_update_of_zeros_all_is_taken():
     made = codec("identity")
     (update,) = made.open_batch([made.encode(torch.zeros(10))], 10, None)
-    assert norm(update) == 0 and share(update, 1e-30) == 1.0
+    assert norm(update) == 0 and clip_factor(update, 1e-30) == 1.0
 
 
 def test_the_mean_is_that_of_clipped_updates_and_they_are_counted():
@@ -63,7 +63,7 @@ def test_weights_by_examples_and_lateness_stay_beside_it():
     (outcome,) = answers.loop.rounds([1])
     strategy, into = federation.strategy, torch.zeros(federation.layout.numel)
     accepted = [
-        replace(a, examples=i + 1, lateness=3 if a.client == 0 else 0)
+        replace(a, examples=i + 1, staleness=3 if a.client == 0 else 0)
         for i, a in enumerate(outcome.accepted)
     ]
     strategy.aggregate(RoundUpdates(4, {"train": accepted}, torch.zeros_like(into)), into)
@@ -100,12 +100,14 @@ def test_gtopk_clips_too_and_a_run_without_a_bound_counts_nothing():
     assert next(free.loop.rounds([1])).clipped == 0
 
 
-@for_each("name", [name for name, cls in available_strategies().items() if not cls.clips])
+@for_each(
+    "name", [name for name, cls in available_strategies().items() if not cls.supports_clipping]
+)
 def test_strategies_that_add_no_updates_one_by_one_refuse(name):
     cls = available_strategies()[name]
     assert name not in (Average.name, GTopK.name, Asynchronous.name)
     with pytest.raises(
         ConfigError,
-        match=f"--strategy {name} adds no updates one by one, .* leave --clip-update out",
+        match=f"--strategy {name} does not add updates one by one, .* leave --clip-update out",
     ):
         cls(DENSE, Layout.flat(8))

@@ -8,7 +8,7 @@ from cases import for_each
 
 from fedcomp.errors import ConfigError, SpecError
 from fedcomp.strategies import allocation_matrix, majority
-from fedcomp.strategies.codes import deal, default_redundancy
+from fedcomp.strategies.codes import assign_seats, default_redundancy
 
 ODD = (1, 3, 5, 7, 9, 11, 13, 15)
 CLAIMS = [(n, b) for n in ODD for b in range((n + 1) // 2)]
@@ -37,7 +37,7 @@ def test_every_pattern_every_set_of_byzantine_and_of_absent_seats(n, b):
     )  # honest, against what an honest seat would say, absent
     byzantine, absent = (roles < 0).sum(1), (roles == 0).sum(1)
     borne = 2 * byzantine + absent <= 2 * b
-    seats = deal(range(n), n, b, 0, 1)
+    seats = assign_seats(range(n), n, b, 0, 1)
     assert borne.tolist() == [seats.may_close(f, a) for f, a in zip(byzantine, absent)]
     assert (votes @ roles[borne].T * truth(signs)[:, None] > 0).all()
     beyond = 2 * byzantine + absent == 2 * b + 1
@@ -159,7 +159,7 @@ def test_a_cohort_bears_byzantine_clients_anywhere_up_to_its_margin(n, b):
     signs = patterns(n)
     votes = local(allocation_matrix("deterministic", n, b), signs) * truth(signs)[:, None]
     for m in range(n, 3 * n + 2):
-        seats = deal(range(m), n, b, 5, m)
+        seats = assign_seats(range(m), n, b, 5, m)
         sizes = np.array([len(members) for members in seats.members], np.float32)
         assert (votes @ sizes).min() >= seats.margin >= m // n * (2 * b + 1)
         if m % n == 0:
@@ -173,7 +173,7 @@ def test_a_cohort_bears_byzantine_clients_anywhere_up_to_its_margin(n, b):
 @for_each("m", [9, 10, 17, 31])
 def test_everybody_has_one_seat_and_every_data_set_lies_in_one_partition(m):
     clients = [100 + 7 * i for i in range(m)]
-    seats = deal(clients, 9, 2, 1, 4)
+    seats = assign_seats(clients, 9, 2, 1, 4)
     assert sorted(client for members in seats.members for client in members) == clients
     assert sorted(data for group in seats.groups for data in group) == clients
     assert max(map(len, seats.groups)) - min(map(len, seats.groups)) <= 1
@@ -184,22 +184,27 @@ def test_everybody_has_one_seat_and_every_data_set_lies_in_one_partition(m):
 
 def test_a_deal_depends_on_seed_and_round_and_not_on_the_order_of_ids():
     ids = list(range(20))
-    assert deal(ids, 5, 1, 3, 8) == deal(ids[::-1], 5, 1, 3, 8)
-    assert len({deal(ids, 5, 1, seed, round).members for seed in (3, 4) for round in (8, 9)}) == 4
+    assert assign_seats(ids, 5, 1, 3, 8) == assign_seats(ids[::-1], 5, 1, 3, 8)
     assert (
-        len({deal(ids, 5, 1, 3, round).of(0) for round in range(40)}) == 5
-    )  # everybody gets around
-    own = deal(ids, 5, 1, 3, 8, data_sets=range(50, 57))
-    assert own.members == deal(ids, 5, 1, 3, 8).members and sorted(sum(own.groups, ())) == list(
-        range(50, 57)
+        len({assign_seats(ids, 5, 1, seed, round).members for seed in (3, 4) for round in (8, 9)})
+        == 4
     )
+    assert (
+        len({assign_seats(ids, 5, 1, 3, round).of(0) for round in range(40)}) == 5
+    )  # everybody gets around
+    own = assign_seats(ids, 5, 1, 3, 8, data_sets=range(50, 57))
+    assert own.members == assign_seats(ids, 5, 1, 3, 8).members and sorted(
+        sum(own.groups, ())
+    ) == list(range(50, 57))
 
 
 def test_too_few_for_a_code_are_told_so():
-    with pytest.raises(ConfigError, match="9 has no use for 8 clients; choose a smaller n"):
-        deal(range(8), 9, 2, 0, 1)
-    with pytest.raises(ConfigError, match="3 data sets"):
-        deal(range(9), 9, 2, 0, 1, data_sets=range(3))
+    with pytest.raises(
+        ConfigError, match="n = 9 needs at least 9 clients, not 8; choose a smaller n"
+    ):
+        assign_seats(range(8), 9, 2, 0, 1)
+    with pytest.raises(ConfigError, match="9 data sets, not 3"):
+        assign_seats(range(9), 9, 2, 0, 1, data_sets=range(3))
 
 
 def test_partitions_of_several_data_sets_have_one_sign_each_since_sums_would_break_the_code():

@@ -70,7 +70,7 @@ class Paired(Federation):
 
     def watch(self, report: Report) -> None:
         if report.kind == UPDATE:
-            row = self.strategy.counterpart.row(report.client) if report.after else None
+            row = self.strategy.counterpart.shift_of(report.client) if report.after else None
             assert same_bits(dense(self.memory(report.client).shift, self), dense(row, self))
             assert report.after in ("", self.loop.tickets.get(report.client, ""))
             self.answers += 1
@@ -89,7 +89,7 @@ class Paired(Federation):
 
     def in_step(self) -> bool:
         return all(
-            same_bits(self.settled(c), dense(self.strategy.counterpart.row(c), self))
+            same_bits(self.settled(c), dense(self.strategy.counterpart.shift_of(c), self))
             for c in self.loop.tickets
         )
 
@@ -195,7 +195,7 @@ def test_where_nothing_is_lost_both_sides_hold_the_same(kind, name, uplink):
         assert federation.in_step()
     assert federation.answers == 21 and not federation.began
     assert all(
-        bool(federation.strategy.counterpart.row(client).any())
+        bool(federation.strategy.counterpart.shift_of(client).any())
         for client in federation.loop.tickets
     )
 
@@ -223,13 +223,13 @@ def test_a_reply_that_is_lost_or_refused_is_rolled_back_on_both_sides(kind, name
     rejected = set()
     for round in range(1, 7):
         before = {
-            client: dense(federation.strategy.counterpart.row(client), federation).clone()
+            client: dense(federation.strategy.counterpart.shift_of(client), federation).clone()
             for client in range(CLIENTS)
         }
         (outcome,) = federation.run(round, round)
         for refused in outcome.rejections:
             assert same_bits(
-                dense(federation.strategy.counterpart.row(refused.client), federation),
+                dense(federation.strategy.counterpart.shift_of(refused.client), federation),
                 before[refused.client],
             )
             rejected.add(round % 5)
@@ -274,13 +274,14 @@ def test_updates_whose_sum_is_not_finite_leave_both_sides_where_they_were(kind, 
     federation.faults = {(client, 4): huge for client in range(CLIENTS)}
     tickets, rows = (
         dict(federation.loop.tickets),
-        copy.deepcopy(federation.strategy.counterpart.rows),
+        copy.deepcopy(federation.strategy.counterpart.shifts),
     )
     (outcome,) = federation.run(4, 4)
     assert {r.stage for r in outcome.rejections} == {"aggregate"} and len(outcome.rejections) == 3
     assert federation.loop.tickets == tickets
     assert all(
-        same_bits(row, federation.strategy.counterpart.row(client)) for client, row in rows.items()
+        same_bits(row, federation.strategy.counterpart.shift_of(client))
+        for client, row in rows.items()
     )
     federation.run(5, 7)
     assert federation.in_step() and not federation.began
@@ -346,7 +347,7 @@ def test_a_server_that_goes_back_further_begins_anew_with_those_who_went_on(kind
         next(a.update for a in outcome.accepted if a.client == client).add_to(
             alone, federation.strategy.counterpart.step
         )
-        assert same_bits(federation.strategy.counterpart.row(client), alone)
+        assert same_bits(federation.strategy.counterpart.shift_of(client), alone)
     federation.run(10, 11)
     assert federation.in_step() and {round for _, round in federation.began} == {9}
 
@@ -356,20 +357,20 @@ def test_a_client_that_lost_its_disk_begins_anew_and_the_others_do_not(kind, nam
     federation = made(kind, name, uplink, participation=1.0)
     federation.run(1, 5)
     others = {
-        client: dense(federation.strategy.counterpart.row(client), federation).clone()
+        client: dense(federation.strategy.counterpart.shift_of(client), federation).clone()
         for client in range(CLIENTS)
     }
     federation.lose_disk(2)
     federation.faults[2, 6] = lose  # its first answer is lost as well
     federation.run(6, 6)
-    assert same_bits(federation.strategy.counterpart.row(2), others[2])
+    assert same_bits(federation.strategy.counterpart.shift_of(2), others[2])
     (outcome,) = federation.run(7, 7)
     assert federation.began == [(2, 6), (2, 7)] and [
         a.client for a in outcome.accepted if a.fresh
     ] == [2]
     alone = torch.zeros(federation.layout.numel)
     outcome.accepted[2].update.add_to(alone, federation.strategy.counterpart.step)
-    assert same_bits(federation.strategy.counterpart.row(2), alone)
+    assert same_bits(federation.strategy.counterpart.shift_of(2), alone)
     federation.run(8, 8)
     assert federation.in_step() and len(federation.began) == 2
 
@@ -414,7 +415,7 @@ def test_absent_clients_count_with_their_shifts(name):
     federation.run(1, 6)
     before = federation.loop.broadcasts.weights.clone()
     federation.run(7, 7)
-    rows = [federation.strategy.counterpart.row(client) for client in federation.loop.tickets]
+    rows = [federation.strategy.counterpart.shift_of(client) for client in federation.loop.tickets]
     assert len(rows) > 3
     torch.testing.assert_close(
         federation.loop.broadcasts.weights - before, torch.stack(rows).mean(0)
@@ -428,7 +429,7 @@ def test_diana_adds_the_differences_of_the_cohort_to_the_mean_shift_of_all_clien
         federation.strategy.counterpart,
         federation.loop.broadcasts.weights.clone(),
     )
-    shifts = torch.stack([counterpart.row(client).clone() for client in counterpart.members])
+    shifts = torch.stack([counterpart.shift_of(client).clone() for client in counterpart.clients])
     assert 3 < len(shifts) <= CLIENTS
     (outcome,) = federation.run(3, 3)
     differences = torch.stack([a.update.dense() for a in outcome.accepted])
@@ -447,7 +448,7 @@ def test_stale_terms_weigh_by_the_examples_of_their_clients():
     federation.run(7, 7)
     taken = sorted(federation.loop.tickets)
     weights = torch.tensor([10.0 + 5 * client for client in taken])
-    rows = torch.stack([federation.strategy.counterpart.row(client) for client in taken])
+    rows = torch.stack([federation.strategy.counterpart.shift_of(client) for client in taken])
     assert len(taken) > 3
     torch.testing.assert_close(
         federation.loop.broadcasts.weights - before,
@@ -472,7 +473,7 @@ def test_with_a_codec_that_loses_nothing_all_of_them_are_the_plain_mean(name):
 def test_a_skipped_round_sends_no_byte_and_its_stale_term_counts(kind):
     federation = made(kind, "laq:weight=1000", "identity", downlink="identity", participation=1.0)
     federation.run(1, 1)
-    rows = copy.deepcopy(federation.strategy.counterpart.rows)
+    rows = copy.deepcopy(federation.strategy.counterpart.shifts)
     before = federation.loop.broadcasts.weights.clone()
     (outcome,) = federation.run(2, 2)
     assert [a.update for a in outcome.accepted] == [
@@ -483,7 +484,8 @@ def test_a_skipped_round_sends_no_byte_and_its_stale_term_counts(kind):
         torch.stack([rows[c] for c in range(CLIENTS)]).mean(0),
     )
     assert all(
-        same_bits(row, federation.strategy.counterpart.row(client)) for client, row in rows.items()
+        same_bits(row, federation.strategy.counterpart.shift_of(client))
+        for client, row in rows.items()
     )
 
 
@@ -544,7 +546,7 @@ def test_memories_and_counterparts_agree_in_asynchronous_rounds(kind, name, upli
         federation.run(round, round)
         resting = federation.loop.tickets.keys() - federation.loop.started_in.keys()
         assert all(
-            same_bits(federation.settled(c), federation.strategy.counterpart.row(c))
+            same_bits(federation.settled(c), federation.strategy.counterpart.shift_of(c))
             for c in resting
         )
     assert federation.answers >= 10 and not federation.began

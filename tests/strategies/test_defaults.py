@@ -45,4 +45,4 @@ def test_a_run_warns_of_a_codec_whose_error_dgc_would_lose(uplink, loses):
     heard = []
     f = Federation(StrategyConfig(uplink=uplink, memory="dgc"))
     Average(f.strategy.config, f.layout, warn=heard.append)
-    assert ["lost for good; use --uplink topk" in sentence for sentence in heard] == [True] * loses
+    assert ["is lost; use --uplink topk" in sentence for sentence in heard] == [True] * loses

@@ -17,9 +17,9 @@ from fedcomp.messages import TRAIN, UPDATE, Assignment
 from fedcomp.strategies import RoundStrategy, StrategyConfig, strategy
 from fedcomp.strategies.base import Phase
 from fedcomp.strategies.client_algorithm import DataPartition
-from fedcomp.strategies.codes import allocation_matrix, deal
+from fedcomp.strategies.codes import allocation_matrix, assign_seats
 from fedcomp.strategies.election import BallotElectionClient, DataElectionClient
-from fedcomp.strategies.local_election import BALLOTS, ROW, TALLY, Row
+from fedcomp.strategies.local_election import BALLOTS, ROW, TALLY, CodeRow
 from fedcomp.strategies.round_completion import Progress
 
 RULES = StrategyConfig(
@@ -62,7 +62,7 @@ def test_a_round_that_may_close_is_right_and_one_more_could_be_wrong(n, b):
         )
         least = min(int((votes * np.array(fate) * truth[:, None]).sum(1).min()) for fate in fates)
         assert (
-            deal(range(n), n, b, 0, 1).may_close(lying, m + a)
+            assign_seats(range(n), n, b, 0, 1).may_close(lying, m + a)
             == (2 * lying + m + a <= 2 * b)
             == (least > 0)
         ), (f, m, a)
@@ -108,7 +108,7 @@ def test_a_failed_round_is_skipped_and_the_next_one_goes_on():
     )
     outcomes = list(f.loop.rounds(range(1, 5)))
     assert [outcome.broadcast is not None for outcome in outcomes] == [True, False, True, True]
-    assert "1 are absent and 0 proven to lie" in outcomes[1].rejections[0].reason
+    assert "1 are absent and 0 proven Byzantine" in outcomes[1].rejections[0].reason
     assert outcomes[1].suspicion.keys() == outcomes[0].suspicion.keys()
 
 
@@ -131,7 +131,7 @@ def test_a_quorum_does_not_close_a_round_that_byzantine_clients_could_have_fille
     said: list[str] = []
     rules = replace(RULES, quorum=0.3)
     one = made("election:byzantine=2,f=1", 9, rules, warn=said.append)
-    assert len(one.choose(range(9), 1, "")) == 9
+    assert len(one.select_clients(range(9), 1, "")) == 9
     (phase,) = one.phases(1)
     assert said == [
         "--quorum 0.3 is 3 of 9 answers, and a vote with f=1 waits for 7, so that fast Byzantine clients do not fill it"
@@ -143,8 +143,10 @@ def test_a_quorum_does_not_close_a_round_that_byzantine_clients_could_have_fille
 # Seats.
 
 
-def rows_of(one: RoundStrategy, cohort: list[int], phase: str = TRAIN) -> dict[int, Row]:
-    return {client: Row.unpack(one.announce(Phase(phase), client, {})[ROW]) for client in cohort}
+def rows_of(one: RoundStrategy, cohort: list[int], phase: str = TRAIN) -> dict[int, CodeRow]:
+    return {
+        client: CodeRow.unpack(one.announce(Phase(phase), client, {})[ROW]) for client in cohort
+    }
 
 
 def begun(text: str, clients: int, **changes) -> RoundStrategy:
@@ -154,25 +156,25 @@ def begun(text: str, clients: int, **changes) -> RoundStrategy:
 def test_each_client_is_told_the_row_of_its_seat_and_the_matrix_says_so():
     one = begun("election:byzantine=2", 9)
     for round in (1, 2):
-        cohort = one.choose(range(9), round, "")
+        cohort = one.select_clients(range(9), round, "")
         rows = rows_of(one, cohort)
         assert sorted(row.seat for row in rows.values()) == list(range(9))
         assert all(row.client == client for client, row in rows.items())
-        owner = {part.number: part.clients for row in rows.values() for part in row.parts}
+        owner = {part.number: part.clients for row in rows.values() for part in row.partitions}
         assert sorted(sets for (sets,) in owner.values()) == list(range(9))
         for place, client in enumerate(cohort):
-            assert [part.number for part in rows[client].parts] == np.flatnonzero(
+            assert [part.number for part in rows[client].partitions] == np.flatnonzero(
                 one.allocation[place]
             ).tolist()
 
 
 def test_more_clients_than_seats_share_them_and_the_partitions():
     one = begun("election:byzantine=1,seats=5,f=2", 13)
-    cohort = one.choose(range(13), 1, "")
+    cohort = one.select_clients(range(13), 1, "")
     rows = rows_of(one, cohort)
     by_seat: dict[int, set] = {}
     for row in rows.values():
-        by_seat.setdefault(row.seat, set()).add(row.parts)
+        by_seat.setdefault(row.seat, set()).add(row.partitions)
     assert len(by_seat) == 5 and all(len(parts) == 1 for parts in by_seat.values()), (
         "who shares a seat counts the same"
     )
@@ -193,8 +195,8 @@ def test_a_code_has_as_many_seats_as_the_cohort_has_clients_up_to_15():
 def test_seats_without_clients_count_as_absent_ones(form):
     said: list[str] = []
     one = made(f"election:byzantine=2,f=1,form={form}", 9, warn=said.append)
-    assert one.fewest == 7 and one.choose(range(9), 1, "") == list(range(9))
-    cohort = one.choose([0, 1, 2, 4, 5, 7, 8], 2, "")
+    assert one.min_clients == 7 and one.select_clients(range(9), 1, "") == list(range(9))
+    cohort = one.select_clients([0, 1, 2, 4, 5, 7, 8], 2, "")
     assert cohort == [0, 1, 2, 4, 5, 7, 8] and len(one.allocation) == 7
     rows = rows_of(one, cohort, TALLY)
     if form == "data":
@@ -202,7 +204,7 @@ def test_seats_without_clients_count_as_absent_ones(form):
             "their data are there"
         )
     assert (
-        one.choose([0, 1, 2, 4, 5, 7], 3, "") == one.choose([1], 4, "") == []
+        one.select_clients([0, 1, 2, 4, 5, 7], 3, "") == one.select_clients([1], 4, "") == []
         and len(said) == 1
         and "left out" in said[0]
     )
@@ -224,7 +226,10 @@ def test_a_round_is_left_out_while_too_few_can_be_reached(options):
 
 def test_a_round_is_filled_from_clients_beyond_the_share_that_takes_part():
     one = begun("election:byzantine=1,seats=9", 18, participation=0.5)
-    assert len(one.choose(range(18), 1, "")) == 9 and len(one.choose(range(16), 1, "")) == 9
+    assert (
+        len(one.select_clients(range(18), 1, "")) == 9
+        and len(one.select_clients(range(16), 1, "")) == 9
+    )
 
 
 def test_ballots_are_passed_to_those_who_count_them_alone():
@@ -286,7 +291,7 @@ def test_an_empty_ballot_is_a_missing_one_and_turns_its_sender_down():
     ("election:byzantine=2,seats=3", 9, {}, "needs 5 seats, .* more 'seats'"),
     ("election", 2, {}, "rounds of 2 clients have 1; .*a larger --participation"),
     ("election:redundancy=2", 5, {}, "code=bernoulli"),
-    ("election:f=-1", 5, {}, "0 or more"),
+    ("election:f=-1", 5, {}, "at least 0"),
     ("election:momentum=1", 5, {}, "such as 0.9"),
     ("election:form=dta", 5, {}, "did you mean 'data'"),
 ])  # fmt: skip
@@ -306,7 +311,7 @@ def test_many_cards_are_told():
         made("election:byzantine=1,seats=3,form=ballots,sealed=true", clients).notice
         for clients in (1000, 1001)
     )
-    assert "cards" not in few and "1001 signed cards a round" in many
+    assert "cards" not in few and "1001 cards a round" in many
 
 
 def test_the_notice_says_what_each_form_guarantees():
@@ -335,7 +340,7 @@ def test_even_cohorts_of_a_vote_are_advised_against():
 # Clients.
 
 
-def asked(f: Federation, client: int, row: Row, **changes) -> Assignment:
+def asked(f: Federation, client: int, row: CodeRow, **changes) -> Assignment:
     b = f.loop.broadcasts
     a = Assignment(
         1,
@@ -356,31 +361,31 @@ def test_honest_voters_of_equal_rows_send_the_same_vote():
     f = federation("election:byzantine=2")
     parts = tuple(DataPartition(j, (j,)) for j in range(5))
     reports = [
-        f.members[client].answer(asked(f, client, Row(client, client, parts)))
+        f.members[client].answer(asked(f, client, CodeRow(client, client, parts)))
         for client in range(5)
     ]
     assert {report.kind for report in reports} == {UPDATE} and len(
         {report.frame for report in reports}
     ) == 1
     assert len(reports[0].frame) <= 6 + 24
-    other = f.members[0].answer(asked(f, 0, Row(0, 0, parts[1:4]), round=2))
+    other = f.members[0].answer(asked(f, 0, CodeRow(0, 0, parts[1:4]), round=2))
     assert other.kind == UPDATE and other.frame != reports[0].frame
 
 
 def test_the_ballot_of_a_partition_depends_on_its_number_and_data_alone():
     f = federation("election:byzantine=2")
-    alone = f.members[0].answer(asked(f, 0, Row(0, 0, (DataPartition(3, (3,)),)))).frame
-    again = f.members[4].answer(asked(f, 4, Row(4, 9, (DataPartition(3, (3,)),)))).frame
-    renumbered = f.members[1].answer(asked(f, 1, Row(1, 0, (DataPartition(2, (3,)),)))).frame
+    alone = f.members[0].answer(asked(f, 0, CodeRow(0, 0, (DataPartition(3, (3,)),)))).frame
+    again = f.members[4].answer(asked(f, 4, CodeRow(4, 9, (DataPartition(3, (3,)),)))).frame
+    renumbered = f.members[1].answer(asked(f, 1, CodeRow(1, 0, (DataPartition(2, (3,)),)))).frame
     assert alone == again != renumbered
 
 
 def test_a_client_without_the_data_of_a_partition_fails_with_the_reason():
     f = federation("election:byzantine=2")
     f.members[0].trainer.partitions.shards = {0: np.arange(3)}
-    report = f.members[0].answer(asked(f, 0, Row(0, 0, (DataPartition(3, (3,)),))))
+    report = f.members[0].answer(asked(f, 0, CodeRow(0, 0, (DataPartition(3, (3,)),))))
     assert (report.kind, report.stage) == ("failed", "train") and "--partition-id" in report.reason
-    nothing = f.members[1].answer(asked(f, 1, Row(1, 0, ()), announced=[]))
+    nothing = f.members[1].answer(asked(f, 1, CodeRow(1, 0, ()), announced=[]))
     assert nothing.stage == "train" and "missing or damaged" in nothing.reason
 
 
@@ -388,7 +393,7 @@ def test_a_client_votes_on_the_ballots_that_it_is_passed():
     algorithm, m = BallotElectionClient(), memory("none", codec("sign"), 42)
     generator = torch.Generator().manual_seed(1)
     ballots = {client: torch.randn(42, generator=generator).sign() for client in range(3)}
-    row = Row(0, 0, tuple(DataPartition(client, (client,)) for client in range(3)))
+    row = CodeRow(0, 0, tuple(DataPartition(client, (client,)) for client in range(3)))
     announced = {ROW: row.pack()} | {
         str(client): codec("sign").encode(x) for client, x in ballots.items()
     }

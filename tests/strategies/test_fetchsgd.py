@@ -280,7 +280,7 @@ def test_sketches_that_do_not_add_are_turned_down(change):
     assert [r.client for r in outcome.rejections] == [1] and len(outcome.accepted) == 5
     if foreign.name == "sketch":
         assert (
-            "the sketch has another size than 3 × 24, or another hash"
+            "the sketch has another shape than 3 × 24, or another hash"
             in outcome.rejections[0].reason
         )
 
@@ -349,14 +349,14 @@ def test_what_is_restored_is_what_was_kept():
         (
             "fetchsgd",
             {"uplink": "topk"},
-            "adds sketches of the whole model, which topk:density=0.01,values=fp32 does not make; "
+            "needs sketches of the whole model, not --uplink topk:density=0.01,values=fp32; "
             "leave --uplink out, or give sketch",
         ),
         ("fetchsgd", {"uplink": "sketch@layer"}, "leave --uplink out, or give sketch"),
         (
             "fetchsgd",
             {"uplink": "sketch:density=5%"},
-            "reads a share of 0.01, the uplink 0.05; give --strategy fetchsgd:density=0.05",
+            "has density=0.01, and its --uplink density=0.05; give --strategy fetchsgd:density=0.05",
         ),
         (
             "fetchsgd",

@@ -11,14 +11,14 @@ from fedcomp.errors import ProtocolError
 from fedcomp.kernels import Signs, votes
 from fedcomp.strategies.client_algorithm import DataPartition
 from fedcomp.strategies.local_election import (
-    Row,
+    CodeRow,
     ballot_of,
     ballots_of_row,
     missing_ballot,
     vote_of,
 )
 
-ROWS = Row(7, 2, (DataPartition(0, (4,)), DataPartition(3, (1, 9))))
+ROWS = CodeRow(7, 2, (DataPartition(0, (4,)), DataPartition(3, (1, 9))))
 
 
 def signs(packed, numel: int) -> torch.Tensor:
@@ -26,8 +26,8 @@ def signs(packed, numel: int) -> torch.Tensor:
 
 
 def test_a_row_arrives_as_it_was_sent():
-    assert Row.unpack(ROWS.pack()) == ROWS and ROWS.senders == [1, 4, 9]
-    assert len(Row(12, 3, tuple(DataPartition(j, (j,)) for j in range(15))).pack()) < 120
+    assert CodeRow.unpack(ROWS.pack()) == ROWS and ROWS.senders == [1, 4, 9]
+    assert len(CodeRow(12, 3, tuple(DataPartition(j, (j,)) for j in range(15))).pack()) < 120
 
 
 @for_each(
@@ -45,17 +45,17 @@ def test_a_row_arrives_as_it_was_sent():
 )
 def test_what_is_no_row_is_refused(data):
     with pytest.raises(ProtocolError, match="missing or damaged"):
-        Row.unpack(data)
+        CodeRow.unpack(data)
 
 
 def test_coins_of_ties_differ_between_seats_and_rounds():
     one, other = (votes.pack(np.full((1, 1000), sign))[0] for sign in (1.0, -1.0))
     voted = {
-        (seat, round): vote_of(Row(7, seat, ROWS.parts), [one, other], 1000, 1, round)
+        (seat, round): vote_of(CodeRow(7, seat, ROWS.partitions), [one, other], 1000, 1, round)
         for seat in range(3)
         for round in (1, 2)
     }
-    again = vote_of(Row(8, 0, ROWS.parts), [other, one], 1000, 1, 1)
+    again = vote_of(CodeRow(8, 0, ROWS.partitions), [other, one], 1000, 1, 1)
     assert torch.equal(again, voted[0, 1]), "voters of one seat vote alike"
     for a, b in itertools.combinations(voted.values(), 2):
         assert 400 < (a == b).sum() < 600

@@ -15,7 +15,7 @@ from fedcomp import UserError, codec, seeds
 from fedcomp.errors import ConfigError, SpecError
 from fedcomp.layout import Layout
 from fedcomp.strategies import StrategyConfig, available_strategies, blocks, strategy
-from fedcomp.strategies.blocks import Rows
+from fedcomp.strategies.blocks import UpdateMatrix
 
 RULES = StrategyConfig(participation=1.0, uplink="stc:density=1/2", downlink="identity", seed=3)
 LEAST = {
@@ -83,14 +83,14 @@ def test_a_quorum_that_closes_rounds_too_soon_is_refused(name):
 def test_behind_buckets_it_takes_as_many_clients_as_fill_enough_of_them(name, size):
     text, vectors = f"{name}:2,buckets={size}", 2 * 2 + LEAST[name] - 1
     least = next(n for n in range(1, 100) if math.ceil(n / size) >= vectors)
-    assert rule(text, 3, participation=1.0, clients=least).least == least
+    assert rule(text, 3, participation=1.0, clients=least).min_cohort == least
     with pytest.raises(ConfigError, match=f"{least} clients in a round for f=2 and buckets={size}"):
         rule(text, 3, participation=1.0, clients=least - 1)
 
 
 def test_neighbours_to_mix_with_and_updates_to_keep_need_clients_as_well():
-    assert rule("multi-krum:1,keep=9", 3).least == 10
-    assert [rule(f"{name}:3,mix=true", 3).least for name in NAMES] == [7, 7, 9, 9, 7, 7]
+    assert rule("multi-krum:1,keep=9", 3).min_cohort == 10
+    assert [rule(f"{name}:3,mix=true", 3).min_cohort for name in NAMES] == [7, 7, 9, 9, 7, 7]
 
 
 @every_rule
@@ -108,7 +108,7 @@ def test_a_round_in_which_too_few_were_accepted_moves_nothing_and_loses_nothing(
     for rejection in second.rejections[1:]:
         assert (
             rejection.reason
-            == f"strategy '{name}' needs {least} clients in a round for f=1; {least - 1} could be used"
+            == f"strategy '{name}' needs {least} clients in a round for f=1; {least - 1} were accepted"
         )
     waiting = {i: member.memory.pending for i, member in enumerate(f.members)}
     (third,) = f.loop.rounds((3,))
@@ -163,7 +163,7 @@ def test_neither_the_block_nor_the_form_of_updates_changes_a_bit(name, front, mo
     x = clouds("far", 13, n, 2)
     x[:, ::3] = 0
     whole = aggregated(rule(f"{name}:2{front}", n), x)
-    monkeypatch.setattr(Rows, "block", blocks.CHUNK)
+    monkeypatch.setattr(UpdateMatrix, "block", blocks.CHUNK)
     assert np.array_equal(whole, aggregated(rule(f"{name}:2{front}", n), x, sparse=True))
 
 
@@ -283,7 +283,7 @@ def test_frames_of_any_codec_are_read(name, uplink):
 
 def test_weights_by_examples_are_refused():
     with pytest.raises(
-        UserError, match="--strategy krum counts every client once.*leave --weights out"
+        UserError, match="--strategy krum gives every client the same weight.*leave --weights out"
     ) as error:
         strategy("krum", StrategyConfig(weights="examples"), Layout.flat(3))
     assert "\n" not in str(error.value)

@@ -22,7 +22,7 @@ from fedcomp.strategies.round_completion import (
     DEADLINE,
     Progress,
     RoundCompletion,
-    least,
+    quorum_size,
 )
 from fedcomp.strategies.sketched_sgd import SketchedSGD
 from fedcomp.transports.inprocess import InProcessTransport
@@ -42,14 +42,18 @@ def test_a_phase_closes_exactly_when_it_may(asked, answered, accepted, quorum, o
     closed = RoundCompletion(quorum, 10.0).check(
         Progress(asked, answered, accepted, 11.0 if over else 9.0)
     )
-    assert (closed is not None) == (answered == asked or accepted >= least(quorum, asked) or over)
-    late = over and answered < asked and accepted < least(quorum, asked)
+    assert (closed is not None) == (
+        answered == asked or accepted >= quorum_size(quorum, asked) or over
+    )
+    late = over and answered < asked and accepted < quorum_size(quorum, asked)
     assert (closed is not None and closed.stage == DEADLINE) == late
     assert (RoundCompletion().check(Progress(asked, answered, accepted, 1e9)) is not None) == (
         answered == asked
     )
     if closed is None:
-        left = RoundCompletion(quorum, 10.0).answers_left(Progress(asked, answered, accepted, 0.0))
+        left = RoundCompletion(quorum, 10.0).answers_until_check(
+            Progress(asked, answered, accepted, 0.0)
+        )
         after = [Progress(asked, answered + n, accepted + n, 0.0) for n in (left - 1, left)]
         ends = [RoundCompletion(quorum, 10.0).check(progress) is not None for progress in after]
         assert ends == [False, True], "the policy is checked when it may close the phase, no later"
@@ -68,7 +72,7 @@ def test_a_phase_closes_exactly_when_it_may(asked, answered, accepted, quorum, o
     ],
 )
 def test_a_quorum_is_a_whole_number_of_clients(quorum, clients, enough):
-    assert least(quorum, clients) == enough
+    assert quorum_size(quorum, clients) == enough
 
 
 def test_without_a_deadline_nobody_is_too_late():

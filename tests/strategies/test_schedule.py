@@ -141,7 +141,7 @@ def test_shares_follow_the_bandwidths_and_the_unknown_get_their_mean():
         (
             "stc",
             {"density_warmup": 2, "budget_bytes": 100},
-            "--density-warmup and --budget both decide the density; give one of them",
+            "--density-warmup and --budget both set the density; give one of them",
         ),
     ],
 )

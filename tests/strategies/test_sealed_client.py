@@ -13,12 +13,12 @@ from fedcomp.keys.keyring import DerivedKeys, verifier
 from fedcomp.layout import Layout
 from fedcomp.memories import memory
 from fedcomp.messages import UP_TO_DATE, Assignment
-from fedcomp.privacy.ballots import CARD, KEY, Card, Sealed, Slot
+from fedcomp.privacy.ballots import CARD, KEY, Card, SealedBallot, Slot
 from fedcomp.sim.attacks.equivocation import crooked
 from fedcomp.strategies import signed_attempts
 from fedcomp.strategies.client_algorithm import DataPartition, RoundState
-from fedcomp.strategies.local_election import BALLOTS, ROW, TALLY, Row
-from fedcomp.strategies.sealed_election import SealedElectionClient
+from fedcomp.strategies.local_election import BALLOTS, ROW, TALLY, CodeRow
+from fedcomp.strategies.sealed_client import SealedElectionClient
 from fedcomp.strategies.sealed_messages import (
     ATTEMPT,
     CARDS,
@@ -77,7 +77,7 @@ class One:
     def open(
         self, attempt: str = A, round: int = 1, senders: tuple[int, ...] = ALL
     ) -> dict[int, bytes]:
-        row = Row(self.who, self.who, tuple(DataPartition(s, (s,)) for s in senders))
+        row = CodeRow(self.who, self.who, tuple(DataPartition(s, (s,)) for s in senders))
         keys = {f"{KEY_OF}{who}": RING.key(who) for who in (*ALL, 9)}
         cards = self.ask(CARDS, {ROW: row.pack()} | keys, attempt, round)
         size = len(cards) // len(senders)
@@ -113,7 +113,7 @@ def test_a_voter_votes_once_on_one_set_of_ballots(opened):
 def test_nor_after_a_vote_that_it_refused(opened):
     clients, cards = opened
     sealed = ballots_of(clients, cards)
-    with pytest.raises(ProtocolError, match="would tell what they are"):
+    with pytest.raises(ProtocolError, match="would reveal them"):
         clients[0].ask(TALLY, {s: sealed[s] for s in "01"})
     with pytest.raises(ProtocolError, match="which has one answer"):
         clients[0].ask(TALLY, {s: sealed[s] for s in "01234"})
@@ -191,7 +191,7 @@ def test_a_voter_that_is_passed_a_ballot_for_another_card_gives_no_key_away(open
 ])  # fmt: skip
 def test_a_row_in_which_not_all_count_alike_is_refused(parts):
     client = One(0)
-    row = Row(0, 0, tuple(DataPartition(number, sets) for number, sets in enumerate(parts)))
+    row = CodeRow(0, 0, tuple(DataPartition(number, sets) for number, sets in enumerate(parts)))
     with pytest.raises(ProtocolError, match="row of the code"):
         client.ask(CARDS, {ROW: row.pack()} | {f"{KEY_OF}{who}": RING.key(who) for who in ALL})
 
@@ -199,7 +199,7 @@ def test_a_row_in_which_not_all_count_alike_is_refused(parts):
 @for_each("numbers", [(0, 1, 1), (0, 1, 3), (1, 0, 2), (0, 1, -1)])
 def test_partitions_have_the_numbers_of_the_code(numbers):
     """What is missing is a coin that is keyed by the number: a server that chose it would choose the coin."""
-    row = Row(0, 0, tuple(DataPartition(number, (who,)) for who, number in enumerate(numbers)))
+    row = CodeRow(0, 0, tuple(DataPartition(number, (who,)) for who, number in enumerate(numbers)))
     with pytest.raises(ProtocolError, match="row of the code"):
         One(0).ask(CARDS, {ROW: row.pack()} | {f"{KEY_OF}{who}": RING.key(who) for who in ALL})
 
@@ -211,7 +211,9 @@ def test_three_ballots_in_one_partition_are_too_few_to_vote_on():
     keys = {f"{KEY_OF}{who}": RING.key(who) for who in range(9)}
     cards = []
     for client in clients:
-        sent = client.ask(CARDS, {ROW: Row(client.who, client.who, row[client.who]).pack()} | keys)
+        sent = client.ask(
+            CARDS, {ROW: CodeRow(client.who, client.who, row[client.who]).pack()} | keys
+        )
         cards.append({sender: sent[sender * CARD : (sender + 1) * CARD] for sender in range(9)})
     sealed = ballots_of(clients, cards)
     with pytest.raises(ProtocolError, match="1 ballots are whole"):
@@ -235,14 +237,14 @@ def test_three_ballots_in_one_partition_are_too_few_to_vote_on():
 def test_an_attempt_has_the_name_that_a_server_draws(name):
     """Names that are read alike would be one slot to what is signed, and two to what is remembered."""
     keys = {f"{KEY_OF}{who}": RING.key(who) for who in ALL}
-    row = Row(0, 0, tuple(DataPartition(s, (s,)) for s in ALL))
+    row = CodeRow(0, 0, tuple(DataPartition(s, (s,)) for s in ALL))
     with pytest.raises(ProtocolError, match="32 hexadecimal digits"):
         One(0).ask(CARDS, {ROW: row.pack()} | keys | {ATTEMPT: name})
 
 
 @for_each("which", [" 1", "+1", "01", "1_0", "-1", "x", "", "²", "١", "1\n", "9" * 19])
 def test_a_client_is_named_in_one_way(which):
-    row = Row(0, 0, tuple(DataPartition(s, (s,)) for s in ALL))
+    row = CodeRow(0, 0, tuple(DataPartition(s, (s,)) for s in ALL))
     with pytest.raises(ProtocolError, match="no client's"):
         One(0).ask(
             CARDS,
@@ -275,7 +277,7 @@ def test_complaints_reach_the_server_where_too_few_ballots_are_whole(opened):
     )
     ((sender, private),) = complaints
     assert vote == b"" and sender == 1
-    assert Sealed.read(bad, slot(A, 1, 1), verifier(RING.key(1))).proven_bad(
+    assert SealedBallot.read(bad, slot(A, 1, 1), verifier(RING.key(1))).proven_bad(
         0, cards[0][1][:KEY], private
     )
     with pytest.raises(ProtocolError, match="2 ballots are whole"):
@@ -285,7 +287,7 @@ def test_complaints_reach_the_server_where_too_few_ballots_are_whole(opened):
 def test_a_server_cannot_have_a_client_train_on_what_the_others_do_not():
     """Their ballots, foretold from a model or a rate of its making, would leave one that the votes tell."""
     keys = {f"{KEY_OF}{who}": RING.key(who) for who in ALL}
-    row = {ROW: Row(0, 0, tuple(DataPartition(s, (s,)) for s in ALL)).pack()}
+    row = {ROW: CodeRow(0, 0, tuple(DataPartition(s, (s,)) for s in ALL)).pack()}
     for other in (terms_of("", "", 0.5), terms_of("", "f", 1.0), terms_of("{}", "", 1.0), ""):
         with pytest.raises(ProtocolError, match="another model, or by other options"):
             One(0).ask(CARDS, row | keys | {TERMS: other.encode()})

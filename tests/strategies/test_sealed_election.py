@@ -20,7 +20,8 @@ from fedcomp.sim import attacks, simulate
 from fedcomp.sim.clients import VirtualClients
 from fedcomp.strategies import StrategyConfig, strategy
 from fedcomp.strategies.local_election import BALLOTS, TALLY
-from fedcomp.strategies.sealed_election import BITS, SealedElectionClient, SealedRound
+from fedcomp.strategies.sealed_client import BITS, SealedElectionClient
+from fedcomp.strategies.sealed_election import SealedRound
 from fedcomp.strategies.sealed_messages import (
     CARDS,
     COMPLAINT,
@@ -325,13 +326,13 @@ def test_who_equivocates_is_named_where_too_few_ballots_are_left_to_vote_on(
 
 def test_a_round_in_which_one_byzantine_client_would_always_stop_the_vote_is_refused():
     for clients in (3, 4, 5):
-        with pytest.raises(UserError, match="leave fewer; give a smaller 'f'"):
+        with pytest.raises(UserError, match="can leave fewer; give a smaller 'f'"):
             made("election:byzantine=1,seats=3,form=ballots,sealed=true", clients)
     assert made("election:byzantine=1,seats=3,form=ballots,sealed=true,f=0", 3).code.all()
     assert made("election:byzantine=1,seats=3,form=ballots,sealed=true", 6).code.all(), (
         "two clients a partition"
     )
-    with pytest.raises(UserError, match="leave fewer; give a smaller 'f'"):
+    with pytest.raises(UserError, match="can leave fewer; give a smaller 'f'"):
         made("election:byzantine=1,seats=3,form=ballots,sealed=true,f=2", 6)
 
 
@@ -346,7 +347,7 @@ def test_the_notice_says_what_the_server_sees_and_how_many_may_be_absent():
     )
     assert "more than 2 absent" in sealed and "more than 4 absent" in one
     assert (
-        "anybody absent" in made("election:byzantine=2", 5).notice
+        "any client absent" in made("election:byzantine=2", 5).notice
         and "sealed" not in made("election:byzantine=2", 5).notice
     )
     assert "more than 2 absent a round" in made("election:byzantine=2,f=1", 5).notice
@@ -361,9 +362,9 @@ def test_where_a_round_cannot_close_any_more_no_ballot_is_asked_for(monkeypatch,
 
 
 def test_a_flood_of_complaints_is_not_gone_through(monkeypatch, tmp_path):
-    judged, proven_bad = [], ballots.Sealed.proven_bad
+    judged, proven_bad = [], ballots.SealedBallot.proven_bad
     monkeypatch.setattr(
-        ballots.Sealed, "proven_bad", lambda *given: judged.append(1) or proven_bad(*given)
+        ballots.SealedBallot, "proven_bad", lambda *given: judged.append(1) or proven_bad(*given)
     )
     heard = run(
         monkeypatch,
@@ -569,7 +570,7 @@ def test_a_server_that_wants_somebody_left_out_has_to_prove_it():
     context = Context(round=4, phase=RECOUNT, announced=announced | {f"{PROOF_OF}0": proof})
     held = {f"{KEY_OF}0": ring.key(0), "ballot/0": bytes(6)}
     with pytest.raises(ProtocolError, match="proves nothing"):
-        SealedElectionClient(ring=ring)._leave_out(held, context)
+        SealedElectionClient(ring=ring)._remove_excluded(held, context)
     assert "ballot/0" in held
 
 

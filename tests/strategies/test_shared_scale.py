@@ -145,7 +145,7 @@ def test_a_frame_in_another_scale_is_turned_down():
     (rejection,) = outcome.rejections
     assert (
         rejection.client == 2
-        and "is not in the scale" in rejection.reason
+        and "is not in the announced scale" in rejection.reason
         and len(outcome.accepted) == 5
     )
 
@@ -225,7 +225,7 @@ def test_an_update_waits_for_the_second_phase_and_is_sent_once():
         alone = memories[i].codec.encode(x[i], seed=5 + i, layout=LAYOUT, context=context)
         assert sent[i] == memories[i].pending == alone
     again = algorithm.encode(memories, None, values, [5, 6, 7], context)
-    assert ["holds no update for a phase 'train'" in str(error) for error in again] == [True] * 3
+    assert ["has no update for phase 'train'" in str(error) for error in again] == [True] * 3
 
 
 # In a simulation.

@@ -415,7 +415,7 @@ def test_a_client_that_lost_its_state_between_the_phases_fails_the_round():
     assert (rejection.client, rejection.stage) == (4, "phase")
     assert (
         rejection.reason
-        == "this client holds nothing of phase 'sketch' of round 2; ask it again in the next round"
+        == "this client has no state of phase 'sketch' of round 2; ask it again in the next round"
     )
     assert len(outcomes[2].accepted) == 6
     federation.check()
@@ -579,7 +579,7 @@ def test_updates_at_the_end_of_float32_leave_a_finite_model(seeds):
         (
             {"uplink": "sketch:density=1/10"},
             {},
-            "moves a share of 0.01, its uplink reads one of 0.1; give --strategy sketched-sgd:density=0.1",
+            "has density=0.01, and its --uplink density=0.1; give --strategy sketched-sgd:density=0.1",
         ),
         (
             {"memory": "none"},
@@ -620,7 +620,7 @@ def test_a_mistake_is_one_sentence_with_the_fix(changes, options, sentence):
 def test_its_memory_is_refused_where_nobody_asks_for_values():
     with pytest.raises(
         ConfigError,
-        match="--memory sketched has no frames for --strategy average; give --strategy sketched-sgd, or",
+        match="--memory sketched does not work with --strategy average; give --strategy sketched-sgd, or",
     ):
         Federation(RULES, strategy=Average)
     with pytest.raises(

@@ -147,7 +147,7 @@ def test_momentum_is_zero_where_the_update_arrived_and_nowhere_else():
     f.faults[4, 1] = lambda a, r: replace(r, kind="failed", frame=b"", stage="link", reason="lost")
     (outcome,) = f.loop.rounds((1,))
     for client, member in enumerate(f.members):
-        before, sent = member.momentum.clone(), member.memory.sent
+        before, sent = member.momentum.clone(), member.memory.sent_positions
         assert bool(before.any()) and sent.size == 4
         settle(member.memory, member.ticket, f.loop.tickets.get(client, ""), b"", member.momentum)
         masked = before.index_fill(0, torch.from_numpy(sent), 0)
@@ -161,7 +161,7 @@ def test_what_was_dropped_keeps_its_momentum():
     list(f.loop.rounds((1,)))
     client, returned = next(iter(f.loop.dropped.items()))
     member = f.members[client]
-    before, sent = member.momentum.clone(), set(member.memory.sent.tolist())
+    before, sent = member.momentum.clone(), set(member.memory.sent_positions.tolist())
     back = set(f.strategy.uplink.open(returned, f.layout.numel).positions.tolist())
     settle(member.memory, member.ticket, f.loop.tickets[client], returned, member.momentum)
     assert back and set((before != member.momentum).nonzero().flatten().tolist()) == {
@@ -175,7 +175,7 @@ def test_a_failure_leaves_the_momentum_as_it_was():
     member.sgd = replace(member.sgd, momentum=0.9, keep_momentum=True)
     list(f.loop.rounds((1,)))
     before, sgd = member.momentum.clone(), member.sgd
-    sent = member.memory.sent
+    sent = member.memory.sent_positions
     member.sgd = replace(sgd, lr=1e38)
     (outcome,) = f.loop.rounds((2,))
     assert [(r.client, r.stage) for r in outcome.rejections] == [(0, "encode")]

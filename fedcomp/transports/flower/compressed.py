@@ -195,7 +195,7 @@ class Compressed(Strategy):
         except MismatchError as error:
             error.memory, error.uplink = "downlink_memory", "downlink"
             raise
-        if kept.counterpart is not None or kept.only_under or kept.needs_moments:
+        if kept.counterpart is not None or kept.required_strategy or kept.needs_moments:
             raise ConfigError(
                 f"downlink_memory '{kept.name}' keeps something on both sides, or needs local steps; use 'residual'"
             )

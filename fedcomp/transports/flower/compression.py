@@ -75,7 +75,9 @@ def check_memory(memory: str) -> None:
     """Raise ConfigError for a memory that needs support from the server or from the local steps."""
     name = memory.partition(":")[0]
     cls = available_memories().get(name)
-    if cls is not None and (cls.counterpart is not None or cls.only_under or cls.needs_moments):
+    if cls is not None and (
+        cls.counterpart is not None or cls.required_strategy or cls.needs_moments
+    ):
         raise ConfigError(
             f"memory '{name}' needs more than a mod can access; use memory='residual', or fedcomp client"
         )
