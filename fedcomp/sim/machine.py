@@ -148,7 +148,12 @@ def engine_on(
         return RayEngine(config, device)
     # A resumed run may have another number of cores, on which the results do not depend.
     return WorkerEngine(
-        config, task, model, torch.get_num_threads(), helps=config.engine == "auto", warn=warn
+        config,
+        task,
+        model,
+        torch.get_num_threads(),
+        local_training=config.engine == "auto",
+        warn=warn,
     )
 
 

@@ -196,7 +196,7 @@ class Simulation(Preparation):
         self.engine = self._engine(model, weights, train, max(shards, key=len))
         train = self.engine.resident(train)
         self.test = self.test.to(self.device)
-        self.byzantine.follow(self.strategy, train)
+        self.byzantine.set_strategy(self.strategy, train)
         self.clients = VirtualClients(
             Replica(
                 self.strategy.client_algorithm.initial_global_state(weights.clone()),
