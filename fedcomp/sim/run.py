@@ -55,13 +55,13 @@ from .clients import VirtualClients
 from .interruption import Interruption
 from .machine import HOME, Machine, cannot_map, engine_on, not_together
 from .multi_device import MultiDevice
-from .network import Network, drawn, read_spec
-from .network_file import is_file, read_file
+from .network import Network, draw_profiles, parse_network
+from .network_file import is_file, read_profiles
 from .placement import FILE, choose_placement
 from .ray_engine import JOBS_PER_ACTOR, RayEngine
 from .relays import Relays
 from .save_times import SaveTimes
-from .timing import Timing, random_work_s, steps_by
+from .timing import Timing, random_work_s, step_counter
 
 STACK_BYTES = 64 << 20  # updates of clients that are trained and packed together
 
@@ -319,7 +319,7 @@ class Simulation(Preparation):
     # Preparation.
 
     def _timing(self) -> Timing:
-        steps = steps_by(self.strategy.client_algorithm, self.sgd, self.clients.trainer.shards)
+        steps = step_counter(self.strategy.client_algorithm, self.sgd, self.clients.trainer.shards)
         return Timing(self.network, self.config, self.strategy.fewest, self.transport, steps)
 
     def _client_evaluator(self, train: Examples) -> ClientEvaluator | None:
@@ -444,8 +444,8 @@ def _network(config: RunConfig) -> Network | None:
         return None
     n, seed = config.clients, config.seed
     return Network(
-        read_file(config.network, n)
+        read_profiles(config.network, n)
         if is_file(config.network)
-        else drawn(read_spec(config.network), n, seed),
+        else draw_profiles(parse_network(config.network), n, seed),
         seed,
     )
