@@ -648,7 +648,8 @@ def test_a_run_goes_on_with_the_figures_that_it_began_with(tmp_path):
     simulate(config)
     slower(tmp_path, *["20ms"] * 6)
     with pytest.raises(
-        RunFolderError, match="--network .* has other values than at the start of the run; restore them"
+        RunFolderError,
+        match="--network .* has other values than at the start of the run; restore them",
     ):
         simulate(replace(config, rounds=3, resume=True))
     slower(tmp_path, *["10ms"] * 6)
