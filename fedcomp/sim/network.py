@@ -24,7 +24,7 @@ import numpy as np
 
 from .. import seeds, spec
 from ..errors import SpecError
-from .availability import Availability
+from .absences import AbsenceModel
 
 MIN_PERIOD_S = 5.0  # of `stretch`; a server waits this long for a client to reconnect
 LIMITS: Mapping[str, tuple[float, float]] = {  # lowest and highest value of each option
@@ -197,7 +197,7 @@ class Network:
 
     def __init__(self, profiles: Profiles, seed: int):
         self.profiles, self.seed = profiles, seed
-        self.availability = Availability(profiles.absent, profiles.stretch, seed)
+        self.absences = AbsenceModel(profiles.absent, profiles.stretch, seed)
         # The last round, and its draws.
         self._draws: tuple[int, np.ndarray, np.ndarray] = (-1, np.empty(0), np.empty(0))
 

@@ -193,7 +193,7 @@ class TimedTransport(Transport):
         for arrival in arrivals:
             client, began_s = arrival.client, arrival.began_s
             until_s = began_s + arrival.due_s if arrival.due_s < math.inf else asked_s
-            lost_s = self.network.availability.lost_at_s(client, asked_s, until_s, GRACE_S)
+            lost_s = self.network.absences.lost_at_s(client, asked_s, until_s, GRACE_S)
             if lost_s is not None:
                 self.busy[client] = min(self.busy.get(client, (asked_s, 0.0))[0], lost_s), lost_s
                 arrival = Arrival(lost_s - began_s, client, Lost(NOT_RECONNECTED), began_s)

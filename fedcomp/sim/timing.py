@@ -61,7 +61,7 @@ class Timing:
         waited_s = 0.0
         while True:
             self._record_late_answers()
-            absent = self.network.availability.absent_at(self.clock.time_s)
+            absent = self.network.absences.absent_at(self.clock.time_s)
             online = [client for client in self.transport.clients() if not absent[client]]
             if (cohort := self._availability.cohort_of(online, self._quota, waited_s)) is not None:
                 return cohort
@@ -87,7 +87,7 @@ class Timing:
     def _seconds_to_next_event(self, waited_s: float) -> float:
         """Return the seconds until a client goes offline or returns, a late answer arrives, or the quota's patience ends."""
         event_times_s = [
-            self.network.availability.next_change_s(self.clock.time_s),
+            self.network.absences.next_change_s(self.clock.time_s),
             *self.transport.late.values(),
         ]
         patience_s = self._quota.patience_s

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from fedcomp import spec
 from fedcomp.errors import ConfigError, SpecError
 from fedcomp.messages import Assignment
-from fedcomp.sim.availability import Availability
+from fedcomp.sim.absences import AbsenceModel
 from fedcomp.sim.network import (
     COLUMNS,
     LIMITS,
@@ -221,13 +221,13 @@ def test_exchange_times_start_at_zero_and_round_times_accumulate():
     assert clock.take() == 5.0 - (0.1 + 0.7) and clock.time_s == 5.0
 
 
-# Availability.
+# AbsenceModel.
 
 
 def test_clients_are_absent_for_their_fraction_of_the_time_in_whole_periods():
-    availability = Availability(np.array([0.3, 0.0, 0.1]), np.array([20.0, 20.0, 50.0]), seed=4)
+    absences = AbsenceModel(np.array([0.3, 0.0, 0.1]), np.array([20.0, 20.0, 50.0]), seed=4)
     moments = np.arange(0, 25_000, 5.0) + 0.01
-    absent = np.array([availability.absent_at(t) for t in moments])
+    absent = np.array([absences.absent_at(t) for t in moments])
     assert absent.mean(0) == pytest.approx([0.3, 0.0, 0.1], abs=0.04)
     for client, stretch in ((0, 20), (2, 50)):
         edges = np.flatnonzero(np.diff(absent[:, client].astype(int))) + 1
@@ -235,8 +235,8 @@ def test_clients_are_absent_for_their_fraction_of_the_time_in_whole_periods():
         assert len(lengths) > 50 and all(
             abs(n / stretch - round(n / stretch)) * stretch <= 5 for n in lengths
         )
-    assert [availability.is_absent(client, 123.4) for client in range(3)] == list(
-        availability.absent_at(123.4)
+    assert [absences.is_absent(client, 123.4) for client in range(3)] == list(
+        absences.absent_at(123.4)
     )
 
 
@@ -248,33 +248,30 @@ def test_clients_are_absent_for_their_fraction_of_the_time_in_whole_periods():
     grace=st.floats(5, 40),
 )
 def test_first_absence_agrees_with_sampled_times(client, since, length, grace):
-    availability = Availability(np.array([0.4, 0.0, 0.8]), np.array([20.0, 5.0, 7.0]), seed=1)
-    left = availability.first_absence_s(client, since, since + length)
-    seen = [t for t in np.linspace(since, since + length, 80) if availability.is_absent(client, t)]
+    absences = AbsenceModel(np.array([0.4, 0.0, 0.8]), np.array([20.0, 5.0, 7.0]), seed=1)
+    left = absences.first_absence_s(client, since, since + length)
+    seen = [t for t in np.linspace(since, since + length, 80) if absences.is_absent(client, t)]
     assert (left is not None) or not seen
     if left is not None:
-        assert since <= left <= since + length and availability.is_absent(client, left + 1e-6)
+        assert since <= left <= since + length and absences.is_absent(client, left + 1e-6)
         assert not any(t < left - 1e-6 for t in seen)
-    lost_s = availability.lost_at_s(client, since, since + length, grace)
-    assert lost_s is None or (availability.is_absent(client, lost_s) and lost_s >= left + grace)
+    lost_s = absences.lost_at_s(client, since, since + length, grace)
+    assert lost_s is None or (absences.is_absent(client, lost_s) and lost_s >= left + grace)
 
 
 @settings(max_examples=30)
 @given(st.floats(0, 1e6))
 def test_nothing_changes_before_the_next_change(time_s):
-    availability = Availability(np.array([0.5, 0.5, 0.0]), np.array([30.0, 11.0, 600.0]), seed=2)
-    until = availability.next_change_s(time_s)
+    absences = AbsenceModel(np.array([0.5, 0.5, 0.0]), np.array([30.0, 11.0, 600.0]), seed=2)
+    until = absences.next_change_s(time_s)
     assert time_s < until <= time_s + 11.0 + 1e-6
     for t in np.linspace(time_s, until, 7)[:-1]:
-        assert (availability.absent_at(t) == availability.absent_at(time_s)).all()
+        assert (absences.absent_at(t) == absences.absent_at(time_s)).all()
 
 
 def test_without_absences_nothing_changes():
-    availability = Availability(np.zeros(3), np.full(3, 600.0), seed=0)
-    assert (
-        availability.next_change_s(5.0) == math.inf
-        and availability.first_absence_s(1, 0.0, 1e9) is None
-    )
+    absences = AbsenceModel(np.zeros(3), np.full(3, 600.0), seed=0)
+    assert absences.next_change_s(5.0) == math.inf and absences.first_absence_s(1, 0.0, 1e9) is None
 
 
 # Files.

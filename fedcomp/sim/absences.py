@@ -14,7 +14,7 @@ from ..kernels import philox
 CHUNK = 1024  # periods of a client that are drawn at once
 
 
-class Availability:
+class AbsenceModel:
     """`absent` [clients]: fraction of the time, 0..0.9. `period_s` [clients]: seconds."""
 
     def __init__(self, absent: np.ndarray, period_s: np.ndarray, seed: int):
