@@ -18,7 +18,7 @@ from fedcomp.callbacks import Header, Summary
 from fedcomp.cli.dashboard import Dashboard
 from fedcomp.config import read_run
 from fedcomp.server.run_folder import METRICS, MODEL, SUMMARY, parse_record
-from fedcomp.sim.run import Machine
+from fedcomp.sim.run import EngineChoice
 
 WIDTH, HEIGHT = 100, 40
 
@@ -33,7 +33,7 @@ def main(run: Path, picture: Path) -> None:
     with safe_open(run / MODEL, framework="numpy") as model:
         parameters = sum(model.get_tensor(name).size for name in model.keys())  # noqa: SIM118 (not a dict)
 
-    machine = Machine.stored(config["resolved"], run)
+    machine = EngineChoice.read(config["resolved"], run)
     known = {f.name: config[f.name] for f in dataclasses.fields(Header) if f.name in config}
     decided = {"device": machine.device, "engine": str(machine)}
     seen = {

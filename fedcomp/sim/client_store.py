@@ -1,7 +1,7 @@
-"""The states of virtual clients: the most recently used are in memory, the others in the run's checkpoint.
+"""The states of virtual clients: the most recently used ones in memory, the others in the run's checkpoint.
 
-The checkpoint holds every client's vectors anyway. A client that is evicted from memory is staged in the checkpoint if it has changed
-since the last save, and the next save does not write it again. The results of a run do not depend on where the states are.
+The checkpoint contains every client's vectors in any case. A client that is evicted from memory is staged in the checkpoint if it has
+changed since the last save, and the next save does not write it again. The results of a run do not depend on where the states are.
 """
 
 import itertools
@@ -17,7 +17,7 @@ from ..memories.base import Changes
 from ..server.checkpoint import Checkpoint
 from .placement import IN_MEMORY, Placement
 
-OBJECT_BYTES = 4096  # of a state besides its vectors and its record, roughly
+OBJECT_BYTES = 4096  # estimate of a state's size without its vectors and its record
 
 
 class ClientStore:
@@ -31,7 +31,7 @@ class ClientStore:
         self.changed: set[int] = set()  # clients in memory that changed since the last checkpoint
         self.checkpoint: Checkpoint | None = None  # None: all clients stay in memory
         self.client_bytes = placement.client_bytes + OBJECT_BYTES  # of the largest state so far
-        self._working: set[int] = set()  # clients of the last call of `ensure_loaded`
+        self._on_device: set[int] = set()  # clients of the last call of `ensure_loaded`
 
     def at(self, client: int) -> ClientState:
         """Return the state of a client. Raises CheckpointError if it cannot be read."""
@@ -42,43 +42,43 @@ class ClientStore:
         return self.states[client]
 
     def ensure_loaded(self, clients: Sequence[int]) -> None:
-        """Load clients into memory, and on the device if they train there. Evict others that exceed the budget.
+        """Load clients into memory, and onto the device if they train there. Evict other clients to stay within the budget.
 
         Raises CheckpointError if a client cannot be read or the disk is full.
         """
         clients = list(dict.fromkeys(clients))
-        here = [client for client in clients if client in self.states]
-        self.states |= {client: self.states.pop(client) for client in here}
-        room = max(self.placement.budget_bytes / self.client_bytes, len(clients))
-        surplus = len(self.states) - len(here) + len(clients) - room
+        loaded = [client for client in clients if client in self.states]
+        self.states |= {client: self.states.pop(client) for client in loaded}
+        capacity = max(self.placement.budget_bytes / self.client_bytes, len(clients))
+        surplus = len(self.states) - len(loaded) + len(clients) - capacity
         if surplus > 0 and self.checkpoint is not None:
             self._evict(list(itertools.islice(self.states, math.ceil(surplus))))
         for client in clients:
             self.at(client)
-        if self.placement.moves_to is not None:
-            self._move(set(clients), self.placement.moves_to)
+        if self.placement.training_device is not None:
+            self._move(set(clients), self.placement.training_device)
 
     def mark_changed(self, clients: Iterable[int]) -> None:
         """Mark clients in memory as changed since the last checkpoint."""
-        touched = self.states.keys() & set(clients)
-        self.changed |= touched
+        changed = self.states.keys() & set(clients)
+        self.changed |= changed
         if self.placement.budget_bytes < math.inf:
-            self._packed(itertools.islice(touched, 1))  # measures one of them
+            self._pack(itertools.islice(changed, 1))  # measures one state
 
     def take_changes(self) -> Changes:
-        """Return vectors and values of the clients in memory that changed since the last call. The others are in the checkpoint."""
-        changes = self._packed(sorted(self.changed))
+        """Return vectors and values of the clients in memory that changed since the last call. Evicted clients are staged already."""
+        changes = self._pack(sorted(self.changed))
         self.changed.clear()
         return changes
 
     def clear(self) -> None:
-        """Forget all states in memory, so that they are read from the checkpoint."""
+        """Drop all states in memory, so that they are read from the checkpoint."""
         self.states.clear()
         self.changed.clear()
 
     def _read(self, client: int) -> ClientState | None:
-        """Return a client's state from the checkpoint, None if it has none."""
-        name = name_of(client)
+        """Return a client's state from the checkpoint, None if the checkpoint has no state of it."""
+        name = record_name(client)
         record = self.checkpoint.value(name) if self.checkpoint is not None else None
         return (
             None
@@ -87,37 +87,38 @@ class ClientStore:
         )
 
     def _evict(self, clients: Collection[int]) -> None:
-        """Remove clients from memory. Those that have changed are staged first."""
-        vectors, values = self._packed([client for client in clients if client in self.changed])
+        """Stage the changed ones of these clients in the checkpoint, then remove all of them from memory."""
+        vectors, values = self._pack([client for client in clients if client in self.changed])
         if values:
             self.checkpoint.stage(vectors, values)
         for client in clients:
             del self.states[client]
         self.changed.difference_update(clients)
 
-    def _packed(self, clients: Iterable[int]) -> Changes:
+    def _pack(self, clients: Iterable[int]) -> Changes:
         """Return vectors and values of clients in memory, and update `client_bytes`."""
         vectors: dict[str, Tensor] = {}
         values: dict[str, bytes | None] = {}
         for client in clients:
-            name = name_of(client)
-            mine, record = self.states[client].pack(name)
-            vectors |= mine
+            name = record_name(client)
+            client_vectors, record = self.states[client].pack(name)
+            vectors |= client_vectors
             values[name] = b"".join(record)
-            size = sum(v.nbytes for v in mine.values()) + sum(map(len, record)) + OBJECT_BYTES
-            self.client_bytes = max(self.client_bytes, size)
+            vector_bytes = sum(vector.nbytes for vector in client_vectors.values())
+            state_bytes = vector_bytes + sum(map(len, record)) + OBJECT_BYTES
+            self.client_bytes = max(self.client_bytes, state_bytes)
         return vectors, values
 
     def _move(self, clients: set[int], device: torch.device) -> None:
         """Move the vectors of these clients to the device, and those of the previous clients to the host."""
-        for client in self._working - clients:
+        for client in self._on_device - clients:
             if client in self.states:
                 self.states[client].move(lambda vector: vector.cpu())
-        for client in clients - self._working:
+        for client in clients - self._on_device:
             self.states[client].move(lambda vector: vector.to(device, non_blocking=True))
-        self._working = clients
+        self._on_device = clients
 
 
-def name_of(client: int) -> str:
+def record_name(client: int) -> str:
     """Return the name of a client's record in a checkpoint. Its vectors have names such as `client/7.residual`."""
     return f"client/{client}"

@@ -1,4 +1,4 @@
-"""Virtual clients: the session that simulates them, with the states of all clients in a `ClientStore`."""
+"""Virtual clients: the client session of a simulation, with the states of all clients in a `ClientStore`."""
 
 from collections.abc import Callable, Iterable
 
@@ -14,7 +14,7 @@ from ..server.checkpoint import Checkpoint
 from ..strategies.client_algorithm import ClientAlgorithm
 from .client_store import ClientStore
 from .placement import IN_MEMORY, Placement
-from .update_watch import UpdateWatch
+from .residual_monitor import ResidualMonitor
 
 
 class VirtualClients(ClientSession):
@@ -34,7 +34,6 @@ class VirtualClients(ClientSession):
         evaluator: ClientEvaluator | None = None,
     ):
         self.store = ClientStore(make_memory, replica.version, placement)
-        watch = UpdateWatch(warn)
         super().__init__(
             replica,
             self.store,
@@ -42,7 +41,7 @@ class VirtualClients(ClientSession):
             algorithm,
             seed,
             hook=hook,
-            watch=watch,
+            watch=ResidualMonitor(warn),
             evaluator=evaluator,
         )
 
@@ -59,6 +58,6 @@ class VirtualClients(ClientSession):
         return self.store.take_changes()
 
     def restore(self, weights: Tensor, version: str, past_versions: Iterable[str]) -> None:
-        """Return to the state of the checkpoint. States of clients are read when they are first used."""
+        """Restore the state of the checkpoint. States of clients are read on first use."""
         self.replica.restore(weights, version, past_versions)
         self.store.clear()

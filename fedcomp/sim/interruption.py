@@ -1,4 +1,4 @@
-"""Ctrl-C during a simulation: the current round is finished and saved before the signal takes effect."""
+"""Ctrl-C during a simulation: the signal takes effect when the current round has finished and is saved."""
 
 import signal
 import threading
@@ -9,12 +9,12 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Interruption:
-    """A context manager that defers the first signal until `act`. A second signal acts at once. Has no effect outside the main thread."""
+    """Defers the first signal until `act`. A second signal takes effect at once. Does nothing outside the main thread."""
 
     def __init__(self) -> None:
         self.active = threading.current_thread() is threading.main_thread()
         self.first: tuple[int, FrameType | None] | None = None
-        self.handlers: dict[int, Any] = {}  # by signal number, those that were replaced
+        self.handlers: dict[int, Any] = {}  # replaced handlers by signal number
 
     @property
     def requested(self) -> bool:

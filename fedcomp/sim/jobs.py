@@ -1,4 +1,4 @@
-"""Jobs and their results on their way to another process or device."""
+"""Conversion of jobs and results for other processes and devices."""
 
 import warnings
 from collections.abc import Callable
@@ -19,7 +19,7 @@ from ..training.local_sgd import Traces
 class PickledTensor:
     """Pickles a tensor as a NumPy array. Unpickled, it is a tensor on the CPU.
 
-    Ray keeps arrays in its object store, where the processes of a machine share them: a tensor from there must not be written to.
+    Ray keeps arrays in its object store, which the processes of a machine share. A tensor from the store must not be written to.
     """
 
     tensor: Tensor
@@ -46,16 +46,16 @@ def packed(job: Job, pack_trace: Callable[[Tensor], Any] = PickledTensor) -> Job
 
 
 def packed_data(data: Examples, pack: Callable[[Tensor], Any] = PickledTensor) -> Data | None:
-    """Return data in memory with its tensors packed; None for LazyData, which the other process reads itself."""
+    """Return data in memory with packed tensors; None for LazyData, which the other process reads itself."""
     if not isinstance(data, Data):
         return None
     return Data(mapped(data.inputs, pack), pack(data.targets))
 
 
-def unpacked(done: JobResult) -> JobResult:
-    """Return a result from another process with tensors of its own."""
-    state = done.state and nested_state.unpack(done.state)
-    return done._replace(buffers=map_buffers(torch.clone, done.buffers), state=state)
+def unpacked(result: JobResult) -> JobResult:
+    """Return an unpacked result from another process, with copies of its tensors."""
+    state = result.state and nested_state.unpack(result.state)
+    return result._replace(buffers=map_buffers(torch.clone, result.buffers), state=state)
 
 
 def map_buffers(
@@ -76,7 +76,7 @@ def map_traces(function: Callable[[Any], Any], traces: Traces) -> Traces:
 
 
 def copy_traces(source: Traces, target: Traces) -> None:
-    """Copy what training changes, momentum and moments, from one device or process into the tensors of `target`."""
+    """Copy momentum and moments, which training changes, into the tensors of `target`, also across devices."""
     for new, old in zip(
         (source.momentum, *(source.moments or ())),
         (target.momentum, *(target.moments or ())),

@@ -1,4 +1,4 @@
-"""Several devices of one machine: each trains consecutive clients of a cohort and compresses their updates, in parallel.
+"""Several devices of one machine in parallel: each trains consecutive clients of a cohort and compresses their updates.
 
 Except for rounding, a client's update does not depend on the number of devices. The host adds the frames in the order of the clients.
 """
@@ -18,9 +18,9 @@ from .jobs import copy_traces, map_traces
 
 
 class MultiDevice(Engine):
-    """An engine for each device, each driven by its own thread. Weights and data are given on the first device.
+    """One engine and one thread for each device. `train` takes weights and data on the first device.
 
-    `warnings`: filled by the engines in their threads. `warn` is called with them after every training, in the caller's thread.
+    `warnings`: a list to which the engines append in their threads. `train` passes them to `warn` in the caller's thread.
     """
 
     def __init__(
@@ -32,53 +32,55 @@ class MultiDevice(Engine):
         self.engines, self.device = engines, engines[0].device
         self.warnings, self.warn = warnings, warn
         self._threads = ThreadPoolExecutor(len(engines), "device")
-        # By identity of a tensor and position of an engine: the tensor, and its copy on that device.
+        # By id of a tensor and position of an engine: the tensor, and its copy on the engine's device.
         self._copies: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
 
     def train(
         self, start: Tensor, data: Data, jobs: Sequence[Job], sgd: LocalSGD, *, seed: int
     ) -> tuple[Tensor, list[JobResult | Exception]]:
         """Train on all devices and gather the updates on the first."""
-        shares = self.train_apart(start, data, jobs, sgd, seed=seed)
-        for job, there in zip(jobs, (job for share in shares for job in share.jobs), strict=True):
-            copy_traces(there.traces, job.traces)
+        by_device = self.train_apart(start, data, jobs, sgd, seed=seed)
+        moved_jobs = [job for results in by_device for job in results.jobs]
+        for job, moved in zip(jobs, moved_jobs, strict=True):
+            copy_traces(moved.traces, job.traces)
         updates = [
             start.new_empty(0, len(start)),
-            *(share.updates.to(self.device) for share in shares),
+            *(results.updates.to(self.device) for results in by_device),
         ]
-        return torch.cat(updates), [result for share in shares for result in share.results]
+        return torch.cat(updates), [result for results in by_device for result in results.results]
 
     def train_apart(
         self, start: Tensor, data: Data, jobs: Sequence[Job], sgd: LocalSGD, *, seed: int
     ) -> list[DeviceResults]:
         edges = [i * len(jobs) // len(self.engines) for i in range(len(self.engines) + 1)]
-        runs = [
+        slices = [
             (i, jobs[a:b]) for i, (a, b) in enumerate(zip(edges, edges[1:], strict=False)) if a < b
         ]
-        waiting = [
-            self._threads.submit(self._share, i, start, self._there(i, data), run, sgd, seed)
-            for i, run in runs
+        futures = [
+            self._threads.submit(self._train_on, i, start, self._data_on(i, data), some, sgd, seed)
+            for i, some in slices
         ]
-        wait(waiting)
+        wait(futures)
         while self.warnings:
             self.warn(self.warnings.pop(0))
-        return [future.result() for future in waiting]
+        return [future.result() for future in futures]
 
-    def _share(
+    def _train_on(
         self, i: int, start: Tensor, data: Data, jobs: Sequence[Job], sgd: LocalSGD, seed: int
     ) -> DeviceResults:
+        """Train jobs with engine `i`, on its device."""
         engine = self.engines[i]
 
         def move(tensor: Tensor) -> Tensor:
             return tensor.to(engine.device)
 
-        with at(engine.device):
-            mine = [job._replace(traces=map_traces(move, job.traces)) for job in jobs]
-            updates, results = engine.train(start.to(engine.device), data, mine, sgd, seed=seed)
-            return DeviceResults(mine, updates, results)
+        with current_device(engine.device):
+            moved = [job._replace(traces=map_traces(move, job.traces)) for job in jobs]
+            updates, results = engine.train(start.to(engine.device), data, moved, sgd, seed=seed)
+            return DeviceResults(moved, updates, results)
 
-    def _there(self, i: int, data: Data) -> Data:
-        """Return the data on an engine's device, copied once."""
+    def _data_on(self, i: int, data: Data) -> Data:
+        """Return the data on the device of engine `i`, copied once."""
         inputs, targets = (self._copy_of(i, tensor) for tensor in (data.inputs, data.targets))
         return replace(data, inputs=inputs, targets=targets)
 
@@ -97,6 +99,6 @@ class MultiDevice(Engine):
             engine.close()
 
 
-def at(device: torch.device) -> AbstractContextManager[object]:
-    """Make a device the current one for a block."""
+def current_device(device: torch.device) -> AbstractContextManager[object]:
+    """Make a device the current one in a `with` block."""
     return torch.cuda.device(device) if device.type == "cuda" else nullcontext()

@@ -1,17 +1,18 @@
-"""The virtual network: the line between each client and the server, and the client's speed.
+"""The virtual network: each client's link to the server, and the client's speed.
 
     seconds of an exchange = latency + bytes down / down + steps · step · swing + bytes up / up + latency
 
-`--network NAME:option=value,...` draws the clients' values from the seed; a path to a CSV file gives them one by one (network_file.py).
+`--network NAME:option=value,...` draws the clients' values from the seed; a CSV file lists them for each client (network_file.py).
 `uniform` gives all clients the same values. `lognormal` takes the values as medians and draws three factors e^(spread·z) for each client, z
-standard normal: one for its line (up and down), one for its latency, one for its machine. The others are `lognormal` with other defaults:
+standard normal: one for its link (up and down), one for its latency, one for its compute speed. The other networks are `lognormal` with
+other defaults:
 
-    fixed, mobile   means of all tests in the Speedtest Global Index of September 2020, taken for medians: 85.73 and 35.96 Mbit/s down,
+    fixed, mobile   means of all tests in the Speedtest Global Index of September 2020, used as medians: 85.73 and 35.96 Mbit/s down,
                     45.74 and 11.22 Mbit/s up, round trips of 21 and 40 ms
     lte-m           the peak rate of 3GPP category M1 (release 13), 1 Mbit/s both ways
     lora            the rate of LoRaWAN's data rate 5 in Europe (LoRaWAN regional parameters, EU868), 5,470 bit/s both ways
 
-Steps, spreads, and the latencies of the last two are assumptions; give your own.
+Steps, spreads, and the latencies of the last two are assumptions; set your own values where they matter.
 """
 
 import dataclasses
@@ -23,16 +24,16 @@ import numpy as np
 
 from .. import seeds, spec
 from ..errors import SpecError
-from .availability import Absences
+from .absences import AbsenceModel
 
-LEAST_STRETCH_S = 5.0  # of an absence; a server waits this long for a client to reconnect
+MIN_PERIOD_S = 5.0  # of `stretch`; a server waits this long for a client to reconnect
 LIMITS: Mapping[str, tuple[float, float]] = {  # lowest and highest value of each option
     "up": (1, 1e15),
     "down": (1, 1e15),
     "latency": (0, 1e6),
     "step": (0, 1e6),
     "absent": (0, 0.9),
-    "stretch": (LEAST_STRETCH_S, 1e9),
+    "stretch": (MIN_PERIOD_S, 1e9),
     "swing": (0, 1),
     "stall": (0, 1),
     "slow": (0, 1),
@@ -61,21 +62,21 @@ class Seconds(float):
 
 @dataclass(frozen=True)
 class Uniform:
-    """All clients alike, except for slow ones. Raises SpecError for a value out of range."""
+    """The same values for all clients, except for slow ones. Raises SpecError for a value out of range."""
 
     up: Rate = Rate(1e5)
     down: Rate = Rate(1e6)
     latency: Seconds = Seconds(0.05)  # one way
     step: Seconds = Seconds(0.02)  # a step of local SGD
     spread: float = 0.0  # standard deviation of the logarithms
-    absent: float = 0.0  # share of the time that a client is away
-    stretch: Seconds = Seconds(600.0)  # for how long, at a time
-    slow: float = 0.0  # share of the clients whose steps always take `factor` times as long
-    stall: float = 0.0  # share of its rounds in which a client's steps take `factor` times as long
-    factor: float = 4.0
-    swing: float = (
-        0.0  # largest relative change of the time of a client's steps, from round to round
+    absent: float = 0.0  # fraction of the time in which a client is absent
+    stretch: Seconds = Seconds(600.0)  # period in which a client is either absent or present
+    slow: float = 0.0  # fraction of the clients whose steps always take `factor` times as long
+    stall: float = (
+        0.0  # fraction of its rounds in which a client's steps take `factor` times as long
     )
+    factor: float = 4.0
+    swing: float = 0.0  # maximum relative change of a client's step time from round to round
 
     def __post_init__(self) -> None:
         for f in dataclasses.fields(self):
@@ -123,7 +124,7 @@ class LoRa(LogNormal):
     spread: float = 0.5
 
 
-KINDS: Mapping[str, type[Uniform]] = {
+NETWORKS: Mapping[str, type[Uniform]] = {
     "fixed": Fixed,
     "lognormal": LogNormal,
     "lora": LoRa,
@@ -134,14 +135,14 @@ KINDS: Mapping[str, type[Uniform]] = {
 
 
 def out_of_range(name: str, value: float) -> str:
-    """Return the end of a sentence about a value that is not allowed; "" if it is."""
+    """Return the end of an error message for a value out of range; "" for a valid value."""
     low, high = LIMITS[name]
     return "" if low <= value <= high else f"is {value:g}; give {low:g} to {high:g}"
 
 
 @dataclass(frozen=True)
 class Profiles:
-    """The values of each client, float64 [clients], in bytes a second, seconds or shares, named as the options of `Uniform`."""
+    """The values of each client, float64 [clients], in bytes a second, seconds or fractions; named as the options of `Uniform`."""
 
     up: np.ndarray
     down: np.ndarray
@@ -158,7 +159,7 @@ class Profiles:
 
     @property
     def fingerprint(self) -> str:
-        """16 hex digits of all values."""
+        """Hash of all values, 16 hex digits."""
         return hashlib.sha256(
             b"".join(getattr(self, f.name).tobytes() for f in dataclasses.fields(self))
         ).hexdigest()[:16]
@@ -167,60 +168,62 @@ class Profiles:
 COLUMNS = tuple(f.name for f in dataclasses.fields(Profiles))
 
 
-def drawn(kind: Uniform, clients: int, seed: int) -> Profiles:
-    """Return profiles drawn from the seed."""
-    line, latency, machine = np.exp(
+def draw_profiles(kind: Uniform, clients: int, seed: int) -> Profiles:
+    """Draw the profiles of clients from the seed."""
+    link, latency, compute = np.exp(
         kind.spread * seeds.generator(seed, "network").standard_normal((3, clients))
     )
     slow = seeds.generator(seed, "slow").random(clients) < kind.slow
-    alike = {name: np.full(clients, float(getattr(kind, name))) for name in COLUMNS}
+    same = {name: np.full(clients, float(getattr(kind, name))) for name in COLUMNS}
     return Profiles(
-        **alike
+        **same
         | {
-            "up": kind.up * line,
-            "down": kind.down * line,
+            "up": kind.up * link,
+            "down": kind.down * link,
             "latency": kind.latency * latency,
-            "step": kind.step * machine * np.where(slow, kind.factor, 1.0),
+            "step": kind.step * compute * np.where(slow, kind.factor, 1.0),
         }
     )
 
 
-def read_spec(text: str) -> Uniform:
-    """Return the options in a spec string such as `mobile` or `uniform:up=100kB`. Raises SpecError."""
+def parse_network(text: str) -> Uniform:
+    """Return the network of a spec string such as `mobile` or `uniform:up=100kB`. Raises SpecError."""
     with spec.error_context(text, "--network"):
-        return spec.build(spec.parse_part(text, "network"), KINDS, "network")
+        return spec.build(spec.parse_part(text, "network"), NETWORKS, "network")
 
 
 class Network:
-    """The duration of exchanges, and the clients that can be reached."""
+    """The duration of exchanges, and the availability of clients."""
 
     def __init__(self, profiles: Profiles, seed: int):
         self.profiles, self.seed = profiles, seed
-        self.absences = Absences(profiles.absent, profiles.stretch, seed)
-        # The last round, and what was drawn for it.
-        self._pace: tuple[int, np.ndarray, np.ndarray] = (-1, np.empty(0), np.empty(0))
+        self.absences = AbsenceModel(profiles.absent, profiles.stretch, seed)
+        # The last round, and its draws.
+        self._draws: tuple[int, np.ndarray, np.ndarray] = (-1, np.empty(0), np.empty(0))
 
-    def seconds(self, client: int, round: int, bytes_down: int, steps: int, bytes_up: int) -> float:
-        """Return the duration of an exchange with a client that is not busy."""
+    def exchange_s(
+        self, client: int, round: int, bytes_down: int, steps: int, bytes_up: int
+    ) -> float:
+        """Return the duration of an exchange with an idle client."""
         p = self.profiles
         down, up = bytes_down / float(p.down[client]), bytes_up / float(p.up[client])
         latency = float(p.latency[client])
-        return latency + down + self.work_s(client, round, steps) + up + latency
+        return latency + down + self.compute_s(client, round, steps) + up + latency
 
-    def work_s(self, client: int, round: int, steps: int) -> float:
+    def compute_s(self, client: int, round: int, steps: int) -> float:
         """Return the duration of local steps."""
         p = self.profiles
         swing, stall = float(p.swing[client]), float(p.stall[client])
-        took = steps * float(p.step[client])
+        duration_s = steps * float(p.step[client])
         if not steps or not (swing or stall):
-            return took
-        swings, stalls = self._drawn(round)
-        took *= 1.0 + swing * float(swings[client])
-        return took * float(p.factor[client]) if stalls[client] < stall else took
+            return duration_s
+        swings, stalls = self._draw(round)
+        duration_s *= 1.0 + swing * float(swings[client])
+        return duration_s * float(p.factor[client]) if stalls[client] < stall else duration_s
 
-    def _drawn(self, round: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return for each client the draws of a round for its swing, -1..1, and for whether it stalls, 0..1: float64 [clients]."""
-        if self._pace[0] != round:
-            draw, n = seeds.generator(self.seed, "pace", round), len(self.profiles)
-            self._pace = round, draw.uniform(-1.0, 1.0, n), draw.random(n)
-        return self._pace[1:]
+    def _draw(self, round: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return the draws of a round for the clients' swings, -1..1, and stalls, 0..1: float64 [clients] each."""
+        if self._draws[0] != round:
+            generator, n = seeds.generator(self.seed, "pace", round), len(self.profiles)
+            self._draws = round, generator.uniform(-1.0, 1.0, n), generator.random(n)
+        return self._draws[1:]

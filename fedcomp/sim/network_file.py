@@ -1,11 +1,11 @@
-"""A virtual network from a CSV file: a line for each client, under a line with the names of the columns.
+"""A virtual network from a CSV file: a header line with the names of the columns, then a line for each client.
 
     client,up,down,latency,step,absent
     0,250kB,2MB,40ms,15ms,5%
     1,30kB,500kB,0.2,20ms,0
 
 `client`, `up` and `down` are required. The others are the options of `--network` with the same names (network.py). They default to 0,
-stretch to 10 min and factor to 4. Numbers without a unit are bytes a second, seconds, or shares. Lines and columns may be in any order.
+stretch to 10 min and factor to 4. Numbers without a unit are bytes a second, seconds, or fractions. Lines and columns may be in any order.
 Lines of clients that the run does not have are ignored.
 """
 
@@ -17,7 +17,7 @@ import numpy as np
 from .. import spec
 from ..config import expand_home
 from ..errors import ConfigError, SpecError, nearest
-from .network import COLUMNS, KINDS, Profiles, Rate, Seconds, out_of_range
+from .network import COLUMNS, NETWORKS, Profiles, Rate, Seconds, out_of_range
 
 TYPES = {
     "client": int,
@@ -32,24 +32,24 @@ REQUIRED = "client", "up", "down"
 
 
 def is_file(text: str) -> bool:
-    """Return whether --network names a file rather than a network, whose options may hold a slash: `lognormal:spread=1/2`."""
+    """Return whether --network names a file. Options of a network may contain a slash as well: `lognormal:spread=1/2`."""
     name, colon, _ = text.partition(":")
-    return (text.endswith(".csv") or "/" in text) and not (colon and name.strip() in KINDS)
+    return (text.endswith(".csv") or "/" in text) and not (colon and name.strip() in NETWORKS)
 
 
-def read_file(text: str, clients: int) -> Profiles:
-    """Return the profiles of clients 0..clients-1. Raises ConfigError that names line and column."""
+def read_profiles(text: str, clients: int) -> Profiles:
+    """Return the profiles of clients 0..clients-1. Raises ConfigError, which names line and column."""
     path = expand_home(text, "--network")
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
             return _profiles(f"--network {text}", csv.reader(file, strict=True), clients)
     except OSError as error:
         raise ConfigError(
-            f"--network {text} cannot be read ({error.strerror}); give a CSV file that can"
+            f"--network {text} cannot be read ({error.strerror}); give a readable CSV file"
         ) from error
     except (csv.Error, UnicodeDecodeError) as error:
         raise ConfigError(
-            f"--network {text} is no CSV file in UTF-8 ({error}); write it as comma-separated lines"
+            f"--network {text} is not a CSV file in UTF-8 ({error}); write it as comma-separated lines"
         ) from error
 
 
@@ -74,7 +74,7 @@ def _profiles(flag: str, lines: Any, clients: int) -> Profiles:
         client = int(row.pop("client"))
         if client in line_of:
             raise ConfigError(
-                f"{where}, column client: client {client} stands in line {line_of[client]} already; keep one of them"
+                f"{where}, column client: client {client} is in line {line_of[client]} already; remove one of the lines"
             )
         line_of[client] = lines.line_num
         if client < clients:
@@ -95,11 +95,11 @@ def _check_columns(where: str, names: list[str]) -> None:
                 f"{where}: unknown column '{name}'; {nearest(name, ('client', *COLUMNS))}"
             )
         if names.count(name) > 1:
-            raise ConfigError(f"{where}: there are {names.count(name)} columns '{name}'; keep one")
+            raise ConfigError(f"{where} has {names.count(name)} columns '{name}'; keep one")
     for name in REQUIRED:
         if name not in names:
             raise ConfigError(
-                f"{where}: there is no column '{name}'; name the columns there, such as client,up,down,latency,step"
+                f"{where} has no column '{name}'; add it, as in client,up,down,latency,step"
             )
 
 
@@ -110,7 +110,7 @@ def _value(where: str, name: str, cell: str) -> float:
         raise ConfigError(str(error)) from None
     if name == "client":
         if value < 0:
-            raise ConfigError(f"{where} it is {value}; give a whole number from 0 up")
-    elif why := out_of_range(name, value):
-        raise ConfigError(f"{where} it {why}")
+            raise ConfigError(f"{where} the id is {value}; give a whole number of at least 0")
+    elif problem := out_of_range(name, value):
+        raise ConfigError(f"{where} the value {problem}")
     return value

@@ -1,8 +1,8 @@
-"""`--engine processes`: a worker process for each core, on one thread each.
+"""`--engine processes`: one worker process with one thread for each core.
 
-A convolution gains little from a second thread, but two clients on two cores take the time of one. Each worker is an interpreter of its own
-that trains like the serial engine on one thread: the update of a client is the same, bit for bit. Weights, tensors of data, updates and
-traces lie in shared memory; the rest of a job goes through a pipe. Workers read datasets that are not in memory themselves.
+A convolution gains little from a second thread, but two clients on two cores take the time of one. Each worker is a separate interpreter
+that trains like the serial engine on one thread, so a client's update is the same bit for bit. Weights, tensors of data, updates and traces
+are in shared memory; the rest of a job is sent through a pipe. Workers themselves read datasets that are not in memory.
 
 A worker that dies is replaced, and its client is trained once more. If that worker dies too, the client fails.
 """
@@ -35,21 +35,21 @@ from .jobs import copy_traces, map_traces, packed, packed_data, unpacked
 from .shared_memory import SharedMemory, SharedTensor
 from .worker import with_absolute_paths
 
-ALONE_S = 0.5  # of training in this process before workers are started
-FAILED_STARTS = 3  # workers in a row that end before they are ready; then the run ends
-DEATHS = 2  # of each worker, in a row, without a trained client; then the run ends
-PROGRAM = (
+LOCAL_TRAINING_S = 0.5  # seconds of training in this process before workers are started
+MAX_FAILED_STARTS = 3  # consecutive workers that end before they are ready; then the run ends
+MAX_DEATHS_PER_WORKER = 2  # consecutive, without a trained client; then the run ends
+WORKER_PROGRAM = (
     "import sys; channel, parent, *path = sys.argv[1:]; sys.path[:], sys.argv[1:] = path, []; "
     "from fedcomp.sim.worker import main; main(int(channel), int(parent))"
 )
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-TUNABLES = "GLIBC_TUNABLES"
-HUGE_PAGES = "glibc.malloc.hugetlb=1"  # saves a tenth of a step where the system grants them
+TUNABLES_VARIABLE = "GLIBC_TUNABLES"
+HUGE_PAGES = "glibc.malloc.hugetlb=1"  # makes a step a tenth faster where the system has them
 Result = JobResult | Exception
 
 
-def available() -> bool:
-    """Return whether this system has what worker processes need: anonymous shared memory."""
+def is_available() -> bool:
+    """Return whether this system has anonymous shared memory, which worker processes need."""
     return hasattr(os, "memfd_create")
 
 
@@ -59,21 +59,29 @@ class Worker:
     It is a new interpreter, since a fork of a process with threads of OpenMP or numba may deadlock.
     """
 
-    def __init__(self, *hello: Any):
-        self.ready, self.job = False, -1  # position of the job that it trains
-        self.connection, other = Pipe()
-        tunables = ":".join(filter(None, [os.environ.get(TUNABLES), HUGE_PAGES]))
-        path = [place for place in sys.path if isinstance(place, str)]
-        with other:
+    def __init__(self, *setup: Any):
+        """`setup`: the arguments of TrainingWorker."""
+        self.ready, self.job = False, -1  # position of the job in training; -1: none
+        self.connection, remote = Pipe()
+        tunables = ":".join(filter(None, [os.environ.get(TUNABLES_VARIABLE), HUGE_PAGES]))
+        path = [entry for entry in sys.path if isinstance(entry, str)]
+        with remote:
             self.process = subprocess.Popen(
-                [sys.executable, "-c", PROGRAM, str(other.fileno()), str(os.getpid()), *path],
+                [
+                    sys.executable,
+                    "-c",
+                    WORKER_PROGRAM,
+                    str(remote.fileno()),
+                    str(os.getpid()),
+                    *path,
+                ],
                 stdin=subprocess.DEVNULL,
                 stdout=2,
-                pass_fds=[other.fileno()],
-                env=os.environ | ONE_THREAD | {TUNABLES: tunables},
-                process_group=0,  # Ctrl-C is for the parent
+                pass_fds=[remote.fileno()],
+                env=os.environ | ONE_THREAD | {TUNABLES_VARIABLE: tunables},
+                process_group=0,  # Ctrl-C reaches only the parent
             )
-            self.send(*hello)
+            self.send(*setup)
 
     def send(self, *message: Any) -> None:
         """Send a message. Raises OSError if the process has ended."""
@@ -86,8 +94,8 @@ class Worker:
         except (EOFError, OSError):
             return None
 
-    def end(self) -> str:
-        """Kill the process if it still runs. Return how it ended."""
+    def stop(self) -> str:
+        """Kill the process if it still runs. Return a description of how it ended."""
         self.connection.close()
         try:
             status = self.process.wait(0.2)
@@ -105,8 +113,8 @@ class Worker:
 
 
 @dataclass
-class Cohort:
-    """Jobs that are being trained."""
+class JobQueue:
+    """The jobs of one call of `WorkerEngine.train`. A job is identified by its position in `jobs`."""
 
     jobs: Sequence[Job]
     start: SharedTensor
@@ -115,16 +123,16 @@ class Cohort:
     seed: int
     updates: SharedTensor
     results: list[Result | None]
-    waiting: deque[int]  # positions of jobs that nobody trains yet
-    traces: dict[int, Traces] = field(default_factory=dict)  # shared with workers, by position
-    deaths: Counter[int] = field(default_factory=Counter)  # of workers, by position
+    waiting: deque[int]  # jobs that are not yet assigned
+    traces: dict[int, Traces] = field(default_factory=dict)  # by job, shared with its worker
+    deaths: Counter[int] = field(default_factory=Counter)  # of workers, by job
 
 
 class WorkerEngine(Engine):
-    """Trains clients in `count` processes. They load the task that `config` names anew.
+    """Trains clients in `count` worker processes, each of which loads the task of `config`.
 
-    With `helps`, this process trains on `model` until it has done so for ALONE_S, so that short runs start no workers. `warn` is called
-    when a worker dies.
+    With `local_training`, this process trains clients on `model` for the first LOCAL_TRAINING_S seconds, so that short runs start no
+    workers. `warn` is called when a worker dies.
     """
 
     device = torch.device("cpu")
@@ -136,21 +144,23 @@ class WorkerEngine(Engine):
         model: nn.Module,
         count: int,
         *,
-        helps: bool = False,
+        local_training: bool = False,
         warn: Callable[[str], None] = lambda sentence: None,
     ):
-        if not available():
+        if not is_available():
             raise ConfigError(
-                "--engine processes needs anonymous shared memory, which Linux has; give --engine serial"
+                "--engine processes needs anonymous shared memory, which only Linux has; give --engine serial"
             )
         self.config, self.count, self.warn = config, count, warn
-        self.helper = client_engine(task, model, Layout.of(model), "cpu") if helps else None
+        self.local_engine = (
+            client_engine(task, model, Layout.of(model), "cpu") if local_training else None
+        )
         self.workers: list[Worker] = []
-        self._hello = with_absolute_paths(config), "cpu", torch.get_default_dtype()
-        # Tensors of data, and these tensors in shared memory, by identity.
+        self._setup = with_absolute_paths(config), "cpu", torch.get_default_dtype()
+        # By id of a tensor of the data: the tensor and its copy in shared memory.
         self._data: dict[int, tuple[Tensor, SharedTensor]] = {}
         self._memory: SharedMemory | None = None  # of the last updates
-        self._alone_s, self._deaths = 0.0, 0
+        self._local_s, self._deaths_in_a_row = 0.0, 0
         weakref.finalize(self, _kill_all, self.workers, os.getpid())
 
     def train(
@@ -158,13 +168,13 @@ class WorkerEngine(Engine):
     ) -> tuple[Tensor, list[Result]]:
         """Train each job in an idle worker.
 
-        Raises UserError if workers cannot load the task, or die without training anybody.
+        Raises TaskError if workers cannot load the task, and UserError if they die without training a client.
         """
         m = len(jobs)
-        cohort = Cohort(
+        queue = JobQueue(
             jobs,
             SharedTensor.copy_of(start),
-            packed_data(data, self._shared),
+            packed_data(data, self._shared_copy),
             sgd,
             seed,
             self._updates_of(m, len(start)),
@@ -172,31 +182,33 @@ class WorkerEngine(Engine):
             deque(range(m)),
         )
         try:
-            self._help(cohort, start, data)
-            while None in cohort.results:
+            self._train_here(queue, start, data)
+            while None in queue.results:
                 while len(self.workers) < min(self.count, m):
-                    self.workers.append(Worker(*self._hello))
-                self._deal(cohort)
-                self._receive(cohort)
+                    self.workers.append(Worker(*self._setup))
+                self._assign_jobs(queue)
+                self._receive(queue)
         except BaseException:
             self.close()
             raise
-        kept = [i for i, result in enumerate(cohort.results) if isinstance(result, JobResult)]
-        updates = cohort.updates.tensor
-        return (updates if len(kept) == m else updates[kept]), cohort.results
+        trained = [i for i, result in enumerate(queue.results) if isinstance(result, JobResult)]
+        updates = queue.updates.tensor
+        return (updates if len(trained) == m else updates[trained]), queue.results
 
     def resident(self, data: Examples) -> Examples:
-        """Return the data in shared memory, where this process and the workers read it."""
+        """Return the data in shared memory, which this process and the workers read."""
         if not isinstance(data, Data):
             return data
         return replace(
-            data, inputs=mapped(data.inputs, self._moved), targets=self._moved(data.targets)
+            data,
+            inputs=mapped(data.inputs, self._move_to_shared_memory),
+            targets=self._move_to_shared_memory(data.targets),
         )
 
     @property
     def settled(self) -> bool:
-        """Whether all workers are ready, so that the next rounds are trained like the last one."""
-        started = self.helper is None or self._alone_s >= ALONE_S
+        """Whether workers train and all of them are ready. From then on, the speed of rounds does not change."""
+        started = self.local_engine is None or self._local_s >= LOCAL_TRAINING_S
         return started and all(worker.ready for worker in self.workers)
 
     def close(self) -> None:
@@ -204,108 +216,117 @@ class WorkerEngine(Engine):
         _kill_all(self.workers, os.getpid())
 
     def _updates_of(self, m: int, n: int) -> SharedTensor:
-        """Return a tensor for the updates of m clients, in the memory of the last one if nobody reads that any more."""
+        """Return a tensor for the updates of m clients; it reuses the memory of the last one if that is free."""
         memory, size = self._memory, 4 * m * n
         if memory is None or memory.size < size or not memory.is_free:
             memory = self._memory = SharedMemory(size)
         return SharedTensor((m, n), memory=memory)
 
-    def _moved(self, tensor: Tensor) -> Tensor:
-        """Return a tensor of the data as it lies in shared memory."""
+    def _move_to_shared_memory(self, tensor: Tensor) -> Tensor:
+        """Return a copy in shared memory of a tensor of the data, and register it as shared."""
         shared = SharedTensor.copy_of(tensor)
         self._data[id(shared.tensor)] = shared.tensor, shared
         return shared.tensor
 
-    def _shared(self, tensor: Tensor) -> SharedTensor:
-        """Return a tensor of the data in shared memory."""
+    def _shared_copy(self, tensor: Tensor) -> SharedTensor:
+        """Return a tensor of the data in shared memory, copied once."""
         if id(tensor) not in self._data:
             self._data[id(tensor)] = tensor, SharedTensor.copy_of(tensor)
         return self._data[id(tensor)][1]
 
-    def _deal(self, cohort: Cohort) -> None:
-        """Give a job to every idle worker."""
+    def _assign_jobs(self, queue: JobQueue) -> None:
+        """Send a job to every idle worker."""
         for worker in [w for w in self.workers if w.ready and w.job < 0]:
-            if cohort.waiting:
-                i = cohort.waiting.popleft()
-                job = packed(cohort.jobs[i], pack_trace=SharedTensor.copy_of)
-                cohort.traces[i] = job.traces
+            if queue.waiting:
+                i = queue.waiting.popleft()
+                job = packed(queue.jobs[i], pack_trace=SharedTensor.copy_of)
+                queue.traces[i] = job.traces
                 try:
                     worker.send(
-                        cohort.start, cohort.data, cohort.updates, i, job, cohort.sgd, cohort.seed
+                        queue.start, queue.data, queue.updates, i, job, queue.sgd, queue.seed
                     )
                     worker.job = i
-                except OSError:  # it died while it was idle
-                    cohort.waiting.appendleft(i)
-                    self._replace_dead(worker, cohort)
+                except OSError:  # the worker died while it was idle
+                    queue.waiting.appendleft(i)
+                    self._replace_dead(worker, queue)
 
-    def _help(self, cohort: Cohort, start: Tensor, data: Examples) -> None:
-        """Train jobs in this process until ALONE_S has passed. On one thread, so that the updates are those of a worker."""
-        while self.helper is not None and self._alone_s < ALONE_S and cohort.waiting:
-            began, i = time.perf_counter(), cohort.waiting.popleft()
-            job, update = cohort.jobs[i], cohort.updates.tensor[i]
+    def _train_here(self, queue: JobQueue, start: Tensor, data: Examples) -> None:
+        """Train jobs in this process until LOCAL_TRAINING_S has passed; on one thread, so that the updates equal those of a worker."""
+        while self.local_engine is not None and self._local_s < LOCAL_TRAINING_S and queue.waiting:
+            began, i = time.perf_counter(), queue.waiting.popleft()
+            job, update = queue.jobs[i], queue.updates.tensor[i]
             with _one_thread():
-                cohort.results[i] = try_job(
-                    self.helper, start, data, job, cohort.sgd, cohort.seed, update
+                queue.results[i] = try_job(
+                    self.local_engine, start, data, job, queue.sgd, queue.seed, update
                 )
-            self._alone_s += time.perf_counter() - began
+            self._local_s += time.perf_counter() - began
 
-    def _receive(self, cohort: Cohort) -> None:
-        """Wait for answers of workers."""
+    def _receive(self, queue: JobQueue) -> None:
+        """Wait for answers of workers and handle them."""
         workers = {worker.connection: worker for worker in self.workers}
         for connection in wait(list(workers)):
             worker = workers[connection]
             answer = worker.receive()
             if answer is None:
-                self._replace_dead(worker, cohort)
+                self._replace_dead(worker, queue)
             elif worker.ready:
-                self._take(worker, answer, cohort)
+                self._store_result(worker, answer, queue)
             elif answer:
                 raise TaskError(
-                    f"a worker process cannot load --task {self.config.task} as this one did: {answer}; give --engine serial"
+                    f"a worker process cannot load --task {self.config.task}, which this process has loaded: {answer}; "
+                    "give --engine serial"
                 )
             else:
                 worker.ready = True
 
-    def _take(self, worker: Worker, answer: JobResult | str, cohort: Cohort) -> None:
+    def _store_result(self, worker: Worker, answer: JobResult | str, queue: JobQueue) -> None:
+        """Store the result of a worker's job, or its error, and mark the worker as idle."""
         i, worker.job = worker.job, -1
-        traces = cohort.traces.pop(i)
+        traces = queue.traces.pop(i)
         if isinstance(answer, str):
-            cohort.results[i] = FedcompError(answer)
+            queue.results[i] = FedcompError(answer)
             return
-        copy_traces(map_traces(lambda shared: shared.tensor, traces), cohort.jobs[i].traces)
-        self._deaths = 0
-        cohort.results[i] = unpacked(answer)
+        copy_traces(map_traces(lambda shared: shared.tensor, traces), queue.jobs[i].traces)
+        self._deaths_in_a_row = 0
+        queue.results[i] = unpacked(answer)
 
-    def _replace_dead(self, worker: Worker, cohort: Cohort) -> None:
-        """Remove a dead worker. Its job waits for another one, or fails if it has killed two.
+    def _replace_dead(self, worker: Worker, queue: JobQueue) -> None:
+        """Remove a dead worker. Its job is queued again, or fails if two workers have died with it.
 
-        Raises UserError if too many workers have died in a row.
+        Raises UserError if too many consecutive workers have died.
         """
-        how, i = worker.end(), worker.job
+        end_of_process, i = worker.stop(), worker.job
         self.workers.remove(worker)
-        self._deaths += 1
-        if self._deaths >= (DEATHS * max(3, self.count) if worker.ready else FAILED_STARTS):
+        self._deaths_in_a_row += 1
+        if self._deaths_in_a_row >= (
+            MAX_DEATHS_PER_WORKER * max(3, self.count) if worker.ready else MAX_FAILED_STARTS
+        ):
             raise UserError(
-                f"{self._deaths} worker processes in a row have ended: the last {how}; give --engine serial to see why"
+                f"{self._deaths_in_a_row} worker processes in a row have ended; the last one {end_of_process}; give --engine serial "
+                "to see the cause"
             )
         if i < 0:
             return
-        cohort.deaths[i] += 1
-        why = "memory may be short" if "SIGKILL" in how else "the task's own code may be why"
-        if cohort.deaths[i] == 1:
-            cohort.waiting.appendleft(i)
-            client = cohort.jobs[i].client
+        queue.deaths[i] += 1
+        likely_cause = (
+            "memory may be short"
+            if "SIGKILL" in end_of_process
+            else "the task's own code may be the cause"
+        )
+        if queue.deaths[i] == 1:
+            queue.waiting.appendleft(i)
+            client = queue.jobs[i].client
             self.warn(
-                f"a worker process {how} while it trained client {client}, which is trained once more; {why}"
+                f"a worker process {end_of_process} while it trained client {client}, which is trained once more; {likely_cause}"
             )
         else:
-            cohort.results[i] = FedcompError(
-                f"the worker process that trained this client {how}, twice; {why}"
+            queue.results[i] = FedcompError(
+                f"the worker process that trained this client {end_of_process}, twice; {likely_cause}"
             )
 
 
 def _kill_all(workers: list[Worker], owner: int) -> None:
-    if os.getpid() == owner:  # not in a fork of it
+    if os.getpid() == owner:  # False in a fork of the owner
         while workers:
             workers.pop().kill()
 

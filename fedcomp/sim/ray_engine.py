@@ -1,12 +1,12 @@
 """`--engine ray`: local SGD in Ray actors, on this machine or on the cluster that RAY_ADDRESS names.
 
-The strategy, the round loop, the clients' memories and the run folder are those of every engine; only local SGD runs in actors. An actor
-has one core, one thread and, with --device cuda, a quarter of a GPU. There are as many actors as the cluster has room for, and each job
-goes to a free one. Actors keep no state of clients: momentum and running statistics are sent with a job and come back with its update.
-The update is therefore that of the serial engine on one thread, bit for bit, whichever actor computes it.
+Only local SGD runs in actors; strategy, round loop, client memories and run folder stay in this process. An actor has one core, one thread
+and, with --device cuda, a quarter of a GPU. The engine starts as many actors as the cluster has room for and sends each job to an idle one.
+Actors keep no state of clients: momentum and running statistics are sent with a job and returned with its update. The update therefore
+equals that of the serial engine on one thread bit for bit, whichever actor computes it.
 
-Data and start weights lie in Ray's object store, once per machine. Every machine of a cluster needs fedcomp[ray] and, under the same path,
-the file of a user's own task with the modules beside it that it imports.
+Data and start weights are in Ray's object store, once per machine. Every machine of a cluster needs fedcomp[ray] and, under the same path,
+the file of a user's own task and the modules that it imports.
 """
 
 import importlib.util
@@ -37,11 +37,11 @@ from .jobs import PickledTensor, copy_traces, map_traces, packed, packed_data, u
 from .worker import TrainingWorker, with_absolute_paths
 
 ACTORS_PER_GPU = 4
-JOBS_PER_ACTOR = 4  # in one call of `train`, so that no actor waits for the next call
+JOBS_PER_ACTOR = 4  # in one call of `train`, so that actors seldom wait for the next call
 CONNECT_TIMEOUT_S = 10.0
-ADDRESS = "RAY_ADDRESS"
-QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
-# Without the first variable, Ray listens on every address. With the others, it refuses other users of this machine.
+ADDRESS_VARIABLE = "RAY_ADDRESS"
+DEFAULT_VARIABLES = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
+# Without the first variable, Ray listens on every address. With the others, it rejects other users of this machine.
 LOOPBACK_ONLY = {
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
     "RAY_AUTH_MODE": "token",
@@ -62,15 +62,15 @@ def check(config: RunConfig) -> None:
 
 
 class TrainResult(NamedTuple):
-    """The result of an actor, with packed tensors."""
+    """An actor's result, with packed tensors."""
 
     update: Any  # float32 [n]
-    done: JobResult
+    result: JobResult
     traces: Traces  # after the last step
 
 
 class TrainingActor(TrainingWorker):
-    """A worker in a process of Ray's."""
+    """A worker in a Ray process."""
 
     def __init__(self, config: RunConfig, device: str, dtype: torch.dtype):
         super().__init__(config, device, dtype)
@@ -79,27 +79,27 @@ class TrainingActor(TrainingWorker):
     def train_job(
         self, job: Job, sgd: LocalSGD, seed: int, refs: dict[str, Any]
     ) -> TrainResult | str:
-        """Train a job. Return the result, or why training failed.
+        """Train a job. Return the result, or the error as one line.
 
-        refs: references to [data] as "data" and to [weights] as "start", in the object store.
+        `refs`: references in the object store, to [data] as "data" and to [weights] as "start".
         """
         if error := self.load():
             return error
         [data], [start] = self._fetch("data", refs["data"]), self._fetch("start", refs["start"])
         update = torch.empty_like(start)
         traces = map_traces(lambda trace: trace.to(self.device, copy=True), job.traces)
-        done = self.train(start, data, job._replace(traces=traces), sgd, seed, update)
-        if isinstance(done, str):
-            return done
-        return TrainResult(PickledTensor(update), done, map_traces(PickledTensor, traces))
+        result = self.train(start, data, job._replace(traces=traces), sgd, seed, update)
+        if isinstance(result, str):
+            return result
+        return TrainResult(PickledTensor(update), result, map_traces(PickledTensor, traces))
 
     def _fetch(self, name: str, ref: Any) -> list[Any]:
-        """Return the data or tensors behind a reference, on this actor's device. The last ones of each name are kept."""
+        """Return the data or tensors of a reference on this actor's device. The last ones of each name are cached."""
         import ray
 
         if name not in self._fetched or self._fetched[name][0] != ref:
-            here = [None if part is None else part.to(self.device) for part in ray.get(ref)]
-            self._fetched[name] = ref, here
+            fetched = [None if item is None else item.to(self.device) for item in ray.get(ref)]
+            self._fetched[name] = ref, fetched
         return self._fetched[name][1]
 
 
@@ -114,13 +114,13 @@ class RayEngine(Engine):
         self.config, self.device = config, device
         self._actors: list[Any] = []
         self._cleanup = ExitStack()
-        self._data: dict[int, tuple[Examples, Any]] = {}  # by identity: data and its reference
+        self._data: dict[int, tuple[Examples, Any]] = {}  # by id: data and its reference
         self._start: tuple[Tensor, Any] | None = None  # the last start weights and their reference
 
     def train(
         self, start: Tensor, data: Examples, jobs: Sequence[Job], sgd: LocalSGD, *, seed: int
     ) -> tuple[Tensor, list[JobResult | Exception]]:
-        """Train each job in a free actor. If an actor dies twice with a job, that client alone fails.
+        """Train each job in an idle actor. If an actor dies twice with a job, only that client fails.
 
         Raises the errors of `start_actors`.
         """
@@ -132,7 +132,7 @@ class RayEngine(Engine):
             if isinstance(result, str):
                 results[i] = FedcompError(result)
             else:
-                results[i] = unpacked(result.done)
+                results[i] = unpacked(result.result)
                 updates[i].copy_(result.update)
                 copy_traces(result.traces, jobs[i].traces)
         trained = [i for i in range(len(jobs)) if isinstance(results[i], JobResult)]
@@ -144,41 +144,41 @@ class RayEngine(Engine):
         return data.to(self.device)
 
     def start_actors(self) -> int:
-        """Start Ray and the actors unless they run. Return the number of actors.
+        """Start Ray and the actors unless they are running. Return the number of actors.
 
         Raises UserError if Ray cannot be started or reached, and TaskError if an actor cannot load the task.
         """
         if not self._actors:
             with ExitStack() as cleanup:
-                self._actors = self._started(cleanup)
+                self._actors = self._create_actors(cleanup)
                 self._cleanup = cleanup.pop_all()
         return len(self._actors)
 
     def close(self) -> None:
-        """End the actors, also while they train, and Ray if this engine started it."""
+        """Stop the actors, also during training, and Ray if this engine started it."""
         self._actors, self._data, self._start = [], {}, None
         self._cleanup.close()
 
     def _run(
         self, jobs: Sequence[Job], sgd: LocalSGD, seed: int, refs: dict[str, Any]
     ) -> Iterator[tuple[int, TrainResult | str]]:
-        """Hand each job to a free actor. Yield the job's position and result, or error, as the results arrive."""
+        """Send each job to an idle actor. Yield each job's position and its result, or its error, as they arrive."""
         import ray
         from ray.exceptions import RayActorError, RayError
 
-        waiting, free = deque(enumerate(jobs)), list(self._actors)
+        waiting, idle = deque(enumerate(jobs)), list(self._actors)
         running: dict[Any, tuple[int, Any]] = {}
         while waiting or running:
-            while waiting and free:
-                (i, job), actor = waiting.popleft(), free.pop()
+            while waiting and idle:
+                (i, job), actor = waiting.popleft(), idle.pop()
                 running[actor.train_job.remote(packed(job), sgd, seed, refs)] = i, actor
             [call], _ = ray.wait(list(running))
             i, actor = running.pop(call)
-            free.append(actor)
+            idle.append(actor)
             try:
                 result = ray.get(call)
             except RayActorError:
-                result = "the Ray actor that trained this client died, twice; memory may be short, or the task's own code may be why"
+                result = "the Ray actor that trained this client died, twice; memory may be short, or the task's own code may be the cause"
             except RayError as error:
                 result = f"Ray could not train this client: {reason(error)}"
             yield i, result
@@ -197,11 +197,11 @@ class RayEngine(Engine):
             self._start = start.clone(), ray.put([PickledTensor(start)])
         return self._start[1]
 
-    def _started(self, cleanup: ExitStack) -> list[Any]:
-        """Return actors that have loaded the task; `cleanup` ends them and, if it was started here, Ray."""
-        address = os.environ.get(ADDRESS)
+    def _create_actors(self, cleanup: ExitStack) -> list[Any]:
+        """Return actors that have loaded the task. `cleanup` stops them, and Ray if this method started it."""
+        address = os.environ.get(ADDRESS_VARIABLE)
         if "ray" not in sys.modules:  # Ray reads these variables when it is imported
-            os.environ.update(QUIET if address else QUIET | LOOPBACK_ONLY)
+            os.environ.update(DEFAULT_VARIABLES if address else DEFAULT_VARIABLES | LOOPBACK_ONLY)
         import ray
         from ray.exceptions import RayError
 
@@ -209,11 +209,11 @@ class RayEngine(Engine):
         if not ray.is_initialized():
             _init_ray(address, torch.cuda.device_count() if cuda else 0, cleanup)
         gpus = 1 / ACTORS_PER_GPU if cuda else 0
-        count = sum(_room(node["Resources"], gpus) for node in ray.nodes() if node["Alive"])
+        count = sum(_n_actors(node["Resources"], gpus) for node in ray.nodes() if node["Alive"])
         if not count:
             needed = f"a core and 1/{ACTORS_PER_GPU} of a GPU" if cuda else "a core"
             raise UserError(
-                f"--engine ray: no machine that Ray knows has {needed} for an actor; give another --device"
+                f"--engine ray: no machine of the Ray cluster has {needed} for an actor; give another --device"
             )
         config = with_absolute_paths(self.config)
         actor_class = ray.remote(TrainingActor).options(
@@ -247,29 +247,29 @@ def _init_ray(address: str | None, gpus: int, cleanup: ExitStack) -> None:
         _check_reachable(address)
         init |= {"address": address}
     else:
-        # Logs and sockets: the path of a socket has to be short.
+        # For logs and sockets. The path of a socket has to be short.
         folder = tempfile.mkdtemp(prefix="fedcomp-ray-", dir="/tmp")
         cleanup.callback(shutil.rmtree, folder, ignore_errors=True)
         init |= {
             "address": "local",
-            "num_cpus": _cores(),
+            "num_cpus": _n_cores(),
             "num_gpus": gpus,
             "include_dashboard": False,
             "_temp_dir": folder,
         }
     cleanup.callback(ray.shutdown)
     try:
-        with _kept_sigterm_handler():
+        with _preserved_sigterm_handler():
             ray.init(**init)
     except Exception as error:  # Ray raises built-in exceptions
         raise UserError(
-            f"--engine ray: Ray does not start ({reason(error)}); set {ADDRESS} to the address of a running cluster, or unset it"
+            f"--engine ray: Ray does not start ({reason(error)}); set {ADDRESS_VARIABLE} to the address of a running cluster, or unset it"
         ) from error
 
 
 @contextmanager
-def _kept_sigterm_handler() -> Iterator[None]:
-    """Restore the handler of SIGTERM that ray.init replaces, and pass on a signal that arrives meanwhile."""
+def _preserved_sigterm_handler() -> Iterator[None]:
+    """Restore the SIGTERM handler that ray.init replaces, and raise a SIGTERM again that arrived meanwhile."""
     before, exit_code = signal.getsignal(signal.SIGTERM), None
     try:
         yield
@@ -283,24 +283,24 @@ def _kept_sigterm_handler() -> Iterator[None]:
 
 
 def _check_reachable(address: str) -> None:
-    """Raise UserError if nothing listens at an address: Ray would try for minutes."""
+    """Raise UserError if nothing listens at an address. Ray itself would retry for minutes."""
     host, _, port = address.rpartition(":")
     if not host or not port.isdecimal() or "/" in host:
-        return  # auto, or a URL
+        return  # "auto", or a URL
     try:
         socket.create_connection((host.strip("[]"), int(port)), CONNECT_TIMEOUT_S).close()
     except (OSError, OverflowError) as error:
         raise UserError(
-            f"--engine ray: no cluster answers at {address}, which {ADDRESS} names ({reason(error)}); start it there with ray "
+            f"--engine ray: no cluster answers at {address}, which {ADDRESS_VARIABLE} names ({reason(error)}); start it there with ray "
             "start --head, or unset the variable"
         ) from error
 
 
-def _room(resources: dict[str, float], gpus: float) -> int:
-    """Return how many actors fit on a machine of these resources."""
-    fitting = [resources.get("CPU", 0)] + ([resources.get("GPU", 0) / gpus] if gpus else [])
-    return int(min(fitting))
+def _n_actors(resources: dict[str, float], gpus: float) -> int:
+    """Return the number of actors, with `gpus` of a GPU each, that fit on a machine with these resources."""
+    limits = [resources.get("CPU", 0)] + ([resources.get("GPU", 0) / gpus] if gpus else [])
+    return int(min(limits))
 
 
-def _cores() -> int:
+def _n_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

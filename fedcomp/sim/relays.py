@@ -1,4 +1,4 @@
-"""Simulated relays: each adds the frames of its clients and forwards the sum (transports/relays.py)."""
+"""Simulated relays: each relay adds the frames of its clients and forwards the sum (transports/relays.py)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ class RelayTraffic:
 
 
 class Relays:
-    """A population behind relays. Client i is behind relay i mod `relays`. Downloads reach clients as without relays."""
+    """A population behind relays. Client i is behind relay i mod `relays`. Relays do not change downloads."""
 
     def __init__(self, population: Population, relays: int, codec: Codec, layout: Layout):
         self.population, self.relays, self.codec, self.layout = population, relays, codec, layout
@@ -36,8 +36,8 @@ class Relays:
 
     def handle(self, assignments: Sequence[Assignment]) -> list[Report]:
         """Return the reports that the server receives, in the order of the assignments."""
-        each = self.population.at_once
-        chunks = [assignments[start : start + each] for start in range(0, len(assignments), each)]
+        size = self.population.at_once
+        chunks = [assignments[start : start + size] for start in range(0, len(assignments), size)]
         reports = [report for chunk in chunks for report in self.population.handle(chunk)]
         self._traffic.client_bytes += sum(len(report.frame) for report in reports)
         self._traffic.empty += sum(report.kind == UPDATE and not report.frame for report in reports)
@@ -46,8 +46,8 @@ class Relays:
             by_relay.setdefault(reports[i].client % self.relays, []).append(i)
         for own in by_relay.values():
             own_assignments, own_reports = [assignments[i] for i in own], [reports[i] for i in own]
-            passed = add_frames(self.codec, self.layout, own_assignments, own_reports)
-            for i, report in zip(own, passed, strict=True):
+            forwarded = add_frames(self.codec, self.layout, own_assignments, own_reports)
+            for i, report in zip(own, forwarded, strict=True):
                 reports[i] = report
         return reports
 

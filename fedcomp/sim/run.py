@@ -52,16 +52,22 @@ from ..transports.relays import check as check_relays
 from ..transports.relays import inexact, inexact_warning
 from .attacks import ByzantineClients, attacks
 from .clients import VirtualClients
+from .engine_choice import (
+    PLACEMENT_KEY,
+    EngineChoice,
+    batching_obstacle,
+    make_engine,
+    mapping_error,
+)
 from .interruption import Interruption
-from .machine import HOME, Machine, cannot_map, engine_on, not_together
 from .multi_device import MultiDevice
-from .network import Network, drawn, read_spec
-from .network_file import is_file, read_file
+from .network import Network, draw_profiles, parse_network
+from .network_file import is_file, read_profiles
 from .placement import FILE, choose_placement
 from .ray_engine import JOBS_PER_ACTOR, RayEngine
 from .relays import Relays
 from .save_times import SaveTimes
-from .timing import Timing, random_work_s, steps_by
+from .timing import Timing, random_work_s, step_counter
 
 STACK_BYTES = 64 << 20  # updates of clients that are trained and packed together
 
@@ -165,18 +171,18 @@ class Preparation:
 
     def _engine_text(self) -> str:
         """Return the engine, and why it trains one client after the other where the options decided that."""
-        why = not_together(self.config, self.task, self.clients.trainer.data)
+        why = batching_obstacle(self.config, self.task, self.clients.trainer.data)
         return f"{self.machine}, {why}" if why else str(self.machine)
 
-    def _machine(self, model: torch.nn.Module) -> Machine:
+    def _machine(self, model: torch.nn.Module) -> EngineChoice:
         if self.folder.resumed:
-            machine = Machine.stored(self.folder.stored.get("resolved"), self.folder.path)
+            machine = EngineChoice.read(self.folder.stored.get("resolved"), self.folder.path)
             if not machine.device.startswith(self.device.type):
                 raise RunFolderError(
                     f"the run in {self.folder.path} was on {machine.device}, not {self.device}; give the same --device as before"
                 )
             return machine
-        machine = Machine.chosen(self.config, self.task, self.train, model, self.device)
+        machine = EngineChoice.choose(self.config, self.task, self.train, model, self.device)
         return dataclasses.replace(machine, device=", ".join(map(devices.describe, self.devices)))
 
 
@@ -196,7 +202,7 @@ class Simulation(Preparation):
         self.engine = self._engine(model, weights, train, max(shards, key=len))
         train = self.engine.resident(train)
         self.test = self.test.to(self.device)
-        self.byzantine.follow(self.strategy, train)
+        self.byzantine.set_strategy(self.strategy, train)
         self.clients = VirtualClients(
             Replica(
                 self.strategy.client_algorithm.initial_global_state(weights.clone()),
@@ -293,7 +299,7 @@ class Simulation(Preparation):
             try:
                 self.callback.on_round_end(record)
                 if due:
-                    times.saved(took_s)
+                    times.record_save(took_s)
                     self.callback.on_checkpoint(record.round, took_s)
                 interruption.act()
             except BaseException:
@@ -319,7 +325,7 @@ class Simulation(Preparation):
     # Preparation.
 
     def _timing(self) -> Timing:
-        steps = steps_by(self.strategy.client_algorithm, self.sgd, self.clients.trainer.shards)
+        steps = step_counter(self.strategy.client_algorithm, self.sgd, self.clients.trainer.shards)
         return Timing(self.network, self.config, self.strategy.min_clients, self.transport, steps)
 
     def _client_evaluator(self, train: Examples) -> ClientEvaluator | None:
@@ -332,20 +338,22 @@ class Simulation(Preparation):
 
     def _write_config(self) -> None:
         self.folder.write_config(
-            self.config, dataclasses.asdict(self.machine) | {HOME: self.placement.name}
+            self.config, dataclasses.asdict(self.machine) | {PLACEMENT_KEY: self.placement.name}
         )
 
     def _engine(
         self, model: torch.nn.Module, weights: torch.Tensor, data: Examples, shard: np.ndarray
     ) -> Engine:
         """Return the chosen engine; with --engine auto, an unbatched one if the model cannot be batched."""
-        engine = engine_on(self.devices, self.machine, self.config, self.task, model, self.warnings)
-        error = cannot_map(engine, weights.to(self.device), data, self.sgd, shard)
+        engine = make_engine(
+            self.devices, self.machine, self.config, self.task, model, self.warnings
+        )
+        error = mapping_error(engine, weights.to(self.device), data, self.sgd, shard)
         if error is None:
             return engine
         if self.config.engine != "auto":
             raise error
-        self.machine = Machine.unbatched(self.device, self.config)
+        self.machine = EngineChoice.unbatched(self.device, self.config)
         self.warnings(f"{error.finding}; the engine is {self.machine} in its place")
         return self._engine(model, weights, data, shard)
 
@@ -444,8 +452,8 @@ def _network(config: RunConfig) -> Network | None:
         return None
     n, seed = config.clients, config.seed
     return Network(
-        read_file(config.network, n)
+        read_profiles(config.network, n)
         if is_file(config.network)
-        else drawn(read_spec(config.network), n, seed),
+        else draw_profiles(parse_network(config.network), n, seed),
         seed,
     )

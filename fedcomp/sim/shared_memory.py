@@ -1,6 +1,6 @@
-"""Tensors in memory that processes of one machine share.
+"""Tensors in memory that is shared between processes of one machine.
 
-The memory is anonymous: it leaves no file behind, and the system frees it when the last process that maps it ends. Linux only.
+The memory is anonymous: it has no file, and the system frees it when the last process that maps it ends. Linux only.
 """
 
 import math
@@ -14,7 +14,7 @@ from torch import Tensor
 
 
 class SharedMemory:
-    """Anonymous memory for one SharedTensor after the other: new memory costs page faults."""
+    """Anonymous memory that one SharedTensor after another may use, since new memory costs page faults."""
 
     def __init__(self, size: int):
         file = os.memfd_create("fedcomp", os.MFD_CLOEXEC)
@@ -25,20 +25,20 @@ class SharedMemory:
 
     @property
     def is_free(self) -> bool:
-        """Whether no tensor of this process lies in the memory."""
+        """Whether no tensor of this process uses the memory."""
         return self._mapping is None or self._mapping() is None
 
     def tensor(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         mapping = np.memmap(self.path, np.uint8, "r+")
         self._mapping = weakref.ref(mapping)
-        return _over(mapping, shape, dtype)
+        return _as_tensor(mapping, shape, dtype)
 
 
 class SharedTensor:
-    """A tensor in shared memory. A process that unpickles it gets a tensor over the same bytes.
+    """A tensor in shared memory. A process that unpickles it gets a tensor with the same storage.
 
-    The object has to live until the other process has unpickled it; the bytes live as long as tensors over them. `memory` is free
-    memory that is large enough, by default new memory.
+    The object has to exist until the other process has unpickled it. The storage exists as long as a tensor uses it. `memory`: free
+    memory of sufficient size; None: new memory.
     """
 
     def __init__(
@@ -57,12 +57,12 @@ class SharedTensor:
         return shared
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _mapped, (self.memory.path, tuple(self.tensor.shape), self.tensor.dtype)
+        return _map, (self.memory.path, tuple(self.tensor.shape), self.tensor.dtype)
 
 
-def _mapped(path: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    return _over(np.memmap(path, np.uint8, "r+"), shape, dtype)
+def _map(path: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    return _as_tensor(np.memmap(path, np.uint8, "r+"), shape, dtype)
 
 
-def _over(raw: np.memmap, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    return torch.from_numpy(raw[: math.prod(shape) * dtype.itemsize]).view(dtype).view(shape)
+def _as_tensor(mapping: np.memmap, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    return torch.from_numpy(mapping[: math.prod(shape) * dtype.itemsize]).view(dtype).view(shape)

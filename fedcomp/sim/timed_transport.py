@@ -1,10 +1,10 @@
-"""A transport whose answers arrive when a virtual network delivers them.
+"""A transport whose answers arrive at the times of a virtual network.
 
-All clients compute as soon as their assignments are sent; their answers are held back until the virtual clock reaches the time of
-arrival. `receive` moves the clock to the next arrival, or to the end of the exchange. As in a deployment, a client that receives an
-assignment while it works on an earlier one starts the newest assignment when it has finished; in the simulation it has trained for all
-of them. A client that goes offline before its answer arrived is lost GRACE_S later. The exchange waits for a client that does not answer
-until the deadline, or without a deadline until all others have answered.
+All clients compute as soon as their assignments are sent. Their answers are delivered when the virtual clock reaches the time of arrival.
+`receive` moves the clock to the next arrival, or to the end of the exchange. As in a deployment, a client that receives assignments while
+it is busy starts the newest one when it has finished; in the simulation it has trained for all of them. A client that goes offline before
+its answer arrives is lost after GRACE_S. The exchange waits for a client that does not answer until the deadline, or without a deadline
+until all others have answered.
 """
 
 import heapq
@@ -17,18 +17,18 @@ from ..server.transport import GRACE_S, NOT_RECONNECTED, Clock, Delivery, Lost, 
 from .network import Network
 
 SILENT = "reply"  # the stage of a virtual client that does not answer
-TRAINED = "train", "encode"  # stages of failure that come after training, or in it
+TRAINED = "train", "encode"  # stages of failures in or after training
 
 
 class VirtualClock(Clock):
     """Virtual time: it jumps from one answer to the next and stands still while a client computes.
 
-    Seconds of an exchange count from zero, so that a deadline does not depend on the duration of earlier rounds.
+    The time of an exchange starts at zero, so that a deadline does not depend on the duration of earlier rounds.
     """
 
     def __init__(self) -> None:
         self.elapsed_s, self.limit_s = 0.0, None  # of the exchange
-        self.expected = 1  # answers that may come at once
+        self.expected = 1  # maximum answers of one call of `receive`
         self._began_s, self._round_s, self._taken_s = 0.0, 0.0, 0.0
 
     @property
@@ -50,7 +50,7 @@ class VirtualClock(Clock):
         self.elapsed_s = max(self.elapsed_s, elapsed_s)
 
     def wait(self, seconds: float) -> None:
-        """Let time pass between exchanges."""
+        """Advance the time between exchanges."""
         self._settle()
         self._began_s, self._round_s = self._began_s + seconds, self._round_s + seconds
 
@@ -70,16 +70,16 @@ class VirtualClock(Clock):
 
 @dataclass(frozen=True, order=True)
 class Arrival:
-    """An answer in transit. Of answers that arrive at the same time, the one with the lowest client id comes first."""
+    """An answer in transit. Answers that arrive at the same time are delivered in the order of the client ids."""
 
     due_s: float  # in seconds of the exchange
     client: int
     answer: Report | Lost = field(compare=False)
-    began_s: float = field(compare=False)  # when the exchange began, in seconds of the run
+    began_s: float = field(compare=False)  # start of the exchange, in seconds of the run
 
     @property
-    def again(self) -> bool:
-        """Whether the client needs the dense model, and so will be asked again."""
+    def needs_dense(self) -> bool:
+        """Whether the client needs the dense model and therefore a second assignment."""
         return isinstance(self.answer, Report) and self.answer.kind == NEED_DENSE
 
 
@@ -96,66 +96,72 @@ class TimedTransport(Transport):
         self.transport, self.network, self.clock, self.steps = transport, network, clock, steps
         # Start and end of each client's work on its newest assignment, in seconds of the run.
         self.busy: dict[int, tuple[float, float]] = {}
-        # Arrival times of cancelled answers, in seconds of the run.
+        # Arrival time of each client's cancelled answer, in seconds of the run.
         self.late: dict[int, float] = {}
-        # Seconds from assignment to answer in the newest exchange.
-        self.took: dict[int, float] = {}
-        self._coming: list[Arrival] = []  # a heap
+        # Seconds from assignment to answer in each client's newest exchange.
+        self.answer_s: dict[int, float] = {}
+        self._in_transit: list[Arrival] = []  # a heap
 
     def clients(self) -> Sequence[int]:
         return self.transport.clients()
 
     def send(self, assignments: Sequence[Assignment]) -> None:
         """Send assignments, have the clients compute, and schedule the arrival of their answers."""
-        asked = {assignment.client: assignment for assignment in assignments}
-        self.cancel(asked)
+        by_client = {assignment.client: assignment for assignment in assignments}
+        self.cancel(by_client)
         self.transport.send(assignments)
         arrivals: list[Arrival] = []
-        while len(arrivals) < len(asked):
+        while len(arrivals) < len(by_client):
             arrivals += [
-                self._arrival(asked[delivery.client], delivery.answer)
+                self._arrival(by_client[delivery.client], delivery.answer)
                 for delivery in self.transport.receive(math.inf)
             ]
-        for arrival in self._lose_the_absent(arrivals):
-            heapq.heappush(self._coming, arrival)
+        for arrival in self._with_losses(arrivals):
+            heapq.heappush(self._in_transit, arrival)
 
     def receive(self, timeout_s: float) -> list[Delivery]:
-        """Move the clock until as many answers have arrived as are expected, or to the end of the exchange.
+        """Advance the clock until the expected number of answers has arrived, or to the end of the exchange.
 
-        An answer that needs the dense model is delivered at once, since the client is asked again.
+        The answer of a client that needs the dense model is returned immediately, since the client gets a second assignment.
         """
         clock = self.clock
         ready: list[Delivery] = []
-        if not self._coming:
+        if not self._in_transit:
             return []
         limit_s = math.inf if clock.limit_s is None else clock.limit_s
-        while self._coming and self._coming[0].due_s <= limit_s and len(ready) < clock.expected:
-            arrival = heapq.heappop(self._coming)
+        while (
+            self._in_transit
+            and self._in_transit[0].due_s <= limit_s
+            and len(ready) < clock.expected
+        ):
+            arrival = heapq.heappop(self._in_transit)
             if arrival.due_s < math.inf:
                 clock.go_to(arrival.due_s)
-            self.took[arrival.client] = clock.now()
+            self.answer_s[arrival.client] = clock.now()
             ready.append(Delivery(arrival.client, arrival.answer, clock.now()))
-            if arrival.again:
+            if arrival.needs_dense:
                 break
         if not ready:
             clock.go_to(limit_s)
         return ready
 
     def cancel(self, clients: Collection[int]) -> None:
-        """Withdraw assignments. Their answers still arrive, as late answers, but no exchange waits for them."""
-        gone = set(clients)
+        """Withdraw assignments. Their answers are recorded as late, and no exchange waits for them."""
+        cancelled = set(clients)
         self.late |= {
             arrival.client: arrival.began_s + arrival.due_s
-            for arrival in self._coming
-            if arrival.client in gone and arrival.due_s < math.inf
+            for arrival in self._in_transit
+            if arrival.client in cancelled and arrival.due_s < math.inf
         }
-        self._coming = [arrival for arrival in self._coming if arrival.client not in gone]
-        heapq.heapify(self._coming)
+        self._in_transit = [
+            arrival for arrival in self._in_transit if arrival.client not in cancelled
+        ]
+        heapq.heapify(self._in_transit)
 
     def close(self) -> None:
         self.transport.close()
 
-    def forget_finished(self) -> None:
+    def drop_finished(self) -> None:
         """Remove finished work from `busy`."""
         now_s = self.clock.time_s
         self.busy = {
@@ -163,6 +169,7 @@ class TimedTransport(Transport):
         }
 
     def _arrival(self, assignment: Assignment, answer: Report | Lost) -> Arrival:
+        """Return the arrival of an answer, and record the client's work in `busy`."""
         client = assignment.client
         asked_s = self.clock.now()
         began_s = self.clock.time_s - asked_s
@@ -173,28 +180,28 @@ class TimedTransport(Transport):
         a = assignment
         bytes_down = sum(map(len, a.frames)) + sum(map(len, a.announced)) + len(a.returned)
         bytes_up = len(report.frame) if report is not None else 0
-        begins_s = self._begins(client, began_s, asked_s)
-        due_s = begins_s + self.network.seconds(
+        begins_s = self._start_s(client, began_s, asked_s)
+        due_s = begins_s + self.network.exchange_s(
             client, a.round, bytes_down, self.steps(a) if trained else 0, bytes_up
         )
         self.busy[client] = began_s + begins_s, began_s + due_s
         return Arrival(due_s, client, answer, began_s)
 
-    def _lose_the_absent(self, arrivals: Sequence[Arrival]) -> list[Arrival]:
-        """Replace the answers of clients that go offline before their answer arrived."""
-        asked_s, found = self.clock.time_s, []
+    def _with_losses(self, arrivals: Sequence[Arrival]) -> list[Arrival]:
+        """Replace the answers of clients that go offline before their answer arrives by losses."""
+        asked_s, replaced = self.clock.time_s, []
         for arrival in arrivals:
             client, began_s = arrival.client, arrival.began_s
             until_s = began_s + arrival.due_s if arrival.due_s < math.inf else asked_s
-            gone_s = self.network.absences.gone(client, asked_s, until_s, GRACE_S)
-            if gone_s is not None:
-                self.busy[client] = min(self.busy.get(client, (asked_s, 0.0))[0], gone_s), gone_s
-                arrival = Arrival(gone_s - began_s, client, Lost(NOT_RECONNECTED), began_s)
-            found.append(arrival)
-        return found
+            lost_s = self.network.absences.lost_at_s(client, asked_s, until_s, GRACE_S)
+            if lost_s is not None:
+                self.busy[client] = min(self.busy.get(client, (asked_s, 0.0))[0], lost_s), lost_s
+                arrival = Arrival(lost_s - began_s, client, Lost(NOT_RECONNECTED), began_s)
+            replaced.append(arrival)
+        return replaced
 
-    def _begins(self, client: int, began_s: float, asked_s: float) -> float:
-        """Return when a client that is asked now begins its work, in seconds of the exchange."""
+    def _start_s(self, client: int, began_s: float, asked_s: float) -> float:
+        """Return the time at which a client starts an assignment sent at `asked_s`, in seconds of the exchange."""
         begins, ends = self.busy.get(client, (0.0, 0.0))
         free_s = (ends if begins <= began_s + asked_s else begins) - began_s
         return max(asked_s, free_s)

@@ -1,7 +1,7 @@
-"""Virtual time of a run: the clients that a round can be drawn from, its duration, and its state in checkpoints.
+"""Virtual time of a run: the clients that a round can be drawn from, the duration of rounds, and the state in checkpoints.
 
-As in a deployment, rounds are drawn from the clients that are online, and a client that missed a deadline is not drawn while enough
-others are online, until its late answer arrives (server/availability.py). While too few clients are online, virtual time passes.
+As in a deployment, cohorts are drawn from the clients that are online. A client that missed a deadline is not drawn until its late answer
+arrives, as long as enough others are online (server/availability.py). While too few clients are online, virtual time advances.
 """
 
 import json
@@ -26,13 +26,13 @@ from ..training.local_sgd import LocalSGD
 from .network import Network
 from .timed_transport import TimedTransport, VirtualClock
 
-STATE = "state"  # in a checkpoint
-SLOWEST = 4.0  # the slowest clients take this many times as long as the fastest
-SWING = 0.5  # largest relative change of a client's time from round to round
+STATE = "state"  # name in a checkpoint
+MAX_SLOWDOWN = 4.0  # duration of the slowest clients as a multiple of the fastest clients' duration
+MAX_SWING = 0.5  # maximum relative change of a client's duration from round to round
 
 
 class Timing:
-    """The clock and the transport of a run on a virtual network, and the clients that its rounds may be drawn from.
+    """The clock and the transport of a run on a virtual network, and the choice of clients that cohorts are drawn from.
 
     `fewest`: the number of clients that the strategy needs in a round.
     """
@@ -54,20 +54,20 @@ class Timing:
 
     def work_s(self, round: int, client: int) -> float:
         """Return the seconds from a client's newest assignment to its answer. `round` is ignored."""
-        return self.transport.took[client]
+        return self.transport.answer_s[client]
 
     def gather(self) -> Sequence[int]:
-        """Advance virtual time until enough clients are online. Return the clients that a round may be drawn from."""
+        """Advance virtual time until enough clients are online. Return the clients that a cohort may be drawn from."""
         waited_s = 0.0
         while True:
-            self._hear()
-            away = self.network.absences.away(self.clock.time_s)
-            here = [client for client in self.transport.clients() if not away[client]]
-            if (cohort := self._availability.cohort_of(here, self._quota, waited_s)) is not None:
+            self._record_late_answers()
+            absent = self.network.absences.absent_at(self.clock.time_s)
+            online = [client for client in self.transport.clients() if not absent[client]]
+            if (cohort := self._availability.cohort_of(online, self._quota, waited_s)) is not None:
                 return cohort
-            step_s = self._until_news(waited_s)
+            step_s = self._seconds_to_next_event(waited_s)
             if math.isinf(step_s):
-                return here
+                return online
             waited_s += step_s
             self.clock.wait(step_s)
 
@@ -77,29 +77,29 @@ class Timing:
         for accepted in outcome.accepted:
             self._availability.mark_responsive(accepted.client)
 
-    def _hear(self) -> None:
-        """Record the clients whose late answers have arrived as not silent."""
+    def _record_late_answers(self) -> None:
+        """Mark the clients whose late answers have arrived as not silent."""
         now_s = self.clock.time_s
         for client in [client for client, due_s in self.transport.late.items() if due_s <= now_s]:
             del self.transport.late[client]
             self._availability.mark_responsive(client)
 
-    def _until_news(self, waited_s: float) -> float:
+    def _seconds_to_next_event(self, waited_s: float) -> float:
         """Return the seconds until a client goes offline or returns, a late answer arrives, or the quota's patience ends."""
-        moments = [
+        event_times_s = [
             self.network.absences.next_change_s(self.clock.time_s),
             *self.transport.late.values(),
         ]
         patience_s = self._quota.patience_s
         return min(
-            min(moments) - self.clock.time_s,
+            min(event_times_s) - self.clock.time_s,
             math.inf if patience_s is None or waited_s >= patience_s else patience_s - waited_s,
         )
 
     # Checkpoints.
 
     def take_changes(self) -> Changes:
-        self.transport.forget_finished()
+        self.transport.drop_finished()
         state = {
             "network": self.network.profiles.fingerprint,
             "time_s": self.clock.time_s,
@@ -120,7 +120,7 @@ class Timing:
         state = json.loads(value(STATE))
         if state["network"] != self.network.profiles.fingerprint:
             raise RunFolderError(
-                f"--network {self._source} has other values than when the run began; restore them, or give another --out"
+                f"--network {self._source} has other values than at the start of the run; restore them, or give another --out"
             )
         self.clock.move_to(state["time_s"])
         self.clock.take()
@@ -131,32 +131,32 @@ class Timing:
 
 
 def random_work_s(seed: int) -> Callable[[int, int], float]:
-    """Return a function of (round, client): the virtual seconds of a client's round without a network, drawn from the seed."""
+    """Return a function of (round, client) that draws the virtual seconds of a client's round, for runs without a network."""
 
-    def seconds(round: int, client: int) -> float:
-        lasting = seeds.generator(seed, "speed", 0, client).uniform(1.0, SLOWEST)
-        return lasting * seeds.generator(seed, "pace", round, client).uniform(
-            1.0 - SWING, 1.0 + SWING
-        )
+    def duration_s(round: int, client: int) -> float:
+        mean_s = seeds.generator(seed, "speed", 0, client).uniform(1.0, MAX_SLOWDOWN)
+        swing = seeds.generator(seed, "pace", round, client)
+        return mean_s * swing.uniform(1.0 - MAX_SWING, 1.0 + MAX_SWING)
 
-    return seconds
+    return duration_s
 
 
-def steps_by(
+def step_counter(
     algorithm: ClientAlgorithm, sgd: LocalSGD, shards: Sequence[np.ndarray]
 ) -> Callable[[Assignment], int]:
-    """Return the number of local steps of an assignment: on the client's own data, or on all partitions that it trains on."""
+    """Return a function that counts the local steps of an assignment, on the client's own data or on its assigned partitions."""
 
     def steps(a: Assignment) -> int:
         if a.phase != algorithm.phases[0]:
             return 0
-        told = sgd.for_round(1.0, a.steps, a.batch_size)
-        parts = [
-            sum(len(shards[client]) for client in part.clients) for part in algorithm.partitions(a)
+        round_sgd = sgd.for_round(1.0, a.steps, a.batch_size)
+        sizes = [
+            sum(len(shards[client]) for client in partition.clients)
+            for partition in algorithm.partitions(a)
         ]
         return sum(
-            told.epochs * -(-examples // told.batch_size) or told.steps
-            for examples in parts or [len(shards[a.client])]
+            round_sgd.epochs * -(-examples // round_sgd.batch_size) or round_sgd.steps
+            for examples in sizes or [len(shards[a.client])]
         )
 
     return steps

@@ -1,4 +1,4 @@
-"""The other side of the engines that train in other processes: a worker loads the task and trains the clients that it is given."""
+"""The worker of the engines that train in other processes: it loads the task and trains the jobs that it receives."""
 
 import os
 import signal
@@ -23,20 +23,20 @@ from ..training.engine import JobResult, client_engine, try_job
 from ..training.local_sgd import ClientEngine, Job, LocalSGD
 from .jobs import PickledTensor, map_buffers
 
-POLL_S = 0.5  # how often a worker looks whether its parent is still there
+POLL_S = 0.5  # interval at which a worker checks that its parent still runs
 
 
 class TrainingWorker:
-    """Trains one client at a time, on one thread. Loads the task once, when it is first needed."""
+    """Trains one client at a time on one thread. Loads the task on first use."""
 
     def __init__(self, config: RunConfig, device: str, dtype: torch.dtype):
-        """`config`: with absolute paths, as `with_absolute_paths` returns it. `dtype`: torch's default."""
+        """`config`: as `with_absolute_paths` returns it. `dtype`: torch's default dtype in the parent."""
         self.config, self.device, self.dtype = config, torch.device(device), dtype
         self.engine: ClientEngine | None = None
-        self._own_data: Examples | None = None  # read when a job comes without data
+        self._own_data: Examples | None = None  # loaded when a job arrives without data
 
     def load(self) -> str:
-        """Load the task. Return why it cannot be loaded, "" if it could."""
+        """Load the task. Return the error as one line, "" on success."""
         if self.engine is None:
             try:
                 torch.set_num_threads(1)
@@ -46,7 +46,7 @@ class TrainingWorker:
                 model = initial_model(task, self.config.seed)
                 self.engine = client_engine(task, model, Layout.of(model), self.device)
             except Exception as error:
-                return _line(error)
+                return _first_line(error)
         return ""
 
     def train(
@@ -58,34 +58,34 @@ class TrainingWorker:
         seed: int,
         update: Tensor,
     ) -> JobResult | str:
-        """Train a job and write its update [n] into `update`. Return the packed result, or why training failed.
+        """Train a job and write its update [n] into `update`. Return the packed result, or the error as one line.
 
-        `data` is None where this process reads the task's data itself.
+        `data`: None if this process reads the task's data itself.
         """
         try:
             if data is None and self._own_data is None:
                 self._own_data = self.engine.task.train().to(self.device)
-            own = job._replace(state=job.state and nested_state.unpack(job.state))
+            job = job._replace(state=job.state and nested_state.unpack(job.state))
             data = self._own_data if data is None else data
-            result = try_job(self.engine, start, data, own, sgd, seed, update)
+            result = try_job(self.engine, start, data, job, sgd, seed, update)
         except Exception as error:
             result = error
         except KeyboardInterrupt as error:  # raised by the task's own code
             result = client_error(error)
         if isinstance(result, Exception):
-            return _line(result)
+            return _first_line(result)
         try:
             state = result.state and nested_state.pack(result.state)
         except FedcompError as error:
-            return _line(error)
+            return _first_line(error)
         return result._replace(buffers=map_buffers(PickledTensor, result.buffers), state=state)
 
 
-def main(channel: int, parent: int) -> None:
-    """Train the clients that arrive through the connection with descriptor `channel`, until the process `parent` ends."""
+def main(descriptor: int, parent_pid: int) -> None:
+    """Train the jobs that arrive on the connection with this file descriptor, until the parent process ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
-    threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
-    connection = Connection(channel)
+    threading.Thread(target=_exit_with_parent, args=(parent_pid,), daemon=True).start()
+    connection = Connection(descriptor)
     with suppress(EOFError, ConnectionError):  # the parent has ended
         worker = TrainingWorker(*connection.recv())
         answer: JobResult | str = worker.load()
@@ -96,19 +96,19 @@ def main(channel: int, parent: int) -> None:
 
 
 def with_absolute_paths(config: RunConfig) -> RunConfig:
-    """Return a config whose task and data are found from any folder."""
+    """Return the config with absolute paths of task and data, valid in any working directory."""
     path, separator, name = config.task.rpartition(":")
     task = f"{os.path.abspath(os.path.expanduser(path))}:{name}" if separator else config.task
     folder = data_folder(config.data)
     return replace(config, task=task, data=str(folder.absolute()) if folder else None)
 
 
-def _end_with(parent: int) -> None:
-    """End this process when its parent has ended, also while a client is trained."""
-    while os.getppid() == parent:
+def _exit_with_parent(parent_pid: int) -> None:
+    """End this process when its parent has ended, also during training."""
+    while os.getppid() == parent_pid:
         time.sleep(POLL_S)
     os._exit(0)
 
 
-def _line(error: Exception) -> str:
+def _first_line(error: Exception) -> str:
     return str(client_error(error)).strip().split("\n")[0]

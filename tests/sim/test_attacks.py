@@ -1,4 +1,4 @@
-"""Each attack does what its source says, on given honest updates; who lies is who was named, or drawn. byzfl is the oracle where it can."""
+"""Attacks compared with their papers and with byzfl; frames of attackers; the choice of the Byzantine clients."""
 
 import statistics
 from types import SimpleNamespace
@@ -15,11 +15,17 @@ from fedcomp import FrameError, UserError, codec, seeds
 from fedcomp.codecs import Context
 from fedcomp.errors import ConfigError, SpecError
 from fedcomp.messages import TRAIN, UP_TO_DATE, UPDATE, Assignment, Report, ticket
-from fedcomp.sim.attacks import ByzantineClients, Scene, Sender, attacks, available_attacks
-from fedcomp.sim.attacks.alie import deviations
-from fedcomp.sim.attacks.code_aware import heaviest
-from fedcomp.sim.attacks.frames import doubled, resealed
-from fedcomp.sim.attacks.mimic import most_apart
+from fedcomp.sim.attacks import (
+    ByzantineClients,
+    ReplyContext,
+    UpdateContext,
+    attacks,
+    available_attacks,
+)
+from fedcomp.sim.attacks.alie import z_max
+from fedcomp.sim.attacks.code_aware import rank_by_row_weight
+from fedcomp.sim.attacks.frames import doubled_offsets, with_checksum
+from fedcomp.sim.attacks.mimic import extreme_row
 from fedcomp.strategies.client_algorithm import ClientAlgorithm
 from fedcomp.tasks.data import Data
 
@@ -30,38 +36,40 @@ def normal(*shape: int, seed: int = 0) -> torch.Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
-HONEST, MINE = normal(7, N) + 0.3, normal(2, N, seed=1)
-SCENE = Scene(9, 2, (0, 2, 3, 5, 6, 7, 8), HONEST)
+HONEST, OWN = normal(7, N) + 0.3, normal(2, N, seed=1)
+CONTEXT = UpdateContext(9, 2, (0, 2, 3, 5, 6, 7, 8), HONEST)
 
 
-def changed(text: str, x: torch.Tensor = MINE, scene: Scene = SCENE, seed: int = 0) -> torch.Tensor:
+def attacked(
+    text: str, x: torch.Tensor = OWN, context: UpdateContext = CONTEXT, seed: int = 0
+) -> torch.Tensor:
     (attack,) = attacks(text)
     return attack.updates(
-        x.clone(), scene, [seeds.generator(seed, "attack", 1, client) for client in range(len(x))]
+        x.clone(), context, [seeds.generator(seed, "attack", 1, client) for client in range(len(x))]
     )
 
 
-def assigned(*clients: int, round: int = 1, phase: str = TRAIN) -> list[Assignment]:
+def assignments_of(*clients: int, round: int = 1, phase: str = TRAIN) -> list[Assignment]:
     return [Assignment(round, phase, client, UP_TO_DATE, "", "", "", [], "") for client in clients]
 
 
 # Updates.
 
 
-def test_blind_attacks_work_on_their_own_update():
-    assert torch.equal(changed("inverted:2"), -MINE)
-    assert torch.equal(changed("inverted:2,scale=2.5"), -2.5 * MINE)
-    assert torch.equal(changed("constant:2,value=-3"), torch.full_like(MINE, -3))
-    signs = changed("random-sign:2")
-    assert torch.equal(signs.abs(), MINE.abs()) and 0.4 < (signs == MINE).double().mean() < 0.6
-    assert not torch.equal(signs[0] / MINE[0], signs[1] / MINE[1])
-    factors = changed("rescaled:2,decades=2") / MINE
+def test_blind_attacks_change_their_own_update():
+    assert torch.equal(attacked("inverted:2"), -OWN)
+    assert torch.equal(attacked("inverted:2,scale=2.5"), -2.5 * OWN)
+    assert torch.equal(attacked("constant:2,value=-3"), torch.full_like(OWN, -3))
+    signs = attacked("random-sign:2")
+    assert torch.equal(signs.abs(), OWN.abs()) and 0.4 < (signs == OWN).double().mean() < 0.6
+    assert not torch.equal(signs[0] / OWN[0], signs[1] / OWN[1])
+    factors = attacked("rescaled:2,decades=2") / OWN
     assert (
         (factors.std(1) < 1e-4 * factors.mean(1)).all()
         and (1e-2 <= factors).all()
         and (factors <= 1e2).all()
     )
-    noise = changed("gaussian:2,sigma=5", normal(2, 100_000))
+    noise = attacked("gaussian:2,sigma=5", normal(2, 100_000))
     assert (
         abs(noise.mean()) < 0.05
         and abs(noise.std() - 5) < 0.05
@@ -70,11 +78,11 @@ def test_blind_attacks_work_on_their_own_update():
 
 
 @for_each("text", ["random-sign:2", "rescaled:2", "gaussian:2"])
-def test_what_is_drawn_depends_on_seed_round_and_client_alone(text):
-    assert torch.equal(changed(text), changed(text)) and not torch.equal(
-        changed(text), changed(text, seed=1)
+def test_draws_depend_on_seed_round_and_client_only(text):
+    assert torch.equal(attacked(text), attacked(text)) and not torch.equal(
+        attacked(text), attacked(text, seed=1)
     )
-    assert torch.equal(changed(text)[:1], changed(text, MINE[:1]))
+    assert torch.equal(attacked(text)[:1], attacked(text, OWN[:1]))
 
 
 @for_each(
@@ -89,44 +97,46 @@ def test_what_is_drawn_depends_on_seed_round_and_client_alone(text):
         ("mimic:2,of=5", "Mimic", {"epsilon": 3}),
     ],
 )
-def test_colluding_attacks_do_what_byzfl_does(text, name, options):
+def test_colluding_attacks_match_byzfl(text, name, options):
     expected = getattr(byzfl_part("attacks"), name)(**options)(HONEST.double().numpy())
-    for row in changed(text):
+    for row in attacked(text):
         np.testing.assert_allclose(row.numpy(), expected, rtol=2e-5, atol=1e-6)
 
 
-def test_alie_takes_z_from_the_numbers_of_clients_and_byzantine_clients():
-    assert deviations(50, 24) == pytest.approx(statistics.NormalDist().inv_cdf(24 / 26))  # s = 2
-    assert deviations(50, 24) == pytest.approx(1.4261, abs=1e-4)
-    assert deviations(9, 1) == 0  # s = 4 of 8 honest ones
-    assert deviations(4, 4) == deviations(3, 2) > 4  # nobody else is needed
+def test_alie_computes_z_from_n_and_f():
+    assert z_max(50, 24) == pytest.approx(statistics.NormalDist().inv_cdf(24 / 26))  # s = 2
+    assert z_max(50, 24) == pytest.approx(1.4261, abs=1e-4)
+    assert z_max(9, 1) == 0  # s = 4 of 8 honest ones
+    assert z_max(4, 4) == z_max(3, 2) > 4  # no supporters are needed
     mean, spread = HONEST.mean(0), HONEST.std(0)
-    scene = Scene(9, 3, SCENE.clients, HONEST)
-    assert deviations(9, 3) == pytest.approx(statistics.NormalDist().inv_cdf(4 / 6))
-    torch.testing.assert_close(changed("alie:3", scene=scene)[0], mean - deviations(9, 3) * spread)
+    context = UpdateContext(9, 3, CONTEXT.honest_clients, HONEST)
+    assert z_max(9, 3) == pytest.approx(statistics.NormalDist().inv_cdf(4 / 6))
+    torch.testing.assert_close(attacked("alie:3", context=context)[0], mean - z_max(9, 3) * spread)
 
 
-def test_alie_against_the_majority_turns_the_signs_of_small_means_alone():
+def test_alie_against_reverses_only_the_signs_of_small_means():
     mean, spread = HONEST.mean(0), HONEST.std(0)
-    row = changed("alie:2,z=1.5,shift=against")[0]
+    row = attacked("alie:2,z=1.5,shift=against")[0]
     small = mean.abs() < 1.5 * spread
     assert 0 < small.sum() < N
     assert torch.equal(row.sign() == -mean.sign(), small)
 
 
-def test_mimic_copies_who_stands_out_along_the_direction_in_which_clients_differ():
+def test_mimic_copies_the_client_with_the_largest_projection():
     honest = 0.1 * normal(7, N)
     honest[4] += 3 * normal(N, seed=3)
-    assert most_apart(honest) == 4
+    assert extreme_row(honest) == 4
     deviation = honest - honest.mean(0)
     direction = torch.linalg.svd(deviation.double(), full_matrices=False).Vh[0]
     assert int((honest.double() @ direction).abs().argmax()) == 4
     assert torch.equal(
-        changed("mimic:2", scene=Scene(9, 2, SCENE.clients, honest)), honest[4].expand(2, N)
+        attacked("mimic:2", context=UpdateContext(9, 2, CONTEXT.honest_clients, honest)),
+        honest[4].expand(2, N),
     )
     assert torch.equal(
-        changed("mimic:2,of=1", scene=Scene(9, 2, SCENE.clients, honest)), honest[4].expand(2, N)
-    )  # 1 is not there
+        attacked("mimic:2,of=1", context=UpdateContext(9, 2, CONTEXT.honest_clients, honest)),
+        honest[4].expand(2, N),
+    )  # client 1 is not in the cohort
 
 
 def test_mimic_chooses_the_client_of_the_formula_on_random_updates():
@@ -135,35 +145,35 @@ def test_mimic_chooses_the_client_of_the_formula_on_random_updates():
             40, seed=100 + seed
         )
         direction = torch.linalg.svd((honest - honest.mean(0)).double(), full_matrices=False).Vh[0]
-        assert most_apart(honest) == int((honest.double() @ direction).abs().argmax())
+        assert extreme_row(honest) == int((honest.double() @ direction).abs().argmax())
 
 
-def test_mimic_looks_at_updates_of_any_size():
+def test_mimic_handles_updates_of_any_size():
     honest = normal(6, 40)
     honest[3] *= 1e38
     assert (
-        most_apart(honest) == 3
-        and most_apart(torch.zeros(4, 10)) == 0
-        and most_apart(honest[:1]) == 0
+        extreme_row(honest) == 3
+        and extreme_row(torch.zeros(4, 10)) == 0
+        and extreme_row(honest[:1]) == 0
     )
 
 
-def test_low_margin_votes_against_thin_majorities_alone():
+def test_low_margin_votes_against_narrow_majorities_only():
     tally = HONEST.sign().sum(0)
     for text, margin in (
         ("low-margin:2", 2),
         ("low-margin:2,margin=1", 1),
         ("low-margin:2,margin=3", 3),
     ):
-        rows, thin = changed(text), tally.abs() <= margin
+        rows, thin = attacked(text), tally.abs() <= margin
         assert 0 < thin.sum() < N
-        for row, mine in zip(rows, MINE, strict=True):
-            assert torch.equal(row[~thin], mine[~thin])
+        for row, own in zip(rows, OWN, strict=True):
+            assert torch.equal(row[~thin], own[~thin])
             assert torch.equal(row[thin].sign(), -tally[thin].sign()) and torch.equal(
-                row[thin].abs(), mine[thin].abs()
+                row[thin].abs(), own[thin].abs()
             )
-    turned = changed("low-margin:2", torch.zeros(2, N) + MINE.where(MINE > 0, torch.zeros(())))
-    assert (turned[:, tally.abs() <= 2] != 0).all()  # a zero votes too
+    rows = attacked("low-margin:2", torch.zeros(2, N) + OWN.where(OWN > 0, torch.zeros(())))
+    assert (rows[:, tally.abs() <= 2] != 0).all()  # a zero votes too
 
 
 def test_label_flip_trains_on_the_other_labels():
@@ -182,73 +192,73 @@ def test_label_flip_trains_on_the_other_labels():
         attack.data(Data(torch.zeros(2, 1), torch.zeros(2)))
 
 
-def test_without_honest_clients_byzantine_clients_take_their_own_updates():
+def test_without_honest_clients_attacks_use_the_attackers_own_updates():
     byzantine = ByzantineClients(attacks("ipm:2,epsilon=1"), 2)
-    asked = assigned(0, 1)
-    byzantine.follow(
+    assignments = assignments_of(0, 1)
+    byzantine.set_strategy(
         SimpleNamespace(allocation=None, client_algorithm=ClientAlgorithm()), two_clouds(4, 0)
     )
-    byzantine.on_assignments(asked)
-    ((attack, mine),) = byzantine.groups(asked)
+    byzantine.on_assignments(assignments)
+    ((attack, own),) = byzantine.groups(assignments)
     torch.testing.assert_close(
-        byzantine.on_updates(attack, mine, MINE.clone()), -MINE.mean(0).expand(2, N)
+        byzantine.on_updates(attack, own, OWN.clone()), -OWN.mean(0).expand(2, N)
     )
 
 
-def test_attackers_see_honest_updates_as_they_were_before_they_were_encoded():
+def test_attacks_receive_honest_updates_before_encoding():
     byzantine = ByzantineClients(attacks("ipm:clients=3,epsilon=1"), 4)
-    byzantine.follow(
+    byzantine.set_strategy(
         SimpleNamespace(allocation=None, client_algorithm=ClientAlgorithm()), two_clouds(4, 0)
     )
-    asked, x = assigned(0, 1, 2, 3), normal(3, N)
+    assignments, x = assignments_of(0, 1, 2, 3), normal(3, N)
     expected = -x.mean(0)[None]
-    byzantine.on_assignments(asked)
-    (_, honest), (attack, mine) = byzantine.groups(asked)
+    byzantine.on_assignments(assignments)
+    (_, honest), (attack, own) = byzantine.groups(assignments)
     byzantine.on_updates(None, honest, x).zero_()  # a session may overwrite them
-    torch.testing.assert_close(byzantine.on_updates(attack, mine, MINE[:1].clone()), expected)
+    torch.testing.assert_close(byzantine.on_updates(attack, own, OWN[:1].clone()), expected)
 
 
-def test_an_honest_client_that_diverged_is_not_looked_at():
+def test_attacks_do_not_receive_updates_that_are_not_finite():
     byzantine = ByzantineClients(attacks("ipm:clients=3,epsilon=1"), 4)
-    byzantine.follow(
+    byzantine.set_strategy(
         SimpleNamespace(allocation=None, client_algorithm=ClientAlgorithm()), two_clouds(4, 0)
     )
-    asked, x = assigned(0, 1, 2, 3), normal(3, N)
+    assignments, x = assignments_of(0, 1, 2, 3), normal(3, N)
     x[1, 7] = float("nan")
-    byzantine.on_assignments(asked)
-    (nobody, honest), (attack, mine) = byzantine.groups(asked)
+    byzantine.on_assignments(assignments)
+    (honest_group, honest), (attack, own) = byzantine.groups(assignments)
     assert (
-        nobody is None
+        honest_group is None
         and [a.client for a in honest] == [0, 1, 2]
-        and [a.client for a in mine] == [3]
+        and [a.client for a in own] == [3]
     )
     assert torch.equal(byzantine.on_updates(None, honest, x)[0], x[0])
     torch.testing.assert_close(
-        byzantine.on_updates(attack, mine, MINE[:1].clone()), -x[[0, 2]].mean(0)[None]
+        byzantine.on_updates(attack, own, OWN[:1].clone()), -x[[0, 2]].mean(0)[None]
     )
 
 
 # Frames.
 
 
-def sender(spec: str, numel: int, seed: int = 0) -> Sender:
-    return Sender(
+def reply_context(spec: str, numel: int, seed: int = 0) -> ReplyContext:
+    return ReplyContext(
         codec(spec), 5, Context(layout=layout_of(numel)), seeds.generator(seed, "attack", 1, 3)
     )
 
 
 def sent(text: str, spec: str, numel: int, seed: int = 0) -> bytes:
-    """What a Byzantine client makes of an honest frame."""
+    """Return the frame that a Byzantine client sends in offset of an honest one."""
     (attack,) = attacks(text)
     honest = codec(spec).encode(normal(numel), seed=5, layout=layout_of(numel))
     report = Report(1, TRAIN, 3, UPDATE, "v", "f", honest, ticket(1, 3, honest), 10, 0.5, "", "")
-    told = attack.reply(report, sender(spec, numel, seed))
-    assert told.frame != honest and told.ticket == ticket(1, 3, told.frame)
-    return told.frame
+    forged = attack.reply(report, reply_context(spec, numel, seed))
+    assert forged.frame != honest and forged.ticket == ticket(1, 3, forged.frame)
+    return forged.frame
 
 
 @for_each("spec", ONE_EACH)
-def test_no_poisoned_frame_of_any_codec_makes_a_vector_that_is_not_finite(spec):
+def test_no_forged_frame_decodes_to_a_non_finite_vector(spec):
     numel, c = 401, codec(spec)
     for value in ("nan", "inf", "largest"):
         frame = sent(f"infinity:1,value={value}", spec, numel)
@@ -279,7 +289,7 @@ def test_no_poisoned_frame_of_any_codec_makes_a_vector_that_is_not_finite(spec):
     ],
 )
 @for_each("value", ["nan", "inf"])
-def test_codecs_that_write_floats_get_frames_that_are_whole_but_for_a_number(spec, value):
+def test_only_the_floats_of_a_forged_frame_are_invalid(spec, value):
     numel = 401
     with pytest.raises(FrameError) as error:
         codec(spec).decode(
@@ -288,15 +298,15 @@ def test_codecs_that_write_floats_get_frames_that_are_whole_but_for_a_number(spe
     assert "checksum" not in str(error.value) and "cut short" not in str(error.value)
 
 
-def test_the_numbers_in_a_frame_are_those_that_double():
+def test_doubled_offsets_are_those_of_the_floats():
     x, c = normal(100), codec("identity")
-    assert doubled(c.encode(x), c.encode(2 * x), 9) == list(range(10, 410, 4))
+    assert doubled_offsets(c.encode(x), c.encode(2 * x), 9) == list(range(10, 410, 4))
     x, c = normal(1000), codec("stc:density=1%")
     frame = c.encode(x)
-    (place,) = doubled(frame, c.encode(2 * x), 9)
+    (offset,) = doubled_offsets(frame, c.encode(2 * x), 9)
     magnitude = c.decode(frame, numel=1000).abs().max()
-    assert np.frombuffer(frame[place : place + 4], "<f4")[0] == magnitude
-    assert resealed(frame, 1000) == frame
+    assert np.frombuffer(frame[offset : offset + 4], "<f4")[0] == magnitude
+    assert with_checksum(frame, 1000) == frame
 
 
 @for_each("how", ["garbage", "truncated", "size", "checksum"])
@@ -309,7 +319,7 @@ def test_malformed_frames_are_refused(how, spec):
             )
 
 
-def test_noise_under_a_checksum_that_fits_is_finite_or_refused():
+def test_noise_with_a_valid_checksum_is_finite_or_rejected():
     for seed in range(50):
         try:
             assert (
@@ -322,22 +332,22 @@ def test_noise_under_a_checksum_that_fits_is_finite_or_refused():
             assert "checksum" not in str(error)
 
 
-def test_frames_of_a_phase_that_is_not_the_codecs_are_poisoned_as_floats():
+def test_frames_of_another_codec_are_replaced_by_constant_floats():
     (attack,) = attacks("infinity:1,value=inf")
     factors = codec("identity").encode(normal(12))
-    told = attack.reply(
+    forged = attack.reply(
         Report(1, "left", 3, UPDATE, "v", "f", factors, "t", 10, 0.5, "", ""),
-        sender("powersgd", 401),
+        reply_context("powersgd", 401),
     )
-    assert told.frame[3] == codec("identity").id and len(told.frame) == len(factors)
+    assert forged.frame[3] == codec("identity").id and len(forged.frame) == len(factors)
     with pytest.raises(FrameError, match="NaN or infinity"):
-        codec("identity").decode(told.frame, numel=12)
+        codec("identity").decode(forged.frame, numel=12)
 
 
-# Who lies.
+# The choice of the Byzantine clients.
 
 
-def test_byzantine_clients_are_named_or_drawn_and_nobody_lies_twice():
+def test_byzantine_clients_are_named_or_drawn_and_have_one_attack():
     byzantine = ByzantineClients(attacks("inverted:3+alie:clients=3/7-9+mimic:2"), 20, seed=4)
     names = {client: attack.name for client, attack in byzantine.fixed.items()}
     assert [client for client in sorted(names) if names[client] == "alie"] == [3, 7, 8, 9]
@@ -358,7 +368,7 @@ def test_byzantine_clients_are_named_or_drawn_and_nobody_lies_twice():
     assert "alie 3/7/8/9" in str(byzantine) and str(ByzantineClients()) == ""
 
 
-def test_every_client_may_lie():
+def test_all_clients_may_be_byzantine():
     assert sorted(ByzantineClients(attacks("inverted:5"), 5).fixed) == [0, 1, 2, 3, 4]
     assert (
         str(ByzantineClients(attacks("inverted:12"), 12)) == "inverted 0/1/2/3/4/5/6/7 and 4 more"
@@ -370,42 +380,44 @@ CODE = np.array(
 )
 
 
-def test_code_aware_byzantine_clients_sit_on_the_heaviest_rows_of_every_cohort():
-    assert heaviest([10, 11, 12, 13, 14], CODE) == [12, 14, 11, 13, 10]
-    assert heaviest(list(range(8)), CODE)[:3] == [2, 4, 7]  # the seats start again
+def test_code_aware_clients_have_the_heaviest_rows_of_every_cohort():
+    assert rank_by_row_weight([10, 11, 12, 13, 14], CODE) == [12, 14, 11, 13, 10]
+    assert rank_by_row_weight(list(range(8)), CODE)[:3] == [2, 4, 7]  # the rows start again
     strategy = SimpleNamespace(allocation=CODE, client_algorithm=ClientAlgorithm())
     byzantine = ByzantineClients(attacks("code-aware:2,scale=3+constant:clients=24"), 30)
-    byzantine.follow(strategy, two_clouds(4, 0))
+    byzantine.set_strategy(strategy, two_clouds(4, 0))
     for cohort, expected in (
         ((10, 11, 12, 13, 14), {12, 14}),
         ((20, 21, 22, 23, 24), {21, 22}),
         ((1, 2, 3), {2, 3}),
     ):
-        asked = assigned(*cohort, round=cohort[0])
-        byzantine.on_assignments(asked)
-        lies = {a.client: attack.name for a in asked if (attack := byzantine.attack_of(a))}
-        assert {client for client, name in lies.items() if name == "code-aware"} == expected
+        assignments = assignments_of(*cohort, round=cohort[0])
+        byzantine.on_assignments(assignments)
+        attackers = {
+            a.client: attack.name for a in assignments if (attack := byzantine.attack_of(a))
+        }
+        assert {client for client, name in attackers.items() if name == "code-aware"} == expected
         byzantine.on_assignments([])  # a later phase
-        again = assigned(
+        again = assignments_of(
             cohort[0], round=cohort[0]
-        )  # one that needs the dense model is asked again
+        )  # one that needs the dense model is assignments again
         byzantine.on_assignments(again)
-        assert {a.client for a in asked if byzantine.attack_of(a)} == lies.keys()
-    groups = byzantine.groups(asked)
+        assert {a.client for a in assignments if byzantine.attack_of(a)} == attackers.keys()
+    groups = byzantine.groups(assignments)
     torch.testing.assert_close(
-        byzantine.on_updates(groups[-1][0], groups[-1][1], MINE.clone()), -3 * MINE
+        byzantine.on_updates(groups[-1][0], groups[-1][1], OWN.clone()), -3 * OWN
     )
 
 
-def test_code_aware_needs_a_matrix():
+def test_code_aware_needs_an_allocation_matrix():
     with pytest.raises(ConfigError, match="allocation matrix"):
-        ByzantineClients(attacks("code-aware:2"), 9).follow(
+        ByzantineClients(attacks("code-aware:2"), 9).set_strategy(
             SimpleNamespace(allocation=None, client_algorithm=ClientAlgorithm()), two_clouds(4, 0)
         )
 
 
 @for_each(
-    "text, says",
+    "text, message",
     [
         ("inverse:2", "did you mean 'inverted'"),
         ("inverted", "write inverted:2"),
@@ -421,7 +433,7 @@ def test_code_aware_needs_a_matrix():
         ("inverted:clients=3/12", "0 to 9"),
         ("inverted:clients=3+mimic:clients=3", "two attacks"),
         ("inverted:6+alie:5", "11 Byzantine clients"),
-        ("mimic:clients=3,of=3", "not honest"),
+        ("mimic:clients=3,of=3", "not an honest client"),
         ("mimic:3,of=10", "name another"),
         ("constant:1,value=1e39", "give -3.40282e+38 to 3.40282e+38"),
         ("gaussian:1,sigma=-1", "sigma is -1; give 0 or more"),
@@ -432,13 +444,13 @@ def test_code_aware_needs_a_matrix():
         ("perjury:1", "unknown attack"),
     ],
 )
-def test_a_mistake_is_one_sentence(text, says):
+def test_invalid_specs_raise_a_user_error(text, message):
     with pytest.raises(UserError) as error:
         ByzantineClients(attacks(text), 10)
-    assert says in str(error.value) and "\n" not in str(error.value)
+    assert message in str(error.value) and "\n" not in str(error.value)
 
 
-def test_every_attack_has_its_name_and_its_count_first():
+def test_every_attack_takes_its_count_first():
     assert all(
         attacks(f"{name}:2")[0].count == 2 and type(attacks(f"{name}:2")[0]) is cls
         for name, cls in available_attacks().items()

@@ -116,10 +116,10 @@ def same(a: dict, b: dict) -> bool:
 @pytest.mark.parametrize("name", available_memories())
 def test_every_memory_is_the_same_to_the_bit_wherever_it_was(tmp_path, name):
     """Each other memory as if clients were trained on a device of its own."""
-    moves_to = torch.device("cpu") if list(available_memories()).index(name) % 2 else None
+    training_device = torch.device("cpu") if list(available_memories()).index(name) % 2 else None
     here, away = (
         ClientStore(lambda: made(name), "v0"),
-        bounded(tmp_path, Placement(FILE, 4 * 4 * NUMEL, moves_to), name),
+        bounded(tmp_path, Placement(FILE, 4 * 4 * NUMEL, training_device), name),
     )
     cohorts = [
         np.random.default_rng(round).choice(9, 3, replace=False).tolist() for round in range(10)
@@ -221,7 +221,7 @@ VARIANTS = {
 
 @pytest.fixture
 def no_room(monkeypatch):
-    monkeypatch.setattr(placement, "CACHE", 0.0)
+    monkeypatch.setattr(placement, "CACHE_FRACTION", 0.0)
     monkeypatch.setattr("fedcomp.sim.run.STACK_BYTES", 0)
 
 
@@ -239,7 +239,7 @@ def test_the_home_is_recorded_and_said_where_it_is_not_memory(tmp_path, no_room)
         watched = Records()
         simulate(replace(PIECES, out=out(tmp_path, home), residuals=home), watched)
         assert read_run(tmp_path / home)["resolved"]["residuals"] == home
-        assert ("checkpoint on the disk" in watched.header.residuals) == (home == "file")
+        assert ("checkpoint on disk" in watched.header.residuals) == (home == "file")
 
 
 @pytest.mark.parametrize("stop", [StopsAt(4, 1), StopsAt(4, 5), StopsAt(5)])
@@ -308,7 +308,7 @@ def test_what_a_kill_leaves_at_any_moment_of_writing_is_enough_to_go_on(
 PROGRAM = """
 from fedcomp import RunConfig
 from fedcomp.sim import placement, run, simulate
-placement.CACHE, run.STACK_BYTES = 0.0, 0
+placement.CACHE_FRACTION, run.STACK_BYTES = 0.0, 0
 simulate(RunConfig(task={task!r}, clients=12, participation=0.5, rounds=300, local_steps=2, lr=0.1, uplink="stc:density=10%",
                    downlink="stc:density=10%", partition="classes:1", engine="batched", cohort_batch=2, eval_every=50, residuals="file",
                    checkpoint_every=3, out={folder!r}))
@@ -415,7 +415,7 @@ def test_the_home_is_chosen_from_what_is_free(monkeypatch):
     assert large == Placement(FILE, 2.5e9, None, 4 * 10**6) and "2.50 GB" in str(large)
     assert choose_placement("device", CPU, 10, 40).name == HOST and str(IN_MEMORY) == ""
     with pytest.raises(
-        ConfigError, match=r"40.0 GB, and 20.0 GB of memory are free; .*--residuals file"
+        ConfigError, match=r"40.0 GB, but only 20.0 GB of memory are free; .*--residuals file"
     ):
         choose_placement("host", CPU, 10_000, 4 * 10**6)
 
@@ -432,12 +432,12 @@ def test_on_a_device_clients_rest_there_while_they_fit_and_else_come_when_they_a
         DEVICE, client_bytes=4 * 10**6
     )
     assert choose_placement("auto", cuda, 10_000, 4 * 10**6) == Placement(
-        HOST, moves_to=cuda, client_bytes=4 * 10**6
+        HOST, training_device=cuda, client_bytes=4 * 10**6
     )
     assert choose_placement("auto", cuda, 100_000, 4 * 10**6) == Placement(
         FILE, 12.5e9, cuda, 4 * 10**6
     )
-    with pytest.raises(ConfigError, match=r"20.0 GB of the device are free"):
+    with pytest.raises(ConfigError, match=r"20.0 GB of the device.s memory are free"):
         choose_placement("device", cuda, 10_000, 4 * 10**6)
 
 

@@ -12,7 +12,7 @@ from fedcomp.config import RunConfig
 from fedcomp.errors import ConfigError
 from fedcomp.layout import Layout
 from fedcomp.sim.batched import BatchedEngine, BatchedJobs
-from fedcomp.sim.machine import Machine
+from fedcomp.sim.engine_choice import EngineChoice
 from fedcomp.tasks.base import Task
 from fedcomp.tasks.data import Data
 from fedcomp.training.batches import plan_batches
@@ -123,9 +123,9 @@ CHOICES = {  # model, asked for, threads → engine, clients at once (None: by a
 }
 
 
-def chosen(config: RunConfig, model: nn.Module, device: torch.device) -> Machine:
+def chosen(config: RunConfig, model: nn.Module, device: torch.device) -> EngineChoice:
     task = Task("small", lambda: model, examples, examples)
-    return Machine.chosen(config, task, examples(), model, device)
+    return EngineChoice.choose(config, task, examples(), model, device)
 
 
 @pytest.mark.parametrize(("make", "asked", "threads", "expected"), CHOICES.values(), ids=CHOICES)

@@ -15,7 +15,7 @@ from fedcomp.codecs.topk import TopK
 from fedcomp.memories import memory
 from fedcomp.messages import TRAIN, UP_TO_DATE, Assignment
 from fedcomp.sim import simulate
-from fedcomp.sim.update_watch import UpdateWatch
+from fedcomp.sim.residual_monitor import ResidualMonitor
 from fedcomp.strategies import StrategyConfig
 from fedcomp.strategies.gtopk import GTopK
 from fedcomp.tasks.partition import partition
@@ -204,7 +204,7 @@ def test_after_a_checkpoint_what_was_kept_counts_as_put_in():
     sentences: list[str] = []
     keeper = memory("residual", codec("stc"), 4)
     keeper.load_state_dict({"residual": torch.full((4,), 100.0)})
-    watch, x = UpdateWatch(lambda sentence, kind: sentences.append(sentence)), torch.ones(1, 4)
+    watch, x = ResidualMonitor(lambda sentence, kind: sentences.append(sentence)), torch.ones(1, 4)
     asked = [Assignment(1, TRAIN, 3, UP_TO_DATE, "", "", "", [], "")]
     for _ in range(20):
         watch(asked, [keeper], x)

@@ -207,7 +207,7 @@ def test_a_run_on_several_devices_goes_on_where_it_was_stopped(tmp_path, monkeyp
 def test_several_devices_are_for_the_batched_engine(tmp_path, monkeypatch):
     with pytest.raises(
         ConfigError,
-        match="several devices are for the batched engine, and this run has serial; give --device cpu",
+        match="only the batched engine supports several devices, but this run uses serial; give --device cpu",
     ):
         run_on(
             monkeypatch, 2, replace(TINY, engine="serial", device="cpu", out=out(tmp_path, "run"))

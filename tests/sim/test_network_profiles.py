@@ -13,11 +13,20 @@ from hypothesis import strategies as st
 from fedcomp import spec
 from fedcomp.errors import ConfigError, SpecError
 from fedcomp.messages import Assignment
-from fedcomp.sim.availability import Absences
-from fedcomp.sim.network import COLUMNS, KINDS, LIMITS, Network, Profiles, Uniform, drawn, read_spec
-from fedcomp.sim.network_file import is_file, read_file
+from fedcomp.sim.absences import AbsenceModel
+from fedcomp.sim.network import (
+    COLUMNS,
+    LIMITS,
+    NETWORKS,
+    Network,
+    Profiles,
+    Uniform,
+    draw_profiles,
+    parse_network,
+)
+from fedcomp.sim.network_file import is_file, read_profiles
 from fedcomp.sim.timed_transport import VirtualClock
-from fedcomp.sim.timing import steps_by
+from fedcomp.sim.timing import step_counter
 from fedcomp.strategies.client_algorithm import ClientAlgorithm, DataPartition
 from fedcomp.training.batches import plan_batches
 from fedcomp.training.local_sgd import LocalSGD
@@ -71,17 +80,17 @@ def test_what_is_no_time(text):
 
 
 def test_a_spec_says_what_it_says():
-    kind = read_spec(
+    kind = parse_network(
         "uniform:up=100kB,down=1MB,latency=50ms,step=20ms,absent=5%,stretch=10min,slow=1/10"
     )
     assert kind == Uniform(100e3, 1e6, 0.05, 0.02, 0.0, 0.05, 600.0, 0.1)
-    assert all(read_spec(name) == cls() for name, cls in KINDS.items()) and {
+    assert all(parse_network(name) == cls() for name, cls in NETWORKS.items()) and {
         f.name for f in dataclasses.fields(Uniform)
     } == set(LIMITS)
 
 
 @for_each(
-    "text, sentence",
+    "text, message",
     [
         ("mobil", "unknown network 'mobil'; did you mean 'mobile'"),
         ("mobile:upp=3", "network 'mobile' has no option 'upp'; did you mean 'up'"),
@@ -104,36 +113,39 @@ def test_a_spec_says_what_it_says():
         ("mobile@layer", "a network has no scope"),
     ],
 )
-def test_a_spec_that_is_wrong_is_one_sentence(text, sentence):
-    with pytest.raises(SpecError, match=sentence):
-        read_spec(text)
+def test_invalid_specs_raise_an_error(text, message):
+    with pytest.raises(SpecError, match=message):
+        parse_network(text)
 
 
 def test_who_has_which_line_depends_on_the_seed_alone():
-    kind = read_spec("lognormal:slow=20%")
+    kind = parse_network("lognormal:slow=20%")
     assert (
-        drawn(kind, 50, 1).fingerprint
-        == drawn(kind, 50, 1).fingerprint
-        != drawn(kind, 50, 2).fingerprint
+        draw_profiles(kind, 50, 1).fingerprint
+        == draw_profiles(kind, 50, 1).fingerprint
+        != draw_profiles(kind, 50, 2).fingerprint
     )
-    assert drawn(kind, 50, 1).fingerprint != drawn(read_spec("lognormal"), 50, 1).fingerprint
+    assert (
+        draw_profiles(kind, 50, 1).fingerprint
+        != draw_profiles(parse_network("lognormal"), 50, 1).fingerprint
+    )
 
 
 def test_values_of_a_spec_are_medians_and_spread_is_that_of_the_logarithms():
-    found = drawn(
-        read_spec("lognormal:up=250kB,down=2MB,latency=40ms,step=10ms,spread=0.5"), 40_000, 3
+    found = draw_profiles(
+        parse_network("lognormal:up=250kB,down=2MB,latency=40ms,step=10ms,spread=0.5"), 40_000, 3
     )
     for name, median in (("up", 250e3), ("down", 2e6), ("latency", 0.04), ("step", 0.01)):
         values = getattr(found, name)
         assert statistics.median(values) == pytest.approx(median, rel=0.03)
         assert np.log(values).std() == pytest.approx(0.5, rel=0.03)
     assert np.allclose(found.down / found.up, 8)  # one line both ways
-    alike = drawn(read_spec("uniform"), 10, 3)
+    alike = draw_profiles(parse_network("uniform"), 10, 3)
     assert all(len(set(getattr(alike, name))) == 1 for name in COLUMNS)
 
 
 def test_a_share_of_the_clients_is_slow_for_good():
-    found = drawn(read_spec("uniform:step=1s,slow=25%,factor=6"), 4000, 0)
+    found = draw_profiles(parse_network("uniform:step=1s,slow=25%,factor=6"), 4000, 0)
     assert set(found.step) == {1.0, 6.0} and np.mean(found.step == 6.0) == pytest.approx(
         0.25, abs=0.03
     )
@@ -144,21 +156,21 @@ def test_a_share_of_the_clients_is_slow_for_good():
 
 def test_an_exchange_takes_what_the_formula_says():
     network = Network(profiles(), seed=0)
-    assert network.seconds(1, 7, 6000, 3, 500) == 0.5 + 6000 / 4000 + 3 * 0.25 + 500 / 1000 + 0.5
-    assert network.seconds(1, 7, 0, 0, 0) == 1.0
+    assert network.exchange_s(1, 7, 6000, 3, 500) == 0.5 + 6000 / 4000 + 3 * 0.25 + 500 / 1000 + 0.5
+    assert network.exchange_s(1, 7, 0, 0, 0) == 1.0
 
 
 def test_a_client_swings_and_stalls_from_round_to_round():
     network = Network(profiles(swing=0.5, stall=0.25, factor=10.0, step=1.0), seed=0)
     took = np.array(
-        [network.work_s(client, round, 2) for round in range(200) for client in range(4)]
+        [network.compute_s(client, round, 2) for round in range(200) for client in range(4)]
     )
     assert took.min() >= 1.0 and ((took <= 3.0) | (took >= 10.0)).all()
     assert np.mean(took >= 10.0) == pytest.approx(0.25, abs=0.06)
-    assert network.work_s(2, 5, 2) == Network(
+    assert network.compute_s(2, 5, 2) == Network(
         profiles(swing=0.5, stall=0.25, factor=10.0, step=1.0), seed=0
-    ).work_s(2, 5, 2)
-    assert network.work_s(2, 5, 0) == 0.0
+    ).compute_s(2, 5, 2)
+    assert network.compute_s(2, 5, 0) == 0.0
 
 
 @for_each(
@@ -171,7 +183,7 @@ def test_a_client_swings_and_stalls_from_round_to_round():
 )
 def test_the_steps_that_are_timed_are_those_that_are_made(sgd):
     shards = [np.arange(n) for n in (5, 12, 1)]
-    steps = steps_by(ClientAlgorithm(), sgd, shards)
+    steps = step_counter(ClientAlgorithm(), sgd, shards)
     for client, shard in enumerate(shards):
         asked = Assignment(1, "train", client, "up-to-date", "", "", "", [], "")
         assert steps(asked) == len(plan_batches(sgd, shard, 0, 1, client))
@@ -187,14 +199,14 @@ def test_who_trains_on_several_parts_takes_the_steps_of_all():
         [np.arange(n) for n in (5, 12, 4)],
         Assignment(1, "train", 0, "up-to-date", "", "", "", [], ""),
     )
-    assert steps_by(Parts(), LocalSGD(epochs=1, batch_size=4), shards)(asked) == 5 + 1
-    assert steps_by(Parts(), LocalSGD(steps=3), shards)(asked) == 6
+    assert step_counter(Parts(), LocalSGD(epochs=1, batch_size=4), shards)(asked) == 5 + 1
+    assert step_counter(Parts(), LocalSGD(steps=3), shards)(asked) == 6
 
 
 # The clock.
 
 
-def test_seconds_of_an_exchange_count_from_zero_and_those_of_a_round_add_up():
+def test_exchange_times_start_at_zero_and_round_times_accumulate():
     clock = VirtualClock()
     clock.begin(0.3)
     clock.go_to(0.1)
@@ -209,21 +221,23 @@ def test_seconds_of_an_exchange_count_from_zero_and_those_of_a_round_add_up():
     assert clock.take() == 5.0 - (0.1 + 0.7) and clock.time_s == 5.0
 
 
-# Absences.
+# AbsenceModel.
 
 
-def test_clients_are_away_for_their_share_of_the_time_in_whole_stretches():
-    absences = Absences(np.array([0.3, 0.0, 0.1]), np.array([20.0, 20.0, 50.0]), seed=4)
+def test_clients_are_absent_for_their_fraction_of_the_time_in_whole_periods():
+    absences = AbsenceModel(np.array([0.3, 0.0, 0.1]), np.array([20.0, 20.0, 50.0]), seed=4)
     moments = np.arange(0, 25_000, 5.0) + 0.01
-    away = np.array([absences.away(t) for t in moments])
-    assert away.mean(0) == pytest.approx([0.3, 0.0, 0.1], abs=0.04)
+    absent = np.array([absences.absent_at(t) for t in moments])
+    assert absent.mean(0) == pytest.approx([0.3, 0.0, 0.1], abs=0.04)
     for client, stretch in ((0, 20), (2, 50)):
-        edges = np.flatnonzero(np.diff(away[:, client].astype(int))) + 1
+        edges = np.flatnonzero(np.diff(absent[:, client].astype(int))) + 1
         lengths = np.diff(edges) * 5
         assert len(lengths) > 50 and all(
             abs(n / stretch - round(n / stretch)) * stretch <= 5 for n in lengths
         )
-    assert [absences.is_away(client, 123.4) for client in range(3)] == list(absences.away(123.4))
+    assert [absences.is_absent(client, 123.4) for client in range(3)] == list(
+        absences.absent_at(123.4)
+    )
 
 
 @settings(max_examples=40)
@@ -233,33 +247,31 @@ def test_clients_are_away_for_their_share_of_the_time_in_whole_stretches():
     length=st.floats(0, 300),
     grace=st.floats(5, 40),
 )
-def test_when_a_client_leaves_is_found_as_if_one_had_looked_all_the_time(
-    client, since, length, grace
-):
-    absences = Absences(np.array([0.4, 0.0, 0.8]), np.array([20.0, 5.0, 7.0]), seed=1)
-    left = absences.leaves(client, since, since + length)
-    seen = [t for t in np.linspace(since, since + length, 80) if absences.is_away(client, t)]
+def test_first_absence_agrees_with_sampled_times(client, since, length, grace):
+    absences = AbsenceModel(np.array([0.4, 0.0, 0.8]), np.array([20.0, 5.0, 7.0]), seed=1)
+    left = absences.first_absence_s(client, since, since + length)
+    seen = [t for t in np.linspace(since, since + length, 80) if absences.is_absent(client, t)]
     assert (left is not None) or not seen
     if left is not None:
-        assert since <= left <= since + length and absences.is_away(client, left + 1e-6)
+        assert since <= left <= since + length and absences.is_absent(client, left + 1e-6)
         assert not any(t < left - 1e-6 for t in seen)
-    gone = absences.gone(client, since, since + length, grace)
-    assert gone is None or (absences.is_away(client, gone) and gone >= left + grace)
+    lost_s = absences.lost_at_s(client, since, since + length, grace)
+    assert lost_s is None or (absences.is_absent(client, lost_s) and lost_s >= left + grace)
 
 
 @settings(max_examples=30)
 @given(st.floats(0, 1e6))
 def test_nothing_changes_before_the_next_change(time_s):
-    absences = Absences(np.array([0.5, 0.5, 0.0]), np.array([30.0, 11.0, 600.0]), seed=2)
+    absences = AbsenceModel(np.array([0.5, 0.5, 0.0]), np.array([30.0, 11.0, 600.0]), seed=2)
     until = absences.next_change_s(time_s)
     assert time_s < until <= time_s + 11.0 + 1e-6
     for t in np.linspace(time_s, until, 7)[:-1]:
-        assert (absences.away(t) == absences.away(time_s)).all()
+        assert (absences.absent_at(t) == absences.absent_at(time_s)).all()
 
 
-def test_where_nobody_is_ever_away_nothing_changes():
-    absences = Absences(np.zeros(3), np.full(3, 600.0), seed=0)
-    assert absences.next_change_s(5.0) == math.inf and absences.leaves(1, 0.0, 1e9) is None
+def test_without_absences_nothing_changes():
+    absences = AbsenceModel(np.zeros(3), np.full(3, 600.0), seed=0)
+    assert absences.next_change_s(5.0) == math.inf and absences.first_absence_s(1, 0.0, 1e9) is None
 
 
 # Files.
@@ -271,7 +283,7 @@ def written(tmp_path, text: str) -> str:
     return str(path)
 
 
-def test_a_file_says_what_each_client_has(tmp_path):
+def test_a_file_has_the_values_of_each_client(tmp_path):
     lines = (
         "down,client, up,step,absent,stretch",
         "1MB,1,30kB,20ms,5%,1min",
@@ -279,7 +291,7 @@ def test_a_file_says_what_each_client_has(tmp_path):
         "500,0,1/2kB,0.5,0,5",
         "9,7,9,9,0,9",
     )
-    found = read_file(written(tmp_path, "\n".join(lines)), 2)
+    found = read_profiles(written(tmp_path, "\n".join(lines)), 2)
     assert (
         found.up.tolist() == [500.0, 30e3]
         and found.down.tolist() == [500.0, 1e6]
@@ -297,15 +309,15 @@ def test_a_file_says_what_each_client_has(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("text", "sentence"),
+    ("text", "message"),
     [
-        ("", "there is no column 'client'; name the columns there, such as client,up,down"),
-        ("\ufeff\n , \n", "there is no column 'client'"),
-        ("\nclient,up\n", "line 2: there is no column 'down'"),
+        ("", "has no column 'client'; add it, as in client,up,down"),
+        ("\ufeff\n , \n", "has no column 'client'"),
+        ("\nclient,up\n", "line 2 has no column 'down'"),
         ("client;up;down\n0;1;1\n", "line 1: unknown column 'client;up;down'"),
-        ("client,up\n", "line 1: there is no column 'down'"),
+        ("client,up\n", "line 1 has no column 'down'"),
         ("client,up,down,latenzy\n", "line 1: unknown column 'latenzy'; did you mean 'latency'"),
-        ("client,up,down,up\n", "line 1: there are 2 columns 'up'; keep one"),
+        ("client,up,down,up\n", "line 1 has 2 columns 'up'; keep one"),
         ("client,up,down\n0,1\n", "line 2 has 2 cells; give 3, one for each of client, up, down"),
         (
             "client,up,down\n0,1,1\none,1,1\n",
@@ -313,11 +325,11 @@ def test_a_file_says_what_each_client_has(tmp_path):
         ),
         (
             "client,up,down\n-1,1,1\n",
-            "line 2, column client: it is -1; give a whole number from 0 up",
+            "line 2, column client: the id is -1; give a whole number of at least 0",
         ),
         (
             "client,up,down\n0,1,1\n0,1,1\n",
-            "line 3, column client: client 0 stands in line 2 already; keep one",
+            "line 3, column client: client 0 is in line 2 already; remove one of the lines",
         ),
         (
             "client,up,down\n0,1,1\n1,fast,1\n",
@@ -327,27 +339,30 @@ def test_a_file_says_what_each_client_has(tmp_path):
             "client,up,down,latency\n0,1,1,soon\n",
             "line 2, column latency: cannot be 'soon'; give a time",
         ),
-        ("client,up,down,absent\n0,1,1,95%\n", "line 2, column absent: it is 0.95; give 0 to 0.9"),
+        (
+            "client,up,down,absent\n0,1,1,95%\n",
+            "line 2, column absent: the value is 0.95; give 0 to 0.9",
+        ),
         (
             "client,up,down\n0,1,1\n2,1,1\n",
             "no line for client 1 of 2, 0 to 1; add it, or give fewer --clients",
         ),
-        ('client,up,down\n0,"1,1\n', "is no CSV file in UTF-8"),
+        ('client,up,down\n0,"1,1\n', "is not a CSV file in UTF-8"),
     ],
 )
-def test_a_mistake_in_a_file_is_one_sentence_with_line_and_column(tmp_path, text, sentence):
-    with pytest.raises(ConfigError, match=sentence):
-        read_file(written(tmp_path, text), 2)
+def test_errors_in_a_file_name_line_and_column(tmp_path, text, message):
+    with pytest.raises(ConfigError, match=message):
+        read_profiles(written(tmp_path, text), 2)
 
 
-def test_a_file_that_cannot_be_read_is_one_sentence(tmp_path):
+def test_a_file_that_cannot_be_read_raises_a_config_error(tmp_path):
     with pytest.raises(
-        ConfigError, match="cannot be read .No such file or directory.; give a CSV file that can"
+        ConfigError, match="cannot be read .No such file or directory.; give a readable CSV file"
     ):
-        read_file(str(tmp_path / "none.csv"), 2)
+        read_profiles(str(tmp_path / "none.csv"), 2)
     (tmp_path / "bytes.csv").write_bytes(b"client,up,down\n\xff")
-    with pytest.raises(ConfigError, match="is no CSV file in UTF-8"):
-        read_file(str(tmp_path / "bytes.csv"), 2)
+    with pytest.raises(ConfigError, match="is not a CSV file in UTF-8"):
+        read_profiles(str(tmp_path / "bytes.csv"), 2)
     assert (
         is_file("clients.csv")
         and is_file("nets/clients")
@@ -365,8 +380,8 @@ def test_a_file_that_cannot_be_read_is_one_sentence(tmp_path):
 def test_a_byte_order_mark_is_no_part_of_a_column(tmp_path):
     lines = "client,up,down\r\n0,1kB,2kB\r\n"
     assert (
-        read_file(written(tmp_path, "\ufeff" + lines), 1).fingerprint
-        == read_file(written(tmp_path, lines), 1).fingerprint
+        read_profiles(written(tmp_path, "\ufeff" + lines), 1).fingerprint
+        == read_profiles(written(tmp_path, lines), 1).fingerprint
     )
 
 
@@ -379,5 +394,5 @@ def test_rates_and_latencies_of_the_named_networks():
         "lora": (5470, 5470, 1.0),
     }
     for name, (up, down, latency) in expected.items():
-        network = KINDS[name]()
+        network = NETWORKS[name]()
         assert (8 * network.up, 8 * network.down, network.latency) == (up, down, latency), name

@@ -29,7 +29,7 @@ from fedcomp.server.round_loop import RoundResult
 from fedcomp.sim import simulate
 from fedcomp.sim.clients import VirtualClients
 from fedcomp.sim.network import Network, Profiles
-from fedcomp.sim.network_file import read_file
+from fedcomp.sim.network_file import read_profiles
 from fedcomp.sim.timing import Timing
 from fedcomp.strategies import StrategyConfig
 
@@ -71,13 +71,13 @@ def test_a_round_takes_what_its_slowest_client_needs_for_its_real_frames(tmp_pat
     where = network(
         tmp_path, *(f"{i},{70 * (i + 1)},{90 * (i + 2)},{i}ms,{3 * i}ms" for i in range(8))
     )
-    watched, net = Records(), Network(read_file(where, 8), 0)
+    watched, net = Records(), Network(read_profiles(where, 8), 0)
     simulate(replace(TINY, network=where, out=out(tmp_path, "run")), watched)
     for outcome, record in zip(outcomes, watched.records, strict=True):
         cost = outcome.traffic
         assert any(cost.uplink.values()) and (outcome.round == 1 or any(cost.downlink.values()))
         expected = {
-            c: net.seconds(c, outcome.round, cost.downlink[c], 2, cost.uplink[c])
+            c: net.exchange_s(c, outcome.round, cost.downlink[c], 2, cost.uplink[c])
             for c in outcome.cohort
         }
         assert (
@@ -183,16 +183,16 @@ def test_who_let_a_deadline_pass_is_drawn_again_when_its_late_answer_has_come(tm
     )  # two steps: its answers take 2.4 s
     simulate(replace(ALL, network=where, deadline=1.0, rounds=12, out=out(tmp_path, "run")))
     assert left_out(outcomes[0], "deadline") == [3] and outcomes[0].simulated_s == 1.0
-    began, now, drawn = 0.0, 0.0, []
+    began, now, intervals_s = 0.0, 0.0, []
     for outcome in outcomes:
         if 3 in outcome.cohort:
             assert left_out(outcome, "deadline") == [3]
-            drawn.append(now - began)  # since it was asked before
+            intervals_s.append(now - began)  # since it was asked before
             began = now
         else:
             assert outcome.simulated_s < 1.0
         now += outcome.simulated_s
-    assert len(drawn) > 1 and all(2.4 < since < 2.4 + 0.7 for since in drawn[1:])
+    assert len(intervals_s) > 1 and all(2.4 < since < 2.4 + 0.7 for since in intervals_s[1:])
 
 
 def test_a_quorum_takes_the_first_and_ends_with_the_last_of_them(tmp_path, outcomes):
@@ -648,7 +648,8 @@ def test_a_run_goes_on_with_the_figures_that_it_began_with(tmp_path):
     simulate(config)
     slower(tmp_path, *["20ms"] * 6)
     with pytest.raises(
-        RunFolderError, match="--network .* has other values than when the run began; restore them"
+        RunFolderError,
+        match="--network .* has other values than at the start of the run; restore them",
     ):
         simulate(replace(config, rounds=3, resume=True))
     slower(tmp_path, *["10ms"] * 6)

@@ -114,7 +114,7 @@ def ray_with_two_cores(tmp_path_factory) -> Iterator[None]:
     """Ray in this process, on the loopback address, with short paths of sockets."""
     death = tmp_path_factory.mktemp("death") / "died"
     with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory(dir="/tmp") as folder:
-        for name, value in (ray_engine.QUIET | ray_engine.LOOPBACK_ONLY).items():
+        for name, value in (ray_engine.DEFAULT_VARIABLES | ray_engine.LOOPBACK_ONLY).items():
             patch.setenv(name, value)
         patch.setenv(worker_tasks.FIRST_DEATH, str(death))
         import ray

@@ -19,14 +19,14 @@ class ManualClock:
 
 def saved_at(every: str, round_s: float, save_s: float, rounds: int) -> list[int]:
     clock = ManualClock()
-    times, found = SaveTimes(every, clock), []
+    times, saved = SaveTimes(every, clock), []
     for round in range(1, rounds + 1):
         clock.now_s += round_s
         if times.due(round):
             clock.now_s += save_s
-            times.saved(save_s)
-            found.append(round)
-    return found
+            times.record_save(save_s)
+            saved.append(round)
+    return saved
 
 
 def test_quick_saves_are_at_least_ten_seconds_apart():
@@ -46,7 +46,7 @@ def test_a_save_every_three_rounds():
 
 
 @pytest.mark.parametrize("every", ["0", "often", "1.5", "-1", 0])
-def test_other_values_are_refused(every):
+def test_other_values_are_rejected(every):
     with pytest.raises(
         ConfigError, match="--checkpoint-every is .*; give a number of rounds, or auto"
     ):

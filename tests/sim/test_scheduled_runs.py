@@ -15,7 +15,7 @@ from fedcomp.codecs import at_density
 from fedcomp.config import read_run
 from fedcomp.errors import ConfigError, ProtocolError, UserError
 from fedcomp.sim import simulate
-from fedcomp.sim.machine import Machine
+from fedcomp.sim.engine_choice import EngineChoice
 from fedcomp.strategies import StrategyConfig
 from fedcomp.tasks import load
 from fedcomp.training.local_sgd import LocalSGD
@@ -172,7 +172,7 @@ def test_a_simulation_tells_time_by_the_steps_of_the_round(tmp_path):
 def test_the_batched_engine_makes_room_for_the_largest_batches():
     task = load("mnist-logreg", None)
     at_once = [
-        Machine.chosen(
+        EngineChoice.choose(
             replace(CONFIG, engine="batched", **also),
             task,
             Data(torch.ones(1, 784), torch.zeros(1)),

@@ -1,4 +1,4 @@
-"""Virtual times of single exchanges: when answers arrive, and when a client that is still at work begins."""
+"""Virtual times of single exchanges: the arrival of answers, and the start of busy clients."""
 
 import numpy as np
 
@@ -22,7 +22,7 @@ FLAT = {
 
 
 class Failing:
-    """Clients that train and then fail, so that no frame travels."""
+    """Clients that train and then fail, so that no frame is sent."""
 
     clients, at_once = 2, 2
 
@@ -31,7 +31,7 @@ class Failing:
 
 
 class Outdated(Failing):
-    """Clients of whom the first needs the dense model."""
+    """Two clients, the first of which needs the dense model."""
 
     def handle(self, assignments):
         kinds = {0: NEED_DENSE, 1: FAILED}
@@ -56,7 +56,7 @@ def test_an_answer_takes_two_latencies_and_the_steps():
     assert delivery.arrived_s == 4 * STEP_S + 2 * LATENCY_S
 
 
-def test_a_client_that_is_still_at_work_begins_when_it_is_done():
+def test_a_busy_client_starts_when_it_has_finished():
     timed = transport()
     timed.clock.begin(1.0)
     timed.send([assignment(1)])
@@ -71,7 +71,7 @@ def test_a_client_that_is_still_at_work_begins_when_it_is_done():
     assert (busy.client, busy.arrived_s) == (0, duration_s - 1.0 + duration_s)
 
 
-def test_a_client_that_needs_the_dense_model_is_asked_again_before_others_have_answered():
+def test_the_answer_of_a_client_that_needs_the_dense_model_is_returned_first():
     timed = transport(Outdated())
     timed.network.profiles.latency[1] = 10.0
     timed.clock.begin(None)

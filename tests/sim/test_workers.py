@@ -77,11 +77,11 @@ def test_this_process_helps_until_it_is_worth_while_to_start_others(monkeypatch)
     data, one_by_one = worker_tasks.examples(), serial()
     start = start_of(one_by_one)
     expected = two_rounds(one_by_one, start, data)
-    monkeypatch.setattr("fedcomp.sim.processes.ALONE_S", float("inf"))
-    with workers(count=1, helps=True) as engine:
+    monkeypatch.setattr("fedcomp.sim.processes.LOCAL_TRAINING_S", float("inf"))
+    with workers(count=1, local_training=True) as engine:
         assert_same(two_rounds(engine, start, data), expected)
         assert not engine.workers
-        monkeypatch.setattr("fedcomp.sim.processes.ALONE_S", 0.0)
+        monkeypatch.setattr("fedcomp.sim.processes.LOCAL_TRAINING_S", 0.0)
         assert_same(two_rounds(engine, start, data), expected)  # by both, as it comes
         assert len(engine.workers) == 1
 
@@ -173,7 +173,7 @@ def test_a_task_that_workers_do_not_find_is_a_sentence(tmp_path, monkeypatch):
 def test_workers_that_cannot_start_are_a_sentence(monkeypatch):
     data, start = worker_tasks.examples(), start_of(serial())
     with workers(count=1) as engine:
-        monkeypatch.setattr("fedcomp.sim.processes.PROGRAM", "raise SystemExit(7)")
+        monkeypatch.setattr("fedcomp.sim.processes.WORKER_PROGRAM", "raise SystemExit(7)")
         with pytest.raises(UserError, match="exit status 7.*--engine serial"):
             engine.train(start, data, jobs(start), SGD, seed=5)
 

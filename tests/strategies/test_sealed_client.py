@@ -14,7 +14,7 @@ from fedcomp.layout import Layout
 from fedcomp.memories import memory
 from fedcomp.messages import UP_TO_DATE, Assignment
 from fedcomp.privacy.ballots import CARD, KEY, Card, SealedBallot, Slot
-from fedcomp.sim.attacks.equivocation import crooked
+from fedcomp.sim.attacks.equivocation import replace_wraps
 from fedcomp.strategies import signed_attempts
 from fedcomp.strategies.client_algorithm import DataPartition, RoundState
 from fedcomp.strategies.local_election import BALLOTS, ROW, TALLY, CodeRow
@@ -271,7 +271,7 @@ def test_a_vote_that_is_cut_off_within_its_complaints_is_refused():
 def test_complaints_reach_the_server_where_too_few_ballots_are_whole(opened):
     clients, cards = opened
     sealed = ballots_of(clients, cards)
-    bad = crooked(sealed["1"], [0], slot(A, 1, 1), RING.signer(1), lambda size: bytes(size))
+    bad = replace_wraps(sealed["1"], [0], slot(A, 1, 1), RING.signer(1), lambda size: bytes(size))
     complaints, vote = split_vote(
         clients[0].ask(TALLY, {"0": sealed["0"], "1": bad, "2": sealed["2"]})
     )

@@ -1,12 +1,19 @@
-"""Attacks: virtual Byzantine clients in a simulation. One attack, one class."""
+"""Attacks of virtual Byzantine clients in a simulation. Each attack is a class."""
 
 from ... import spec
 from ...errors import SpecError
 from ...plugins import PluginRegistry, subclass_of
-from .base import Attack, Scene, Sender
+from .base import Attack, ReplyContext, UpdateContext
 from .byzantine import ByzantineClients
 
-__all__ = ["Attack", "ByzantineClients", "Scene", "Sender", "attacks", "available_attacks"]
+__all__ = [
+    "Attack",
+    "ByzantineClients",
+    "UpdateContext",
+    "ReplyContext",
+    "attacks",
+    "available_attacks",
+]
 
 _ATTACKS: PluginRegistry[type[Attack]] = PluginRegistry(
     __name__, "fedcomp.attacks", subclass_of(Attack)
@@ -24,7 +31,7 @@ def attacks(text: str) -> list[Attack]:
         parsed = spec.parse(text)
         if parsed.scope:
             raise SpecError(f"an attack has no scope; leave @{parsed.scope} out")
-        made = [spec.build(part, _ATTACKS, "attack") for part in parsed.parts]
-        if len(set(made)) != len(made):
-            raise SpecError("an attack is given twice; give one of them a larger count")
-    return made
+        parsed_attacks = [spec.build(part, _ATTACKS, "attack") for part in parsed.parts]
+        if len(set(parsed_attacks)) != len(parsed_attacks):
+            raise SpecError("the spec has an attack twice; give one of them a larger count")
+    return parsed_attacks

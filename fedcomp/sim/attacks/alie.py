@@ -1,12 +1,13 @@
-"""A little is enough: a shift within the spread of the honest updates, so that no rule finds it far away.
+"""A little is enough: a shift that stays within the spread of the honest updates, so that robust rules do not detect it.
 
 Baruch, Baruch, Goldberg: A little is enough: circumventing defenses for distributed learning. NeurIPS 2019, algorithm 3.
 
     s = ⌊n/2⌋ + 1 − f,  z = Φ⁻¹((n − f − s) / (n − f)),  x = μ − z·σ
 
-n clients in the cohort, f of them Byzantine; μ and σ are the mean and the sample deviation of each coordinate over the honest updates. For
-small f, z ≤ 0: the formula then asks for no shift, and `z` may be given. The authors' program shifts down. `shift=up` adds, and
-`shift=against` moves each coordinate towards the other sign: it turns the votes of coordinates with |μ| < z·σ.
+The cohort has n clients, f of them Byzantine. μ and σ are the mean and the sample standard deviation of each coordinate over the honest
+updates. For small f the formula gives z ≤ 0, which means no shift; set `z` to attack anyway. The authors' program subtracts the shift
+(`shift=down`). `shift=up` adds it. `shift=against` moves each coordinate towards the opposite sign, which reverses the sign of coordinates
+with |μ| < z·σ.
 """
 
 import math
@@ -18,31 +19,37 @@ from typing import ClassVar, Literal
 import numpy as np
 from torch import Tensor
 
-from .base import Attack, Scene
+from .base import Attack, UpdateContext
 
-LARGEST = 1 - 1e-6  # share of the normal distribution if no supporters are needed
+MAX_PROBABILITY = 1 - 1e-6  # argument of Φ⁻¹ if no supporters are needed
 
 
 @dataclass(frozen=True)
 class ALIE(Attack):
-    z: float | None = None  # deviations; computed from n and f if not given
+    z: float | None = None  # in standard deviations; None: computed from n and f
     shift: Literal["down", "up", "against"] = "down"
 
     name: ClassVar[str] = "alie"
     source: ClassVar[str] = "Baruch 2019"
-    looks: ClassVar[bool] = True
+    uses_honest_updates: ClassVar[bool] = True
 
-    def updates(self, x: Tensor, scene: Scene, generators: Sequence[np.random.Generator]) -> Tensor:
-        mean = scene.honest.mean(0)
-        z = deviations(scene.cohort, scene.byzantine) if self.z is None else self.z
-        spread = scene.honest.std(0) if len(scene.honest) > 1 else mean.new_zeros(mean.shape)
-        way = {"down": -1.0, "up": 1.0, "against": -mean.sign()}[self.shift]
-        return (mean + way * (z * spread)).expand_as(x).clone()
+    def updates(
+        self, x: Tensor, context: UpdateContext, generators: Sequence[np.random.Generator]
+    ) -> Tensor:
+        mean = context.honest_updates.mean(0)
+        z = z_max(context.cohort_size, context.n_byzantine) if self.z is None else self.z
+        spread = (
+            context.honest_updates.std(0)
+            if len(context.honest_updates) > 1
+            else mean.new_zeros(mean.shape)
+        )
+        direction = {"down": -1.0, "up": 1.0, "against": -mean.sign()}[self.shift]
+        return (mean + direction * (z * spread)).expand_as(x).clone()
 
 
-def deviations(n: int, f: int) -> float:
+def z_max(n: int, f: int) -> float:
     """Return z of the paper, at least 0, for f Byzantine clients among n."""
     supporters = max(0, n // 2 + 1 - f)
-    share = (n - f - supporters) / (n - f) if n > f else LARGEST
-    z = NormalDist().inv_cdf(min(max(share, 0.5), LARGEST))
+    probability = (n - f - supporters) / (n - f) if n > f else MAX_PROBABILITY
+    z = NormalDist().inv_cdf(min(max(probability, 0.5), MAX_PROBABILITY))
     return 0.0 if math.isclose(z, 0.0, abs_tol=1e-12) else z

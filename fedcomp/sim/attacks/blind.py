@@ -1,4 +1,4 @@
-"""Attacks by Byzantine clients that know nothing but their own update.
+"""Attacks by Byzantine clients that know only their own update.
 
 Bernstein, Zhao, Azizzadenesheli, Anandkumar: signSGD with majority vote is communication efficient and fault tolerant. ICLR 2019,
 section 3.3: blind multiplicative adversaries.
@@ -24,10 +24,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .base import Attack, Scene
+from .base import Attack, UpdateContext
 
 Generators = Sequence[np.random.Generator]
-LARGEST = float(np.finfo(np.float32).max)
+FLOAT32_MAX = float(np.finfo(np.float32).max)
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Inverted(Attack):
     name: ClassVar[str] = "inverted"
     source: ClassVar[str] = "Bernstein 2019"
 
-    def updates(self, x: Tensor, scene: Scene, generators: Generators) -> Tensor:
+    def updates(self, x: Tensor, context: UpdateContext, generators: Generators) -> Tensor:
         return x.mul_(-self.scale)
 
 
@@ -49,7 +49,7 @@ class Rescaled(Attack):
     source: ClassVar[str] = "Bernstein 2019"
     limits: ClassVar[Mapping[str, tuple[float, float]]] = {"decades": (0, 30)}
 
-    def updates(self, x: Tensor, scene: Scene, generators: Generators) -> Tensor:
+    def updates(self, x: Tensor, context: UpdateContext, generators: Generators) -> Tensor:
         factors = [10 ** g.uniform(-self.decades, self.decades) for g in generators]
         return x.mul_(torch.tensor(factors, dtype=x.dtype, device=x.device)[:, None])
 
@@ -59,7 +59,7 @@ class RandomSign(Attack):
     name: ClassVar[str] = "random-sign"
     source: ClassVar[str] = "Bernstein 2019"
 
-    def updates(self, x: Tensor, scene: Scene, generators: Generators) -> Tensor:
+    def updates(self, x: Tensor, context: UpdateContext, generators: Generators) -> Tensor:
         for row, generator in zip(x, generators, strict=True):
             coins = torch.from_numpy(generator.integers(0, 2, row.numel(), np.int8))
             row.mul_(coins.to(x.device) * 2.0 - 1.0)
@@ -72,9 +72,9 @@ class Constant(Attack):
 
     name: ClassVar[str] = "constant"
     source: ClassVar[str] = "Li 2019"
-    limits: ClassVar[Mapping[str, tuple[float, float]]] = {"value": (-LARGEST, LARGEST)}
+    limits: ClassVar[Mapping[str, tuple[float, float]]] = {"value": (-FLOAT32_MAX, FLOAT32_MAX)}
 
-    def updates(self, x: Tensor, scene: Scene, generators: Generators) -> Tensor:
+    def updates(self, x: Tensor, context: UpdateContext, generators: Generators) -> Tensor:
         return x.fill_(self.value)
 
 
@@ -84,9 +84,9 @@ class Gaussian(Attack):
 
     name: ClassVar[str] = "gaussian"
     source: ClassVar[str] = "Blanchard 2017"
-    limits: ClassVar[Mapping[str, tuple[float, float]]] = {"sigma": (0, LARGEST)}
+    limits: ClassVar[Mapping[str, tuple[float, float]]] = {"sigma": (0, FLOAT32_MAX)}
 
-    def updates(self, x: Tensor, scene: Scene, generators: Generators) -> Tensor:
+    def updates(self, x: Tensor, context: UpdateContext, generators: Generators) -> Tensor:
         for row, generator in zip(x, generators, strict=True):
             row.copy_(torch.from_numpy(generator.standard_normal(row.numel(), np.float32))).mul_(
                 self.sigma

@@ -1,4 +1,4 @@
-"""The Byzantine clients of a run: who attacks in which round, and which updates of honest clients they see."""
+"""The Byzantine clients of a run: the attackers of each round, and the honest updates that attacks read."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -15,27 +15,27 @@ from ...messages import Assignment, Report
 from ...strategies import RoundStrategy
 from ...strategies.client_algorithm import ClientAlgorithm
 from ...tasks.data import Data
-from .base import Attack, Scene, Sender
-from .code_aware import heaviest
+from .base import Attack, ReplyContext, UpdateContext
+from .code_aware import rank_by_row_weight
 from .mimic import Mimic
 
-PURPOSE = "attack"  # of what is drawn
-NAMED = 8  # clients whose ids are printed
+SEED_PURPOSE = "attack"
+MAX_LISTED = 8  # ids in the description of an attack
 
 
 @dataclass
-class AttackedRound:
-    """What the Byzantine clients know of a round."""
+class AttackedCohort:
+    """The cohort of a round, its attackers and the honest updates so far."""
 
     cohort: frozenset[int]
     attackers: dict[int, Attack]
     honest: dict[int, Tensor] = field(default_factory=dict)  # finite updates [n] by client
 
-    def stack(self) -> tuple[tuple[int, ...], Tensor]:
+    def stack_honest(self) -> tuple[tuple[int, ...], Tensor]:
         """Return the honest clients, ascending, and their updates [h, n]."""
         clients = tuple(sorted(self.honest))
         stack = torch.stack([self.honest[client] for client in clients])
-        self.honest = dict(zip(clients, stack, strict=True))  # frees the single updates
+        self.honest = dict(zip(clients, stack, strict=True))  # the stack replaces the copies
         return clients, stack
 
 
@@ -47,75 +47,79 @@ class ByzantineClients(ClientHook):
 
     def __init__(self, attacks: Sequence[Attack] = (), clients: int = 0, seed: int = 0):
         self.attacks, self.clients, self.seed = attacks, clients, seed
-        self.fixed = _assigned(attacks, clients, seed)  # attackers that are the same in all rounds
-        self.sees = any(attack.looks for attack in attacks)
-        self.needs_whole_cohort = self.sees or any(attack.follows for attack in attacks)
+        self.fixed = _assign_clients(attacks, clients, seed)  # attackers of all rounds
+        self.uses_honest_updates = any(attack.uses_honest_updates for attack in attacks)
+        self.needs_whole_cohort = self.uses_honest_updates or any(
+            attack.uses_allocation for attack in attacks
+        )
         self.uses_updates = bool(attacks)
         self.algorithm, self.allocation = ClientAlgorithm(), None
-        self._rounds: dict[int, AttackedRound] = {}
+        self._rounds: dict[int, AttackedCohort] = {}
         self._data: dict[Attack, Data] = {}
 
     def __str__(self) -> str:
-        found = []
+        descriptions = []
         for attack in self.attacks:
-            mine = [client for client, other in sorted(self.fixed.items()) if other is attack]
-            named = "/".join(map(str, mine[:NAMED])) + (
-                f" and {len(mine) - NAMED} more" if len(mine) > NAMED else ""
+            own = [client for client, other in sorted(self.fixed.items()) if other is attack]
+            ids = "/".join(map(str, own[:MAX_LISTED])) + (
+                f" and {len(own) - MAX_LISTED} more" if len(own) > MAX_LISTED else ""
             )
-            found.append(f"{attack.name} {named or f'{attack.size} on the heaviest rows'}")
-        return ", ".join(found)
+            descriptions.append(f"{attack.name} {ids or f'{attack.size} on the heaviest rows'}")
+        return ", ".join(descriptions)
 
     @property
     def size(self) -> int:
-        """Number of Byzantine clients of a round, at most."""
+        """Maximum number of Byzantine clients in a round."""
         return sum(attack.size for attack in self.attacks)
 
-    def follow(self, strategy: RoundStrategy, data: Data) -> None:
+    def set_strategy(self, strategy: RoundStrategy, data: Data) -> None:
         """Set the strategy and the clients' data. Raises ConfigError for an attack that cannot work with them."""
         self.algorithm, self.allocation = strategy.client_algorithm, strategy.allocation
         for attack in self.attacks:
             self._data[attack] = attack.data(data)
-            if attack.follows and not attack.named and self.allocation is None:
+            if attack.uses_allocation and not attack.named_clients and self.allocation is None:
                 raise ConfigError(
-                    f"attack '{attack.name}' needs an allocation matrix, and the strategy has none; use inverted, or a strategy "
-                    "that hands out partitions"
+                    f"attack '{attack.name}' needs an allocation matrix, but the strategy has none; use inverted, or a strategy "
+                    "that assigns partitions"
                 )
 
     def attack_of(self, a: Assignment) -> Attack | None:
         """Return the attack of an assignment's client, None for an honest one."""
-        seen = self._rounds.get(a.round)
-        attackers = seen.attackers if seen and a.client in seen.cohort else self.fixed
+        attacked = self._rounds.get(a.round)
+        attackers = attacked.attackers if attacked and a.client in attacked.cohort else self.fixed
         return attackers.get(a.client)
 
     def generator(self, a: Assignment) -> np.random.Generator:
-        """Return the generator of an attacker."""
-        return seeds.generator(self.seed, PURPOSE, a.round, a.client)
+        """Return the random generator of an attacker in a round."""
+        return seeds.generator(self.seed, SEED_PURPOSE, a.round, a.client)
 
-    # The hook. Groups are attacks; the key of the honest clients is None.
+    # The hook. A group is an attack; the group of the honest clients is None.
 
     def on_assignments(self, assignments: Sequence[Assignment]) -> None:
         rounds: dict[int, list[int]] = {}
         for a in assignments:
             rounds.setdefault(a.round, []).append(a.client)
-        if rounds:  # else a later phase of a known round
-            self._rounds = {round: seen for round, seen in self._rounds.items() if round in rounds}
+        if rounds:  # empty in a later phase of a known round
+            self._rounds = {
+                round: attacked for round, attacked in self._rounds.items() if round in rounds
+            }
         for round, cohort in rounds.items():
             if round not in self._rounds or not self._rounds[round].cohort.issuperset(cohort):
                 attackers = self._attackers(sorted(cohort))
-                self._rounds[round] = AttackedRound(frozenset(cohort), attackers)
+                self._rounds[round] = AttackedCohort(frozenset(cohort), attackers)
 
     def no_answer_reason(self, assignment: Assignment) -> str:
         attack = self.attack_of(assignment)
-        return attack.silent(self.generator(assignment)) if attack else ""
+        return attack.silence_reason(self.generator(assignment)) if attack else ""
 
     def groups(
         self, assignments: Sequence[Assignment]
     ) -> list[tuple[Attack | None, list[Assignment]]]:
-        """Honest clients come first, since attackers may look at their updates."""
+        """Return the groups, honest clients first, since attacks may read their updates."""
         groups: dict[Attack | None, list[Assignment]] = {None: []}
         for a in assignments:
             groups.setdefault(self.attack_of(a), []).append(a)
-        return [(attack, mine) for attack, mine in groups.items() if mine]
+        return [(attack, own) for attack, own in groups.items() if own]
 
     def training_data(self, group: Attack | None, data: Data) -> Data:
         return data if group is None else self._data[group]
@@ -123,26 +127,28 @@ class ByzantineClients(ClientHook):
     def on_updates(
         self, group: Attack | None, assignments: Sequence[Assignment], updates: Tensor
     ) -> Tensor:
-        if group is None and self.sees:
-            self._see(assignments, updates)
+        if group is None and self.uses_honest_updates:
+            self._record_honest_updates(assignments, updates)
         if group is None or not len(updates):
             return updates
-        seen = self._rounds[assignments[0].round]
-        clients, honest = seen.stack() if seen.honest else ((), updates)
-        attackers = sum(other is group for other in seen.attackers.values())
-        scene = Scene(len(seen.cohort), attackers, clients, honest)
-        return group.updates(updates, scene, [self.generator(a) for a in assignments])
+        attacked = self._rounds[assignments[0].round]
+        clients, honest = attacked.stack_honest() if attacked.honest else ((), updates)
+        n_byzantine = sum(other is group for other in attacked.attackers.values())
+        context = UpdateContext(len(attacked.cohort), n_byzantine, clients, honest)
+        return group.updates(updates, context, [self.generator(a) for a in assignments])
 
     def on_report(self, assignment: Assignment, report: Report, memory: Memory) -> Report:
         attack = self.attack_of(assignment)
         if attack is None:
             return report
         seed = self.algorithm.seed(memory.codec, self.seed, assignment)
-        context = replace(context_of(assignment), layout=memory.layout)
-        sender = Sender(memory.codec, seed, context, self.generator(assignment), self.algorithm)
-        return attack.reply(report, sender)
+        codec_context = replace(context_of(assignment), layout=memory.layout)
+        context = ReplyContext(
+            memory.codec, seed, codec_context, self.generator(assignment), self.algorithm
+        )
+        return attack.reply(report, context)
 
-    def _see(self, assignments: Sequence[Assignment], updates: Tensor) -> None:
+    def _record_honest_updates(self, assignments: Sequence[Assignment], updates: Tensor) -> None:
         finite = updates.isfinite().all(1).tolist()
         for a, update, is_finite in zip(assignments, updates, finite, strict=True):
             if is_finite:
@@ -150,43 +156,45 @@ class ByzantineClients(ClientHook):
 
     def _attackers(self, cohort: Sequence[int]) -> dict[int, Attack]:
         """Return the attackers of a cohort with their attacks."""
-        found = {client: self.fixed[client] for client in cohort if client in self.fixed}
+        attackers = {client: self.fixed[client] for client in cohort if client in self.fixed}
         for attack in self.attacks:
-            if attack.follows and not attack.named:
-                ranked = heaviest(cohort, self.allocation)
-                found |= dict.fromkeys(
-                    [client for client in ranked if client not in found][: attack.size], attack
+            if attack.uses_allocation and not attack.named_clients:
+                ranked = rank_by_row_weight(cohort, self.allocation)
+                attackers |= dict.fromkeys(
+                    [client for client in ranked if client not in attackers][: attack.size], attack
                 )
-        return found
+        return attackers
 
 
-def _assigned(attacks: Sequence[Attack], clients: int, seed: int) -> dict[int, Attack]:
-    """Return the attack of each attacker: clients that are named, and as many others as asked for, drawn from (seed, "attack")."""
+def _assign_clients(attacks: Sequence[Attack], clients: int, seed: int) -> dict[int, Attack]:
+    """Return the attack of each attacker: of the named clients, and of `count` other clients drawn from (seed, "attack")."""
     attackers: dict[int, Attack] = {}
     for attack in attacks:
-        for client in attack.named:
+        for client in attack.named_clients:
             if client >= clients:
                 raise ConfigError(
-                    f"attack '{attack.name}' names client {client}, and the clients are 0 to {clients - 1}; name one of them"
+                    f"attack '{attack.name}' names client {client}, but the clients are 0 to {clients - 1}; name one of them"
                 )
             if client in attackers:
-                raise ConfigError(f"client {client} is named by two attacks; keep one")
+                raise ConfigError(
+                    f"client {client} is named by two attacks; remove it from one of them"
+                )
             attackers[client] = attack
-    if (wanted := sum(attack.size for attack in attacks)) > clients:
+    if (needed := sum(attack.size for attack in attacks)) > clients:
         raise ConfigError(
-            f"--attack has {wanted} Byzantine clients, and there are {clients} clients; give fewer attackers or more --clients"
+            f"--attack has {needed} Byzantine clients, but --clients is {clients}; give fewer attackers or more --clients"
         )
     if not attacks:
         return {}
-    drawn = seeds.generator(seed, PURPOSE).permutation(clients).tolist()
+    drawn = seeds.generator(seed, SEED_PURPOSE).permutation(clients).tolist()
     free = iter([client for client in drawn if client not in attackers])
     for attack in attacks:
-        if not attack.named and not attack.follows:
+        if not attack.named_clients and not attack.uses_allocation:
             attackers |= {next(free): attack for _ in range(attack.count)}
     for attack in attacks:
         copied = attack.of if isinstance(attack, Mimic) else None
         if copied is not None and (copied not in range(clients) or copied in attackers):
             raise ConfigError(
-                f"attack '{attack.name}' cannot copy client {copied}, which is not honest here; name another in 'of'"
+                f"attack '{attack.name}' cannot copy client {copied}, which is not an honest client of this run; name another in 'of'"
             )
     return attackers

@@ -1,8 +1,8 @@
-"""Equivocation: send some voters another ballot than the others.
+"""Equivocation: send different ballots to different voters.
 
-With sealed ballots (docs/explanation/elections.md), a sender signs one hash and one ciphertext. All it can do is wrap, for some voters, a
-key that does not open the ballot. These voters prove it, and the sender is named and left out. Without sealed ballots all voters get the
-same ballot, and the client is honest.
+With sealed ballots (docs/explanation/elections.md), a sender signs one hash and one ciphertext. It can only wrap, for some voters, a key
+that does not open the ballot. These voters prove it, and the server names the sender and excludes it. Without sealed ballots all voters
+receive the same ballot, and the client is honest.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -15,40 +15,44 @@ from ...messages import Report, ticket
 from ...privacy.ballots import HEAD, KEY, TAG, WRAP, Slot, sign, signed_text
 from ...strategies.local_election import BALLOTS
 from ...strategies.sealed_client import SealedElectionClient
-from .base import Attack, Sender
+from .base import Attack, ReplyContext
 
 
 @dataclass(frozen=True)
 class Equivocation(Attack):
-    share: float = 0.5  # of the voters, which get a key that opens nothing
+    share: float = 0.5  # fraction of the voters that receive an invalid key
 
     name: ClassVar[str] = "equivocation"
     limits: ClassVar[Mapping[str, tuple[float, float]]] = {"share": (1e-9, 1)}
 
-    def reply(self, report: Report, sender: Sender) -> Report:
-        if report.phase != BALLOTS or not isinstance(sender.algorithm, SealedElectionClient):
+    def reply(self, report: Report, context: ReplyContext) -> Report:
+        if report.phase != BALLOTS or not isinstance(context.algorithm, SealedElectionClient):
             return report
         count = HEAD.unpack_from(report.frame)[3]
-        deceived = sender.generator.permutation(count)[: max(1, round(self.share * count))].tolist()
-        slot = sender.algorithm.slot(sender.context, report.client)
-        key = sender.algorithm.ring.signer(report.client)
-        frame = crooked(report.frame, deceived, slot, key, sender.generator.bytes)
+        n_invalid = max(1, round(self.share * count))
+        positions = context.generator.permutation(count)[:n_invalid].tolist()
+        slot = context.algorithm.slot(context.codec_context, report.client)
+        key = context.algorithm.ring.signer(report.client)
+        frame = replace_wraps(report.frame, positions, slot, key, context.generator.bytes)
         return replace(report, frame=frame, ticket=ticket(report.round, report.client, frame))
 
 
-def crooked(
+def replace_wraps(
     data: bytes,
-    deceived: Sequence[int],
+    positions: Sequence[int],
     slot: Slot,
     key: ec.EllipticCurvePrivateKey,
     noise: Callable[[int], bytes],
 ) -> bytes:
-    """Return a sealed ballot whose wraps at the positions `deceived` are noise, with a valid signature."""
-    point, held, _, count = HEAD.unpack_from(data)
+    """Return a sealed ballot whose wrapped keys at these positions are noise, with a valid signature.
+
+    `noise`: returns this number of bytes.
+    """
+    point, commitment, _, count = HEAD.unpack_from(data)
     end = HEAD.size + count * WRAP.size
     wraps = list(WRAP.iter_unpack(data[HEAD.size : end]))
-    for place in deceived:
-        wraps[place] = *wraps[place][:2], noise(KEY + TAG)
+    for i in positions:
+        wraps[i] = *wraps[i][:2], noise(KEY + TAG)
     packed = b"".join(WRAP.pack(*wrap) for wrap in wraps)
-    signature = sign(key, signed_text(slot, held, point, packed, data[end:]))
-    return HEAD.pack(point, held, signature, count) + packed + data[end:]
+    signature = sign(key, signed_text(slot, commitment, point, packed, data[end:]))
+    return HEAD.pack(point, commitment, signature, count) + packed + data[end:]

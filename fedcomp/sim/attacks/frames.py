@@ -1,4 +1,4 @@
-"""Frames as an attacker can write them: byte by byte, with any checksum."""
+"""Frames that an attacker writes byte by byte, with a valid checksum."""
 
 import struct
 import zlib
@@ -23,8 +23,8 @@ from ...errors import FrameError
 from ...layout import Layout
 
 
-def resealed(frame: bytes, numel: int) -> bytes:
-    """Return a frame with the checksum of a frame for a vector [numel]."""
+def with_checksum(frame: bytes, numel: int) -> bytes:
+    """Return a frame with a valid checksum for a vector [numel]."""
     head, rest = frame[: HEAD.size], frame[SECTIONS:]
     return (
         head
@@ -33,52 +33,55 @@ def resealed(frame: bytes, numel: int) -> bytes:
     )
 
 
-def of_floats(frame: bytes, number: float, most: int) -> bytes:
-    """Return a frame of codec `identity` of the same size whose coordinates are all `number`.
+def constant_frame(frame: bytes, value: float, max_numel: int) -> bytes:
+    """Return a frame of codec `identity` for a vector of the same size whose coordinates are all `value`.
 
-    Raises FrameError for bytes that are no frame of at most `most` coordinates.
+    Raises FrameError for bytes that are not a frame of at most `max_numel` coordinates.
     """
     numel, _ = claimed_size(frame)
-    if not frame.startswith(MAGIC + bytes([VERSION])) or numel > most:
+    if not frame.startswith(MAGIC + bytes([VERSION])) or numel > max_numel:
         raise FrameError("not a frame of numbers")
-    return seal(Identity.id, 0, numel, [Section(numel, struct.pack("<f", number) * numel)])
+    return seal(Identity.id, 0, numel, [Section(numel, struct.pack("<f", value) * numel)])
 
 
-def with_numbers(frame: bytes, twin: bytes, codec: Codec, layout: Layout, number: float) -> bytes:
-    """Return a frame of `codec` with `number` in place of every float32 that is twice as large in `twin`, the frame of the doubled vector.
+def replace_floats(
+    frame: bytes, doubled: bytes, codec: Codec, layout: Layout, value: float
+) -> bytes:
+    """Return a frame of `codec` with `value` in place of every float32.
 
-    If the codec writes no float32, all bits of the bodies of its sections are set, which is NaN in every floating-point format.
+    `doubled`: the frame of the doubled vector, in which every float32 is twice as large. If the codec writes no float32, all bits of its
+    sections are set, which is NaN in every floating-point format.
     """
     start = header_bytes(codec.id, codec.seeded)
-    places = doubled(frame, twin, start)
-    if not places:
-        return _of_ones(frame, codec, layout)
+    offsets = doubled_offsets(frame, doubled, start)
+    if not offsets:
+        return _with_all_bits_set(frame, codec, layout)
     changed = bytearray(frame)
-    for place in places:
-        struct.pack_into("<f", changed, place, number)
-    return resealed(bytes(changed), layout.numel)
+    for offset in offsets:
+        struct.pack_into("<f", changed, offset, value)
+    return with_checksum(bytes(changed), layout.numel)
 
 
-def doubled(frame: bytes, twin: bytes, start: int) -> list[int]:
-    """Return the offsets from `start` on, at least four bytes apart, of the float32 values that are twice as large in `twin`."""
-    if len(frame) != len(twin) or len(frame) - start < 4:
+def doubled_offsets(frame: bytes, doubled: bytes, start: int) -> list[int]:
+    """Return the offsets, from `start` on and at least four bytes apart, of float32 values that are twice as large in `doubled`."""
+    if len(frame) != len(doubled) or len(frame) - start < 4:
         return []
     values, others = (
         np.lib.stride_tricks.sliding_window_view(np.frombuffer(f, np.uint8)[start:], 4)
         .copy()
         .view("<f4")[:, 0]
-        for f in (frame, twin)
+        for f in (frame, doubled)
     )
     with np.errstate(over="ignore", invalid="ignore"):
-        found = np.flatnonzero((values != 0) & np.isfinite(values) & (others == 2 * values))
-    places: list[int] = []
-    for place in found.tolist():
-        if not places or place + start >= places[-1] + 4:
-            places.append(place + start)
-    return places
+        candidates = np.flatnonzero((values != 0) & np.isfinite(values) & (others == 2 * values))
+    offsets: list[int] = []
+    for offset in candidates.tolist():
+        if not offsets or offset + start >= offsets[-1] + 4:
+            offsets.append(offset + start)
+    return offsets
 
 
-def _of_ones(frame: bytes, codec: Codec, layout: Layout) -> bytes:
+def _with_all_bits_set(frame: bytes, codec: Codec, layout: Layout) -> bytes:
     seed, sections = unseal(frame, codec.id, layout.numel, layout, codec.seeded, codec.chunk)
     ones = [Section(section.count, b"\xff" * len(section.body)) for _, section in sections]
     return seal(codec.id, codec.scope, layout.numel, ones, seed if codec.seeded else None)

@@ -14,7 +14,7 @@ from typing import ClassVar
 import numpy as np
 from torch import Tensor
 
-from .base import Attack, Scene
+from .base import Attack, UpdateContext
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,9 @@ class InnerProduct(Attack):
 
     name: ClassVar[str] = "ipm"
     source: ClassVar[str] = "Xie 2019"
-    looks: ClassVar[bool] = True
+    uses_honest_updates: ClassVar[bool] = True
 
-    def updates(self, x: Tensor, scene: Scene, generators: Sequence[np.random.Generator]) -> Tensor:
-        return (scene.honest.mean(0) * -self.epsilon).expand_as(x).clone()
+    def updates(
+        self, x: Tensor, context: UpdateContext, generators: Sequence[np.random.Generator]
+    ) -> Tensor:
+        return (context.honest_updates.mean(0) * -self.epsilon).expand_as(x).clone()

@@ -1,11 +1,11 @@
-"""Mimic: all attackers copy one honest client, whose data then counts more than any other's.
+"""Mimic: all attackers copy one honest client, whose data is then overweighted.
 
 Karimireddy, He, Jaggi: Byzantine-robust learning on heterogeneous datasets via bucketing. ICLR 2022, section 3.2 and appendix B.
 
     z = argmax_{‖z‖=1} zᵀ (Σ_i (x_i − μ)(x_i − μ)ᵀ) z,  i* = argmax_i |zᵀ x_i|,  x = x_{i*}
 
-The paper learns z over a warm-up of many rounds and keeps i*. Here both are of the current round, since cohorts change. `of` fixes i*; if
-that client is not in the cohort or could not train, the formula chooses.
+The paper learns z over a warm-up of several rounds and then fixes i*. Here both are computed in each round, since cohorts change. `of`
+fixes i*; if that client is not in the cohort or its training failed, the formula chooses.
 """
 
 from collections.abc import Sequence
@@ -16,9 +16,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .base import Attack, Scene
+from .base import Attack, UpdateContext
 
-BLOCK = 1 << 16  # coordinates that are held in float64 at once
+BLOCK = 1 << 16  # coordinates converted to float64 at once
 
 
 @dataclass(frozen=True)
@@ -27,22 +27,28 @@ class Mimic(Attack):
 
     name: ClassVar[str] = "mimic"
     source: ClassVar[str] = "Karimireddy 2022"
-    looks: ClassVar[bool] = True
+    uses_honest_updates: ClassVar[bool] = True
 
-    def updates(self, x: Tensor, scene: Scene, generators: Sequence[np.random.Generator]) -> Tensor:
-        row = scene.clients.index(self.of) if self.of in scene.clients else most_apart(scene.honest)
-        return scene.honest[row].expand_as(x).clone()
+    def updates(
+        self, x: Tensor, context: UpdateContext, generators: Sequence[np.random.Generator]
+    ) -> Tensor:
+        row = (
+            context.honest_clients.index(self.of)
+            if self.of in context.honest_clients
+            else extreme_row(context.honest_updates)
+        )
+        return context.honest_updates[row].expand_as(x).clone()
 
 
-def most_apart(updates: Tensor) -> int:
-    """Return the row of [h, n] that stands out most along the direction in which the rows differ most; 0 if none differs."""
+def extreme_row(updates: Tensor) -> int:
+    """Return the row of [h, n] with the largest projection on the rows' first principal direction; 0 if all rows are equal."""
     rows = len(updates)
-    apart = torch.zeros(rows, rows, dtype=torch.float64)
-    along = torch.zeros(rows, rows, dtype=torch.float64)
+    gram = torch.zeros(rows, rows, dtype=torch.float64)  # (x_i − μ)ᵀ (x_j − μ)
+    projections = torch.zeros(rows, rows, dtype=torch.float64)  # x_iᵀ (x_j − μ)
     for start in range(0, updates.shape[1], BLOCK):
         block = updates[:, start : start + BLOCK].double()
         deviations = block - block.mean(0)
-        apart += (deviations @ deviations.T).cpu()
-        along += (block @ deviations.T).cpu()
-    _, directions = torch.linalg.eigh(apart)  # z = Σ_i v_i (x_i − μ), but for its length
-    return int((along @ directions[:, -1]).abs().argmax())
+        gram += (deviations @ deviations.T).cpu()
+        projections += (block @ deviations.T).cpu()
+    _, eigenvectors = torch.linalg.eigh(gram)  # z = Σ_i v_i (x_i − μ), up to its length
+    return int((projections @ eigenvectors[:, -1]).abs().argmax())

@@ -8,7 +8,7 @@ from torch.func import functional_call, grad_and_value, vmap
 
 from ...errors import ConfigError
 from ...tasks.base import Task
-from ..processes import available
+from ..processes import is_available as processes_available
 from .convolutions import FORMS
 from .layers import RANDOM
 from .losses import Gradients, Parameters
@@ -90,7 +90,7 @@ def unbatched(device: torch.device) -> str:
     """Return the engine for a model that is not batched: worker processes if there are several cores."""
     return (
         "processes"
-        if device.type == "cpu" and torch.get_num_threads() > 1 and available()
+        if device.type == "cpu" and torch.get_num_threads() > 1 and processes_available()
         else "serial"
     )
 

@@ -1,4 +1,4 @@
-"""The choices of a run for its machine: the engine, and the number of clients that are trained at once."""
+"""The engine of a run and the number of clients that are trained at once, chosen by task, model and device."""
 
 import copy
 import dataclasses
@@ -27,8 +27,10 @@ from .multi_device import MultiDevice
 from .processes import WorkerEngine
 from .ray_engine import RayEngine
 
-TRIED = 3  # batches, before the first round
-HOME = "residuals"  # in [resolved]: the placement of clients on this machine, chosen anew by a resumed run
+TRIAL_BATCHES = 3  # trained before the first round
+PLACEMENT_KEY = (
+    "residuals"  # in [resolved]: the placement of clients; a resumed run chooses it again
+)
 ENGINES = {
     "serial": "serial",
     "batched": "batched, {} clients at once",
@@ -38,31 +40,31 @@ ENGINES = {
 
 
 @dataclass(frozen=True)
-class Machine:
-    """The choices for this machine, recorded in config.toml and kept by a resumed run."""
+class EngineChoice:
+    """The choice of an engine, recorded in config.toml and reused by a resumed run."""
 
     device: str
     engine: str
     at_once: int  # clients
 
     @classmethod
-    def stored(cls, values: Any, folder: Path) -> "Machine":
-        """Return the machine in a run folder's config.toml. Raises RunFolderError if it is damaged."""
-        kinds = {f.name: f.type for f in dataclasses.fields(cls)}
+    def read(cls, values: Any, folder: Path) -> "EngineChoice":
+        """Return the choice in [resolved] of a run folder's config.toml. Raises RunFolderError if it is damaged."""
+        types = {f.name: f.type for f in dataclasses.fields(cls)}
         stored = values if isinstance(values, dict) else {}
-        found = {name: value for name, value in stored.items() if name != HOME}
-        whole = {name: type(value) for name, value in found.items()} == kinds
-        if not whole or found["engine"] not in ENGINES or found["at_once"] < 1:
+        fields = {name: value for name, value in stored.items() if name != PLACEMENT_KEY}
+        valid = {name: type(value) for name, value in fields.items()} == types
+        if not valid or fields["engine"] not in ENGINES or fields["at_once"] < 1:
             raise RunFolderError(
                 f"[resolved] in {folder / RUN_FILE} is damaged; start a new run with another --out"
             )
-        return cls(**found)
+        return cls(**fields)
 
     @classmethod
-    def chosen(
+    def choose(
         cls, config: RunConfig, task: Task, data: Examples, model: nn.Module, device: torch.device
-    ) -> "Machine":
-        """Choose by a rule on task, model and device. Raises ConfigError for an engine that was asked for and is impossible."""
+    ) -> "EngineChoice":
+        """Choose by task, model and device. Raises ConfigError if the run cannot use the engine of --engine."""
         if config.engine not in ("auto", "batched") and config.cohort_batch > 1:
             raise ConfigError(
                 "--cohort-batch is for the batched engine; leave it out, or give --engine batched"
@@ -74,13 +76,12 @@ class Machine:
                 )
             return cls(devices.describe(device), "processes", torch.get_num_threads())
         if config.engine == "ray":
-            return cls(
-                devices.describe(device), "ray", 1
-            )  # the number of actors, once they have started
-        if why := not_together(config, task, data):
+            # `at_once` becomes the number of actors when they have started.
+            return cls(devices.describe(device), "ray", 1)
+        if obstacle := batching_obstacle(config, task, data):
             if config.engine == "batched":
                 raise ConfigError(
-                    f"--engine batched cannot train {why}; give --engine {unbatched(device)}"
+                    f"--engine batched cannot train {obstacle}; give --engine {unbatched(device)}"
                 )
             return cls.unbatched(device, config)
         engine, at_once = choose_engine(model, device, config.engine, largest_batch(config))
@@ -89,8 +90,8 @@ class Machine:
         return cls(devices.describe(device), engine, config.cohort_batch or at_once)
 
     @classmethod
-    def unbatched(cls, device: torch.device, config: RunConfig) -> "Machine":
-        """Choose for a model that is not batched. Other processes can only load a task by its name."""
+    def unbatched(cls, device: torch.device, config: RunConfig) -> "EngineChoice":
+        """Choose for a model that is not batched: serial for a task object, which other processes cannot load."""
         engine = "serial" if config.task.startswith(OBJECT) else unbatched(device)
         return cls(
             devices.describe(device),
@@ -102,8 +103,8 @@ class Machine:
         return ENGINES[self.engine].format(self.at_once)
 
 
-def not_together(config: RunConfig, task: Task, data: Examples) -> str:
-    """Return what keeps clients from being trained together in one batch, such as "with adamw"; "" if nothing does."""
+def batching_obstacle(config: RunConfig, task: Task, data: Examples) -> str:
+    """Return the reason why clients cannot be trained in one batch, such as "with --optimizer adamw"; "" if they can."""
     sgd = LocalSGD.from_config(config)
     obstacles = {
         "by a train_fn": task.train_fn is not None,
@@ -113,49 +114,54 @@ def not_together(config: RunConfig, task: Task, data: Examples) -> str:
         "on data that is read batch by batch": isinstance(data, LazyData),
         "on several inputs": not data.plain,
     }
-    return next((why for why, found in obstacles.items() if found), "")
+    return next((obstacle for obstacle, applies in obstacles.items() if applies), "")
 
 
-def engine_on(
+def make_engine(
     devices: Sequence[torch.device],
-    machine: Machine,
+    choice: EngineChoice,
     config: RunConfig,
     task: Task,
     model: nn.Module,
     warn: Callable[[str], None],
 ) -> Engine:
-    """Return the engine of a machine; it takes `model` over. Raises ConfigError for several devices unless the engine is batched."""
+    """Return the chosen engine, which takes ownership of `model`. Raises ConfigError for several devices unless it is batched."""
     if len(devices) > 1:
-        if machine.engine != "batched":
+        if choice.engine != "batched":
             raise ConfigError(
-                f"--device {config.device}: several devices are for the batched engine, and this run has {machine.engine}; "
-                f"give --device {devices[0]}"
+                f"--device {config.device}: only the batched engine supports several devices, but this run uses "
+                f"{choice.engine}; give --device {devices[0]}"
             )
         warnings: list[str] = []
         engines = [
-            engine_on([device], machine, config, task, copy.deepcopy(model), warnings.append)
+            make_engine([device], choice, config, task, copy.deepcopy(model), warnings.append)
             for device in devices
         ]
         return MultiDevice(engines, warnings, warn)
     [device] = devices
-    if machine.engine == "serial":
+    if choice.engine == "serial":
         return SequentialJobs(client_engine(task, model, Layout.of(model), device))
-    if machine.engine == "batched":
+    if choice.engine == "batched":
         return BatchedJobs(
-            BatchedEngine(task, model, Layout.of(model), device, machine.at_once, warn=warn)
+            BatchedEngine(task, model, Layout.of(model), device, choice.at_once, warn=warn)
         )
-    if machine.engine == "ray":
+    if choice.engine == "ray":
         return RayEngine(config, device)
-    # A resumed run may have another number of cores, on which the results do not depend.
+    # Not choice.at_once: a resumed run may have another number of cores. Results do not depend on it.
     return WorkerEngine(
-        config, task, model, torch.get_num_threads(), helps=config.engine == "auto", warn=warn
+        config,
+        task,
+        model,
+        torch.get_num_threads(),
+        local_training=config.engine == "auto",
+        warn=warn,
     )
 
 
-def cannot_map(
+def mapping_error(
     engine: Engine, weights: Tensor, data: Examples, sgd: LocalSGD, shard: np.ndarray
 ) -> NotMapped | None:
-    """Train a client on the first batches of `shard`. Return why the model cannot be batched, None if it can."""
+    """Train a client on the first batches of `shard`. Return the error of a model that cannot be batched, None if it can."""
     engine = engine.engines[0] if isinstance(engine, MultiDevice) else engine
     if not isinstance(engine, BatchedJobs):
         return None
@@ -163,11 +169,11 @@ def cannot_map(
         engine.engine.train(
             weights,
             data,
-            [plan_batches(sgd, shard, 0, 0, 0)[:TRIED]],
+            [plan_batches(sgd, shard, 0, 0, 0)[:TRIAL_BATCHES]],
             dataclasses.replace(sgd, augment=False),
         )
     except NotMapped as error:
         return error
-    except (Exception, SystemExit):  # of the user's model: the client will fail in its round
+    except (Exception, SystemExit):  # from the user's model; the client will fail in its round
         pass
     return None

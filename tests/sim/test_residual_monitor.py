@@ -1,0 +1,27 @@
+"""The residuals of a run's first clients are monitored."""
+
+from types import SimpleNamespace
+
+import torch
+from cases import for_each
+
+from fedcomp.messages import TRAIN, UP_TO_DATE, Assignment
+from fedcomp.sim.residual_monitor import MAX_CLIENTS, ResidualMonitor
+
+
+@for_each("client, monitored", [(0, True), (MAX_CLIENTS - 1, True), (MAX_CLIENTS, False)])
+def test_the_first_clients_are_monitored(client, monitored):
+    warnings, update = [], torch.ones(3 * MAX_CLIENTS, 4)
+    monitor = ResidualMonitor(lambda warning, kind: warnings.append(warning))
+    assignments = [
+        Assignment(1, TRAIN, i, UP_TO_DATE, "", "", "", [], "") for i in range(len(update))
+    ]
+    memories = [SimpleNamespace(residual=torch.zeros(4), gain=1.0, codec="a codec") for _ in update]
+    for _ in range(3):
+        monitor(assignments, memories, update)
+    assert not warnings and sorted(monitor.norm_sums) == [*range(MAX_CLIENTS)]
+    memories[client].residual = torch.full((4,), 100.0)
+    monitor(assignments, memories, update)
+    assert [
+        f"the residual of client {client} grows without bound" in warning for warning in warnings
+    ] == [True] * monitored
