@@ -5,7 +5,7 @@ from typing import Any
 
 __version__ = "0.2.0"
 
-_HOMES = {
+_MODULES = {  # public name → module that defines it
     "Augmentation": "tasks",
     "Data": "tasks",
     "FedcompError": "errors",
@@ -28,14 +28,14 @@ _HOMES = {
     "simulate": "interactive",
 }
 
-__all__ = sorted([*_HOMES, "__version__"])
+__all__ = sorted([*_MODULES, "__version__"])
 
 
 def __getattr__(name: str) -> Any:
-    """Import a name's home when it is first asked for: `fedcomp --help` needs no torch."""
-    if name not in _HOMES:
+    """Import a public name on first use, so that `fedcomp --help` does not import torch."""
+    if name not in _MODULES:
         raise AttributeError(f"module 'fedcomp' has no attribute '{name}'")
-    return getattr(import_module(f".{_HOMES[name]}", __name__), name)
+    return getattr(import_module(f".{_MODULES[name]}", __name__), name)
 
 
 def __dir__() -> list[str]:

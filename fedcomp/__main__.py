@@ -6,7 +6,7 @@ from .errors import INTERRUPTED
 
 
 def main() -> None:
-    """Run the command line. Ctrl-C while it is being imported is Ctrl-C like any other."""
+    """Run the command line. Ctrl-C during its import exits with the same status as Ctrl-C later."""
     try:
         from .cli.main import main as command
 

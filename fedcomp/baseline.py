@@ -27,9 +27,9 @@ def is_dense(options: Mapping[str, Any]) -> bool:
 
 def dense(options: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options of the baseline of a run: `options` with dense codecs, no memories and no density schedules."""
-    kept = {name: value for name, value in options.items() if name not in COMPRESSION_OPTIONS}
-    name = strategy_name(kept.get("strategy", RunConfig.strategy))
+    remaining = {name: value for name, value in options.items() if name not in COMPRESSION_OPTIONS}
+    name = strategy_name(remaining.get("strategy", RunConfig.strategy))
     if name in COMPRESSING_STRATEGIES:
-        kept["strategy"] = RunConfig.strategy
-    # SCAFFOLD accepts no memory but `residual`, which stays zero around dense updates.
-    return kept | CODECS | ({"memory": "residual"} if name == "scaffold" else {})
+        remaining["strategy"] = RunConfig.strategy
+    # SCAFFOLD requires the memory `residual`, which stays zero for dense updates.
+    return remaining | CODECS | ({"memory": "residual"} if name == "scaffold" else {})

@@ -1,4 +1,4 @@
-"""Callbacks of a run, such as dashboards and log files, and their arguments: a header, a record for each round, a summary."""
+"""Callbacks of a run, such as dashboards and log files, and their arguments: header, round records and summary."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -13,7 +13,7 @@ class Header:
     task: str
     clients: int
     cohort: int  # clients in a round
-    parameters: int
+    parameters: int  # of the model
     strategy: str
     uplink: str
     downlink: str
@@ -25,27 +25,33 @@ class Header:
     rounds: int
     out: str  # run folder
     relays: int = 0  # between clients and server
-    attack: str = ""  # what Byzantine virtual clients do; "" = nothing
+    attack: str = ""  # attack of the Byzantine virtual clients; "" = none
     byzantine: int = 0  # number of Byzantine clients
-    notice: str = ""  # what the strategy guarantees or advises; "" for nothing
+    notice: str = ""  # guarantee or advice of the strategy; "" = none
     metrics: str = ""  # address of /metrics, "" = none
     network: str = ""  # virtual network; "" = none
-    residuals: str = ""  # where virtual clients are stored between rounds; "" = where they compute
-    judged: str = "accuracy"  # measure of the model: "accuracy", or "loss" of a task without it
+    residuals: str = (
+        ""  # where the states of virtual clients are stored between rounds; "" = on their devices
+    )
+    judged: str = (
+        "accuracy"  # main metric of the run: "accuracy", or "loss" if the task has no accuracy
+    )
     measures: tuple[str, ...] = ()  # the task's own metrics
     evaluate: str = "server"  # where the model is evaluated: "server", "clients" or "both"
 
 
 @dataclass(frozen=True)
 class Rejection:
-    client: int  # its id
+    """A client of a round whose update was not accepted."""
+
+    client: int  # logical id
     stage: str  # "phase", "download", "evaluate", "train", "encode", "relay", "send", "reply", "quorum", "deadline", "aggregate"
     reason: str  # one sentence
 
 
 @dataclass(frozen=True)
 class ClientMetric:
-    """A metric that clients reported in a round."""
+    """A metric that the clients of a round reported."""
 
     mean: float | None  # weighted by examples
     # Mean over the tenth of the clients with the lowest accuracy or the highest loss; None for other metrics.
@@ -55,7 +61,7 @@ class ClientMetric:
 
 
 class EvaluatedRecord:
-    """A record with the accuracy and loss that the server measured, and metrics of clients."""
+    """Base class of records with the accuracy and loss on the server, and metrics of clients."""
 
     accuracy: float | None
     loss: float | None
@@ -77,59 +83,57 @@ class EvaluatedRecord:
 
 @dataclass(frozen=True)
 class ClientRecord:
-    """A client of a deployment that was asked in a round, or whose answer was taken in it; or a virtual client with metrics."""
+    """A client of a round: of a deployment, or of a simulation if the client reported metrics."""
 
-    client: int  # its id
-    uplink_bytes: int  # frames of its answers
-    downlink_bytes: int  # frames that it was sent, and what was announced and returned with them
-    # TCP payload since its last record, with TLS, handshakes and keepalive; None where the platform does not count it.
+    client: int  # logical id
+    uplink_bytes: int  # frames from the client
+    downlink_bytes: int  # frames to the client, with announcements and returned frames
+    # TCP payload since the client's last record, with TLS, handshakes and keepalive; None if the platform does not count it.
     wire_bytes_in: int | None  # received from the client
-    wire_bytes_out: int | None  # sent to it
-    latency_s: float | None  # from question to answer, summed over phases; None: no answer
-    versions_behind: int | None  # versions of the model that it had missed; None: not known
-    staleness: int = 0  # rounds between the one that its answer belongs to and this one
-    stage: str = ""  # where it was rejected; "" if it was not
-    reason: str = ""  # why
-    metrics: Mapping[str, float] = field(default_factory=dict)  # that it reported
+    wire_bytes_out: int | None  # sent to the client
+    latency_s: float | None  # from assignment to answer, summed over phases; None: no answer
+    versions_behind: int | None  # versions of the model that the client had missed; None: unknown
+    staleness: int = 0  # rounds by which the answer is late
+    stage: str = ""  # at which the client was rejected; "" if it was not
+    reason: str = ""  # of the rejection
+    metrics: Mapping[str, float] = field(default_factory=dict)  # reported by the client
 
 
 @dataclass(frozen=True)
 class RoundRecord(EvaluatedRecord):
-    """A line of metrics.jsonl. Bytes are lengths of frames that were made; dense_* is what float32 models would have cost."""
+    """A round, as a line of metrics.jsonl. Bytes are lengths of encoded frames; dense_* would be the bytes of float32 models."""
 
     round: int  # from 1
-    accuracy: float | None  # share of the test set, 0..1; None when the round was not evaluated
+    accuracy: float | None  # on the test set, 0 to 1; None if the round was not evaluated
     loss: float | None  # mean loss on the test set
-    train_loss: float | None  # mean over the accepted clients of the loss before each local step
+    train_loss: float | None  # loss before each local step, averaged over the accepted clients
     cohort: int  # clients of the round
     accepted: int  # updates that the server accepted
     rejected: int  # clients without an accepted update
     uplink_bytes: int  # frames from clients
-    downlink_bytes: int  # frames to clients, with broadcasts that they had missed
+    downlink_bytes: int  # frames to clients, including broadcasts that they had missed
     dense_uplink_bytes: int  # the same exchanges in float32
     dense_downlink_bytes: int  # the same exchanges in float32
     seconds: float  # duration of the round
     catch_up_bytes: int = 0  # of downlink_bytes: broadcasts older than the newest
-    first_download_bytes: int = 0  # of downlink_bytes: what clients without a state needed
+    first_download_bytes: int = 0  # of downlink_bytes: downloads of new clients
     uplink_nonzeros: int = 0  # coordinates in the accepted updates
-    skipped: int = 0  # of the accepted: clients that had nothing to send
-    clipped: int = 0  # of the accepted: updates whose norm was more than --clip-update
+    skipped: int = 0  # of the accepted: clients with nothing to send
+    clipped: int = 0  # of the accepted: updates whose norm was above --clip-update
     relayed_bytes: int = 0  # from relays to the server, in a simulation with relays
-    # TCP payload since the round before, with TLS, handshakes and keepalive; None in a simulation, and where it is not counted.
+    # TCP payload since the previous round, with TLS, handshakes and keepalive; None in a simulation, and if it is not counted.
     wire_bytes_in: int | None = None  # received at the port
     wire_bytes_out: int | None = None  # sent from the port
-    rejections: Sequence[Rejection] = ()  # where and why each client was rejected
-    warnings: Sequence[str] = ()  # found in this round, each once a run
-    by_client: Sequence[
-        ClientRecord
-    ] = ()  # in a deployment; in a simulation, of clients with metrics
-    suspicion: Mapping[int, float] = field(default_factory=dict)  # share of votes lost by far
-    simulated_s: float | None = None  # duration on a virtual network; None: there is none
-    simulated_hours: float | None = None  # of this round and those before it
-    metrics: Mapping[str, float | None] = field(default_factory=dict)  # the task's own
-    client_metrics: Mapping[str, ClientMetric] = field(
-        default_factory=dict
-    )  # that clients reported
+    rejections: Sequence[Rejection] = ()  # one for each rejected client
+    warnings: Sequence[str] = ()  # of this round
+    # In a simulation, only clients that reported metrics.
+    by_client: Sequence[ClientRecord] = ()
+    # By client: fraction of votes lost by a wide margin.
+    suspicion: Mapping[int, float] = field(default_factory=dict)
+    simulated_s: float | None = None  # duration on the virtual network; None without one
+    simulated_hours: float | None = None  # virtual time since the start of the run
+    metrics: Mapping[str, float | None] = field(default_factory=dict)  # of the task
+    client_metrics: Mapping[str, ClientMetric] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -137,18 +141,18 @@ class RejectionSummary:
     """The rejections of a run that have the same reason."""
 
     stage: str
-    reason: str  # the first one, where reasons differ in their numbers alone
-    updates: int
-    clients: Sequence[int]  # whose, ascending, the lowest of them where there are many
-    more_clients: int = 0  # besides those
+    reason: str  # of the first rejection; the others may have other numbers in it
+    updates: int  # that were rejected
+    clients: Sequence[int]  # ascending; only the lowest ids if there are too many to list
+    more_clients: int = 0  # not listed
 
 
 @dataclass(frozen=True)
 class Summary(EvaluatedRecord):
-    """summary.json."""
+    """The result of a run, the content of summary.json."""
 
-    accuracy: float | None  # the last one, 0..1
-    loss: float | None  # the last one
+    accuracy: float | None  # of the last round, 0 to 1
+    loss: float | None  # of the last round
     uplink_bytes: int  # of the run
     downlink_bytes: int  # of the run
     dense_uplink_bytes: int  # the same exchanges in float32
@@ -161,18 +165,18 @@ class Summary(EvaluatedRecord):
     device: str
     seed: int
     version: str  # of fedcomp
-    # TCP payload at a deployment's port, with TLS, handshakes and keepalive; None in a simulation, and where it is not counted.
+    # TCP payload at a deployment's port, with TLS, handshakes and keepalive; None in a simulation, and if it is not counted.
     wire_bytes_in: int | None = None  # received
     wire_bytes_out: int | None = None  # sent
     warnings: Sequence[str] = ()  # of the run
-    rejections: Sequence[RejectionSummary] = ()  # the most frequent first
-    simulated_hours: float | None = None  # to the last accuracy, on a virtual network
-    metrics: Mapping[str, float | None] = field(default_factory=dict)  # as measured last
+    rejections: Sequence[RejectionSummary] = ()  # by frequency, descending
+    simulated_hours: float | None = None  # virtual time of the run; None without a virtual network
+    metrics: Mapping[str, float | None] = field(default_factory=dict)  # of the last round
     client_metrics: Mapping[str, ClientMetric] = field(default_factory=dict)  # as reported last
 
 
 def values_of(record: RoundRecord | Summary) -> dict[str, Any]:
-    """Return the fields of a record that are written to files: virtual times and metrics only if there are any."""
+    """Return the fields of a record for a file, without virtual times and metrics that it does not have."""
     values = asdict(record)
     for name in ("simulated_s", "simulated_hours", "metrics", "client_metrics"):
         if values.get(name) in (None, {}):
@@ -185,50 +189,55 @@ def values_of(record: RoundRecord | Summary) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class PortFigures:
-    """The traffic of a deployment's port since it was opened. Bytes are TCP payload; None where the platform does not count them."""
+    """The traffic of a deployment's port since it was opened. Bytes are TCP payload, None if the platform does not count them."""
 
-    connections: int  # open now
-    refused: Mapping[str, int]  # streams that were turned away, by reason
+    connections: int  # that are open
+    refused: Mapping[str, int]  # number of refused streams by reason
     received_bytes: int | None
     sent_bytes: int | None
-    by_client: Mapping[int, tuple[int, int]]  # received and sent, of the clients that have joined
+    by_client: Mapping[int, tuple[int, int]]  # received and sent, by client
 
 
 class Callback:
-    """Base class of callbacks. All hooks do nothing; override the ones that are needed."""
+    """Base class of callbacks. Its hooks do nothing; override those that you need."""
 
     def on_port_open(self, port: Callable[[], PortFigures]) -> None:
         """The port of a deployment is open. `port()` returns its traffic and may be called in any thread."""
 
-    def on_run_start(self, header: Header) -> None: ...
+    def on_run_start(self, header: Header) -> None:
+        """The run starts: called before the first round."""
 
     def on_waiting(self, connected: Sequence[int], wanted: int) -> None:
-        """A round waits for clients. Called with the ids of the connected clients whenever they change, and when the wait ends."""
+        """A round waits until `wanted` clients are connected. Called whenever the ids `connected` change, and at the end of the wait."""
 
     def on_client_joined(self, client: int) -> None:
-        """A client of a deployment can be reached from now on."""
+        """A client of a deployment has connected."""
 
     def on_client_left(self, client: int) -> None:
-        """A client of a deployment can no longer be reached."""
+        """A client of a deployment has disconnected."""
 
-    def on_progress(self, round: int, answered: int, cohort: int) -> None: ...
+    def on_progress(self, round: int, answered: int, cohort: int) -> None:
+        """`answered` of `cohort` clients of the current phase have answered."""
 
-    def on_round_end(self, record: RoundRecord) -> None: ...
+    def on_round_end(self, record: RoundRecord) -> None:
+        """A round has ended."""
 
     def on_checkpoint(self, round: int, seconds: float) -> None:
-        """A checkpoint after this round was written, which took `seconds`."""
+        """The checkpoint after this round was written in `seconds`."""
 
-    def on_warning(self, sentence: str) -> None: ...
+    def on_warning(self, sentence: str) -> None:
+        """The run has a warning for the user."""
 
-    def on_run_end(self, summary: Summary, out: str) -> None: ...
+    def on_run_end(self, summary: Summary, out: str) -> None:
+        """The run is complete. `out`: the run folder."""
 
 
 class ForwardingCallback(Callback, ABC):
-    """Base class of callbacks that treat all hooks alike."""
+    """Base class of callbacks that handle all hooks in one method."""
 
     @abstractmethod
     def forward(self, hook: str, *values: Any) -> None:
-        """Called for each call of a hook, with its name and arguments."""
+        """Handle the call of a hook, given by its name and arguments."""
 
     def on_port_open(self, port: Callable[[], PortFigures]) -> None:
         self.forward("on_port_open", port)
@@ -262,10 +271,10 @@ class ForwardingCallback(Callback, ABC):
 
 
 class CallbackList(ForwardingCallback):
-    """Combines several callbacks. An error in one of `others` does not end the run: the callback is reported and removed."""
+    """Calls a list of callbacks. A failing callback in `others` does not end the run: it is reported and removed."""
 
     def __init__(self, first: Callback, others: Mapping[str, Callback], metrics: str = ""):
-        """`others`: callbacks by name, with which a warning about them begins. `metrics`: address of /metrics, for the header."""
+        """`others`: callbacks by name; the warning about a failing callback starts with the name. `metrics`: address of /metrics."""
         self.first, self.others, self.metrics = first, dict(others), metrics
 
     def on_run_start(self, header: Header) -> None:
@@ -275,22 +284,22 @@ class CallbackList(ForwardingCallback):
         getattr(self.first, hook)(*values)
         for name, callback in list(self.others.items()):
             if name not in self.others:
-                continue  # it failed at the warning about another
+                continue  # removed by a nested call of on_warning
             try:
                 getattr(callback, hook)(*values)
             except Exception as error:
                 del self.others[name]
                 why = getattr(error, "strerror", None) or f"{type(error).__name__}: {error}"
-                self.on_warning(f"{name} has failed ({why}); the run goes on without it")
+                self.on_warning(f"{name} has failed ({why}); the run continues without it")
 
 
 class LogMessage(str):
-    """A sentence to print, with an event's name and values for a log."""
+    """A sentence to print, which also has the name and the values of an event for a JSON log."""
 
     event: str
     values: Mapping[str, Any]
 
     def __new__(cls, sentence: str, event: str, **values: Any) -> "LogMessage":
-        made = super().__new__(cls, sentence)
-        made.event, made.values = event, values
-        return made
+        message = super().__new__(cls, sentence)
+        message.event, message.values = event, values
+        return message

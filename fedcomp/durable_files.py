@@ -1,4 +1,4 @@
-"""Files that are complete on the disk, or not there: written with their final permissions, flushed, and renamed into place."""
+"""Atomic file writes: files are written with their final permissions, flushed to the disk, and renamed into place."""
 
 import os
 from collections.abc import Sequence
@@ -15,16 +15,16 @@ def write_new(path: Path, data: Sequence[bytes | memoryview], mode: int) -> None
 
 
 def replace(path: Path, data: Sequence[bytes | memoryview], mode: int) -> None:
-    """Replace a file as a whole: after a kill at any moment the previous file or the new one is there."""
+    """Replace a file atomically: after a kill at any moment, the path holds the previous file or the new one."""
     temporary = path.with_name(f".{path.name}.new")
-    temporary.unlink(missing_ok=True)  # of a process that was killed
+    temporary.unlink(missing_ok=True)  # left by a process that was killed
     write_new(temporary, data, mode)
     os.replace(temporary, path)
     flush(path.parent)
 
 
 def flush(path: Path) -> None:
-    """Flush a file, or the names of a folder's files, to the disk."""
+    """Flush a file, or the entries of a folder, to the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

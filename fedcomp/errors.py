@@ -1,21 +1,21 @@
-"""Every error that fedcomp raises on purpose, and the exit status that the command line gives it.
+"""The errors that fedcomp raises, and the exit status of the command line for each.
 
     FedcompError                    1
-    ├── UserError                   2   the user's mistake; one sentence that names the fix
+    ├── UserError                   2   a mistake of the user; one sentence that names the fix
     │   ├── SpecError                   an unknown name or option in `stc:density=1%`
-    │   ├── ConfigError                 a value out of range, options that exclude each other
+    │   ├── ConfigError                 a value out of range, or options that exclude each other
     │   │   └── MismatchError               a memory that does not suit its codec
     │   ├── DataError                   a missing or malformed data set
     │   ├── TaskError                   a task file that does not import or breaks its contract
-    │   ├── RunFolderError              a folder in the way, not writable, or of another configuration
-    │   ├── KeysError                   a key, certificate or registry that is missing, malformed, expired or in the way
-    │   ├── OutOfMemoryError            memory of the device ran out; names flags that need less
-    │   └── UnreachableError            a server that does not answer, or is not the one that its certificate should be for
+    │   ├── RunFolderError              a run folder that exists already, is not writable, or belongs to another configuration
+    │   ├── KeysError                   a key, certificate or registry that is missing, malformed or expired, or exists already
+    │   ├── OutOfMemoryError            the device is out of memory; names flags that reduce its use
+    │   └── UnreachableError            a server that does not answer, or whose certificate is not valid for its address
     ├── MissingExtraError           2   an optional dependency is absent; names the extra to install
-    ├── FrameError                  3   bytes that are not a whole valid frame of this codec and size
+    ├── FrameError                  3   bytes that are not a complete, valid frame of this codec and size
     ├── NonFiniteError              4   NaN or infinity where a finite number is needed
-    ├── ProtocolError               5   a message that the other side should not have sent
-    └── CheckpointError             6   a checkpoint that cannot be read back
+    ├── ProtocolError               5   a message that violates the protocol
+    └── CheckpointError             6   a checkpoint that cannot be read or written
 
 Ctrl-C exits with 130.
 """
@@ -25,6 +25,8 @@ from collections.abc import Iterable
 
 
 class FedcompError(Exception):
+    """Base class of all errors that fedcomp raises."""
+
     exit_status = 1
 
 
@@ -33,7 +35,7 @@ class UserError(FedcompError):
 
 
 class SpecError(UserError):
-    """`flag` is the option, and `spec` the text, in which the mistake was found; "" where the sentence alone says it."""
+    """An invalid spec string. `flag` and `spec`, if not "", are the option and its value, and precede the message."""
 
     flag = spec = ""
 
@@ -47,7 +49,7 @@ class ConfigError(UserError):
 
 
 class MismatchError(ConfigError):
-    """A memory that does not suit its codec. `{memory}` and `{uplink}` in the sentence stand for the options that named them."""
+    """A memory that does not suit its codec. The message may contain `{memory}` and `{uplink}`, the names of their options."""
 
     memory, uplink = "--memory", "--uplink"
 
@@ -76,12 +78,12 @@ class OutOfMemoryError(UserError):
 
 
 class UnreachableError(UserError):
-    """`cause` is a word for programs; those of `transient` may mend themselves, so that trying again makes sense."""
+    """A server that cannot be reached. `cause` is the kind of failure; after one of the causes in `transient`, a retry may succeed."""
 
     transient = frozenset({"closed", "network", "silent", "starting", "unknown host"})
 
-    def __init__(self, sentence: str, cause: str = ""):
-        super().__init__(sentence)
+    def __init__(self, message: str, cause: str = ""):
+        super().__init__(message)
         self.cause = cause
 
 
@@ -100,7 +102,7 @@ class FrameError(FedcompError):
 
 class NonFiniteError(FedcompError):
     exit_status = 4
-    position: int  # of the value in its vector, where a codec raised the error
+    position: int  # of the value in its vector; set if a codec raised the error
 
 
 class ProtocolError(FedcompError):
@@ -115,9 +117,9 @@ INTERRUPTED = 130
 
 
 SIMILAR = 0.7  # lowest difflib ratio of a suggested name
-SIMILAR_SHORT = 0.6  # likewise, for names of up to 4 characters
-PREFIX = 3  # shortest beginning of a name that is completed, in characters
-SYNONYMS = {  # names that other libraries use, by ours
+SIMILAR_SHORT = 0.6  # lowest ratio for names of up to 4 characters
+MIN_PREFIX = 3  # characters of a name that is completed
+SYNONYMS = {  # our name → names in other libraries
     "lr": ("learning_rate", "eta"),
     "local_epochs": ("epochs", "num_epochs"),
     "local_steps": ("steps",),
@@ -138,7 +140,7 @@ SYNONYMS = {  # names that other libraries use, by ours
 
 
 def closest(name: str, known: Iterable[str]) -> str | None:
-    """Return the known name closest to an unknown one: a synonym, a similar name or one that begins with it; None for none."""
+    """Return the known name closest to an unknown one: a synonym, a similar name, or a name that starts with it; else None."""
     known = sorted(known)
     spelled = name.lower().replace("-", "_")
     for ours, theirs in SYNONYMS.items():
@@ -147,12 +149,12 @@ def closest(name: str, known: Iterable[str]) -> str | None:
     cutoff = SIMILAR if len(name) > 4 else SIMILAR_SHORT
     similar = difflib.get_close_matches(name, known, n=1, cutoff=cutoff)
     swapped = [one for one in known if sorted(one) == sorted(name)]
-    begun = [one for one in known if len(name) >= PREFIX and one.startswith(name)]
-    return next(iter([*similar, *swapped, *begun]), None)
+    completed = [one for one in known if len(name) >= MIN_PREFIX and one.startswith(name)]
+    return next(iter([*similar, *swapped, *completed]), None)
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """Return the end of a sentence about an unknown name: the closest known name, if any, and all known names."""
+    """Return the end of an error message about an unknown name: the closest known name, if any, and all known names."""
     known = list(known)
     close = closest(name, known)
     hint = f"did you mean '{close}'? " if close else ""

@@ -1,4 +1,4 @@
-"""Format numbers for people: bytes, ratios, shares, durations, lists of clients."""
+"""Text for numbers: bytes, ratios, percentages, durations and lists of clients."""
 
 import math
 from collections.abc import Iterable
@@ -16,12 +16,13 @@ def human_bytes(count: int) -> str:
 
 
 def ratio(dense: int, sent: int) -> str:
-    """Return how many times smaller than dense the sent bytes are, such as `×398`; a dash if nothing was sent."""
+    """Return `dense / sent` as text such as `×398`; a dash if either is 0."""
     return f"×{three_digits(dense / sent)}" if sent and dense else NOTHING
 
 
-def percent(share: float | None) -> str:
-    return NOTHING if share is None else f"{100 * share:.2f} %"
+def percent(fraction: float | None) -> str:
+    """Format a fraction as a percentage: `81.20 %`."""
+    return NOTHING if fraction is None else f"{100 * fraction:.2f} %"
 
 
 def decimal(value: float | None) -> str:
@@ -48,6 +49,7 @@ def duration(seconds: float) -> str:
 
 
 def rate(per_second: float) -> str:
+    """Format a number of client updates per second."""
     return f"{three_digits(per_second)} client updates per second"
 
 
@@ -56,7 +58,7 @@ def three_digits(value: float) -> str:
 
 
 def one_line(text: str) -> str:
-    """Return a text without line breaks and other control characters, so that the text of a client cannot control the terminal."""
+    """Return a text with spaces for control characters and line breaks, so that text from a client cannot control the terminal."""
     return "".join(c if c.isprintable() else " " for c in text)
 
 

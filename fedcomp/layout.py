@@ -1,7 +1,7 @@
-"""A model's trainable tensors as one vector.
+"""The layout of a model's trainable tensors in one vector.
 
-The order is that of `named_parameters()`: frozen tensors are left out, tied ones stand once, under their first name.
-Vectors are float32; tensors of another precision are converted on the way in and rounded on the way out.
+The tensors are in the order of `named_parameters()`. Frozen tensors are left out; tied tensors are included once, under their first name.
+Vectors are float32; tensors of other precisions are converted when they are gathered and rounded when they are scattered.
 """
 
 import hashlib
@@ -20,18 +20,18 @@ if TYPE_CHECKING:
 def model_fingerprint(model: "nn.Module") -> str:
     """Return the fingerprint of a model's layout and, after a plus, 16 hex digits of its frozen parameters if it has any.
 
-    Frozen parameters are never sent, so every party has to build the same ones.
+    Frozen parameters are never sent, so the server and all clients have to build the same ones.
     """
     frozen = hashlib.sha256()
-    some = False
+    has_frozen = False
     for name, parameter in model.named_parameters():
         if not parameter.requires_grad:
-            some = True
+            has_frozen = True
             flat = parameter.detach().cpu().contiguous().reshape(-1).view(dtype=_bytes())
             frozen.update(f"{name}:{tuple(parameter.shape)}:{parameter.dtype}".encode())
             frozen.update(flat.numpy())
     layout = Layout.of(model).fingerprint
-    return f"{layout}+{frozen.hexdigest()[:16]}" if some else layout
+    return f"{layout}+{frozen.hexdigest()[:16]}" if has_frozen else layout
 
 
 def _bytes() -> "torch.dtype":
@@ -42,6 +42,8 @@ def _bytes() -> "torch.dtype":
 
 @dataclass(frozen=True)
 class Entry:
+    """A tensor in a layout."""
+
     name: str
     shape: tuple[int, ...]
     offset: int  # of the first element in the vector
@@ -55,7 +57,7 @@ class Entry:
         return slice(self.offset, self.offset + self.numel)
 
     def alone(self) -> "Layout":
-        """Return the layout of this tensor alone."""
+        """Return a layout with this tensor only."""
         return Layout((Entry(self.name, self.shape, 0),))
 
 
@@ -74,6 +76,7 @@ class Layout:
 
     @classmethod
     def from_shapes(cls, shapes: dict[str, tuple[int, ...]]) -> "Layout":
+        """Return the layout of tensors with these names and shapes, in this order."""
         entries, offset = [], 0
         for name, shape in shapes.items():
             entries.append(Entry(name, tuple(shape), offset))
@@ -83,7 +86,7 @@ class Layout:
     @staticmethod
     @lru_cache(256)
     def flat(numel: int) -> "Layout":
-        """Return the layout of one unnamed tensor, which a codec assumes without a layout."""
+        """Return the layout of one unnamed tensor, the default layout of codecs."""
         return Layout((Entry("", (numel,), 0),))
 
     @cached_property
@@ -103,7 +106,7 @@ class Layout:
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def twice(self, second: str) -> "Layout":
-        """Return this layout followed by the same tensors again, with the prefix `second` before their names."""
+        """Return a layout with this layout's tensors, then the same tensors again with the prefix `second` in their names."""
         shapes = {e.name: e.shape for e in self.entries}
         return Layout.from_shapes(shapes | {second + name: shape for name, shape in shapes.items()})
 

@@ -1,13 +1,13 @@
-"""The messages between a server and its clients: flat values that any transport can carry.
+"""The messages between a server and its clients, which every transport can carry.
 
     Invitation   server → client   the run and its options
     Presence     client → server   the client's id and version, or the reason why it cannot take part
-    Assignment   server → client   the broadcasts that the client missed, the proposal that was accepted, and the work of this phase
+    Assignment   server → client   a download, the ticket of the last accepted proposal, and the settings of this phase
     Report       client → server   a frame or the reason why there is none, and the client's version
-    Farewell     server → client   the run is over
+    Farewell     server → client   the end of the run
 
-Versions are names in a hash chain: the first is the hash of the initial weights, each next one the hash of its
-predecessor and the broadcast that was added. A fingerprint is a hash of the weights themselves.
+Versions are names in a hash chain. The initial version is the hash of the initial weights. Each later version is the hash of its
+predecessor and the broadcast that was applied to it. A fingerprint is a hash of the weights themselves.
 """
 
 import dataclasses
@@ -24,24 +24,25 @@ from torch import Tensor
 
 from .errors import ProtocolError
 
-# Forms of a download.
+# Forms of a download: how it brings a client from its version to the current one.
 UP_TO_DATE, FRAMES, OVERWRITE, DENSE = "up-to-date", "frames", "overwrite", "dense"
 UPDATE, NEED_DENSE, FAILED = "update", "need-dense", "failed"  # kinds of a report
-TRAIN = "train"  # the phase of strategies that have one
+TRAIN = "train"  # the phase of strategies with a single phase
 LENGTH = struct.Struct("<I")
 compact_json = functools.partial(json.dumps, separators=(",", ":"))  # JSON without spaces
 
 
 @dataclass
 class WireMessage:
-    """A message: flat fields of str, int, float, bytes or list[bytes], checked when it is unpacked.
+    """Base class of messages: dataclasses with fields of str, int, float, bytes or list[bytes].
 
-    As bytes: the length of the header (4 bytes, little-endian), the header, and then the bytes of the fields of
-    bytes, one after the other. The header is a JSON list: the name of the message and its fields in order; a field of
-    bytes is given by its length, a list by its lengths.
+    The packed form is the length of the header (4 bytes, little-endian), the header, and the contents of all bytes fields, in order. The
+    header is a JSON list with the name of the message and its fields in order. It has the length of a bytes field, and the list of lengths
+    of a list[bytes] field.
     """
 
     def pack(self) -> bytes:
+        """Return the message as bytes."""
         header: list[Any] = [type(self).__name__]
         blobs: list[bytes] = []
         for name, _ in _fields(type(self)):
@@ -58,7 +59,7 @@ class WireMessage:
 
     @classmethod
     def unpack(cls, data: bytes) -> Self:
-        """Parse one whole message. Raises ProtocolError for other fields, and for fields of other types."""
+        """Parse one whole message. Raises ProtocolError for wrong fields or types."""
         fields = _fields(cls)
         try:
             start = LENGTH.size + LENGTH.unpack_from(data)[0]
@@ -67,7 +68,7 @@ class WireMessage:
             raise ProtocolError(f"the header of the {cls.__name__} cannot be read") from error
         if type(header) is not list or len(header) != len(fields) + 1 or header[0] != cls.__name__:
             raise ProtocolError(
-                f"the message is not {cls.__name__}; both sides need the same version of fedcomp"
+                f"the message is not {cls.__name__}; use the same version of fedcomp on both sides"
             )
         values: list[Any] = []
         for (name, kind), value in zip(fields, header[1:], strict=True):
@@ -89,7 +90,9 @@ class WireMessage:
                     f"{cls.__name__}.{name} is not of type {getattr(kind, '__name__', kind)}"
                 )
         if start != len(data):
-            raise ProtocolError(f"the {cls.__name__} has {len(data)} bytes and claims {start}")
+            raise ProtocolError(
+                f"the {cls.__name__} has {len(data)} bytes; its header gives {start}"
+            )
         return cls(*values)
 
 
@@ -100,77 +103,89 @@ def _fields(cls: type) -> tuple[tuple[str, Any], ...]:
 
 @dataclass
 class Invitation(WireMessage):
-    run: str  # name of the run, 32 hex digits; the same when it is resumed
-    client: int  # logical id that belongs to the client's key; -1: the client names its own
-    options: str  # JSON: the run's options that decide what a client does
+    """The run and its options, sent to a client that connects."""
+
+    run: str  # name of the run, 32 hex digits; unchanged when the run is resumed
+    client: int  # logical id that belongs to the client's key; -1: the client chooses its id
+    options: str  # JSON: the options that clients need
     layout: str  # fingerprint of the model's layout
-    version: str  # that the run started from
+    version: str  # initial version of the run
 
 
 @dataclass
 class Presence(WireMessage):
+    """A client's answer to an invitation."""
+
     run: str
     client: int  # logical id
     version: str  # of the client's weights
-    reason: str  # why it cannot take part; "" if it can
-    key: bytes = b""  # its public key, a compressed P-384 point; b"" if its certificate tells it
+    reason: str  # why the client cannot take part; "" if it can
+    key: bytes = b""  # public key of the client, a compressed P-384 point; b"" if its certificate has the key
 
 
 @dataclass
 class Farewell(WireMessage):
+    """The end of the run."""
+
     run: str
-    round: int  # the last one
+    round: int  # the last round
 
 
 @dataclass
 class Assignment(WireMessage):
+    """The work of a client in one phase, with the download that it starts from."""
+
     round: int
-    phase: str  # "train", or one of the strategy's
+    phase: str  # "train", or the name of another phase of the strategy
     client: int  # logical id
     form: str  # of the download: UP_TO_DATE, FRAMES, OVERWRITE or DENSE
-    base: str  # version that the download starts from; "" for DENSE
-    version: str  # version that it leads to
-    fingerprint: str  # of the weights there
+    base: str  # version before the download; "" for DENSE
+    version: str  # version after the download
+    fingerprint: str  # of the weights after the download
     frames: list[bytes]  # the download
-    accepted: str  # ticket of the client's last proposal that was accepted, "" for none
-    announced: list[bytes] = field(default_factory=list)  # further inputs: name, value, name, …
-    density: float = 0.0  # of the uplink codec in this round; 0 = its own
+    accepted: str  # ticket of the client's last accepted proposal, "" for none
+    announced: list[bytes] = field(
+        default_factory=list
+    )  # inputs of the strategy: name, value, name, …
+    density: float = 0.0  # of the uplink codec in this round; 0 = as configured
     lr: float = 1.0  # this round's learning rate as a multiple of the client's
     returned: bytes = b""  # the dropped part of the accepted proposal as a frame, b"" for nothing
-    steps: int = 0  # of local SGD in this round; 0 = the client's own
-    batch_size: int = 0  # examples in a step of this round; 0 = the client's own
+    steps: int = 0  # local steps in this round; 0 = as configured
+    batch_size: int = 0  # examples in a local step of this round; 0 = as configured
     evaluate: int = 0  # 1: the client evaluates the model that it received before it trains
 
 
 @dataclass
 class Report(WireMessage):
+    """A client's answer to an assignment."""
+
     round: int
     phase: str
     client: int
     kind: str  # UPDATE, NEED_DENSE or FAILED
-    version: str  # that the client is at, and that the frame was made from
+    version: str  # of the client's weights, from which the update was computed
     fingerprint: str  # of the client's weights
     frame: bytes  # b"" when there is nothing to send
-    ticket: str  # names this proposal
-    examples: int  # that the update counts for: those of the client's data, or as its train_fn says
+    ticket: str  # name of this proposal
+    examples: int  # weight of the update: the number of the client's examples, or the number that its train_fn returned
     loss: float  # mean training loss before each local step
-    stage: str  # where a FAILED client failed: "phase", "download", "evaluate", "train", "encode"
+    stage: str  # stage at which a FAILED client failed: "phase", "download", "evaluate", "train", "encode"
     reason: str
-    after: str = ""  # ticket of the proposal that the client's memory last committed, "" for none
+    after: str = ""  # ticket of the last proposal that the client's memory committed, "" for none
     metrics: bytes = b""  # packed ReportedMetrics, b"" for none
 
 
 @dataclass(frozen=True)
 class ClientRoundConfig:
-    """The settings of a client for one round, which an Assignment carries."""
+    """The settings of a client for one round, which its Assignment carries."""
 
-    density: float = 0.0  # of the uplink codec; 0: its own
+    density: float = 0.0  # of the uplink codec; 0: as configured
     lr: float = 1.0  # multiple of the client's learning rate
-    steps: int = 0  # of local SGD; 0: the client's own
-    batch_size: int = 0  # examples; 0: the client's own
+    steps: int = 0  # local steps; 0: as configured
+    batch_size: int = 0  # examples; 0: as configured
 
 
-MAX_METRICS = 64  # from training, and likewise from evaluation
+MAX_METRICS = 64  # from training, and as many from evaluation
 MAX_NAME_BYTES = 64  # bytes of UTF-8
 METRICS_HEAD, DOUBLE = struct.Struct("<QB"), struct.Struct("<d")
 MAX_EXAMPLES = 1 << 53  # in one report: float64 holds every integer up to here
@@ -181,15 +196,16 @@ MAX_METRICS_BYTES = METRICS_HEAD.size + 2 * MAX_METRICS * (
 
 @dataclass(frozen=True)
 class ReportedMetrics:
-    """Named numbers that a client reports, as bytes in `Report.metrics`.
+    """The metrics that a client reports, packed in `Report.metrics`.
 
-    The examples of the evaluation (8 bytes, little-endian), the number of training metrics (1 byte), and for each metric, those of
-    training first: the length of its name (1 byte), the name in UTF-8, the number (float64, little-endian).
+    The packed form is the number of evaluation examples (8 bytes, little-endian), the number of training metrics (1 byte), the training
+    metrics and the evaluation metrics. A metric is the length of its name (1 byte), its name in UTF-8, and its value (float64,
+    little-endian).
     """
 
     training: Mapping[str, float] = field(default_factory=dict)
     evaluation: Mapping[str, float] = field(default_factory=dict)
-    examples: int = 0  # that the client evaluated the model on
+    examples: int = 0  # number of examples of the evaluation
 
     def pack(self) -> bytes:
         """Return the metrics as bytes, b"" for none. Raises ProtocolError for names that are not allowed."""
@@ -214,32 +230,34 @@ class ReportedMetrics:
             )
         try:
             examples, training = METRICS_HEAD.unpack_from(data)
-            at, found = METRICS_HEAD.size, []
+            at, items = METRICS_HEAD.size, []
             while at < len(data):
                 end = at + 1 + data[at]
-                found.append((data[at + 1 : end].decode(), *DOUBLE.unpack_from(data, end)))
+                items.append((data[at + 1 : end].decode(), *DOUBLE.unpack_from(data, end)))
                 at = end + DOUBLE.size
         except (struct.error, UnicodeDecodeError) as error:
             raise ProtocolError("the metrics cannot be read") from error
-        made = cls(dict(found[:training]), dict(found[training:]), examples)
-        check_metric_names(made.training)
-        check_metric_names(made.evaluation)
-        count = len(made.training) + len(made.evaluation)
-        if not found or (len(made.training), count) != (training, len(found)):
-            raise ProtocolError("the metrics name a number twice, or fewer than they claim")
-        if not bool(made.evaluation) <= examples <= MAX_EXAMPLES * bool(made.evaluation):
-            raise ProtocolError(f"the metrics are of {examples} examples")
-        return made
+        metrics = cls(dict(items[:training]), dict(items[training:]), examples)
+        check_metric_names(metrics.training)
+        check_metric_names(metrics.evaluation)
+        count = len(metrics.training) + len(metrics.evaluation)
+        if not items or (len(metrics.training), count) != (training, len(items)):
+            raise ProtocolError(
+                "the metrics have a name twice, or fewer training metrics than their header gives"
+            )
+        if not bool(metrics.evaluation) <= examples <= MAX_EXAMPLES * bool(metrics.evaluation):
+            raise ProtocolError(f"the metrics were evaluated on {examples} examples")
+        return metrics
 
 
 def check_metric_names(names: Collection[str]) -> None:
     """Raise ProtocolError for more than 64 names, and for a name that is not 1 to 64 printable bytes of UTF-8."""
     if len(names) > MAX_METRICS:
-        raise ProtocolError(f"there are {len(names)} metrics; give at most {MAX_METRICS}")
+        raise ProtocolError(f"there are {len(names)} metrics; report at most {MAX_METRICS}")
     for name in names:
         if not name.isprintable() or not 0 < len(name.encode()) <= MAX_NAME_BYTES:
             raise ProtocolError(
-                f"the metric {name[:MAX_NAME_BYTES]!r} has no printable name of 1 to {MAX_NAME_BYTES} bytes"
+                f"the metric name {name[:MAX_NAME_BYTES]!r} is not printable text of 1 to {MAX_NAME_BYTES} bytes"
             )
 
 
@@ -259,7 +277,7 @@ def failure(
 
 
 def ticket(round: int, client: int, frame: bytes) -> str:
-    """Return the name of a proposal, which depends on its round, client and frame; "" if there is nothing to send."""
+    """Return the name of a proposal, a hash of its round, client and frame; "" for an empty frame."""
     return _digest(f"{round}:{client}:", frame)[:16] if frame else ""
 
 
@@ -269,12 +287,12 @@ def fingerprint(weights: Tensor) -> str:
 
 
 def initial_version(weights: Tensor, layout_fingerprint: str) -> str:
-    """Return the name of the version that a run starts from."""
+    """Return the initial version of a run."""
     return hashlib.sha256(f"{layout_fingerprint}:{fingerprint(weights)}".encode()).hexdigest()[:32]
 
 
 def next_version(version: str, frame: bytes) -> str:
-    """Return the name of the version after `frame` is added."""
+    """Return the version that follows `version` when `frame` is applied."""
     return _digest(version, frame)[:32]
 
 

@@ -1,7 +1,7 @@
-"""Where the time of a simulated round goes: named spans, which nest. `timed` does nothing unless a recorder is on.
+"""A profiler for simulated rounds, which records named, nested spans. `timed` does nothing unless a recorder is active.
 
 with recording(Recorder()) as recorder:
-    ...  # code that says `with timed("evaluation"):`
+    ...  # code that contains `with timed("evaluation"):`
 recorder.events
 """
 
@@ -12,8 +12,8 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-SERVER, CLIENTS, BESIDE = "server", "clients", "plain loops"  # tracks
-TRACKS = {  # by span; all others are on the third track
+SERVER, CLIENTS, PLAIN_LOOPS = "server", "clients", "plain loops"  # tracks
+TRACKS = {  # by name of the span; other spans are on the track PLAIN_LOOPS
     "round": SERVER,
     "aggregation": SERVER,
     "downlink": SERVER,
@@ -33,22 +33,22 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Event:
-    """A span that has ended. Times in seconds since the recorder was made."""
+    """A span that has ended."""
 
     name: str
-    start_s: float
+    start_s: float  # since the recorder was created
     seconds: float
-    own_s: float  # without the spans inside it
-    depth: int  # spans around it
-    about: dict[str, Any] = field(default_factory=dict)
+    own_s: float  # seconds without nested spans
+    depth: int  # number of enclosing spans
+    details: dict[str, Any] = field(default_factory=dict)
 
     @property
     def track(self) -> str:
-        return TRACKS.get(self.name, BESIDE)
+        return TRACKS.get(self.name, PLAIN_LOOPS)
 
 
 class Recorder:
-    """Records the spans in the thread that made it. `synchronise` waits until the device is idle."""
+    """Records the spans of the thread that created it. `synchronise` waits until the device is idle."""
 
     def __init__(
         self,
@@ -63,8 +63,8 @@ class Recorder:
         self._began = clock()
 
     @contextmanager
-    def span(self, name: str, about: dict[str, Any]) -> Iterator[None]:
-        """Record a span when it ends, also by an exception."""
+    def span(self, name: str, details: dict[str, Any]) -> Iterator[None]:
+        """Record the block as a span, also if it raises."""
         if threading.get_ident() != self._thread:
             yield
             return
@@ -80,18 +80,18 @@ class Recorder:
                 self._inside[-1] += seconds
             self.events.append(
                 Event(
-                    name, start - self._began, seconds, seconds - within, len(self._inside), about
+                    name, start - self._began, seconds, seconds - within, len(self._inside), details
                 )
             )
 
 
-def timed(name: str, **about: Any) -> AbstractContextManager[None]:
-    """Record the block as a span, with details that a trace shows."""
-    return _OFF if _recorder is None else _recorder.span(name, about)
+def timed(name: str, **details: Any) -> AbstractContextManager[None]:
+    """Record the block as a span. Traces show the details."""
+    return _OFF if _recorder is None else _recorder.span(name, details)
 
 
 def timed_each(name: str, items: Iterable[T]) -> Iterator[T]:
-    """Yield the items of an iterable; the time to make each is a span."""
+    """Yield the items of an iterable; the time to compute each item is a span."""
     source = iter(items)
     while True:
         with timed(name):
@@ -104,7 +104,7 @@ def timed_each(name: str, items: Iterable[T]) -> Iterator[T]:
 
 @contextmanager
 def recording(recorder: Recorder) -> Iterator[Recorder]:
-    """Record spans with `recorder` until the block ends."""
+    """Record the spans of the block with `recorder`."""
     global _recorder
     before, _recorder = _recorder, recorder
     try:
@@ -118,12 +118,12 @@ def trace(events: Iterable[Event], process: str) -> dict[str, Any]:
 
     Source: Duca, Sinclair: Trace Event Format. Chromium 2016.
     """
-    tracks = [SERVER, CLIENTS, BESIDE]
-    named = [{"name": "process_name", "ph": "M", "pid": 1, "tid": 0, "args": {"name": process}}]
+    tracks = [SERVER, CLIENTS, PLAIN_LOOPS]
+    metadata = [{"name": "process_name", "ph": "M", "pid": 1, "tid": 0, "args": {"name": process}}]
     for tid, track in enumerate(tracks, 1):
         thread = {"ph": "M", "pid": 1, "tid": tid}
-        named.append(thread | {"name": "thread_name", "args": {"name": track}})
-        named.append(thread | {"name": "thread_sort_index", "args": {"sort_index": tid}})
+        metadata.append(thread | {"name": "thread_name", "args": {"name": track}})
+        metadata.append(thread | {"name": "thread_sort_index", "args": {"sort_index": tid}})
     complete = [
         {
             "name": e.name,
@@ -133,8 +133,8 @@ def trace(events: Iterable[Event], process: str) -> dict[str, Any]:
             "dur": 1e6 * e.seconds,
             "pid": 1,
             "tid": 1 + tracks.index(e.track),
-            "args": e.about,
+            "args": e.details,
         }
         for e in sorted(events, key=lambda e: (e.start_s, e.depth))
     ]
-    return {"traceEvents": named + complete, "displayTimeUnit": "ms"}
+    return {"traceEvents": metadata + complete, "displayTimeUnit": "ms"}

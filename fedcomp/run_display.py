@@ -1,4 +1,4 @@
-"""Totals and texts of a run that is watched, for dashboards, plain lines and notebooks."""
+"""Base class and texts of displays: the dashboard, plain lines and notebooks."""
 
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -26,10 +26,12 @@ from .formatting import (
 
 @dataclass(frozen=True)
 class Column:
+    """A column of the table of rounds."""
+
     title: str
     width: int
-    importance: int  # columns of higher numbers are left out first if there is not enough room
-    cell: Callable[[RoundRecord], str]
+    priority: int  # columns with the highest numbers are left out first if the table is too wide
+    cell: Callable[[RoundRecord], str]  # text of the column in a round
 
 
 COLUMNS = (
@@ -52,33 +54,40 @@ COLUMNS = (
     Column("accepted", 9, 6, lambda r: f"{r.accepted}/{r.cohort}"),
     Column("time", 10, 7, lambda r: duration(r.seconds)),
 )
-# Of a run with a network.
+# Only if the run has a virtual network.
 VIRTUAL = Column(
     "virtual", 10, 4, lambda r: NOTHING if r.simulated_s is None else duration(r.simulated_s)
 )
-# Of a run whose clients evaluate the model.
+# Only if clients evaluate the model.
 WORST = "worst 10 %"
 GAP = 2  # blanks between columns
-SUSPECT = 0.2  # share of votes lost by a wide margin from which a client is shown,
-UNLIKE = 3.0  # if it is also this multiple of the median
-NAMED = 8  # clients in a line, and reasons of a round's rejections
+# A client is shown as suspect if it lost at least this fraction of its votes by a wide margin, and this multiple of the median.
+MIN_SUSPICION, SUSPICION_RATIO = 0.2, 3.0
+MAX_LISTED = 8  # clients in a line, and reasons for the rejections of a round
 
 
 def columns_of(header: Header | None) -> tuple[Column, ...]:
     """Return the columns of a run."""
     if header is None:
         return COLUMNS
-    kept = [c for c in COLUMNS if c.title != "accuracy" or header.judged == "accuracy"]
-    measured = [
+    columns = [c for c in COLUMNS if c.title != "accuracy" or header.judged == "accuracy"]
+    task_metrics = [
         Column(name, max(8, len(name)), 1, lambda r, name=name: decimal(r.metrics.get(name)))
         for name in header.measures
     ]
     virtual = [VIRTUAL] if header.network else []
-    return (*kept[:1], *measured, *kept[1:2], *_of_clients(header), *kept[2:], *virtual)
+    return (
+        *columns[:1],
+        *task_metrics,
+        *columns[1:2],
+        *_client_columns(header),
+        *columns[2:],
+        *virtual,
+    )
 
 
-def _of_clients(header: Header) -> list[Column]:
-    """Return the columns of what clients measured: the mean, unless it takes the place of the server's measure, and the worst decile."""
+def _client_columns(header: Header) -> list[Column]:
+    """Return the columns of the clients' evaluation: the worst decile, and the mean unless the column of the server shows it."""
     name = header.judged
 
     def cell(field: str) -> Callable[[RoundRecord], str]:
@@ -90,18 +99,18 @@ def _of_clients(header: Header) -> list[Column]:
 
 
 def columns_for(width: int, columns: Sequence[Column] = COLUMNS) -> list[Column]:
-    """Return the most important of `columns` that fit into `width` characters, in their order."""
-    kept: list[Column] = []
-    for column in sorted(columns, key=lambda c: c.importance):
-        if sum(c.width + GAP for c in kept) + column.width > width:
+    """Return the columns of the highest priority that fit into `width` characters, in the order of `columns`."""
+    chosen: list[Column] = []
+    for column in sorted(columns, key=lambda c: c.priority):
+        if sum(c.width + GAP for c in chosen) + column.width > width:
             break
-        kept.append(column)
-    return [c for c in columns if c in kept]
+        chosen.append(column)
+    return [c for c in columns if c in chosen]
 
 
 @dataclass
 class Totals:
-    """Sums over the rounds that were watched."""
+    """Sums over the rounds that this process ran."""
 
     uplink_bytes: int = 0
     downlink_bytes: int = 0
@@ -118,15 +127,17 @@ class Totals:
 
 @dataclass
 class RunDisplay(Callback):
-    """Base class of displays: follows a run at a constant cost per round. Entered before the run is prepared, left after its end."""
+    """Base class of displays, a context manager around the whole run. The cost per round is constant."""
 
     clock: Callable[[], float] = monotonic
     header: Header | None = None
     last: RoundRecord | None = None
-    summary: Summary | None = None  # of the run that is over
-    best: RoundRecord | None = None  # highest accuracy, or lowest loss of a task without accuracy
+    summary: Summary | None = None  # None until the end of the run
+    best: RoundRecord | None = (
+        None  # with the highest accuracy, or the lowest loss if the task has no accuracy
+    )
     totals: Totals = field(default_factory=Totals)
-    # When the newest rounds ended, and when the first began.
+    # Times at which the last rounds ended; the first entry may be the start of the run.
     ends: deque[float] = field(default_factory=lambda: deque(maxlen=33))
 
     def __enter__(self) -> Self:
@@ -141,16 +152,16 @@ class RunDisplay(Callback):
 
     @property
     def last_round(self) -> int:
-        """The last finished round of the run, 0 before any."""
+        """The last finished round of the run, 0 before round 1."""
         if self.last:
             return self.last.round
         return self.header.first_round - 1 if self.header else 0
 
     @property
     def reached(self) -> str:
-        """How far the run is: "after round 7 of 20"."""
+        """The progress of the run as text: "after round 7 of 20"."""
         if not self.last_round:
-            return "before round 1 was done"
+            return "before the end of round 1"
         rounds = self.header.rounds if self.header else self.last_round
         return f"after round {self.last_round} of {rounds}"
 
@@ -175,25 +186,25 @@ class RunDisplay(Callback):
         self.summary = summary
 
     def merit(self, record: RoundRecord) -> float | None:
-        """Return the accuracy, or the negative loss of a task without accuracy; None if it was not measured."""
+        """Return the accuracy, or the negative loss if the task has no accuracy; None if it was not measured."""
         if self.header is None or self.header.judged == "accuracy":
             return record.measured_accuracy
         loss = record.measured_loss
         return -loss if loss is not None and isfinite(loss) else None
 
     def judged(self, record: RoundRecord) -> float | None:
-        """Return the accuracy of the round, or the loss of a task without accuracy."""
+        """Return the accuracy of the round, or the loss if the task has no accuracy."""
         by_accuracy = self.header is None or self.header.judged == "accuracy"
         return record.measured_accuracy if by_accuracy else record.measured_loss
 
 
 def facts(header: Header) -> list[tuple[str, str]]:
-    """Return labels and values that describe a run, the most important first."""
+    """Return labels and values that describe a run, in order of importance."""
     h = header
     rows = [
         ("task", f"{h.task}, {h.parameters:,} parameters"),
         ("clients", f"{h.clients:,}, {h.cohort:,} a round, {h.partition}"),
-        ("relays", f"{h.relays:,}, each adds the frames of its clients" if h.relays else ""),
+        ("relays", f"{h.relays:,}, each sums the frames of its clients" if h.relays else ""),
         (
             "attack",
             h.attack and f"{h.byzantine:,} of {h.clients:,} clients are Byzantine: {h.attack}",
@@ -214,49 +225,49 @@ def facts(header: Header) -> list[tuple[str, str]]:
 
 
 def rejections(record: RoundRecord) -> list[str]:
-    """Return a line for each stage and reason with at most eight of its clients; of more than eight reasons, the most frequent ones.
+    """Return a line for each stage and reason of rejections, with up to eight clients. Only the most frequent reasons are listed.
 
-    Clients that a quorum did not wait for are left out.
+    Clients that were too late for a quorum are left out.
     """
     clients: dict[tuple[str, str], list[int]] = {}
     for r in record.rejections:
         if r.stage == "quorum":
             continue
         clients.setdefault((r.stage, r.reason), []).append(r.client)
-    most = NAMED if len(clients) > NAMED + 1 else None
-    told = sorted(clients.items(), key=lambda found: -len(found[1]))[:most]
+    limit = MAX_LISTED if len(clients) > MAX_LISTED + 1 else None
+    listed = sorted(clients.items(), key=lambda item: -len(item[1]))[:limit]
     lines = [
-        one_line(f"round {record.round}: {_named(who)} rejected at {stage}: {reason}")
-        for (stage, reason), who in told
+        one_line(f"round {record.round}: {_list_clients(ids)} rejected at {stage}: {reason}")
+        for (stage, reason), ids in listed
     ]
-    if len(told) < len(clients):
-        rest = sum(len(who) for who in clients.values()) - sum(len(who) for _, who in told)
+    if len(listed) < len(clients):
+        rest = sum(map(len, clients.values())) - sum(len(ids) for _, ids in listed)
         lines.append(
-            f"round {record.round}: {rest} more rejected, for {len(clients) - len(told)} reasons; metrics.jsonl has them"
+            f"round {record.round}: {rest} more rejected, for {len(clients) - len(listed)} reasons; metrics.jsonl lists them"
         )
     return lines
 
 
 def suspects(record: RoundRecord) -> str:
-    """Return up to three clients whose votes lose by a wide margin much more often than those of most others; "" for none."""
-    usual = median_low(record.suspicion.values()) if len(record.suspicion) > 1 else 0.0
-    found = [
-        (share, client)
-        for client, share in record.suspicion.items()
-        if share > SUSPECT and share >= UNLIKE * usual
+    """Return up to three clients that lose votes by a wide margin much more often than the median client; "" for none."""
+    median = median_low(record.suspicion.values()) if len(record.suspicion) > 1 else 0.0
+    suspects = [
+        (fraction, client)
+        for client, fraction in record.suspicion.items()
+        if fraction > MIN_SUSPICION and fraction >= SUSPICION_RATIO * median
     ]
-    worst = sorted(found, key=lambda found: (-found[0], found[1]))
-    return ", ".join(f"client {client} {100 * share:.0f} %" for share, client in worst[:3])
+    worst = sorted(suspects, key=lambda item: (-item[0], item[1]))
+    return ", ".join(f"client {client} {100 * fraction:.0f} %" for fraction, client in worst[:3])
 
 
-def _named(clients: Sequence[int], more: int = 0) -> str:
-    more += max(0, len(clients) - NAMED)
-    names = ", ".join(map(str, clients[:NAMED])) + (f" and {more} more" if more else "")
+def _list_clients(clients: Sequence[int], more: int = 0) -> str:
+    more += max(0, len(clients) - MAX_LISTED)
+    names = ", ".join(map(str, clients[:MAX_LISTED])) + (f" and {more} more" if more else "")
     return f"client {names}" if len(clients) + more == 1 else f"clients {names}"
 
 
 def verdict(summary: Summary, totals: Totals) -> list[tuple[str, str]]:
-    """Return the result of a run as labels and values. Rejections and relayed bytes are those of the rounds that were watched."""
+    """Return the result of a run as labels and values. Rejections and relayed bytes are those of the rounds that this process ran."""
     up, down = summary.uplink_bytes, summary.downlink_bytes
     dense_up, dense_down = summary.dense_uplink_bytes, summary.dense_downlink_bytes
     wire = (summary.wire_bytes_in or 0) + (summary.wire_bytes_out or 0)
@@ -282,7 +293,7 @@ def verdict(summary: Summary, totals: Totals) -> list[tuple[str, str]]:
         ("rejected", totals.rejected and rejected),
     ]
     for r in summary.rejections[:3]:
-        clients = _named(r.clients, r.more_clients)
+        clients = _list_clients(r.clients, r.more_clients)
         rows.append(("", one_line(f"{r.updates:,} of {clients} at {r.stage}: {r.reason}")))
     return [(label, str(value)) for label, value in rows if value]
 
@@ -290,9 +301,9 @@ def verdict(summary: Summary, totals: Totals) -> list[tuple[str, str]]:
 def client_metric_text(name: str, spread: ClientMetric) -> str:
     """Return a metric of clients as text: "accuracy 81.20 %, worst decile 55.00 %, 20 clients"."""
     worst = spread.worst_decile
-    said = f"{name} {metric(name, spread.mean)}"
-    said += "" if worst is None else f", worst decile {metric(name, worst)}"
-    return f"{said}, {spread.clients} client{'s' * (spread.clients != 1)}"
+    text = f"{name} {metric(name, spread.mean)}"
+    text += "" if worst is None else f", worst decile {metric(name, worst)}"
+    return f"{text}, {spread.clients} client{'s' * (spread.clients != 1)}"
 
 
 def _against(sent: int, dense: int) -> str:
@@ -313,9 +324,9 @@ def how_to_load(out: str) -> list[str]:
     return ["from safetensors.torch import load_file", f"weights = load_file({model_file(out)!r})"]
 
 
-def waiting_text(here: Sequence[int], wanted: int) -> str:
-    """Return which clients are connected while a round waits for more."""
-    said = f"{len(here)} of {wanted} client{'s are' if wanted != 1 else ' is'} here"
-    more = f" and {len(here) - 16} more" if len(here) > 16 else ""
-    names = ", ".join(map(str, here[:16])) + more
-    return f"{said}: {names}" if here else said
+def waiting_text(connected: Sequence[int], wanted: int) -> str:
+    """Return a text with the connected clients, for a round that waits for more."""
+    text = f"{len(connected)} of {wanted} client{'s are' if wanted != 1 else ' is'} connected"
+    more = f" and {len(connected) - 16} more" if len(connected) > 16 else ""
+    names = ", ".join(map(str, connected[:16])) + more
+    return f"{text}: {names}" if connected else text

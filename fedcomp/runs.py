@@ -1,4 +1,4 @@
-"""Runs read back from their folders, finished or not: options, metrics as arrays, the model in the user's own module."""
+"""Runs loaded from their folders, finished or not: options, metrics as arrays, and the trained model."""
 
 import dataclasses
 import json
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from .tasks import Task
 
-# Options that do not change the result of a run, and the seed.
+# Options that do not distinguish runs in a comparison: the seed, and options without effect on the result.
 NEUTRAL_OPTIONS = {
     "seed",
     "out",
@@ -33,33 +33,33 @@ NEUTRAL_OPTIONS = {
     "log_json",
     "metrics_port",
     "tensorboard",
+    "checkpoint_every",
 }
-NEUTRAL_OPTIONS |= {"checkpoint_every"}
-# Options whose values are labels by themselves.
+# Options whose values are labels without the name of the option.
 LABEL_OPTIONS = {"uplink", "strategy", "memory", "task", "partition", "attack"}
 # Options that fedcomp may choose from the other options. Each may depend on those after it.
 CHOSEN_OPTIONS = ("downlink_memory", "memory", "downlink", "uplink")
-# Options that define what is learned; runs of one problem are compared.
-PROBLEM = ("task", "partition", "clients", "attack")
-LONGEST = 60  # characters of a label
+# Options that define the learning problem. Runs of one problem are compared.
+PROBLEM_OPTIONS = ("task", "partition", "clients", "attack")
+MAX_LABEL_CHARS = 60
 
 
 @dataclass(frozen=True)
 class Run:
-    """A run folder, as it was when it was loaded."""
+    """The content of a run folder at the time it was loaded."""
 
     folder: Path
     options: dict[str, Any]  # by the names of RunConfig's fields
     resolved: dict[str, Any]  # choices for the machine: device, engine, …
-    records: tuple[RoundRecord, ...]  # a round each, from round 1
-    summary: Summary | None  # None: the run is not over
-    # The task of a run that this process simulated; else the options name it.
+    records: tuple[RoundRecord, ...]  # of all rounds, from round 1
+    summary: Summary | None  # None: the run is not finished
+    # The task object of a run that this process simulated; None: the options name the task.
     task: "Task | None" = field(default=None, repr=False, compare=False)
 
     def __repr__(self) -> str:
         sent = []
-        for name, way in (("up", "uplink"), ("down", "downlink")):
-            bytes_, dense = self._total(f"{way}_bytes"), self._total(f"dense_{way}_bytes")
+        for name, link in (("up", "uplink"), ("down", "downlink")):
+            bytes_, dense = self._total(f"{link}_bytes"), self._total(f"dense_{link}_bytes")
             times = ratio(dense, bytes_)
             sent.append(f"{human_bytes(bytes_)} {name}" + f" ({times})" * (times != NOTHING))
         if (times := ratio(self.dense_bytes, self.sent_bytes)) != NOTHING:
@@ -80,11 +80,11 @@ class Run:
         """Return the last and the best accuracy as one line, or the loss if no accuracy was measured."""
         name, best, word = "accuracy", max, "best"
         show: Callable[[float | None], str] = percent
-        found = [(r.measured_accuracy, r.round) for r in self.records]
-        measured = [(value, round) for value, round in found if value is not None]
+        values = [(r.measured_accuracy, r.round) for r in self.records]
+        measured = [(value, round) for value, round in values if value is not None]
         if not measured:
-            found = [(r.measured_loss, r.round) for r in self.records]
-            losses = [(value, round) for value, round in found if value is not None]
+            values = [(r.measured_loss, r.round) for r in self.records]
+            losses = [(value, round) for value, round in values if value is not None]
             if losses:
                 name, show, best, word, measured = "loss", decimal, min, "lowest", losses
         if not measured:
@@ -94,9 +94,9 @@ class Run:
 
     @cached_property
     def metrics(self) -> dict[str, np.ndarray]:
-        """The numbers of metrics.jsonl, float64 [rounds] each, NaN for rounds without them; also the task's own metrics.
+        """The columns of metrics.jsonl and the task's own metrics: float64 [rounds] each, NaN for rounds without a value.
 
-        What clients reported has the names client_NAME (the mean) and client_NAME_worst_decile.
+        Metrics that clients reported are named client_NAME (the mean) and client_NAME_worst_decile.
         """
         kinds = (int, float, float | None, int | None)
         names = [f.name for f in dataclasses.fields(RoundRecord) if f.type in kinds]
@@ -104,16 +104,16 @@ class Run:
         for name in dict.fromkeys(name for record in self.records for name in record.metrics):
             columns[name] = [record.metrics.get(name) for record in self.records]
         for name in dict.fromkeys(n for record in self.records for n in record.client_metrics):
-            spreads = [record.client_metrics.get(name) for record in self.records]
-            columns[f"client_{name}"] = [getattr(spread, "mean", None) for spread in spreads]
-            worst = [getattr(spread, "worst_decile", None) for spread in spreads]
+            reported = [record.client_metrics.get(name) for record in self.records]
+            columns[f"client_{name}"] = [getattr(metric, "mean", None) for metric in reported]
+            worst = [getattr(metric, "worst_decile", None) for metric in reported]
             if any(value is not None for value in worst):
                 columns[f"client_{name}_worst_decile"] = worst
         return {name: np.array(column, np.float64) for name, column in columns.items()}
 
     @property
     def client_metrics(self) -> dict[str, ClientMetric]:
-        """The metrics that clients reported last, by name."""
+        """The last metrics that clients reported, by name."""
         return {n: spread for record in self.records for n, spread in record.client_metrics.items()}
 
     def metric_by_client(self, name: str) -> np.ndarray:
@@ -131,14 +131,14 @@ class Run:
 
     @property
     def problem(self) -> dict[str, Any]:
-        """The options that define what is learned: task, partition, clients and attack. The others are ways to learn it."""
-        return {name: self.options.get(name, getattr(RunConfig, name)) for name in PROBLEM}
+        """The options that define the learning problem: task, partition, clients and attack."""
+        return {name: self.options.get(name, getattr(RunConfig, name)) for name in PROBLEM_OPTIONS}
 
     @property
     def accuracy(self) -> float | None:
         """The last measured accuracy, 0..1: on the server, else the mean over the clients."""
-        found = [r.measured_accuracy for r in self.records if r.measured_accuracy is not None]
-        return found[-1] if found else None
+        values = [r.measured_accuracy for r in self.records if r.measured_accuracy is not None]
+        return values[-1] if values else None
 
     @property
     def parameters(self) -> int:
@@ -150,19 +150,19 @@ class Run:
 
     @property
     def sent_bytes(self) -> int:
-        """The bytes of all frames, both ways."""
+        """The bytes of all frames, in both directions."""
         return self._total("uplink_bytes") + self._total("downlink_bytes")
 
     @property
     def dense_bytes(self) -> int:
-        """The bytes of float32 models, both ways."""
+        """The bytes that float32 models would have taken, in both directions."""
         return self._total("dense_uplink_bytes") + self._total("dense_downlink_bytes")
 
     def _total(self, name: str) -> int:
         return sum(getattr(record, name) for record in self.records)
 
     def cost_to(self, accuracy: float) -> tuple[int, int] | None:
-        """Return the first round with at least this accuracy, 0..1, and the bytes sent until then; None if there is none."""
+        """Return the first round with at least this accuracy (0 to 1) and the bytes sent until its end; None if no round has it."""
         sent = 0
         for record in self.records:
             sent += record.uplink_bytes + record.downlink_bytes
@@ -172,10 +172,10 @@ class Run:
         return None
 
     def model(self, task: "Task | None" = None) -> "nn.Module":
-        """Return the task's module on the CPU in eval mode, with the trained weights and, if there are any, the exported buffers.
+        """Return the task's module on the CPU in eval mode, with the trained weights and the exported buffers.
 
-        `task`: in place of the one that the options name. Raises RunFolderError if there are no weights, or they do not fit the module,
-        and the errors of loading the task.
+        `task` replaces the task that the options name. Raises RunFolderError if there are no weights or they do not fit the module, and
+        the errors of loading the task.
         """
         from .server.initial_weights import load_weights
         from .tasks import initial_model, load
@@ -183,7 +183,7 @@ class Run:
         path = self.folder / MODEL
         if not path.is_file():
             raise RunFolderError(
-                f"{self.folder} has no {MODEL} yet; let the run end, with --resume if it was interrupted"
+                f"{self.folder} has no {MODEL} yet; wait for the end of the run, or continue it with --resume"
             )
         config = self.config
         data = expand_home(config.data, "--data") if config.data else None
@@ -193,13 +193,13 @@ class Run:
             load_weights(path, model)
         except ValueError as error:
             raise RunFolderError(
-                f"{path} {error}; restore the file, or the task as it was when it was trained"
+                f"{path} {error}; restore the file, or the version of the task that was trained"
             ) from error
         return model.eval()
 
 
 def load(folder: str | Path) -> Run:
-    """Read the run in a folder, finished or not. Raises RunFolderError if there is none or it cannot be read."""
+    """Load the run in a folder, finished or not. Raises RunFolderError if there is none or it cannot be read."""
     path = expand_home(folder, "the run folder")
     if not path.is_dir():
         raise RunFolderError(
@@ -207,7 +207,7 @@ def load(folder: str | Path) -> Run:
         )
     if not (path / RUN_FILE).is_file():
         raise RunFolderError(
-            f"{folder} holds no run: it has no {RUN_FILE}; give the folder of a run, or leave this one out"
+            f"{folder} holds no run: it has no {RUN_FILE}; give the folder of a run, or remove it from the arguments"
         )
     try:
         stored, options = read_run(path), inherited_options(path)
@@ -220,7 +220,7 @@ def load(folder: str | Path) -> Run:
         )
     except UserError as error:
         raise RunFolderError(
-            f"{str(error).partition(';')[0]}; leave this run out, or give back what was there"
+            f"{str(error).partition(';')[0]}; leave this run out, or restore its files"
         ) from error
 
 
@@ -228,18 +228,18 @@ def load(folder: str | Path) -> Run:
 class Group:
     """Runs that differ only in their seeds."""
 
-    label: str  # the options in which it differs from the others, or its folder if these are many
+    label: str  # the options in which the group differs from the others, or its folder if that is too long
     runs: tuple[Run, ...]
     method_label: str = ""  # the label without the options of the problem
-    problem_label: str = ""  # the options of the problem, as far as they differ between the groups
+    problem_label: str = ""  # the options of the problem that differ between the groups
 
 
 def groups(runs: Sequence[Run]) -> list[Group]:
-    """Group runs that differ only in their seeds, in the order given. Each group's label has the options in which it differs.
+    """Group runs that differ only in their seeds, in the order of `runs`. The label of a group has the options in which it differs.
 
     Raises UserError for two runs with the same options and seed.
     """
-    found: dict[str, dict[int, Run]] = {}
+    by_key: dict[str, dict[int, Run]] = {}
     for run in runs:
         key = json.dumps(
             {
@@ -250,11 +250,11 @@ def groups(runs: Sequence[Run]) -> list[Group]:
             default=str,
         )
         seed = run.options.get("seed", RunConfig.seed)
-        if (other := found.setdefault(key, {}).setdefault(seed, run)) is not run:
+        if (other := by_key.setdefault(key, {}).setdefault(seed, run)) is not run:
             raise UserError(
                 f"{other.folder} and {run.folder} have the same options and seed; leave one of them out"
             )
-    members = [[*alike.values()] for alike in found.values()]
+    members = [[*by_seed.values()] for by_seed in by_key.values()]
     compressed = [runs for runs in members if not baseline.is_dense(runs[0].options)]
     dense = [runs for runs in members if runs not in compressed] if compressed else []
 
@@ -283,13 +283,13 @@ def groups(runs: Sequence[Run]) -> list[Group]:
         return ", ".join(words) or "defaults"
 
     labels = [label(runs) for runs in members]
-    if max(map(len, labels), default=0) > LONGEST or len(members) == 1:
+    if max(map(len, labels), default=0) > MAX_LABEL_CHARS or len(members) == 1:
         labels = [runs[0].folder.name for runs in members]
     return [
         Group(
             text if labels.count(text) == 1 else f"{text} ({runs[0].folder.name})".strip(),
             tuple(runs),
-            label(runs, without=PROBLEM),
+            label(runs, without=PROBLEM_OPTIONS),
             ", ".join(
                 f"{flag(name)[2:]} {'none' if value is None else value}"
                 for name, value in runs[0].problem.items()
@@ -300,20 +300,20 @@ def groups(runs: Sequence[Run]) -> list[Group]:
     ]
 
 
-def baseline_of(group: Group, found: Sequence[Group]) -> Group | None:
-    """Return the dense group of `found` whose options are otherwise those of `group`, or None. A single group has none."""
-    if len(found) < 2:
+def baseline_of(group: Group, groups: Sequence[Group]) -> Group | None:
+    """Return the dense group of `groups` whose other options are those of `group`; None if there is none."""
+    if len(groups) < 2:
         return None
 
     def key(one: Group) -> dict[str, Any]:
         options = {f.name: f.default for f in dataclasses.fields(RunConfig)} | one.runs[0].options
-        # The horizon of a density schedule is stored with it, and the baseline has none.
-        kept = baseline.dense(options).items()
-        return {name: value for name, value in kept if name not in NEUTRAL_OPTIONS | {"horizon"}}
+        # The horizon may belong to a density schedule, which the baseline does not have.
+        items = baseline.dense(options).items()
+        return {name: value for name, value in items if name not in NEUTRAL_OPTIONS | {"horizon"}}
 
     wanted = key(group)
     return next(
-        (one for one in found if baseline.is_dense(one.runs[0].options) and key(one) == wanted),
+        (one for one in groups if baseline.is_dense(one.runs[0].options) and key(one) == wanted),
         None,
     )
 

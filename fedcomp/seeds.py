@@ -1,8 +1,8 @@
-"""Randomness that depends on what it is for, never on when or where it is drawn.
+"""Random numbers that depend on their purpose only, never on the time, the machine or the order of the draws.
 
 Every draw comes from a Philox generator (Salmon et al.: Parallel random numbers: as easy as 1, 2, 3. SC 2011) keyed by
-(run seed, round, client or partition, purpose). A client's batches in round 7 are the same whether the run was
-interrupted, on which machine the client lives, and index else is in the cohort.
+(run seed, round, client or partition, purpose). A client's batches in round 7 are the same whether or not the run was
+interrupted, on every machine, and with any other clients in the cohort.
 """
 
 import hashlib
@@ -14,7 +14,10 @@ from numpy.random.bit_generator import ISeedSequence
 
 
 def key(seed: int, purpose: str, round: int = 0, index: int = 0) -> int:
-    """Return a key of 64 bits for (seed, purpose, round, index). `index` may be a Flower node id of 64 bits."""
+    """Return a 64-bit key for (seed, purpose, round, index).
+
+    `index`: a client, a partition, or a Flower node id of 64 bits.
+    """
     text = struct.pack("<qqQ", seed, round, index % 2**64) + purpose.encode()
     return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little")
 
@@ -27,17 +30,17 @@ def generator(seed: int, purpose: str, round: int = 0, index: int = 0) -> np.ran
 def generators(
     seed: int, purpose: str, rounds_and_indices: Iterable[tuple[int, int]]
 ) -> Iterator[np.random.Generator]:
-    """Yield `generator(seed, purpose, round, index)` for each pair, faster: one object with a new key, valid until the next."""
+    """Yield `generator(seed, purpose, round, index)` for each pair. One generator is reused: it is valid until the next one is yielded."""
     bits = np.random.Philox(_Key(0))
-    made, begun = np.random.Generator(bits), bits.state
-    for key_of_one in [key(seed, purpose, round, index) for round, index in rounds_and_indices]:
-        begun["state"]["key"][0] = key_of_one
-        bits.state = begun
-        yield made
+    generator, state = np.random.Generator(bits), bits.state
+    for new_key in [key(seed, purpose, round, index) for round, index in rounds_and_indices]:
+        state["state"]["key"][0] = new_key
+        bits.state = state
+        yield generator
 
 
 class _Key(ISeedSequence):
-    """A key for Philox. With `key=`, NumPy would also gather entropy from the machine, which takes six times as long."""
+    """A key for Philox. The argument `key=` of Philox would take six times as long, because NumPy then also collects entropy."""
 
     def __init__(self, key: int):
         self.key = key

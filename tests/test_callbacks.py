@@ -70,7 +70,7 @@ def test_one_that_fails_is_told_of_once_and_hears_no_more():
     both.on_client_left(1)
     told = (
         "on_warning",
-        ("--log-json x has failed (No space left on device); the run goes on without it",),
+        ("--log-json x has failed (No space left on device); the run continues without it",),
     )
     assert first.heard == [
         ("on_client_left", (0,)),

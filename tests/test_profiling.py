@@ -6,8 +6,8 @@ import threading
 import pytest
 
 from fedcomp.profiling import (
-    BESIDE,
     CLIENTS,
+    PLAIN_LOOPS,
     SERVER,
     Event,
     Recorder,
@@ -142,7 +142,7 @@ def test_a_trace_has_a_track_for_each_side():
         "aggregation",
         "lean loop",
     ]
-    assert [e["cat"] for e in events[:5]] == [SERVER, CLIENTS, CLIENTS, SERVER, BESIDE]
+    assert [e["cat"] for e in events[:5]] == [SERVER, CLIENTS, CLIENTS, SERVER, PLAIN_LOOPS]
     assert events[2]["args"] == {"clients": 2} and len({e["tid"] for e in events}) == 3
 
 

@@ -1,1 +1,1 @@
-"""Clients: the session that trains, proposes and settles, with its state. It knows no transport."""
+"""The client: its session, which trains and proposes updates, and its state. Nothing here depends on a transport."""

@@ -1,6 +1,6 @@
-"""The stored state of a client: its own, its session's copy of the model, and the round that it is in.
+"""The stored state of a device: the client's state, its session's copy of the model, and its state in the current round.
 
-Devices write it to a file in their state folder before a report leaves.
+A device writes it to a file in its state folder before it sends a report.
 """
 
 import json
@@ -13,11 +13,11 @@ from .session import ClientSession
 from .state import ClientState
 
 CLIENT, WEIGHTS, SESSION, VALUES = "client", "weights", "session", "round."
-MAX_PAST_VERSIONS = 32  # past versions that are remembered
+MAX_PAST_VERSIONS = 32  # past versions that are stored
 
 
 def pack(session: ClientSession, client: int) -> dict[str, Tensor | bytes | list[bytes]]:
-    """Return the state of a session and its client, by name; a list is the parts of one byte string. Nothing large is copied."""
+    """Return the state of a client and its session, by name. A list holds the parts of one byte string. Nothing large is copied."""
     state, round_state = session.states.at(client), session.rounds.get(client)
     vectors, record = state.pack(CLIENT)
     values = round_state.values if round_state else {}
@@ -36,31 +36,35 @@ def pack(session: ClientSession, client: int) -> dict[str, Tensor | bytes | list
     }
 
 
-def restore(session: ClientSession, client: int, kept: dict[str, Tensor | bytes]) -> None:
-    """Return a client of a session to the state that `pack` returned, and the copy of the model if it is not newer.
+def restore(session: ClientSession, client: int, stored: dict[str, Tensor | bytes]) -> None:
+    """Restore a client of a session from the result of `pack`. A newer copy of the model is not replaced.
 
-    Raises CheckpointError for anything else than `pack` returned.
+    Raises CheckpointError for anything that `pack` did not return.
     """
     try:
         state = session.states.at(client)
-        found = ClientState.unpack(CLIENT, kept[CLIENT], kept.__getitem__, lambda: state.memory)
-        head = json.loads(kept[SESSION])
+        restored = ClientState.unpack(
+            CLIENT, stored[CLIENT], stored.__getitem__, lambda: state.memory
+        )
+        head = json.loads(stored[SESSION])
         replica = session.replica
         new = len(replica.past_versions) == 1
-        if new or replica.version in head["passed"]:  # else it has moved on with other clients
-            replica.restore(kept[WEIGHTS], head["version"], head["passed"])
-        vars(state).update(vars(found))
-        if round_state := unpack_round(kept):
+        if (
+            new or replica.version in head["passed"]
+        ):  # else other clients have moved it to a newer version
+            replica.restore(stored[WEIGHTS], head["version"], head["passed"])
+        vars(state).update(vars(restored))
+        if round_state := unpack_round(stored):
             session.rounds[client] = round_state
     except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:
         raise CheckpointError(f"the stored state is damaged ({error})") from error
 
 
-def unpack_round(kept: dict[str, Tensor | bytes]) -> RoundState | None:
-    """Return the round state in what `pack` returned. Raises KeyError, TypeError or ValueError for anything else."""
-    stored = json.loads(kept[SESSION])["round"]
-    if not stored:
+def unpack_round(stored: dict[str, Tensor | bytes]) -> RoundState | None:
+    """Return the state of the round from the result of `pack`. Raises KeyError, TypeError or ValueError for anything else."""
+    record = json.loads(stored[SESSION])["round"]
+    if not record:
         return None
-    round, loss, examples, metrics = stored
-    values = {name[len(VALUES) :]: v for name, v in kept.items() if name.startswith(VALUES)}
+    round, loss, examples, metrics = record
+    values = {name[len(VALUES) :]: v for name, v in stored.items() if name.startswith(VALUES)}
     return RoundState(round, loss, values, examples, bytes.fromhex(metrics))

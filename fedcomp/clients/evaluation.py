@@ -1,4 +1,4 @@
-"""Evaluation of the model that a client received, on held-out data of the client."""
+"""The evaluation of the model on a client, with held-out data of the client."""
 
 from collections.abc import Mapping
 
@@ -24,11 +24,11 @@ from .partition_training import Shards
 
 
 class ClientEvaluator:
-    """Evaluates weights for the clients of a session, one after the other in this process, whatever engine trains them.
+    """Evaluates weights for the clients of a session, one client after the other, in this process.
 
-    `shards[client]` are the rows of the client's examples in `train`, and `held_out[client]` those in `test` that it evaluates on. Both
-    are on `device`, as is the model after this call. Running statistics are recalibrated on up to 2,000 of the client's training examples,
-    as the server does on its own.
+    `shards[client]` are the rows of the client's examples in `train`, and `held_out[client]` are the rows in `test` on which the client
+    evaluates. `train` and `test` are on `device`; the model is moved there. Running statistics are recalibrated on up to 2,000 of the
+    client's training examples.
     """
 
     def __init__(
@@ -52,22 +52,22 @@ class ClientEvaluator:
         )
 
     def evaluate(self, round: int, client: int, weights: Tensor) -> ReportedMetrics:
-        """Return the metrics of `weights` [n] on the client's held-out examples; none if it has no such examples.
+        """Return the metrics of `weights` [n] on the client's held-out examples; no metrics if there are no such examples.
 
-        Raises ProtocolError for names of metrics that cannot be sent.
+        Raises ProtocolError for metric names that cannot be sent.
         """
         rows = self.held_out[client]
         if not len(rows):
             return ReportedMetrics()
-        draws = seeds.key(self.seed, "evaluation", round, client)
+        seed = seeds.key(self.seed, "evaluation", round, client)
         weights = weights.to(self.device)
         for name, buffer in self.model.named_buffers():
             buffer.copy_(self.buffers[name])
-        with timed("evaluation"), seeded_torch(draws, self.device):
+        with timed("evaluation"), seeded_torch(seed, self.device):
             if self.calibrates:
                 self.layout.scatter(weights, self.model)
                 recalibrate_on(self.task, self.model, self.train, self._sample(client), self.device)
-            found = evaluate(
+            evaluation = evaluate(
                 self.task,
                 self.model,
                 self.layout,
@@ -78,13 +78,13 @@ class ClientEvaluator:
                 lenient=True,
             )
         numbers: Mapping[str, float | None] = {
-            "accuracy": found.accuracy,
-            "loss": found.loss,
-            **found.metrics,
+            "accuracy": evaluation.accuracy,
+            "loss": evaluation.loss,
+            **evaluation.metrics,
         }
-        known = {name: value for name, value in numbers.items() if value is not None}
-        check_metric_names(known)
-        return ReportedMetrics(evaluation=known, examples=len(rows))
+        metrics = {name: value for name, value in numbers.items() if value is not None}
+        check_metric_names(metrics)
+        return ReportedMetrics(evaluation=metrics, examples=len(rows))
 
     def _sample(self, client: int) -> np.ndarray:
         shard = self.shards[client]

@@ -1,4 +1,4 @@
-"""Nested values of a client's training, such as the `state_dict()` of an optimizer, as bytes: JSON, then tensors as safetensors."""
+"""Serialisation of nested values, such as the `state_dict()` of an optimizer: JSON, followed by the tensors as safetensors."""
 
 import json
 from typing import Any
@@ -11,9 +11,9 @@ from ..errors import TaskError
 
 
 def pack(value: Any) -> bytes:
-    """Return a dict, list or tuple of tensors, numbers, texts and further dicts, lists and tuples as bytes.
+    """Return nested dicts, lists and tuples of tensors, numbers and strings as bytes.
 
-    Raises TaskError for anything else, which a device could not store.
+    Raises TaskError for values of other types, which a device cannot store.
     """
     tensors: dict[str, Tensor] = {}
     tree = json.dumps(_tree(value, tensors), separators=(",", ":"))
@@ -21,7 +21,7 @@ def pack(value: Any) -> bytes:
 
 
 def unpack(packed: bytes) -> Any:
-    """Return what `pack` was given. Raises ValueError, KeyError or TypeError for other bytes."""
+    """Return the value that `pack` packed. Raises ValueError, KeyError or TypeError for other bytes."""
     tree, _, tensors = packed.partition(b"\n")
     return _value(json.loads(tree), load_tensors(tensors))
 
@@ -39,7 +39,7 @@ def _tree(value: Any, tensors: dict[str, Tensor]) -> Any:
     if value is None or isinstance(value, bool | int | float | str):
         return value
     raise TaskError(
-        f"the state to keep holds a {type(value).__name__}; keep tensors, numbers, texts, and dicts and lists of them"
+        f"the state to keep contains a {type(value).__name__}; use tensors, numbers, strings, and dicts and lists of them"
     )
 
 

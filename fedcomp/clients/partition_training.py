@@ -1,4 +1,4 @@
-"""Training on partitions that several clients of a round share: each is trained once, and all its clients get the same bits."""
+"""Training on partitions that clients of a round share. Each partition is trained once; all its clients get identical updates."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -15,11 +15,11 @@ from ..training.engine import Engine, Job
 from ..training.local_sgd import LocalSGD
 
 Shards = Sequence[np.ndarray] | Mapping[int, np.ndarray]  # by client: positions of its examples
-PartitionResult = tuple[Any, float]  # summary of a partition's update, and its loss
+PartitionResult = tuple[Any, float]  # summary of a partition's update, and mean loss
 
 
 class PartitionTraining:
-    """The results of the current round's partitions. `at_once`: partitions whose updates are held in memory together."""
+    """Trains the partitions of the current round. `at_once`: number of partitions whose updates are in memory together."""
 
     def __init__(
         self,
@@ -35,12 +35,12 @@ class PartitionTraining:
         self._round = 0
         self._results: dict[
             tuple[int, DataPartition], PartitionResult | Exception
-        ] = {}  # by id of the data
+        ] = {}  # by id(data) and partition
 
     def updates(
         self, assignments: Sequence[Assignment], data: Examples, start: Tensor
     ) -> list[tuple[Tensor, float] | Exception]:
-        """Return for each client its update [numel] and mean loss, or why it failed. `start`: the weights, on the engine's device."""
+        """Return the update [numel] and mean loss of each client, or the error. `start`: the weights, on the engine's device."""
         if self._round != assignments[0].round:
             self._round, self._results = assignments[0].round, {}
         partitions = [self._partitions(a) for a in assignments]
@@ -121,10 +121,10 @@ class PartitionTraining:
             return error
 
     def _shard(self, partition: DataPartition) -> np.ndarray:
-        """Return the examples of a partition. Raises ProtocolError for data that is not here."""
+        """Return the examples of a partition. Raises ProtocolError if this process lacks data of the partition."""
         hosted = self.shards.keys() if isinstance(self.shards, Mapping) else range(len(self.shards))
         if not set(partition.clients) <= set(hosted):
             raise ProtocolError(
-                f"part {partition.number} has data that this client does not have; give it the data of all, with --partition-id"
+                f"partition {partition.number} has data that this client does not have; give the client all data, with --partition-id"
             )
         return np.concatenate([self.shards[client] for client in partition.clients])

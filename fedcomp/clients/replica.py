@@ -1,4 +1,4 @@
-"""A client's copy of the model, moved only by downloads, so that it stays bit-identical to the server's."""
+"""A client's copy of the model. Only downloads change it, so that it stays bit-identical to the server's model."""
 
 from collections.abc import Iterable
 
@@ -26,21 +26,20 @@ class NeedDense(ProtocolError):
 
 
 class Replica:
-    """Weights [numel] and the name of their version. `weights` is changed in place, by `move` alone."""
+    """Weights [numel] and their version. Only `move` and `restore` change `weights`, in place."""
 
     def __init__(self, weights: Tensor, layout: Layout, downlink: Codec):
         self.weights, self.layout, self.downlink = weights, layout, downlink
         self.version = initial_version(weights, layout.fingerprint)
         self.fingerprint = fingerprint(weights)
-        self.past_versions = {
-            self.version: None
-        }  # versions that these weights have been at, in order
+        self.past_versions = {self.version: None}  # versions of these weights so far, in order
 
     def move(self, assignment: Assignment) -> None:
-        """Bring the weights to the assignment's version. A download may also start from an earlier version than this copy's.
+        """Bring the weights to the assignment's version. The download may start from an earlier version than this copy's.
 
-        Raises NeedDense, with the weights untouched, if the download does not pass this copy's version, and FrameError for a damaged
-        frame. If the fingerprint differs afterwards, raises NeedDense, and the copy has no version until the dense model arrives.
+        Raises NeedDense, with the weights unchanged, if the download does not lead through this copy's version, and FrameError for a
+        damaged frame. If the fingerprint of the result is wrong, raises NeedDense, and the copy has no version until it receives the dense
+        model.
         """
         if assignment.version != self.version:
             self._apply(assignment)
@@ -50,11 +49,11 @@ class Replica:
         if self.fingerprint != assignment.fingerprint:
             self.version, self.past_versions = "", {}
             raise NeedDense(
-                f"the weights at version {assignment.version[:8]} have another fingerprint"
+                f"after the download to version {assignment.version[:8]}, the fingerprint of the weights is wrong"
             )
 
     def restore(self, weights: Tensor, version: str, past_versions: Iterable[str] = ()) -> None:
-        """Continue from a checkpoint at `version`, reached through the versions `past_versions`."""
+        """Restore weights [numel] of `version`, which followed `past_versions`."""
         self.weights.copy_(weights)
         self.version = version
         self.fingerprint = fingerprint(self.weights)

@@ -1,7 +1,7 @@
-"""The client's side of a round: settle the last proposal, download, train, and let the memory propose a frame.
+"""The client's part of a round: settle the previous proposal, download, train, and let the memory propose a frame.
 
-One session handles the assignments of the clients that it hosts: one on a device, a cohort in a simulation. Clients at one version hold
-the same weights, so one copy of the model serves all clients of a session.
+A session handles the assignments of the clients that it hosts: one client on a device, a cohort in a simulation. Clients at the same
+version have the same weights, so one copy of the model serves all clients of a session.
 """
 
 import itertools
@@ -40,40 +40,40 @@ from .replica import NeedDense, Replica
 from .state import ClientState
 from .trainer import ClientResult, Stack, Trainer
 
-# Called with the assignments, memories and updates [m, numel] of clients that are about to encode; must not change them.
+# Called before encoding, with the assignments, memories and updates [m, numel] of the clients, which it must not change.
 Watch = Callable[[Sequence[Assignment], Sequence[Memory], Tensor], None]
 NO_METRICS = ReportedMetrics()
 
 
 class ClientHook:
-    """Called by a `ClientSession` around training and encoding; simulated Byzantine clients are one. The base class changes nothing."""
+    """A hook that a `ClientSession` calls around training and encoding, used to simulate Byzantine clients. The base class does nothing."""
 
-    needs_whole_cohort: bool = False  # all clients of a phase are to be handled in one call
-    uses_updates: bool = False  # updates of a cohort are to lie on one device
+    needs_whole_cohort: bool = False  # all clients of a phase must be handled in one call
+    uses_updates: bool = False  # the updates of a cohort must be on one device
 
     def on_assignments(self, assignments: Sequence[Assignment]) -> None:
-        """Take note of the assignments of a round's first phase, before anything is done for them."""
+        """Called with the assignments of the first phase of a round, before they are handled."""
 
     def no_answer_reason(self, assignment: Assignment) -> str:
-        """Return why a client does not answer, or "" if it does."""
+        """Return why the client does not answer; "" if it answers."""
         return ""
 
     def groups(self, assignments: Sequence[Assignment]) -> list[tuple[Hashable, list[Assignment]]]:
-        """Split assignments into groups that are trained and encoded one after the other, each with a key for the methods below."""
+        """Return groups of assignments, each with a key. Groups are trained and encoded one after the other."""
         return [(None, list(assignments))] if assignments else []
 
     def training_data(self, group: Hashable, data: Examples) -> Examples:
-        """Return the data that a group trains on in place of `data`."""
+        """Return the training data of a group, by default `data`."""
         return data
 
     def on_updates(
         self, group: Hashable, assignments: Sequence[Assignment], updates: Tensor
     ) -> Tensor:
-        """Return the updates [k, n] that a group encodes in place of `updates`, which may be overwritten."""
+        """Return the updates [k, n] that a group encodes, by default `updates`, which may be overwritten."""
         return updates
 
     def on_report(self, assignment: Assignment, report: Report, memory: Memory) -> Report:
-        """Return the report that a client sends in place of `report`, whose frame the client's memory has proposed."""
+        """Return the report that a client sends, by default `report`, whose frame the client's memory has proposed."""
         return report
 
 
@@ -81,13 +81,13 @@ class States(Protocol):
     """The states of the clients of a session, by logical id."""
 
     def at(self, client: int) -> ClientState:
-        """Return the state of a client, a new one if it has none."""
+        """Return the state of a client; a new state if it has none."""
 
     def ensure_loaded(self, clients: Sequence[int]) -> None:
-        """Load the states of these clients, unless all are in memory."""
+        """Load the states of these clients into memory."""
 
     def mark_changed(self, clients: Sequence[int]) -> None:
-        """Mark the states of these clients as changed, for checkpoints."""
+        """Mark the states of these clients as changed, for the next checkpoint."""
 
 
 class HostedStates(States):
@@ -103,8 +103,8 @@ class HostedStates(States):
 class ClientSession:
     """Answers assignments with reports.
 
-    `trainer`: None if the caller trains and calls `download` and `encode` in place of `handle`. `keeps_rounds`: keep a client's round state
-    until its next round; by default it is dropped when the next round begins. `evaluator`: None if clients never evaluate the model.
+    `trainer`: None if the caller trains, and calls `download` and `encode` instead of `handle`. `keeps_rounds`: keep a client's round state
+    until the client's next round; by default it is dropped when any new round begins. `evaluator`: None if clients do not evaluate.
     """
 
     def __init__(
@@ -125,18 +125,18 @@ class ClientSession:
         self.hook: ClientHook = hook or ClientHook()
         self.watch: Watch = watch or (lambda assignments, memories, updates: None)
         self.keeps_rounds, self.evaluator = keeps_rounds, evaluator
-        self.rounds: dict[int, RoundState] = {}  # by client: the round that it is in
+        self.rounds: dict[int, RoundState] = {}  # by client: state in its current round
 
     @property
     def at_once(self) -> int:
-        """Assignments to handle in one call."""
+        """The number of assignments that one call of `handle` should get."""
         whole = self.hook.needs_whole_cohort or self.algorithm.trains_on_partitions
         return len(self.trainer.shards) if whole else self.trainer.at_once
 
     def handle(self, assignments: Sequence[Assignment]) -> list[Report]:
-        """Return one report for each assignment. A client that fails reports the stage and the reason; the others go on.
+        """Return one report for each assignment. A failing client reports its stage and reason, and does not affect the others.
 
-        `frames` of an assignment is empty once its download is applied.
+        The `frames` of an assignment are dropped when its download is applied.
         """
         reports: dict[int, Report] = {}
         if not self.keeps_rounds:
@@ -200,20 +200,20 @@ class ClientSession:
         updates: Tensor | None,
         traces: Sequence[Traces] | None = None,
     ) -> list[Frame]:
-        """Return the clients' frames for a phase, and keep their tickets.
+        """Return the clients' frames for a phase, and store their tickets.
 
-        `updates` [m, numel] may be overwritten; None where the memories go on with their proposals. A FedcompError stands in place of
+        `updates` [m, numel] may be overwritten. None: the memories continue with their proposals. The result has a FedcompError in place of
         the frame of a client that failed.
         """
         frames: list[Frame] = [None] * len(assignments)
-        alike: dict[tuple, list[int]] = {}
+        by_settings: dict[tuple, list[int]] = {}
         for i, a in enumerate(assignments):
-            alike.setdefault((a.density, a.lr, *a.announced), []).append(i)
-        for rows in alike.values():
+            by_settings.setdefault((a.density, a.lr, *a.announced), []).append(i)
+        for rows in by_settings.values():
             mine = updates if updates is None or len(rows) == len(assignments) else updates[rows]
-            followed = [traces[i] if traces else NO_TRACES for i in rows]
-            found = self._encode_alike([assignments[i] for i in rows], mine, followed)
-            for i, frame in zip(rows, found, strict=True):
+            group_traces = [traces[i] if traces else NO_TRACES for i in rows]
+            encoded = self._encode_group([assignments[i] for i in rows], mine, group_traces)
+            for i, frame in zip(rows, encoded, strict=True):
                 frames[i], a = frame, assignments[i]
                 if not isinstance(frame, FedcompError):
                     self.states.at(a.client).ticket = ticket(a.round, a.client, frame or b"")
@@ -222,7 +222,7 @@ class ClientSession:
     def _open(
         self, assignments: Sequence[Assignment], reports: dict[int, Report]
     ) -> tuple[list[Assignment], list[Assignment]]:
-        """Settle and download for the clients that start a round. Return their assignments, and those of later phases."""
+        """Settle and download for clients that start a round. Return their assignments, and the assignments of later phases."""
         with timed("compression"):
             self._commit_accepted(assignments)
         starting: list[Assignment] = []
@@ -245,7 +245,7 @@ class ClientSession:
     def _evaluate(
         self, assignments: Sequence[Assignment], reports: dict[int, Report]
     ) -> tuple[list[Assignment], dict[int, ReportedMetrics]]:
-        """Evaluate the received model for the clients that are told to. Return the assignments that did not fail, and the metrics."""
+        """Evaluate the model for the assignments that ask for it. Return the assignments that did not fail, and the metrics."""
         measured: dict[int, ReportedMetrics] = {}
         if self.evaluator is not None and any(a.evaluate for a in assignments):
             weights = self.algorithm.model_weights(self.replica.weights)
@@ -259,7 +259,7 @@ class ClientSession:
         return [a for a in assignments if a.client not in reports], measured
 
     def _commit_accepted(self, assignments: Sequence[Assignment]) -> None:
-        """Settle the accepted proposals of a cohort together, where nothing else depends on them."""
+        """Commit the accepted proposals of a cohort in one call, where a proposal has no returned frame and no momentum to mask."""
         accepted = []
         for a in assignments:
             state = self.states.at(a.client)
@@ -277,7 +277,7 @@ class ClientSession:
             state.after = state.ticket
 
     def _passes(self, a: Assignment, version: str) -> bool:
-        """Return whether a download that starts before this version leads past it, as after a report that the server has not got."""
+        """Return whether a download from an earlier version leads through `version`, as after a report that the server did not receive."""
         if a.form == OVERWRITE:
             return {a.base, version} <= self.replica.past_versions.keys()
         return version in itertools.accumulate(a.frames, next_version, initial=a.base)
@@ -317,10 +317,10 @@ class ClientSession:
         measured: Mapping[int, ReportedMetrics],
         reports: dict[int, Report],
     ) -> None:
-        """Encode the updates [m, n] of trained clients, and keep what training left in their states."""
+        """Encode the updates [m, n] of trained clients, and store the results of training in their states."""
         assignments = [t.assignment for t in trained]
         states = [self.states.at(a.client) for a in assignments]
-        updates, kept = self.algorithm.after_training(
+        updates, own_buffers = self.algorithm.after_training(
             updates,
             self.replica.weights,
             [state.buffers or {} for state in states],
@@ -334,7 +334,7 @@ class ClientSession:
             self.rounds[a.client] = RoundState(a.round, t.loss, values, t.examples or 0, metrics)
         self.watch(assignments, [state.memory for state in states], updates)
         self._report(assignments, updates, [t.traces for t in trained], reports)
-        for t, own, state in zip(trained, kept, states, strict=True):
+        for t, own, state in zip(trained, own_buffers, states, strict=True):
             client = t.assignment.client
             if reports[client].kind == UPDATE:
                 state.buffers = {**(t.buffers or {}), **own} or None
@@ -348,7 +348,7 @@ class ClientSession:
     def _continue(
         self, group: Hashable, assignments: Sequence[Assignment], reports: dict[int, Report]
     ) -> None:
-        """Answer in a phase after the first."""
+        """Handle the assignments of a phase after the first."""
         updates: dict[int, Tensor | None] = {}
         for a in assignments:
             memory = self.states.at(a.client).memory
@@ -400,13 +400,13 @@ class ClientSession:
                 self.rounds[a.client].metrics,
             )
 
-    def _encode_alike(
+    def _encode_group(
         self,
         assignments: Sequence[Assignment],
         updates: Tensor | None,
         traces: Sequence[Traces],
     ) -> list[Frame]:
-        """`encode` for clients with the same density, learning rate and announcements."""
+        """Encode for clients with the same density, learning rate and announcements."""
         memories = [self.states.at(a.client).memory for a in assignments]
         seeds = []
         for a, memory in zip(assignments, memories, strict=True):
@@ -426,7 +426,7 @@ class ClientSession:
 
 
 def _on(device: torch.device) -> AbstractContextManager:
-    """Launch what runs in this block on the device."""
+    """Make the device the current one for this block."""
     return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
@@ -437,10 +437,10 @@ def settle(
     returned: bytes = b"",
     momentum: Tensor | None = None,
 ) -> None:
-    """Commit the memory's pending proposal if its ticket `pending` equals `accepted`, else roll it back. Repeating the call is harmless.
+    """Commit the memory's pending proposal if its ticket `pending` equals `accepted`, else roll it back. Repeated calls have no effect.
 
-    `returned`: a frame of what the server dropped of the accepted proposal, if anything. The client's momentum [numel], if it is kept,
-    is masked where it was sent and accepted. Raises FrameError, with nothing changed, for a damaged `returned`.
+    `returned`: a frame with the entries of the accepted proposal that the server dropped, b"" for none. `momentum` [numel] is masked at the
+    accepted coordinates. Raises FrameError, with nothing changed, for a damaged `returned`.
     """
     if memory.pending is None:
         return
@@ -454,7 +454,7 @@ def settle(
 
 
 def context_of(assignment: Assignment) -> Context:
-    """Return what codec and memory may know of the exchange."""
+    """Return the context of an assignment, for the codec and the memory."""
     names, values = assignment.announced[::2], assignment.announced[1::2]
     announced = {name.decode(): value for name, value in zip(names, values, strict=True)}
     return Context(
@@ -463,18 +463,18 @@ def context_of(assignment: Assignment) -> Context:
 
 
 def encoding_error(error: FedcompError, trainer: Trainer | None, client: int) -> FedcompError:
-    """Return `error` or, for a non-finite update of a client whose data is not finite, an error that says so."""
+    """Return `error`, or an error about the training data if it is the cause of a non-finite update."""
     if (
         trainer is not None
         and isinstance(error, NonFiniteError)
         and (found := non_finite(trainer.data, trainer.shards[client]))
     ):
         return NonFiniteError(
-            f"the update is not finite, as this client's training data holds {found}; correct train()"
+            f"the update is not finite because this client's training data contains {found}; correct train()"
         )
     return error
 
 
 def reason(error: Exception | SystemExit) -> str:
-    """Return one line for a report: the first line of an error of fedcomp, or file, line and message of an error in the user's code."""
+    """Return the reason for a report: the first line of a fedcomp error, or file, line and message of an error in the user's code."""
     return str(client_error(error)).strip().split("\n")[0]

@@ -1,6 +1,6 @@
-"""The state of a client between rounds, and its serialised form: named vectors, and one small record for everything else.
+"""The state of a client between rounds, and its serialised form: named vectors, and a record with all other values.
 
-Devices store both in their state folder, simulations in a `ClientStore`.
+Devices store it in their state folder, simulations in a `ClientStore`.
 """
 
 import itertools
@@ -18,50 +18,48 @@ from ..memories import Memory
 from ..messages import compact_json
 from . import nested_state
 
-BUFFERS = "buffers"  # among the values of a record
-TRAINING = "training"  # likewise
-MOMENTUM = "local-momentum"  # among the vectors
+BUFFERS, TRAINING = "buffers", "training"  # names in the record
+MOMENTUM = "local-momentum"  # name of a vector
 
 
 @dataclass
 class ClientState:
-    """What a client keeps between rounds. Its copy of the model belongs to the session, which other clients may share."""
+    """The state of a client between rounds, without its copy of the model, which belongs to the session."""
 
     memory: Memory
-    version: str  # of its copy of the model
-    ticket: str = ""  # of the pending proposal of the memory
-    buffers: dict[str, Tensor] | None = None  # running statistics, and what the algorithm keeps
-    momentum: Tensor | None = None  # of local SGD after the last round, if it is kept
-    training: dict[str, Any] | None = (
-        None  # state of the optimizer or the user's loop, if it is kept
-    )
-    after: str = ""  # ticket of the proposal that the memory last committed
+    version: str  # of the client's copy of the model
+    ticket: str = ""  # of the memory's pending proposal
+    buffers: dict[str, Tensor] | None = None  # running statistics, and tensors of the algorithm
+    momentum: Tensor | None = None  # of local SGD after the last round, with --keep-momentum
+    # State of the optimizer or of the user's loop, if it is kept between rounds.
+    training: dict[str, Any] | None = None
+    after: str = ""  # ticket of the last proposal that the memory committed
 
-    def move(self, moved: Callable[[Tensor], Tensor]) -> None:
-        """Replace every vector by what `moved` returns for it: the same values in another place."""
-        kept = self.memory.state_dict(copy=False)
+    def move(self, to_place: Callable[[Tensor], Tensor]) -> None:
+        """Replace each vector by `to_place(vector)`, which has the same values on another device."""
+        state = self.memory.state_dict(copy=False)
         self.memory.load_state_dict(
             {
-                name: moved(value) if isinstance(value, Tensor) else value
-                for name, value in kept.items()
+                name: to_place(value) if isinstance(value, Tensor) else value
+                for name, value in state.items()
             },
             copy=False,
         )
         if self.momentum is not None:
-            self.momentum = moved(self.momentum)
+            self.momentum = to_place(self.momentum)
 
     def pack(self, name: str) -> tuple[dict[str, Tensor], list[bytes]]:
-        """Return the vectors [numel], named `<name>.<vector>`, and the parts of the record of everything else. Neither is copied."""
-        kept = self.memory.state_dict(copy=False)
+        """Return the vectors [numel], named `<name>.<vector>`, and the parts of the record with all other values. Nothing is copied."""
+        state = self.memory.state_dict(copy=False)
         if self.momentum is not None:
-            kept = kept | {MOMENTUM: self.momentum}
+            state = state | {MOMENTUM: self.momentum}
         vectors: list[str] = []
         values: dict[str, bytes] = {}
-        for key in sorted(kept):
-            if isinstance(kept[key], Tensor):
+        for key in sorted(state):
+            if isinstance(state[key], Tensor):
                 vectors.append(key)
             else:
-                values[key] = kept[key]
+                values[key] = state[key]
         if self.buffers:
             values[BUFFERS] = save_tensors(
                 {key: value.cpu().contiguous() for key, value in self.buffers.items()}
@@ -76,7 +74,7 @@ class ClientState:
             "values": {key: len(value) for key, value in values.items()},
         }
         head = compact_json(record).encode() + b"\n"
-        return {f"{name}.{key}": kept[key] for key in vectors}, [head, *values.values()]
+        return {f"{name}.{key}": state[key] for key in vectors}, [head, *values.values()]
 
     @classmethod
     def unpack(
@@ -86,9 +84,9 @@ class ClientState:
         vector: Callable[[str], Tensor | None],
         make_memory: Callable[[], Memory],
     ) -> Self:
-        """Restore a state from the record and the vectors of `pack`; `vector` returns a vector by its name.
+        """Return the state that `pack` packed. `vector` returns a vector by its name.
 
-        Raises CheckpointError for anything that `pack` did not write.
+        Raises CheckpointError for anything that `pack` did not return.
         """
         try:
             head, _, rest = record.partition(b"\n")
@@ -112,5 +110,5 @@ class ClientState:
             )
         except (ValueError, KeyError, TypeError, AttributeError, ConfigError) as error:
             raise CheckpointError(
-                f"what the checkpoint holds of {name} is damaged; start a new run"
+                f"the state of {name} in the checkpoint is damaged; start a new run"
             ) from error

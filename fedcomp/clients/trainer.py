@@ -1,4 +1,4 @@
-"""Local training of the clients that a session hosts: assignments in, stacks of updates out."""
+"""Local training of the clients of a session: it maps assignments to stacks of updates."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -18,25 +18,26 @@ from .state import ClientState
 
 
 class ClientResult(NamedTuple):
-    """The result of one client's training besides its update."""
+    """The result of one client's training, without its update."""
 
     assignment: Assignment
     loss: float
     buffers: dict[str, Tensor] | None
     traces: Traces
     lr_sum: float = 0.0  # sum of the learning rates of the steps
-    state: dict[str, Any] | None = (
-        None  # of the optimizer or the user's loop, if the client keeps it
-    )
-    metrics: Mapping[str, float] = {}  # further numbers of the user's loop
-    examples: int | None = None  # that the user's loop reports
+    # State of the optimizer or of the user's loop, if the client keeps it between rounds.
+    state: dict[str, Any] | None = None
+    metrics: Mapping[str, float] = {}  # further metrics from the user's loop
+    examples: int | None = None  # as reported by the user's loop
 
 
-Stack = tuple[list[ClientResult], Tensor]  # clients that did not fail, and their updates [k, n]
+Stack = tuple[
+    list[ClientResult], Tensor
+]  # the k clients that did not fail, and their updates [k, n]
 
 
 class Trainer:
-    """Trains clients of a session. `shards[client]` indexes the client's examples in `data`."""
+    """Trains the clients of a session. `shards[client]` are the rows of the client's examples in `data`."""
 
     def __init__(
         self,
@@ -51,8 +52,8 @@ class Trainer:
         at_once: int = 1,
         updates_stay_on_devices: bool = False,
     ):
-        """`all_shards`: those of all clients of the run, for algorithms that train on partitions; `shards` by default. `at_once`:
-        clients whose updates are held in memory together. `updates_stay_on_devices`: updates stay on the devices that made them.
+        """`all_shards`: the shards of all clients of the run, for algorithms that train on partitions; default: `shards`. `at_once`: number
+        of clients whose updates are in memory together. `updates_stay_on_devices`: leave updates on the devices that computed them.
         """
         self.engine, self.data, self.shards, self.sgd = engine, data, shards, sgd
         self.algorithm, self.seed, self.at_once = algorithm, seed, at_once
@@ -73,31 +74,31 @@ class Trainer:
         state_of: Callable[[int], ClientState],
         failures: dict[int, Exception],
     ) -> list[Stack]:
-        """Train the clients of the assignments on `data`, from one global state.
+        """Train the clients of the assignments on `data`, starting from `global_state`. Return the stacks of their updates.
 
-        Clients that fail are left out of the stacks and entered into `failures`.
+        Clients that fail are left out of the stacks and added to `failures`.
         """
         if self.algorithm.trains_on_partitions:
             return [self._train_on_partitions(assignments, data, global_state, failures)]
-        alike: dict[tuple[Any, ...], list[Assignment]] = {}
+        by_settings: dict[tuple[Any, ...], list[Assignment]] = {}
         for a in assignments:
             if self.examples(a.client):
-                alike.setdefault((a.lr, a.steps, a.batch_size), []).append(a)
+                by_settings.setdefault((a.lr, a.steps, a.batch_size), []).append(a)
             else:
                 failures[a.client] = DataError(
                     f"client {a.client} has no examples; give fewer --clients or another --partition"
                 )
         stacks = [
             stack
-            for mine in alike.values()
-            for stack in self._train_alike(mine, data, global_state, state_of, failures)
+            for group in by_settings.values()
+            for stack in self._train_group(group, data, global_state, state_of, failures)
         ]
         if len(stacks) == 1 or self.updates_stay_on_devices:
             return stacks
         updates = [self._no_updates(global_state), *(updates for _, updates in stacks)]
-        return [([t for trained, _ in stacks for t in trained], torch.cat(updates))]
+        return [([result for results, _ in stacks for result in results], torch.cat(updates))]
 
-    def _train_alike(
+    def _train_group(
         self,
         assignments: Sequence[Assignment],
         data: Examples,
@@ -105,7 +106,7 @@ class Trainer:
         state_of: Callable[[int], ClientState],
         failures: dict[int, Exception],
     ) -> list[Stack]:
-        """`train` for clients with the same learning rate, steps and batch size."""
+        """Train clients with the same learning rate, steps and batch size."""
         first = assignments[0]
         try:
             sgd = self.sgd.for_round(first.lr, first.steps, first.batch_size)

@@ -1,9 +1,9 @@
 """The round loop of asynchronous strategies: a round ends with the first answers, and the other clients continue their work.
 
-A round is one step of the model. Its cohort consists of the clients whose answers it takes and of those that it gives up. Its downlink
-counts the downloads of the clients that start work in it. In virtual time, answers are taken in the order of their virtual arrival. In real
-time, they are taken as they arrive. Answers that no round has taken are part of the checkpoint; a client whose answer had not arrived when
-the server stopped has no assignment after the restart.
+A round is one step of the model. Its cohort consists of the clients whose answers it takes and of the clients that are too late. Its
+downlink counts the downloads of the clients that start work in it. In virtual time, answers are taken in the order of their virtual
+arrival. In real time, they are taken as they arrive. Answers that no round has taken are part of the checkpoint; a client whose answer
+had not arrived when the server stopped has no assignment after the restart.
 """
 
 import dataclasses

@@ -1,13 +1,13 @@
-"""The downlink: versions of the model, the cache of broadcasts, and what a client that was away downloads.
+"""The downlink: versions of the model, the cache of broadcasts, and the downloads of clients that missed rounds.
 
-Sattler et al. 2019, section V: a client that missed s rounds needs the last s broadcasts. Here it gets the cheapest
-of three forms, each real bytes:
+Sattler et al. 2019, section V: a client that missed s rounds needs the last s broadcasts. Here it gets the
+cheapest of three forms, measured in encoded bytes:
 
     frames      the broadcasts that it missed, one by one
     overwrite   the touched coordinates with their current values
     dense       the model
 
-A cache as large as the dense model is never too small by much: beyond it the dense model is cheaper than the frames.
+The cache need not be larger than the dense model: a longer list of frames is more expensive than the dense model.
 """
 
 from collections import deque
@@ -35,7 +35,9 @@ from ..messages import (
 )
 from ..strategies import RoundStrategy
 
-MAX_NUMBERED_VERSIONS = 10_000  # versions whose age is remembered, besides those of the cache
+MAX_NUMBERED_VERSIONS = (
+    10_000  # versions whose number is stored, or as many as the cache has if that is more
+)
 
 
 @dataclass(frozen=True)
@@ -120,7 +122,7 @@ class Broadcasts:
 
     @classmethod
     def of(cls, strategy: RoundStrategy, weights: Tensor) -> Self:
-        """Return the downlink of a run that starts from a model's weights [numel], float32, on the CPU; they are taken over, not copied.
+        """Return the downlink of a run that starts from a model's weights [numel], float32, on the CPU; they are not copied.
 
         Raises ConfigError for a downlink memory that cannot be used there.
         """
@@ -159,7 +161,7 @@ class Broadcasts:
         return Broadcast(round, self.version, next_version(self.version, frame), frame)
 
     def publish(self, broadcast: Broadcast) -> None:
-        """Move the model by a prepared broadcast, and keep it for clients that miss it."""
+        """Apply a prepared broadcast to the model, and cache it for clients that miss it."""
         factor, step = unwrap_decay(broadcast.frame, self.weights.numel())
         if factor != 1:
             self.weights.mul_(factor)
@@ -196,13 +198,13 @@ class Broadcasts:
         self._touched = None
 
     def behind(self, version: str) -> int | None:
-        """Return how many versions came after this one; None if unknown."""
+        """Return the number of versions after this one; None if the version is unknown."""
         if version not in self._numbers:
             return None
         return self._numbers[self.version] - self._numbers[version]
 
     def download(self, version: str) -> Download:
-        """Return the cheapest download from `version` to the present one; the dense model if `version` is unknown."""
+        """Return the cheapest download from `version` to the current version; the dense model if `version` is unknown."""
         if version == self.version:
             return Download(UP_TO_DATE, version, [])
         if version not in self._downloads:
@@ -238,7 +240,7 @@ class Broadcasts:
         return self._downloads[DENSE]
 
     def _positions(self, broadcast: Broadcast) -> np.ndarray | None:
-        """Return the positions that a broadcast touched, None for all."""
+        """Return the positions that a broadcast changed, None for all."""
         factor, step = unwrap_decay(broadcast.frame, self.weights.numel())
         if factor != 1:
             return None

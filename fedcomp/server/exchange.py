@@ -24,8 +24,8 @@ from .broadcasts import Broadcasts, Download
 from .transport import Delivery, Lost, Transport
 
 STAGES = frozenset(("phase", "download", "evaluate", "train", "encode", "relay", "send", "reply"))
-MAX_REASON_CHARS = 1000  # characters, of a reason that a client or a relay gives
-POLL_S = 0.1  # longest wait for an answer before the phase checks again whether it is complete
+MAX_REASON_CHARS = 1000  # of a reason from a client or a relay
+POLL_S = 0.1  # longest wait before the phase checks again whether it is complete
 
 
 def to_accepted(report: Report, update: Update | None, rate: float = 1.0) -> AcceptedUpdate:
@@ -143,7 +143,7 @@ class Exchange:
         return taken
 
     def receive(self, deliveries: Sequence[Delivery]) -> None:
-        """Accept each report, reject it with a reason, or send its client the dense model. Ignore clients that are not waited for."""
+        """Accept each report, reject it with a reason, or send its client the dense model. Ignore clients that have answered already."""
         news = [delivery for delivery in deliveries if delivery.client in self.waiting]
         self.waiting -= {delivery.client for delivery in news}
         before = len(self.accepted) + len(self.rejected)
@@ -230,7 +230,7 @@ class Exchange:
         self.send([dense])
 
     def _reject_as_reported(self, client: int, stage: str, reason: str) -> None:
-        """Reject a client with a stage and a reason that it named. Both are stored for each round, so they are bounded."""
+        """Reject a client with the stage and the reason of its report. Both are stored for each round, so their lengths are limited."""
         self._reject(client, stage if stage in STAGES else "reply", reason[:MAX_REASON_CHARS])
 
     def _reject(self, client: int, stage: str, reason: str) -> None:

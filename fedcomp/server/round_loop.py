@@ -1,7 +1,7 @@
 """The round loop: sample, exchange, aggregate, broadcast.
 
-A strategy decides who takes part, in which phases, and what becomes of the accepted updates; the loop does the rest. It works out each
-client's cheapest download, checks every report as it arrives, closes phases, applies the server optimizer, and makes the broadcast.
+A strategy chooses the cohort and the phases, and aggregates the accepted updates. The loop does the rest: it finds the cheapest download of
+each client, checks every report as it arrives, closes phases, applies the server optimizer, and creates the broadcast.
 """
 
 import math
@@ -37,7 +37,7 @@ class RoundResult:
     accepted: list[AcceptedUpdate]
     rejections: list[Rejection]
     traffic: Traffic
-    broadcast: Broadcast | None  # None: no update was accepted, the model did not move
+    broadcast: Broadcast | None  # None: no update was accepted, the model is unchanged
     # By client, from 0 to 1; empty unless the strategy judges votes.
     suspicion: Mapping[int, float] = field(default_factory=dict)
     simulated_s: float | None = None  # virtual duration in seconds; None: time is real
@@ -52,8 +52,8 @@ class RoundResult:
 class RoundLoop:
     """Runs the rounds of a strategy over a transport, and keeps the server's record of each client.
 
-    `gather` returns the logical ids of the clients that a round may be drawn from, in ascending order, and may wait for them. By default
-    it returns all clients that can be reached. Ids, not the order of answers, decide the cohort and the order of sums.
+    `gather` returns the logical ids of the clients from which a cohort may be drawn, in ascending order, and may wait for them. By default
+    it returns all connected clients. The cohort and the order of sums depend on the ids, not on the order of answers.
     `on_answer(round, answered, asked)` is called for each answer. `bandwidths`: known uplink speeds by client, in bytes per second.
     `evaluates(round)` returns whether the clients of a round evaluate the model that they receive.
     """
@@ -109,7 +109,7 @@ class RoundLoop:
             del exchange, assignments  # with them the downloads
         return self.close(round, cohort, phases, rejected, traffic)
 
-    # The parts of a round.
+    # The steps of a round.
 
     def start_phase(
         self,
@@ -119,7 +119,7 @@ class RoundLoop:
         before: Mapping[str, Sequence[AcceptedUpdate]],
         traffic: Traffic,
     ) -> tuple[Exchange, list[Assignment]]:
-        """Return the exchange of a phase, and the assignments of the clients in `configs`, which are not yet sent.
+        """Return the exchange of a phase, and the assignments of the clients in `configs`, which are not sent yet.
 
         `before`: the accepted updates of the phases before this one. The bytes of the assignments are counted in `traffic`.
         """
@@ -140,7 +140,7 @@ class RoundLoop:
         before: Mapping[str, Sequence[AcceptedUpdate]],
         traffic: Traffic,
     ) -> Assignment:
-        """Return a client's assignment, with the download that brings it to the present version, and count its bytes."""
+        """Return a client's assignment, with the download to the current version, and count its bytes."""
         b, counterpart = self.broadcasts, self.strategy.counterpart
         held = self.versions.get(client, b.first)
         download = b.download(held)

@@ -1,4 +1,4 @@
-"""Warnings of a run: passed on to a callback, and written into the record of their round."""
+"""The warnings of a run, which are forwarded to a callback and written into the record of their round."""
 
 import json
 from collections.abc import Callable
@@ -14,9 +14,9 @@ NOT_FINITE = "test loss"  # the kind of a warning
 
 
 class WarningLog:
-    """Passes warnings on and collects those of a round.
+    """Forwards warnings and collects those of a round.
 
-    A warning that has a kind is given once in a run, also when the run is resumed: the kinds are part of the checkpoint.
+    A warning with a kind is shown once in a run, even if the run is resumed: the kinds are part of the checkpoint.
     """
 
     def __init__(self, forward: Callable[[str], None]):

@@ -451,7 +451,7 @@ def test_an_interrupted_run_says_how_to_go_on(told, simulation, tmp_path, runs):
 
 
 @pytest.mark.parametrize(
-    ("first", "when"), [(1, "before round 1 was done"), (6, "after round 5 of 20")]
+    ("first", "when"), [(1, "before the end of round 1"), (6, "after round 5 of 20")]
 )
 def test_an_interruption_before_a_round_was_done(told, simulation, tmp_path, first, when):
     simulation(interrupted(told, tmp_path / "run", 0, first))

@@ -23,14 +23,14 @@ def test_who_lies_stands_in_the_header(told):
     assert "attack" not in dict(facts(told(3).header))
 
 
-def test_of_many_reasons_in_a_round_the_most_frequent_are_said(told):
+def test_of_many_reasons_in_a_round_the_most_frequent_are_listed(told):
     record = rejected(
         told(3).record(2), *((client, f"noise {client % 40}") for client in range(60))
     )
     lines = rejections(record)
     assert len(lines) == 9
     assert lines[0] == "round 2: clients 0, 40 rejected at reply: noise 0"
-    assert lines[-1] == "round 2: 44 more rejected, for 32 reasons; metrics.jsonl has them"
+    assert lines[-1] == "round 2: 44 more rejected, for 32 reasons; metrics.jsonl lists them"
     assert (
         len(rejections(rejected(record, *((client, f"noise {client}") for client in range(9)))))
         == 9

@@ -111,7 +111,7 @@ def test_a_round_that_needs_every_client_waits_for_a_killed_one(tmp_path):
         clients = [on.client(i, "--insecure") for i in range(3)]
         killed = on.client(3, "--insecure", kill_at=7)  # in the second round of five steps
         assert killed.end() != 0
-        server.wait_for("^3 of 4 clients are here: 0, 1, 2$")
+        server.wait_for("^3 of 4 clients are connected: 0, 1, 2$")
         time.sleep(GRACE_S + 1)
         again = on.client(3, "--insecure", name="again")
         assert server.end() == 0, server.said

@@ -207,14 +207,14 @@ def test_a_client_with_another_model_stays_outside_and_an_interrupted_server_can
         other = on.client(0, "--insecure", *WIDE)
         assert other.end() == 2
         server.wait_for("^warning: client 0 cannot take part: the run has another model ")
-        server.wait_for("0 of 3 clients are here")
+        server.wait_for("0 of 3 clients are connected")
         assert server.interrupt(signal.SIGINT) == 128 + signal.SIGINT
     assert (
         "fedcomp: the run has another model" in other.said
         and "give the task that the server was started with" in other.said
     )
     assert re.search(
-        r"interrupted before round 1 was done; continue with: fedcomp server start .*--insecure .*--resume\n",
+        r"interrupted before the end of round 1; continue with: fedcomp server start .*--insecure .*--resume\n",
         server.said,
     )
     assert "--insecure: no TLS and no keys" in server.said

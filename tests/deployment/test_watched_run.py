@@ -55,7 +55,7 @@ def run(tmp_path_factory):
         server = on.server(
             "--keys", str(keys), "--host", "127.0.0.1", *watching, *map(str, options)
         )
-        server.wait_for("0 of 2 clients are here")
+        server.wait_for("0 of 2 clients are connected")
         pages = [page_with(metrics, lambda s: s["fedcomp_clients_connected", ()] == 0)]
         first, second = (
             ["--enrolment", str(keys / "clients" / f"{i}.toml"), "--log-json"]

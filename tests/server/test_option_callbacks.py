@@ -130,7 +130,7 @@ def test_a_log_on_a_full_disk_is_a_warning_and_the_run_goes_on(tmp_path):
     reader = Reader()
     assert run(tmp_path / "run", reader, log_json="/dev/full").rounds == 5
     assert reader.warnings == [
-        "--log-json /dev/full has failed (No space left on device); the run goes on without it"
+        "--log-json /dev/full has failed (No space left on device); the run continues without it"
     ]
 
 

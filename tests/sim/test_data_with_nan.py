@@ -26,7 +26,7 @@ def test_a_client_reports_how_many_of_its_examples_are_not_finite(tmp_path):
     (found,) = simulate(config, task=task(slice(100, 400))).rejections
     assert (
         found.stage == "encode"
-        and "this client's training data holds NaN or infinity in 1" in found.reason
+        and "this client's training data contains NaN or infinity in 1" in found.reason
     )
     assert "of 200 examples; correct train()" in found.reason and "--lr" not in found.reason
 

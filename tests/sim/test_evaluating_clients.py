@@ -246,7 +246,7 @@ def leaves(model, data):
     ("fails", "reason"),
     [
         (no_such_metric, "RuntimeError: no such metric"),
-        (too_many, "there are 65 metrics; give at most 64"),
+        (too_many, "there are 65 metrics; report at most 64"),
         (leaves, "SystemExit: 3"),
     ],
 )

@@ -265,7 +265,7 @@ def test_a_client_whose_update_is_nan_is_turned_down_and_the_run_goes_on(tmp_pat
     assert all(r.rejected == 1 and r.accepted == 7 for r in watched.records)
     (rejection,) = watched.records[-1].rejections
     assert rejection.stage == "encode"
-    assert "this client's training data holds NaN" in rejection.reason
+    assert "this client's training data contains NaN" in rejection.reason
     assert rounds_of(out(tmp_path, "run"))[-1]["rejections"][0]["client"] == rejection.client
 
 

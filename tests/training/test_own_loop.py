@@ -104,7 +104,7 @@ def test_a_loop_that_returns_something_else_is_a_sentence(returned, said):
 
 
 def test_state_that_cannot_be_stored_is_a_sentence():
-    with pytest.raises(TaskError, match="the state to keep holds a Layout"):
+    with pytest.raises(TaskError, match="the state to keep contains a Layout"):
         nested_state.pack({"layout": Layout.flat(3)})
 
 

@@ -101,7 +101,11 @@ def test_a_reply_that_is_no_message_of_ours_is_rejected():
     adapter = flower_strategy("average")
     (outcome,) = adapter.initialize(grid, flowers.arrays(), 1).rounds([1])
     (rejection,) = outcome.rejections
-    assert rejection.client == 0 and "claims" in rejection.reason and len(outcome.accepted) == 5
+    assert (
+        rejection.client == 0
+        and "its header gives" in rejection.reason
+        and len(outcome.accepted) == 5
+    )
 
 
 def test_an_array_that_holds_no_floats_is_refused():
