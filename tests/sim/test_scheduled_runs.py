@@ -189,7 +189,7 @@ def test_the_batched_engine_makes_room_for_the_largest_batches():
     assert at_once[0] == at_once[1] < at_once[2] == at_once[3]
 
 
-def test_clients_do_as_they_are_told():
+def test_clients_follow_the_schedules_of_the_server():
     rules = StrategyConfig(
         participation=1.0,
         uplink="topk:density=1/10",
@@ -200,19 +200,19 @@ def test_clients_do_as_they_are_told():
         lr_schedule="0.2,0.05@2",
         rounds=3,
     )
-    federation, told, trained = Federation(rules), [], []
+    federation, nonzeros, trained = Federation(rules), [], []
     engine = federation.members[0].trainer.engine.engine
-    train = engine.train
+    train_job = engine.train_job
 
-    def watched(start, data, batches, sgd, **also):
-        trained.append(([len(batch) for batch in batches], round(sgd.lr, 9)))
-        return train(start, data, batches, sgd, **also)
+    def recorded(start, data, job, sgd, *more):
+        trained.append(([len(batch) for batch in job.batches], round(sgd.lr, 9)))
+        return train_job(start, data, job, sgd, *more)
 
-    engine.train = watched
+    engine.train_job = recorded
     for outcome in federation.loop.rounds((1, 2, 3)):
-        told.append({a.update.nonzeros for a in outcome.accepted})
+        nonzeros.append({a.update.nonzeros for a in outcome.accepted})
     n = federation.layout.numel
-    assert told == [{at_density(codec("topk"), d).count(n)} for d in (1 / 2, 1 / 5, 1 / 5)]
+    assert nonzeros == [{at_density(codec("topk"), d).count(n)} for d in (1 / 2, 1 / 5, 1 / 5)]
     assert trained[::6] == [([10], 0.2), ([10] * 3, 0.05), ([20] * 3, 0.05)]
 
 
