@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from one_process import TASK, deployed
 
+from fedcomp import load
 from fedcomp.sim import simulate
 
 KEYWORDS = Path(__file__).parents[1] / "keyword_task.py"
@@ -30,3 +31,26 @@ def test_clients_keep_the_state_of_their_optimizer(tmp_path, task):
         simulate(dataclasses.replace(run.config, out=str(tmp_path / "simulated"), engine="serial"))
     models = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("run", "simulated")]
     assert models[0] == models[1]
+
+
+def test_sparse_loco_is_the_same_run_deployed_and_simulated(tmp_path):
+    options = {
+        "clients": 3,
+        "participation": 1.0,
+        "rounds": 3,
+        "local_steps": 5,
+        "optimizer": "adamw:lr=0.02",
+        "optimizer_state": "kept",
+        "uplink": "topk:density=1/8,values=2bit@chunk=16",
+        "memory": "residual:decay=0.95",
+        "downlink": "identity",
+    }
+    with deployed(tmp_path, **options) as run:
+        run.serve([0], [1, 2])
+        simulate(dataclasses.replace(run.config, out=str(tmp_path / "simulated"), engine="serial"))
+    models = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("run", "simulated")]
+    assert models[0] == models[1]
+    header = {name: load(tmp_path / name).options for name in ("run", "simulated")}
+    assert all(o["uplink"] == options["uplink"] for o in header.values())
+    sent = [load(tmp_path / name).metrics["uplink_bytes"].tolist() for name in header]
+    assert sent[0] == sent[1] and all(sent[0])

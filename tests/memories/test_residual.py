@@ -92,6 +92,20 @@ def test_what_is_rolled_back_goes_out_with_the_next(spec):
     )
 
 
+@for_each("spec", ["topk:density=1/10@chunk=16", "topk:density=1/4,values=2bit@chunk=16", "efsign"])
+def test_with_a_decay_what_was_not_sent_fades(spec):
+    m = memory("residual:decay=0.5", codec(spec), NUMEL, LAYOUT)
+    assert m.propose(update(1)) == codec(spec).encode(update(1), layout=LAYOUT)
+    m.commit()
+    e = residual(m)
+    assert m.propose(update(2)) == codec(spec).encode(0.5 * e + update(2), layout=LAYOUT)
+    m.rollback()
+    assert same_bits(residual(m), 0.5 * e + update(2))
+    with pytest.raises(NonFiniteError):
+        m.propose(torch.full((NUMEL,), torch.nan))
+    assert same_bits(residual(m), 0.5 * e + update(2))
+
+
 def test_the_null_object_leaves_nothing():
     m = make("identity")
     for seed in range(3):
