@@ -40,7 +40,9 @@ def run(
         chosen.form(full) if seeds is None else dataclasses.replace(chosen.form(full), seeds=seeds)
     )
     if data is not None and not data.is_dir():
-        raise UserError(f"--data {data} is no folder; give the one that holds the tasks' data")
+        raise UserError(
+            f"--data {data} is not a folder; give the folder that holds the tasks' data"
+        )
     if write and not PAGE.is_file():
         raise UserError(f"--write changes {PAGE}, which is not there; leave --write out")
     from fedcomp.cli.exits import Signals

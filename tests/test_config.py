@@ -357,7 +357,7 @@ def test_data_comes_from_the_flag_or_the_environment(monkeypatch):
     monkeypatch.setenv("FEDCOMP_DATA", "~/sets")
     assert config.data_folder(None) == Path("~/sets").expanduser()
     assert config.data_folder(".") == Path(".")
-    with pytest.raises(DataError, match="^--data elsewhere is no folder"):
+    with pytest.raises(DataError, match="^--data elsewhere is not a folder"):
         config.data_folder("elsewhere")
 
 

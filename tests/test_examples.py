@@ -93,6 +93,9 @@ def test_a_gan_comes_nearer_to_the_circle(printed):
     assert last < 0.6 * first and 1 < radius < 3
 
 
+@pytest.mark.filterwarnings(
+    "ignore:.*is_gradient_checkpointing:FutureWarning"
+)  # peft asks transformers for it
 def test_lora_adapters_travel_alone_and_peft_loads_them(printed, tmp_path):
     out = printed("lora.py")
     first, last = map(float, re.search(r"loss ([\d.]+) → ([\d.]+)", out).groups())

@@ -134,10 +134,7 @@ class ClientSession:
         return len(self.trainer.shards) if whole else self.trainer.at_once
 
     def handle(self, assignments: Sequence[Assignment]) -> list[Report]:
-        """Return one report for each assignment. A failing client reports its stage and reason, and does not affect the others.
-
-        The `frames` of an assignment are dropped when its download is applied.
-        """
+        """Return one report for each assignment. A failing client reports its stage and reason, and does not affect the others."""
         reports: dict[int, Report] = {}
         if not self.keeps_rounds:
             running = {a.round for a in assignments}
@@ -235,7 +232,6 @@ class ClientSession:
                     continue
                 stage = "download"
                 self.download(a)
-                a.frames = []  # may be as large as the model
                 starting.append(a)
             except (FedcompError, ValueError) as error:
                 kind = NEED_DENSE if isinstance(error, NeedDense) else FAILED

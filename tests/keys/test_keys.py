@@ -277,7 +277,7 @@ def test_what_fails_in_the_middle_leaves_nothing(error, tmp_path, monkeypatch):
     def fail(*_):
         raise error
 
-    monkeypatch.setattr(keys, "text_of", fail)
+    monkeypatch.setattr(keys, "registry_text", fail)
     with pytest.raises(KeyboardInterrupt if error is KeyboardInterrupt else KeysError):
         keys.make(tmp_path / "keys", 2)
     assert os.listdir(tmp_path) == []

@@ -14,7 +14,7 @@ from torch import nn
 
 import fedcomp
 from fedcomp import Data, Task
-from fedcomp.cli.comparison.table import plain
+from fedcomp.cli.comparison.table import as_text
 from fedcomp.cli.line_display import LineDisplay
 from fedcomp.cli.report.page import html
 from fedcomp.cli.results import results
@@ -320,5 +320,5 @@ def test_mean_and_worst_decile_are_shown_and_read_back(tmp_path, capsys):
     page = html(groups([found, other]), None)
     assert f">{mean}</td>" in page and f">{worst}</td>" in page
     assert "worst decile of client accuracy" in page and "diverged" not in page
-    table = plain(results(groups([found, other])), None)
+    table = as_text(results(groups([found, other])), None)
     assert "worst 10 %" in table[0] and any(f"{mean}  {worst:>10}" in line for line in table)

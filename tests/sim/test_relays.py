@@ -253,7 +253,7 @@ def test_what_relays_passed_on_is_shown_at_the_end(tmp_path, capsys):
     shown = capsys.readouterr().out
     assert (
         "3, each sums the frames of its clients" in shown
-        and "relayed     2.14 kB, ×3.78 against 8.06 kB dense" in shown
+        and "relayed     2.14 kB, ×3.78 against 8.06 kB in float32" in shown
     )
 
 

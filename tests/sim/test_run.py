@@ -327,7 +327,7 @@ def test_bytes_of_a_dense_run_are_the_dense_bytes_and_a_header(tmp_path):
         ({"strategy": "mean"}, "known: asynchronous, average"),
         ({"partition": "class:2"}, "did you mean 'classes'"),
         ({"attack": "invert:3"}, "did you mean 'inverted'"),
-        ({"attack": "inverted:9"}, "there are 8 clients"),
+        ({"attack": "inverted:9"}, "--clients is 8"),
         ({"attack": "code-aware:2"}, "allocation matrix"),
         ({"task": "digit"}, "did you mean 'digits'"),
         ({"task": "nowhere.py:task"}, "nowhere.py"),

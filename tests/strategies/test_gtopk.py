@@ -100,7 +100,8 @@ def test_over_the_whole_federation_nothing_is_lost(uplink, downlink):
 
 def state(f: Federation) -> torch.Tensor:
     """Where the model is, and what the server still keeps of the way."""
-    return (f.loop.broadcasts.weights + f.loop.broadcasts.memory.state_dict()["residual"]).double()
+    b = f.loop.broadcasts
+    return (b.weights + b.memory.state_dict().get("residual", 0)).double()
 
 
 def test_bytes_that_return_are_counted_once_and_sent_until_they_were_heard():

@@ -226,7 +226,7 @@ class LowOrder(attacks.Attack):
             return report
         key, frames = sender.algorithm.ring.signer(report.client), []
         for to in range(5):
-            slot = sender.algorithm.slot(sender.context, to)
+            slot = sender.algorithm.slot(sender.codec_context, to)
             frames.append(
                 bytes(32) + ballots.sign(key, slot.bytes("card", report.client, bytes(32)))
             )
