@@ -1,4 +1,4 @@
-"""What a client costs a device before it trains: seconds to start, installed size, and memory while it waits for a round.
+"""Measure the cost of a client on a device: start-up time, installed size, and memory while it waits for a round.
 
 python benchmarks/footprint.py [--repeats 11]
 

@@ -32,7 +32,7 @@ class VectorMemory(Memory):
 
         The returned vectors must be valid even if no frame is ever accepted. `context.moments` are [numel].
         """
-        raise NotImplementedError(f"{type(self).__name__} has neither _move nor _propose")
+        raise NotImplementedError(f"{type(self).__name__} has neither _update_vectors nor _propose")
 
     def _on_accepted(self, update: Update, dropped: Update | None) -> None:
         add_saturating(self.residual, update, -1.0)

@@ -88,7 +88,7 @@ def test_nor_where_there_is_something_to_learn(tmp_path):
 
 
 def test_byzantine_clients_would_win_the_plain_vote(tmp_path):
-    """What the code is for: the same Byzantine clients, the same partitions."""
+    """Without the code, the same Byzantine clients and partitions decide the vote."""
     for strategy in (
         "election:code=uncoded,byzantine=2",
         "election:form=ballots,byzantine=2",
