@@ -37,6 +37,7 @@ COMBINE_S = 1.0  # in which equal log messages of several clients are combined
 REFUSAL_S = 5.0  # for the server to receive the reason why a client cannot take part
 MAX_MODELS = 16  # largest message from a server, in multiples of the model in float32
 SPARE_BYTES = 64 << 20  # in addition to MAX_MODELS
+JITTER = random.Random()  # a generator of its own: users seed the global one
 
 
 @dataclass(frozen=True)
@@ -98,7 +99,7 @@ class Retries:
         is_news = self.attempts == last or str(error) not in self.reported
         self.reported.add(str(error))
         self.attempts += 1
-        varied_s = pause_s * random.uniform(0.5, 1.5)  # so that clients do not return all at once
+        varied_s = pause_s * JITTER.uniform(0.5, 1.5)  # so that clients do not return all at once
         return min(left_s, varied_s), entry if is_news else None
 
 
@@ -252,7 +253,7 @@ class ClientProcess:
     ) -> None:
         """Keep a client connected until it is done."""
         try:
-            while not hosted.done:
+            while not hosted.done and not self._ended:
                 try:
                     await self._serve(client_id, hosted, gate)
                     if not hosted.done:  # --stay: the server is about to exit

@@ -218,3 +218,4 @@ def deployed(folder: Path, keys: Path | None = None, **options) -> Iterator[Depl
             process.process.end()
         for process in [*run.clients, *run.relays]:
             process.thread.join(PATIENCE_S)
+            assert process.ended

@@ -57,7 +57,8 @@ class GrpcConnection:
             with contextlib.suppress(grpc.RpcError, asyncio.InvalidStateError):
                 await self._call.write(wire.encode_hello(wire.Hello(self.claimed, __version__)))
             try:
-                await asyncio.wait_for(self._news.wait(), CONNECT_S)
+                async with asyncio.timeout(CONNECT_S):
+                    await self._news.wait()
             except TimeoutError:
                 raise UnreachableError(
                     f"{self.target} does not answer within {CONNECT_S:g} s; check that the server runs and that no "
@@ -121,7 +122,8 @@ class GrpcConnection:
                     await self._call.write(message)
         except (grpc.RpcError, asyncio.InvalidStateError) as error:
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(asyncio.shield(self._reading), STATUS_S)
+                async with asyncio.timeout(STATUS_S):
+                    await asyncio.shield(self._reading)
             if self._waiting and isinstance(self._waiting[-1], Refused):
                 return  # `messages` yields the reason why the server ended the stream
             raise self._error or self._unreachable(error) from error

@@ -225,6 +225,26 @@ def test_a_server_that_is_not_there(loop):
     assert caught.value.cause in UnreachableError.transient
 
 
+@pytest.mark.parametrize("iterations", range(3))
+def test_a_client_that_is_cancelled_as_its_connection_fails_ends(loop, iterations):
+    """`iterations` of the event loop after the failure."""
+    with socket.create_server(("127.0.0.1", 0)) as trial:
+        port = trial.getsockname()[1]
+
+    async def cancelled() -> bool:
+        connection = GrpcConnection(f"localhost:{port}", largest=LARGEST, client=0)
+        task = asyncio.create_task(connection.__aenter__())
+        while connection._error is None:
+            await asyncio.sleep(0)
+        for _ in range(iterations):
+            await asyncio.sleep(0)
+        assert task.cancel()
+        await asyncio.wait([task])
+        return task.cancelled()
+
+    assert loop.run(cancelled())
+
+
 def test_a_server_that_ends(loop):
     with serving(1) as server:
         end = loop.start(attend(connect(server, 0), 0))
