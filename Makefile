@@ -6,7 +6,7 @@ export FLWR_DISABLE_UPDATE_CHECK := 1
 # Tests start many interpreters, which would compile the package again and again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo check test coverage record docs clean
+.PHONY: demo check test style quick-tests all-tests coverage record docs clean
 
 demo: .venv/.sim
 	.venv/bin/fedcomp sim --clients 200
@@ -20,16 +20,22 @@ PYTEST := .venv/bin/python -m pytest -n auto --maxprocesses 8 --dist worksteal
 
 # Style, types, and the quick tests, each with the first of its parameters.
 check: .venv/.dev
-	.venv/bin/ruff format --check --quiet
-	.venv/bin/ruff check --quiet
-	.venv/bin/mypy --no-error-summary
-	$(PYTEST) --quick
+	+$(MAKE) --no-print-directory --jobs style quick-tests
 
 # Style, types and all tests.
 test: .venv/.dev
+	+$(MAKE) --no-print-directory --jobs style all-tests
+
+# Beside the tests, which wait for processes part of the time.
+style:
 	.venv/bin/ruff format --check --quiet
 	.venv/bin/ruff check --quiet
 	.venv/bin/mypy --no-error-summary
+
+quick-tests:
+	$(PYTEST) --quick
+
+all-tests:
 	$(PYTEST)
 
 # All tests with branch coverage, processes that tests start included. Fails below the share in pyproject.toml.

@@ -46,17 +46,17 @@ class PluginRegistry(Mapping[str, T], Generic[T]):
         if name in self._builtin:
             return self._builtin[name]
         if name not in self._loaded:
-            self._loaded[name] = self._load(name, self._provided()[name])
+            self._loaded[name] = self._load(name, self._provided[name])
         return self._loaded[name]
 
     def __contains__(self, name: object) -> bool:
-        return name in self._builtin or name in self._loaded or name in self._provided()
+        return name in self._builtin or name in self._loaded or name in self._provided
 
     def __iter__(self) -> Iterator[str]:
-        return iter(sorted({*self._builtin, *self._provided()}))
+        return iter(sorted({*self._builtin, *self._provided}))
 
     def __len__(self) -> int:
-        return len({*self._builtin, *self._provided()})
+        return len({*self._builtin, *self._provided})
 
     def available(self) -> dict[str, T]:
         """Import and return all plugins. Entry points that cannot be used are left out with a warning."""
@@ -66,7 +66,7 @@ class PluginRegistry(Mapping[str, T], Generic[T]):
                 found[name] = self[name]
             except SpecError as error:
                 warnings.warn(str(error), stacklevel=3)
-        for entry in entry_points(group=self.group):
+        for entry in self._entry_points:
             if entry.name in self._builtin:
                 warnings.warn(
                     f"'{entry.name}' of {self.group} in {_provider(entry)} is not used, since the name is built in",
@@ -92,10 +92,16 @@ class PluginRegistry(Mapping[str, T], Generic[T]):
                     found[name] = value
         return found
 
+    @cached_property
+    def _entry_points(self) -> tuple[EntryPoint, ...]:
+        """The entry points of installed packages, which are looked up once in a process."""
+        return tuple(entry_points(group=self.group))
+
+    @cached_property
     def _provided(self) -> dict[str, list[EntryPoint]]:
         """Return the entry points of each name that is not built in."""
         found: dict[str, list[EntryPoint]] = {}
-        for entry in entry_points(group=self.group):
+        for entry in self._entry_points:
             if entry.name not in self._builtin:
                 found.setdefault(entry.name, []).append(entry)
         return found

@@ -7,6 +7,7 @@ import pytest
 from deployment import children, gone, stage
 from typer.testing import CliRunner
 
+import fedcomp
 from fedcomp.cli.main import app
 
 TASK = ("--task", f"{Path(__file__).parents[1] / 'keyword_task.py'}:own_loop")
@@ -20,11 +21,10 @@ def both(here, *transport: str):
 @pytest.mark.slow
 @pytest.mark.deploy
 @pytest.mark.timeout(400)
-def test_an_interrupted_run_over_flower_ends_with_the_model_of_one_over_grpc(tmp_path):
-    (tmp_path / "grpc").mkdir()
-    with stage(tmp_path / "grpc") as here:
-        server, clients = here.server(*RUN, "--rounds", "2"), both(here)
-        assert [command.end() for command in (server, *clients)] == [0, 0, 0], server.said
+def test_an_interrupted_run_over_flower_ends_with_the_model_of_a_simulation(tmp_path):
+    simulated = tmp_path / "simulated"
+    options = {"clients": 2, "participation": 1, "rounds": 2, "progress": False}
+    fedcomp.simulate(TASK[1], out=simulated, **options)
     flower = ("--transport", "flower")
     with stage(tmp_path) as here:
         server, clients = here.server(*RUN, *flower, "--rounds", "2"), both(here, *flower)
@@ -37,7 +37,7 @@ def test_an_interrupted_run_over_flower_ends_with_the_model_of_one_over_grpc(tmp
         server = here.server(*RUN, *flower, "--rounds", "2", "--resume")
         clients = both(here, *flower)
         assert [command.end() for command in (server, *clients)] == [0, 0, 0], server.said
-    models = [tmp_path / "run", tmp_path / "grpc" / "run"]
+    models = [tmp_path / "run", simulated]
     assert len({(folder / "model.safetensors").read_bytes() for folder in models}) == 1
 
 
