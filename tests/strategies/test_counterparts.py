@@ -526,7 +526,7 @@ def test_a_round_that_accepts_nobody_leaves_the_model_alone():
 def test_the_server_needs_a_memory_that_keeps_nothing_elsewhere(name):
     with pytest.raises(
         ConfigError,
-        match=f"--downlink-memory {name} keeps something on both sides, .* use residual",
+        match=f"--downlink-memory {name} needs state on both sides, .* use residual",
     ):
         Federation(replace(HALF, downlink="identity", downlink_memory=name))
 
