@@ -45,7 +45,7 @@ class WireMessage:
         """Return the message as bytes."""
         header: list[Any] = [type(self).__name__]
         blobs: list[bytes] = []
-        for name, _ in _fields(type(self)):
+        for name, _ in fields_of(type(self)):
             value = getattr(self, name)
             if isinstance(value, bytes):
                 blobs.append(value)
@@ -60,7 +60,7 @@ class WireMessage:
     @classmethod
     def unpack(cls, data: bytes) -> Self:
         """Parse one whole message. Raises ProtocolError for wrong fields or types."""
-        fields = _fields(cls)
+        fields = fields_of(cls)
         try:
             start = LENGTH.size + LENGTH.unpack_from(data)[0]
             header = json.loads(data[LENGTH.size : start])
@@ -97,7 +97,8 @@ class WireMessage:
 
 
 @functools.cache
-def _fields(cls: type) -> tuple[tuple[str, Any], ...]:
+def fields_of(cls: Any) -> tuple[tuple[str, Any], ...]:
+    """Return the names and the types of the fields of a dataclass."""
     return tuple((f.name, f.type) for f in dataclasses.fields(cls))
 
 

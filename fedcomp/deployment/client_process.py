@@ -290,9 +290,9 @@ class ClientProcess:
             address = target.address
             async for message in connection.messages():
                 if isinstance(message, Refused):
-                    if message.again:
-                        raise UnreachableError(message.sentence, "starting")
-                    raise UserError(message.sentence)
+                    if message.retry:
+                        raise UnreachableError(message.reason, "starting")
+                    raise UserError(message.reason)
                 hosted.retries.reset()
                 if not invited:
                     connected = LogMessage(f"connected to {address}", "connected", server=address)

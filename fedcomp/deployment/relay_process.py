@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from ..callbacks import LogMessage
 from ..errors import FedcompError, UnreachableError
 from ..keys.connection import join_address
-from ..transports.grpc import IoTasks, Relay, Terms
+from ..transports.grpc import IoTasks, Relay, RelayTerms
 from .client_process import RETRY_S, Retries, Target
 from .ports import listen
 
@@ -113,7 +113,7 @@ class RelayProcess:
             raise error
         return error
 
-    def _opened(self, port: int, terms: Terms) -> None:
+    def _opened(self, port: int, terms: RelayTerms) -> None:
         self._retries.reset()
         self.port = port  # used again after a reconnection, since clients connect to it
         how = "adds the frames of its clients" if terms.codec else "forwards each frame"

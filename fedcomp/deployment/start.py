@@ -45,7 +45,7 @@ from ..tasks import Data, Task, initial_model, load
 from ..tasks.check import check, data_of, layout_of
 from ..tasks.partition import partition
 from ..training import devices
-from ..transports.grpc import Credentials, GrpcTransport, PortSettings, Terms
+from ..transports.grpc import Credentials, GrpcTransport, PortSettings, RelayTerms
 from ..transports.relays import check as check_relays
 from ..transports.relays import inexact, inexact_warning
 from .client_traffic import ClientTraffic
@@ -287,10 +287,12 @@ class Deployment:
             **hooks,
         )
 
-    def _relay_terms(self, invitation: Invitation, largest_report: int, grace_s: float) -> Terms:
+    def _relay_terms(
+        self, invitation: Invitation, largest_report: int, grace_s: float
+    ) -> RelayTerms:
         """Return the terms for relays. With --relays they add the frames of their clients, else they forward each frame."""
         adds, layout = self.config.relays > 0, self.strategy.layout
-        return Terms(
+        return RelayTerms(
             invitation.run,
             invitation.options,
             invitation.layout,

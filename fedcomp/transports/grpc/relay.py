@@ -22,19 +22,12 @@ from ..relays import add_frames, can_add
 from . import relay_wire, wire
 from .client import GrpcConnection
 from .credentials import Credentials
+from .events import Answered, AnsweredLate, Event, Joined, Left, Warned
+from .pending_assignments import PendingAssignment
 from .port import Port
 from .relay_wire import AssignmentId, Bundle, Disconnect
-from .stream import (
-    Answered,
-    AnsweredLate,
-    Event,
-    Joined,
-    Left,
-    PendingAssignment,
-    PortSettings,
-    Warned,
-)
-from .wire import Kind, Reader, Refused, Terms
+from .settings import PortSettings
+from .wire import Kind, Reader, Refused, RelayTerms
 
 REFUSED_KEY = (
     "its key is not enrolled for a client at the server of this relay, or was revoked; relays cannot connect to another "
@@ -48,7 +41,7 @@ Answer = tuple[int, Report, Assignment]
 class RelayConnection(GrpcConnection):
     """The stream of a relay to its server.
 
-    `messages` also yields Terms, key tables (dict), Bundle, withdrawn assignments (list) and Disconnect.
+    `messages` also yields RelayTerms, key tables (dict), Bundle, withdrawn assignments (list) and Disconnect.
     """
 
     def __init__(self, target: str, credentials: Credentials | None):
@@ -62,24 +55,24 @@ class RelayConnection(GrpcConnection):
     def fail(self, error: Exception) -> None:
         """Make `messages` raise an error."""
         self._error = error
-        self._news.set()
+        self._changed.set()
 
-    async def _take(self, kind: Kind, reader: Reader) -> None:
+    async def _handle(self, kind: Kind, reader: Reader) -> None:
         if kind is Kind.TERMS and self._invitation is None:
             terms = wire.decode(kind, reader)
             self._invitation = terms.invitation
             self._assembly.largest = max(TERMS_BYTES, terms.largest_assignment)
-            self._waiting.append(terms)
+            self._unread.append(terms)
         elif kind is Kind.KEYS:
-            self._waiting.append(dict(relay_wire.decode_rows(kind, reader)))
+            self._unread.append(dict(relay_wire.decode_entries(kind, reader)))
         elif kind is Kind.ASSIGNMENTS:
-            self._waiting.append(relay_wire.decode_bundle(reader, self._frames))
+            self._unread.append(relay_wire.decode_bundle(reader, self._frames))
         elif kind is Kind.WITHDRAW:
-            self._waiting.append(relay_wire.decode_rows(kind, reader))
+            self._unread.append(relay_wire.decode_entries(kind, reader))
         elif kind is Kind.DISCONNECT:
-            self._waiting.append(Disconnect(*relay_wire.decode_row(kind, reader)))
+            self._unread.append(Disconnect(*relay_wire.decode_entry(kind, reader)))
         else:
-            await super()._take(kind, reader)
+            await super()._handle(kind, reader)
 
 
 @dataclass
@@ -103,9 +96,9 @@ class Relay:
     """
 
     connection: RelayConnection
-    terms: Terms
+    terms: RelayTerms
     port: Port
-    problem = ""  # the relay always knows which keys are accepted
+    problem = ""  # a relay can always check keys (settings.Keys)
 
     def __init__(
         self,
@@ -114,7 +107,7 @@ class Relay:
         port: int,
         credentials: Credentials | None,
         *,
-        opened: Callable[[int, Terms], None],
+        opened: Callable[[int, RelayTerms], None],
         changed: Callable[[int], None],
         warn: Callable[[str], None],
     ):
@@ -129,7 +122,7 @@ class Relay:
         self.sum_timer: asyncio.TimerHandle | None = None
         self.waiting = True  # for open assignments before frames are added; ends with `sum_timer`
         self.outgoing: deque[list[bytes] | Reports] = deque()
-        self.news = asyncio.Event()
+        self.queued = asyncio.Event()
 
     async def run(self) -> Farewell:
         """Serve until the run is over and return the farewell. Call this once.
@@ -137,11 +130,11 @@ class Relay:
         Raises UnreachableError if the server cannot be reached or is lost, and UserError if it refuses this relay.
         """
         async with RelayConnection(self.server, self.credentials) as self.connection:
-            messages = self.connection.messages()
-            terms = await anext(messages)
+            messages: AsyncIterator[object] = self.connection.messages()
+            terms: object = await anext(messages)
             if isinstance(terms, Refused):
                 raise _error(terms)
-            if not isinstance(terms, Terms):
+            if not isinstance(terms, RelayTerms):
                 raise UserError(f"{self.server} does not answer as a server of this version does")
             self.terms = terms
             self.codec = codec(terms.codec) if terms.codec else None
@@ -177,7 +170,7 @@ class Relay:
             with suppress(asyncio.CancelledError):
                 await asyncio.gather(serving, return_exceptions=True)
 
-    # The keys that its port accepts.
+    # The methods of settings.Keys.
 
     def id_of_hash(self, key_hash: bytes) -> int | None:
         return self.ids.get(key_hash)
@@ -191,7 +184,7 @@ class Relay:
     def ids_by_hash(self) -> dict[bytes, int]:
         return self.ids
 
-    # From the server.
+    # Messages from the server.
 
     def _handle(self, message: object) -> None:
         match message:
@@ -227,7 +220,7 @@ class Relay:
         self.port.cancel(withdrawn)
         self._queue_sum_if_complete()
 
-    # From the clients.
+    # Events of the port.
 
     def _handle_event(self, event: Event) -> None:
         """Handle an event of the port."""
@@ -236,19 +229,19 @@ class Relay:
                 if public_key_pem is not None:
                     presence = replace(presence, key=point_of(parse_public_key(public_key_pem)))
                 number = self.connections[client] = next(self.numbers)
-                self._queue(relay_wire.encode_rows(Kind.JOINED, [(number, presence)]))
+                self._queue(relay_wire.encode_entries(Kind.JOINED, [(number, presence)]))
                 self.served = True
                 self.changed(self.port.clients)
             case Left(client):
-                self._queue(relay_wire.encode_rows(Kind.LEFT, [(client,)]))
+                self._queue(relay_wire.encode_entries(Kind.LEFT, [(client,)]))
                 self.changed(self.port.clients)
             case AnsweredLate(client):
-                self._queue(relay_wire.encode_rows(Kind.HEARD, [(client,)]))
+                self._queue(relay_wire.encode_entries(Kind.ANSWERED_LATE, [(client,)]))
             case Warned(sentence):
                 self.warn(sentence)
             case Answered(sequence, assignment, Lost(reason, stage)):
-                row = assignment.client, sequence, stage, reason
-                self._queue(relay_wire.encode_rows(Kind.LOST, [row]))
+                entry = assignment.client, sequence, stage, reason
+                self._queue(relay_wire.encode_entries(Kind.LOST, [entry]))
                 self._queue_sum_if_complete()
             case Answered(sequence, assignment, Report() as report):
                 if self.codec is not None and can_add(assignment, report):
@@ -262,7 +255,7 @@ class Relay:
         self._queue_sum()
 
     def _queue_sum_if_complete(self) -> None:
-        if not self.port.waiting or not self.waiting:
+        if not self.port.pending or not self.waiting:
             self._queue_sum()
 
     def _queue_sum(self) -> None:
@@ -271,12 +264,12 @@ class Relay:
             self._queue(Reports([self.to_add[client] for client in sorted(self.to_add)], add=True))
             self.to_add = {}
 
-    # To the server.
+    # Messages to the server.
 
     def _queue(self, item: "list[bytes] | Reports") -> None:
         """Queue an encoded message, or reports."""
         self.outgoing.append(item)
-        self.news.set()
+        self.queued.set()
 
     def _queue_report(self, answer: Answer) -> None:
         """Queue a report. Consecutive ones are sent in one message of up to wire.PART_BYTES bytes of frames."""
@@ -291,8 +284,8 @@ class Relay:
         """Send the queued messages in order. Runs until it is cancelled; an error ends the session."""
         try:
             while True:
-                await self.news.wait()
-                self.news.clear()
+                await self.queued.wait()
+                self.queued.clear()
                 while self.outgoing:
                     item = self.outgoing.popleft()
                     if isinstance(item, Reports):
@@ -313,6 +306,6 @@ class Relay:
 
 def _error(refused: Refused) -> UserError:
     """Return the error for a REFUSED from the server: UnreachableError if the relay may try again."""
-    if refused.again:
-        return UnreachableError(refused.sentence, "starting")
-    return UserError(refused.sentence)
+    if refused.retry:
+        return UnreachableError(refused.reason, "starting")
+    return UserError(refused.reason)

@@ -48,7 +48,7 @@ def test_a_claim_does_not_replace_a_key(loop, enrolled, server_credentials):
     with serving(3, enrolled=enrolled, credentials=server_credentials) as server:
         connection = connect(server, 2, enrolled.credentials[0])
         end = loop.start(attend(connection, 2))
-        assert "cannot take part as client 2" in end.result(20).sentence
+        assert "cannot take part as client 2" in end.result(20).reason
         assert server.transport.clients() == []
 
 
