@@ -37,7 +37,7 @@ def to_accepted(report: Report, update: Update | None, rate: float = 1.0) -> Acc
         report.loss,
         report.ticket,
         report.frame,
-        not report.after,
+        not report.committed,
         rate,
         metrics=ReportedMetrics.unpack(report.metrics),
     )
@@ -264,9 +264,9 @@ def check_version(report: Report, assignment: Assignment) -> None:
 
 def _check_step(report: Report, assignment: Assignment) -> None:
     """Raise ProtocolError if the update is relative to a state that the counterpart does not hold, or if its ticket is wrong."""
-    if report.after not in ("", assignment.accepted):
+    if report.committed not in ("", assignment.accepted):
         raise ProtocolError(
-            f"the update builds on the proposal '{report.after}', but the last accepted one is '{assignment.accepted}'"
+            f"the update builds on the proposal '{report.committed}', but the last accepted one is '{assignment.accepted}'"
         )
     if report.ticket != ticket(report.round, report.client, report.frame):
         raise ProtocolError(f"the ticket '{report.ticket}' does not match the frame")

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 from collections import deque
 from collections.abc import AsyncIterator, Iterable
-from typing import Self
+from typing import Any, Self
 
 import grpc
 
@@ -40,7 +40,8 @@ class GrpcConnection:
         self._client = client  # from the invitation on, the id that the server assigned
         # The last assignment that `messages` yielded, if it is not answered.
         self._assigned: tuple[int, Assignment] | None = None
-        self._unread: deque[Message | tuple[int, Assignment]] = deque()
+        # Messages that `messages` has not yielded; assignments with their sequence numbers.
+        self._unread: deque[Any] = deque()
         self._changed = asyncio.Event()
         self._error: Exception | None = None
         self._write_lock = asyncio.Lock()

@@ -10,8 +10,9 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from typing import Any
 
-from ...codecs import codec
+from ...codecs import Codec, codec
 from ...errors import UnreachableError, UserError
 from ...keys.enrolment import parse_public_key
 from ...keys.keyring import point_of
@@ -98,6 +99,7 @@ class Relay:
     connection: RelayConnection
     terms: RelayTerms
     port: Port
+    adder: tuple[Codec, Layout] | None = None  # with which it adds frames; None: it forwards them
     problem = ""  # a relay can always check keys (settings.Keys)
 
     def __init__(
@@ -137,8 +139,8 @@ class Relay:
             if not isinstance(terms, RelayTerms):
                 raise UserError(f"{self.server} does not answer as a server of this version does")
             self.terms = terms
-            self.codec = codec(terms.codec) if terms.codec else None
-            self.layout = Layout.from_shapes(json.loads(terms.shapes)) if terms.codec else None
+            if terms.codec:
+                self.adder = codec(terms.codec), Layout.from_shapes(json.loads(terms.shapes))
             where = self.address, self.port_number, terms.invitation, terms.clients
             settings = PortSettings(
                 *where, terms.largest_report, self.credentials, self, grace_s=terms.grace_s
@@ -152,7 +154,8 @@ class Relay:
         writing = asyncio.create_task(self._write())
         try:
             self._handle(await anext(messages))  # the keys
-            await asyncio.wait({port, serving}, return_when=asyncio.FIRST_COMPLETED)
+            both: set[asyncio.Future[Any]] = {port, serving}
+            await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
             if serving.done():
                 await serving  # raises the error
             self.opened(port.result(), self.terms)
@@ -208,7 +211,7 @@ class Relay:
         self.waiting = True
         if self.sum_timer is not None:
             self.sum_timer.cancel()
-        if self.codec is not None and bundle.wait_s != relay_wire.UNTIL_ALL:
+        if self.adder is not None and bundle.wait_s != relay_wire.UNTIL_ALL:
             self.sum_timer = asyncio.get_running_loop().call_later(
                 bundle.wait_s, self._stop_waiting
             )
@@ -244,7 +247,7 @@ class Relay:
                 self._queue(relay_wire.encode_entries(Kind.LOST, [entry]))
                 self._queue_sum_if_complete()
             case Answered(sequence, assignment, Report() as report):
-                if self.codec is not None and can_add(assignment, report):
+                if self.adder is not None and can_add(assignment, report):
                     self.to_add[assignment.client] = sequence, report, assignment
                 else:
                     self._queue_report((sequence, report, assignment))
@@ -274,8 +277,11 @@ class Relay:
     def _queue_report(self, answer: Answer) -> None:
         """Queue a report. Consecutive ones are sent in one message of up to wire.PART_BYTES bytes of frames."""
         last = self.outgoing[-1] if self.outgoing else None
-        fits = isinstance(last, Reports) and not last.add
-        if fits and last.size + len(answer[1].frame) <= wire.PART_BYTES:
+        if (
+            isinstance(last, Reports)
+            and not last.add
+            and last.size + len(answer[1].frame) <= wire.PART_BYTES
+        ):
             last.answers.append(answer)
         else:
             self._queue(Reports([answer]))
@@ -290,18 +296,19 @@ class Relay:
                     item = self.outgoing.popleft()
                     if isinstance(item, Reports):
                         answers = item.answers
-                        if item.add:
-                            answers = await asyncio.to_thread(self._add, answers)
+                        if item.add and self.adder is not None:
+                            answers = await asyncio.to_thread(_add, *self.adder, answers)
                         item = relay_wire.encode_reports(answers)
                     await self.connection.write(item)
         except Exception as error:
             self.connection.fail(error)
 
-    def _add(self, answers: list[Answer]) -> list[Answer]:
-        """Return the answers with the sum of their frames in the first update."""
-        sequences, reports, assignments = zip(*answers, strict=True)
-        passed = add_frames(self.codec, self.layout, assignments, reports)
-        return list(zip(sequences, passed, assignments, strict=True))
+
+def _add(codec: Codec, layout: Layout, answers: list[Answer]) -> list[Answer]:
+    """Return the answers with the sum of their frames in the first update."""
+    sequences, reports, assignments = zip(*answers, strict=True)
+    summed = add_frames(codec, layout, assignments, reports)
+    return list(zip(sequences, summed, assignments, strict=True))
 
 
 def _error(refused: Refused) -> UserError:

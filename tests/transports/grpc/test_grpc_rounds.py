@@ -84,7 +84,7 @@ def test_a_newer_assignment_replaces_an_older_one(loop):
         assert begun.wait(20)
         for newer in (2, 3):
             server.transport.send([assignment(0, newer)])
-            server.wait_for(lambda a=newer: [w.round for _, w in connection._waiting] == [a])
+            server.wait_for(lambda a=newer: [w.round for _, w in connection._unread] == [a])
         assert server.transport.receive(0.0) == []
         go_on.set()
         assert server.receive(1)[0].answer == report(assignment(0, 3))
