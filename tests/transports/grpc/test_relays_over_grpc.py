@@ -576,12 +576,12 @@ def test_clients_of_a_relay_that_does_not_return_are_lost_after_the_longer_grace
 Script = Callable[[RelayConnection, AsyncIterator[object]], object]
 
 
-class Deaf(RelayConnection):
+class Unresponsive(RelayConnection):
     """Answers no PING."""
 
-    async def _take(self, kind: Kind, reader: wire.Reader) -> None:
+    async def _handle(self, kind: Kind, reader: wire.Reader) -> None:
         if kind is not Kind.PING:
-            await super()._take(kind, reader)
+            await super()._handle(kind, reader)
 
 
 async def script(
@@ -806,7 +806,7 @@ def test_a_relay_that_is_silent_with_open_assignments_is_cut_off(loop):
         await connection.write(relay_wire.encode_entries(Kind.LEFT, [(0,)]))  # and it says no more
 
     with serving(1, relay_terms=terms(1), silence_s=0.5) as server:
-        loop.start(script(server, freeze, Deaf))
+        loop.start(script(server, freeze, Unresponsive))
         server.wait_for_clients(0)
         server.transport.send([assignment(0)])
         server.wait_for(lambda: server.left == [0])
