@@ -45,7 +45,7 @@ class WireMessage:
         """Return the message as bytes."""
         header: list[Any] = [type(self).__name__]
         blobs: list[bytes] = []
-        for name, _ in _fields(type(self)):
+        for name, _ in fields_of(type(self)):
             value = getattr(self, name)
             if isinstance(value, bytes):
                 blobs.append(value)
@@ -60,7 +60,7 @@ class WireMessage:
     @classmethod
     def unpack(cls, data: bytes) -> Self:
         """Parse one whole message. Raises ProtocolError for wrong fields or types."""
-        fields = _fields(cls)
+        fields = fields_of(cls)
         try:
             start = LENGTH.size + LENGTH.unpack_from(data)[0]
             header = json.loads(data[LENGTH.size : start])
@@ -96,9 +96,9 @@ class WireMessage:
         return cls(*values)
 
 
-@functools.cache
-def _fields(cls: type) -> tuple[tuple[str, Any], ...]:
-    return tuple((f.name, f.type) for f in dataclasses.fields(cls))
+def fields_of(cls: type) -> list[tuple[str, Any]]:
+    """Return the names and the types of the fields of a dataclass."""
+    return [(f.name, f.type) for f in dataclasses.fields(cls)]
 
 
 @dataclass
@@ -144,9 +144,8 @@ class Assignment(WireMessage):
     fingerprint: str  # of the weights after the download
     frames: list[bytes]  # the download
     accepted: str  # ticket of the client's last accepted proposal, "" for none
-    announced: list[bytes] = field(
-        default_factory=list
-    )  # inputs of the strategy: name, value, name, …
+    # Inputs of the strategy: name, value, name, …
+    announced: list[bytes] = field(default_factory=list)
     density: float = 0.0  # of the uplink codec in this round; 0 = as configured
     lr: float = 1.0  # this round's learning rate as a multiple of the client's
     returned: bytes = b""  # the dropped part of the accepted proposal as a frame, b"" for nothing
@@ -171,7 +170,9 @@ class Report(WireMessage):
     loss: float  # mean training loss before each local step
     stage: str  # stage at which a FAILED client failed: "phase", "download", "evaluate", "train", "encode"
     reason: str
-    after: str = ""  # ticket of the last proposal that the client's memory committed, "" for none
+    committed: str = (
+        ""  # ticket of the last proposal that the client's memory committed, "" for none
+    )
     metrics: bytes = b""  # packed ReportedMetrics, b"" for none
 
 
@@ -185,13 +186,11 @@ class ClientRoundConfig:
     batch_size: int = 0  # examples; 0: as configured
 
 
-MAX_METRICS = 64  # from training, and as many from evaluation
-MAX_NAME_BYTES = 64  # bytes of UTF-8
+MAX_METRICS = 64  # of training, and as many of evaluation
+MAX_NAME_BYTES = 64  # of UTF-8
 METRICS_HEAD, DOUBLE = struct.Struct("<QB"), struct.Struct("<d")
 MAX_EXAMPLES = 1 << 53  # in one report: float64 holds every integer up to here
-MAX_METRICS_BYTES = METRICS_HEAD.size + 2 * MAX_METRICS * (
-    1 + MAX_NAME_BYTES + DOUBLE.size
-)  # bytes
+MAX_METRICS_BYTES = METRICS_HEAD.size + 2 * MAX_METRICS * (1 + MAX_NAME_BYTES + DOUBLE.size)
 
 
 @dataclass(frozen=True)
@@ -230,11 +229,11 @@ class ReportedMetrics:
             )
         try:
             examples, training = METRICS_HEAD.unpack_from(data)
-            at, items = METRICS_HEAD.size, []
-            while at < len(data):
-                end = at + 1 + data[at]
-                items.append((data[at + 1 : end].decode(), *DOUBLE.unpack_from(data, end)))
-                at = end + DOUBLE.size
+            offset, items = METRICS_HEAD.size, []
+            while offset < len(data):
+                end = offset + 1 + data[offset]
+                items.append((data[offset + 1 : end].decode(), *DOUBLE.unpack_from(data, end)))
+                offset = end + DOUBLE.size
         except (struct.error, UnicodeDecodeError) as error:
             raise ProtocolError("the metrics cannot be read") from error
         metrics = cls(dict(items[:training]), dict(items[training:]), examples)
@@ -243,7 +242,7 @@ class ReportedMetrics:
         count = len(metrics.training) + len(metrics.evaluation)
         if not items or (len(metrics.training), count) != (training, len(items)):
             raise ProtocolError(
-                "the metrics have a name twice, or fewer training metrics than their header gives"
+                "the metrics have a duplicate name, or fewer training metrics than their header gives"
             )
         if not bool(metrics.evaluation) <= examples <= MAX_EXAMPLES * bool(metrics.evaluation):
             raise ProtocolError(f"the metrics were evaluated on {examples} examples")
@@ -283,7 +282,7 @@ def ticket(round: int, client: int, frame: bytes) -> str:
 
 def fingerprint(weights: Tensor) -> str:
     """Return the hash of a float32 vector, 32 hex digits."""
-    return hashlib.sha256(weights.detach().cpu().contiguous().numpy()).hexdigest()[:32]
+    return hashlib.sha256(weights.detach().cpu().contiguous().numpy().data).hexdigest()[:32]
 
 
 def initial_version(weights: Tensor, layout_fingerprint: str) -> str:

@@ -19,7 +19,7 @@ from fedcomp.messages import (
     failure,
     ticket,
 )
-from fedcomp.transports.flower.records import LARGEST_VALUE, from_records, to_records
+from fedcomp.transports.flower.records import MAX_CONFIG_BYTES, from_records, to_records
 
 ASSIGNMENT = Assignment(
     3, "train", 7, FRAMES, "v0", "v2", "abc", [b"one", b"", b"three"], "", [b"scale", b"1.5"]
@@ -37,7 +37,7 @@ def test_a_message_comes_back(message):
 
 
 def test_large_messages_travel_as_arrays_that_flower_can_cut():
-    large = replace(REPORT, frame=bytes(LARGEST_VALUE))
+    large = replace(REPORT, frame=bytes(MAX_CONFIG_BYTES))
     assert isinstance(to_records(large)["fedcomp"], ArrayRecord) and isinstance(
         to_records(REPORT)["fedcomp"], ConfigRecord
     )

@@ -28,8 +28,8 @@ from .report import svg
 from .tables import print_table
 
 COLUMNS = "codec encode copies decode copies frame bits bound error".split()
-LEGEND = """encode, decode: million values a second, and their time as a multiple of that of copying the vector
-bits, bound: a parameter, as sent and by the entropy of what is decoded;  error: ‖x−C(x)‖²/‖x‖²"""
+LEGEND = """encode, decode: million values per second, and their time as a multiple of that of copying the vector
+bits, bound: per parameter, as sent and by the entropy of the decoded values;  error: ‖x−C(x)‖²/‖x‖²"""
 # Decoded values count as levels if there are at most MAX_LEVELS distinct ones, each with MIN_REPEATS occurrences on average.
 MAX_LEVELS, MIN_REPEATS = 1 << 12, 16
 
@@ -80,8 +80,8 @@ def update_of(task_name: str, data: Path | None, device: torch.device) -> Vector
     engine = client_engine(task, model, layout, "cpu")
     batches = plan_batches(sgd, np.arange(len(examples)), 0, 1, 0)
     update = engine.train(layout.gather(model), examples, batches, sgd).update
-    what = f"an update of {task.name}, {layout.numel:,} parameters"
-    return Vector(what, update.to(device), layout)
+    description = f"an update of {task.name}, {layout.numel:,} parameters"
+    return Vector(description, update.to(device), layout)
 
 
 def measure(vector: Vector, codecs: Iterable[Codec], repeats: int) -> Iterator[CodecMeasurement]:
@@ -163,7 +163,7 @@ def bench(
             sys.stderr.flush()
     device, threads = str(vector.values.device), torch.get_num_threads()
     if as_json:
-        found = {
+        results = {
             "vector": vector.description,
             "device": device,
             "threads": threads,
@@ -171,7 +171,7 @@ def bench(
             "fedcomp": __version__,
             "codecs": [asdict(row) for row in rows],
         }
-        print(json.dumps(found, indent=2))
+        print(json.dumps(results, indent=2))
     else:
         title = f"{vector.description}; {device}, {threads} threads, medians of {repeats}"
         print_table(COLUMNS, [_cells(row) for row in rows], {"codec"}, title=title, legend=LEGEND)
@@ -200,12 +200,12 @@ def _cells(row: CodecMeasurement) -> list[str]:
 
 
 def chart(title: str, rows: Sequence[CodecMeasurement]) -> str:
-    """Return an SVG of error against bits a parameter, both logarithmic. Lossless codecs are drawn on the lowest line, labelled 0."""
-    least = min([row.error for row in rows if row.error > 0], default=1e-9)
-    zero = 10.0 ** (math.floor(math.log10(least)) - 1)
+    """Return an SVG of error against bits per parameter, both logarithmic. Lossless codecs are drawn on the lowest line, labelled 0."""
+    smallest = min([row.error for row in rows if row.error > 0], default=1e-9)
+    zero = 10.0 ** (math.floor(math.log10(smallest)) - 1)
     points = [(max(row.bits_per_parameter, 1e-6), max(row.error, zero)) for row in rows]
     bits, errors = zip(*points, strict=True)
-    across = svg.Axis.around("bits a parameter", bits, "{:g}".format, across=True, log=True)
+    across = svg.Axis.around("bits per parameter", bits, "{:g}".format, across=True, log=True)
     up = svg.Axis.around(
         "error ‖x−C(x)‖²/‖x‖²",
         [*errors, zero],

@@ -65,14 +65,14 @@ def bench(
         raise UserError(
             f"--trace {trace_file} cannot be written; name a file in an existing folder"
         )
-    measured, events = measure(config, rounds, names)
+    results, events = measure(config, rounds, names)
     if as_json:
-        print(json.dumps(measured, indent=2))
+        print(json.dumps(results, indent=2))
     else:
-        _print_tables(measured, names)
+        _print_tables(results, names)
     if trace_file is None:
         return
-    process = f"{measured['task']}, {measured['engine']}, {measured['device']}"
+    process = f"{results['task']}, {results['engine']}, {results['device']}"
     try:
         trace_file.write_text(json.dumps(trace(events, process)), encoding="utf-8")
     except OSError as error:
@@ -96,8 +96,8 @@ def parse_loops(text: str) -> list[str]:
 class RoundMeasurement(Callback):
     """A callback that measures every other round, and runs each of `loops` after a measured round.
 
-    A measured round never directly follows a loop, which would leave it cold caches. Measuring starts when the engine has settled, that is,
-    has started its workers and compiled its kernels.
+    A measured round never directly follows a loop, after which the caches would be cold. Measuring starts when the engine has settled:
+    its workers run, and its kernels are compiled.
     """
 
     def __init__(self, rounds: int):
@@ -269,20 +269,20 @@ def _rate(
 
 
 def _print_tables(m: Mapping[str, Any], loops: Sequence[str]) -> None:
-    lean_s = next((way["seconds"] for way in m["ways"] if way["name"] == LEAN), None)
+    lean_s = next((loop["seconds"] for loop in m["ways"] if loop["name"] == LEAN), None)
     rates = []
-    for way in m["ways"]:
-        updates_per_s, flops, share = (
-            way[key] for key in ("client_updates_per_s", "flops_per_s", "share_of_peak")
+    for loop in m["ways"]:
+        updates_per_s, flops, fraction = (
+            loop[key] for key in ("client_updates_per_s", "flops_per_s", "share_of_peak")
         )
         rates.append(
             (
-                way["name"],
+                loop["name"],
                 f"{updates_per_s:,.0f}" if updates_per_s >= 100 else f"{updates_per_s:.3g}",
-                f"{1e3 * way['seconds']:,.1f} ms",
-                NOTHING if lean_s is None else f"{lean_s / way['seconds']:.2f} ×",
+                f"{1e3 * loop['seconds']:,.1f} ms",
+                NOTHING if lean_s is None else f"{lean_s / loop['seconds']:.2f} ×",
                 NOTHING if flops is None else f"{flops / 1e9:,.2f}",
-                NOTHING if share is None else f"{share:.1%}",
+                NOTHING if fraction is None else f"{fraction:.1%}",
             )
         )
     times = [

@@ -4,9 +4,8 @@ import math
 
 from rich.text import Text
 
-MAX_POINTS = (
-    1024  # beyond that, every other point is dropped, so that drawing a long run stays cheap
-)
+# Beyond this number of points, every other one is dropped, so that drawing a long run stays cheap.
+MAX_POINTS = 1024
 MIN_ROUNDS = 10  # on the axis, so that the first points do not jump
 # Bits of a braille character, by column and row within it.
 DOTS = ((0x01, 0x02, 0x04, 0x40), (0x08, 0x10, 0x20, 0x80))
@@ -85,7 +84,9 @@ def _braille(
     """Return the points, connected by lines, as rows of braille characters. `x` and `y`: the bounds of the axes."""
     cells = [[0] * columns for _ in range(rows)]
     across, down = (2 * columns - 1) / (x[1] - x[0]), (4 * rows - 1) / (y[1] - y[0])
-    dots = [(round((at - x[0]) * across), round((y[1] - value) * down)) for at, value in points]
+    dots = [
+        (round((round_ - x[0]) * across), round((y[1] - value) * down)) for round_, value in points
+    ]
     for (column, row), (to_column, to_row) in zip(dots, dots[1:], strict=False):
         length = max(to_column - column, abs(to_row - row), 1)
         for i in range(length + 1):

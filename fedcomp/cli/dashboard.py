@@ -53,10 +53,8 @@ class Dashboard(RunDisplay):
         self._records: deque[RoundRecord] = deque(maxlen=100)
         self._notes: deque[Text] = deque(maxlen=6)  # the latest warnings and rejections
         self._warnings: deque[Text] = deque(maxlen=100)  # each once
-        self._running = (
-            0,
-            0,
-        )  # clients that have answered in the current round, and its cohort size
+        # Clients that have answered in the current round, and its cohort size.
+        self._running = (0, 0)
         self._waiting = ""  # text about the connected clients while a round waits for more
         self._result: tuple[Summary, str] | None = None
         self._lock = Lock()  # between the run and the thread that draws
@@ -89,8 +87,8 @@ class Dashboard(RunDisplay):
             other = self._other_output
             self._screen.draw(redirect_stdout(other), redirect_stderr(other))
 
-    def on_waiting(self, here: Sequence[int], wanted: int) -> None:
-        self._waiting = waiting_text(here, wanted) if len(here) < wanted else ""
+    def on_waiting(self, connected: Sequence[int], wanted: int) -> None:
+        self._waiting = waiting_text(connected, wanted) if len(connected) < wanted else ""
 
     def on_progress(self, round: int, answered: int, cohort: int) -> None:
         self._running, self._waiting = (answered, cohort), ""
@@ -125,8 +123,8 @@ class Dashboard(RunDisplay):
         with self._lock:
             head, lines = self._head(width, height), [self._bar(width), *self._sums(width)]
             text = [note.copy() for note in list(self._notes)[-notes:]] if notes else []
-            taken = len(lines) + len(text) + (1 if isinstance(head, Text) else head.height)
-            lines += [*self._body(width, height - taken), *text]
+            used = len(lines) + len(text) + (1 if isinstance(head, Text) else head.height)
+            lines += [*self._body(width, height - used), *text]
         return Group(head, *fitted(lines, width))
 
     def _head(self, width: int, height: int) -> Panel | Text:

@@ -46,9 +46,9 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a tabl
 
 
 def with_run_flags(without: Collection[str] = ()) -> Callable[[Command], Command]:
-    """Return a decorator that gives `command(…, **given)` one option for each field of RunConfig but those in `without`, and --config.
+    """Return a decorator that gives `command(…, **flags)` an option for each field of RunConfig except those in `without`, and --config.
 
-    Options other than switches are lists of all values given; `run_values` decides which options may have several.
+    The value of an option, unless it is a switch, is the list of its values; `run_values` decides which options may have more than one.
     """
     by_name = {f.name: f for f in fields(RunConfig)}
     options = [
@@ -110,35 +110,35 @@ def run_config(given: Mapping[str, Any]) -> RunConfig:
     return RunConfig(**run_values(given))
 
 
-def run_values(given: Mapping[str, Any], several: Collection[str] = ()) -> dict[str, Any]:
-    """Return the options that are not left to their defaults. Those in `several` are lists if given more than once. Raises UserError."""
+def run_values(given: Mapping[str, Any], repeatable: Collection[str] = ()) -> dict[str, Any]:
+    """Return the options that were given. Those in `repeatable` are lists if they have more than one value. Raises UserError."""
     flags = {name: value for name, value in given.items() if value not in (None, ())}
     file = flags.pop("config", None)
-    values = config.read_toml(file, several) if file is not None else {}
+    values = config.read_toml(file, repeatable) if file is not None else {}
     for name, value in flags.items():
-        values[name] = _converted(name, value, several)
+        values[name] = _converted(name, value, repeatable)
     if "local_steps" in flags and values.get("local_epochs"):
         raise ConfigError("--local-steps and --local-epochs exclude each other; give one of them")
     if values.get("resume") and "out" in values:
-        values = _of_run(values["out"], several) | values
+        values = _of_run(values["out"], repeatable) | values
     return values
 
 
-def _of_run(out: str, several: Collection[str]) -> dict[str, Any]:
+def _of_run(out: str, repeatable: Collection[str]) -> dict[str, Any]:
     """Return the options of a stored run, or of stored alternatives if these are allowed."""
     alternatives = config.expand_home(out, "--out") / config.ALTERNATIVES_FILE
     return (
-        config.read_toml(alternatives, several)
-        if several and alternatives.is_file()
+        config.read_toml(alternatives, repeatable)
+        if repeatable and alternatives.is_file()
         else config.inherited_options(out)
     )
 
 
-def _converted(name: str, value: Any, several: Collection[str]) -> Any:
+def _converted(name: str, value: Any, repeatable: Collection[str]) -> Any:
     if isinstance(value, bool):
         return value
     given = [value] if isinstance(value, str) else value
-    if several and name == "task" and len(given) > 1:
+    if repeatable and name == "task" and len(given) > 1:
         raise ConfigError(
             f"--task is given {len(given)} times, but all alternatives learn the same task; give one task, and compare "
             "separate runs with fedcomp report"
@@ -147,7 +147,7 @@ def _converted(name: str, value: Any, several: Collection[str]) -> Any:
         given = given[-1:]  # the last value wins
     if repeated := [one for one in given if given.count(one) > 1]:
         raise ConfigError(f"{config.flag(name)} {repeated[0]} is given twice; give it once")
-    if len(given) > 1 and name not in several:
+    if len(given) > 1 and name not in repeatable:
         raise ConfigError(
             f"{config.flag(name)} is given {len(given)} times; give it once; fedcomp sim compares alternatives"
         )

@@ -122,46 +122,47 @@ def _enrolled(
                 f"this client has no enrolment: copy clients/ID.toml of the server's keys to {enrolment}, give "
                 "--enrolment FILE, or --insecure for a trial"
             )
-    found = []
+    clients = []
     for path, enrolled in _enrolments(enrolment, count):
         if enrolled.relay:
             raise UserError(
                 f"{path} is the enrolment of relay {enrolled.id}; give the enrolment of a client, or run a relay with: fedcomp relay"
             )
-        found.append((_target(server, path, enrolled), enrolled.id, enrolled))
-    return found
+        clients.append((_target(server, path, enrolled), enrolled.id, enrolled))
+    return clients
 
 
-def _enrolments(given: Path, count: int | None) -> Sequence[tuple[Path, "Enrolment"]]:
+def _enrolments(path: Path, count: int | None) -> Sequence[tuple[Path, "Enrolment"]]:
     """Return the enrolment in a file, or the first `count` enrolments of a folder in the order of their ids."""
     from ..keys.enrolment import Enrolment
     from ..keys.key_folder import CLIENTS, REGISTRY
 
-    if (given / REGISTRY).is_file():  # a whole folder of keys
-        given = given / CLIENTS
-    if not given.is_dir():
+    if (path / REGISTRY).is_file():  # a folder of keys
+        path = path / CLIENTS
+    if not path.is_dir():
         if count not in (None, 1):
             raise ConfigError(
                 f"--count {count} needs as many enrolments; give --enrolment the folder that holds them"
             )
-        return [(given, Enrolment.read(given))]
-    read = sorted(
-        ((path, Enrolment.read(path)) for path in given.glob("*.toml")), key=lambda one: one[1].id
+        return [(path, Enrolment.read(path))]
+    enrolments = sorted(
+        ((file, Enrolment.read(file)) for file in path.glob("*.toml")),
+        key=lambda entry: entry[1].id,
     )
-    if len({enrolled.id for _, enrolled in read}) < len(read):
+    if len({enrolled.id for _, enrolled in enrolments}) < len(enrolments):
         raise UserError(
-            f"--enrolment {given} holds two enrolments of one client; remove one of them"
+            f"--enrolment {path} holds two enrolments of one client; remove one of them"
         )
-    if len(read) < (count or 1):
+    if len(enrolments) < (count or 1):
         raise UserError(
-            f"--enrolment {given} holds {len(read)} enrolments, ID.toml; copy {count or 'some'} there, or give a lower --count"
+            f"--enrolment {path} holds {len(enrolments)} enrolments, ID.toml; copy {count or 'some'} there, or give a lower --count"
         )
-    return read[:count]
+    return enrolments[:count]
 
 
 def _claimed_ids(client_id: int | None, partition_id: int | None, count: int) -> Sequence[int]:
     """Return the ids of clients without enrolments. Raises UserError."""
-    from ..keys.enrolment import LARGEST_ID
+    from ..keys.enrolment import MAX_ID
 
     flag, first = "--client-id", client_id
     if first is None:
@@ -170,8 +171,8 @@ def _claimed_ids(client_id: int | None, partition_id: int | None, count: int) ->
         raise UserError(
             "without an enrolment a client has to claim an id; give --partition-id, or --client-id for a client with its own data"
         )
-    if (last := first + count - 1) > LARGEST_ID:
+    if (last := first + count - 1) > MAX_ID:
         raise ConfigError(
-            f"client {last} cannot exist; give {flag} and --count so that no id is above {LARGEST_ID}"
+            f"client {last} cannot exist; give {flag} and --count so that no id is above {MAX_ID}"
         )
     return range(first, first + count)

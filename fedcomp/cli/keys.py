@@ -80,8 +80,8 @@ def init(
 
     with stoppable(stop_message):
         hosts = keys.make(folder, clients, host or (), days, port)
-    made = f"{clients} enrolment file{'s' * (clients > 1)}"
-    print(f"{folder} is written: a CA, a certificate for {', '.join(hosts)}, and {made}.\n")
+    enrolments = f"{clients} enrolment file{'s' * (clients > 1)}"
+    print(f"{folder} is written: a CA, a certificate for {', '.join(hosts)}, and {enrolments}.\n")
     start = ["fedcomp", "server", "start", "--keys", str(folder)]
     start += ["--port", str(port)] if port != 8080 else []
     join = ["fedcomp", "client", "--server", join_address(hosts[0], port)]
@@ -227,7 +227,7 @@ def _file(folder: Path, holder: int | str) -> Path:
 
 
 def _row(entry: "Entry", file: Path, now: datetime) -> tuple[str, ...]:
-    state = "expired" if entry.state == "enrolled" and entry.refused(now) else entry.state
+    state = "expired" if entry.state == "enrolled" and entry.refusal(now) else entry.state
     raw = hashlib.sha256(b64decode(entry.public_key.split()[1])).digest()
     fingerprint = "SHA256:" + b64encode(raw).decode().rstrip("=")  # as ssh-keygen -l shows it
     return (

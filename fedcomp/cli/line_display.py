@@ -29,8 +29,8 @@ class LineDisplay(RunDisplay):
         _print(f"{'ratios':<10}bytes of the same exchanges in float32 divided by the bytes sent")
         _print((" " * GAP).join(column.title.rjust(column.width) for column in columns_of(header)))
 
-    def on_waiting(self, here: Sequence[int], wanted: int) -> None:
-        _print(waiting_text(here, wanted))
+    def on_waiting(self, connected: Sequence[int], wanted: int) -> None:
+        _print(waiting_text(connected, wanted))
 
     def on_round_end(self, record: RoundRecord) -> None:
         super().on_round_end(record)

@@ -26,7 +26,7 @@ CODEC_COLUMNS = (
     "source",
     "what it sends",
 )
-CODEC_LEGEND = f"""bits: a parameter, in a frame of {NUMEL:,} normal values;  unbiased: ω with E‖x−C(x)‖² ≤ ω‖x‖²
+CODEC_LEGEND = f"""bits: per parameter, in a frame of {NUMEL:,} normal values;  unbiased: ω with E‖x−C(x)‖² ≤ ω‖x‖²
 contracts: δ with ‖x−C(x)‖² ≤ (1−δ)‖x‖²;  linear: frames add;  portable: the same bytes on every device"""
 
 
@@ -82,10 +82,10 @@ def _row(name: str, folder: Path | None) -> Sequence[str]:
         task = available_tasks()[name](folder)
         numel = Layout.of(initial_model(task, 0)).numel
         if source := SOURCES.get(name.partition("-")[0]):
-            found = source(folder)
-            shape = f"{WINDOW} characters" if isinstance(found, Text) else _shape(found.shape)
-            counts = found.count("train"), found.count("test")
-            place = f"in {found.place()}"
+            data = source(folder)
+            shape = f"{WINDOW} characters" if isinstance(data, Text) else _shape(data.shape)
+            counts = data.count("train"), data.count("test")
+            place = f"in {data.place()}"
         else:
             train, test = task.train(), task.test()
             shape, counts = _shape(train.inputs.shape[1:]), (len(train), len(test))

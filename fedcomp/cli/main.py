@@ -89,7 +89,7 @@ def simulation(
 
     Numbers may be written 0.01, 1% or 1/100. A flag has precedence over the --config file, the file over the run that --resume
     continues, and that run over the default. An option of the experiment that is given more than once, such as --uplink or --seed,
-    makes alternatives, which are all run and compared. If they differ in their compression, a run that compresses nothing is added,
+    makes alternatives, which are run and compared. If they differ in their compression, a run that compresses nothing is added,
     named dense.
     """
     values = flags.run_values(run_flags, ALTERNATIVE_OPTIONS)
@@ -101,7 +101,7 @@ def simulation(
     ):
         if value is not None and not compare:
             raise UserError(
-                f"{flag} is for a comparison; give an option such as --uplink more than once, or leave {flag} out"
+                f"{flag} applies to comparisons only; give an option such as --uplink more than once, or leave {flag} out"
             )
     if dry_run:
         from .dry_run import print_forecasts
@@ -220,7 +220,7 @@ def init(
 
     if path.suffix != ".py" or not str(path).isprintable():
         raise UserError(
-            f"'{path}' is no printable name that ends in .py; name a Python file: fedcomp init my_task.py"
+            f"'{path}' is not a printable name that ends in .py; name a Python file: fedcomp init my_task.py"
         )
     example = (
         resources.files("fedcomp").joinpath("tasks", "example_task.py").read_text(encoding="utf-8")
@@ -402,7 +402,7 @@ def start(
 ) -> None:
     """Start the server of a run, wait for --clients clients, and run it with them.
 
-    Clients come through one port, with TLS and the keys of fedcomp keys init. The options of the run are those of fedcomp sim.
+    Clients connect to one port, with TLS and the keys of fedcomp keys init. The options of the run are those of fedcomp sim.
     """
     config = flags.run_config(run_flags)
     port_options: dict[str, Any] = {

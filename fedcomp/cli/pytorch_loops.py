@@ -18,9 +18,8 @@ from ..tasks.data import Batch, Examples, as_batch, tensors
 from ..training.local_sgd import LocalSGD
 from ..training.own_loop import LocalRound
 
-Plans = Sequence[
-    Sequence[np.ndarray]
-]  # of each client: the positions of the examples in each batch
+# For each client, the positions of the examples in each batch.
+Plans = Sequence[Sequence[np.ndarray]]
 
 MAX_PIECE_VALUES = 1 << 22  # input values in one forward pass of the big batch
 SIDE = {"cpu": 2048, "cuda": 8192}  # size of the square matrices of `matrix_product`
@@ -95,7 +94,7 @@ def lean_loop(
 def big_batch(task: Task, data: Examples, plans: Plans, sgd: LocalSGD) -> Callable[[], None]:
     """Return a loop that trains one model on the batches of all clients, concatenated: an upper bound of the speed.
 
-    A batch of more than LARGEST_PIECE values is split into pieces whose gradients are accumulated.
+    A batch of more than MAX_PIECE_VALUES values is split into pieces whose gradients are accumulated.
     """
     model = initial_model(task, 0).to(data.device)
     optimizer = _optimizer(task, model, sgd)

@@ -32,7 +32,7 @@ from .handshake import STACK_BYTES
 RETRY_S = (0.2, 0.5, 1.0, 2.0, 5.0)  # between attempts to reach the server
 MAX_SAVES = 16  # states that are written at the same time
 MAX_CONNECTS = 64  # clients that connect at the same time
-LOG_INTERVAL_S = 0.2  # maximum, between two prints of the clients' log messages
+LOG_INTERVAL_S = 0.2  # maximum, between two prints of the clients' messages
 COMBINE_S = 1.0  # in which equal log messages of several clients are combined
 REFUSAL_S = 5.0  # for the server to receive the reason why a client cannot take part
 MAX_MODELS = 16  # largest message from a server, in multiples of the model in float32
@@ -84,23 +84,23 @@ class Retries:
         """
         now_s, last = time.monotonic(), len(pauses_s) - 1
         self.lost_at_s = self.lost_at_s or now_s
-        left_s = self.lost_at_s + (math.inf if patience_s is None else patience_s) - now_s
-        if left_s <= 0:
+        remaining_s = self.lost_at_s + (math.inf if patience_s is None else patience_s) - now_s
+        if remaining_s <= 0:
             raise error
         pause_s = pauses_s[min(self.attempts, last)]
         if self.attempts < last:
             retry = f"trying again in {pause_s:g} s"
         else:
             end = "until it is stopped" if patience_s is None else f"for {patience_s:g} s in all"
-            retry = f"trying every {pause_s:g} s from now on, {end}: the server may be down, or the run over"
+            retry = f"trying every {pause_s:g} s from now on, {end}: the server may be down, or the run may be over"
         entry = LogMessage(
             f"{error}; {retry}", "cut_off", reason=str(error), cause=error.cause, pause_s=pause_s
         )
-        is_news = self.attempts == last or str(error) not in self.reported
+        is_new = self.attempts == last or str(error) not in self.reported
         self.reported.add(str(error))
         self.attempts += 1
         varied_s = pause_s * JITTER.uniform(0.5, 1.5)  # so that clients do not return all at once
-        return min(left_s, varied_s), entry if is_news else None
+        return min(remaining_s, varied_s), entry if is_new else None
 
 
 @dataclass
@@ -129,7 +129,7 @@ class Request:
 
 
 class ClientProcess:
-    """A process of clients, given by logical id. `log_message` is called with each log message, in the thread that calls `run`.
+    """One process with one or more clients, by logical id. `log_message` is called with each message, in the thread that calls `run`.
 
     `patience_s`: how long a client tries to reach a server; None: without limit. `stay`: wait for the next run when one is over. `retry_s`:
     pauses between attempts; the last one is repeated. Equal messages of several clients are combined into one.
@@ -166,9 +166,9 @@ class ClientProcess:
     def run(self) -> None:
         """Serve until the run is over for every client. Raises UserError if a client cannot take part, or cannot reach a server in time."""
         with ThreadPoolExecutor(MAX_SAVES, "fedcomp-save") as savers, IoTasks() as io:
-            gate = asyncio.Semaphore(MAX_CONNECTS)
+            connect_limit = asyncio.Semaphore(MAX_CONNECTS)
             for client_id, hosted in self.clients.items():
-                io.start(self._keep_connected(client_id, hosted, gate))
+                io.start(self._keep_connected(client_id, hosted, connect_limit))
             while not self._ended and not all(hosted.done for hosted in self.clients.values()):
                 self._answer_requests(LOG_INTERVAL_S, savers)
                 self._log_entries(time.monotonic())
@@ -249,13 +249,13 @@ class ClientProcess:
     # In the I/O thread.
 
     async def _keep_connected(
-        self, client_id: int, hosted: HostedClient, gate: asyncio.Semaphore
+        self, client_id: int, hosted: HostedClient, connect_limit: asyncio.Semaphore
     ) -> None:
         """Keep a client connected until it is done."""
         try:
             while not hosted.done and not self._ended:
                 try:
-                    await self._serve(client_id, hosted, gate)
+                    await self._serve(client_id, hosted, connect_limit)
                     if not hosted.done:  # --stay: the server is about to exit
                         await asyncio.sleep(self.retry_s[-2])
                 except UnreachableError as error:
@@ -270,7 +270,9 @@ class ClientProcess:
         except Exception as error:
             self._fail(client_id, hosted, FedcompError(reason(error)))
 
-    async def _serve(self, client_id: int, hosted: HostedClient, gate: asyncio.Semaphore) -> None:
+    async def _serve(
+        self, client_id: int, hosted: HostedClient, connect_limit: asyncio.Semaphore
+    ) -> None:
         """Connect once, and answer the server's messages until the connection ends."""
         target, invited = hosted.target, False
         connection = GrpcConnection(
@@ -279,7 +281,7 @@ class ClientProcess:
             credentials=target.credentials,
             client=hosted.client.client_id if target.enrolment is None else -1,
         )
-        async with gate:
+        async with connect_limit:
             try:
                 await connection.__aenter__()
             except UnreachableError:
@@ -289,9 +291,9 @@ class ClientProcess:
             address = target.address
             async for message in connection.messages():
                 if isinstance(message, Refused):
-                    if message.again:
-                        raise UnreachableError(message.sentence, "starting")
-                    raise UserError(message.sentence)
+                    if message.retry:
+                        raise UnreachableError(message.reason, "starting")
+                    raise UserError(message.reason)
                 hosted.retries.reset()
                 if not invited:
                     connected = LogMessage(f"connected to {address}", "connected", server=address)

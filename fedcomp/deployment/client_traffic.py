@@ -39,31 +39,31 @@ class ClientTraffic:
             by_client=dict(report.by_client) if report else {},
         )
 
-    def records(self, outcome: RoundResult) -> tuple[ClientRecord, ...]:
-        """Return a record for each client that was asked in the round, or whose answer was taken in it."""
-        cost = outcome.traffic
-        rejected = {rejection.client: rejection for rejection in outcome.rejections}
+    def records(self, result: RoundResult) -> tuple[ClientRecord, ...]:
+        """Return a record for each client that was sent an assignment in the round, or whose answer counts in it."""
+        frames = result.traffic
+        rejected = {rejection.client: rejection for rejection in result.rejections}
         report = self.transport.traffic()
-        carried, records = (report.by_client if report else {}), []
-        for client in sorted({*outcome.cohort, *cost.downlink}):
-            counted = carried.get(client)  # None: behind a relay, or not counted on this platform
+        by_client, records = (report.by_client if report else {}), []
+        for client in sorted({*result.cohort, *frames.downlink}):
+            counted = by_client.get(client)  # None: behind a relay, or not counted on this platform
             wire = (counted or NOTHING).minus(self._recorded.get(client, NOTHING))
             self._recorded[client] = counted or NOTHING
             rejection = rejected.get(client)
-            frames = cost.downlink.get(client, 0)
-            silent = rejection and client not in cost.seconds
-            if silent and counted and wire.bytes_out < frames:
-                frames = 0  # the port did not send them
+            downlink_bytes = frames.downlink.get(client, 0)
+            silent = rejection and client not in frames.seconds
+            if silent and counted and wire.bytes_out < downlink_bytes:
+                downlink_bytes = 0  # the port did not send them
             records.append(
                 ClientRecord(
                     client=client,
-                    uplink_bytes=cost.uplink.get(client, 0),
-                    downlink_bytes=frames,
+                    uplink_bytes=frames.uplink.get(client, 0),
+                    downlink_bytes=downlink_bytes,
                     wire_bytes_in=wire.bytes_in if counted else None,
                     wire_bytes_out=wire.bytes_out if counted else None,
-                    latency_s=cost.seconds.get(client),
-                    versions_behind=cost.behind.get(client),
-                    staleness=cost.staleness.get(client, 0),
+                    latency_s=frames.seconds.get(client),
+                    versions_behind=frames.behind.get(client),
+                    staleness=frames.staleness.get(client, 0),
                     stage=rejection.stage if rejection else "",
                     reason=rejection.reason if rejection else "",
                 )

@@ -21,9 +21,8 @@ class ConnectedClients(Availability):
         self._joined: set[int] = set()  # since the server started
         self._connected: set[int] = set()  # as last reported to the callback
         self._missing: list[int] = []  # as last reported to the callback
-        self._reported_waiting: list[int] | None = (
-            None  # as last reported to the callback while a round waits
-        )
+        # The connected clients as last reported to the callback while a round waits.
+        self._reported_waiting: list[int] | None = None
 
     def gather(self) -> Sequence[int]:
         """Wait until enough clients are connected. Return the clients that a round may be drawn from."""
@@ -87,7 +86,7 @@ class ConnectedClients(Availability):
         missing = sorted(self._joined - set(cohort)) if short else []
         if missing and missing != self._missing:
             self.callback().on_warning(
-                f"rounds go on with {len(cohort)} clients in place of {self.quota.wanted}, without {named_clients(missing)}: "
-                "disconnected, or silent since a deadline; a client takes part again once it reconnects or answers"
+                f"rounds continue with {len(cohort)} clients in place of {self.quota.wanted}, without {named_clients(missing)}: "
+                "disconnected, or without an answer before a deadline; a client takes part again once it reconnects or answers"
             )
         self._missing = missing

@@ -49,7 +49,7 @@ class DeployedClient:
         self.client_id = setup.client_id
         self.session: ClientSession | None = None
         self._report: Report | None = None  # on its last assignment
-        self._accepted = ""  # `_phase_inputs` of its assignment
+        self._inputs = ""  # `_phase_inputs` of that assignment
         self._saved = True  # whether the folder holds the current state
 
     def join(self, invitation: Invitation) -> Presence:
@@ -64,7 +64,7 @@ class DeployedClient:
                 self.client_id, self.session = session_for(
                     invitation, self.setup, self.key, self.log
                 )
-                self.run, self._report, self._accepted = invitation.run, None, ""
+                self.run, self._report, self._inputs = invitation.run, None, ""
                 self._restore()
                 self._recall()
             key = b"" if self.enrolled else point_of(self.key.public_key())
@@ -83,23 +83,23 @@ class DeployedClient:
     def repeated_report(self, assignment: Assignment) -> Report | None:
         """Return the last report if this assignment asks for it again, else None."""
         last = self._report
-        named = _phase_inputs(assignment)
-        asked = (assignment.round, assignment.phase, named, assignment.version)
+        inputs = _phase_inputs(assignment)
+        assigned = (assignment.round, assignment.phase, inputs, assignment.version)
         if (
             last is not None
             and last.kind == UPDATE
-            and asked == (last.round, last.phase, self._accepted, last.version)
+            and assigned == (last.round, last.phase, self._inputs, last.version)
         ):
             return last
         return None
 
     def release(self) -> None:
-        """Forget the last report, whose frame may be as large as the model, before the next is made. The state folder has it."""
+        """Free the memory of the last report, whose frame may be as large as the model. The state folder has the report."""
         self._report = None
 
     def record(self, assignment: Assignment, report: Report) -> None:
         """Record the report on an assignment. `save` writes it."""
-        self._report, self._accepted, self._saved = report, _phase_inputs(assignment), False
+        self._report, self._inputs, self._saved = report, _phase_inputs(assignment), False
 
     def save(self) -> None:
         """Write the client's state if it has changed. Raises CheckpointError; the next call then tries again."""
@@ -107,15 +107,15 @@ class DeployedClient:
         if self.folder is None or self._saved or report is None:
             return
         pending = self.session.states.at(self.client_id).memory.pending
-        twice = pending is not None and report.frame == pending  # the memory's state has it
+        is_pending = pending is not None and report.frame == pending  # part of the memory's state
         head = {
             "run": self.run,
             "client": self.client_id,
             "layout": self.session.replica.layout.fingerprint,
-            "accepted": self._accepted,
-            "frame_is_pending": twice,
+            "accepted": self._inputs,
+            "frame_is_pending": is_pending,
         }
-        packed = replace(report, frame=b"" if twice else report.frame).pack()
+        packed = replace(report, frame=b"" if is_pending else report.frame).pack()
         self.folder.save(
             device_state.pack(self.session, self.client_id)
             | {REPORT: packed, HEAD: json.dumps(head).encode()}
@@ -149,19 +149,19 @@ class DeployedClient:
             return
         try:
             head = json.loads(stored[HEAD])
-            mine = (self.run, self.client_id, self.session.replica.layout.fingerprint)
-            if (head["run"], head["client"], head["layout"]) != mine:
+            own = (self.run, self.client_id, self.session.replica.layout.fingerprint)
+            if (head["run"], head["client"], head["layout"]) != own:
                 self._remember(head["run"], head["client"], device_state.unpack_round(stored))
                 return
             device_state.restore(self.session, self.client_id, stored)
-            self._accepted = head["accepted"]
+            self._inputs = head["accepted"]
             self._report = Report.unpack(stored[REPORT])
             if head.get("frame_is_pending"):
                 self._report.frame = self.session.states.at(self.client_id).memory.pending
         except (KeyError, TypeError, ValueError, AttributeError, FedcompError) as error:
             raise CheckpointError(
-                f"the state in --state-dir {self.folder.path} is damaged ({error}); remove the folder, and the client takes "
-                "part as a new one"
+                f"the state in --state-dir {self.folder.path} is damaged ({error}); remove the folder, and the client joins "
+                "as a new one"
             ) from error
 
 
@@ -211,7 +211,7 @@ def load_or_create_key(folder: StateFolder | None) -> ec.EllipticCurvePrivateKey
 
 
 def _phase_inputs(assignment: Assignment) -> str:
-    """Return a digest of a phase's inputs other than the model. A client that is asked again with the same digest repeats its report."""
+    """Return a digest of a phase's inputs other than the model. A client repeats its report for an assignment with the same digest."""
     if not assignment.announced:
         return assignment.accepted
     announced = b"".join(len(part).to_bytes(8) + part for part in assignment.announced)

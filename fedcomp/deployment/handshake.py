@@ -72,9 +72,9 @@ T = TypeVar("T")
 
 def pack_options(config: RunConfig) -> str:
     """Return a run's options for an invitation: the options of CLIENT_OPTIONS that differ from their defaults, as JSON."""
-    usual = RunConfig()
+    defaults = RunConfig()
     values = {name: getattr(config, name) for name in CLIENT_OPTIONS}
-    return json.dumps({k: v for k, v in values.items() if v != getattr(usual, k)})
+    return json.dumps({k: v for k, v in values.items() if v != getattr(defaults, k)})
 
 
 def unpack_options(invitation: Invitation) -> RunConfig:
@@ -83,7 +83,7 @@ def unpack_options(invitation: Invitation) -> RunConfig:
         values = json.loads(invitation.options)
         if not isinstance(values, dict) or not set(values) <= set(CLIENT_OPTIONS):
             raise ProtocolError(
-                "the invitation has options that are not known here; install the same version of fedcomp on both sides"
+                "the invitation has options that this client does not know; install the same version of fedcomp on both sides"
             )
         return RunConfig(**from_values(values, "the invitation"))
     except (ValueError, RecursionError) as error:
@@ -111,13 +111,13 @@ class SharedObjects:
 
 @dataclass(frozen=True)
 class ClientSetup:
-    """The settings of a client, the same in every run: its task with the data, its device, and its part of the data."""
+    """The settings of a client, the same in every run: its task with the data, its device, and its partition of the data."""
 
     task: Task
     train: Examples
     device: torch.device
     client_id: int = -1  # the id to claim if the server does not know the client by its key
-    partition_id: int | None = None  # of the data; None: all of it is this client's
+    partition_id: int | None = None  # None: all data is this client's
     partitions: int | None = None  # None: as many as the run has clients
     # Public keys of clients by logical id (keyring.py); None: those that the server announces.
     roster: Mapping[int, bytes] | None = None
@@ -133,8 +133,8 @@ def session_for(
 ) -> tuple[int, ClientSession]:
     """Return the client's logical id and its session before round 1.
 
-    `key` and `log`: with which the client signs in elections with sealed ballots. Raises UserError or ProtocolError if the invitation
-    does not fit the client.
+    `key`: private key of the client in elections with sealed ballots, whose signatures are recorded in `log`. Raises UserError or
+    ProtocolError if the invitation does not fit the client.
     """
     config = unpack_options(invitation)
     algorithm = make_client_algorithm(config.strategy)
@@ -217,11 +217,11 @@ def _new_session(
     )
     evaluator = None
     if config.clients_evaluate:
-        own = initial_model(setup.task, config.seed)
+        evaluated = initial_model(setup.task, config.seed)
         test = _test(config, setup)
         evaluator = ClientEvaluator(
             setup.task,
-            own,
+            evaluated,
             setup.device,
             config.seed,
             data,
@@ -263,12 +263,12 @@ def _shard(config: RunConfig, setup: ClientSetup, client_id: int) -> tuple[np.nd
             return whole, whole[:0]
         if (test := _test(config, setup)) is not None:
             return whole, np.arange(len(test))
-        (kept,), (held,) = hold_out([whole], config.holdout, config.seed)
-        return kept, held
+        training, held_out = hold_out([whole], config.holdout, config.seed)
+        return training[0], held_out[0]
     partitions = setup.partitions or config.clients
     if not 0 <= setup.partition_id < partitions:
         raise UserError(
-            f"--partition-id is {setup.partition_id}, but the data has {partitions} parts; give 0 to {partitions - 1}"
+            f"--partition-id is {setup.partition_id}, but the data has {partitions} partitions; give 0 to {partitions - 1}"
         )
     shards, held_out = _shards_of_all(config, setup, partitions)
     return shards[setup.partition_id], held_out[setup.partition_id]
@@ -278,8 +278,8 @@ def _all_shards(config: RunConfig, setup: ClientSetup) -> list[np.ndarray]:
     """Return the indices of every client's training examples, for strategies whose clients train on each other's data."""
     if setup.partition_id is None or setup.partitions not in (None, config.clients):
         raise UserError(
-            f"strategy '{config.strategy}' has clients train on each other's data, but this client has its own only; give it "
-            "--partition-id K and the data of the whole task, or give the server form=ballots"
+            f"strategy '{config.strategy}' has clients train on each other's data, but this client has only its own; give it "
+            "--partition-id K and the data of the whole task, or give the server's strategy form=ballots"
         )
     return _shards_of_all(config, setup, config.clients)[0]
 

@@ -8,47 +8,47 @@ from ..messages import TRAIN, UPDATE, Assignment, Farewell, Presence, Report
 
 
 def joined(presence: Presence, session: ClientSession) -> LogMessage:
-    kept = session.states.at(presence.client).memory
+    memory = session.states.at(presence.client).memory
     examples = session.trainer.examples(presence.client)
     return LogMessage(
-        f"takes part as client {presence.client}, with {examples} examples, uplink {kept.codec}, memory {kept.name}",
+        f"takes part as client {presence.client}, with {examples} examples, uplink {memory.codec}, memory {memory.name}",
         "joined",
         client=presence.client,
         run=presence.run,
         version=presence.version,
         examples=examples,
-        uplink=str(kept.codec),
-        memory=kept.name,
+        uplink=str(memory.codec),
+        memory=memory.name,
     )
 
 
 def answered(assignment: Assignment, report: Report) -> LogMessage:
-    trained = report.kind == UPDATE
-    sent = (
+    has_update = report.kind == UPDATE
+    outcome = (
         f"{len(report.frame)} bytes up, loss {report.loss:.4f}"
-        if trained
+        if has_update
         else f"{report.stage}: {report.reason}"
     )
-    down = sum(map(len, assignment.frames))
+    downlink_bytes = sum(map(len, assignment.frames))
     return LogMessage(
-        f"round {assignment.round}{f' {assignment.phase}' * (assignment.phase != TRAIN)}: {down} bytes down, {sent}",
+        f"round {assignment.round}{f' {assignment.phase}' * (assignment.phase != TRAIN)}: {downlink_bytes} bytes down, {outcome}",
         "answered",
         client=report.client,
         round=report.round,
         phase=report.phase,
-        downlink_bytes=down,
+        downlink_bytes=downlink_bytes,
         uplink_bytes=len(report.frame),
-        loss=report.loss if trained else None,
+        loss=report.loss if has_update else None,
         stage=report.stage,
         reason=report.reason,
     )
 
 
 def unknown(assignment: Assignment, clients: Sequence[int]) -> LogMessage:
-    who = f"client{'s' * (len(clients) > 1)} {', '.join(map(str, clients))}"
+    names = f"client{'s' * (len(clients) > 1)} {', '.join(map(str, clients))}"
     return LogMessage(
-        f"round {assignment.round}: the server announces a key of {who} that differs from the key that this client knows from earlier "
-        "in this run or from --roster: this client seals nothing for the announced key and counts no ballot signed with it",
+        f"round {assignment.round}: the server announces a key of {names} that differs from the key that this client knows from earlier "
+        "in this run or from --roster: this client seals no ballot for the announced key and counts no ballot signed with it",
         "unknown_key",
         round=assignment.round,
         clients=list(clients),

@@ -16,8 +16,8 @@ def listen(host: str, port: int) -> socket.socket:
             f"port {port} does not exist; give one from 1 to 65535, or 0 for any that is free"
         )
     try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-        family, _, _, _, address = min(found, key=lambda info: info[0] != socket.AF_INET)
+        addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        family, _, _, _, address = min(addresses, key=lambda info: info[0] != socket.AF_INET)
         both = host == "::" and socket.has_dualstack_ipv6()
         return socket.create_server(address[:2], family=family, dualstack_ipv6=both)
     except (OSError, UnicodeError) as error:  # UnicodeError: a label of the host is not valid

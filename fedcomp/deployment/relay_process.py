@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from ..callbacks import LogMessage
 from ..errors import FedcompError, UnreachableError
 from ..keys.connection import join_address
-from ..transports.grpc import IoTasks, Relay, Terms
+from ..transports.grpc import IoTasks, Relay, RelayTerms
 from .client_process import RETRY_S, Retries, Target
 from .ports import listen
 
@@ -17,8 +17,9 @@ WAIT_S = 0.2  # between two checks whether `end` was called
 class RelayProcess:
     """A relay on a port of this machine. `log_message` is called with each message for the operator, in the thread that calls `run`.
 
-    `patience_s`: how long to try to reach the server; None: for ever. `stay`: wait for the next run when one is over. `retry_s`: pauses
-    between attempts; the last one is repeated. `opened` is called in the I/O thread with the number of the port when clients can connect.
+    `patience_s`: how long to try to reach the server; None: without limit. `stay`: wait for the next run when one is over. `retry_s`:
+    pauses between attempts; the last one is repeated. `opened` is called in the I/O thread with the number of the port when clients can
+    connect.
     """
 
     def __init__(
@@ -102,7 +103,7 @@ class RelayProcess:
         return False
 
     async def _cause_of(self, error: UnreachableError) -> UnreachableError:
-        """Return the error, or a more precise one about the network. Raises it if trying again makes no sense."""
+        """Return the error, or a more precise one about the network. Raises it if another attempt would fail in the same way."""
         if error.cause == "network":
             try:
                 await asyncio.to_thread(self.target.check)
@@ -112,7 +113,7 @@ class RelayProcess:
             raise error
         return error
 
-    def _opened(self, port: int, terms: Terms) -> None:
+    def _opened(self, port: int, terms: RelayTerms) -> None:
         self._retries.reset()
         self.port = port  # used again after a reconnection, since clients connect to it
         how = "adds the frames of its clients" if terms.codec else "forwards each frame"

@@ -45,7 +45,7 @@ from ..tasks import Data, Task, initial_model, load
 from ..tasks.check import check, data_of, layout_of
 from ..tasks.partition import partition
 from ..training import devices
-from ..transports.grpc import Credentials, GrpcTransport, PortSettings, Terms
+from ..transports.grpc import Credentials, GrpcTransport, PortSettings, RelayTerms
 from ..transports.relays import check as check_relays
 from ..transports.relays import inexact, inexact_warning
 from .client_traffic import ClientTraffic
@@ -61,15 +61,15 @@ INSECURE = (
 SIMULATION_ONLY = {
     "network": "--network simulates time for virtual clients; leave --network out, or use fedcomp sim",
     "attack": "--attack makes virtual clients Byzantine; leave --attack out, or use fedcomp sim",
-    "cohort_batch": "--cohort-batch is for a simulation; leave it out: each client trains by itself",
-    "residuals": "--residuals is for virtual clients; leave it out: each client keeps its state on its own disk",
+    "cohort_batch": "--cohort-batch applies to simulations only; leave it out: each client trains by itself",
+    "residuals": "--residuals applies to virtual clients only; leave it out: each client keeps its state on its own disk",
 }
 LOOPBACK = "127.0.0.1"
 # Largest report: a dense update with room to spare, and a sealed ballot for each client of the cohort.
 UPDATE_BYTES = 8  # per parameter
 BALLOT_BYTES = 1 / 4  # per parameter and client
 SPARE_BYTES = 1 << 20
-MOST_FRAMES = 16  # largest message to a relay, in multiples of the model's size
+MAX_RELAY_MODELS = 16  # largest message to a relay, in multiples of the model's size
 
 
 @dataclass(frozen=True)
@@ -101,14 +101,14 @@ def serve(
 ) -> Summary:
     """Run a federation of real clients, or continue the one in `config.out` with `config.resume`. Return the content of summary.json.
 
-    The first round waits for all `config.clients`. `opened(port)` is called when clients can connect. Raises UserError for options that
-    cannot work, before anything is written. A run that is interrupted at any moment can be resumed.
+    The first round waits for all `config.clients`. `opened(port)` is called when clients can connect. Raises UserError for invalid
+    options before it writes anything. A run that is interrupted at any moment can be resumed.
     """
     return Deployment(config, endpoint, callback or Callback()).run(opened)
 
 
 class Deployment:
-    """The parts of a run, made in an order in which errors in the options are found as early as possible.
+    """A deployed run. The constructor checks the options, in an order that reports errors as early as possible.
 
     `make_transport`: called with the invitation, the number of clients and the hooks `on_joined`, `on_late_answer` and `warn`; returns the
     transport of a port that is open already. By default a GrpcTransport opens the port of `endpoint`.
@@ -143,8 +143,8 @@ class Deployment:
         self.config = config = with_memories(config, self.strategy.layout.numel)
         if config.relays:
             layout = self.strategy.layout
-            kept = memory(config.memory, self.strategy.uplink, layout.numel, layout)
-            check_relays(config, self.strategy, kept)
+            client_memory = memory(config.memory, self.strategy.uplink, layout.numel, layout)
+            check_relays(config, self.strategy, client_memory)
         partition(config.partition, self.train, config.clients, config.seed, self.task.name)
         model = initial_model(self.task, config.seed)
         weights, self.model_fingerprint = self.layout.gather(model), model_fingerprint(model)
@@ -168,20 +168,22 @@ class Deployment:
         self.evaluator = Evaluator(config, self.task, self.layout, train, self.test, self.device)
 
     def run(self, opened: Callable[[int], None]) -> Summary:
-        with ExitStack() as ends:
-            self.callback = ends.enter_context(with_option_callbacks(self.config, self.callback))
+        with ExitStack() as exit_stack:
+            self.callback = exit_stack.enter_context(
+                with_option_callbacks(self.config, self.callback)
+            )
             self.folder.open()
-            ends.callback(self.folder.close)
+            exit_stack.callback(self.folder.close)
             if not self.folder.resumed:
                 self._write_config()
             others = {"warnings/": self.warnings}
             recovery = Recovery(self.folder, self.loop, self.train, self.config.rounds, others)
-            ends.callback(recovery.close)
+            exit_stack.callback(recovery.close)
             done = recovery.restore()
             if self.folder.resumed:
                 self._write_config()
             self.transport.open()
-            ends.callback(self.transport.close)
+            exit_stack.callback(self.transport.close)
             opened(self.transport.port)
             self.callback.on_port_open(self.by_client.port)
             if not self.endpoint.keys:
@@ -200,21 +202,21 @@ class Deployment:
 
     def _rounds(self, recovery: Recovery, done: int) -> None:
         connected_clients = self.connected_clients
-        began, waited_s = time.perf_counter(), 0.0
-        for outcome in self.loop.rounds(range(done + 1, self.config.rounds + 1)):
+        started, waited_s = time.perf_counter(), 0.0
+        for result in self.loop.rounds(range(done + 1, self.config.rounds + 1)):
             connected_clients.quota = self._later_quota
             connected_clients.mark_silent(
-                r.client for r in outcome.rejections if r.stage == DEADLINE
+                r.client for r in result.rejections if r.stage == DEADLINE
             )
-            record = self._record(outcome, began + connected_clients.waited_s - waited_s)
-            length, saving = self.folder.append(record), time.perf_counter()
-            recovery.mark_changed(outcome)
-            recovery.save(outcome.round, length)
-            took_s = time.perf_counter() - saving
+            record = self._record(result, started + connected_clients.waited_s - waited_s)
+            length, save_started = self.folder.append(record), time.perf_counter()
+            recovery.mark_changed(result)
+            recovery.save(result.round, length)
+            save_s = time.perf_counter() - save_started
             self.callback.on_round_end(record)
-            self.callback.on_checkpoint(record.round, took_s)
-            began, waited_s = time.perf_counter(), connected_clients.waited_s
-            del outcome  # else its frames would stay in memory during the next round
+            self.callback.on_checkpoint(record.round, save_s)
+            started, waited_s = time.perf_counter(), connected_clients.waited_s
+            del result  # frees its frames before the next round
 
     # Preparation.
 
@@ -281,21 +283,23 @@ class Deployment:
         return GrpcTransport(
             settings,
             on_left=lambda client: self.connected_clients.leave(client),
-            on_poll=self._on_look,
+            on_poll=self._on_poll,
             **hooks,
         )
 
-    def _relay_terms(self, invitation: Invitation, largest_report: int, grace_s: float) -> Terms:
+    def _relay_terms(
+        self, invitation: Invitation, largest_report: int, grace_s: float
+    ) -> RelayTerms:
         """Return the terms for relays. With --relays they add the frames of their clients, else they forward each frame."""
         adds, layout = self.config.relays > 0, self.strategy.layout
-        return Terms(
+        return RelayTerms(
             invitation.run,
             invitation.options,
             invitation.layout,
             invitation.version,
             self.config.clients,
             largest_report,
-            MOST_FRAMES * 4 * layout.numel + SPARE_BYTES,
+            MAX_RELAY_MODELS * 4 * layout.numel + SPARE_BYTES,
             str(self.strategy.uplink) if adds else "",
             json.dumps({entry.name: entry.shape for entry in layout}) if adds else "",
             grace_s,
@@ -303,7 +307,7 @@ class Deployment:
 
     def _header(self, first: int) -> Header:
         c = self.config
-        how = "TLS, enrolled keys" if self.endpoint.keys else "insecure: no TLS, no keys"
+        security = "TLS, enrolled keys" if self.endpoint.keys else "insecure: no TLS, no keys"
         return Header(
             task=self.task.name,
             clients=c.clients,
@@ -315,7 +319,7 @@ class Deployment:
             memory=c.memory,
             partition=c.partition,
             device=devices.describe(self.device),
-            engine=f"clients on {self.endpoint.address}:{self.transport.port}, {how}",
+            engine=f"clients on {self.endpoint.address}:{self.transport.port}, {security}",
             first_round=first,
             rounds=c.rounds,
             relays=c.relays,
@@ -341,7 +345,7 @@ class Deployment:
                 f"enrol new clients with {new}, renew revoked or expired ones, or start with fewer --clients"
             )
 
-    def _on_look(self) -> None:
+    def _on_poll(self) -> None:
         """Report clients that a round waits for, and disconnect those whose keys are no longer accepted."""
         self.connected_clients.on_poll()
         if self.monitor is not None and self.monitor.check():
@@ -356,28 +360,28 @@ class Deployment:
 
     # A round.
 
-    def _record(self, outcome: RoundResult, began: float) -> RoundRecord:
-        measured = self.evaluator.evaluate(outcome.round, self.loop.model)
-        check_loss(self.warnings, outcome.round, measured.loss, self.test)
+    def _record(self, result: RoundResult, started: float) -> RoundRecord:
+        evaluation = self.evaluator.evaluate(result.round, self.loop.model)
+        check_loss(self.warnings, result.round, evaluation.loss, self.test)
         record = round_record(
-            outcome, self.layout, *measured, time.perf_counter() - began, self.warnings
+            result, self.layout, *evaluation, time.perf_counter() - started, self.warnings
         )
-        if self.config.relays and (lost := inexact([a.update for a in outcome.accepted])):
-            sentence = inexact_warning(outcome.round, lost, record.uplink_nonzeros)
+        if self.config.relays and (lost := inexact([a.update for a in result.accepted])):
+            sentence = inexact_warning(result.round, lost, record.uplink_nonzeros)
             self.warnings(sentence, kind="inexact sums of relays")
         wire = self.by_client.take_total()
         reported = {client.client: client.metrics for client in record.by_client}
         clients = [
             dataclasses.replace(client, metrics=reported.get(client.client, {}))
-            for client in self.by_client.records(outcome)
+            for client in self.by_client.records(result)
         ]
-        # Nothing was sent to clients that were away.
-        down = sum(client.downlink_bytes for client in clients)
+        # Nothing was sent to disconnected clients.
+        downlink_bytes = sum(client.downlink_bytes for client in clients)
         return dataclasses.replace(
             record,
             by_client=tuple(clients),
-            downlink_bytes=down,
-            catch_up_bytes=min(record.catch_up_bytes, down),
+            downlink_bytes=downlink_bytes,
+            catch_up_bytes=min(record.catch_up_bytes, downlink_bytes),
             warnings=self.warnings.take(),
             wire_bytes_in=wire and wire.bytes_in,
             wire_bytes_out=wire and wire.bytes_out,
@@ -409,9 +413,9 @@ def refuse_simulation_options(config: RunConfig) -> None:
             raise ConfigError(sentence)
     if config.engine not in (AUTO, "serial"):
         raise ConfigError(
-            "--engine is for a simulation; leave it out: each client trains by itself"
+            "--engine applies to simulations only; leave it out: each client trains by itself"
         )
     if config.checkpoint_every not in (AUTO, "1"):
         raise ConfigError(
-            "--checkpoint-every would leave a resumed server behind its clients; leave it out: a server saves every round"
+            "--checkpoint-every applies to simulations only; leave it out: a server saves every round, since its clients do"
         )

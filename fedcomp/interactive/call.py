@@ -38,25 +38,24 @@ def simulate(
     of RunConfig by name, those of `fedcomp sim`, in Python types: a codec object, a Path, a torch.device. None
     means the default. `progress`: None for a display that suits the terminal, log or notebook, False for none, or a Callback of your own.
 
-    Works in a running event loop and in any thread; runs of several threads wait for each other. Raises UserError for options that
-    cannot work, other errors of fedcomp for failures, never SystemExit. After KeyboardInterrupt, whose message says how to continue,
-    the run can be resumed.
+    Works in a running event loop and in any thread; runs of several threads wait for each other. Raises UserError for invalid options,
+    other errors of fedcomp for failures, and never SystemExit. The message of a KeyboardInterrupt says how to continue the run.
     """
     config = run_config(task, options)
-    given = task if isinstance(task, Task) else None
+    task_object = task if isinstance(task, Task) else None
     with _RUN_LOCK, open_display(progress) as (callback, display):
         try:
-            run_of(config, callback, given)
+            run_of(config, callback, task_object)
         except KeyboardInterrupt:
-            display.on_interrupt(message := _interrupt_message(display, given))
+            display.on_interrupt(message := _interrupt_message(display, task_object))
             raise KeyboardInterrupt(message) from None
-    return dataclasses.replace(load(display.header.out), task=given)
+    return dataclasses.replace(load(display.header.out), task=task_object)
 
 
-def _interrupt_message(display: RunDisplay, given: Task | None) -> str:
+def _interrupt_message(display: RunDisplay, task: Task | None) -> str:
     if display.header is None:
         return "interrupted before the run began"
-    arguments = f"{'task, ' if given else ''}out={display.header.out!r}, resume=True"
+    arguments = f"{'task, ' if task else ''}out={display.header.out!r}, resume=True"
     return f"interrupted {display.reached}; continue with: fedcomp.simulate({arguments})"
 
 

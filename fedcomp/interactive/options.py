@@ -18,18 +18,18 @@ from ..tasks import OBJECT, Task
 LIST_OPTIONS = {"device", "bandwidths"}  # one run may have several values of these options
 
 
-def run_config(task: str | Task | None, given: Mapping[str, Any]) -> RunConfig:
+def run_config(task: str | Task | None, options: Mapping[str, Any]) -> RunConfig:
     """Return the options of a run. None means the default, or the value of the resumed run.
 
     Raises ConfigError for unknown options, with the closest name, and for invalid values.
     """
     known = {f.name for f in dataclasses.fields(RunConfig)} - {"task"}
-    if unknown := [name for name in given if name not in known]:
+    if unknown := [name for name in options if name not in known]:
         raise ConfigError(
             f"simulate has no option '{unknown[0]}'; "
             + suggestion(unknown[0], known, otherwise="see help(fedcomp.simulate)")
         )
-    values = {name: _converted(name, value) for name, value in given.items() if value is not None}
+    values = {name: _converted(name, value) for name, value in options.items() if value is not None}
     if isinstance(task, Task):
         values["task"] = OBJECT + task.name
     elif task is not None:
@@ -46,7 +46,7 @@ def _converted(name: str, value: Any) -> Any:
     if isinstance(value, list | tuple):
         if name not in LIST_OPTIONS:
             raise ConfigError(
-                f"{name} is given {len(value)} values, and a run has one; call simulate once for each"
+                f"{name} has {len(value)} values, but a run has one; call simulate once for each"
             )
         return ",".join(str(_converted(name, item)) for item in value)
     kind = option_type(name)

@@ -41,12 +41,12 @@ DEFAULT_HOSTS = ("localhost", "127.0.0.1")
 LABEL = re.compile(r"(?!-)[a-z0-9_-]{1,63}(?<!-)", re.IGNORECASE)
 
 
-def certificate_hosts(given: Sequence[str]) -> list[str]:
-    """Return the hosts that a certificate is for: those given, then localhost and 127.0.0.1, each once.
+def certificate_hosts(hosts: Sequence[str]) -> list[str]:
+    """Return the hosts that a certificate is for: `hosts`, then localhost and 127.0.0.1, each once.
 
     Raises KeysError for a text that is not a host.
     """
-    return list(dict.fromkeys([*map(_host, given), *DEFAULT_HOSTS]))
+    return list(dict.fromkeys([*map(_host, hosts), *DEFAULT_HOSTS]))
 
 
 def _host(text: str) -> str:
@@ -108,9 +108,9 @@ def client_certificate(
     now: datetime,
     ends: datetime,
 ) -> x509.Certificate:
-    """Return a certificate by the CA for a client. It does not say which client: the registry maps keys to ids.
+    """Return a certificate by the CA for a client. It does not name the client: the registry maps keys to ids.
 
-    It is as short as TLS allows: a client that joins sends it, and the server returns it twice in session tickets.
+    It is as short as TLS allows: a client sends it when it joins, and the server returns it twice in session tickets.
     """
     purpose = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.CLIENT_AUTH])
     builder = _builder("fedcomp client", key, now, ends).add_extension(purpose, critical=False)

@@ -23,7 +23,7 @@ from .enrolment import Enrolment, out_of_date, utc_now
 OUT_OF_DATE = {9: "not yet valid", 10: "expired"}  # OpenSSL's codes for an error of a certificate
 OTHER_HOST = (62, 64)  # likewise
 ALPN = "h2"
-HANDSHAKE = 0.6  # share of the time for the TLS handshake; the rest is for finding the cause
+HANDSHAKE = 0.6  # fraction of the time for the TLS handshake; the rest is for finding the cause of a failure
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))  # empty SETTINGS
 FRAME_HEAD, SETTINGS = 9, b"\x04"  # bytes; the type of a frame
 
@@ -103,7 +103,7 @@ def contact(
 
 
 class _Probe:
-    """The steps of `contact`. A failed step is followed by further connections that find the cause."""
+    """The steps of `contact`. After a failed step, further connections find the cause."""
 
     def __init__(
         self, host: str, port: int, trust: Enrolment | bytes | str | None, timeout_s: float
@@ -114,23 +114,23 @@ class _Probe:
         ca = trust.ca if isinstance(trust, Enrolment) else trust
         self.ca = None if ca is None else _authority(ca)
         self.context = None if ca is None else _context(ca, self.enrolment)
-        self.missing = "its name is not resolved"  # the result of the present step
+        self.missing = "its name is not resolved"  # what a timeout of the current step means
 
     def contact(self) -> Contact:
-        begun = monotonic()
+        started = monotonic()
         self._resolve()
         self.missing = "no connection is made"
-        with self._connected() as plain:
+        with self._connect() as raw_socket:
             if self.context is None:
-                self._expect_http2(plain)
-                return Contact(None, monotonic() - begun)
+                self._expect_http2(raw_socket)
+                return Contact(None, monotonic() - started)
             self.missing = "no TLS is spoken"
-            with self._secured(plain, self.context) as connection:
+            with self._handshake(raw_socket, self.context) as connection:
                 if connection.selected_alpn_protocol() != ALPN:
                     raise self._error("not fedcomp")
                 if self.enrolment:  # without one, the server closes the connection
                     self._expect_http2(connection)
-                return Contact(_certificate(connection), monotonic() - begun)
+                return Contact(_certificate(connection), monotonic() - started)
 
     def silent(self) -> UnreachableError:
         """Return the error for a step that takes too long."""
@@ -138,9 +138,9 @@ class _Probe:
 
     def _error(self, cause: str, **values: object) -> UnreachableError:
         insecure = " --insecure" if self.ca is None else ""
-        known = {"where": self.where, "host": self.host, "port": self.port, "insecure": insecure}
-        known |= {"timeout_s": self.timeout_s}
-        return UnreachableError(ERRORS[cause].format(**known, **values), cause)
+        common = {"where": self.where, "host": self.host, "port": self.port, "insecure": insecure}
+        common |= {"timeout_s": self.timeout_s}
+        return UnreachableError(ERRORS[cause].format(**common, **values), cause)
 
     # A connection.
 
@@ -150,7 +150,7 @@ class _Probe:
         except (OSError, UnicodeError) as error:
             raise self._error("unknown host") from error
 
-    def _connected(self) -> socket.socket:
+    def _connect(self) -> socket.socket:
         address = self.host, self.port
         try:
             return socket.create_connection(address, self.timeout_s, all_errors=True)
@@ -166,32 +166,34 @@ class _Probe:
 
     # TLS.
 
-    def _secured(self, plain: socket.socket, context: ssl.SSLContext) -> ssl.SSLSocket:
+    def _handshake(self, raw_socket: socket.socket, context: ssl.SSLContext) -> ssl.SSLSocket:
         try:
-            plain.settimeout(HANDSHAKE * self.timeout_s)
-            return context.wrap_socket(plain, server_hostname=self.host)
+            raw_socket.settimeout(HANDSHAKE * self.timeout_s)
+            return context.wrap_socket(raw_socket, server_hostname=self.host)
         except ssl.SSLCertVerificationError as error:
             raise self._untrusted(error) from error
         except (OSError, ValueError) as error:
             raise self._no_tls(error) from error
 
     def _untrusted(self, error: ssl.SSLCertVerificationError) -> UnreachableError:
-        shown = self._shown()
+        certificate = self._server_certificate()
         if error.verify_code in OTHER_HOST:
-            others = f"for {', '.join(hosts_of(shown)) or 'no host'} and " if shown else ""
+            others = (
+                f"for {', '.join(hosts_of(certificate)) or 'no host'} and " if certificate else ""
+            )
             names = f"{others}not for {self.host}"
-            return self._error("host name", names=names, holder=_name_of(shown))
+            return self._error("host name", names=names, holder=_name_of(certificate))
         if cause := OUT_OF_DATE.get(error.verify_code):
-            return self._out_of_date(shown, cause)
+            return self._out_of_date(certificate, cause)
         return self._error("ca")
 
-    def _out_of_date(self, shown: x509.Certificate | None, cause: str) -> UnreachableError:
+    def _out_of_date(self, server: x509.Certificate | None, cause: str) -> UnreachableError:
         """Return the error for a certificate, the server's or the CA's, that is not valid now by this machine's clock."""
-        remedies = ("certificate", shown, f"renew {_name_of(shown)}"), ("CA", self.ca, "init")
-        for whose, certificate, remedy in remedies:
+        remedies = ("certificate", server, f"renew {_name_of(server)}"), ("CA", self.ca, "init")
+        for kind, certificate, remedy in remedies:
             if certificate and (when := out_of_date(certificate, utc_now())):
                 return UnreachableError(
-                    f"the {whose} of {self.where} {when} on the server: fedcomp keys {remedy}",
+                    f"the {kind} of {self.where} {when} on the server: fedcomp keys {remedy}",
                     cause,
                 )
         return UnreachableError(
@@ -202,7 +204,7 @@ class _Probe:
 
     def _no_tls(self, error: Exception) -> UnreachableError:
         """Return the error for a failed handshake, after a second connection without TLS."""
-        with suppress(OSError, UnreachableError), self._connected() as connection:
+        with suppress(OSError, UnreachableError), self._connect() as connection:
             if _speaks_http2(connection):
                 return self._error("no tls")
         if isinstance(error, TimeoutError):
@@ -212,13 +214,13 @@ class _Probe:
         why = getattr(error, "reason", None) or getattr(error, "strerror", None) or error
         return self._error("other tls", why=why)
 
-    def _shown(self) -> x509.Certificate | None:
+    def _server_certificate(self) -> x509.Certificate | None:
         """Return the server's certificate without checking it."""
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
         context.set_alpn_protocols([ALPN])
-        with suppress(OSError, ValueError, UnreachableError), self._connected() as plain:
-            with context.wrap_socket(plain, server_hostname=self.host) as connection:
+        with suppress(OSError, ValueError, UnreachableError), self._connect() as raw_socket:
+            with context.wrap_socket(raw_socket, server_hostname=self.host) as connection:
                 return _certificate(connection)
         return None
 
@@ -237,9 +239,9 @@ class _Probe:
         if self.enrolment is not None:
             if isinstance(error, TimeoutError):
                 raise self.silent()
-            with self._connected():  # raises if the server has ended just now
+            with self._connect():  # raises an error if the server has just ended
                 raise self._refused(self.enrolment, error) from error
-        if self._shown():
+        if self._server_certificate():
             raise self._error("tls") from error
         if isinstance(error, TimeoutError):
             raise self.silent()
@@ -252,8 +254,8 @@ class _Probe:
         """
         try:
             enrolment.refuse_expired()
-        except KeysError as mine:
-            return UnreachableError(str(mine), "refused")
+        except KeysError as expired:
+            return UnreachableError(str(expired), "refused")
         alert = (getattr(error, "reason", None) or "").partition("ALERT_")[2]
         why = alert.replace("_", " ").lower() or "it closes the connection"
         return self._error("refused", id=enrolment.id, why=why)
@@ -277,7 +279,7 @@ def _authority(ca: bytes | str) -> x509.Certificate:
         return parse_certificate(ca)
     except ValueError as error:
         raise KeysError(
-            "the certificate of the CA cannot be read; copy it anew from the folder of keys on the server"
+            "the certificate of the CA cannot be read; copy it again from the folder of keys on the server"
         ) from error
 
 
@@ -304,9 +306,9 @@ def _readable(text: str) -> int:
     return reading
 
 
-def _name_of(shown: x509.Certificate | None) -> str:
+def _name_of(certificate: x509.Certificate | None) -> str:
     """Return the name of a certificate's owner for `fedcomp keys renew`."""
-    return "relay-ID" if shown and is_relay(shown) else "server"
+    return "relay-ID" if certificate and is_relay(certificate) else "server"
 
 
 def _certificate(connection: ssl.SSLSocket) -> x509.Certificate:

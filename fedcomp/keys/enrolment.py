@@ -33,10 +33,10 @@ from .certificates import CURVE, hosts_of, parse_certificate, parse_private_key
 
 VARIABLE, DEFAULT_PATH = "FEDCOMP_ENROLMENT", "~/.config/fedcomp/enrolment.toml"
 MAX_FILE_BYTES = 16 << 20  # bytes of the largest file that is read
-LARGEST_ID = 2**31 - 1
-ID_VALUES = f"a whole number from 0 to {LARGEST_ID}"
+MAX_ID = 2**31 - 1
+ID_VALUES = f"a whole number from 0 to {MAX_ID}"
 SERVER_EXAMPLE = "a text such as server.example:8080"
-RESTORE = "copy it anew from the folder of keys on the server"
+RESTORE = "copy it again from the folder of keys on the server"
 T = TypeVar("T")
 
 
@@ -44,9 +44,9 @@ def utc_now() -> datetime:
     return datetime.now(UTC)
 
 
-def format_time(parse_time: datetime) -> str:
+def format_time(time: datetime) -> str:
     """Return a time in ISO format, such as `2027-11-21T16:33:08Z`."""
-    return f"{parse_time.astimezone(UTC):%Y-%m-%dT%H:%M:%SZ}"
+    return f"{time.astimezone(UTC):%Y-%m-%dT%H:%M:%SZ}"
 
 
 def out_of_date(certificate: x509.Certificate, now: datetime) -> str:
@@ -60,10 +60,10 @@ def out_of_date(certificate: x509.Certificate, now: datetime) -> str:
 
 def parse_time(text: Any) -> datetime:
     """Parse the output of `format_time`, or any ISO date with a time and an offset. Raises ValueError."""
-    read = text if isinstance(text, datetime) else datetime.fromisoformat(ascii_text(text))
-    if read.tzinfo is None:
+    time = text if isinstance(text, datetime) else datetime.fromisoformat(ascii_text(text))
+    if time.tzinfo is None:
         raise ValueError("no offset from UTC")
-    return read.astimezone(UTC)
+    return time.astimezone(UTC)
 
 
 def parse_public_key(data: bytes | str) -> ec.EllipticCurvePublicKey:
@@ -111,8 +111,8 @@ def default_enrolment() -> Path:
 
     Raises ConfigError if FEDCOMP_ENROLMENT begins with the ~ of a user that does not exist.
     """
-    if given := os.environ.get(VARIABLE):
-        return expand_home(given, VARIABLE)
+    if path := os.environ.get(VARIABLE):
+        return expand_home(path, VARIABLE)
     return Path(os.path.expanduser(DEFAULT_PATH))  # unchanged for a user without a home folder
 
 
@@ -149,8 +149,8 @@ class TomlTable:
 
 
 def parse_id(value: Any) -> int:
-    if type(value) is not int or not 0 <= value <= LARGEST_ID:
-        raise ValueError("no id")
+    if type(value) is not int or not 0 <= value <= MAX_ID:
+        raise ValueError("not an id")
     return value
 
 
@@ -243,10 +243,10 @@ class Enrolment:
             "private_key": self.private_key,
             "ca": self.ca,
         }
-        given = {name: value for name, value in values.items() if value is not None}
+        present = {name: value for name, value in values.items() if value is not None}
         return (
-            f"# The enrolment of {self.name} in a federation, good until {format_time(self.not_after)}. It holds a private key: only its\n"
-            "# owner may read it.\n" + tomli_w.dumps(given, multiline_strings=True)
+            f"# The enrolment of {self.name} in a federation, valid until {format_time(self.not_after)}. It holds a private key: only its\n"
+            "# owner may read it.\n" + tomli_w.dumps(present, multiline_strings=True)
         )
 
     def unpack(self, folder: Path) -> tuple[Path, Path]:
@@ -267,7 +267,7 @@ class Enrolment:
 
 def ascii_text(value: Any) -> str:
     if not isinstance(value, str) or not value.isascii():
-        raise ValueError("no ASCII text")
+        raise ValueError("not ASCII text")
     return value
 
 

@@ -10,7 +10,7 @@ A new folder is written under another name and renamed once it is complete. Late
 at any moment leaves the previous state, and repeating the command completes the change. Private files are created with mode 0600 and
 folders with 0700.
 
-A renewed client or relay gets a new key, so that its old enrolment file is of no use to anybody.
+A renewed client or relay gets a new key, so that nobody can use its old enrolment file.
 """
 
 import fcntl
@@ -35,7 +35,7 @@ from ..errors import KeysError
 from . import certificates
 from .certificates import CURVE, hosts_of, read_certificate, read_private_key
 from .connection import join_address
-from .enrolment import LARGEST_ID, Enrolment, format_time, openssh, out_of_date, utc_now
+from .enrolment import MAX_ID, Enrolment, format_time, openssh, out_of_date, utc_now
 from .registry import ENROLLED, REVOKED, Entry, Registry, read_file, registry_text
 
 CA_CRT = "ca.crt"
@@ -62,24 +62,24 @@ def make(
             f"--out {folder} exists and is not overwritten; give another name, or add clients to it with: "
             f"{keys_command(folder, 'add')}"
         )
-    with _writing(f"--out {folder}", "give a folder that can be"):
+    with _writing(f"--out {folder}", "give a folder that can be written"):
         folder.parent.mkdir(parents=True, exist_ok=True)
         # With mode 0700.
-        half = Path(tempfile.mkdtemp(".new", f".{folder.name}.", folder.parent))
+        partial = Path(tempfile.mkdtemp(".new", f".{folder.name}.", folder.parent))
         try:
             now, ca_key = utc_now(), ec.generate_private_key(CURVE())
             ends = now + timedelta(days=max(days, CA_DAYS))
             ca = certificates.ca_certificate(ca_key, now, ends)
-            write_new(half / CA_KEY, [certificates.private_key_pem(ca_key)], 0o600)
-            write_new(half / CA_CRT, [certificates.certificate_pem(ca)], 0o644)
-            issuer = _Issuer(half, ca, ca_key, days, join_address(names[0], port))
+            write_new(partial / CA_KEY, [certificates.private_key_pem(ca_key)], 0o600)
+            write_new(partial / CA_CRT, [certificates.certificate_pem(ca)], 0o644)
+            issuer = _Issuer(partial, ca, ca_key, days, join_address(names[0], port))
             issuer.certify_server(names)
-            (half / CLIENTS).mkdir(0o700)
+            (partial / CLIENTS).mkdir(0o700)
             entries = [issuer.enrol(id) for id in range(clients)]
-            write_new(half / REGISTRY, [registry_text(entries, issuer.server).encode()], 0o644)
-            os.rename(half, folder)  # refused where another process was faster
+            write_new(partial / REGISTRY, [registry_text(entries, issuer.server).encode()], 0o644)
+            os.rename(partial, folder)  # fails if another process was faster
         except BaseException:
-            shutil.rmtree(half, ignore_errors=True)
+            shutil.rmtree(partial, ignore_errors=True)
             raise
         flush(folder.parent)
     return names
@@ -90,7 +90,7 @@ def add(folder: str | Path, count: int = 1, days: int = DAYS) -> list[int]:
 
     Raises KeysError, also if ca.key is kept elsewhere or the CA's certificate has ended.
     """
-    with _changing(folder) as state:
+    with _locked(folder) as state:
         issuer, first = state.issuer(days), state.next_id(relay=False)
         new = [issuer.enrol(id) for id in range(first, first + count)]
         state.write([*state.entries, *new])
@@ -103,7 +103,7 @@ def add_relay(folder: str | Path, hosts: Sequence[str], days: int = DAYS) -> tup
     Raises KeysError, also if a host is not valid, ca.key is kept elsewhere or the CA's certificate has ended.
     """
     names = certificates.certificate_hosts(hosts)
-    with _changing(folder) as state:
+    with _locked(folder) as state:
         id = state.next_id(relay=True)
         (state.folder / RELAYS).mkdir(0o700, exist_ok=True)
         state.write([*state.entries, state.issuer(days).enrol(id, names)])
@@ -115,7 +115,7 @@ def revoke(folder: str | Path, *holders: int | str) -> None:
 
     Raises KeysError, and changes nothing, if a holder is not in the registry.
     """
-    with _changing(folder) as state:
+    with _locked(folder) as state:
         revoked = {state.entry(holder).holder for holder in holders}
         state.write(
             [
@@ -133,17 +133,17 @@ def renew(
     A revoked holder is accepted again. A relay's new certificate is for the hosts of its enrolment file and for `hosts`. Raises KeysError
     if `holder` is not in the registry, a relay has no hosts, ca.key is kept elsewhere or the CA's certificate has ended.
     """
-    with _changing(folder) as state:
+    with _locked(folder) as state:
         old = state.entry(holder)
         names = None
         if old.relay:
             file = state.folder / RELAYS / f"{old.id}.toml"
             if not file.exists() and not hosts:
                 raise KeysError(
-                    f"{file}, which has the hosts of {old.name}, is not there; bring it back, or give the hosts with --host HOST"
+                    f"{file}, which has the hosts of {old.name}, is missing; restore it, or give the hosts with --host HOST"
                 )
-            had = hosts_of(Enrolment.read(file).leaf) if file.exists() else []
-            names = certificates.certificate_hosts([*had, *hosts])
+            old_hosts = hosts_of(Enrolment.read(file).leaf) if file.exists() else []
+            names = certificates.certificate_hosts([*old_hosts, *hosts])
         new = state.issuer(days).enrol(old.id, names)
         new = replace(new, replaced=(*old.replaced, old.public_key))
         state.write([new if e is old else e for e in state.entries])
@@ -157,16 +157,16 @@ def renew_server(
 
     Clients need nothing new. Raises KeysError, also if ca.key is kept elsewhere or the CA's certificate has ended.
     """
-    with _changing(folder) as state:
+    with _locked(folder) as state:
         issuer, file = state.issuer(days), state.folder / SERVER_CRT
-        had = hosts_of(read_certificate(file)) if file.exists() else []
-        names = certificates.certificate_hosts([*had, *hosts])
+        old_hosts = hosts_of(read_certificate(file)) if file.exists() else []
+        names = certificates.certificate_hosts([*old_hosts, *hosts])
         ends = issuer.certify_server(names)
     return names, ends
 
 
 def due(folder: str | Path, within_days: int) -> list[int | str]:
-    """Return the holders of certificates that have ended or end within `within_days` days.
+    """Return the holders of certificates that have ended or will end within `within_days` days.
 
     Holders are "server", the ids of enrolled clients, and texts such as "relay-0" for enrolled relays. Raises KeysError.
     """
@@ -206,9 +206,9 @@ class _Issuer:
 
         `relay_hosts`: the hosts of a relay; None for a client.
         """
-        if id > LARGEST_ID:
+        if id > MAX_ID:
             raise KeysError(
-                f"{self.folder / REGISTRY} has ids up to {LARGEST_ID}, and no more fit; {NEW_KEYS}"
+                f"{self.folder / REGISTRY} has the highest possible id, {MAX_ID}; {NEW_KEYS}"
             )
         key = ec.generate_private_key(CURVE())
         public, relay = key.public_key(), relay_hosts is not None
@@ -250,11 +250,11 @@ class _State:
         certificate = read_certificate(self.folder / CA_CRT)
         key = read_private_key(
             self.folder / CA_KEY,
-            "bring it back for this command, which signs a certificate with it",
+            "restore it for this command, which signs a certificate with it",
         )
         if key.public_key() != certificate.public_key():
             raise KeysError(
-                f"{self.folder / CA_KEY} is not the key of {self.folder / CA_CRT}; bring back the one that is"
+                f"{self.folder / CA_KEY} is not the key of {self.folder / CA_CRT}; restore the right key"
             )
         if utc_now() >= (ended := certificate.not_valid_after_utc):
             raise KeysError(f"the CA of {self.folder} ended on {format_time(ended)}; {NEW_KEYS}")
@@ -271,7 +271,7 @@ class _State:
         add = keys_command(self.folder, "add", *(["--relay", "--host", "HOST"] if relay else []))
         raise KeysError(
             f"{holder if relay else f'client {holder}'} is not in {self.folder / REGISTRY}, which has "
-            f"{f'{known}; give one of these, or' if ids else 'none yet; make one with'}: {add}"
+            f"{f'{known}; give one of these, or add one with' if ids else 'none yet; add one with'}: {add}"
         )
 
     def next_id(self, relay: bool) -> int:
@@ -284,7 +284,7 @@ class _State:
 
 
 @contextmanager
-def _changing(folder: str | Path) -> Iterator[_State]:
+def _locked(folder: str | Path) -> Iterator[_State]:
     """Lock a folder of keys and yield its state. Raises KeysError."""
     folder = keys_folder(folder)
     with _writing(f"--keys {folder}", "make it writable"):
@@ -325,7 +325,7 @@ def check_server_files(folder: str | Path) -> x509.Certificate:
         certificate.verify_directly_issued_by(ca)
     except (ValueError, TypeError, InvalidSignature):
         raise KeysError(
-            f"{folder / SERVER_CRT} is not signed by {folder / CA_CRT}; bring back the one that signed it, or make it anew: "
+            f"{folder / SERVER_CRT} is not signed by {folder / CA_CRT}; restore the CA that signed it, or make a new certificate: "
             f"{renew}"
         ) from None
     if (
@@ -333,7 +333,7 @@ def check_server_files(folder: str | Path) -> x509.Certificate:
         != certificate.public_key()
     ):
         raise KeysError(
-            f"{folder / SERVER_KEY} is not the key of {folder / SERVER_CRT}; make both anew: {renew}"
+            f"{folder / SERVER_KEY} is not the key of {folder / SERVER_CRT}; make new ones: {renew}"
         )
     return certificate
 

@@ -35,7 +35,7 @@ class Keyring(Protocol):
     run: str
 
     def signer(self, client: int) -> ec.EllipticCurvePrivateKey:
-        """Return the private key of a client. Raises ProtocolError for a client whose private key is not held here."""
+        """Return the private key of a client. Raises ProtocolError for a client whose private key is not known."""
 
     def key(self, client: int, announced: bytes = b"") -> bytes:
         """Return a client's public key as a point [49 bytes]. Raises UnknownKey if the server has announced another one."""
@@ -55,7 +55,7 @@ def verifier(point: bytes) -> ec.EllipticCurvePublicKey:
 
 
 class DerivedKeys:
-    """The keys of virtual clients, derived from a seed. Nothing is secret in a simulation."""
+    """The keys of virtual clients, derived from a seed. They are not secret."""
 
     def __init__(self, seed: int):
         self.seed, self.run = seed, f"simulation {seed}"
@@ -110,32 +110,32 @@ class PinnedKeys:
         for client, point in self._pins.items():
             if point == own and client != self.client_id:
                 raise ProtocolError(
-                    f"the server takes this client for client {self.client_id}, and in this run it was client {client}"
+                    f"the server treats this client as client {self.client_id}, but in this run it was client {client}"
                 )
 
     def signer(self, client: int) -> ec.EllipticCurvePrivateKey:
         if client != self.client_id:
             raise ProtocolError(
-                f"the server takes this client for client {client}, and it is client {self.client_id}"
+                f"the server treats this client as client {client}, but it is client {self.client_id}"
             )
         return self.own
 
     def key(self, client: int, announced: bytes = b"") -> bytes:
         known: bytes | None
         if client == self.client_id:
-            known, where = self._own_point(), "its own"
+            known, source = self._own_point(), "its own"
         elif self.roster is not None:
-            known, where = self.roster.get(client), "in --roster"
+            known, source = self.roster.get(client), "the one in --roster"
             if known is None:
                 raise UnknownKey(
-                    f"client {client} is not in --roster; give this client a newer list if that one is to take part"
+                    f"client {client} is not in --roster; give this client a newer list to accept client {client}"
                 )
         else:
             known = self._pins.get(client) or self._pin(client, announced)
-            where = "that it had before in this run"
+            source = "the one from earlier in this run"
         if announced and announced != known:
             kind = ProtocolError if client == self.client_id else UnknownKey
-            raise kind(f"the server announces another key of client {client} than {where}")
+            raise kind(f"the server announces a key of client {client} that differs from {source}")
         return known
 
     def _own_point(self) -> bytes:

@@ -65,10 +65,10 @@ class Entry:
         """The argument of `fedcomp keys revoke` and `renew`: a client's id, or a text such as "relay-0"."""
         return f"relay-{self.id}" if self.relay else self.id
 
-    def refused(self, now: datetime, folder: str | Path = KEYS) -> str:
+    def refusal(self, now: datetime, folder: str | Path = KEYS) -> str:
         """Return why the key is refused and how to renew it in `folder`, the folder of keys; "" if it is accepted."""
         if self.state == REVOKED:
-            return f"{self.name} is revoked; to let it in again: {keys_command(folder, 'renew', self.holder)}"
+            return f"{self.name} is revoked; to accept it again: {keys_command(folder, 'renew', self.holder)}"
         if now >= self.not_after:
             renew = keys_command(folder, "renew", self.holder)
             return f"the key of {self.name} ended on {format_time(self.not_after)}; make a new one: {renew}"
@@ -104,7 +104,7 @@ class Registry:
     def __init__(self, path: Path, now: Callable[[], datetime] = utc_now):
         self.path, self.now = path, now
         self._lock = threading.Lock()
-        self._seen = self._stamp()
+        self._last_stamp = self._stamp()
         clients, relays, _ = read_file(path)
         self._content = _Content(clients, relays)
 
@@ -148,7 +148,7 @@ class Registry:
     def enrolled(self) -> dict[int, str]:
         """Return logical id → public key (one OpenSSH line) of all clients that are accepted now."""
         now = self.now()
-        return {entry.id: entry.public_key for entry in self.entries if not entry.refused(now)}
+        return {entry.id: entry.public_key for entry in self.entries if not entry.refusal(now)}
 
     def ids_by_hash(self) -> dict[bytes, int]:
         """Return key hash → logical id of all clients that are accepted now."""
@@ -167,7 +167,7 @@ class Registry:
             file = f"{'relays' if entry.relay else 'clients'}/{entry.id}.toml"
             why = f"its key was replaced when {entry.name} was renewed; give it the new {file}"
             return entry, why
-        return entry, entry.refused(self.now(), folder)
+        return entry, entry.refusal(self.now(), folder)
 
     def _stamp(self) -> tuple[int, ...]:
         """Return inode, size and modification time of the file; () if it is not there."""
@@ -180,8 +180,8 @@ class Registry:
     def _current(self) -> _Content:
         """Return the current content."""
         with self._lock:
-            if (stamp := self._stamp()) != self._seen:
-                self._content, self._seen = self._read_again(), stamp
+            if (stamp := self._stamp()) != self._last_stamp:
+                self._content, self._last_stamp = self._read_again(), stamp
             return self._content
 
     def _read_again(self) -> _Content:
@@ -189,9 +189,7 @@ class Registry:
         try:
             clients, relays, _ = read_file(self.path)
             if not clients and (old.clients or old.problem):
-                raise KeysError(
-                    f"{self.path} has no clients any more, as if it was emptied; {REMEDY}"
-                )
+                raise KeysError(f"{self.path} has no clients any more; {REMEDY}")
         except KeysError as error:
             return _Content(problem=str(error), version=old.version + 1)
         return _Content(clients, relays, version=old.version + 1)
@@ -210,9 +208,7 @@ class RegistryMonitor:
         if version == self._version:
             return False
         if problem and problem != self._problem:
-            self.log(
-                f"{problem}; until then no client is accepted, and clients that connect try again"
-            )
+            self.log(f"{problem}; until then no client is accepted, and clients retry")
         elif self._problem and not problem:
             accepted = len(self.registry.enrolled())
             self.log(f"{self.registry.path} is valid again: {accepted} of its clients are accepted")
@@ -246,13 +242,13 @@ def _entries(fields: TomlTable, kind: str) -> tuple[Entry, ...]:
     path = fields.where
     tables = fields.take(kind, _tables, f"a list of tables with [[{kind}]] above each {kind}")
     entries = sorted(
-        (_entry(one, kind, number, path) for number, one in enumerate(tables, 1)),
+        (_entry(table, kind, number, path) for number, table in enumerate(tables, 1)),
         key=lambda entry: entry.id,
     )
-    for one, next in zip(entries, entries[1:]):
-        if one.id == next.id:
+    for entry, following in zip(entries, entries[1:]):
+        if entry.id == following.id:
             raise KeysError(
-                f"{path}: {one.name} has two keys; take out one of its two [[{kind}]] tables"
+                f"{path}: {entry.name} has two keys; remove one of its two [[{kind}]] tables"
             )
     return tuple(entries)
 
@@ -265,12 +261,12 @@ def _refuse_shared_keys(entries: Sequence[Entry], path: Path) -> None:
             if (other := holders.setdefault(key, entry)) is not entry:
                 raise KeysError(
                     f"{path}: {other.name} and {entry.name} have the same key; give one of them its own with: "
-                    f"{keys_command(path.parent, 'renew', entry.holder)}, after taking out its [[{'relay' if entry.relay else 'client'}]] "
+                    f"{keys_command(path.parent, 'renew', entry.holder)}, after removing its [[{'relay' if entry.relay else 'client'}]] "
                     "table"
                 )
         if entry.public_key in entry.replaced:
             raise KeysError(
-                f"{path}: {entry.name}: 'public_key' is among 'replaced'; take it out there"
+                f"{path}: {entry.name}: 'public_key' is also in 'replaced'; remove it there"
             )
 
 

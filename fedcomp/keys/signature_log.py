@@ -15,7 +15,7 @@ PREFIX = "sealed-"  # of the files
 
 
 class SignatureLog:
-    """Named bytes by run; no name is forgotten."""
+    """Named bytes by run. Entries are never removed."""
 
     def __init__(self, folder: StateFolder | None = None):
         self.folder = folder
@@ -35,8 +35,8 @@ class SignatureLog:
         runs = list(self.folder.path.glob(f"{PREFIX}*.bin")) if self.folder else self._files
         if not known and len(runs) >= MAX_RUNS:
             raise UserError(
-                f"this client has signed ballots in {MAX_RUNS} runs, and remembers no more; give it a new --state-dir, "
-                "and a new key with it"
+                f"this client has signed ballots in {MAX_RUNS} runs, the maximum for its state folder; give it a new --state-dir "
+                "and a new key"
             )
         if self.folder:
             self.folder.save({**known, **entries}, name)

@@ -48,7 +48,7 @@ class Answer:
 class AsynchronousLoop(RoundLoop):
     """Runs the rounds of an asynchronous strategy.
 
-    `pace(round, client)` returns the virtual duration in seconds of the work that a client started in a round; None: time is real.
+    `work_s(round, client)` returns the virtual duration in seconds of the work that a client started in a round; None: time is real.
     """
 
     def __init__(
@@ -76,9 +76,9 @@ class AsynchronousLoop(RoundLoop):
         ]
         unread = {client: self.answers[client] for client in late if client in self.answers}
         rejected = {client: self._reject_late(client, round) for client in late}
-        self._start_clients(round, traffic, besides=rejected.keys())
+        self._start_clients(round, traffic, excluded=rejected.keys())
         taken = self._wait_for_answers(round, started)
-        traffic.uplink.clear()  # what arrived counts in the round that takes it
+        traffic.uplink.clear()  # an update counts in the round that takes it
         for client, answer in (unread | taken).items():
             traffic.uplink[client] = len(answer.report.frame) if answer.report else 0
         traffic.staleness = {
@@ -101,17 +101,17 @@ class AsynchronousLoop(RoundLoop):
 
     # Clients at work.
 
-    def _start_clients(self, round: int, traffic: Traffic, besides: Collection[int]) -> None:
-        """Send assignments to free clients, except `besides`, until the configured share of clients is at work."""
+    def _start_clients(self, round: int, traffic: Traffic, excluded: Collection[int]) -> None:
+        """Send assignments to free clients, except `excluded`, until the configured fraction of the clients is at work."""
         clients = self.gather()
         self.now = max(self.now, self.clock.time_s)  # `gather` may have waited for clients
-        free = set(clients) - self.started_in.keys() - set(besides)
+        free = set(clients) - self.started_in.keys() - set(excluded)
         room = max(0, cohort_size(self.config.participation, len(clients)) - len(self.started_in))
-        begin = draw_cohort([*free], min(room, len(free)), self.config.seed, round)
-        configs = self.strategy.schedule.for_clients(round, begin, self.bandwidths)
+        starting = draw_cohort([*free], min(room, len(free)), self.config.seed, round)
+        configs = self.strategy.schedule.for_clients(round, starting, self.bandwidths)
         exchange, assignments = self.start_phase(round, Phase(), configs, {}, traffic)
         self._exchanges[round] = exchange
-        self.started_in |= dict.fromkeys(begin, round)
+        self.started_in |= dict.fromkeys(starting, round)
         for earlier in self._exchanges.values():
             earlier.traffic = traffic  # a dense model that a client still needs counts here
         if self.work_s is None:
@@ -137,8 +137,8 @@ class AsynchronousLoop(RoundLoop):
             for count in range(reported + 1, min(wanted, len(self.answers)) + 1):
                 self.on_answer(round, count, wanted)
             reported = min(wanted, len(self.answers))
-            over = time.perf_counter() - started > timeout_s
-            if reported == wanted or not self._exchanges or over:
+            timed_out = time.perf_counter() - started > timeout_s
+            if reported == wanted or not self._exchanges or timed_out:
                 break
         by_arrival = sorted(
             self.answers.values(), key=lambda answer: (answer.arrival_s, answer.client)
@@ -239,6 +239,6 @@ def make_loop(
 
 
 def _pack(answer: Answer) -> bytes:
-    refused = dataclasses.astuple(answer.result) if isinstance(answer.result, Rejection) else None
-    head = json.dumps([answer.round, answer.arrival_s, refused]).encode()
+    rejection = dataclasses.astuple(answer.result) if isinstance(answer.result, Rejection) else None
+    head = json.dumps([answer.round, answer.arrival_s, rejection]).encode()
     return head + b"\n" + (answer.report.pack() if answer.report else b"")

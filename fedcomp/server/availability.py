@@ -104,10 +104,12 @@ class Availability:
         """
         responsive = [client for client in connected if client not in self.silent]
         chosen: Sequence[int]
-        over = quota.patience_s is None or waited_s >= quota.patience_s
-        if len(responsive) >= self.wanted(quota) or (over and len(responsive) >= quota.min_clients):
+        timed_out = quota.patience_s is None or waited_s >= quota.patience_s
+        if len(responsive) >= self.wanted(quota) or (
+            timed_out and len(responsive) >= quota.min_clients
+        ):
             chosen = responsive
-        elif over and len(connected) >= quota.min_clients:
+        elif timed_out and len(connected) >= quota.min_clients:
             chosen = connected
         else:
             return None

@@ -35,9 +35,8 @@ from ..messages import (
 )
 from ..strategies import RoundStrategy
 
-MAX_NUMBERED_VERSIONS = (
-    10_000  # versions whose number is stored, or as many as the cache has if that is more
-)
+# Versions whose number is stored, or as many as the cache has if that is more.
+MAX_NUMBERED_VERSIONS = 10_000
 
 
 @dataclass(frozen=True)
@@ -124,35 +123,39 @@ class Broadcasts:
     def of(cls, strategy: RoundStrategy, weights: Tensor) -> Self:
         """Return the downlink of a run that starts from a model's weights [numel], float32, on the CPU; they are not copied.
 
-        Raises ConfigError for a downlink memory that cannot be used there.
+        Raises ConfigError for a memory that a downlink cannot have.
         """
         config, layout = strategy.config, strategy.layout
         try:
-            keeper = memory(config.downlink_memory, strategy.downlink, layout.numel, layout)
+            downlink_memory = memory(
+                config.downlink_memory, strategy.downlink, layout.numel, layout
+            )
         except MismatchError as error:
             error.memory, error.uplink = "--downlink-memory", "--downlink"
             raise
-        if keeper.counterpart is not None:
+        if downlink_memory.counterpart is not None:
             raise ConfigError(
-                f"--downlink-memory {keeper.name} keeps something on both sides, clients keep the model alone; use residual"
+                f"--downlink-memory {downlink_memory.name} needs state on both sides, but clients keep only the model of a downlink; "
+                "use residual"
             )
-        if keeper.required_strategy:
+        if downlink_memory.required_strategy:
             raise ConfigError(
-                f"--downlink-memory {keeper.name} makes frames of several phases, and a broadcast has one; use residual"
+                f"--downlink-memory {downlink_memory.name} needs several phases, but a broadcast has one; use residual"
             )
-        if keeper.name == "residual" and strategy.downlink.unscoped.lossless:
-            keeper = memory("none", strategy.downlink, layout.numel, layout)  # it would stay zero
+        if downlink_memory.name == "residual" and strategy.downlink.unscoped.lossless:
+            # A residual would stay zero.
+            downlink_memory = memory("none", strategy.downlink, layout.numel, layout)
         first = strategy.client_algorithm.initial_global_state(weights)
         cache_bytes = int(config.cache * 4 * layout.numel)
-        return cls(first, layout, strategy.downlink, keeper, cache_bytes)
+        return cls(first, layout, strategy.downlink, downlink_memory, cache_bytes)
 
     def prepare(
         self, round: int, update: Tensor, seed: int, factor: float = 1.0
     ) -> Broadcast | None:
         """Return the broadcast that moves the model by what the codec keeps of `update` [numel], or None if there is nothing to send.
 
-        It multiplies the model by `factor`, a float32 from 0 to 1, before that. Only the memory's proposal changes. Raises
-        NonFiniteError with nothing changed.
+        The broadcast multiplies the model by `factor`, a float32 from 0 to 1, before it adds the update. Only the memory's proposal
+        changes. Raises NonFiniteError with nothing changed.
         """
         step = self.memory.propose(update, seed=seed)
         if step is None:

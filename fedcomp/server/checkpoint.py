@@ -25,7 +25,7 @@ from ..durable_files import flush
 from ..errors import CheckpointError
 from .broadcasts import Broadcast
 
-SMALL = 1 << 20  # bytes from which an entry has a file of its own
+FILE_BYTES = 1 << 20  # an entry of at least this size has a file of its own
 CACHE_KIB = 32_000  # largest page cache of SQLite
 STATE, FILES, SUFFIX = "state.sqlite", "files", ".safetensors"
 DATA = "data"  # name of the only tensor in a file
@@ -150,9 +150,9 @@ class Checkpoint:
                     f"a checkpoint holds float32 vectors, but '{name}' is {entry.dtype}"
                 )
             entry = entry.detach().cpu().contiguous()
-            if entry.nbytes < SMALL:
+            if entry.nbytes < FILE_BYTES:
                 return name, None, entry.numpy().tobytes()
-        elif len(entry) < SMALL:
+        elif len(entry) < FILE_BYTES:
             return name, None, entry
         number, self._next = self._next, self._next + 1
         if isinstance(entry, Tensor):
@@ -165,16 +165,16 @@ class Checkpoint:
 
     def vector(self, name: str) -> Tensor | None:
         """Return the vector with this name [numel], None if there is none. Raises CheckpointError if it cannot be read."""
-        found = self._entry(name)
-        if found is None or isinstance(found, Tensor):
-            return found
+        entry = self._entry(name)
+        if entry is None or isinstance(entry, Tensor):
+            return entry
         with self._reading():
-            return torch.from_numpy(np.frombuffer(found, np.float32).copy())
+            return torch.from_numpy(np.frombuffer(entry, np.float32).copy())
 
     def value(self, name: str) -> bytes | None:
         """Return the value with this name, None if there is none. Raises CheckpointError if it cannot be read."""
-        found = self._entry(name)
-        return found.numpy().tobytes() if isinstance(found, Tensor) else found
+        entry = self._entry(name)
+        return entry.numpy().tobytes() if isinstance(entry, Tensor) else entry
 
     def values(self, prefix: str) -> dict[str, bytes]:
         """Return the values whose names begin with `prefix`, by their names without it."""
@@ -254,6 +254,6 @@ class Checkpoint:
             yield
         except (OSError, SafetensorError, sqlite3.Error) as error:
             raise CheckpointError(
-                f"the checkpoint in {self.folder} could not be written ({error}); the one before it is intact: make room, "
+                f"the checkpoint in {self.folder} could not be written ({error}); the previous checkpoint is intact: make room, "
                 "then continue with --resume"
             ) from error

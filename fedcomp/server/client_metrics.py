@@ -6,13 +6,13 @@ from collections.abc import Callable, Sequence
 from ..callbacks import ClientMetric
 from ..strategies.base import AcceptedUpdate
 
-TRAIN = "train_"  # before the names of numbers from training
-HIGHER_IS_BETTER = {"accuracy": True, "loss": False}  # of these, the worst decile is known
+TRAIN = "train_"  # prefix of metrics from training
+HIGHER_IS_BETTER = {"accuracy": True, "loss": False}  # metrics with a worst decile
 NOT_FINITE = "metrics of clients"  # the kind of a warning
 
 
 def metrics_of(accepted: AcceptedUpdate) -> dict[str, tuple[float, int]]:
-    """Return a client's metrics by name, those from training named train_…: each with its number of examples."""
+    """Return a client's metrics and their numbers of examples, by name. Names of metrics from training begin with "train_"."""
     m = accepted.metrics
     return {
         name if name.startswith(TRAIN) else TRAIN + name: (value, accepted.examples)
@@ -23,7 +23,7 @@ def metrics_of(accepted: AcceptedUpdate) -> dict[str, tuple[float, int]]:
 def summarize_client_metrics(
     round: int, accepted: Sequence[AcceptedUpdate], warn: Callable[..., None]
 ) -> tuple[dict[str, ClientMetric], dict[int, dict[str, float]]]:
-    """Return the spread of each metric over the clients, and each client's values. Numbers that are not finite are left out."""
+    """Return the spread of each metric over the clients, and each client's values. Values that are not finite are left out."""
     by_client: dict[int, dict[str, float]] = {}
     columns: dict[str, list[tuple[float, int]]] = {}
     for a in accepted:
@@ -45,7 +45,7 @@ def _spread(name: str, column: Sequence[tuple[float, int]]) -> ClientMetric:
     higher = HIGHER_IS_BETTER.get(name.removeprefix(TRAIN))
     worst = None
     if higher is not None:
-        few = -(-len(values) // 10)
-        worst = sum(v / few for v in (values[:few] if higher else values[-few:]))
+        n_worst = -(-len(values) // 10)
+        worst = sum(v / n_worst for v in (values[:n_worst] if higher else values[-n_worst:]))
     mean = sum(value * (examples / total) for value, examples in column)
     return ClientMetric(mean, worst, len(values), total)

@@ -25,14 +25,14 @@ from ..tasks.user_errors import SEE_TRACEBACK, describe, out_of_memory
 from ..training.evaluation import Evaluation, evaluate
 
 NOT_EVALUATED = Evaluation(None, None, {})
-ROUNDING = 1e-6  # of a share that is a sum over batches
+ROUNDING = 1e-6  # tolerance for an accuracy that is a sum over batches
 NO_TRAINING_DATA = (
-    "the server has no training data, so the running statistics of the model (BatchNorm) are computed from the inputs of the test "
+    "the server has no training data and computes the running statistics of the model (BatchNorm) from the inputs of the test "
     "set; give the server's task a 'train' to compute them from training examples"
 )
 INITIAL_STATISTICS = (
-    "the running statistics of the model (BatchNorm) keep their initial values, as its forward pass fails on a batch of the data ({}); "
-    "let model(inputs) work as for a task without evaluate_fn, or use GroupNorm"
+    "the running statistics of the model (BatchNorm) keep their initial values, because model(inputs) fails on a batch of the data ({}); "
+    "make model(inputs) accept a batch of inputs, or use GroupNorm"
 )
 INITIAL_BUFFERS = (
     "training changes buffers of the model ({}) that are not sent; the server evaluates and saves the model with their initial "
@@ -75,10 +75,10 @@ class Evaluator:
             drawn = seeds.generator(config.seed, "recalibration")
             self.sample = drawn.permutation(len(self.calibration))[:CALIBRATION]
             self.warnings += [NO_TRAINING_DATA] * (train is None)
-        if left := changing_buffers(task, self.model, test if train is None else train):
+        if changing := changing_buffers(task, self.model, test if train is None else train):
             self.warnings.append(
                 INITIAL_BUFFERS.format(
-                    f"{left[0]} and {len(left) - 1} more" if left[1:] else left[0]
+                    f"{changing[0]} and {len(changing) - 1} more" if changing[1:] else changing[0]
                 )
             )
 
@@ -89,7 +89,7 @@ class Evaluator:
         with timed("evaluation"), self._task_errors():
             if self.calibrates:
                 self._load(weights)
-            found = evaluate(
+            evaluation = evaluate(
                 self.task,
                 self.model,
                 self.layout,
@@ -98,15 +98,15 @@ class Evaluator:
                 self.device,
             )
         if (
-            found.accuracy is not None
-            and not isnan(found.accuracy)
-            and not -ROUNDING <= found.accuracy <= 1 + ROUNDING
+            evaluation.accuracy is not None
+            and not isnan(evaluation.accuracy)
+            and not -ROUNDING <= evaluation.accuracy <= 1 + ROUNDING
         ):
             raise TaskError(
-                f"task '{self.task.name}': accuracy(outputs, targets) gave {found.accuracy:g} on the test data; expected a share "
-                "from 0 to 1 of all its examples; correct it, then --resume"
+                f"task '{self.task.name}': accuracy(outputs, targets) gave {evaluation.accuracy:g} on the test data; expected a "
+                "fraction of the examples, from 0 to 1; correct it, then --resume"
             )
-        return found
+        return evaluation
 
     def export(self, weights: Tensor) -> dict[str, Tensor]:
         """Return the tensors of model.safetensors: the trained parameters or, of a model with persistent buffers, its `state_dict()`.

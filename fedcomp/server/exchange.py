@@ -37,7 +37,7 @@ def to_accepted(report: Report, update: Update | None, rate: float = 1.0) -> Acc
         report.loss,
         report.ticket,
         report.frame,
-        not report.after,
+        not report.committed,
         rate,
         metrics=ReportedMetrics.unpack(report.metrics),
     )
@@ -51,7 +51,7 @@ class Traffic:
     downlink: Counter[int] = field(default_factory=Counter)
     # Seconds from assignment to answer, summed over phases; no entry: no answer.
     seconds: dict[int, float] = field(default_factory=dict, compare=False)
-    # Versions that the client had missed when it was asked; None: unknown.
+    # Versions that the client had missed at its first assignment; None: unknown.
     behind: dict[int, int | None] = field(default_factory=dict)
     # Rounds by which the client's answer is late; no entry: not late.
     staleness: dict[int, int] = field(default_factory=dict)
@@ -59,11 +59,11 @@ class Traffic:
     catch_up: int = 0  # downlink bytes older than the newest broadcast
 
     def sent(
-        self, client: int, download: Download, beside: list[bytes], first: bool, newest: int
+        self, client: int, download: Download, attached: list[bytes], first: bool, newest: int
     ) -> None:
-        """Count a download. `beside`: announcements and returned frames that are sent with it."""
+        """Count a download. `attached`: announcements and returned frames that are sent with it."""
         size = download.bytes
-        self.downlink[client] += size + sum(map(len, beside))
+        self.downlink[client] += size + sum(map(len, attached))
         if first:
             self.first_download += size
         else:
@@ -73,8 +73,8 @@ class Traffic:
 class Exchange:
     """The messages of one phase with one cohort. `accepted` and `rejected` grow while reports arrive.
 
-    `on_report` is called with each report, and the attribute `on_answer(answered, asked)` with the counts after each answer. The bytes that
-    are sent and received are counted in `traffic`.
+    `on_report` is called with each report, and the attribute `on_answer(answered, asked)` with the counts after each answer. `traffic`
+    counts the bytes of both directions.
     """
 
     def __init__(
@@ -130,10 +130,10 @@ class Exchange:
 
     def give_up(self, clients: Collection[int], reason: str, stage: str = "reply") -> None:
         """Reject clients that have not answered. Their late answers are not delivered."""
-        silent = sorted(clients)
-        self.waiting -= set(silent)
-        self.transport.cancel(silent)
-        for client in silent:
+        late = sorted(clients)
+        self.waiting -= set(late)
+        self.transport.cancel(late)
+        for client in late:
             self._reject(client, stage, reason)
 
     def take(self) -> dict[int, AcceptedUpdate | Rejection]:
@@ -144,10 +144,12 @@ class Exchange:
 
     def receive(self, deliveries: Sequence[Delivery]) -> None:
         """Accept each report, reject it with a reason, or send its client the dense model. Ignore clients that have answered already."""
-        news = [delivery for delivery in deliveries if delivery.client in self.waiting]
-        self.waiting -= {delivery.client for delivery in news}
+        awaited = [delivery for delivery in deliveries if delivery.client in self.waiting]
+        self.waiting -= {delivery.client for delivery in awaited}
         before = len(self.accepted) + len(self.rejected)
-        reports = [report for delivery in news if (report := self._report_of(delivery)) is not None]
+        reports = [
+            report for delivery in awaited if (report := self._report_of(delivery)) is not None
+        ]
         with timed("aggregation"):
             frames = [report.frame for report in reports if report.frame]
             opened = iter(self.strategy.open(self.phase, frames))
@@ -163,7 +165,7 @@ class Exchange:
             except FrameError as error:
                 self.proven.add(report.client)
                 self._reject(report.client, "reply", str(error))
-        for delivery in news:
+        for delivery in awaited:
             if delivery.client in self.rejected:
                 self._reject_sum(delivery)
         for answered in range(before + 1, len(self.accepted) + len(self.rejected) + 1):
@@ -262,9 +264,9 @@ def check_version(report: Report, assignment: Assignment) -> None:
 
 def _check_step(report: Report, assignment: Assignment) -> None:
     """Raise ProtocolError if the update is relative to a state that the counterpart does not hold, or if its ticket is wrong."""
-    if report.after not in ("", assignment.accepted):
+    if report.committed not in ("", assignment.accepted):
         raise ProtocolError(
-            f"the update builds on the proposal '{report.after}', but the last accepted one is '{assignment.accepted}'"
+            f"the update builds on the proposal '{report.committed}', but the last accepted one is '{assignment.accepted}'"
         )
     if report.ticket != ticket(report.round, report.client, report.frame):
         raise ProtocolError(f"the ticket '{report.ticket}' does not match the frame")

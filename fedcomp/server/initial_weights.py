@@ -16,9 +16,9 @@ from .run_folder import CHECKPOINT, RunFolder
 
 
 def load_weights(path: Path, model: nn.Module) -> None:
-    """Load the tensors of a safetensors file into a model; it may lack frozen parameters and buffers.
+    """Load the tensors of a safetensors file into a model. The file may lack frozen parameters and buffers.
 
-    Raises ValueError with the end of a sentence that begins with the path.
+    Raises ValueError. Its message continues a sentence that begins with the path.
     """
     try:
         tensors = load_file(path)
@@ -33,7 +33,7 @@ def load_weights(path: Path, model: nn.Module) -> None:
             raise ValueError(f"has a tensor '{name}' that the model lacks")
         if tensor.shape != own[name].shape:
             raise ValueError(
-                f"has a tensor '{name}' of shape {list(tensor.shape)}, and the model's has {list(own[name].shape)}"
+                f"has a tensor '{name}' of shape {list(tensor.shape)}, but the model's has {list(own[name].shape)}"
             )
     model.load_state_dict(tensors, strict=False)
 
@@ -45,7 +45,7 @@ def start_from(
     strategy: RoundStrategy,
     broadcasts: Broadcasts,
 ) -> None:
-    """Let a run that stands before round 1 start from the weights of `--init`, unless a checkpoint of the run has newer ones.
+    """Start a run from the weights of `--init`, unless a checkpoint of the run has newer ones. Call this before round 1.
 
     Buffers stay those of the task. Raises ConfigError for weights of another model, and for other frozen parameters.
     """

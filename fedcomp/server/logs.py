@@ -60,8 +60,8 @@ class JsonLog(Callback):
             )
         except OSError as error:
             raise ConfigError(
-                f"--log-json {self.where} cannot be written ({error.strerror}); give a file in a folder that is "
-                "there"
+                f"--log-json {self.where} cannot be written ({error.strerror}); give a file in an existing "
+                "folder"
             ) from error
         self._add = functools.partial(_append, file)
         return self
@@ -114,7 +114,7 @@ class JsonLog(Callback):
         self.write("finished", out=out, **values_of(summary))
 
     def write_message(self, sentence: str) -> None:
-        """Log a sentence that a client prints, with the event and the values that it may carry."""
+        """Log a sentence that a client prints. A LogMessage also has an event and values."""
         event, values = (
             (sentence.event, sentence.values) if isinstance(sentence, LogMessage) else ("said", {})
         )

@@ -25,7 +25,7 @@ TOTALS = {  # fields of RoundRecord
     "dense_downlink_bytes": "Bytes that float32 models to clients would have taken.",
     "relayed_bytes": "Bytes of frames from relays.",
 }
-CLIENT_TOTALS = {  # fields of ClientMetrics
+CLIENT_TOTALS = {  # fields of ClientCounters
     "uplink_bytes": "Bytes of frames from the client.",
     "downlink_bytes": "Bytes of frames to the client.",
     "rejected": "Rounds in which the client was rejected.",
@@ -178,7 +178,7 @@ class Metrics(Callback, Collector):
             "latency_seconds": ("Seconds from assignment to last answer.", each("latency_s")),
             "versions_behind": ("Versions missed at the last assignment.", each("versions_behind")),
             "staleness_rounds": ("Rounds by which the last answer was late.", each("staleness")),
-            "suspicion": ("Share of votes lost by a wide margin, 0 to 1.", self.suspicion),
+            "suspicion": ("Fraction of votes lost by a wide margin, 0 to 1.", self.suspicion),
         }
         counters: dict[str, tuple[str, Mapping[int, float | None]]] = {
             **{name: (help, each(name)) for name, help in CLIENT_TOTALS.items()},

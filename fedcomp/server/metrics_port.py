@@ -32,7 +32,7 @@ class MetricsPort(ThreadingMixIn, WSGIServer):
             super().__init__((HOST, port), RequestHandler)
         except OSError as error:
             raise ConfigError(
-                f"--metrics-port {port}: {HOST} cannot be listened on there ({error.strerror}); give another port, or 0 for "
+                f"--metrics-port {port}: the port cannot be opened on {HOST} ({error.strerror}); give another port, or 0 for "
                 "a free one"
             ) from error
         self.set_app(make_wsgi_app(registry))
@@ -57,7 +57,7 @@ class MetricsPort(ThreadingMixIn, WSGIServer):
             self._connections.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Ignore a reader that left or was too slow."""
+        """Ignore errors of connections that ended or timed out."""
 
     def __enter__(self) -> Self:
         self._thread.start()

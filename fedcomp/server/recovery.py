@@ -47,7 +47,7 @@ class Stateful(Protocol):
 
 
 class Recovery:
-    """Saves and restores a run whose loop has not begun. Call `restore` first, `mark_changed` after each round, and `save` when due."""
+    """Saves and restores a run. Call `restore` before the first round, `mark_changed` after each round, and `save` when due."""
 
     def __init__(
         self,
@@ -113,9 +113,9 @@ class Recovery:
         self.saved_round = run["round"]
         return self.saved_round
 
-    def mark_changed(self, outcome: RoundResult) -> None:
+    def mark_changed(self, result: RoundResult) -> None:
         """Mark the clients of a round. The next `save` writes their records."""
-        self.changed |= set(outcome.cohort)
+        self.changed |= set(result.cohort)
 
     def save(self, round: int, metrics_length: int) -> None:
         """Save the state after a round. `metrics_length`: bytes of metrics.jsonl after it."""
@@ -198,7 +198,7 @@ class Recovery:
 
     @cached_property
     def _identity(self) -> dict[str, str]:
-        """Fingerprints of the model and the data, which must not change, by the words for a difference in the error message."""
+        """Fingerprints of the model and the data, which must not change, by the phrase that an error message uses for a difference."""
         return {
             "another model": self.loop.broadcasts.layout.fingerprint,
             "other examples": self.data.digest,

@@ -15,20 +15,20 @@ from ..strategies.cohort import cohort_size
 from .client_metrics import summarize_client_metrics
 from .round_loop import RoundResult
 
-REASONS, CLIENTS = 16, 16  # that a summary names; metrics.jsonl has all
+MAX_REASONS, MAX_CLIENTS = 16, 16  # in a summary; metrics.jsonl has all
 NUMBER = re.compile(r"\d+(\.\d+)?")
-NOTHING_ACCEPTED = "no client's update was accepted in any round: metrics.jsonl has the reasons"  # warned of at the end
+NOTHING_ACCEPTED = "no client's update was accepted in any round: metrics.jsonl has the reasons"
 
 
 def make_strategy(config: RunConfig, layout: Layout, **settings: Any) -> RoundStrategy:
     """Return the strategy of resolved options for a model. Raises SpecError or ConfigError."""
     if config.local_steps_schedule and config.local_epochs:
         raise ConfigError(
-            "--local-steps-schedule and --local-epochs both say how long clients train; give one of them"
+            "--local-steps-schedule and --local-epochs both set how long clients train; give one of them"
         )
     if config.holdout != RunConfig.holdout and not config.clients_evaluate:
         raise ConfigError(
-            f"--holdout {config.holdout:g} is for evaluation by the clients; give --evaluate clients, or both, as well"
+            f"--holdout {config.holdout:g} has no effect unless clients evaluate; give --evaluate clients or both, or leave --holdout out"
         )
     budget_bytes, budget_s = spec.parse_budget(config.budget) if config.budget else (0, 0.0)
     options = {field.name for field in dataclasses.fields(config)}
@@ -52,34 +52,34 @@ def client_config(config: RunConfig, strategy: RoundStrategy) -> RunConfig:
 def bandwidths_of(
     strategy: RoundStrategy, config: RunConfig, uplinks: Sequence[float] | None = None
 ) -> dict[int, float]:
-    """Return the uplink bandwidth of each client in bytes a second: dealt out, or those of a virtual network; {} if they do not count.
+    """Return the uplink bandwidth of each client in bytes per second, from --bandwidths or the virtual network; {} without a budget.
 
     Raises ConfigError for a budget that is not enough for any cohort.
     """
     c = config
     if c.bandwidths and not c.budget:
-        raise ConfigError("--bandwidths are shares of a budget; give --budget as well")
+        raise ConfigError("--bandwidths divide a budget among the clients; give --budget as well")
     if c.bandwidths and uplinks is not None:
         raise ConfigError(
-            "--bandwidths and --network both say how fast uplinks are; leave --bandwidths out"
+            "--bandwidths and --network both set the speed of uplinks; leave --bandwidths out"
         )
     if not c.budget:
         return {}
-    dealt = spec.parse_byte_list(c.bandwidths) if c.bandwidths else uplinks
+    speeds = spec.parse_byte_list(c.bandwidths) if c.bandwidths else uplinks
     bandwidths = {}
-    if dealt is not None:
-        bandwidths = {client: float(dealt[client % len(dealt)]) for client in range(c.clients)}
+    if speeds is not None:
+        bandwidths = {client: float(speeds[client % len(speeds)]) for client in range(c.clients)}
     if strategy.config.budget_s and not bandwidths:
         raise ConfigError(
-            f"--budget {c.budget} is a time, in which uplinks send what they can; give --bandwidths, or a --network"
+            f"--budget {c.budget} is a time and needs the speed of each uplink; give --bandwidths or --network"
         )
-    asked = c.clients if strategy.config.budget_s else cohort_size(c.participation, c.clients)
-    strategy.schedule.for_clients(1, range(asked), bandwidths)
+    n_clients = c.clients if strategy.config.budget_s else cohort_size(c.participation, c.clients)
+    strategy.schedule.for_clients(1, range(n_clients), bandwidths)
     return bandwidths
 
 
 def round_record(
-    outcome: RoundResult,
+    result: RoundResult,
     layout: Layout,
     loss: float | None,
     accuracy: float | None,
@@ -88,31 +88,31 @@ def round_record(
     warn: Callable[..., None],
 ) -> RoundRecord:
     """Return the record of a round, a line of metrics.jsonl, with a record for each client that reported metrics."""
-    spreads, values = summarize_client_metrics(outcome.round, outcome.accepted, warn)
-    traffic, dense = outcome.traffic, 4 * layout.numel
+    spreads, values = summarize_client_metrics(result.round, result.accepted, warn)
+    traffic, dense = result.traffic, 4 * layout.numel
     return RoundRecord(
-        round=outcome.round,
+        round=result.round,
         accuracy=accuracy,
         loss=loss,
-        train_loss=outcome.train_loss,
-        cohort=len(outcome.cohort),
-        accepted=len(outcome.accepted),
-        rejected=len(outcome.rejections),
+        train_loss=result.train_loss,
+        cohort=len(result.cohort),
+        accepted=len(result.accepted),
+        rejected=len(result.rejections),
         uplink_bytes=sum(traffic.uplink.values()),
         downlink_bytes=sum(traffic.downlink.values()),
-        dense_uplink_bytes=dense * len(outcome.cohort),
+        dense_uplink_bytes=dense * len(result.cohort),
         dense_downlink_bytes=dense * len(traffic.downlink),
         seconds=seconds,
         catch_up_bytes=traffic.catch_up,
         first_download_bytes=traffic.first_download,
         # A client whose relay has added its frame has a ticket.
-        skipped=sum(a.update is None and not a.ticket for a in outcome.accepted),
-        uplink_nonzeros=sum(a.update.nonzeros for a in outcome.accepted if a.update is not None),
-        rejections=tuple(outcome.rejections),
-        suspicion=outcome.suspicion,
-        clipped=outcome.clipped,
+        skipped=sum(a.update is None and not a.ticket for a in result.accepted),
+        uplink_nonzeros=sum(a.update.nonzeros for a in result.accepted if a.update is not None),
+        rejections=tuple(result.rejections),
+        suspicion=result.suspicion,
+        clipped=result.clipped,
         metrics=metrics,
-        simulated_s=outcome.simulated_s,
+        simulated_s=result.simulated_s,
         client_metrics=spreads,
         by_client=tuple(
             ClientRecord(
@@ -140,7 +140,7 @@ def summarize_run(records: Sequence[RoundRecord], config: RunConfig, device: str
         return None if None in values else sum(values)
 
     seconds = total("seconds")
-    nothing = [] if total("accepted") else [NOTHING_ACCEPTED]
+    last = [] if total("accepted") else [NOTHING_ACCEPTED]
     return Summary(
         accuracy=records[-1].accuracy,
         loss=records[-1].loss,
@@ -160,7 +160,7 @@ def summarize_run(records: Sequence[RoundRecord], config: RunConfig, device: str
         version=__version__,
         warnings=tuple(
             dict.fromkeys(
-                [*(sentence for record in records for sentence in record.warnings), *nothing]
+                [*(sentence for record in records for sentence in record.warnings), *last]
             )
         ),
         rejections=summarize_rejections(records),
@@ -172,12 +172,13 @@ def summarize_run(records: Sequence[RoundRecord], config: RunConfig, device: str
 
 def summarize_rejections(records: Iterable[RoundRecord]) -> tuple[RejectionSummary, ...]:
     """Return a run's rejections by reason, the most frequent first. Reasons that differ only in their numbers are combined."""
-    found: dict[tuple[str, str], list[Rejection]] = {}
+    by_reason: dict[tuple[str, str], list[Rejection]] = {}
     for rejection in (rejection for record in records for rejection in record.rejections):
-        found.setdefault((rejection.stage, NUMBER.sub("#", rejection.reason)), []).append(rejection)
+        reason = NUMBER.sub("#", rejection.reason)
+        by_reason.setdefault((rejection.stage, reason), []).append(rejection)
     summaries = []
-    for alike in sorted(found.values(), key=lambda alike: -len(alike))[:REASONS]:
+    for alike in sorted(by_reason.values(), key=lambda alike: -len(alike))[:MAX_REASONS]:
         clients = sorted({rejection.client for rejection in alike})
-        named, more = tuple(clients[:CLIENTS]), max(0, len(clients) - CLIENTS)
+        named, more = tuple(clients[:MAX_CLIENTS]), max(0, len(clients) - MAX_CLIENTS)
         summaries.append(RejectionSummary(alike[0].stage, alike[0].reason, len(alike), named, more))
     return tuple(summaries)

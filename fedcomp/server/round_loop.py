@@ -1,7 +1,7 @@
 """The round loop: sample, exchange, aggregate, broadcast.
 
-A strategy chooses the cohort and the phases, and aggregates the accepted updates. The loop does the rest: it finds the cheapest download of
-each client, checks every report as it arrives, closes phases, applies the server optimizer, and creates the broadcast.
+A strategy chooses the cohort and the phases, and aggregates the accepted updates. The loop does the rest: it chooses the cheapest download
+for each client, checks every report as it arrives, closes phases, applies the server optimizer, and creates the broadcast.
 """
 
 import math
@@ -98,15 +98,15 @@ class RoundLoop:
         rejected: dict[int, Rejection] = {}
         phases: dict[str, list[AcceptedUpdate]] = {}
         configs = strategy.schedule.for_clients(round, cohort, self.bandwidths)
-        usual = RoundCompletion(self.config.quorum, self.config.timeout_s)
+        completion = RoundCompletion(self.config.quorum, self.config.timeout_s)
         for phase in strategy.phases(round):
             exchange, assignments = self.start_phase(round, phase, configs, phases, traffic)
             exchange.on_answer = partial(self.on_answer, round)
-            exchange.run(assignments, phase.completion or usual)
+            exchange.run(assignments, phase.completion or completion)
             phases[phase.name] = exchange.close()
             rejected |= exchange.rejected
             configs = {a.client: configs[a.client] for a in phases[phase.name]}
-            del exchange, assignments  # with them the downloads
+            del exchange, assignments  # frees the downloads
         return self.close(round, cohort, phases, rejected, traffic)
 
     # The steps of a round.
@@ -142,9 +142,9 @@ class RoundLoop:
     ) -> Assignment:
         """Return a client's assignment, with the download to the current version, and count its bytes."""
         b, counterpart = self.broadcasts, self.strategy.counterpart
-        held = self.versions.get(client, b.first)
-        download = b.download(held)
-        traffic.behind.setdefault(client, b.behind(held))
+        version = self.versions.get(client, b.first)
+        download = b.download(version)
+        traffic.behind.setdefault(client, b.behind(version))
         announced = dict(self.strategy.announce(phase, client, before))
         if counterpart is not None and not before:
             announced |= counterpart.announce()

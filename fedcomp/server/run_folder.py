@@ -64,8 +64,8 @@ class RunFolder:
         self.stored = self._stored(config) if config.resume else {}
         self._lock: int | None = None
         with self._writing():
-            taken = self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir()))
-        if taken and not (config.resume or self._unnamed):
+            in_use = self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir()))
+        if in_use and not (config.resume or self._unnamed):
             raise RunFolderError(
                 f"--out {self.path} exists; give another name, or --resume to continue the run in it"
             )
@@ -102,7 +102,7 @@ class RunFolder:
             yield
         except OSError as error:
             raise RunFolderError(
-                f"--out {self.path} cannot be written ({error.strerror}); give a folder that can"
+                f"--out {self.path} cannot be written ({error.strerror}); give a folder that can be written"
             ) from error
 
     def _stored(self, config: RunConfig) -> dict[str, Any]:
@@ -115,9 +115,9 @@ class RunFolder:
             )
         name = first_difference(config, stored)
         if name:
-            there, here = (values.get(name, "not given") for values in (stored, settings(config)))
+            before, now = (values.get(name, "not given") for values in (stored, settings(config)))
             raise RunFolderError(
-                f"the run in {self.path} has {flag(name)} {there}, this one {here}; give the same, or another --out"
+                f"the run in {self.path} has {flag(name)} {before}, this one {now}; give the same, or another --out"
             )
         return stored
 
@@ -198,14 +198,16 @@ def parse_record(values: dict[str, Any]) -> RoundRecord:
         "rejections": tuple(Rejection(**r) for r in values["rejections"]),
         "warnings": tuple(values["warnings"]),
         "by_client": tuple(ClientRecord(**c) for c in values.get("by_client", ())),
-        "suspicion": {int(client): share for client, share in values.get("suspicion", {}).items()},
+        "suspicion": {
+            int(client): fraction for client, fraction in values.get("suspicion", {}).items()
+        },
         "metrics": dict(values.get("metrics", {})),
         "client_metrics": client_metrics_of(values),
     }
     numbers = {name: value for name, value in values.items() if name not in lists}
     for name, value in (numbers | lists["metrics"]).items():
         if not isinstance(value, int | float | None):
-            raise ValueError(f"'{name}' is no number")
+            raise ValueError(f"'{name}' is not a number")
     return RoundRecord(**values | lists)
 
 

@@ -7,7 +7,7 @@ from typing import Protocol
 
 from ..messages import Assignment, Report
 
-GRACE_S = 5.0  # for a client that disconnected without an answer: one that reconnects in time is asked again
+GRACE_S = 5.0  # for a client that disconnected before it answered; its assignment is sent again if it reconnects
 NOT_RECONNECTED = "its connection ended, and it did not reconnect in time"
 
 
@@ -48,7 +48,7 @@ class Clock:
         return time.monotonic()
 
     def move_to(self, time_s: float) -> None:
-        """Set the virtual time, whatever the exchanges since the last round have taken."""
+        """Set the virtual time, in place of the duration of the exchanges since the last round."""
 
     def take(self) -> float | None:
         """Return the virtual seconds since the last call; None if time is real."""

@@ -21,7 +21,7 @@ class WarningLog:
 
     def __init__(self, forward: Callable[[str], None]):
         self.forward = forward
-        self.kinds: set[str] = set()  # that were given
+        self.kinds: set[str] = set()  # of the warnings so far
         self._of_round: list[str] = []
 
     def __call__(self, sentence: str, kind: str = "") -> None:
@@ -53,13 +53,13 @@ def check_loss(warn: WarningLog, round: int, loss: float | None, test: Examples)
     """
     if loss is None or isfinite(loss) or NOT_FINITE in warn.kinds:
         return
-    found = non_finite(test)
+    values = non_finite(test)
     why = (
-        f"the test data holds {found}, correct test()"
-        if found
-        else "the model may have diverged, try a smaller --lr"
+        f"the test data holds {values}; correct test()"
+        if values
+        else "the model may have diverged; try a smaller --lr"
     )
     warn(
-        f"round {round}: the test loss is {loss}, null in the files of the run, which goes on; {why}",
+        f"round {round}: the test loss is {loss} (null in metrics.jsonl), and the run continues: {why}",
         kind=NOT_FINITE,
     )

@@ -52,30 +52,30 @@ def add_frames(
     The first update carries the sum of all frames. Frames that cannot be added to the largest sum become failures in the stage "relay".
     Reports for which `can_add` returns False are unchanged.
     """
-    passed = [*reports]
+    summed = [*reports]
     adding = [i for i, report in enumerate(reports) if can_add(assignments[i], report)]
     frames = [reports[i].frame for i in adding]
     if not frames:
-        return passed
+        return summed
     try:
-        total, refused = codec.merge(frames, layout=layout), {}
+        total, refused = codec.merge(frames, layout=layout), dict[int, str]()
     except FrameError:
         total, refused = _largest_sum(codec, layout, frames)
     for position, i in enumerate(adding):
         report = reports[i]
         if position in refused:
             reason = refused[position]
-            passed[i] = failure(assignments[i], RELAY, reason, report.version, report.fingerprint)
+            summed[i] = failure(assignments[i], RELAY, reason, report.version, report.fingerprint)
         else:
-            passed[i] = replace(report, frame=total)
+            summed[i] = replace(report, frame=total)
             total = b""
-    return passed
+    return summed
 
 
 def _largest_sum(
     codec: Codec, layout: Layout, frames: Sequence[bytes]
 ) -> tuple[bytes, dict[int, str]]:
-    """Return the sum of the most frames that can be added, and position → reason for each frame that is left out."""
+    """Return a sum of as many frames as possible, and position → reason for each frame that is left out."""
     sums: list[tuple[bytes, list[int]]] = []  # each with the positions of its frames
     refused: dict[int, str] = {}
     for i, frame in enumerate(frames):
@@ -87,11 +87,11 @@ def _largest_sum(
             else:
                 sums[j : j + 1] = [(more, [*added, i])]
                 break
-    most, kept = max(sums, key=lambda found: len(found[1]), default=(b"", []))
-    return most, {
+    largest, added = max(sums, key=lambda entry: len(entry[1]), default=(b"", []))
+    return largest, {
         i: refused.get(i, "this frame cannot be added to most of the others")
         for i in range(len(frames))
-        if i not in kept
+        if i not in added
     }
 
 
@@ -100,22 +100,24 @@ def check(config: RunConfig, strategy: RoundStrategy, memory: Memory) -> None:
     uplink = strategy.uplink
     clients = cohort.cohort_size(config.participation, config.clients)
     per_relay = -(-config.clients // config.relays)  # a cohort may be divided unevenly
-    advised = f"use --uplink topk:density=1%+s2:union={min(clients, per_relay)}"
+    advice = f"use --uplink topk:density=1%+s2:union={min(clients, per_relay)}"
     inner = uplink.unscoped
     if strategy.name not in STRATEGIES:
-        why = f"pass on sums, but --strategy {strategy.name} needs each frame; use {' or '.join(STRATEGIES)}"
+        why = f"send sums, but --strategy {strategy.name} needs each frame; use {' or '.join(STRATEGIES)}"
     elif not uplink.linear:
-        why = f"add frames, but frames of {uplink} cannot be added; {advised}, or identity"
+        why = f"add frames, but frames of {uplink} cannot be added; {advice}, or identity"
     elif uplink.seeded and not uplink.shares_seed:
-        why = f"add frames of one seed, but each client encodes {uplink} with its own; {advised}"
+        why = (
+            f"add frames of one seed, but each client encodes {uplink} with its own seed; {advice}"
+        )
     elif isinstance(inner, S2) and not inner.columns:
-        why = f"add tables of one size, but the table of {uplink} depends on an update's nonzeros; {advised}, or s2:columns=N"
+        why = f"add tables of one size, but the table of {uplink} depends on an update's nonzeros; {advice}, or s2:columns=N"
     elif config.weights != "uniform":
         why = f"add frames with equal weights, but --weights is {config.weights}; use --weights uniform"
     elif config.clip_update:
-        why = "add frames before the server could clip each update; leave --clip-update out"
+        why = "add frames, so the server cannot clip each update; leave --clip-update out"
     elif memory.counterpart is not None:
-        why = f"pass on sums, but --memory {memory.name} needs each client's frame; use --memory residual"
+        why = f"send sums, but --memory {memory.name} needs each client's frame; use --memory residual"
     else:
         return
     raise ConfigError(f"--relays {why}")
@@ -136,5 +138,5 @@ def inexact_warning(round: int, coordinates: int, total: int) -> str:
     """Return the warning that `coordinates` of `total` coordinates could not be decoded exactly."""
     return (
         f"round {round}: {coordinates} of {total} coordinates that relays added could not be decoded exactly; give s2 in --uplink "
-        "a larger 'union', or more 'columns'"
+        "a larger 'union' or more 'columns'"
     )

@@ -301,7 +301,7 @@ def test_a_report_on_alternatives_is_on_all_that_were_begun(compared, tmp_path):
         ),
         (
             [*FOUR, "--log-json", "x"],
-            "--log-json is for a single run, but the options make several alternatives; leave it out: "
+            "--log-json applies to single runs only, but the options make several alternatives; leave it out: "
             "metrics.jsonl of each run folder has all "
             "rounds",
         ),
@@ -311,11 +311,11 @@ def test_a_report_on_alternatives_is_on_all_that_were_begun(compared, tmp_path):
         ),
         (
             [*COMMON, "--side-by-side", "2"],
-            "--side-by-side is for a comparison; give an option such as --uplink more than once, or leave --side-by-side out",
+            "--side-by-side applies to comparisons only; give an option such as --uplink more than once, or leave --side-by-side out",
         ),
         (
             [*COMMON, "--no-baseline"],
-            "--no-baseline is for a comparison; give an option such as --uplink more than once, or leave --no-baseline out",
+            "--no-baseline applies to comparisons only; give an option such as --uplink more than once, or leave --no-baseline out",
         ),
     ],
 )

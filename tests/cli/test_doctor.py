@@ -126,7 +126,7 @@ def test_another_version_of_flower_and_a_broken_torch(tmp_path):
     assert said["flwr"] == {
         "what": "flwr",
         "state": "failed",
-        "found": f"1.20.0, and {needed['flwr']} is needed",
+        "found": f"1.20.0, but {needed['flwr']} is required",
         "fix": f"pip install 'flwr{needed['flwr']}'",
     }
     assert (said["rich"]["state"], said["rich"]["fix"]) == (
@@ -194,7 +194,7 @@ def test_a_port_that_is_taken(family):
     assert status == 2
     assert said[f"port {port}"] == (
         "failed",
-        "something listens there already (Address already in use)",
+        "another process listens there (Address already in use)",
         f"stop what ss -ltnp 'sport = :{port}' shows, or give --port with another number",
     )
 
@@ -208,9 +208,9 @@ def test_a_server_with_its_client(folder):
             "--server", f"localhost:{port}", "--client", folder / "clients" / "1.toml"
         )
     assert status == 0
-    assert re.fullmatch(rf"localhost:{port} is there, \d+ ms", said["server"][1])
+    assert re.fullmatch(rf"localhost:{port} answers, \d+ ms", said["server"][1])
     assert re.match(
-        r"good until 20\d\d-\d\d-\d\dT\d\d:\d\d:\d\dZ, 365 days", said["server certificate"][1]
+        r"valid until 20\d\d-\d\d-\d\dT\d\d:\d\d:\d\dZ, 365 days", said["server certificate"][1]
     )
 
 
@@ -220,7 +220,7 @@ def test_the_enrolment_at_its_default_place(folder, tmp_path, monkeypatch):
     (folder / "clients" / "1.toml").rename(place)
     with grpc_serving(folder) as port:
         said = found("--server", f"localhost:{port}")
-        assert said["client"][:2] == ("ok", f"{place} is whole: client 1")
+        assert said["client"][:2] == ("ok", f"{place} is valid: client 1")
         assert said["server"][0] == "ok"
         assert "client" not in found("--keys", folder)
         monkeypatch.setenv("FEDCOMP_ENROLMENT", str(folder / "clients" / "0.toml"))
@@ -259,7 +259,7 @@ def test_a_server_without_tls():
     with grpc_serving(None) as port:
         status, said = examine("--server", f"127.0.0.1:{port}")
     assert status == 0 and re.fullmatch(
-        rf"127.0.0.1:{port} is there, without TLS, \d+ ms", said["server"][1]
+        rf"127.0.0.1:{port} answers, without TLS, \d+ ms", said["server"][1]
     )
 
 
@@ -310,7 +310,7 @@ def test_a_client_file(folder):
     said = found("--client", path)
     assert said["client file"] == (
         "failed",
-        f"{path} may be read by others (mode 644)",
+        f"{path} can be read by other users (mode 644)",
         f"chmod 600 {path}",
     )
     path.write_text(path.read_text().replace("id = 1", "id = x"))
@@ -318,7 +318,7 @@ def test_a_client_file(folder):
     assert found("--client", folder)["client"] == (
         "failed",
         f"{folder} cannot be read (Is a directory)",
-        "copy it anew from the folder of keys on the server",
+        "copy it again from the folder of keys on the server",
     )
 
 
@@ -326,7 +326,7 @@ def test_a_client_file(folder):
     ("begins", "ends", "state", "what", "fix"),
     [
         (-9, -1, "failed", "ended on", "correct the clock if it is wrong, else on the server: "),
-        (-9, 5, "ok", "good until", "renew it soon, on the server: fedcomp keys renew 3"),
+        (-9, 5, "ok", "valid until", "renew it soon, on the server: fedcomp keys renew 3"),
         (2, 50, "failed", "begins on", "set the clock by NTP: timedatectl set-ntp true"),
     ],
 )
@@ -344,16 +344,19 @@ def test_a_folder_of_keys_with_a_client_in_it(folder):
     said = found("--keys", folder, "--client", path)
     assert [said[name][0] for name in names] == ["ok"] * 7
     assert (
-        said["registry"][1] == "clients: 2 let in" and said["enrolled"][1] == "client 1 is let in"
+        said["registry"][1] == "clients: 2 accepted"
+        and said["enrolled"][1] == "client 1 is accepted"
     )
-    assert said["files"][1] == "2 of 2 enrolment files in clients are here, as the registry says"
+    assert (
+        said["files"][1] == "2 of 2 enrolment files in clients are present and match the registry"
+    )
     keys.revoke(folder, 1)
     said = found("--keys", folder, "--client", path)
-    assert said["registry"][1] == "clients: 1 let in, 1 revoked"
+    assert said["registry"][1] == "clients: 1 accepted, 1 revoked"
     assert said["enrolled"] == (
         "failed",
         "client 1 is revoked",
-        f"to let it in again: fedcomp keys renew 1 --keys {folder}",
+        f"to accept it again: fedcomp keys renew 1 --keys {folder}",
     )
 
 
@@ -375,11 +378,11 @@ def move(a: Path, b: Path) -> None:
 @pytest.mark.parametrize(
     ("damage", "name", "says"),
     [
-        (lambda f: (f / "ca.key").chmod(0o640), "ca.key", "may be read by others (mode 640)"),
+        (lambda f: (f / "ca.key").chmod(0o640), "ca.key", "can be read by other users (mode 640)"),
         (
             lambda f: (f / "server.key").chmod(0o604),
             "server.key",
-            "may be read by others (mode 604)",
+            "can be read by other users (mode 604)",
         ),
         (
             lambda f: (f / "server.key").write_bytes(b"no"),
@@ -402,14 +405,14 @@ def move(a: Path, b: Path) -> None:
         (
             lambda f: (f / "clients" / "0.toml").chmod(0o644),
             "files",
-            "0.toml may be read by others",
+            "0.toml can be read by other users",
         ),
         (
             lambda f: (f / "clients" / "7.toml").touch(),
             "files",
             "7.toml belongs to none of the clients in the registry",
         ),
-        (lambda f: keys.renew(f, 0, days=0), "registry", "1 let in, 1 expired"),
+        (lambda f: keys.renew(f, 0, days=0), "registry", "1 accepted, 1 expired"),
         (lambda f: keys.renew_server(f, days=0), "certificate", "ended on"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
@@ -431,7 +434,9 @@ def test_a_folder_without_what_was_handed_out_and_put_away_is_well(folder):
         path.unlink()
     status, said = examine("--keys", folder)
     assert status == 0
-    assert said["files"][1] == "1 of 2 enrolment files in clients are here, as the registry says"
+    assert (
+        said["files"][1] == "1 of 2 enrolment files in clients are present and match the registry"
+    )
 
 
 def test_the_keys_of_relays_are_checked_as_those_of_clients(folder):
@@ -443,13 +448,13 @@ def test_the_keys_of_relays_are_checked_as_those_of_clients(folder):
 
     keys.add_relay(folder, [])
     accepted, files = lines()
-    assert accepted.startswith("✓ registry") and accepted.endswith("relays: 1 let in")
+    assert accepted.startswith("✓ registry") and accepted.endswith("relays: 1 accepted")
     assert files.startswith("✓ files") and "1 of 1 enrolment files in relays" in files
     keys.renew(folder, "relay-0", days=0)
     expired, files = lines()
     assert expired.startswith("✗ registry") and "relays: 1 expired; fedcomp keys renew" in expired
     (folder / "relays" / "0.toml").chmod(0o644)
-    assert "0.toml may be read by others" in lines()[1]
+    assert "0.toml can be read by other users" in lines()[1]
     (folder / "relays" / "0.toml").unlink()
     (folder / "relays" / "7.toml").touch()
     wrong = lines()[1]
@@ -467,7 +472,7 @@ def test_the_certificate_of_the_ca_is_the_one_of_the_client(folder):
     said = found("--keys", folder, "--client", path)
     assert said["enrolled"] == (
         "failed",
-        "client 0 is let in and trusts another CA",
+        "client 0 is accepted, but it trusts another CA",
         "copy clients/0.toml anew",
     )
 
@@ -488,7 +493,7 @@ def test_a_folder_of_data(data_folder, tmp_path):
     assert said == [
         *[("skipped", f"{name}: not in mine") for name in ("cifar10-resnet18", "cifar10-vgg11s")],
         *[
-            ("ok", f"{name}: 60,000 examples to learn from, 10,000 to test on")
+            ("ok", f"{name}: 60,000 training and 10,000 test examples")
             for name in ("mnist-cnn", "mnist-logreg", "mnist-logreg-global")
         ],
         ("skipped", "shakespeare-lstm: not in mine"),

@@ -260,7 +260,7 @@ def test_a_malformed_registry_is_one_sentence_everywhere(folder):
     (folder / "registry.toml").write_text(text.replace("id = 1", "id = 0"))
     for given in (["list"], ["add"], ["revoke", 0], ["renew", 0], ["renew", "server"], ["renew"]):
         assert sentence("keys", *given, "--keys", folder).startswith(
-            f"{folder}/registry.toml: client 0 has two keys; take out one of"
+            f"{folder}/registry.toml: client 0 has two keys; remove one of"
         )
 
 
@@ -370,7 +370,7 @@ def test_revoke_a_relay(with_relay):
     )
     assert read_registry(with_relay).relay_of_hash(mine.key_hash) is None
     assert read_registry(with_relay).reason_of_hash(mine.key_hash) == (
-        f"relay 0 is revoked; to let it in again: fedcomp keys renew relay-0 --keys {with_relay}"
+        f"relay 0 is revoked; to accept it again: fedcomp keys renew relay-0 --keys {with_relay}"
     )
     assert table(with_relay)["relay-0"]["state"] == "revoked"
     assert sorted(registry.enrolled()) == [0, 1, 2]  # client 0 is somebody else
@@ -416,7 +416,7 @@ def test_renew_a_relay_keeps_its_hosts_and_refuses_its_old_key(with_relay):
 def test_a_relay_without_its_file_is_renewed_for_the_given_hosts(with_relay):
     (with_relay / "relays" / "0.toml").unlink()
     assert sentence("keys", "renew", "relay-0", "--keys", with_relay) == (
-        f"{with_relay}/relays/0.toml, which has the hosts of relay 0, is not there; bring it back, or give the hosts with --host HOST"
+        f"{with_relay}/relays/0.toml, which has the hosts of relay 0, is missing; restore it, or give the hosts with --host HOST"
     )
     done("keys", "renew", "relay-0", "--keys", with_relay, "--host", "c.example")
     assert keys.hosts_of(relay(with_relay).leaf)[0] == "c.example"
@@ -477,7 +477,7 @@ def test_the_error_for_an_unknown_relay_names_the_known_ones(folder, with_relay)
 
 def test_a_folder_without_relays(folder):
     assert sentence("keys", "revoke", "relay-0", "--keys", folder) == (
-        f"relay-0 is not in {folder}/registry.toml, which has none yet; make one with: "
+        f"relay-0 is not in {folder}/registry.toml, which has none yet; add one with: "
         f"fedcomp keys add --relay --host HOST --keys {folder}"
     )
 

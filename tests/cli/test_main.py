@@ -257,8 +257,8 @@ def test_a_resumed_run_takes_over_what_it_is_not_told(by_file, tmp_path, runs):
             ["sim", "--local-steps", "3", "--local-epochs", "2"],
             "--local-steps and --local-epochs exclude each other; give one of them",
         ),
-        (["init", "a b.txt"], "'a b.txt' is no printable name that ends in .py"),
-        (["init", "a\nb.py"], "'a b.py' is no printable name that ends in .py"),
+        (["init", "a b.txt"], "'a b.txt' is not a printable name that ends in .py"),
+        (["init", "a\nb.py"], "'a b.py' is not a printable name that ends in .py"),
         (
             ["sim", "--config", "absent.toml"],
             "--config absent.toml: No such file or directory; give a TOML file that can be read",

@@ -38,7 +38,7 @@ from fedcomp.cli.main import app
         ),
         (
             "--local-steps-schedule 8@2 --local-epochs 1",
-            "--local-steps-schedule and --local-epochs both say how long clients train; give one of them",
+            "--local-steps-schedule and --local-epochs both set how long clients train; give one of them",
         ),
     ],
 )

@@ -73,7 +73,7 @@ def test_a_lost_server_is_reported_once_and_again_when_the_pauses_become_no_long
         process(free_port(), said, patience_s=1.0).run()
     assert [sentence.rpartition("; ")[2] for sentence in said] == [
         "trying again in 0.01 s",
-        f"{LAST}, for 1 s in all: the server may be down, or the run over",
+        f"{LAST}, for 1 s in all: the server may be down, or the run may be over",
     ]
 
 
@@ -114,7 +114,7 @@ def test_many_clients_say_once_that_the_server_is_away_and_once_that_they_go_on_
     assert [sentence.partition("; ")[0].startswith(everybody) for sentence in said] == [True] * 2
     assert sorted(sentence.rpartition("; ")[2] for sentence in said) == [
         "trying again in 0.01 s",
-        f"{LAST}, until it is stopped: the server may be down, or the run over",
+        f"{LAST}, until it is stopped: the server may be down, or the run may be over",
     ]
 
 

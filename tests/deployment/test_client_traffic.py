@@ -13,7 +13,7 @@ from fedcomp.server.exchange import Traffic as Frames
 from fedcomp.server.round_loop import RoundResult
 from fedcomp.strategies.round_completion import DEADLINE
 from fedcomp.transports.grpc import Traffic, tcp_info
-from fedcomp.transports.grpc.stream import TrafficReport
+from fedcomp.transports.grpc.traffic import TrafficReport
 
 
 class Port:

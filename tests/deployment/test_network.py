@@ -88,7 +88,7 @@ def test_a_client_that_was_away_downloads_what_it_missed_and_one_without_a_state
         dense = 4 * run.layout.numel
         run.rounds(1, 2)
         run.clients.end(2)
-        run.connected_clients.mark_silent([2])  # its time is over: rounds go on without it
+        run.connected_clients.mark_silent([2])  # its deadline passed: rounds continue without it
         missed = run.rounds(3, 5)
         assert all([a.client for a in outcome.accepted] == [0, 1] for outcome in missed)
         run.clients.begin(2)
@@ -117,7 +117,8 @@ def test_a_client_that_was_away_downloads_what_it_missed_and_one_without_a_state
         assert dense < anew.traffic.downlink[1] < over_the_line < 1.01 * dense
         run.rounds(9, 9)
         assert [sentence.partition(":")[0] for sentence in run.callback.warnings] == [
-            f"rounds go on with 2 clients in place of 3, without client {away}" for away in (2, 1)
+            f"rounds continue with 2 clients in place of 3, without client {away}"
+            for away in (2, 1)
         ]
         run.send_farewell()
         assert all(

@@ -81,7 +81,7 @@ def test_frozen_and_killed_clients_cost_one_deadline_and_full_disks_one_sentence
 
         fill_the_disk(server)
         assert server.end() == 6, server.said
-        why = "the checkpoint in run.checkpoint could not be written .*; the one before it is intact: make room, then .* --resume"
+        why = "the checkpoint in run.checkpoint could not be written .*; the previous checkpoint is intact: make room, then .* --resume"
         assert (
             re.search(f"^fedcomp: {why}$", server.said, re.MULTILINE)
             and "Traceback" not in server.said

@@ -20,7 +20,7 @@ from fedcomp.keys.key_folder import add_relay, make, revoke
 from fedcomp.keys.registry import Registry
 from fedcomp.messages import Invitation
 from fedcomp.sim import simulate
-from fedcomp.transports.grpc import Credentials, GrpcTransport, PortSettings, Terms, tcp_info
+from fedcomp.transports.grpc import Credentials, GrpcTransport, PortSettings, RelayTerms, tcp_info
 
 ADDED = {"uplink": "topk:density=1/4+s2:union=4", "downlink": "identity", "clients": 4}
 
@@ -266,7 +266,7 @@ def sentence(*words: object) -> str:
 
 @pytest.fixture
 def server() -> Iterator[GrpcTransport]:
-    terms = Terms("ab" * 16, "{}", "", "", 1, 1 << 20, 1 << 20)
+    terms = RelayTerms("ab" * 16, "{}", "", "", 1, 1 << 20, 1 << 20)
     invitation = Invitation("ab" * 16, -1, "{}", "", "")
     made = GrpcTransport(PortSettings("127.0.0.1", 0, invitation, 1, 1 << 20, relay_terms=terms))
     made.open()

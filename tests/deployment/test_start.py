@@ -280,10 +280,10 @@ def test_a_client_is_as_patient_as_it_is_told(tmp_path, monkeypatch):
     "options, sentence",
     [
         ({"attack": "inverted:1"}, "leave --attack out"),
-        ({"engine": "batched"}, "--engine is for a simulation"),
+        ({"engine": "batched"}, "--engine applies to simulations only"),
         (
             {"checkpoint_every": 3},
-            "--checkpoint-every would leave a resumed server behind its clients",
+            "--checkpoint-every applies to simulations only",
         ),
     ],
 )

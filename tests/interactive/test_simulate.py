@@ -67,7 +67,7 @@ def test_another_process_hands_the_object_over(tmp_path):
     for model, says in (
         (
             lambda: nn.Linear(5, 2),
-            r"has a tensor 'weight' of shape \[2, 4\], and the model's has \[2, 5\]",
+            r"has a tensor 'weight' of shape \[2, 4\], but the model's has \[2, 5\]",
         ),
         (lambda: nn.Sequential(nn.Linear(4, 2)), "has no tensor '0.weight'"),
     ):
@@ -187,7 +187,7 @@ def test_an_accuracy_that_is_no_share_on_the_whole_test_data_ends_the_run(tmp_pa
     )
     with pytest.raises(
         TaskError,
-        match="'mine': accuracy.* on the test data; expected a share from 0 to 1.* --resume",
+        match="'mine': accuracy.* on the test data; expected a fraction .* --resume",
     ):
         fedcomp.simulate(counts, out=tmp_path / "run", **SMALL)
 
@@ -272,7 +272,7 @@ def test_every_option_is_an_argument():
         ({"num_workers": 3}, "simulate has no option 'num_workers'; see help(fedcomp.simulate)"),
         (
             {"uplink": ["stc", "topk"]},
-            "uplink is given 2 values, and a run has one; call simulate once for each",
+            "uplink has 2 values, but a run has one; call simulate once for each",
         ),
         ({"rounds": 2.5}, "--rounds is 2.5, of type float; give int"),
         ({"lr": "fast"}, "lr cannot be 'fast'"),

@@ -189,7 +189,7 @@ def test_a_ca_that_has_ended(tmp_path):
 
 
 def test_a_ca_that_is_no_certificate():
-    with pytest.raises(KeysError, match="certificate of the CA cannot be read; copy it anew"):
+    with pytest.raises(KeysError, match="certificate of the CA cannot be read; copy it again"):
         contact("localhost", 1, b"-----BEGIN CERTIFICATE-----\nno\n-----END CERTIFICATE-----\n")
 
 

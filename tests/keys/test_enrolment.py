@@ -17,7 +17,7 @@ from tls_servers import Authority
 from fedcomp.errors import ConfigError, KeysError
 from fedcomp.keys import certificates
 from fedcomp.keys.enrolment import (
-    LARGEST_ID,
+    MAX_ID,
     Enrolment,
     default_enrolment,
     format_time,
@@ -78,7 +78,7 @@ def refused(path, text: str) -> str:
     with pytest.raises(KeysError) as raised:
         Enrolment.read(path)
     assert str(raised.value).isprintable()
-    assert str(raised.value).endswith("; copy it anew from the folder of keys on the server")
+    assert str(raised.value).endswith("; copy it again from the folder of keys on the server")
     return str(raised.value).removeprefix(str(path)).partition(";")[0]
 
 
@@ -90,7 +90,7 @@ def test_what_is_written_is_read(server, enrolment, tmp_path):
 
 
 def test_the_end_is_that_of_the_certificate(enrolment):
-    assert enrolment.not_after == ENDS and f"good until {format_time(ENDS)}" in enrolment.text()
+    assert enrolment.not_after == ENDS and f"valid until {format_time(ENDS)}" in enrolment.text()
 
 
 def test_the_identity_is_the_hash_of_the_public_key_as_der(enrolment, key):
@@ -137,7 +137,7 @@ def bad_keys():
         ("id", "3"),
         ("id", True),
         ("id", 1.0),
-        ("id", LARGEST_ID + 1),
+        ("id", MAX_ID + 1),
         ("id", [3]),
         ("certificate", "no"),
         ("certificate", ""),

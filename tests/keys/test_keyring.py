@@ -47,7 +47,7 @@ def test_its_own_key_nobody_can_change_and_it_signs_for_nobody_else():
     assert ring.key(0) == POINTS[0] and ring.signer(0) is KEYS[0]
     with pytest.raises(ProtocolError, match="its own"):
         ring.key(0, POINTS[1])
-    with pytest.raises(ProtocolError, match="takes this client for client 1"):
+    with pytest.raises(ProtocolError, match="treats this client as client 1"):
         ring.signer(1)
     with pytest.raises(ProtocolError, match="was not announced"):
         ring.key(1)

@@ -268,7 +268,7 @@ def test_a_place_that_cannot_be_written(tmp_path):
     said = refused(lambda: keys.make(tmp_path / "file" / "keys", 1))
     assert (
         said
-        == f"--out {tmp_path}/file/keys cannot be written (File exists); give a folder that can be"
+        == f"--out {tmp_path}/file/keys cannot be written (File exists); give a folder that can be written"
     )
 
 
@@ -416,7 +416,7 @@ def test_a_revoked_key_is_refused_by_a_registry_that_is_open(folder):
     assert registry.id_of_hash(key) is None
     assert (
         registry.reason_of_hash(key)
-        == f"client 1 is revoked; to let it in again: fedcomp keys renew 1 --keys {folder}"
+        == f"client 1 is revoked; to accept it again: fedcomp keys renew 1 --keys {folder}"
     )
     assert sorted(registry.enrolled()) == [0, 2]
     keys.revoke(folder, 1)
@@ -467,7 +467,7 @@ def test_ids_that_are_not_there_change_nothing(folder):
     for act in (lambda: keys.renew(folder, 3), lambda: keys.revoke(folder, 0, 7)):
         add = f"fedcomp keys add --keys {folder}"
         assert re.fullmatch(
-            rf"client [37] is not in {folder}/registry.toml, which has 0 to 2; give one of these, or: {add}",
+            rf"client [37] is not in {folder}/registry.toml, which has 0 to 2; give one of these, or add one with: {add}",
             refused(act),
         )
     assert snapshot(folder) == before
@@ -499,14 +499,14 @@ def test_new_certificates_need_the_key_of_the_ca(folder):
     )
     for act in acts:
         assert refused(act) == (
-            f"{folder}/ca.key cannot be read (No such file or directory); bring it back for "
+            f"{folder}/ca.key cannot be read (No such file or directory); restore it for "
             "this command, which signs a certificate with it"
         )
     other = ec.generate_private_key(ec.SECP384R1())
     (folder / "ca.key").write_bytes(certificates.private_key_pem(other))
     for act in acts:
         assert refused(act) == (
-            f"{folder}/ca.key is not the key of {folder}/ca.crt; bring back the one that is"
+            f"{folder}/ca.key is not the key of {folder}/ca.crt; restore the right key"
         )
     (folder / "ca.key").unlink()
     assert snapshot(folder) == before

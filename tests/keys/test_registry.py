@@ -107,7 +107,7 @@ def malformed():
     yield (
         "two keys with one id",
         registry_text([a, replace(b, id=0)], None),
-        ": client 0 has two keys; take out one of its two",
+        ": client 0 has two keys; remove one of its two",
     )
     yield (
         "two ids with one key",
@@ -170,7 +170,7 @@ def malformed():
     yield (
         "a key of a client and a relay",
         registry_text([a, replace(d, public_key=a.public_key)], None),
-        ": client 0 and relay 0 have the same key; give one .*renew relay-0 .*after taking out its \\[\\[relay\\]\\] table",
+        ": client 0 and relay 0 have the same key; give one .*renew relay-0 .*after removing its \\[\\[relay\\]\\] table",
     )
     yield (
         "a replaced key of a relay",
@@ -180,7 +180,7 @@ def malformed():
     yield (
         "two relays with one id",
         registry_text([a, d, replace(e, id=0)], None),
-        r": relay 0 has two keys; take out one of its two \[\[relay\]\]",
+        r": relay 0 has two keys; remove one of its two \[\[relay\]\]",
     )
     yield (
         "an id of a relay",
@@ -272,7 +272,7 @@ def test_a_key_hash_is_its_client_and_why_it_is_refused_is_told(folder):
         "its key was replaced when client 0 was renewed; give it the new clients/0.toml"
     )
     assert registry.reason_of_hash(revoked.key_hash) == (
-        f"client 1 is revoked; to let it in again: fedcomp keys renew 1 --keys {folder}"
+        f"client 1 is revoked; to accept it again: fedcomp keys renew 1 --keys {folder}"
     )
     assert registry.version > before
 

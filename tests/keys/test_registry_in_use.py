@@ -28,7 +28,7 @@ def test_what_becomes_of_the_registry_is_said_once(tmp_path):
         whole.replace("id = 1", "id = 0")
     )  # mended in one place, and now wrong in another
     (sentence,) = check()
-    assert sentence.startswith(f"{path}: client 0 has two keys; take out one")
+    assert sentence.startswith(f"{path}: client 0 has two keys; remove one")
     with_one = whole.replace('"enrolled"', '"revoked"', 1)
     path.write_text(with_one)
     assert check() == [f"{path} is valid again: 1 of its clients are accepted"]

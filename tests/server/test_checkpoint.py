@@ -14,9 +14,9 @@ from cases import for_each
 from fedcomp.errors import CheckpointError
 from fedcomp.server import checkpoint as module
 from fedcomp.server.broadcasts import Broadcast
-from fedcomp.server.checkpoint import FILES, SMALL, STATE, Checkpoint
+from fedcomp.server.checkpoint import FILE_BYTES, FILES, STATE, Checkpoint
 
-SIZES = 1000, SMALL // 4  # elements of a vector in the database, and of one in a file
+SIZES = 1000, FILE_BYTES // 4  # elements of a vector in the database, and of one in a file
 
 
 def row(value: float, numel: int = SIZES[0]) -> torch.Tensor:

@@ -14,51 +14,51 @@ from fedcomp.sim import simulate
 from fedcomp.tasks import Data
 
 SPOILT = (
-    "round 1: the test loss is nan, null in the files of the run, which goes on; the test data holds NaN or infinity in 1 of 400 "
-    "examples, correct test()"
+    "round 1: the test loss is nan (null in metrics.jsonl), and the run continues: the test data holds NaN or infinity in 1 of 400 "
+    "examples; correct test()"
 )
 DATA = Data(torch.ones(3, 2), torch.zeros(3, dtype=torch.int64))
 
 
-class Sentences(Records):
+class Warnings(Records):
     def __init__(self):
         super().__init__()
-        self.heard = []
+        self.warnings = []
 
     def on_warning(self, sentence):
-        self.heard.append(sentence)
+        self.warnings.append(sentence)
 
 
 @for_each(
-    "test, way_out",
+    "test, remedy",
     [
-        (DATA, "the model may have diverged, try a smaller --lr"),
+        (DATA, "the model may have diverged; try a smaller --lr"),
         (
             replace(DATA, inputs=DATA.inputs / 0),
-            "the test data holds NaN or infinity in 3 of 3 examples, correct test()",
+            "the test data holds NaN or infinity in 3 of 3 examples; correct test()",
         ),
         (
             replace(DATA, targets=DATA.targets / 0),
-            "the test data holds NaN or infinity in 3 of 3 examples, correct test()",
+            "the test data holds NaN or infinity in 3 of 3 examples; correct test()",
         ),
     ],
 )
-def test_the_first_round_is_named_with_a_way_out(test, way_out):
-    said = []
-    warn = WarningLog(said.append)
+def test_the_first_round_is_named_with_a_remedy(test, remedy):
+    warnings = []
+    warn = WarningLog(warnings.append)
     for round, loss in enumerate([0.5, None, float("inf"), float("nan"), 0.5, float("nan")], 1):
         check_loss(warn, round, loss, test)
-    assert said == [
-        f"round 3: the test loss is inf, null in the files of the run, which goes on; {way_out}"
+    assert warnings == [
+        f"round 3: the test loss is inf (null in metrics.jsonl), and the run continues: {remedy}"
     ]
 
 
-def test_test_data_with_nan_is_told_once_and_does_not_end_the_run(tmp_path):
-    watched = Sentences()
+def test_test_data_with_nan_is_warned_about_once_and_does_not_end_the_run(tmp_path):
+    watched = Warnings()
     summary = simulate(
         replace(TINY, task=f"{TASKS}:tested_on_nan", out=out(tmp_path, "run")), watched
     )
-    assert watched.heard == [SPOILT] == list(summary.warnings)
+    assert watched.warnings == [SPOILT] == list(summary.warnings)
     lines = rounds_of(out(tmp_path, "run"))
     assert [line["loss"] for line in lines] == [None] * 6 and [
         line["warnings"] for line in lines
@@ -72,7 +72,7 @@ def test_what_an_interrupted_run_has_said_it_does_not_say_again(tmp_path):
 
 
 def test_a_model_that_diverges_is_told(tmp_path):
-    watched = Sentences()
+    watched = Warnings()
     raw = {"uplink": "identity", "memory": "none", "downlink": "identity"}
     simulate(replace(TINY, lr=1e30, local_steps=1, **raw, out=out(tmp_path, "run")), watched)
     first = next(
@@ -80,24 +80,27 @@ def test_a_model_that_diverges_is_told(tmp_path):
         for record in watched.records
         if record.loss != record.loss or record.loss == float("inf")
     )
-    assert [sentence for sentence in watched.heard if "test loss" in sentence] == [
-        f"round {first.round}: the test loss is {first.loss}, null in the files of the run, which goes on; the model may have diverged, "
+    assert [sentence for sentence in watched.warnings if "test loss" in sentence] == [
+        f"round {first.round}: the test loss is {first.loss} (null in metrics.jsonl), and the run continues: the model may have diverged; "
         "try a smaller --lr"
     ]
 
 
-def test_a_loss_that_is_finite_is_not_spoken_of(tmp_path):
-    watched = Sentences()
+def test_a_finite_loss_gives_no_warning(tmp_path):
+    watched = Warnings()
     simulate(replace(TINY, eval_every=4, out=out(tmp_path, "run")), watched)
-    assert not watched.heard
+    assert not watched.warnings
 
 
 def test_a_deployment_tells_as_well(tmp_path):
-    watched = Sentences()
+    watched = Warnings()
     deployed = Deployment(
         replace(TINY, task=f"{TASKS}:tested_on_nan", out=out(tmp_path, "run")), Endpoint(0), watched
     )
     records = [
         deployed._record(RoundResult(round, [], [], [], Traffic(), None), 0.0) for round in (1, 2)
     ]
-    assert watched.heard == [SPOILT] and [record.warnings for record in records] == [(SPOILT,), ()]
+    assert watched.warnings == [SPOILT] and [record.warnings for record in records] == [
+        (SPOILT,),
+        (),
+    ]

@@ -294,7 +294,7 @@ def test_a_run_without_client_metrics_writes_what_it_did_before(tmp_path):
 
 
 def test_holdout_needs_clients_that_evaluate(tmp_path):
-    with pytest.raises(ConfigError, match="--holdout 0.3 is for evaluation by the clients"):
+    with pytest.raises(ConfigError, match="--holdout 0.3 has no effect unless clients evaluate"):
         simulate(replace(TINY, holdout=0.3, out=out(tmp_path, "run")))
 
 

@@ -557,7 +557,7 @@ def test_a_budget_of_time_is_what_each_uplink_sends_in_it(tmp_path, outcomes):
     [
         (
             {"budget": "30s"},
-            "--budget 30s is a time, in which uplinks send what they can; give --bandwidths, or a --network",
+            "--budget 30s is a time and needs the speed of each uplink; give --bandwidths or --network",
         ),
         (
             {"budget": "1s", "network": "uniform:up=5"},
@@ -573,7 +573,7 @@ def test_a_budget_of_time_is_what_each_uplink_sends_in_it(tmp_path, outcomes):
         ),
         (
             {"network": "mobile", "budget": "9kB", "bandwidths": "1kB"},
-            "--bandwidths and --network both say",
+            "--bandwidths and --network both set",
         ),
         ({"network": "moblie"}, "unknown network 'moblie'; did you mean 'mobile'"),
         ({"network": "nowhere/clients.csv"}, "--network nowhere/clients.csv cannot be read"),

@@ -118,7 +118,7 @@ def test_a_run_without_curves_has_no_horizon(tmp_path):
     [
         (
             {"local_steps_schedule": "1,4@3", "local_epochs": 1},
-            "--local-steps-schedule and --local-epochs both say how long clients train",
+            "--local-steps-schedule and --local-epochs both set how long clients train",
         ),
         (
             {"density_schedule": "1%", "budget": "5kB"},

@@ -70,11 +70,11 @@ class Paired(Federation):
 
     def watch(self, report: Report) -> None:
         if report.kind == UPDATE:
-            row = self.strategy.counterpart.shift_of(report.client) if report.after else None
+            row = self.strategy.counterpart.shift_of(report.client) if report.committed else None
             assert same_bits(dense(self.memory(report.client).shift, self), dense(row, self))
-            assert report.after in ("", self.loop.tickets.get(report.client, ""))
+            assert report.committed in ("", self.loop.tickets.get(report.client, ""))
             self.answers += 1
-            if not report.after and report.client in self.loop.tickets:
+            if not report.committed and report.client in self.loop.tickets:
                 self.began.append((report.client, report.round))
 
     def run(self, first: int, last: int) -> list:
@@ -179,7 +179,7 @@ def another_version(a: Assignment, r: Report) -> Report:
 
 
 def another_base(a: Assignment, r: Report) -> Report:
-    return replace(r, after="0123456789abcdef")
+    return replace(r, committed="0123456789abcdef")
 
 
 def another_ticket(a: Assignment, r: Report) -> Report:
@@ -526,7 +526,7 @@ def test_a_round_that_accepts_nobody_leaves_the_model_alone():
 def test_the_server_needs_a_memory_that_keeps_nothing_elsewhere(name):
     with pytest.raises(
         ConfigError,
-        match=f"--downlink-memory {name} keeps something on both sides, .* use residual",
+        match=f"--downlink-memory {name} needs state on both sides, .* use residual",
     ):
         Federation(replace(HALF, downlink="identity", downlink_memory=name))
 

@@ -625,7 +625,7 @@ def test_its_memory_is_refused_where_nobody_asks_for_values():
         Federation(RULES, strategy=Average)
     with pytest.raises(
         ConfigError,
-        match="--downlink-memory sketched makes frames of several phases, .* has one; use residual",
+        match="--downlink-memory sketched needs several phases, but a broadcast has one; use residual",
     ):
         Federation(replace(RULES, downlink="sketch", downlink_memory="sketched"), strategy=SMALL)
 

@@ -17,13 +17,8 @@ from ...baseline import (
 from ...config import RunConfig, flag
 from ...errors import ConfigError, FedcompError
 
-NAMED_BY_VALUE = {
-    "uplink",
-    "strategy",
-    "memory",
-    "partition",
-    "attack",
-}  # their names are left out of folder names
+# Options whose names are left out of folder names.
+NAMED_BY_VALUE = {"uplink", "strategy", "memory", "partition", "attack"}
 MAX_ALTERNATIVES = 1000
 MAX_NAME_LENGTH = 80  # characters
 

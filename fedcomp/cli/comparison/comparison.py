@@ -38,7 +38,7 @@ class Comparison:
         ):
             if values.get(name) not in (None, -1):
                 raise ConfigError(
-                    f"{flag(name)} is for a single run, but the options make several alternatives; leave it out: {advice}"
+                    f"{flag(name)} applies to single runs only, but the options make several alternatives; leave it out: {advice}"
                 )
         self.values, self.display = values, display
         self.processes = _processes(side_by_side)
@@ -81,7 +81,7 @@ class Comparison:
             return self._compare(side)
 
     def _check(self, pool: WorkerPool, unfinished: Sequence[Alternative]) -> list[dict[str, Any]]:
-        """Return the answer to the "check" of each alternative. Raises FedcompError if one of them cannot run."""
+        """Return the result of the check of each alternative. Raises FedcompError if one of them cannot run."""
         checks: dict[int, dict[str, Any]] = {}
         for order, answer in pool.run(
             [{"order": "check", "values": self.folder.values_of(each)} for each in unfinished]

@@ -133,12 +133,12 @@ class ComparisonFolder:
         chosen the name of a default folder.
         """
         folder = self.run_folder(alternative)
-        given = {name: value for name, value in alternative.values.items() if value is not None}
+        values = {name: value for name, value in alternative.values.items() if value is not None}
         started = not self._has_default_name and (folder / RUN_FILE).is_file()
         stored = inherited_options(folder) if started else {}
-        chosen = {name: value for name, value in stored.items() if name in STRATEGY_DEFAULTS}
+        defaults = {name: value for name, value in stored.items() if name in STRATEGY_DEFAULTS}
         out = None if self._has_default_name else str(folder)
-        return chosen | given | {"out": out, "resume": started}
+        return defaults | values | {"out": out, "resume": started}
 
     def stored_baseline(self, default: bool) -> bool:
         """Return whether the resumed comparison has a dense baseline; `default` for a new comparison."""

@@ -25,7 +25,7 @@ TIMEOUT_S = 5.0
 def enrolment_file(path: Path, enrolment: "Enrolment", keys: str | Path) -> Iterator[Check]:
     """Check the permissions and the certificate of an enrolment file."""
     renew = keys_command(keys, "renew", enrolment.id)
-    yield ok("client", f"{path} is whole: client {enrolment.id}")
+    yield ok("client", f"{path} is valid: client {enrolment.id}")
     yield private(path, "client file")
     yield validity(
         "client certificate", enrolment.leaf, f"on the server: {renew}, then copy the new file"
@@ -54,8 +54,8 @@ def keys_folder(folder: Path, enrolment: "Enrolment | None") -> Iterator[Check]:
     if not registry.entries and any((folder / keys.CLIENTS).glob("*.toml")):
         yield failed(
             "registry",
-            f"{registry.path} holds no client, and there are enrolment files: it was emptied",
-            "bring back a copy of it; without one, make new keys in another folder",
+            f"{registry.path} has no clients, but there are enrolment files",
+            "restore it from a copy; without one, make new keys in another folder",
         )
         return
     now = utc_now()
@@ -65,20 +65,26 @@ def keys_folder(folder: Path, enrolment: "Enrolment | None") -> Iterator[Check]:
         yield keys_of(folder, keys.RELAYS, registry.relays, now)
         yield files_of(folder, keys.RELAYS, registry.relays)
     if enrolment is not None:
-        why = registry.reason_of_hash(enrolment.key_hash)
-        here = registry.id_of_hash(enrolment.key_hash)
-        if not why and here != enrolment.id:
-            why = f"the registry has its key for client {here}, but its file says {enrolment.id}; copy {keys.CLIENTS}/{here}.toml anew"
-        if not why and parse_certificate(enrolment.ca) != ca:
-            why = f"client {enrolment.id} is let in and trusts another CA; copy {keys.CLIENTS}/{here}.toml anew"
-        yield (
-            refused("enrolled", why) if why else ok("enrolled", f"client {enrolment.id} is let in")
-        )
+        problem = registry.reason_of_hash(enrolment.key_hash)
+        id = registry.id_of_hash(enrolment.key_hash)
+        copy = f"copy {keys.CLIENTS}/{id}.toml again"
+        if problem:
+            yield refused("enrolled", problem)
+        elif id != enrolment.id:
+            found = (
+                f"the registry has its key for client {id}, but its file has the id {enrolment.id}"
+            )
+            yield failed("enrolled", found, copy)
+        elif parse_certificate(enrolment.ca) != ca:
+            found = f"client {enrolment.id} is accepted, but it trusts another CA"
+            yield failed("enrolled", found, copy)
+        else:
+            yield ok("enrolled", f"client {enrolment.id} is accepted")
 
 
 def keys_of(folder: Path, place: str, entries: "tuple[Entry, ...]", now: datetime) -> Check:
     """Check that no key of the clients or the relays in the registry has expired. `place`: "clients" or "relays"."""
-    counts = {"let in": sum(not entry.refused(now) for entry in entries)}
+    counts = {"accepted": sum(not entry.refusal(now) for entry in entries)}
     counts["revoked"] = sum(entry.state == "revoked" for entry in entries)
     counts["expired"] = len(entries) - sum(counts.values())
     text = ", ".join(f"{count} {state}" for state, count in counts.items() if count) or "none"
@@ -92,12 +98,12 @@ def files_of(folder: Path, place: str, entries: "tuple[Entry, ...]") -> Check:
     from ...keys.enrolment import Enrolment, openssh
 
     paths = {path.stem: path for path in sorted((folder / place).glob("*.toml"))}
-    there = 0
+    n_files = 0
     for entry in entries:
         path = paths.pop(str(entry.id), None)
         if path is None:
             continue  # copied to its device and deleted
-        there += 1
+        n_files += 1
         renew = keys_command(folder, "renew", entry.holder)
         try:
             enrolment = Enrolment.read(path)
@@ -113,7 +119,7 @@ def files_of(folder: Path, place: str, entries: "tuple[Entry, ...]") -> Check:
         return failed("files", found, f"delete it; {more} makes new ones")
     return ok(
         "files",
-        f"{there} of {len(entries)} enrolment files in {place} are here, as the registry says",
+        f"{n_files} of {len(entries)} enrolment files in {place} are present and match the registry",
     )
 
 
@@ -121,8 +127,10 @@ def private(path: Path, what: str) -> Check:
     """Check that only its owner can read a file."""
     mode = stat.S_IMODE(path.stat().st_mode)
     if mode & 0o077:
-        return failed(what, f"{path} may be read by others (mode {mode:03o})", f"chmod 600 {path}")
-    return ok(what, f"{path} is readable by its owner alone")
+        return failed(
+            what, f"{path} can be read by other users (mode {mode:03o})", f"chmod 600 {path}"
+        )
+    return ok(what, f"{path} can be read only by its owner")
 
 
 def validity(what: str, certificate: "x509.Certificate", remedy: str, before: str = "") -> Check:
@@ -138,7 +146,7 @@ def validity(what: str, certificate: "x509.Certificate", remedy: str, before: st
     if now >= ends:
         fix = f"correct the clock if it is wrong, else {remedy}"
         return failed(what, f"{before}ended on {format_time(ends)}, {clock}", fix)
-    found = f"{before}good until {format_time(ends)}, {days_left(ends, now)} days"
+    found = f"{before}valid until {format_time(ends)}, {days_left(ends, now)} days"
     return ok(what, found, f"renew it soon, {remedy}" if ends - now < RENEW_TIME else "")
 
 
@@ -148,7 +156,8 @@ def reachable(
     """Connect to a server with an enrolment, else with the CA of the folder of keys, and check the server's certificate."""
     from ...keys.connection import contact, join_address
 
-    name, trust = join_address(*where), enrolment
+    name = join_address(*where)
+    trust: Enrolment | str | None = enrolment
     if trust is None and keys:
         with suppress(OSError, ValueError):
             trust = (keys / "ca.crt").read_text(encoding="ascii")
@@ -157,12 +166,12 @@ def reachable(
     except (KeysError, UnreachableError) as error:
         if trust is None and isinstance(error, UnreachableError) and error.cause == "tls":
             found = f"{name} has a certificate that was not checked"
-            yield skipped("server", found, "give --client FILE, or --keys DIR")
+            yield skipped("server", found, "give --client FILE or --keys DIR")
         else:
             yield refused("server", error)
         return
     without = "" if server.certificate else ", without TLS"
-    yield ok("server", f"{name} is there{without}, {1000 * server.seconds:.0f} ms")
+    yield ok("server", f"{name} answers{without}, {1000 * server.seconds:.0f} ms")
     if server.certificate:
         renew = keys_command(keys or KEYS, "renew", "server")
         yield validity("server certificate", server.certificate, f"on the server: {renew}")

@@ -32,33 +32,33 @@ def packages() -> Iterator[Check]:
     try:
         about = metadata.metadata("fedcomp")
     except metadata.PackageNotFoundError:
-        found = "fedcomp is not installed but run from its sources"
+        found = "fedcomp runs from its sources and is not installed"
         yield skipped("packages", found, "install it with: pip install .")
         return
-    wanted, here = SpecifierSet(about["Requires-Python"] or ""), platform.python_version()
-    if wanted.contains(here, prereleases=True):
-        yield ok("python", here)
+    required, version = SpecifierSet(about["Requires-Python"] or ""), platform.python_version()
+    if required.contains(version, prereleases=True):
+        yield ok("python", version)
     else:
-        fix = f"make an environment with Python {wanted}"
-        yield failed("python", f"{here}, and {wanted} is needed", fix)
-    needed = [Requirement(line) for line in about.get_all("Requires-Dist") or []]
-    needed = [one for one in needed if one.marker is None or one.marker.evaluate({"extra": ""})]
-    wrong = 0
-    for one in sorted(needed, key=lambda one: one.name != "flwr"):
+        fix = f"make an environment with Python {required}"
+        yield failed("python", f"{version}, but {required} is required", fix)
+    requirements = [Requirement(line) for line in about.get_all("Requires-Dist") or []]
+    requirements = [r for r in requirements if r.marker is None or r.marker.evaluate({"extra": ""})]
+    n_failed = 0
+    for one in sorted(requirements, key=lambda one: one.name != "flwr"):
         try:
             version = metadata.version(one.name)
             fits = one.specifier.contains(version, prereleases=True)
         except metadata.PackageNotFoundError:
             version, fits = "not installed", False
         if not fits:
-            wrong += 1
+            n_failed += 1
             fix = f"pip install '{one.name}{one.specifier}'"
-            yield failed(one.name, f"{version}, and {one.specifier} is needed", fix)
+            yield failed(one.name, f"{version}, but {one.specifier} is required", fix)
         elif one.name == "flwr":
             yield ok("flwr", f"{version}, within {one.specifier}")
-    if not wrong:
-        names = ", ".join(one.name for one in needed)
-        yield ok("packages", f"{len(needed)} as needed: {names}")
+    if not n_failed:
+        names = ", ".join(one.name for one in requirements)
+        yield ok("packages", f"{len(requirements)} as required: {names}")
 
 
 def torch_and_cuda() -> Iterator[Check]:
@@ -66,19 +66,19 @@ def torch_and_cuda() -> Iterator[Check]:
         import torch
     except Exception as error:  # an OSError for a missing library, anything for a broken package
         found = f"cannot be imported ({type(error).__name__}: {error})"
-        yield failed("torch", found, "install it anew with: pip install --force-reinstall torch")
+        yield failed("torch", found, "install it again with: pip install --force-reinstall torch")
         return
     yield ok("torch", torch.__version__)
     if torch.cuda.is_available():
         names = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
         yield ok("cuda", f"{len(names)} device{'s' * (len(names) > 1)}: {', '.join(names)}")
     elif not Path("/dev/nvidia0").exists():
-        yield skipped("cuda", "no device is here, runs are on the CPU")
+        yield skipped("cuda", "this machine has no GPU; runs use the CPU")
     elif torch.version.cuda:
-        found = f"a GPU is here and torch {torch.__version__} cannot use it"
+        found = f"this machine has a GPU, but torch {torch.__version__} cannot use it"
         yield failed("cuda", found, "update NVIDIA's driver, or run with --device cpu")
     else:
-        found = f"a GPU is here and torch {torch.__version__} is built without CUDA"
+        found = f"this machine has a GPU, but torch {torch.__version__} is built without CUDA"
         yield failed("cuda", found, "install torch's CUDA build, or run with --device cpu")
     yield threads(torch.get_num_threads(), cores())
 
@@ -89,7 +89,7 @@ def cores(limit: Path = Path("/sys/fs/cgroup/cpu.max")) -> int:
         len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     )
     with suppress(OSError, ValueError):
-        quota, period = map(int, limit.read_text().split())  # "max" is no number: no limit
+        quota, period = map(int, limit.read_text().split())  # "max" is not a number: no limit
         bound = min(bound, max(1, -(-quota // period)))
     return bound
 
@@ -135,7 +135,7 @@ def listening(port: int) -> Check:
         except OSError as error:
             if family == socket.AF_INET6 and error.errno != errno.EADDRINUSE:
                 continue  # a machine without IPv6
-            found = f"something listens there already ({error.strerror})"
+            found = f"another process listens there ({error.strerror})"
             fix = f"stop what ss -ltnp 'sport = :{port}' shows, or give --port with another number"
             return failed(what, found, fix)
     return ok(what, "free")
@@ -145,20 +145,20 @@ def data_folder(folder: Path) -> Iterator[Check]:
     """Load each built-in task with its data in a folder. A missing set is skipped if the folder has another one."""
     from ...tasks import available_tasks, load
 
-    found: dict[str, tuple[int, int] | FedcompError] = {}
+    results: dict[str, tuple[int, int] | FedcompError] = {}
     for name in available_tasks():
         if name != "digits":
             try:
                 task = load(name, folder)
-                found[name] = len(task.train()), len(task.test())
+                results[name] = len(task.train()), len(task.test())
             except (UserError, MissingExtraError) as error:
-                found[name] = error
-    any_there = any(not isinstance(result, FedcompError) for result in found.values())
-    for name, result in found.items():
+                results[name] = error
+    any_loaded = any(not isinstance(result, FedcompError) for result in results.values())
+    for name, result in results.items():
         if not isinstance(result, FedcompError):
             train, test = result
-            yield ok("data", f"{name}: {train:,} examples to learn from, {test:,} to test on")
-        elif (folder / name.partition("-")[0]).exists() or not any_there:
+            yield ok("data", f"{name}: {train:,} training and {test:,} test examples")
+        elif (folder / name.partition("-")[0]).exists() or not any_loaded:
             yield refused("data", f"{name}: {result}")
         else:
             yield skipped("data", f"{name}: not in {folder}")

@@ -12,13 +12,13 @@ from ...errors import UnreachableError, UserError
 from ...state_folder import StateFolder
 from ..client_process import RETRY_S, Target
 from . import processes
-from .device_app import FOLDER, REFUSED, SAID, SETUP
+from .device_app import FOLDER, MESSAGES, REFUSED, SETUP
 from .events import new_lines
 
 HOME, LOG = "supernode", "supernode.log"  # in the state folder
-LOOK_S = 0.2  # between reads of the ClientApp's messages
-LAST_S = 5.0  # for the answer to the farewell to be sent
-EXPOSED = (
+POLL_S = 0.2  # between reads of the ClientApp's messages
+FAREWELL_S = 5.0  # for the answer to the farewell to be sent
+TRUST_WARNING = (
     "--transport flower: Flower's SuperNode runs the Apps that the server sends; take part with servers that you trust, or use "
     "--transport grpc"
 )
@@ -40,37 +40,33 @@ class ClientOptions:
 
 
 class FlowerClient:
-    """A SuperNode whose files are in the state folder `path`. `log_message` is called with the client's sentences."""
+    """A SuperNode whose files are in the state folder `path`. `log_message` is called with each message of the client."""
 
     def __init__(
         self,
         target: Target,
-        setup: ClientOptions,
+        options: ClientOptions,
         path: Path,
         log_message: Callable[[str], None],
         *,
         patience_s: float | None = None,
         stay: bool = False,
     ):
-        self.target, self.setup, self.path, self.log_message = (
-            target,
-            setup,
-            path.absolute(),
-            log_message,
-        )
+        self.target, self.options, self.log_message = target, options, log_message
+        self.path = path.absolute()
         self.patience_s, self.stay = patience_s, stay
         self.home, self.log = self.path / HOME, self.path / LOG
         self._refused = ""  # why this client cannot take part; "" if it can
         self._over = False  # the run is over, and the client does not stay for another
-        self._said = new_lines(self.path / SAID)
+        self._new_messages = new_lines(self.path / MESSAGES)
 
     def run(self) -> None:
-        """Serve until the run is over. Raises UserError if the client cannot take part or the server is not reached in time."""
+        """Serve until the run is over. Raises UserError if the client cannot take part or cannot reach the server in time."""
         lock = StateFolder(self.home)
         try:
-            self.log_message(LogMessage(EXPOSED, "flower"))
-            (self.path / SAID).unlink(missing_ok=True)
-            (self.path / SETUP).write_text(json.dumps(asdict(self.setup)))
+            self.log_message(LogMessage(TRUST_WARNING, "flower"))
+            (self.path / MESSAGES).unlink(missing_ok=True)
+            (self.path / SETUP).write_text(json.dumps(asdict(self.options)))
             attempts = 0
             while True:
                 self._serve()
@@ -96,18 +92,18 @@ class FlowerClient:
                 LogMessage(f"Flower's SuperNode runs for {address}", "started", server=address)
             )
             while node.poll() is None and not (self._refused or self._over):
-                time.sleep(LOOK_S)
-                self._tell()
+                time.sleep(POLL_S)
+                self._log_new_messages()
             if node.poll() is None:
-                time.sleep(LAST_S)
+                time.sleep(FAREWELL_S)
         finally:
             processes.end(node)
-            self._tell()
+            self._log_new_messages()
 
     def _command(self) -> list[str]:
-        own = self.home / "node"
-        shutil.rmtree(own, ignore_errors=True)
-        own.mkdir(0o700)
+        key_folder = self.home / "node"
+        shutil.rmtree(key_folder, ignore_errors=True)
+        key_folder.mkdir(0o700)
         words = ["flower-supernode", "--superlink", self.target.address]
         words += processes.supernode_options(self.home)
         words += ["--node-config", f"{FOLDER}={json.dumps(str(self.path))}"]
@@ -115,7 +111,7 @@ class FlowerClient:
             words += ["--max-wait-time", str(self.patience_s)]
         if self.target.enrolment is None:
             return [*words, "--insecure"]
-        ca, key = self.target.enrolment.unpack(own)
+        ca, key = self.target.enrolment.unpack(key_folder)
         return [
             *words,
             "--root-certificates",
@@ -124,9 +120,9 @@ class FlowerClient:
             str(key),
         ]
 
-    def _tell(self) -> None:
-        """Repeat the sentences that the ClientApp's processes have written since the last call."""
-        for line in self._said():
+    def _log_new_messages(self) -> None:
+        """Log the messages that the ClientApp's processes have written since the last call."""
+        for line in self._new_messages():
             sentence, event, values = json.loads(line)
             self.log_message(LogMessage(sentence, event, **values))
             if event == REFUSED:

@@ -1,7 +1,7 @@
 """The ClientApp of a deployment: one client under Flower's SuperNode, started by `fedcomp client --transport flower`.
 
 Flower starts a process for each message. The client is therefore read from its state folder each time, and its state is written there
-before the answer leaves. The folder also holds the client's options (`SETUP`) and the run that it was invited to (`INVITED`).
+before the answer is sent. The folder also holds the client's options (`SETUP`), its invitation (`INVITED`) and its log (`MESSAGES`).
 """
 
 import json
@@ -28,7 +28,7 @@ from ..deployed_client import DeployedClient
 from ..handshake import ClientSetup
 
 FOLDER = "fedcomp-state"  # in the node config
-SETUP, INVITED, SAID = "setup.json", "invitation.bin", "said.jsonl"
+SETUP, INVITED, MESSAGES = "setup.json", "invitation.bin", "messages.jsonl"
 INVITATION, REFUSED = "invitation", "refused"
 
 app = ClientApp()
@@ -78,29 +78,29 @@ def leave(message: Message, context: Context) -> Message:
 
 @contextmanager
 def _open_client(context: Context) -> Iterator[tuple[DeployedClient, StateFolder]]:
-    """Yield the client whose state is in the folder that the node config names. This process holds the folder's lock meanwhile."""
+    """Yield the client whose state is in the folder that the node config names. This process locks the folder."""
     path = Path(str(context.node_config[FOLDER]))
-    setup = json.loads((path / SETUP).read_text())
-    task = load(setup["task"], data_folder(setup["data"]))
-    own = ClientSetup(
+    options = json.loads((path / SETUP).read_text())
+    task = load(options["task"], data_folder(options["data"]))
+    setup = ClientSetup(
         task,
         data_of(task, "train"),
-        torch.device(setup["device"]),
-        setup["client"],
-        setup["partition_id"],
-        setup["partitions"],
-        read_roster(Path(setup["roster"])) if setup["roster"] else None,
-        setup["sealed"],
+        torch.device(options["device"]),
+        options["client"],
+        options["partition_id"],
+        options["partitions"],
+        read_roster(Path(options["roster"])) if options["roster"] else None,
+        options["sealed"],
     )
-    key = Enrolment.read(setup["enrolment"]).pair[0] if setup["enrolment"] else None
+    key = Enrolment.read(options["enrolment"]).pair[0] if options["enrolment"] else None
     folder = StateFolder(path)
     try:
-        yield DeployedClient(own, folder, key), folder
+        yield DeployedClient(setup, folder, key), folder
     finally:
         folder.close()
 
 
-def _log_message(folder: StateFolder, said: LogMessage) -> None:
-    """Write a sentence for the process that started the SuperNode."""
-    with (folder.path / SAID).open("a", encoding="utf-8") as file:
-        file.write(json.dumps([said, said.event, dict(said.values)]) + "\n")
+def _log_message(folder: StateFolder, message: LogMessage) -> None:
+    """Write a message for the process that started the SuperNode."""
+    with (folder.path / MESSAGES).open("a", encoding="utf-8") as file:
+        file.write(json.dumps([message, message.event, dict(message.values)]) + "\n")

@@ -22,19 +22,19 @@ NO_INSTALLATION = "--disable-runtime-dependency-installation"
 
 
 def script(name: str) -> str:
-    """Return the path of a command that is installed beside this Python. Raises FedcompError."""
+    """Return the path of a command that is installed in the environment of this Python. Raises FedcompError."""
     path = Path(sysconfig.get_path("scripts")) / name
-    found = str(path) if path.exists() else shutil.which(name)
-    if found is None:
+    command = str(path) if path.exists() else shutil.which(name)
+    if command is None:
         raise FedcompError(
-            f"the command {name} is not installed beside {sys.executable}; install flwr there"
+            f"the command {name} is not installed for {sys.executable}; install flwr there"
         )
-    return found
+    return command
 
 
 def environment(home: Path) -> dict[str, str]:
     """Return the variables for a Flower command that keeps its files in `home` and sends no telemetry."""
-    quiet = {
+    settings = {
         "FLWR_TELEMETRY_ENABLED": "0",
         "FLWR_DISABLE_UPDATE_CHECK": "1",
         "NO_COLOR": "1",
@@ -42,19 +42,19 @@ def environment(home: Path) -> dict[str, str]:
         "PYTHONUNBUFFERED": "1",
     }
     path = os.pathsep.join([sysconfig.get_path("scripts"), os.environ.get("PATH", "")])
-    return os.environ | quiet | {"FLWR_HOME": str(home), "PATH": path}
+    return os.environ | settings | {"FLWR_HOME": str(home), "PATH": path}
 
 
 def help_of(name: str, home: Path) -> str:
     """Return the help text of a Flower command, from which the options of the installed version are read."""
-    done = subprocess.run(
+    result = subprocess.run(
         [script(name), "--help"],
         env=environment(home),
         capture_output=True,
         text=True,
         timeout=HELP_S,
     )
-    return done.stdout
+    return result.stdout
 
 
 def superlink_options(host: str, port: int, home: Path) -> tuple[list[str], tuple[str, int]]:
@@ -62,15 +62,15 @@ def superlink_options(host: str, port: int, home: Path) -> tuple[list[str], tupl
 
     Older versions of Flower have a port for each API, newer ones one port for all.
     """
-    known, control = help_of("flower-superlink", home), (host, port)
-    if "--serverappio-api-address" in known:
+    help_text, control = help_of("flower-superlink", home), (host, port)
+    if "--serverappio-api-address" in help_text:
         control = LOOPBACK, free_port()
         options = ["--fleet-api-address", join_address(host, port)]
         options += ["--control-api-address", join_address(*control)]
         options += ["--serverappio-api-address", f"{LOOPBACK}:{free_port()}"]
     else:
         options = ["--host", host, "--port", str(port)]
-    if NO_INSTALLATION in known:
+    if NO_INSTALLATION in help_text:
         options.append(NO_INSTALLATION)
     if host in ("0.0.0.0", "::"):
         control = LOOPBACK, control[1]
@@ -92,7 +92,7 @@ def start(command: Sequence[str], home: Path, log: Path) -> subprocess.Popen[byt
     """
     libc, parent = ctypes.CDLL(None), os.getpid()
 
-    def follow() -> None:
+    def die_with_parent() -> None:
         libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != parent:
             os._exit(1)
@@ -105,7 +105,7 @@ def start(command: Sequence[str], home: Path, log: Path) -> subprocess.Popen[byt
             stdout=output,
             stderr=subprocess.STDOUT,
             start_new_session=True,
-            preexec_fn=follow if sys.platform == "linux" else None,
+            preexec_fn=die_with_parent if sys.platform == "linux" else None,
         )
 
 

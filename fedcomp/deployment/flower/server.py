@@ -28,8 +28,9 @@ from .processes import LOOPBACK
 from .server_app import EVENTS, FOLDER, SETTINGS
 
 START_S = 60.0  # for the SuperLink to open its port
-LOOK_S = 0.2  # between reads of the ServerApp's events
+POLL_S = 0.2  # between reads of the ServerApp's events
 LOG = "flower.log"
+CONNECTION = "fedcomp"  # name of the SuperLink connection in Flower's configuration
 PROJECT = {
     "name": "fedcomp-run",
     "version": "0.1.0",
@@ -41,7 +42,7 @@ COMPONENTS = {
     "serverapp": "fedcomp.deployment.flower.server_app:app",
     "clientapp": "fedcomp.deployment.flower.device_app:app",
 }
-EXPOSED = (
+TRUST_WARNING = (
     "--transport flower: whoever reaches port {port} of {host} can submit Apps to Flower's SuperLink, which run their code on this "
     "machine and on every SuperNode; keep the port within a network that you trust, or use --transport grpc"
 )
@@ -55,8 +56,8 @@ def serve(
 ) -> Summary:
     """Run a federation of real clients through Flower, as `fedcomp.deployment.start.serve` does over gRPC.
 
-    The port is on loopback unless the door names a host. Raises UserError for options that cannot work, and FedcompError if Flower's
-    processes fail; their log is then kept.
+    The port is on loopback unless the endpoint names a host. Raises UserError for invalid options, and FedcompError if Flower's processes
+    fail; their log is then kept.
     """
     refuse_simulation_options(config)
     if config.relays:
@@ -67,16 +68,16 @@ def serve(
         endpoint, host=endpoint.host or LOOPBACK, port=endpoint.port or processes.free_port()
     )
     refuse_ports_in_use(config, endpoint)
-    with ExitStack() as ends:
-        callback = ends.enter_context(with_option_callbacks(config, callback or Callback()))
+    with ExitStack() as exit_stack:
+        callback = exit_stack.enter_context(with_option_callbacks(config, callback or Callback()))
         folder = Path(tempfile.mkdtemp(prefix="fedcomp-flower-"))
         link = SuperLink(endpoint, folder)
-        ends.callback(link.stop)
+        exit_stack.callback(link.stop)
         link.start()
         events = EventReader(folder / EVENTS, callback)
         (folder / SETTINGS).write_text(json.dumps(_settings(config, endpoint, link.register())))
         opened(endpoint.port)
-        callback.on_warning(EXPOSED.format(port=endpoint.port, host=endpoint.host))
+        callback.on_warning(TRUST_WARNING.format(port=endpoint.port, host=endpoint.host))
         link.submit()
         while not events.ended:
             running = link.running()  # read first: the events of a process that ended are complete
@@ -85,26 +86,26 @@ def serve(
                 raise link.failure(
                     "Flower ended before the run did", "; --resume continues the run"
                 )
-            time.sleep(LOOK_S)
+            time.sleep(POLL_S)
         assert events.summary is not None
         return events.summary
 
 
 def _settings(config: RunConfig, endpoint: Endpoint, enrolled: list[Any] | None) -> dict[str, Any]:
     """Return the settings of the ServerApp. Options that concern this process alone have their defaults there."""
-    shown = dataclasses.replace(config, log_json=None, metrics_port=-1, tensorboard=False)
+    replaced = dataclasses.replace(config, log_json=None, metrics_port=-1, tensorboard=False)
     options = {
         name: value
-        for name, value in vars(shown).items()
+        for name, value in vars(replaced).items()
         if value is not None and not isinstance(value, StrategyDefault)
     }
     keys = str(endpoint.keys) if endpoint.keys else None
-    place = {"host": endpoint.host, "port": endpoint.port, "keys": keys, "cwd": str(Path.cwd())}
-    return {"options": options, "enrolled": enrolled} | place
+    server = {"host": endpoint.host, "port": endpoint.port, "keys": keys, "cwd": str(Path.cwd())}
+    return {"options": options, "enrolled": enrolled} | server
 
 
 class SuperLink:
-    """`flower-superlink` at the port of a door, for one run. Its files are in `folder`."""
+    """`flower-superlink` at an endpoint, for one run. Its files are in `folder`."""
 
     def __init__(self, endpoint: Endpoint, folder: Path):
         self.endpoint, self.folder = endpoint, folder
@@ -119,10 +120,10 @@ class SuperLink:
         options, self.control = processes.superlink_options(
             self.endpoint.host, self.endpoint.port, self.home
         )
-        self._start("flower-superlink", *options, *self._trust())
+        self._start("flower-superlink", *options, *self._tls_options())
         self._write_files()
         deadline = time.monotonic() + START_S
-        while not self._answers():
+        while not self._is_open():
             if not self.running() or time.monotonic() > deadline:
                 raise self.failure("Flower's SuperLink did not start")
             time.sleep(0.05)
@@ -131,17 +132,17 @@ class SuperLink:
         """Register the enrolled clients. Return node id, logical id and public key (OpenSSH) of each; None without keys."""
         if self.endpoint.keys is None:
             return None
-        found = []
+        registered = []
         for client, key in Registry(self.endpoint.keys / REGISTRY).enrolled().items():
             path = self.folder / "client.pub"
             path.write_text(key)
-            answer = self._flwr("supernode", "register", str(path), "here", "--format", "json")
-            found.append((int(json.loads(answer)["node-id"]), client, key))
-        return found
+            answer = self._flwr("supernode", "register", str(path), CONNECTION, "--format", "json")
+            registered.append((int(json.loads(answer)["node-id"]), client, key))
+        return registered
 
     def submit(self) -> None:
         """Submit the run. From then on, `running` is False once the run has ended."""
-        self._start("flwr", "run", str(self.folder / "app"), "here", "--stream")
+        self._start("flwr", "run", str(self.folder / "app"), CONNECTION, "--stream")
 
     def running(self) -> bool:
         """Return whether all processes that were started still run."""
@@ -163,19 +164,20 @@ class SuperLink:
         self._started.append(processes.start(command, self.home, self.log))
 
     def _flwr(self, *words: str) -> str:
-        done = subprocess.run(
+        """Run a `flwr` command and return its output. Raises FedcompError."""
+        result = subprocess.run(
             [processes.script("flwr"), *words],
             env=processes.environment(self.home),
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
         )
-        if done.returncode:
-            said = " ".join((done.stdout + done.stderr).split())[:500]
-            raise FedcompError(f"`flwr {' '.join(words[:2])}` failed: {said}")
-        return done.stdout
+        if result.returncode:
+            output = " ".join((result.stdout + result.stderr).split())[:500]
+            raise FedcompError(f"`flwr {' '.join(words[:2])}` failed: {output}")
+        return result.stdout
 
-    def _trust(self) -> list[str]:
+    def _tls_options(self) -> list[str]:
         if self.endpoint.keys is None:
             return ["--insecure"]
         certificate, key = map(str, serving_files(self.endpoint.keys))
@@ -187,8 +189,8 @@ class SuperLink:
         """Write the configuration of `flwr` and the App's pyproject.toml."""
         keys = self.endpoint.keys
         trust = {"root-certificates": str(keys.absolute() / CA_CRT)} if keys else {"insecure": True}
-        here = {"address": join_address(*self.control)} | trust
-        connection = {"superlink": {"default": "here", "here": here}}
+        address = {"address": join_address(*self.control)} | trust
+        connection = {"superlink": {"default": CONNECTION, CONNECTION: address}}
         (self.home / "config.toml").write_text(tomli_w.dumps(connection))
         (self.folder / "app").mkdir()
         flwr = {
@@ -200,7 +202,7 @@ class SuperLink:
         project = {"build-system": build, "project": PROJECT, "tool": {"flwr": {"app": flwr}}}
         (self.folder / "app" / "pyproject.toml").write_text(tomli_w.dumps(project))
 
-    def _answers(self) -> bool:
+    def _is_open(self) -> bool:
         try:
             socket.create_connection(self.control, timeout=1.0).close()
         except OSError:

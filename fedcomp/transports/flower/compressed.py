@@ -23,7 +23,7 @@ from ...memories import Memory, memory
 from ...messages import TRAIN
 from ...server.broadcasts import Broadcasts
 from ...server.exchange import Traffic
-from .packed_records import BUFFERS, Form
+from .packed_records import BUFFERS, ArrayLayout
 from .whole_models import ADD_MOD, IDS, Model, PhaseExchange, inconsistent
 
 EVALUATE = "evaluate"
@@ -42,7 +42,7 @@ class Compressed(Strategy):
     """A Flower strategy whose messages are compressed.
 
     `uplink`, `downlink`: codec specs; `identity` does not compress. `downlink_memory`: spec of the memory of what broadcasts left out.
-    `cache`: bytes of old broadcasts to keep for clients that were away, as a multiple of the model's size. `whole`: name patterns of
+    `cache`: bytes of old broadcasts to keep for clients that missed rounds, as a multiple of the model's size. `whole`: name patterns of
     arrays that are sent uncompressed, in addition to arrays that do not hold floats. `seed`: for the random choices of codecs.
 
     `traffic` has the bytes of frames by client for each (round, "train" or "evaluate"), `rejections` the rejected replies with reasons.
@@ -70,7 +70,7 @@ class Compressed(Strategy):
         self.model: Model | None = None
         self._training = secrets.token_hex(8)
         self._exchanges: dict[str, PhaseExchange] = {}  # by phase
-        self._asked_to_train, self._accepted = 0, 0  # clients, over the rounds of a run
+        self._sent, self._accepted = 0, 0  # training messages and accepted updates of a run
         self._last_rejection = ""  # of an update
         self._hooks = {name: getattr(strategy, name) for name in HOOKS}  # the strategy's steps
         self._downlink_memory(Layout.flat(1))
@@ -89,10 +89,10 @@ class Compressed(Strategy):
     ) -> Result:
         """Run the wrapped strategy's `start` with its configure, aggregate and summary methods replaced by those of this object.
 
-        Raises FedcompError at the end of a run in which clients were asked to train and none of their updates was accepted.
+        Raises FedcompError at the end of a run in which clients were sent training messages and none of their updates was accepted.
         """
         self.model, self._training, attributes = None, secrets.token_hex(8), vars(self.strategy)
-        self._asked_to_train, self._accepted, self._last_rejection = 0, 0, ""
+        self._sent, self._accepted, self._last_rejection = 0, 0, ""
         before = {name: attributes[name] for name in HOOKS if name in attributes}
         attributes.update({name: getattr(self, name) for name in HOOKS})
         try:
@@ -104,15 +104,17 @@ class Compressed(Strategy):
             for name in HOOKS:
                 del attributes[name]
             attributes.update(before)
-        if self._asked_to_train and not self._accepted:
-            raise FedcompError(f"no client's update was accepted in any round: {self._why()}")
+        if self._sent and not self._accepted:
+            raise FedcompError(
+                f"no client's update was accepted in any round: {self._rejection_reason()}"
+            )
         return result
 
-    def _why(self) -> str:
+    def _rejection_reason(self) -> str:
         """Return why no update was accepted."""
         if self._last_rejection:
             return self._last_rejection
-        if not self.model.versions:
+        if self.model is None or not self.model.versions:
             return f"no client answered with a compressed record; {ADD_MOD}"
         return "every reply was an error; the log has the reasons"
 
@@ -120,8 +122,8 @@ class Compressed(Strategy):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """Return the wrapped strategy's messages, with the model replaced by the broadcasts that each node has missed."""
-        messages = self._packed(server_round, TRAIN, arrays, config, grid)
-        self._asked_to_train += len(self._exchanges[TRAIN].assignments)
+        messages = self._pack(server_round, TRAIN, arrays, config, grid)
+        self._sent += len(self._exchanges[TRAIN].assignments)
         return messages
 
     def aggregate_train(
@@ -129,7 +131,7 @@ class Compressed(Strategy):
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Have the wrapped strategy aggregate the clients' whole models. Return the model that clients will have after the broadcast."""
         exchange = self._exchanges.setdefault(TRAIN, PhaseExchange(server_round, TRAIN))
-        opened = self._opened(exchange, replies)
+        opened = self._open(exchange, replies)
         arrays, metrics = self._hooks["aggregate_train"](server_round, opened)
         if arrays is not None and self.model is not None:
             nodes = [reply.metadata.src_node_id for reply in opened if not reply.has_error()]
@@ -148,13 +150,13 @@ class Compressed(Strategy):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """Return the wrapped strategy's messages, with the model replaced by the broadcasts that each node has missed."""
-        return self._packed(server_round, EVALUATE, arrays, config, grid)
+        return self._pack(server_round, EVALUATE, arrays, config, grid)
 
     def aggregate_evaluate(
         self, server_round: int, replies: Iterable[Message]
     ) -> MetricRecord | None:
         exchange = self._exchanges.setdefault(EVALUATE, PhaseExchange(server_round, EVALUATE))
-        metrics = self._hooks["aggregate_evaluate"](server_round, self._opened(exchange, replies))
+        metrics = self._hooks["aggregate_evaluate"](server_round, self._open(exchange, replies))
         self._log_traffic(exchange)
         return metrics
 
@@ -166,42 +168,49 @@ class Compressed(Strategy):
 
     def _current(self, arrays: ArrayRecord) -> ArrayRecord:
         """Return the clients' model. If `arrays` is another model, start anew from it: all clients then download it whole."""
-        if self.model is None or not self.model.holds(arrays):
-            form = Form.of(arrays, self.whole)
-            if not form.layout.numel:
+        if self.model is None or not self.model.equals(arrays):
+            layout = ArrayLayout.of(arrays, self.whole)
+            if not layout.vector_layout.numel:
                 raise ConfigError(
                     "the model has no array of floats that could be compressed; leave Compressed out, or change whole="
                 )
             tickets = self.model.tickets if self.model else {}
-            cached_bytes = int(self.cache * 4 * form.layout.numel)
-            kept = self._downlink_memory(form.layout)
+            cached_bytes = int(self.cache * 4 * layout.vector_layout.numel)
+            downlink_memory = self._downlink_memory(layout.vector_layout)
             broadcasts = Broadcasts(
-                form.vector(arrays), form.layout, self.downlink, kept, cached_bytes
+                layout.vector(arrays),
+                layout.vector_layout,
+                self.downlink,
+                downlink_memory,
+                cached_bytes,
             )
             announced = {
                 "training": self._training,
                 "uplink": str(self.uplink),
                 "downlink": str(self.downlink),
-                "layout": form.layout.fingerprint,
+                "layout": layout.vector_layout.fingerprint,
                 "seed": str(self.seed),
             }
-            self.model = Model(arrays, form, self.uplink, broadcasts, self.seed, announced, tickets)
+            self.model = Model(
+                arrays, layout, self.uplink, broadcasts, self.seed, announced, tickets
+            )
         return self.model.arrays
 
     def _downlink_memory(self, layout: Layout) -> Memory:
         """Return the downlink's memory. Raises ConfigError for a memory that does not suit a downlink."""
         try:
-            kept = memory(self.downlink_memory, self.downlink, layout.numel, layout)
+            downlink_memory = memory(self.downlink_memory, self.downlink, layout.numel, layout)
         except MismatchError as error:
             error.memory, error.uplink = "downlink_memory", "downlink"
             raise
-        if kept.counterpart is not None or kept.required_strategy or kept.needs_moments:
+        m = downlink_memory
+        if m.counterpart is not None or m.required_strategy or m.needs_moments:
             raise ConfigError(
-                f"downlink_memory '{kept.name}' keeps something on both sides, or needs local steps; use 'residual'"
+                f"downlink_memory '{m.name}' needs state on both sides or local steps; use 'residual'"
             )
-        return kept
+        return m
 
-    def _packed(
+    def _pack(
         self, round: int, phase: str, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> list[Message]:
         """Return the wrapped strategy's messages of a phase with the model packed."""
@@ -211,12 +220,12 @@ class Compressed(Strategy):
         messages = list(self._hooks[f"configure_{phase}"](round, arrays, config, grid) or [])
         for message in messages:
             for key, record in message.content.items():
-                if isinstance(record, ArrayRecord) and self.model.holds(record):
+                if isinstance(record, ArrayRecord) and self.model.equals(record):
                     self.model.pack(message, key, exchange)
                     break
         return messages
 
-    def _opened(self, exchange: PhaseExchange, replies: Iterable[Message]) -> list[Message]:
+    def _open(self, exchange: PhaseExchange, replies: Iterable[Message]) -> list[Message]:
         """Return replies as the wrapped strategy expects them. Errors, and replies to uncompressed messages, are passed on unchanged."""
         opened, others = [], []
         for reply in replies:
@@ -250,15 +259,15 @@ class Compressed(Strategy):
 
     def _log_traffic(self, exchange: PhaseExchange) -> None:
         """Log the bytes of a phase, and those of the same exchanges without compression."""
-        dense = 4 * self.model.form.layout.numel if self.model else 0
+        dense = 4 * self.model.layout.vector_layout.numel if self.model else 0
         traffic, phase = exchange.traffic, exchange.phase
-        ways = [("down to", traffic.downlink, len(exchange.assignments))]
+        directions = [("down to", traffic.downlink, len(exchange.assignments))]
         if phase == TRAIN:
-            ways.append(("up from", traffic.uplink, len(exchange.tickets)))
-        for way, counted, clients in ways:
-            sent, whole = f"{sum(counted.values()):,}", f"{clients * dense:,}"
+            directions.append(("up from", traffic.uplink, len(exchange.tickets)))
+        for direction, by_client, clients in directions:
+            sent, whole = f"{sum(by_client.values()):,}", f"{clients * dense:,}"
             line = "%s: %s bytes %s %d clients (uncompressed %s)"
-            log.info(line, phase, sent, way, clients, whole)
+            log.info(line, phase, sent, direction, clients, whole)
 
 
 def weighted_by(strategy: Strategy) -> str:

@@ -32,7 +32,7 @@ from ...memories import memory as memory_of
 from ...messages import FAILED, NEED_DENSE, TRAIN, UPDATE, Assignment, Report, failure
 from ...state_folder import Kept, StateFolder, packed, unpacked
 from ...strategies.client_algorithm import ClientAlgorithm
-from .packed_records import Form, Parcel
+from .packed_records import ArrayLayout, Parcel
 from .records import MESSAGE
 
 ClientAppCallable = Callable[[Message, Context], Message]
@@ -46,9 +46,9 @@ HEAD = "head"  # of a stored state
 
 
 def compression_mod(memory: str = "residual", state_dir: str | Path | None = None) -> Mod:
-    """Return a Flower mod that compresses what a ClientApp returns. List it first, so that the other mods see whole arrays.
+    """Return a Flower mod that compresses the updates of a ClientApp. List it first, so that the other mods see whole arrays.
 
-    `memory`: spec string of the memory that keeps what was not sent. `state_dir`: folder of the clients' state. By default it is
+    `memory`: spec string of the memory of what was not sent. `state_dir`: folder of the clients' state. By default it is
     ~/.local/state/fedcomp on a SuperNode. In Flower's simulation engine there is none by default: a client's state stays in its Context
     and ends with the run. In `state_dir` each client has a folder that is named after the `partition-id` of its node config, or else
     after its node id. A SuperNode keeps its node id over a restart only if it has a key of its own. Raises ConfigError for a memory that
@@ -61,12 +61,12 @@ def compression_mod(memory: str = "residual", state_dir: str | Path | None = Non
             return call_next(message, context)
         parcel = Parcel.take(message.content)
         assignment = Assignment.unpack(parcel.message)
-        place = place_of(context, state_dir)
+        storage = storage_of(context, state_dir)
         try:
-            stored = StoredState(place, f"run-{context.run_id}.bin", memory)
-            return _attend(stored, assignment, parcel, message, lambda: call_next(message, context))
+            stored = StoredState(storage, f"run-{context.run_id}.bin", memory)
+            return _answer(stored, assignment, parcel, message, lambda: call_next(message, context))
         finally:
-            place.close()
+            storage.close()
 
     return mod
 
@@ -81,7 +81,7 @@ def check_memory(memory: str) -> None:
         raise ConfigError(
             f"memory '{name}' needs more than a mod can access; use memory='residual', or fedcomp client"
         )
-    with suppress(ConfigError):  # the codec that it has to suit is not known yet
+    with suppress(ConfigError):  # the server chooses the codec
         memory_of(memory, codec("stc"), 1)
 
 
@@ -97,7 +97,7 @@ def in_simulation() -> bool:
     return ray.get_runtime_context().get_actor_id() is not None
 
 
-def place_of(context: Context, state_dir: str | Path | None) -> "RunStates | ContextState":
+def storage_of(context: Context, state_dir: str | Path | None) -> "RunStates | ContextState":
     """Return where a client keeps its state: its Context in a simulation without `state_dir`, else a folder."""
     if state_dir is None and in_simulation():
         return ContextState(context)
@@ -113,7 +113,7 @@ def folder_name(context: Context) -> str:
     return f"partition-{partition}".replace(os.sep, "_")
 
 
-def _attend(
+def _answer(
     stored: "StoredState",
     assignment: Assignment,
     parcel: Parcel,
@@ -123,65 +123,67 @@ def _attend(
     """Have the app answer a message, and pack its reply."""
     a, stage = assignment, "download"
     try:
-        client = stored.arrive(a)
-        arrays = client.form.record(client.replica.weights, parcel.whole)
-        message.content = parcel.replaced(message.content, arrays)
+        client = stored.download(a)
+        arrays = client.layout.record(client.replica.weights, parcel.whole)
+        message.content = parcel.unpacked(message.content, arrays)
         if a.phase != TRAIN:
             stored.save(client)
     except FedcompError as error:  # the reply is made without the app
         kind = NEED_DENSE if isinstance(error, NeedDense) else FAILED
         report = failure(a, stage, str(error), kind=kind)
         return Message(Parcel.of(report).put(RecordDict(), ""), reply_to=message)
-    at = client.replica.version, client.replica.fingerprint
+    version = client.replica.version, client.replica.fingerprint
     reply = call_app()
     if reply.has_error():
         return reply
-    report = Report(a.round, a.phase, a.client, UPDATE, *at, b"", "", 0, 0.0, "", "")
+    report = Report(a.round, a.phase, a.client, UPDATE, *version, b"", "", 0, 0.0, "", "")
     if a.phase != TRAIN:
         reply.content = Parcel.of(report).put(reply.content, "")
         return reply
     try:
         stage = "train"
-        key, trained = _trained(client.form, reply.content)
+        key, trained = _trained(client.layout, reply.content)
         stage = "encode"
-        start = client.form.given(client.replica.weights, arrays)
-        frame = client.encode(a, client.form.vector(trained).sub_(start))
+        start = client.layout.as_received(client.replica.weights, arrays)
+        frame = client.encode(a, client.layout.vector(trained).sub_(start))
         stored.save(client)
     except FedcompError as error:
         records = reply.content.items()  # without the arrays, which the server could not use
         others = RecordDict({k: r for k, r in records if not isinstance(r, ArrayRecord)})
-        reply.content = Parcel.of(failure(a, stage, str(error), *at)).put(others, "")
+        reply.content = Parcel.of(failure(a, stage, str(error), *version)).put(others, "")
         return reply
     report = replace(report, frame=frame, ticket=client.state.ticket)
-    reply.content = Parcel.of(report, key, client.form.whole(trained)).put(reply.content, key)
+    reply.content = Parcel.of(report, key, client.layout.whole(trained)).put(reply.content, key)
     return reply
 
 
-def _trained(form: Form, content: RecordDict) -> tuple[str, ArrayRecord]:
+def _trained(layout: ArrayLayout, content: RecordDict) -> tuple[str, ArrayRecord]:
     """Return the key and the arrays of the model in an app's reply. Raises ProtocolError."""
-    found = [
+    models = [
         (key, record)
         for key, record in content.items()
-        if isinstance(record, ArrayRecord) and form.fits(record)
+        if isinstance(record, ArrayRecord) and layout.fits(record)
     ]
-    if len(found) != 1:
+    if len(models) != 1:
         raise ProtocolError(
-            f"the train function returned {len(found)} records with the arrays that it was sent; return one, with the same "
+            f"the train function returned {len(models)} records with the arrays that it was sent; return one, with the same "
             "names and shapes"
         )
-    return found[0]
+    return models[0]
 
 
 class AppClient:
-    """A client in a run: its session, without a model at first, and the form of the model."""
+    """A client in a run: its session, without a model at first, and the layout of the model's arrays."""
 
-    def __init__(self, id: int, run: dict[str, str], form: Form, seed: int):
-        self.id, self.form = id, form
+    def __init__(self, id: int, run: dict[str, str], layout: ArrayLayout, seed: int):
+        self.id, self.layout = id, layout
         self.run = run  # the server's values of ANNOUNCED, and the memory
-        layout = form.layout
-        self.replica = Replica(torch.zeros(layout.numel), layout, codec(run["downlink"]))
+        vector_layout = layout.vector_layout
+        self.replica = Replica(
+            torch.zeros(vector_layout.numel), vector_layout, codec(run["downlink"])
+        )
         self.replica.restore(self.replica.weights, "")
-        memory = memory_of(run["memory"], codec(run["uplink"]), layout.numel, layout)
+        memory = memory_of(run["memory"], codec(run["uplink"]), vector_layout.numel, vector_layout)
         self.state = ClientState(memory, self.replica.version)
         states = HostedStates()
         states.by_client[id] = self.state
@@ -232,14 +234,14 @@ class ContextState:
 
 @dataclass
 class StoredState:
-    """The state of one client in one run, stored in `place`."""
+    """The state of one client in one run, stored in `storage`."""
 
-    place: RunStates | ContextState
+    storage: RunStates | ContextState
     file: str
     memory: str  # spec
 
-    def arrive(self, assignment: Assignment) -> AppClient:
-        """Settle the pending proposal and move to the assignment's version. Raise NeedDense with the saved state unchanged."""
+    def download(self, assignment: Assignment) -> AppClient:
+        """Settle the pending proposal and move to the assignment's version. Raises NeedDense with the saved state unchanged."""
         announced = context_of(assignment).announced
         try:
             run = {name: announced[name].decode() for name in ANNOUNCED} | {"memory": self.memory}
@@ -251,33 +253,33 @@ class StoredState:
         client = self._load(assignment.client, run, seed)
         if client is None:
             if "form" not in announced:
-                raise NeedDense(f"no state of this run is stored in {self.place}")
-            client = AppClient(assignment.client, run, Form.unpack(announced["form"]), seed)
+                raise NeedDense(f"no state of this run is stored in {self.storage}")
+            client = AppClient(assignment.client, run, ArrayLayout.unpack(announced["form"]), seed)
         data = announced.get("taken", b"")
-        taken = [data[i : i + TICKET_BYTES].decode() for i in range(0, len(data), TICKET_BYTES)]
-        accepted = client.state.ticket if client.state.ticket in taken else assignment.accepted
+        tickets = [data[i : i + TICKET_BYTES].decode() for i in range(0, len(data), TICKET_BYTES)]
+        accepted = client.state.ticket if client.state.ticket in tickets else assignment.accepted
         client.session.download(replace(assignment, accepted=accepted))
         return client
 
     def save(self, client: AppClient) -> None:
         """Store the state; a file is flushed to the disk. Raises CheckpointError if it cannot be written, as when the disk is full."""
-        head = client.run | {"form": client.form.pack().decode()}
+        head = client.run | {"form": client.layout.pack().decode()}
         state = device_state.pack(client.session, client.id) | {HEAD: json.dumps(head).encode()}
-        self.place.save(state, self.file)
+        self.storage.save(state, self.file)
 
     def _load(self, id: int, run: dict[str, str], seed: int) -> AppClient | None:
         """Return the client that was stored in this run, None if there is none."""
-        state = self.place.load(self.file)
+        state = self.storage.load(self.file)
         if not state:
             return None
         try:
             head = json.loads(state[HEAD])
             if {name: head[name] for name in run} != run:
                 return None
-            client = AppClient(id, run, Form.unpack(head["form"].encode()), seed)
+            client = AppClient(id, run, ArrayLayout.unpack(head["form"].encode()), seed)
             device_state.restore(client.session, id, state)
             return client
         except (KeyError, TypeError, ValueError, AttributeError, FedcompError) as error:
             raise CheckpointError(
-                f"{self.place}: {self.file} is damaged ({error}); remove it, and the client takes part as a new one"
+                f"{self.storage}: {self.file} is damaged ({error}); remove it, and the client takes part as a new one"
             ) from error

@@ -18,7 +18,7 @@ POLL_S = 0.1  # between polls for replies
 
 
 def by_node(grid: Grid) -> dict[int, int]:
-    """Return the roster of a plain Flower deployment: a client's logical id is its node id."""
+    """Return the roster of a Flower deployment in which a client's logical id is its node id."""
     return {node: node for node in grid.get_node_ids()}
 
 
@@ -33,18 +33,19 @@ class GridTransport(Transport):
         self._unsent: list[Delivery] = []
 
     def clients(self) -> list[int]:
-        self._nodes |= (here := self.roster(self.grid))
-        return sorted(here)
+        connected = self.roster(self.grid)
+        self._nodes |= connected
+        return sorted(connected)
 
     def send(self, assignments: Sequence[Assignment]) -> None:
         self.cancel([assignment.client for assignment in assignments])
         nodes = self._nodes
-        names = self.grid.push_messages(
+        message_ids = self.grid.push_messages(
             [self._message(a, "train", nodes[a.client], str(a.round)) for a in assignments]
         )
-        for assignment, name in zip(assignments, names, strict=True):
-            if name:
-                self._open[name] = assignment.client
+        for assignment, message_id in zip(assignments, message_ids, strict=True):
+            if message_id:
+                self._open[message_id] = assignment.client
             else:
                 lost = Lost("the message could not be sent", "send")
                 self._unsent.append(Delivery(assignment.client, lost, self.clock.now()))
@@ -61,8 +62,10 @@ class GridTransport(Transport):
         ]
 
     def cancel(self, clients: Collection[int]) -> None:
-        gone = set(clients)
-        self._open = {name: client for name, client in self._open.items() if client not in gone}
+        cancelled = set(clients)
+        self._open = {
+            name: client for name, client in self._open.items() if client not in cancelled
+        }
 
     def close(self) -> None:
         self._open.clear()
@@ -72,7 +75,7 @@ class GridTransport(Transport):
 
 
 def message_in(reply: Message, kind: type[M]) -> M:
-    """Return the message in a reply. Raises ProtocolError for an error of Flower, too."""
+    """Return the message in a reply. Raises ProtocolError if it has another message or an error of Flower."""
     if reply.has_error():
         raise ProtocolError(f"Flower error {reply.error.code}: {reply.error.reason}")
     return from_records(reply.content, kind)

@@ -14,7 +14,7 @@ from ...server.transport import Delivery
 from .grid_transport import POLL_S, GridTransport, message_in
 
 JOIN, LEAVE = "query.join", "query.leave"  # message types
-LOOK_S = 0.5  # between polls of the connected nodes
+REFRESH_S = 0.5  # between two looks for connected nodes
 LEAVE_S = 20.0  # for the clients to answer the farewell
 
 
@@ -38,29 +38,30 @@ class JoiningTransport(GridTransport):
         on_late_answer: Callable[[int], None],
         warn: Callable[[str], None],
     ):
-        super().__init__(grid, self._look)
-        self.port, self.enrolled, self.invitation, self.size = port, enrolled, invitation, clients
+        super().__init__(grid, self._refresh)
+        self.port, self.enrolled = port, enrolled
+        self.invitation, self.n_clients = invitation, clients
         self.on_joined, self.on_late_answer, self.warn = on_joined, on_late_answer, warn
         self._joined: dict[int, int] = {}  # node → client
         self._invited: dict[str, int] = {}  # message id → node
         self._late: dict[int, str] = {}  # client → message id of a cancelled assignment
         self._public_keys = dict(enrolled.values()) if enrolled else {}
         self._warned: set[str] = set()
-        self._looked_s = float("-inf")
+        self._refreshed_s = float("-inf")
 
     def open(self) -> None:
         """Do nothing: the SuperLink serves the port."""
 
     def receive(self, timeout_s: float) -> list[Delivery]:
-        self._hear_late()
+        self._read_late_answers()
         return super().receive(timeout_s)
 
     def cancel(self, clients: Collection[int]) -> None:
-        gone = set(clients)
-        self._late |= {client: name for name, client in self._open.items() if client in gone}
+        cancelled = set(clients)
+        self._late |= {client: name for name, client in self._open.items() if client in cancelled}
         super().cancel(clients)
 
-    # Methods that GrpcTransport has as well, beyond Transport.
+    # The methods of GrpcTransport beyond Transport.
 
     def public_key(self, client: int) -> bytes:
         """Return the PEM of the public key that a client joined with. Raises KeyError if it has not joined with one."""
@@ -76,7 +77,7 @@ class JoiningTransport(GridTransport):
         return {"connections": len(self._joined)}
 
     def send_farewell(self, round: int) -> None:
-        """Tell all clients that the run is over, and wait up to 20 s for their answers."""
+        """Send all clients the end of the run, and wait up to 20 s for their answers."""
         farewell = Farewell(self.invitation.run, round)
         messages = [self._message(farewell, LEAVE, node) for node in self._joined]
         waiting = {name for name in self.grid.push_messages(messages) if name}
@@ -88,23 +89,23 @@ class JoiningTransport(GridTransport):
 
     # Clients.
 
-    def _look(self, grid: Grid) -> Mapping[int, int]:
+    def _refresh(self, grid: Grid) -> Mapping[int, int]:
         """Return client → node of the clients that are connected, after inviting new nodes and reading answers."""
-        if monotonic() - self._looked_s >= LOOK_S:
-            self._looked_s = monotonic()
-            here = set(grid.get_node_ids())
-            self._joined = {n: client for n, client in self._joined.items() if n in here}
-            self._invited = {name: n for name, n in self._invited.items() if n in here}
+        if monotonic() - self._refreshed_s >= REFRESH_S:
+            self._refreshed_s = monotonic()
+            connected = set(grid.get_node_ids())
+            self._joined = {n: client for n, client in self._joined.items() if n in connected}
+            self._invited = {name: n for name, n in self._invited.items() if n in connected}
             self._read_answers()
-            self._invite(here - {*self._joined, *self._invited.values()})
+            self._invite(connected - {*self._joined, *self._invited.values()})
         return {client: node for node, client in self._joined.items()}
 
     def _invite(self, nodes: Collection[int]) -> None:
-        known = self.enrolled
-        nodes = [node for node in nodes if known is None or node in known]
+        enrolled = self.enrolled
+        nodes = [node for node in nodes if enrolled is None or node in enrolled]
         if not nodes:
             return
-        ids = {node: -1 if known is None else known[node][0] for node in nodes}
+        ids = {node: -1 if enrolled is None else enrolled[node][0] for node in nodes}
         names = self.grid.push_messages(
             [self._message(replace(self.invitation, client=ids[n]), JOIN, n) for n in nodes]
         )
@@ -125,21 +126,24 @@ class JoiningTransport(GridTransport):
         if presence.reason or presence.run != self.invitation.run:
             reason = presence.reason or "it answered the invitation of another run"
             raise ProtocolError(f"client {client}: {reason}")
-        if not 0 <= client < self.size or (self.enrolled and self.enrolled[node][0] != client):
-            raise ProtocolError(f"it cannot be client {client} of a run of {self.size}")
+        if not 0 <= client < self.n_clients or (self.enrolled and self.enrolled[node][0] != client):
+            raise ProtocolError(f"it cannot be client {client} of a run of {self.n_clients}")
         self._joined = {n: c for n, c in self._joined.items() if c != client} | {node: client}
         if presence.key:
             self._public_keys[client] = public_key_pem(verifier(presence.key))
         self.on_joined(client, presence)
 
-    def _hear_late(self) -> None:
+    def _read_late_answers(self) -> None:
+        """Report the clients that answered a cancelled assignment."""
         if not self._late:
             return
         clients = {name: client for client, name in self._late.items()}
         for reply in self.grid.pull_messages(list(clients)):
             client = clients.get(reply.metadata.reply_to_message_id)
-            if client is not None and self._late.pop(client, None) and not reply.has_error():
-                self.on_late_answer(client)
+            if client in self._late:
+                del self._late[client]
+                if not reply.has_error():
+                    self.on_late_answer(client)
 
     def _warn_once(self, sentence: str) -> None:
         if sentence not in self._warned:

@@ -22,7 +22,7 @@ from ...layout import Layout
 from ...messages import WireMessage
 from .records import MESSAGE, from_records, to_records
 
-NUMPY = "numpy.ndarray"  # Flower's own form of an array
+NUMPY = "numpy.ndarray"  # stype of Flower's own arrays
 FLOATS = ("float16", "float32", "float64")
 BUFFERS = "*running_mean", "*running_var", "*num_batches_tracked"  # of batch normalisation
 
@@ -33,7 +33,7 @@ class Parcel(WireMessage):
 
     message: bytes
     record: str  # key of the replaced record, "" if there is none
-    heads: str  # JSON: name, dtype, shape and form of each array
+    heads: str  # JSON: name, dtype, shape and stype of each array
     bodies: list[bytes]
 
     @classmethod
@@ -49,19 +49,21 @@ class Parcel(WireMessage):
         """Return the parcel in a message's records. Raises ProtocolError if there is none."""
         return from_records(content, cls)
 
-    def put(self, content: RecordDict, instead: str) -> RecordDict:
-        """Return a message's records with this parcel in place of the record `instead`, or at the end if there is no such record."""
-        mine = to_records(self)[MESSAGE]
-        others = [(key, record) for key, record in content.items() if key != MESSAGE]
-        put = [(MESSAGE, mine) if key == instead else (key, record) for key, record in others]
-        return RecordDict(dict(put if instead in content else [*others, (MESSAGE, mine)]))
+    def put(self, content: RecordDict, key: str) -> RecordDict:
+        """Return a message's records with this parcel in place of the record `key`, or at the end if there is no such record."""
+        packed = to_records(self)[MESSAGE]
+        others = [(name, record) for name, record in content.items() if name != MESSAGE]
+        put = [(MESSAGE, packed) if name == key else (name, record) for name, record in others]
+        return RecordDict(dict(put if key in content else [*others, (MESSAGE, packed)]))
 
-    def replaced(self, content: RecordDict, arrays: ArrayRecord | None) -> RecordDict:
+    def unpacked(self, content: RecordDict, arrays: ArrayRecord | None) -> RecordDict:
         """Return a message's records with `arrays` in place of this parcel. Raises ProtocolError if the record's key is in use."""
         if self.record in content:
             raise ProtocolError(f"the message has a record '{self.record}' already")
-        put = [(self.record, arrays) if key == MESSAGE else (key, r) for key, r in content.items()]
-        return RecordDict({key: record for key, record in put if record is not None})
+        records = [
+            (self.record, arrays) if key == MESSAGE else (key, r) for key, r in content.items()
+        ]
+        return RecordDict({key: record for key, record in records if record is not None})
 
     @cached_property
     def whole(self) -> dict[str, Array]:
@@ -77,14 +79,14 @@ class Parcel(WireMessage):
 
 
 @dataclass(frozen=True)
-class Form:
+class ArrayLayout:
     """Name, shape and dtype of a model's arrays, in order. The dtype is "" for arrays that are sent whole."""
 
     arrays: tuple[tuple[str, tuple[int, ...], str], ...]
 
     @classmethod
     def of(cls, record: ArrayRecord, whole: Sequence[str] = BUFFERS) -> Self:
-        """Return the form of a record. `whole`: name patterns of arrays to send whole, in addition to those that do not hold floats."""
+        """Return the layout of a record. `whole`: name patterns of arrays to send whole, in addition to those that do not hold floats."""
 
         def dtype(name: str, array: Array) -> str:
             floats = array.stype == NUMPY and array.dtype in FLOATS
@@ -95,11 +97,12 @@ class Form:
         return cls(tuple((name, tuple(a.shape), dtype(name, a)) for name, a in arrays))
 
     def pack(self) -> bytes:
+        """Return the layout as JSON."""
         return json.dumps(self.arrays, separators=(",", ":")).encode()
 
     @classmethod
     def unpack(cls, data: bytes) -> Self:
-        """Return the form that `pack` packed. Raises ProtocolError."""
+        """Return the layout that `pack` packed. Raises ProtocolError."""
         try:
             arrays = tuple(
                 (str(name), tuple(map(int, shape)), str(dtype))
@@ -115,7 +118,8 @@ class Form:
         return cls(arrays)
 
     @cached_property
-    def layout(self) -> Layout:
+    def vector_layout(self) -> Layout:
+        """The layout of the vector."""
         return Layout.from_shapes({name: shape for name, shape, dtype in self.arrays if dtype})
 
     @cached_property
@@ -126,8 +130,8 @@ class Form:
     def _whole(self) -> set[str]:
         return {name for name, _, dtype in self.arrays if not dtype}
 
-    def given(self, vector: Tensor, record: ArrayRecord) -> Tensor:
-        """Return the vector as `record`, made from it, holds it: rounded where an array is float16, else `vector` itself."""
+    def as_received(self, vector: Tensor, record: ArrayRecord) -> Tensor:
+        """Return the vector as the receiver of `record` sees it: rounded where an array is float16, else `vector` itself."""
         rounded = any(dtype == "float16" for _, _, dtype in self.arrays)
         return self.vector(record) if rounded else vector
 
@@ -137,13 +141,12 @@ class Form:
 
     def vector(self, record: ArrayRecord) -> Tensor:
         """Return a record's vector [numel] in new memory, float32. Raises ProtocolError if an array is malformed or of another shape."""
-        vector = torch.empty(self.layout.numel)
-        for entry in self.layout:
+        vector = torch.empty(self.vector_layout.numel)
+        for entry in self.vector_layout:
             values = values_of(entry.name, record[entry.name])
             if values.shape != entry.shape or values.dtype.kind not in "fiu":
-                given = f"{values.dtype} of shape {list(values.shape)}"
                 raise ProtocolError(
-                    f"array '{entry.name}' is {given}, the model's has {list(entry.shape)}"
+                    f"array '{entry.name}' is {values.dtype} of shape {list(values.shape)}, the model's has {list(entry.shape)}"
                 )
             flat = np.ascontiguousarray(values, np.float32).reshape(-1)
             vector[entry.span] = torch.from_numpy(flat)
@@ -172,7 +175,7 @@ class Form:
 
     def record(self, vector: Tensor, whole: Mapping[str, Array]) -> ArrayRecord:
         """Return the record of a vector [numel] and of the arrays that are sent whole, in the model's order."""
-        views = self.layout.views(vector)
+        views = self.vector_layout.views(vector)
         return ArrayRecord(
             {
                 name: Array(views[name].numpy().astype(dtype)) if dtype else whole[name]

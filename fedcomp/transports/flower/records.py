@@ -12,7 +12,7 @@ from ...errors import ProtocolError
 from ...messages import WireMessage
 
 MESSAGE, METRICS = "fedcomp", "metrics"  # names of records
-LARGEST_VALUE = 1 << 20  # bytes in a ConfigRecord
+MAX_CONFIG_BYTES = 1 << 20  # of a value in a ConfigRecord; Flower sends larger Arrays in chunks
 STYPE = "fedcomp.v1"
 
 M = TypeVar("M", bound=WireMessage)
@@ -21,13 +21,13 @@ M = TypeVar("M", bound=WireMessage)
 def to_records(message: WireMessage, metrics: dict[str, int | float] | None = None) -> RecordDict:
     """Return a message as Flower records. `metrics` are added as a MetricRecord, which Flower's own strategies read."""
     data = message.pack()
-    if len(data) <= LARGEST_VALUE:
+    if len(data) <= MAX_CONFIG_BYTES:
         records = RecordDict({MESSAGE: ConfigRecord({MESSAGE: data})})
     else:
         array = Array(dtype="uint8", shape=(len(data),), stype=STYPE, data=data)
         records = RecordDict({MESSAGE: ArrayRecord({MESSAGE: array})})
     if metrics:
-        records[METRICS] = MetricRecord(metrics)
+        records[METRICS] = MetricRecord({**metrics})
     return records
 
 

@@ -4,7 +4,7 @@ strategy = FlowerStrategy("powersgd:rank=2", StrategyConfig(...))
 strategy.start(grid, initial_arrays, num_rounds=10)
 
 Flower's own loop starts at round 1, has no checkpoint and ends a run at the first malformed reply. `start` runs fedcomp's loop instead,
-which checks every reply as it arrives and goes on.
+which checks every reply as it arrives and continues without malformed ones.
 """
 
 from collections.abc import Callable
@@ -27,7 +27,7 @@ from ...server.client_metrics import summarize_client_metrics
 from ...server.round_loop import RoundLoop, RoundResult
 from ...strategies import StrategyConfig, strategy
 from .grid_transport import GridTransport, Roster, by_node
-from .packed_records import Form
+from .packed_records import ArrayLayout
 from .records import from_records, to_records
 
 
@@ -58,12 +58,13 @@ class FlowerStrategy(Strategy):
         The server evaluates, through `evaluate_fn`; the two configs have no effect.
         """
         loop, result = self.initialize(grid, initial_arrays, num_rounds, timeout), Result()
-        for outcome in loop.rounds(range(1, num_rounds + 1)):
+        for round_result in loop.rounds(range(1, num_rounds + 1)):
+            round = round_result.round
             result.arrays = self.arrays()
-            result.train_metrics_clientapp[outcome.round] = _metrics(outcome)
-            measured = evaluate_fn(outcome.round, result.arrays) if evaluate_fn else None
-            if measured is not None:
-                result.evaluate_metrics_serverapp[outcome.round] = measured
+            result.train_metrics_clientapp[round] = _metrics(round_result)
+            metrics = evaluate_fn(round, result.arrays) if evaluate_fn else None
+            if metrics is not None:
+                result.evaluate_metrics_serverapp[round] = metrics
         return result
 
     def initialize(
@@ -80,9 +81,10 @@ class FlowerStrategy(Strategy):
             rounds=self.config.rounds or num_rounds,
         )
         layout, weights = vector_of(initial_arrays)
-        made = strategy(self.spec, config, layout)
+        run_strategy = strategy(self.spec, config, layout)
         transport = GridTransport(grid, self.roster)
-        self.loop = make_loop(made, Broadcasts.of(made, weights), transport)
+        broadcasts = Broadcasts.of(run_strategy, weights)
+        self.loop = make_loop(run_strategy, broadcasts, transport)
         return self.loop
 
     def arrays(self) -> ArrayRecord:
@@ -122,26 +124,26 @@ def client_app(session: ClientSession) -> ClientApp:
 
 def vector_of(arrays: ArrayRecord) -> tuple[Layout, Tensor]:
     """Return the layout and the vector [numel] of Flower arrays. Raises ConfigError for an array that does not hold floats."""
-    form = Form.of(arrays, whole=())
-    if others := form.whole(arrays):
+    layout = ArrayLayout.of(arrays, whole=())
+    if others := layout.whole(arrays):
         name, array = next(iter(others.items()))
         raise ConfigError(
             f"initial array '{name}' is of type {array.dtype}; give trainable parameters only"
         )
-    return form.layout, form.vector(arrays)
+    return layout.vector_layout, layout.vector(arrays)
 
 
-def _metrics(outcome: RoundResult) -> MetricRecord:
+def _metrics(result: RoundResult) -> MetricRecord:
     values: dict[str, Any] = {
-        "accepted": len(outcome.accepted),
-        "rejected": len(outcome.rejections),
-        "uplink-bytes": sum(outcome.traffic.uplink.values()),
-        "downlink-bytes": sum(outcome.traffic.downlink.values()),
+        "accepted": len(result.accepted),
+        "rejected": len(result.rejections),
+        "uplink-bytes": sum(result.traffic.uplink.values()),
+        "downlink-bytes": sum(result.traffic.downlink.values()),
     }
-    if outcome.train_loss is not None:
-        values["train-loss"] = outcome.train_loss
+    if result.train_loss is not None:
+        values["train-loss"] = result.train_loss
     spreads, _ = summarize_client_metrics(
-        outcome.round, outcome.accepted, lambda sentence, kind: None
+        result.round, result.accepted, lambda sentence, kind: None
     )
     values |= {f"client-{name}": spread.mean for name, spread in spreads.items()}
     return MetricRecord(values)

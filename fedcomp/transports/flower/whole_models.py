@@ -1,14 +1,15 @@
 """The server's end of `compression_mod`: the model, its past broadcasts, and each client's version and last accepted update.
 
-x_i = W + C(a_i)                 the model in the reply of client i; W: the weights that the client was given
+x_i = W + C(a_i)                 the model in the reply of client i; W: the weights that the client received
 W ← W + C'(e + (y − W))          y: the wrapped strategy's aggregate of the x_i; e: the downlink's memory
 """
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
-from flwr.app import Array, ArrayRecord, Message
+from flwr.app import Array, ArrayRecord, Message, MetricRecord
 
 from ... import seeds
 from ...codecs import Codec
@@ -16,7 +17,7 @@ from ...errors import ConfigError, NonFiniteError, ProtocolError
 from ...messages import DENSE, NEED_DENSE, UPDATE, Assignment, Report
 from ...server.broadcasts import Broadcasts
 from ...server.exchange import Traffic, check_addressee, check_version
-from .packed_records import Form, Parcel
+from .packed_records import ArrayLayout, Parcel
 from .records import MESSAGE
 
 ADD_MOD = "add compression_mod to the ClientApp's mods"
@@ -40,7 +41,7 @@ class Model:
     """A model whose broadcasts keep clients up to date."""
 
     arrays: ArrayRecord  # the model as a Flower record
-    form: Form
+    layout: ArrayLayout
     uplink: Codec
     broadcasts: Broadcasts
     seed: int
@@ -52,35 +53,35 @@ class Model:
     @property
     def whole(self) -> dict[str, Array]:
         """The arrays that are sent whole."""
-        return self.form.whole(self.arrays)
+        return self.layout.whole(self.arrays)
 
-    def holds(self, arrays: ArrayRecord) -> bool:
+    def equals(self, arrays: ArrayRecord) -> bool:
         """Return whether a record equals the present model."""
         if arrays is self.arrays:
             return True
-        if not self.form.fits(arrays):
+        if not self.layout.fits(arrays):
             return False
         same = all(arrays[name].data == array.data for name, array in self.whole.items())
-        return same and torch.equal(self.form.vector(arrays), self._given())
+        return same and torch.equal(self.layout.vector(arrays), self._received())
 
-    def _given(self) -> torch.Tensor:
-        """Return the weights as clients are given them."""
-        return self.form.given(self.broadcasts.weights, self.arrays)
+    def _received(self) -> torch.Tensor:
+        """Return the weights as clients receive them."""
+        return self.layout.as_received(self.broadcasts.weights, self.arrays)
 
     def pack(self, message: Message, key: str, exchange: PhaseExchange) -> None:
         """Replace the record `key` by the broadcasts that the node has missed. Raises ConfigError for its second message in a phase."""
         node = message.metadata.dst_node_id
         if node in exchange.assignments:
             raise ConfigError(
-                f"the strategy sends node {node} two messages in one round; compressed updates need one a node and round"
+                f"the strategy sends node {node} two messages in one round; compressed updates need one per node and round"
             )
         b, client = self.broadcasts, node % IDS
-        known = client in self.versions
-        download = b.download(self.versions[client]) if known else b.dense()
+        is_known = client in self.versions
+        download = b.download(self.versions[client]) if is_known else b.dense()
         values = dict(self.announced)
         if download.form == DENSE:
-            values["form"] = self.form.pack().decode()
-        if not known and self.tickets:
+            values["form"] = self.layout.pack().decode()
+        if not is_known and self.tickets:
             values["taken"] = "".join(self.tickets.values())
         announced = [part.encode() for pair in values.items() for part in pair]
         assignment = Assignment(
@@ -98,7 +99,11 @@ class Model:
         exchange.assignments[node] = assignment
         parcel = Parcel.of(assignment, key, self.whole)
         exchange.traffic.sent(
-            client, download, [*announced, *parcel.bodies], first=not known, newest=b.newest_bytes
+            client,
+            download,
+            [*announced, *parcel.bodies],
+            first=not is_known,
+            newest=b.newest_bytes,
         )
         message.content = parcel.put(message.content, key)
 
@@ -123,7 +128,7 @@ class Model:
             raise ProtocolError(f"{report.stage}: {report.reason}")
         check_version(report, exchange.assignments[node])
         arrays = self._trained(report, parcel) if parcel.record else None
-        reply.content = parcel.replaced(reply.content, arrays)
+        reply.content = parcel.unpacked(reply.content, arrays)
         if arrays is not None:
             exchange.tickets[report.client] = report.ticket
 
@@ -135,17 +140,17 @@ class Model:
             )
 
     def _trained(self, report: Report, parcel: Parcel) -> ArrayRecord:
-        """Return the client's model: the weights that it was given plus its update. A reply without a frame has no update."""
+        """Return the client's model: the weights that it received plus its update. A reply without a frame has no update."""
         weights = self.broadcasts.weights.clone()
         if report.frame:
-            self.uplink.accumulate(report.frame, weights, layout=self.form.layout)
+            self.uplink.accumulate(report.frame, weights, layout=self.layout.vector_layout)
         if not weights.isfinite().all():
             raise NonFiniteError("the model with the update added is not finite")
-        self.form.check_whole(parcel.whole)
-        return self.form.record(weights, parcel.whole)
+        self.layout.check_whole(parcel.whole)
+        return self.layout.record(weights, parcel.whole)
 
     def accept(self, exchange: PhaseExchange, clients: Iterable[int]) -> None:
-        """Record clients whose updates the strategy accepted. The next message to each of them says so."""
+        """Record clients whose updates the strategy accepted. The next message to each of them has its ticket."""
         self.tickets |= {
             client: exchange.tickets[client] for client in clients if exchange.tickets.get(client)
         }
@@ -155,15 +160,15 @@ class Model:
 
         Raises NonFiniteError with nothing changed, and ProtocolError for arrays of another model.
         """
-        if not self.form.fits(arrays):
+        if not self.layout.fits(arrays):
             raise ProtocolError(
                 "the strategy returned arrays of other names or shapes than the model's"
             )
-        update = self.form.vector(arrays).sub_(self._given())
+        update = self.layout.vector(arrays).sub_(self._received())
         broadcast = self.broadcasts.prepare(round, update, seeds.key(self.seed, "downlink", round))
         if broadcast is not None:
             self.broadcasts.publish(broadcast)
-        self.arrays = self.form.record(self.broadcasts.weights, self.form.whole(arrays))
+        self.arrays = self.layout.record(self.broadcasts.weights, self.layout.whole(arrays))
 
 
 def inconsistent(replies: Sequence[Message], weight: str, trained: bool) -> dict[int, str]:
@@ -173,10 +178,10 @@ def inconsistent(replies: Sequence[Message], weight: str, trained: bool) -> dict
     most replies.
     """
     faults: dict[int, str] = {}
-    shapes: dict[int, tuple] = {}
+    shapes: dict[int, tuple[Any, ...]] = {}
     for i, reply in enumerate(replies):
         metrics, arrays = reply.content.metric_records, reply.content.array_records
-        key, record = next(iter(metrics.items()), ("", {}))
+        key, record = next(iter(metrics.items()), ("", MetricRecord()))
         value = record.get(weight)
         if len(metrics) != 1:
             faults[i] = f"it has {len(metrics)} records of metrics; return one"
@@ -187,9 +192,9 @@ def inconsistent(replies: Sequence[Message], weight: str, trained: bool) -> dict
         else:
             lengths = [(name, len(v) if isinstance(v, list) else -1) for name, v in record.items()]
             shapes[i] = (key, *sorted(lengths), *arrays)
-    usual = max(shapes.values(), key=list(shapes.values()).count, default=())
+    most_common = max(shapes.values(), key=list(shapes.values()).count, default=())
     return faults | {
         i: "its records have other names than those of most clients"
         for i, shape in shapes.items()
-        if shape != usual
+        if shape != most_common
     }

@@ -6,18 +6,18 @@ from .credentials import Credentials
 from .io_loop import IoTasks
 from .relay import Relay
 from .server import GrpcTransport
-from .stream import PortSettings
+from .settings import PortSettings
 from .tcp_info import Traffic
-from .wire import Refused, Terms
+from .wire import Refused, RelayTerms
 
 __all__ = [
     "Credentials",
     "GrpcConnection",
     "GrpcTransport",
     "IoTasks",
+    "PortSettings",
     "Refused",
     "Relay",
-    "PortSettings",
-    "Terms",
+    "RelayTerms",
     "Traffic",
 ]

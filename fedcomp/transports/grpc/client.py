@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 from collections import deque
 from collections.abc import AsyncIterator, Iterable
-from typing import Self
+from typing import Any, Self
 
 import grpc
 
@@ -38,11 +38,13 @@ class GrpcConnection:
         self._assembly = wire.Assembly(largest + 4096)
         self._invitation: Invitation | None = None
         self._client = client  # from the invitation on, the id that the server assigned
-        self._assigned: tuple[int, Assignment] | None = None  # last one yielded, if not answered
-        self._waiting: deque[Message | tuple[int, Assignment]] = deque()
-        self._news = asyncio.Event()
+        # The last assignment that `messages` yielded, if it is not answered.
+        self._assigned: tuple[int, Assignment] | None = None
+        # Messages that `messages` has not yielded; assignments with their sequence numbers.
+        self._unread: deque[Any] = deque()
+        self._changed = asyncio.Event()
         self._error: Exception | None = None
-        self._writing = asyncio.Lock()
+        self._write_lock = asyncio.Lock()
 
     async def __aenter__(self) -> Self:
         """Connect and send HELLO. Return when the server's first message has arrived."""
@@ -58,14 +60,14 @@ class GrpcConnection:
                 await self._call.write(wire.encode_hello(wire.Hello(self.claimed, __version__)))
             try:
                 async with asyncio.timeout(CONNECT_S):
-                    await self._news.wait()
+                    await self._changed.wait()
             except TimeoutError:
                 raise UnreachableError(
                     f"{self.target} does not answer within {CONNECT_S:g} s; check that the server runs and that no "
                     "firewall blocks its port",
                     "silent",
                 ) from None
-            if self._error is not None and not self._waiting:
+            if self._error is not None and not self._unread:
                 raise self._error
         except BaseException:
             await self._close()
@@ -84,8 +86,8 @@ class GrpcConnection:
     async def messages(self) -> AsyncIterator[Message]:
         """Yield the server's messages until the stream ends or a Farewell or Refused was yielded. Raises the errors of the class."""
         while True:
-            while self._waiting:
-                message = self._waiting.popleft()
+            while self._unread:
+                message = self._unread.popleft()
                 if isinstance(message, tuple):
                     self._assigned, message = message, message[1]
                 yield message
@@ -94,8 +96,8 @@ class GrpcConnection:
                 del message
             if self._error is not None:
                 raise self._error
-            self._news.clear()
-            await self._news.wait()
+            self._changed.clear()
+            await self._changed.wait()
 
     async def send(self, answer: Presence | Report) -> None:
         """Send the presence that answers the invitation, or the report on the last assignment that `messages` yielded.
@@ -116,15 +118,16 @@ class GrpcConnection:
         await self._write(wire.split(pieces))
 
     async def _write(self, messages: Iterable[bytes]) -> None:
+        """Send gRPC messages. Raises the error that ended the stream, unless a Refused arrived."""
         try:
             for message in messages:
-                async with self._writing:  # a PONG may be sent between parts
+                async with self._write_lock:  # a PONG may be sent between parts
                     await self._call.write(message)
         except (grpc.RpcError, asyncio.InvalidStateError) as error:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(STATUS_S):
                     await asyncio.shield(self._reading)
-            if self._waiting and isinstance(self._waiting[-1], Refused):
+            if self._unread and isinstance(self._unread[-1], Refused):
                 return  # `messages` yields the reason why the server ended the stream
             raise self._error or self._unreachable(error) from error
 
@@ -133,50 +136,51 @@ class GrpcConnection:
         try:
             async for data in self._call:
                 if (whole := self._assembly.take(data)) is not None:
-                    await self._take(*whole)
-                    self._news.set()
+                    await self._handle(*whole)
+                    self._changed.set()
                 del data, whole
-            self._error = self._lost(await self._call.code(), await self._call.details())
+            self._error = self._status_error(await self._call.code(), await self._call.details())
         except ProtocolError as error:
             self._error = error
         except Exception as error:  # the stream has ended
             self._error = self._unreachable(error)
         finally:
-            self._news.set()
+            self._changed.set()
 
-    async def _take(self, kind: Kind, reader: Reader) -> None:
+    async def _handle(self, kind: Kind, reader: Reader) -> None:
+        """Answer a PING, or queue a message for `messages`."""
         if kind is Kind.PING:
-            async with self._writing:
+            async with self._write_lock:
                 await self._call.write(wire.PONG)
         elif kind is Kind.REFUSED:
-            self._waiting.append(wire.decode_refused(reader))
+            self._unread.append(wire.decode_refused(reader))
         elif kind is Kind.INVITATION and self._invitation is None:
             self._invitation = wire.decode(kind, reader)
             self._client = self._invitation.client
-            self._waiting.append(self._invitation)
+            self._unread.append(self._invitation)
         elif kind is Kind.ASSIGNMENT and self._invitation is not None:
             assigned = wire.decode_assignment(reader, self._client)
-            if self._waiting and isinstance(self._waiting[-1], tuple):
-                self._waiting.pop()
-            self._waiting.append(assigned)
+            if self._unread and isinstance(self._unread[-1], tuple):
+                self._unread.pop()
+            self._unread.append(assigned)
         elif kind is Kind.FAREWELL and self._invitation is not None:
-            self._waiting.append(wire.decode(kind, reader, self._invitation))
+            self._unread.append(wire.decode(kind, reader, self._invitation))
         else:
             raise ProtocolError(f"the server sent a {kind.name}, which is not expected now")
 
     def _unreachable(self, error: Exception) -> UnreachableError:
         if isinstance(error, grpc.aio.AioRpcError):
-            return self._lost(error.code(), error.details())
+            return self._status_error(error.code(), error.details())
         return UnreachableError(f"the connection to {self.target} was lost ({error})", "network")
 
-    def _lost(self, code: grpc.StatusCode, details: str | None) -> UnreachableError:
+    def _status_error(self, code: grpc.StatusCode, details: str | None) -> UnreachableError:
         """Return the error for a stream that ended with a status."""
-        cause, how = "network", f"the connection to {self.target} was lost ({details})"
+        cause, sentence = "network", f"the connection to {self.target} was lost ({details})"
         if code is grpc.StatusCode.OK:
-            cause, how = "closed", f"{self.target} has ended the connection"
+            cause, sentence = "closed", f"{self.target} has ended the connection"
         elif code is grpc.StatusCode.UNIMPLEMENTED:
-            how = f"{self.target} is a gRPC server but not a fedcomp server; correct --server"
+            sentence = f"{self.target} is a gRPC server but not a fedcomp server; correct --server"
             cause = "not fedcomp"
         elif self._invitation is None:
-            how = f"{self.target} cannot be reached ({details})"
-        return UnreachableError(how, cause)
+            sentence = f"{self.target} cannot be reached ({details})"
+        return UnreachableError(sentence, cause)

@@ -10,8 +10,9 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from typing import Any
 
-from ...codecs import codec
+from ...codecs import Codec, codec
 from ...errors import UnreachableError, UserError
 from ...keys.enrolment import parse_public_key
 from ...keys.keyring import point_of
@@ -22,19 +23,12 @@ from ..relays import add_frames, can_add
 from . import relay_wire, wire
 from .client import GrpcConnection
 from .credentials import Credentials
+from .events import Answered, AnsweredLate, Event, Joined, Left, Warned
+from .pending_assignments import PendingAssignment
 from .port import Port
 from .relay_wire import AssignmentId, Bundle, Disconnect
-from .stream import (
-    Answered,
-    AnsweredLate,
-    Event,
-    Joined,
-    Left,
-    PendingAssignment,
-    PortSettings,
-    Warned,
-)
-from .wire import Kind, Reader, Refused, Terms
+from .settings import PortSettings
+from .wire import Kind, Reader, Refused, RelayTerms
 
 REFUSED_KEY = (
     "its key is not enrolled for a client at the server of this relay, or was revoked; relays cannot connect to another "
@@ -48,7 +42,7 @@ Answer = tuple[int, Report, Assignment]
 class RelayConnection(GrpcConnection):
     """The stream of a relay to its server.
 
-    `messages` also yields Terms, key tables (dict), Bundle, withdrawn assignments (list) and Disconnect.
+    `messages` also yields RelayTerms, key tables (dict), Bundle, withdrawn assignments (list) and Disconnect.
     """
 
     def __init__(self, target: str, credentials: Credentials | None):
@@ -62,24 +56,24 @@ class RelayConnection(GrpcConnection):
     def fail(self, error: Exception) -> None:
         """Make `messages` raise an error."""
         self._error = error
-        self._news.set()
+        self._changed.set()
 
-    async def _take(self, kind: Kind, reader: Reader) -> None:
+    async def _handle(self, kind: Kind, reader: Reader) -> None:
         if kind is Kind.TERMS and self._invitation is None:
             terms = wire.decode(kind, reader)
             self._invitation = terms.invitation
             self._assembly.largest = max(TERMS_BYTES, terms.largest_assignment)
-            self._waiting.append(terms)
+            self._unread.append(terms)
         elif kind is Kind.KEYS:
-            self._waiting.append(dict(relay_wire.decode_rows(kind, reader)))
+            self._unread.append(dict(relay_wire.decode_entries(kind, reader)))
         elif kind is Kind.ASSIGNMENTS:
-            self._waiting.append(relay_wire.decode_bundle(reader, self._frames))
+            self._unread.append(relay_wire.decode_bundle(reader, self._frames))
         elif kind is Kind.WITHDRAW:
-            self._waiting.append(relay_wire.decode_rows(kind, reader))
+            self._unread.append(relay_wire.decode_entries(kind, reader))
         elif kind is Kind.DISCONNECT:
-            self._waiting.append(Disconnect(*relay_wire.decode_row(kind, reader)))
+            self._unread.append(Disconnect(*relay_wire.decode_entry(kind, reader)))
         else:
-            await super()._take(kind, reader)
+            await super()._handle(kind, reader)
 
 
 @dataclass
@@ -103,9 +97,10 @@ class Relay:
     """
 
     connection: RelayConnection
-    terms: Terms
+    terms: RelayTerms
     port: Port
-    problem = ""  # the relay always knows which keys are accepted
+    adder: tuple[Codec, Layout] | None = None  # with which it adds frames; None: it forwards them
+    problem = ""  # a relay can always check keys (settings.Keys)
 
     def __init__(
         self,
@@ -114,7 +109,7 @@ class Relay:
         port: int,
         credentials: Credentials | None,
         *,
-        opened: Callable[[int, Terms], None],
+        opened: Callable[[int, RelayTerms], None],
         changed: Callable[[int], None],
         warn: Callable[[str], None],
     ):
@@ -129,7 +124,7 @@ class Relay:
         self.sum_timer: asyncio.TimerHandle | None = None
         self.waiting = True  # for open assignments before frames are added; ends with `sum_timer`
         self.outgoing: deque[list[bytes] | Reports] = deque()
-        self.news = asyncio.Event()
+        self.queued = asyncio.Event()
 
     async def run(self) -> Farewell:
         """Serve until the run is over and return the farewell. Call this once.
@@ -137,15 +132,15 @@ class Relay:
         Raises UnreachableError if the server cannot be reached or is lost, and UserError if it refuses this relay.
         """
         async with RelayConnection(self.server, self.credentials) as self.connection:
-            messages = self.connection.messages()
-            terms = await anext(messages)
+            messages: AsyncIterator[object] = self.connection.messages()
+            terms: object = await anext(messages)
             if isinstance(terms, Refused):
                 raise _error(terms)
-            if not isinstance(terms, Terms):
+            if not isinstance(terms, RelayTerms):
                 raise UserError(f"{self.server} does not answer as a server of this version does")
             self.terms = terms
-            self.codec = codec(terms.codec) if terms.codec else None
-            self.layout = Layout.from_shapes(json.loads(terms.shapes)) if terms.codec else None
+            if terms.codec:
+                self.adder = codec(terms.codec), Layout.from_shapes(json.loads(terms.shapes))
             where = self.address, self.port_number, terms.invitation, terms.clients
             settings = PortSettings(
                 *where, terms.largest_report, self.credentials, self, grace_s=terms.grace_s
@@ -159,7 +154,8 @@ class Relay:
         writing = asyncio.create_task(self._write())
         try:
             self._handle(await anext(messages))  # the keys
-            await asyncio.wait({port, serving}, return_when=asyncio.FIRST_COMPLETED)
+            both: set[asyncio.Future[Any]] = {port, serving}
+            await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
             if serving.done():
                 await serving  # raises the error
             self.opened(port.result(), self.terms)
@@ -177,7 +173,7 @@ class Relay:
             with suppress(asyncio.CancelledError):
                 await asyncio.gather(serving, return_exceptions=True)
 
-    # The keys that its port accepts.
+    # The methods of settings.Keys.
 
     def id_of_hash(self, key_hash: bytes) -> int | None:
         return self.ids.get(key_hash)
@@ -191,7 +187,7 @@ class Relay:
     def ids_by_hash(self) -> dict[bytes, int]:
         return self.ids
 
-    # From the server.
+    # Messages from the server.
 
     def _handle(self, message: object) -> None:
         match message:
@@ -215,7 +211,7 @@ class Relay:
         self.waiting = True
         if self.sum_timer is not None:
             self.sum_timer.cancel()
-        if self.codec is not None and bundle.wait_s != relay_wire.UNTIL_ALL:
+        if self.adder is not None and bundle.wait_s != relay_wire.UNTIL_ALL:
             self.sum_timer = asyncio.get_running_loop().call_later(
                 bundle.wait_s, self._stop_waiting
             )
@@ -227,7 +223,7 @@ class Relay:
         self.port.cancel(withdrawn)
         self._queue_sum_if_complete()
 
-    # From the clients.
+    # Events of the port.
 
     def _handle_event(self, event: Event) -> None:
         """Handle an event of the port."""
@@ -236,22 +232,22 @@ class Relay:
                 if public_key_pem is not None:
                     presence = replace(presence, key=point_of(parse_public_key(public_key_pem)))
                 number = self.connections[client] = next(self.numbers)
-                self._queue(relay_wire.encode_rows(Kind.JOINED, [(number, presence)]))
+                self._queue(relay_wire.encode_entries(Kind.JOINED, [(number, presence)]))
                 self.served = True
                 self.changed(self.port.clients)
             case Left(client):
-                self._queue(relay_wire.encode_rows(Kind.LEFT, [(client,)]))
+                self._queue(relay_wire.encode_entries(Kind.LEFT, [(client,)]))
                 self.changed(self.port.clients)
             case AnsweredLate(client):
-                self._queue(relay_wire.encode_rows(Kind.HEARD, [(client,)]))
+                self._queue(relay_wire.encode_entries(Kind.ANSWERED_LATE, [(client,)]))
             case Warned(sentence):
                 self.warn(sentence)
             case Answered(sequence, assignment, Lost(reason, stage)):
-                row = assignment.client, sequence, stage, reason
-                self._queue(relay_wire.encode_rows(Kind.LOST, [row]))
+                entry = assignment.client, sequence, stage, reason
+                self._queue(relay_wire.encode_entries(Kind.LOST, [entry]))
                 self._queue_sum_if_complete()
             case Answered(sequence, assignment, Report() as report):
-                if self.codec is not None and can_add(assignment, report):
+                if self.adder is not None and can_add(assignment, report):
                     self.to_add[assignment.client] = sequence, report, assignment
                 else:
                     self._queue_report((sequence, report, assignment))
@@ -262,7 +258,7 @@ class Relay:
         self._queue_sum()
 
     def _queue_sum_if_complete(self) -> None:
-        if not self.port.waiting or not self.waiting:
+        if not self.port.pending or not self.waiting:
             self._queue_sum()
 
     def _queue_sum(self) -> None:
@@ -271,18 +267,21 @@ class Relay:
             self._queue(Reports([self.to_add[client] for client in sorted(self.to_add)], add=True))
             self.to_add = {}
 
-    # To the server.
+    # Messages to the server.
 
     def _queue(self, item: "list[bytes] | Reports") -> None:
         """Queue an encoded message, or reports."""
         self.outgoing.append(item)
-        self.news.set()
+        self.queued.set()
 
     def _queue_report(self, answer: Answer) -> None:
         """Queue a report. Consecutive ones are sent in one message of up to wire.PART_BYTES bytes of frames."""
         last = self.outgoing[-1] if self.outgoing else None
-        fits = isinstance(last, Reports) and not last.add
-        if fits and last.size + len(answer[1].frame) <= wire.PART_BYTES:
+        if (
+            isinstance(last, Reports)
+            and not last.add
+            and last.size + len(answer[1].frame) <= wire.PART_BYTES
+        ):
             last.answers.append(answer)
         else:
             self._queue(Reports([answer]))
@@ -291,28 +290,29 @@ class Relay:
         """Send the queued messages in order. Runs until it is cancelled; an error ends the session."""
         try:
             while True:
-                await self.news.wait()
-                self.news.clear()
+                await self.queued.wait()
+                self.queued.clear()
                 while self.outgoing:
                     item = self.outgoing.popleft()
                     if isinstance(item, Reports):
                         answers = item.answers
-                        if item.add:
-                            answers = await asyncio.to_thread(self._add, answers)
+                        if item.add and self.adder is not None:
+                            answers = await asyncio.to_thread(_add, *self.adder, answers)
                         item = relay_wire.encode_reports(answers)
                     await self.connection.write(item)
         except Exception as error:
             self.connection.fail(error)
 
-    def _add(self, answers: list[Answer]) -> list[Answer]:
-        """Return the answers with the sum of their frames in the first update."""
-        sequences, reports, assignments = zip(*answers, strict=True)
-        passed = add_frames(self.codec, self.layout, assignments, reports)
-        return list(zip(sequences, passed, assignments, strict=True))
+
+def _add(codec: Codec, layout: Layout, answers: list[Answer]) -> list[Answer]:
+    """Return the answers with the sum of their frames in the first update."""
+    sequences, reports, assignments = zip(*answers, strict=True)
+    summed = add_frames(codec, layout, assignments, reports)
+    return list(zip(sequences, summed, assignments, strict=True))
 
 
 def _error(refused: Refused) -> UserError:
     """Return the error for a REFUSED from the server: UnreachableError if the relay may try again."""
-    if refused.again:
-        return UnreachableError(refused.sentence, "starting")
-    return UserError(refused.sentence)
+    if refused.retry:
+        return UnreachableError(refused.reason, "starting")
+    return UserError(refused.reason)

@@ -12,15 +12,16 @@ from ...messages import Presence, Report
 from ...server.transport import Lost
 from . import relay_wire, wire
 from .credentials import PeerKey, point_key
+from .events import AnsweredLate, Summed
 from .relay_wire import FrameCache
-from .stream import AnsweredLate, Summed
 from .wire import Kind, Reader, Refused
 
 if TYPE_CHECKING:
+    from .pending_assignments import PendingAssignment
     from .port import Port
-    from .stream import PendingAssignment, Stream
+    from .stream import Stream
 
-# Messages that wait to be sent, above which a relay's connection is ended: it sends messages that are answered, and does not read.
+# Messages that wait to be sent. Above this, the connection of a relay that does not read its messages is ended.
 MAX_QUEUED = 20_000
 
 
@@ -51,29 +52,31 @@ class ConnectedRelay:
         """Withdraw an assignment, whether it was sent or is still queued."""
         self._queued = [pending for pending in self._queued if pending.sequence != sequence]
         if not self.lost:
-            self.send(relay_wire.encode_rows(Kind.WITHDRAW, [(client, sequence)]))
+            self.send(relay_wire.encode_entries(Kind.WITHDRAW, [(client, sequence)]))
 
     def handle(self, kind: Kind, reader: Reader) -> None:
-        """Handle a message from the relay. Raises ProtocolError if it is malformed or not expected, and End to end the stream."""
+        """Handle a message from the relay. Raises ProtocolError if it is malformed or not expected, and EndStream to end the stream."""
         port = self.port
-        if self.stream.queued > MAX_QUEUED:
-            raise port.refusal("messages not read", "this relay does not read its messages")
+        if self.stream.n_queued > MAX_QUEUED:
+            raise port.admission.refusal(
+                "messages not read", "this relay does not read its messages"
+            )
         if kind is Kind.JOINED:
-            connection, presence = relay_wire.decode_row(kind, reader)
+            connection, presence = relay_wire.decode_entry(kind, reader)
             port.join_relayed(RelayedClient(self, connection, wire.limit_texts(presence)))
         elif kind is Kind.LEFT:
-            (left,) = relay_wire.decode_row(kind, reader)
-            if (client := self.clients.pop(left, None)) is not None:
+            (client_id,) = relay_wire.decode_entry(kind, reader)
+            if (client := self.clients.pop(client_id, None)) is not None:
                 port.leave(client)
-        elif kind is Kind.HEARD:
-            self._handle_late_answer(*relay_wire.decode_row(kind, reader))
+        elif kind is Kind.ANSWERED_LATE:
+            self._handle_late_answer(*relay_wire.decode_entry(kind, reader))
         elif kind is Kind.REPORTS:
             self._handle_reports(reader)
         elif kind is Kind.LOST:
-            client_id, sequence, stage, reason = relay_wire.decode_row(kind, reader)
-            if port.pending_assignment(client_id, sequence, self) is not None:
+            client_id, sequence, stage, reason = relay_wire.decode_entry(kind, reader)
+            if port.pending.assignment(client_id, sequence, self) is not None:
                 self._unanswered[client_id] -= 1
-                port.answer(client_id, Lost(reason, stage))
+                port.pending.answer(client_id, Lost(reason, stage))
         else:
             raise ProtocolError(f"a relay sent a {kind.name}, which is not expected now")
 
@@ -81,7 +84,7 @@ class ConnectedRelay:
         """Decode all reports of a message before any is counted, because they may belong to one sum."""
         reports: dict[int, Report] = {}
         closed: dict[int, None] = {}  # clients whose assignments are no longer open, each once
-        pending_assignment = partial(self.port.pending_assignment, relay=self)
+        pending_assignment = partial(self.port.pending.assignment, relay=self)
         for client, _, report in relay_wire.decode_reports(reader, pending_assignment):
             if report is None:
                 closed[client] = None
@@ -96,11 +99,13 @@ class ConnectedRelay:
             return
         terms = self.port.settings.relay_terms
         if terms is not None and terms.codec:
-            answers = [self.port.answered(client, report) for client, report in reports.items()]
+            answers = [
+                self.port.pending.close(client, report) for client, report in reports.items()
+            ]
             self.port.emit(Summed(answers, [*closed]))
         else:
             for client, report in reports.items():
-                self.port.answer(client, report)
+                self.port.pending.answer(client, report)
 
     def _handle_late_answer(self, client: int) -> None:
         """Report that a client answered an assignment that is no longer open. Ignored if it has no unanswered assignment."""
@@ -110,17 +115,17 @@ class ConnectedRelay:
 
     def _flush(self) -> None:
         """Send the queued assignments."""
-        opens, self._queued = self._queued, []
-        if self.lost or not opens:
+        queued, self._queued = self._queued, []
+        if self.lost or not queued:
             return
-        self.stream.assignments += len(opens)
-        self._unanswered.update(pending.assignment.client for pending in opens)
-        due_s = [pending.due_s for pending in opens if pending.due_s is not None]
+        self.stream.n_assignments += len(queued)
+        self._unanswered.update(pending.assignment.client for pending in queued)
+        due_s = [pending.due_s for pending in queued if pending.due_s is not None]
         wait_s = max(0.0, min(due_s) - time.monotonic()) if due_s else relay_wire.UNTIL_ALL
-        assignments = [(pending.sequence, pending.assignment) for pending in opens]
+        assignments = [(pending.sequence, pending.assignment) for pending in queued]
         for pieces in relay_wire.encode_bundles(wait_s, assignments, self._cache):
             self.send(pieces)
-        for pending in opens:
+        for pending in queued:
             pending.sent = True
 
 
@@ -130,7 +135,7 @@ class RelayedClient:
     `connection`: the number that the relay gave its connection. Raises ProtocolError for a malformed key or a negative id.
     """
 
-    relay_id = None
+    relay_id: int | None = None
 
     def __init__(self, relay: ConnectedRelay, connection: int, presence: Presence):
         if presence.client < 0:
@@ -148,5 +153,5 @@ class RelayedClient:
         """Tell the relay to end this connection of the client, for the reason `refused`."""
         if not self.closing:
             self.closing = True
-            row = self.client, self.connection, refused
-            self.relay.send(relay_wire.encode_rows(Kind.DISCONNECT, [row]))
+            entry = self.client, self.connection, refused
+            self.relay.send(relay_wire.encode_entries(Kind.DISCONNECT, [entry]))

@@ -68,7 +68,7 @@ class FrameCache:
             yield number
 
 
-# Messages that are rows of these values: one row, or any number in KEYS and WITHDRAW.
+# Messages that are lists of entries with these fields: one entry, or any number in KEYS and WITHDRAW.
 
 
 def _read_refused(reader: Reader) -> Refused:
@@ -87,37 +87,37 @@ PRESENCE = FieldCodec(
     lambda value: wire.encode_fields(value, NO_PRESENCE),
     lambda reader: wire.decode_fields(NO_PRESENCE, reader)[0],
 )
-ROWS = {
+ENTRY_FIELDS = {
     Kind.KEYS: (HASH, VARINT),  # of a client that may join: key hash, logical id
     Kind.WITHDRAW: (VARINT, VARINT),  # of an assignment: client, sequence number
     Kind.DISCONNECT: (VARINT, VARINT, REFUSED),  # client, number of its connection, reason
     Kind.JOINED: (VARINT, PRESENCE),  # number of the connection, presence of its client
     Kind.LEFT: (VARINT,),  # client
-    Kind.HEARD: (VARINT,),  # client
+    Kind.ANSWERED_LATE: (VARINT,),  # client
     Kind.LOST: (VARINT, VARINT, TEXT, TEXT),  # client, sequence number, stage, reason
 }
 
 
-def encode_rows(kind: Kind, rows: Iterable[Sequence[Any]]) -> list[bytes]:
+def encode_entries(kind: Kind, entries: Iterable[Sequence[Any]]) -> list[bytes]:
     pieces: list[bytes] = []
-    for row in rows:
-        for column, value in zip(ROWS[kind], row, strict=True):
-            pieces += column.write(value)
+    for entry in entries:
+        for field_codec, value in zip(ENTRY_FIELDS[kind], entry, strict=True):
+            pieces += field_codec.write(value)
     return wire.message_pieces(kind, pieces)
 
 
-def decode_rows(kind: Kind, reader: Reader) -> list[tuple[Any, ...]]:
-    rows = []
+def decode_entries(kind: Kind, reader: Reader) -> list[tuple[Any, ...]]:
+    entries = []
     while not reader.ended:
-        rows.append(tuple(column.read(reader) for column in ROWS[kind]))
-    return rows
+        entries.append(tuple(field_codec.read(reader) for field_codec in ENTRY_FIELDS[kind]))
+    return entries
 
 
-def decode_row(kind: Kind, reader: Reader) -> tuple[Any, ...]:
-    """Decode a message of one row."""
-    row = tuple(column.read(reader) for column in ROWS[kind])
+def decode_entry(kind: Kind, reader: Reader) -> tuple[Any, ...]:
+    """Decode a message of one entry."""
+    entry = tuple(field_codec.read(reader) for field_codec in ENTRY_FIELDS[kind])
     reader.end()
-    return row
+    return entry
 
 
 # Bundles.
@@ -127,10 +127,10 @@ def encode_bundles(
     wait_s: float, assignments: Sequence[tuple[int, Assignment]], cache: FrameCache
 ) -> Iterator[list[bytes]]:
     """Yield messages with assignments, given with their sequence numbers, and with the frames that the relay does not have."""
-    left = iter(assignments)
+    remaining = iter(assignments)
     while True:
         new: list[bytes] = []
-        if not (entries := list(_entries(left, cache, new))):
+        if not (entries := list(_encode_assignments(remaining, cache, new))):
             return
         forgotten = [varint(number) for number in cache.forget()]
         head = [DOUBLE.pack(wait_s), varint(len(new) // 3), *new]
@@ -140,7 +140,7 @@ def encode_bundles(
         )
 
 
-def _entries(
+def _encode_assignments(
     assignments: Iterable[tuple[int, Assignment]], cache: FrameCache, new: list[bytes]
 ) -> Iterator[list[bytes]]:
     """Yield encoded assignments until the bundle is complete. Append the number, length and bytes of each new frame to `new`."""
@@ -207,7 +207,7 @@ def decode_reports(
 ) -> Iterator[tuple[int, int, Report | None]]:
     """Yield the client, the sequence number and the report of each entry. The report is None if its assignment is no longer open.
 
-    `open_assignment(client, sequence)` returns the open assignment, or None if there is none.
+    `pending_assignment(client, sequence)` returns the open assignment, or None if there is none.
     """
     while not reader.ended:
         client = reader.varint()
@@ -216,4 +216,5 @@ def decode_reports(
             raise ProtocolError(f"a bundle of reports contains a {kind.name}")
         sequence = entry.varint()
         assignment = pending_assignment(client, sequence)
-        yield client, sequence, assignment and wire.decode_report(entry, assignment)
+        report = None if assignment is None else wire.decode_report(entry, assignment)
+        yield client, sequence, report

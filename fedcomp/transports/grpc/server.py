@@ -13,26 +13,18 @@ from ...keys.keyring import verifier
 from ...messages import UPDATE, Assignment, Farewell, Presence, Report
 from ...server.transport import Clock, Delivery, Lost
 from ..relays import RELAY
+from .events import Answered, AnsweredLate, Event, Joined, Left, Stopped, Summed, Warned
 from .io_loop import io_loop
+from .pending_assignments import PendingAssignment
 from .port import Port
-from .stream import (
-    Answered,
-    AnsweredLate,
-    Event,
-    Joined,
-    Left,
-    PendingAssignment,
-    PortSettings,
-    Stopped,
-    Summed,
-    TrafficReport,
-    Warned,
-)
+from .settings import PortSettings
+from .traffic import TrafficReport
 
 WAIT_S = 60.0  # longest wait for one event: a queue takes no infinite timeout
-MANY = 16  # open assignments above which `receive` waits GATHER_S for more reports
+# With more open assignments than this, `receive` waits GATHER_S for more reports: they are decoded faster together.
+GATHER_ABOVE = 16
 GATHER_S = 0.002
-RELAY_SHARE = 0.8  # of a phase's time limit; then relays add the frames that have arrived
+RELAY_FRACTION = 0.8  # of a phase's time limit; then relays add the frames that have arrived
 STOP_S = 10.0  # for the I/O thread to answer or to end
 T = TypeVar("T")
 
@@ -94,22 +86,22 @@ class GrpcTransport:
         return sorted(self._connected)
 
     def send(self, assignments: Sequence[Assignment]) -> None:
-        opens = []
+        pending = []
         clock = self.clock
-        due_s = None if clock.limit_s is None else clock.started_s + RELAY_SHARE * clock.limit_s
+        due_s = None if clock.limit_s is None else clock.started_s + RELAY_FRACTION * clock.limit_s
         self._drop_deliveries({assignment.client for assignment in assignments})
         for assignment in assignments:
             self._sequence += 1
-            opens.append(PendingAssignment(self._sequence, assignment, due_s))
+            pending.append(PendingAssignment(self._sequence, assignment, due_s))
             self._pending[assignment.client] = self._sequence
-        self._call(lambda: self._port.assign(opens))
+        self._call(lambda: self._port.assign(pending))
 
     def receive(self, timeout_s: float) -> list[Delivery]:
         self.on_poll()
         deadline = monotonic() + timeout_s
-        while not self._deliveries and (left_s := deadline - monotonic()) > 0:
-            self._handle_events(min(left_s, WAIT_S))
-        if self._deliveries and len(self._pending) > MANY:  # reports are decoded faster together
+        while not self._deliveries and (remaining_s := deadline - monotonic()) > 0:
+            self._handle_events(min(remaining_s, WAIT_S))
+        if self._deliveries and len(self._pending) > GATHER_ABOVE:
             sleep(GATHER_S)
         self._handle_events(0.0)
         deliveries, self._deliveries = self._deliveries, []
@@ -123,7 +115,7 @@ class GrpcTransport:
         self._call(lambda: self._port.cancel(withdrawn))
 
     def close(self) -> None:
-        if self._serving:
+        if self._task is not None and not self._task.done():
             self._last_traffic = self.traffic()
             self._call(self._port.stop)
             wait([self._task], STOP_S)
@@ -138,16 +130,16 @@ class GrpcTransport:
                 self.on_late_answer(delivery.client)
 
     def _lose_sums(self, withdrawn: set[int], first: int = 0) -> None:
-        """Deliver updates as lost if a relay may have added them to one that was withdrawn. Their clients' memories keep them.
+        """Deliver updates as lost if a relay may have added them to one that was withdrawn. Their clients send them again later.
 
         `first`: index of the first delivery to look at.
         """
         for i, delivery in enumerate(self._deliveries[first:], first):
-            if gone := withdrawn.intersection(delivery.summed):
-                reason = f"its relay has added its update to that of client {min(gone)}, which was withdrawn"
+            if summed := withdrawn.intersection(delivery.summed):
+                reason = f"its relay has added its update to that of client {min(summed)}, which was withdrawn"
                 self._deliveries[i] = replace(delivery, answer=Lost(reason, RELAY), summed=())
 
-    # Beyond Transport.
+    # Methods beyond Transport.
 
     def public_key(self, client: int) -> bytes:
         """Return the PEM of the public key that a client joined with. Raises KeyError if it has not joined with one."""
@@ -158,18 +150,18 @@ class GrpcTransport:
         self._call(lambda: self._port.recheck_keys())
 
     def send_farewell(self, round: int) -> None:
-        """Tell all clients and relays that the run is over after `round`, and wait up to 10 s until they have left."""
-        self._ask(lambda: self._port.send_farewell(Farewell(self.invitation.run, round)))
+        """Send all clients and relays the end of the run after `round`, and wait up to 10 s until they have left."""
+        self._await(lambda: self._port.send_farewell(Farewell(self.invitation.run, round)))
 
     def traffic(self) -> TrafficReport | None:
         """Return the bytes that went through the port since it was opened; None where the platform does not count them."""
         if not self._serving:
             return self._last_traffic
-        return self._ask(lambda: self._port.read_traffic())
+        return self._await(lambda: self._port.read_traffic())
 
     def counts(self) -> dict[str, int]:
         """Return the numbers of joined clients, streams, relays, connections and refused streams (by reason)."""
-        return self._ask(lambda: self._port.counts()) if self._serving else {}
+        return self._await(lambda: self._port.counts()) if self._serving else {}
 
     # Threads.
 
@@ -184,11 +176,11 @@ class GrpcTransport:
                 started.set_exception(error)
 
     def _call(self, function: Callable[[], None]) -> None:
-        """Schedule a function in the I/O thread. Does not wait for it."""
+        """Schedule a function in the I/O thread without waiting for it."""
         if self._serving:
             io_loop().call_soon_threadsafe(function)
 
-    def _ask(self, function: Callable[[], Coroutine[Any, Any, T]]) -> T:
+    def _await(self, function: Callable[[], Coroutine[Any, Any, T]]) -> T:
         """Run a coroutine in the I/O thread and return its result."""
         return asyncio.run_coroutine_threadsafe(function(), io_loop()).result(2 * STOP_S)
 

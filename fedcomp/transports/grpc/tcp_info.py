@@ -39,11 +39,11 @@ def peer_of(text: str) -> Peer | None:
     host, _, port = rest.rpartition(":")
     if family not in ("ipv4", "ipv6") or not port.isdecimal():
         return None
-    return _plain(host.strip("[]")), int(port)
+    return _normalized(host.strip("[]")), int(port)
 
 
 @functools.lru_cache(4096)
-def _plain(host: str) -> str:
+def _normalized(host: str) -> str:
     """Return an address in one form, with IPv4 addresses that are mapped into IPv6 as IPv4."""
     address = ipaddress.ip_address(host.partition("%")[0])
     return str(getattr(address, "ipv4_mapped", None) or address)
@@ -66,7 +66,7 @@ def _peer_at(borrowed: socket.socket, port: int) -> Peer | None:
     if borrowed.type != socket.SOCK_STREAM or borrowed.getsockname()[1] != port:
         return None
     host, remote = borrowed.getpeername()[:2]
-    return _plain(host), remote
+    return _normalized(host), remote
 
 
 def _read(borrowed: socket.socket) -> Traffic | None:
@@ -82,7 +82,7 @@ def available() -> bool:
     return hasattr(socket, "TCP_INFO") and os.path.isdir(DESCRIPTORS)
 
 
-class PortTraffic:
+class ConnectionCounters:
     """Counters of all connections to a listening port of this process, including those that have ended.
 
     A connection that ended counts with the bytes of its last reading. Not thread-safe.
@@ -96,6 +96,7 @@ class PortTraffic:
 
     @property
     def connections(self) -> int:
+        """The number of open connections."""
         return len(self._live)
 
     def find(self) -> None:
@@ -122,7 +123,7 @@ class PortTraffic:
         self._ended = self._ended.plus(last)
         return last
 
-    def of(self, peer: Peer) -> Traffic | None:
+    def read(self, peer: Peer) -> Traffic | None:
         """Read a connection now. Returns its last reading if it has just ended, None if it is not known."""
         if peer not in self._descriptors:
             return None
@@ -134,7 +135,7 @@ class PortTraffic:
                 return reading
         return self._forget(descriptor)
 
-    def readings(self) -> list[tuple[Peer, Traffic]]:
+    def last_readings(self) -> list[tuple[Peer, Traffic]]:
         """Return the last readings of the open connections."""
         return [*self._live.values()]
 
@@ -142,13 +143,15 @@ class PortTraffic:
         """Look for a connection and read it."""
         self.find()
         if peer not in self._descriptors:  # its descriptor may have belonged to another connection
-            self.total()
-        return self.of(peer)
+            self.read_all()
+        return self.read(peer)
 
-    def total(self) -> Traffic:
-        """Read all connections, and look for new ones."""
+    def read_all(self) -> Traffic:
+        """Read all connections, and look for new ones. Return the sum with those that have ended."""
         for peer in [*self._descriptors]:
-            self.of(peer)  # and forget those that have ended, whose descriptors may be in use again
+            self.read(
+                peer
+            )  # and forget those that have ended, whose descriptors may be in use again
         self.find()
         total = self._ended
         for _, last in self._live.values():
@@ -157,7 +160,7 @@ class PortTraffic:
 
     def cut(self, peer: Peer) -> None:
         """Shut a connection down without waiting for its unsent data."""
-        if self.of(peer) is None:
+        if self.read(peer) is None:
             self.find()
         if peer in self._descriptors:
             with contextlib.suppress(OSError), _borrowed(self._descriptors[peer]) as borrowed:

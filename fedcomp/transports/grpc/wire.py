@@ -33,6 +33,7 @@ from ...messages import (
     Invitation,
     Presence,
     Report,
+    fields_of,
     next_version,
     ticket,
 )
@@ -44,23 +45,24 @@ SERVICE = "fedcomp.Transport"
 METHOD = f"/{SERVICE}/Attend"
 PART_BYTES = 1 << 18  # bytes; a message above this travels in parts of at most this size
 MAX_GRPC_BYTES = PART_BYTES + 64  # bytes of one gRPC message
-MAX_DERIVED_BYTES = (
-    1 << 16
-)  # bytes of frames up to which the hashes of them (version, ticket) are left out
+# Frames of up to this size are sent without their hashes (version, ticket), which the receiver computes.
+MAX_DERIVED_BYTES = 1 << 16
 STAGES = "phase", "download", "encode"
 WORDS = (TRAIN, UP_TO_DATE, FRAMES, OVERWRITE, DENSE, UPDATE, NEED_DENSE, FAILED, *STAGES)
 HEX = re.compile(r"(?:[0-9a-f]{2})+")
 DOUBLE = struct.Struct("<d")
-UTF8, HEX_BYTES, WORD, DEFLATED = 0, 1, 2, 3  # how a text is written
-MIN_DEFLATE_BYTES = 128  # bytes of UTF-8 from which a text is compressed
-MAX_TEXT_BYTES = 1 << 20  # bytes of a text that was compressed
-MAX_NAME_BYTES = 128  # bytes of a text in a presence or a report, except its reason
-MAX_REASON_CHARS = 1000  # characters
+UTF8, HEX_BYTES, WORD, DEFLATED = 0, 1, 2, 3  # encodings of a text; WORD: its index in WORDS
+MIN_DEFLATE_BYTES = 128  # of UTF-8; shorter texts are not compressed
+MAX_TEXT_BYTES = 1 << 20  # of a compressed text, when it is decompressed
+MAX_NAME_BYTES = 128  # of each text in a presence or a report, except its reason
+MAX_REASON_CHARS = 1000
 M = TypeVar("M")
 PresenceOrReport = TypeVar("PresenceOrReport", Presence, Report)
 
 
 class Kind(IntEnum):
+    """The kind of a message, its first byte."""
+
     HELLO = 1
     REFUSED = 2
     INVITATION = 3
@@ -80,7 +82,7 @@ class Kind(IntEnum):
     DISCONNECT = 16
     JOINED = 17
     LEFT = 18
-    HEARD = 19
+    ANSWERED_LATE = 19
     REPORTS = 20
     LOST = 21
 
@@ -101,12 +103,12 @@ class Hello:
 class Refused:
     """The last message of a server to a client that it does not serve."""
 
-    sentence: str
-    again: bool  # whether the client may be let in when it tries again
+    reason: str  # one sentence
+    retry: bool  # whether a later attempt may succeed
 
 
 @dataclass
-class Terms:
+class RelayTerms:
     """The server's answer to a relay: the invitation for its clients, the limits of messages, and how to add frames."""
 
     run: str
@@ -139,17 +141,17 @@ def encode_text(text: str) -> bytes:
     if text in WORDS:
         return varint(WORDS.index(text) << 2 | WORD)
     if HEX.fullmatch(text):
-        data, how = bytes.fromhex(text), HEX_BYTES
+        data, encoding = bytes.fromhex(text), HEX_BYTES
     else:
         try:
-            data, how = text.encode(), UTF8
+            data, encoding = text.encode(), UTF8
         except UnicodeEncodeError as error:
             raise ProtocolError(f"the text {text[:40]!r} is not valid Unicode") from error
         if MIN_DEFLATE_BYTES <= len(data) <= MAX_TEXT_BYTES:
             deflated = zlib.compress(data, 9, -15)
             if len(deflated) < len(data):
-                data, how = deflated, DEFLATED
-    return varint(len(data) << 2 | how) + data
+                data, encoding = deflated, DEFLATED
+    return varint(len(data) << 2 | encoding) + data
 
 
 def _encode_blobs(blobs: Sequence[bytes]) -> list[bytes]:
@@ -164,12 +166,12 @@ class Reader:
 
     def __init__(self, *pieces: bytes):
         self.pieces, self.at = deque(pieces), 0  # `at`: position in the first piece
-        self.left = sum(map(len, pieces))
+        self.remaining = sum(map(len, pieces))  # bytes
 
     def varint(self) -> int:
         value = shift = 0
         while True:
-            if not self.left:
+            if not self.remaining:
                 raise ProtocolError("a message ends within a number")
             (byte,) = self._part(1)
             value |= (byte & 0x7F) << shift
@@ -190,8 +192,8 @@ class Reader:
         return DOUBLE.unpack(self.take(DOUBLE.size))[0]
 
     def take(self, length: int) -> bytes:
-        if length > self.left:
-            raise ProtocolError(f"a message ends {length - self.left} bytes too early")
+        if length > self.remaining:
+            raise ProtocolError(f"a message ends {length - self.remaining} bytes too early")
         part = self._part(length)
         if len(part) == length:
             return part
@@ -200,26 +202,26 @@ class Reader:
             parts.append(self._part(length))
         return b"".join(parts)
 
-    def _part(self, most: int) -> bytes:
-        """Return the next bytes of one piece: `most` of them, or fewer at the end of the piece."""
-        while self.left and self.at == len(self.pieces[0]):
+    def _part(self, max_bytes: int) -> bytes:
+        """Return the next bytes of one piece: `max_bytes` of them, or fewer at the end of the piece."""
+        while self.remaining and self.at == len(self.pieces[0]):
             self.pieces.popleft()
             self.at = 0
-        part = self.pieces[0][self.at : self.at + most] if self.left else b""
+        part = self.pieces[0][self.at : self.at + max_bytes] if self.remaining else b""
         self.at += len(part)
-        self.left -= len(part)
+        self.remaining -= len(part)
         return part
 
     def rest(self) -> bytes:
-        return self.take(self.left)
+        return self.take(self.remaining)
 
     def blob(self) -> bytes:
         return self.take(self.varint())
 
     def count(self) -> int:
-        """Read the number of entries of a list. Raises ProtocolError for more entries than bytes are left."""
+        """Read the number of entries of a list. Raises ProtocolError for more entries than remaining bytes."""
         count = self.varint()
-        if count > self.left:
+        if count > self.remaining:
             raise ProtocolError(f"a list claims {count} entries, more than its message has bytes")
         return count
 
@@ -228,15 +230,15 @@ class Reader:
 
     def text(self) -> str:
         code = self.varint()
-        size, how = code >> 2, code & 3
-        if how == WORD and size < len(WORDS):
+        size, encoding = code >> 2, code & 3
+        if encoding == WORD and size < len(WORDS):
             return WORDS[size]
-        if how == HEX_BYTES:
+        if encoding == HEX_BYTES:
             return self.take(size).hex()
-        if how in (UTF8, DEFLATED):
+        if encoding in (UTF8, DEFLATED):
             data = self.take(size)
             try:
-                return (data if how == UTF8 else _inflated(data)).decode()
+                return (data if encoding == UTF8 else _inflated(data)).decode()
             except (UnicodeDecodeError, zlib.error) as error:
                 raise ProtocolError(
                     "a text is not UTF-8, or its DEFLATE data is malformed"
@@ -245,11 +247,13 @@ class Reader:
 
     @property
     def ended(self) -> bool:
-        return not self.left
+        """Whether all bytes were read."""
+        return not self.remaining
 
     def end(self) -> None:
-        if self.left:
-            raise ProtocolError(f"a message has {self.left} bytes too many")
+        """Raise ProtocolError if bytes remain."""
+        if self.remaining:
+            raise ProtocolError(f"a message has {self.remaining} bytes too many")
 
 
 def _inflated(data: bytes) -> bytes:
@@ -266,6 +270,8 @@ def _inflated(data: bytes) -> bytes:
 
 
 class FieldCodec(NamedTuple):
+    """How values of one type are written and read."""
+
     write: Callable[[Any], list[bytes]]  # pieces, without copies of large ones
     read: Callable[[Reader], Any]
 
@@ -279,15 +285,10 @@ CODECS: dict[Any, FieldCodec] = {
 }
 
 
-@functools.cache
-def _fields(cls: type) -> tuple[tuple[str, Any], ...]:
-    return tuple((field.name, field.type) for field in dataclasses.fields(cls))
-
-
 def encode_fields(message: Any, base: Any) -> list[bytes]:
     """Return the mask and the fields of a message that differ from its base."""
     mask, pieces = 0, [b""]
-    for i, (name, kind) in enumerate(_fields(type(message))):
+    for i, (name, kind) in enumerate(fields_of(type(message))):
         value, default = getattr(message, name), getattr(base, name)
         if value != default or kind is float and DOUBLE.pack(value) != DOUBLE.pack(default):
             mask |= 1 << i
@@ -298,20 +299,20 @@ def encode_fields(message: Any, base: Any) -> list[bytes]:
 
 def decode_fields(base: M, reader: Reader) -> tuple[M, set[str]]:
     """Return a message and the names of the fields that it takes from its base."""
-    fields = _fields(type(base))
+    fields = fields_of(type(base))
     mask = reader.varint()
     if mask >> len(fields):
         raise ProtocolError(f"a message has more fields than {type(base).__name__}")
-    values, left_out = [], set()
+    values, omitted = [], set()
     for i, (name, kind) in enumerate(fields):
         if mask >> i & 1:
             values.append(CODECS[kind].read(reader))
         else:
             value = getattr(base, name)
             values.append([*value] if kind == list[bytes] else value)
-            left_out.add(name)
+            omitted.add(name)
     reader.end()
-    return type(base)(*values), left_out
+    return type(base)(*values), omitted
 
 
 def _version_after(assignment: Assignment) -> str:
@@ -348,12 +349,12 @@ def decode_hello(reader: Reader) -> Hello:
 
 
 def encode_refused(refused: Refused) -> bytes:
-    return bytes([Kind.REFUSED, refused.again]) + refused.sentence.encode(errors="replace")
+    return bytes([Kind.REFUSED, refused.retry]) + refused.reason.encode(errors="replace")
 
 
 def decode_refused(reader: Reader) -> Refused:
-    again = reader.take(1) != b"\0"
-    return Refused(reader.rest().decode(errors="replace"), again)
+    retry = reader.take(1) != b"\0"
+    return Refused(reader.rest().decode(errors="replace"), retry)
 
 
 def _presence_base(invitation: Invitation) -> Presence:
@@ -366,7 +367,7 @@ BASES: dict[Kind, Callable[[Invitation], Any]] = {
     Kind.INVITATION: lambda invitation: NO_INVITATION,
     Kind.PRESENCE: _presence_base,
     Kind.FAREWELL: lambda invitation: Farewell(invitation.run, 0),
-    Kind.TERMS: lambda invitation: Terms("", "", "", "", 0, 0, 0, grace_s=0.0),
+    Kind.TERMS: lambda invitation: RelayTerms("", "", "", "", 0, 0, 0, grace_s=0.0),
 }
 
 
@@ -376,6 +377,7 @@ def encode(kind: Kind, message: Any, invitation: Invitation = NO_INVITATION) -> 
 
 
 def decode(kind: Kind, reader: Reader, invitation: Invitation = NO_INVITATION) -> Any:
+    """Decode a message of a kind in BASES."""
     return decode_fields(BASES[kind](invitation), reader)[0]
 
 
@@ -400,11 +402,11 @@ def decode_assignment(
 ) -> tuple[int, Assignment]:
     """Return the sequence number and the assignment. `resolve` is the inverse of `refer`."""
     sequence = reader.varint()
-    assignment, left_out = decode_fields(_assignment_base(client), reader)
+    assignment, omitted = decode_fields(_assignment_base(client), reader)
     if resolve is not None:
         assignment.frames = [*map(resolve, assignment.frames)]
         assignment.announced = [*map(resolve, assignment.announced)]
-    if "version" in left_out:
+    if "version" in omitted:
         assignment.version = _version_after(assignment)
     return sequence, assignment
 
@@ -418,15 +420,15 @@ def encode_report(sequence: int, report: Report, answered: Assignment) -> list[b
 
 def decode_report(reader: Reader, answered: Assignment) -> Report:
     """Decode a report whose sequence number was read before."""
-    report, left_out = decode_fields(_report_base(answered), reader)
-    if "ticket" in left_out and len(report.frame) <= MAX_DERIVED_BYTES:
+    report, omitted = decode_fields(_report_base(answered), reader)
+    if "ticket" in omitted and len(report.frame) <= MAX_DERIVED_BYTES:
         report.ticket = _ticket_of(report)
     return report
 
 
 def limit_texts(message: PresenceOrReport) -> PresenceOrReport:
-    """Return a presence or report with its reason cut to LONGEST_REASON. Raises ProtocolError if another text is above LONGEST_NAME."""
-    for name, kind in _fields(type(message)):
+    """Return a presence or report with its reason cut to MAX_REASON_CHARS. Raises ProtocolError for other texts above MAX_NAME_BYTES."""
+    for name, kind in fields_of(type(message)):
         if (
             kind is str
             and name != "reason"
@@ -473,7 +475,7 @@ def _parts(data: bytes | bytearray) -> Iterator[bytes]:
 class Assembly:
     """Puts the parts of messages together. `largest`: bytes of a message in parts, checked before memory is allocated.
 
-    A part shorter than PART ends a piece of the message. `split` ends a large frame with such a part, so that the frame is one piece,
+    A part shorter than PART_BYTES ends a piece of the message. `split` ends a large frame with such a part, so that the frame is one piece,
     which is stored once. Messages that are split otherwise are read as well.
     """
 
@@ -502,7 +504,7 @@ class Assembly:
         reader.end()
         if not 0 < total <= self.largest:
             raise ProtocolError(
-                f"a message of {total} bytes was announced; at most {self.largest} are allowed here"
+                f"a message of {total} bytes was announced; at most {self.largest} are allowed now"
             )
         self._bytes_left, self._parts_left = total, 2 * (total // PART_BYTES) + 4
         self.begun += 1

@@ -37,7 +37,7 @@ def assignment(round: int, client: int = 0) -> Assignment:
 
 @pytest.fixture
 def no_pause(monkeypatch):
-    monkeypatch.setattr(joining, "LOOK_S", 0.0)
+    monkeypatch.setattr(joining, "REFRESH_S", 0.0)
 
 
 def test_nodes_join_as_clients_of_the_run_and_of_no_other(no_pause):

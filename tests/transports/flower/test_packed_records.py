@@ -8,7 +8,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
 from fedcomp.errors import ProtocolError
 from fedcomp.messages import Assignment, failure
-from fedcomp.transports.flower.packed_records import Form, Parcel
+from fedcomp.transports.flower.packed_records import ArrayLayout, Parcel
 
 ASSIGNMENT = Assignment(1, "train", 3, "dense", "", "v", "f", [b"frame"], "")
 
@@ -28,10 +28,10 @@ def record() -> ArrayRecord:
 
 
 def test_floats_are_the_vector_in_their_order_and_come_back_as_they_were():
-    form = Form.of(record())
-    vector = form.vector(record())
+    layout = ArrayLayout.of(record())
+    vector = layout.vector(record())
     assert vector.tolist() == [0, 1, 2, 3, 4, 5, 0.5, 1.5, 3.25]
-    again = form.record(vector, form.whole(record()))
+    again = layout.record(vector, layout.whole(record()))
     assert list(again) == list(record())
     for name, array in record().items():
         assert (again[name].dtype, again[name].shape, again[name].stype, again[name].data) == (
@@ -43,15 +43,18 @@ def test_floats_are_the_vector_in_their_order_and_come_back_as_they_were():
 
 
 def test_patterns_name_what_else_travels_as_it_is():
-    form = Form.of(record(), whole=("w", "sc*"))
-    assert form.whole(record()).keys() == {"w", "count", "scalar", "blob"}
-    assert form.vector(record()).tolist() == [0.5, 1.5, 1, 1]
+    layout = ArrayLayout.of(record(), whole=("w", "sc*"))
+    assert layout.whole(record()).keys() == {"w", "count", "scalar", "blob"}
+    assert layout.vector(record()).tolist() == [0.5, 1.5, 1, 1]
 
 
 def test_a_form_survives_its_packing():
-    form = Form.of(record())
-    assert Form.unpack(form.pack()) == form
-    assert Form.unpack(form.pack()).layout.fingerprint == form.layout.fingerprint
+    layout = ArrayLayout.of(record())
+    assert ArrayLayout.unpack(layout.pack()) == layout
+    assert (
+        ArrayLayout.unpack(layout.pack()).vector_layout.fingerprint
+        == layout.vector_layout.fingerprint
+    )
 
 
 NO_FORMS = [
@@ -68,12 +71,12 @@ NO_FORMS = [
 @for_each("data", NO_FORMS)
 def test_a_form_that_cannot_be_is_refused(data):
     with pytest.raises(ProtocolError):
-        Form.unpack(data)
+        ArrayLayout.unpack(data)
 
 
 def test_a_parcel_stands_in_the_place_of_a_record_and_gives_it_back():
-    form, config = Form.of(record()), ConfigRecord({"lr": 0.1})
-    content = Parcel.of(ASSIGNMENT, "arrays", form.whole(record())).put(
+    layout, config = ArrayLayout.of(record()), ConfigRecord({"lr": 0.1})
+    content = Parcel.of(ASSIGNMENT, "arrays", layout.whole(record())).put(
         RecordDict({"arrays": record(), "config": config}), "arrays"
     )
     assert list(content) == ["fedcomp", "config"]
@@ -81,9 +84,9 @@ def test_a_parcel_stands_in_the_place_of_a_record_and_gives_it_back():
     parcel = Parcel.take(content)
     assert Assignment.unpack(parcel.message) == ASSIGNMENT
     assert {name: array.data for name, array in parcel.whole.items()} == {
-        n: a.data for n, a in form.whole(record()).items()
+        n: a.data for n, a in layout.whole(record()).items()
     }
-    back = parcel.replaced(content, form.record(form.vector(record()), parcel.whole))
+    back = parcel.unpacked(content, layout.record(layout.vector(record()), parcel.whole))
     assert list(back) == ["arrays", "config"] and list(back["arrays"]) == list(record())
 
 
@@ -91,7 +94,7 @@ def test_a_parcel_without_arrays_stands_at_the_end_and_leaves_no_trace():
     config = ConfigRecord({"lr": 0.1})
     content = Parcel.of(failure(ASSIGNMENT, "train", "no")).put(RecordDict({"config": config}), "")
     assert list(content) == ["config", "fedcomp"]
-    assert list(Parcel.take(content).replaced(content, None)) == ["config"]
+    assert list(Parcel.take(content).unpacked(content, None)) == ["config"]
 
 
 def test_a_message_without_a_parcel_is_refused():
@@ -114,23 +117,23 @@ def test_a_message_without_a_parcel_is_refused():
     ],
 )
 def test_arrays_that_are_not_the_models_are_refused(changed):
-    form = Form.of(record())
+    layout = ArrayLayout.of(record())
     with pytest.raises(ProtocolError):
-        form.check_whole(form.whole(record()) | changed)
-    form.check_whole(form.whole(record()))
+        layout.check_whole(layout.whole(record()) | changed)
+    layout.check_whole(layout.whole(record()))
 
 
 def test_an_array_that_is_not_what_its_record_says_is_refused():
-    form, lying = Form.of(record()), record()
+    layout, lying = ArrayLayout.of(record()), record()
     lying["w"] = Array("float32", (2, 3), "numpy.ndarray", Array(np.ones(5, np.float32)).data)
-    assert form.fits(lying)
+    assert layout.fits(lying)
     with pytest.raises(ProtocolError, match="'w'"):
-        form.vector(lying)
+        layout.vector(lying)
 
 
 def test_a_vector_of_half_precision_is_what_its_arrays_can_hold():
-    form = Form.of(ArrayRecord({"h": Array(np.zeros(1, np.float16))}))
+    layout = ArrayLayout.of(ArrayRecord({"h": Array(np.zeros(1, np.float16))}))
     vector = torch.tensor([1 / 3])
-    assert form.given(vector, form.record(vector, {})).item() == np.float16(1 / 3)
-    full = Form.of(ArrayRecord({"h": Array(np.zeros(1, np.float32))}))
-    assert full.given(vector, full.record(vector, {})) is vector
+    assert layout.as_received(vector, layout.record(vector, {})).item() == np.float16(1 / 3)
+    full = ArrayLayout.of(ArrayRecord({"h": Array(np.zeros(1, np.float32))}))
+    assert full.as_received(vector, full.record(vector, {})) is vector

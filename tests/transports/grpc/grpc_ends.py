@@ -34,7 +34,7 @@ from fedcomp.transports.grpc import (
     GrpcTransport,
     PortSettings,
     Relay,
-    Terms,
+    RelayTerms,
 )
 from fedcomp.transports.grpc.credentials import peer_key
 from fedcomp.transports.grpc.io_loop import io_loop
@@ -53,10 +53,12 @@ def assignment(client: int, round: int = 1, frames: list[bytes] | None = None) -
     return Assignment(round, "train", client, FRAMES, VERSION, version, "cd" * 16, frames, "")
 
 
-def terms(clients: int, codec: str = "", shapes: str = "") -> Terms:
+def terms(clients: int, codec: str = "", shapes: str = "") -> RelayTerms:
     """Return the terms of a run for relays."""
     i = INVITATION
-    return Terms(i.run, i.options, i.layout, i.version, clients, LARGEST, LARGEST, codec, shapes)
+    return RelayTerms(
+        i.run, i.options, i.layout, i.version, clients, LARGEST, LARGEST, codec, shapes
+    )
 
 
 def report(answered: Assignment, frame: bytes = b"u" * 50) -> Report:

@@ -48,7 +48,7 @@ def test_a_claim_does_not_replace_a_key(loop, enrolled, server_credentials):
     with serving(3, enrolled=enrolled, credentials=server_credentials) as server:
         connection = connect(server, 2, enrolled.credentials[0])
         end = loop.start(attend(connection, 2))
-        assert "cannot take part as client 2" in end.result(20).sentence
+        assert "cannot take part as client 2" in end.result(20).reason
         assert server.transport.clients() == []
 
 
@@ -84,7 +84,7 @@ def test_a_newer_assignment_replaces_an_older_one(loop):
         assert begun.wait(20)
         for newer in (2, 3):
             server.transport.send([assignment(0, newer)])
-            server.wait_for(lambda a=newer: [w.round for _, w in connection._waiting] == [a])
+            server.wait_for(lambda a=newer: [w.round for _, w in connection._unread] == [a])
         assert server.transport.receive(0.0) == []
         go_on.set()
         assert server.receive(1)[0].answer == report(assignment(0, 3))

@@ -100,7 +100,7 @@ def test_unexpected_messages_close_the_stream_with_a_sentence(loop, messages):
         loop.start(attend(connect(server, 1), 1))
         server.wait_for_clients(1)
         refused = loop.run(said(server, messages))
-        assert "the server received a malformed message" in refused.sentence
+        assert "the server received a malformed message" in refused.reason
         at_work(server)
 
 
@@ -123,7 +123,7 @@ def test_a_report_larger_than_the_limit(loop):
         end = loop.start(answer_too_much(connect(server, 0)))
         server.wait_for_clients(0, 1)
         server.transport.send([assignment(0)])
-        assert "announced" in end.result(20).sentence
+        assert "announced" in end.result(20).reason
         lost = server.receive(1)[0].answer
         assert isinstance(lost, Lost) and "announced" in lost.reason
         at_work(server)
@@ -142,15 +142,15 @@ def test_another_protocol_version(loop):
     with serving(1) as server:
         newer = wire.encode_hello(wire.Hello(0, "9.1", wire.PROTOCOL + 1)) + b"more"
         refused = loop.run(said(server, [newer]))
-        assert not refused.again
-        assert f"version {wire.PROTOCOL + 1} of the protocol (fedcomp 9.1)" in refused.sentence
+        assert not refused.retry
+        assert f"version {wire.PROTOCOL + 1} of the protocol (fedcomp 9.1)" in refused.reason
 
 
 @pytest.mark.parametrize("client", [2, 1 << 40, -5])
 def test_ids_outside_of_the_run_have_no_place(loop, client):
     with serving(2) as server:
         refused = loop.run(attend(connect(server, client), client))
-        assert not refused.again and "not part of this run of 2 clients, 0 to 1" in refused.sentence
+        assert not refused.retry and "not part of this run of 2 clients, 0 to 1" in refused.reason
         server.wait_for(lambda: len(server.warnings) == 1)
 
 
@@ -177,7 +177,7 @@ def test_a_client_that_cannot_take_part_is_warned_about(loop, reason):
 def test_a_client_that_joins_too_often_has_to_wait(loop):
     with serving(1) as server:
         refused = [loop.run(said(server, [HELLO, JUNK])) for _ in range(12)]
-        assert "joins too often" in refused[-1].sentence and refused[-1].again
+        assert "joins too often" in refused[-1].reason and refused[-1].retry
 
 
 # TLS.
@@ -363,7 +363,7 @@ def test_a_client_that_floods_its_connection_with_http2_frames_is_cut_off(loop):
         assert server.left == [0] and server.transport.counts()["refused: flood"] == 1
         assert server.warnings[0].startswith("client 0 sent ")
         refused = loop.run(said(server, [HELLO]))
-        assert refused.again and "client 0 joins too often" in refused.sentence
+        assert refused.retry and "client 0 joins too often" in refused.reason
 
 
 def test_a_second_stream_on_a_connection_is_refused(loop):
@@ -380,8 +380,8 @@ def test_a_second_stream_on_a_connection_is_refused(loop):
     with serving(2) as server:
         loop.start(attend(connect(server, 1), 1))
         first, second = loop.run(twice())
-        assert "malformed message" in first.sentence
-        assert second.again and "open a new connection" in second.sentence
+        assert "malformed message" in first.reason
+        assert second.retry and "open a new connection" in second.reason
         at_work(server)
 
 
@@ -390,7 +390,7 @@ def test_a_stream_that_does_not_join_is_closed(loop):
         loop.start(attend(connect(server, 1), 1))
         server.wait_for_clients(1)
         refused = loop.run(said(server, [HELLO]))
-        assert refused.again and "did not join within 0.5 s" in refused.sentence
+        assert refused.retry and "did not join within 0.5 s" in refused.reason
         at_work(server)
 
 
@@ -414,7 +414,7 @@ def test_a_client_may_begin_one_report_per_assignment(loop):
         end = loop.start(begin_again())
         server.wait_for_clients(0, 1)
         server.transport.send([assignment(0)])
-        assert "at most 0 are allowed" in end.result(20).sentence
+        assert "at most 0 are allowed" in end.result(20).reason
         lost = server.receive(1)[0].answer
         assert isinstance(lost, Lost) and "at most 0 are allowed" in lost.reason
         at_work(server)

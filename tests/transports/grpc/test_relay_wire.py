@@ -11,7 +11,7 @@ from test_wire import TEXTS, read, same, sent_as, typed, values
 
 from fedcomp.errors import ProtocolError
 from fedcomp.messages import Assignment, Presence, Report
-from fedcomp.transports.grpc import Refused, Terms, relay_wire, wire
+from fedcomp.transports.grpc import Refused, RelayTerms, relay_wire, wire
 from fedcomp.transports.grpc.relay_wire import UNTIL_ALL, Bundle, FrameCache
 from fedcomp.transports.grpc.wire import Kind, Reader
 
@@ -56,7 +56,7 @@ def same_frames(kept: FrameCache, relay: RelayEnd) -> bool:
 
 @given(TEXTS, TEXTS, st.integers(0, 1 << 62))
 def test_terms_come_back(run, shapes, limit):
-    terms = Terms(
+    terms = RelayTerms(
         run, '{"lr":0.1}', "ab" * 16, "cd" * 16, 7, limit, 3, "identity", shapes, math.inf
     )
     assert sent_as(Kind.TERMS, terms) == terms
@@ -74,17 +74,19 @@ REASONS = st.builds(Refused, st.text(max_size=20), st.booleans())
             (Kind.WITHDRAW, (CLIENTS, SEQUENCES), 0, 5),
             (Kind.DISCONNECT, (CLIENTS, SEQUENCES, REASONS), 1, 1),
             (Kind.LEFT, (CLIENTS,), 1, 1),
-            (Kind.HEARD, (CLIENTS,), 1, 1),
+            (Kind.ANSWERED_LATE, (CLIENTS,), 1, 1),
             (Kind.LOST, (CLIENTS, SEQUENCES, TEXTS, TEXTS), 1, 1),
         )
     )
 )
 def test_rows_come_back(kind_and_rows):
     kind, rows = kind_and_rows
-    assert relay_wire.decode_rows(kind, sent(relay_wire.encode_rows(kind, rows), kind)) == rows
+    assert (
+        relay_wire.decode_entries(kind, sent(relay_wire.encode_entries(kind, rows), kind)) == rows
+    )
     if len(rows) == 1:
-        reader = sent(relay_wire.encode_rows(kind, rows), kind)
-        assert relay_wire.decode_row(kind, reader) == rows[0]
+        reader = sent(relay_wire.encode_entries(kind, rows), kind)
+        assert relay_wire.decode_entry(kind, reader) == rows[0]
 
 
 @given(
@@ -102,8 +104,8 @@ def test_assignments_come_back(assignments, wait_s):
 
 @given(SEQUENCES, values(Presence))
 def test_a_joined_client_comes_back(connection, presence):
-    reader = sent(relay_wire.encode_rows(Kind.JOINED, [(connection, presence)]), Kind.JOINED)
-    number, got = relay_wire.decode_row(Kind.JOINED, reader)
+    reader = sent(relay_wire.encode_entries(Kind.JOINED, [(connection, presence)]), Kind.JOINED)
+    number, got = relay_wire.decode_entry(Kind.JOINED, reader)
     assert number == connection and same(got, presence)
 
 
@@ -246,21 +248,21 @@ def everything(data: bytes, kept: dict[int, bytes]) -> None:
             terms = wire.decode(kind, reader)
             typed(terms), typed(terms.invitation)
         case Kind.KEYS:
-            rows = relay_wire.decode_rows(kind, reader)
+            rows = relay_wire.decode_entries(kind, reader)
             assert all(len(hash) == relay_wire.KEY_HASH for hash, _ in rows)
         case Kind.ASSIGNMENTS:
             for _, assigned in relay_wire.decode_bundle(reader, kept).assignments:
                 typed(assigned)
         case Kind.WITHDRAW:
-            relay_wire.decode_rows(kind, reader)
+            relay_wire.decode_entries(kind, reader)
         case Kind.DISCONNECT:
-            _, _, refused = relay_wire.decode_row(kind, reader)
-            assert type(refused.sentence) is str
+            _, _, refused = relay_wire.decode_entry(kind, reader)
+            assert type(refused.reason) is str
         case Kind.JOINED:
-            _, presence = relay_wire.decode_row(kind, reader)
+            _, presence = relay_wire.decode_entry(kind, reader)
             typed(presence)
-        case Kind.LEFT | Kind.HEARD | Kind.LOST:
-            relay_wire.decode_row(kind, reader)
+        case Kind.LEFT | Kind.ANSWERED_LATE | Kind.LOST:
+            relay_wire.decode_entry(kind, reader)
         case Kind.REPORTS:
             for _, _, answer in relay_wire.decode_reports(reader, lambda *_: assignment(1)):
                 typed(answer)
@@ -281,14 +283,14 @@ def examples() -> list[bytes]:
     answers = [(i, report(assignment(i)), assignment(i)) for i in range(3)]
     asked = [(i, replace(assignment(i), announced=[b"scale", b"1"])) for i in range(3)]
     messages = [
-        wire.encode(Kind.TERMS, Terms("ab" * 16, "{}", "", "", 3, 4, 5, "identity", "{}")),
-        relay_wire.encode_rows(Kind.KEYS, [(bytes(32), 0), (b"x" * 32, 300)]),
+        wire.encode(Kind.TERMS, RelayTerms("ab" * 16, "{}", "", "", 3, 4, 5, "identity", "{}")),
+        relay_wire.encode_entries(Kind.KEYS, [(bytes(32), 0), (b"x" * 32, 300)]),
         *relay_wire.encode_bundles(1.5, asked, FrameCache()),
-        relay_wire.encode_rows(Kind.WITHDRAW, [(1, 2), (300, 4000)]),
-        relay_wire.encode_rows(Kind.DISCONNECT, [(3, 5, Refused("no", False))]),
-        relay_wire.encode_rows(Kind.JOINED, [(5, Presence("ab" * 16, 3, "", "", b"p" * 49))]),
+        relay_wire.encode_entries(Kind.WITHDRAW, [(1, 2), (300, 4000)]),
+        relay_wire.encode_entries(Kind.DISCONNECT, [(3, 5, Refused("no", False))]),
+        relay_wire.encode_entries(Kind.JOINED, [(5, Presence("ab" * 16, 3, "", "", b"p" * 49))]),
         relay_wire.encode_reports(answers),
-        relay_wire.encode_rows(Kind.LOST, [(1, 2, "reply", "gone")]),
+        relay_wire.encode_entries(Kind.LOST, [(1, 2, "reply", "gone")]),
     ]
     return [b"".join(pieces) for pieces in messages]
 
@@ -337,7 +339,7 @@ def bundle_of(*references: bytes) -> bytes:
         (Kind.JOINED, b"\x40"),
         (Kind.JOINED, b"\1\x40"),
         (Kind.LEFT, b""),
-        (Kind.HEARD, b"\1\1"),
+        (Kind.ANSWERED_LATE, b"\1\1"),
         (Kind.REPORTS, b"\1\1" + wire.PING),
         (Kind.REPORTS, b"\1\5" + bytes([Kind.REPORT])),
         (Kind.LOST, b"\1\1\0"),

@@ -37,7 +37,7 @@ from fedcomp.server.exchange import Exchange, Traffic
 from fedcomp.server.transport import Lost
 from fedcomp.strategies import Average, Phase, StrategyConfig
 from fedcomp.strategies.round_completion import RoundCompletion
-from fedcomp.transports.grpc import Credentials, Refused, Terms, relay_wire, tcp_info, wire
+from fedcomp.transports.grpc import Credentials, Refused, RelayTerms, relay_wire, tcp_info, wire
 from fedcomp.transports.grpc.credentials import peer_key
 from fedcomp.transports.grpc.options import client_options
 from fedcomp.transports.grpc.relay import RelayConnection
@@ -72,8 +72,8 @@ def reports(*sent: Assignment) -> dict[int, Report]:
 def refused(end: "Future[Refused]", again: bool = False) -> str:
     """Return the sentence with which a client was refused."""
     message = end.result(20)
-    assert isinstance(message, Refused) and message.again is again
-    return message.sentence
+    assert isinstance(message, Refused) and message.retry is again
+    return message.reason
 
 
 # Rounds.
@@ -576,12 +576,12 @@ def test_clients_of_a_relay_that_does_not_return_are_lost_after_the_longer_grace
 Script = Callable[[RelayConnection, AsyncIterator[object]], object]
 
 
-class Deaf(RelayConnection):
+class Unresponsive(RelayConnection):
     """Answers no PING."""
 
-    async def _take(self, kind: Kind, reader: wire.Reader) -> None:
+    async def _handle(self, kind: Kind, reader: wire.Reader) -> None:
         if kind is not Kind.PING:
-            await super()._take(kind, reader)
+            await super()._handle(kind, reader)
 
 
 async def script(
@@ -593,7 +593,7 @@ async def script(
     """Connect as a relay, and call `say` with the connection and the messages that follow the terms and the keys."""
     async with kind(server.target, credentials) as connection:
         messages = connection.messages()
-        assert isinstance(await anext(messages), Terms)
+        assert isinstance(await anext(messages), RelayTerms)
         assert isinstance(await anext(messages), dict)
         await say(connection, messages)
         async for _ in messages:
@@ -601,7 +601,7 @@ async def script(
 
 
 def announce(presence: Presence, connection: int = 1) -> list[bytes]:
-    return relay_wire.encode_rows(Kind.JOINED, [(connection, presence)])
+    return relay_wire.encode_entries(Kind.JOINED, [(connection, presence)])
 
 
 def joined(client: int, connection: int = 1) -> list[bytes]:
@@ -623,11 +623,11 @@ def test_a_report_on_an_assignment_that_a_relay_does_not_have_is_ignored(loop):
             forged = replace(report(assignment(0)), examples=7)
             await connection.write(relay_wire.encode_reports([(number, forged, assignment(0))]))
             await connection.write(
-                relay_wire.encode_rows(Kind.LOST, [(0, number, "reply", "forged")])
+                relay_wire.encode_entries(Kind.LOST, [(0, number, "reply", "forged")])
             )
-        for kind in (Kind.HEARD, Kind.LEFT):
-            await connection.write(relay_wire.encode_rows(kind, [(0,)]))
-            await connection.write(relay_wire.encode_rows(kind, [(5,)]))
+        for kind in (Kind.ANSWERED_LATE, Kind.LEFT):
+            await connection.write(relay_wire.encode_entries(kind, [(0,)]))
+            await connection.write(relay_wire.encode_entries(kind, [(5,)]))
         await connection.write(joined(1))
 
     with serving(2, relay_terms=terms(2)) as server:
@@ -665,14 +665,14 @@ def test_the_server_checks_the_keys_of_a_relays_clients(loop, enrolled, server_c
         server.wait_for_clients(0)
         assert [client for client, _ in server.joined] == [0]
         assert all(isinstance(order, relay_wire.Disconnect) for order in told)
-        assert [(order.client, order.connection, order.refused.sentence) for order in told] == [
+        assert [(order.client, order.connection, order.refused.reason) for order in told] == [
             (1, 7, "this client showed the key of another one"),
             (2, 8, "client 2 is revoked"),
             (0, 9, "its key is not in the registry"),
             (3, 10, "client 3 is not part of this run"),
             (0, 11, "client 0 is not part of this run"),
         ]
-        assert not any(order.refused.again for order in told)
+        assert not any(order.refused.retry for order in told)
 
 
 @pytest.mark.parametrize(
@@ -741,7 +741,7 @@ def test_two_reports_of_one_client_in_a_message_are_refused(loop):
         assert server.transport.receive(0.1) == []
 
 
-@pytest.mark.parametrize("kind", [Kind.HEARD, Kind.REPORTS])
+@pytest.mark.parametrize("kind", [Kind.ANSWERED_LATE, Kind.REPORTS])
 def test_a_relay_reports_one_late_answer_for_each_assignment(loop, kind):
     """Otherwise a malicious relay could fill the memory of the server with events."""
 
@@ -749,7 +749,7 @@ def test_a_relay_reports_one_late_answer_for_each_assignment(loop, kind):
         await connection.write(joined(0))
         for _ in range(2):
             bundles.append(await next_bundle(messages))
-        message = relay_wire.encode_rows(Kind.HEARD, [(0,)])
+        message = relay_wire.encode_entries(Kind.ANSWERED_LATE, [(0,)])
         if kind is Kind.REPORTS:
             late = [(7, report(assignment(0)), assignment(0))] * 10
             message = relay_wire.encode_reports(late)
@@ -803,10 +803,10 @@ def test_a_relay_that_is_silent_with_open_assignments_is_cut_off(loop):
     async def freeze(connection, messages):
         await connection.write(joined(0))
         await next_bundle(messages)
-        await connection.write(relay_wire.encode_rows(Kind.LEFT, [(0,)]))  # and it says no more
+        await connection.write(relay_wire.encode_entries(Kind.LEFT, [(0,)]))  # and it says no more
 
     with serving(1, relay_terms=terms(1), silence_s=0.5) as server:
-        loop.start(script(server, freeze, Deaf))
+        loop.start(script(server, freeze, Unresponsive))
         server.wait_for_clients(0)
         server.transport.send([assignment(0)])
         server.wait_for(lambda: server.left == [0])

@@ -250,6 +250,6 @@ def test_the_examples_of_the_documentation_are_real():
     sent = replace(sent, density=0.01)
     assert sent.version == "6295283d56408c1e24a09402fcd25980"
     assert b"".join(wire.encode_assignment(300, sent)) == documented("ASSIGNMENT")
-    answer = replace(report(sent, b"fc\x01"), after=accepted)
+    answer = replace(report(sent, b"fc\x01"), committed=accepted)
     assert answer.ticket == "18cf3a4678233aa2"
     assert b"".join(wire.encode_report(300, answer, sent)) == documented("REPORT")

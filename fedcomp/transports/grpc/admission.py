@@ -1,0 +1,194 @@
+"""The checks that a client or relay must pass to join a port: its key, its HELLO, its PRESENCE, and the rate of its joins."""
+
+import time
+from collections import Counter
+from collections.abc import Callable
+
+from ... import __version__
+from ...messages import Presence
+from . import wire
+from .credentials import peer_key, point_key
+from .relay_stream import RelayedClient
+from .settings import PortSettings
+from .stream import EndStream, Stream
+from .wire import Hello, Refused
+
+BURST_JOINS, JOINS_PER_S = 10.0, 0.5  # of one client or relay
+FLOOD_PAUSE_S = 60.0  # in which a client or relay that was cut for a flood may not join
+MAX_WARNED_IDS = 4096  # ids outside of the run that are warned about
+EXPELLED = "its key is no longer accepted"
+
+
+class JoinRate:
+    """A token bucket for each client or relay, which limits how often it may join."""
+
+    def __init__(self) -> None:
+        # identity → tokens, time.monotonic() when they were counted
+        self._tokens: dict[object, tuple[float, float]] = {}
+
+    def take(self, identity: object) -> bool:
+        """Take a token. Return False if there is none."""
+        now = time.monotonic()
+        tokens, then = self._tokens.pop(identity, (BURST_JOINS, now))
+        tokens = min(BURST_JOINS, tokens + (now - then) * JOINS_PER_S)
+        self._tokens[identity] = (tokens - 1 if tokens >= 1 else tokens), now
+        return tokens >= 1
+
+    def pause(self, identity: object, pause_s: float) -> None:
+        """Take all tokens, and those of the next `pause_s` seconds."""
+        self._tokens[identity] = -pause_s * JOINS_PER_S, time.monotonic()
+
+
+class Admission:
+    """Checks clients and relays in the order of the handshake. A failed check raises EndStream with the reason for the peer.
+
+    `refused` counts the refused streams by reason. `warn` is called with warnings for the operator.
+    """
+
+    def __init__(self, settings: PortSettings, warn: Callable[[str], None]):
+        self.settings, self.warn = settings, warn
+        self.refused: Counter[str] = Counter()
+        self._rate = JoinRate()
+        self._warned: set[int] = set()  # ids outside of the run
+
+    def refusal(self, cause: str, reason: str, retry: bool = True) -> EndStream:
+        """Count a refusal and return the exception that ends the stream."""
+        self.refused[cause] += 1
+        return EndStream(Refused(reason, retry))
+
+    def check_key(self, stream: Stream) -> None:
+        """Identify a client or relay by its TLS key. Raises EndStream for a key that is not accepted."""
+        keys = self.settings.keys
+        if self.settings.credentials is None or keys is None:
+            return
+        certificates = stream.context.auth_context().get("x509_pem_cert")
+        if not certificates:
+            raise self.refusal("no certificate", "this client shows no certificate")
+        stream.key = peer_key(certificates[0])
+        stream.relay_id = keys.relay_of_hash(stream.key.hash)
+        if stream.relay_id is not None:
+            return
+        client = keys.id_of_hash(stream.key.hash)
+        if client is None:
+            reason, retry = keys.reason_of_hash(stream.key.hash), bool(keys.problem)
+            # The registry may have been repaired between the two calls.
+            client = None if retry else keys.id_of_hash(stream.key.hash)
+            if client is None:
+                raise self.refusal("key", reason, retry)
+        self._identify(stream, client)
+
+    def check_hello(self, stream: Stream, hello: Hello) -> None:
+        """Check the HELLO of a client or relay. Raises EndStream."""
+        if hello.protocol != wire.PROTOCOL:
+            raise self.refusal(
+                "protocol",
+                f"this client speaks version {hello.protocol} of the protocol (fedcomp {hello.version[:40]}) and the "
+                f"server version {wire.PROTOCOL} (fedcomp {__version__}); install the same version of fedcomp on both sides",
+                retry=False,
+            )
+        if hello.client == wire.RELAY:
+            self._check_relay(stream)
+            return
+        if stream.relay_id is not None:
+            raise self.refusal(
+                "key",
+                f"the key of this client is that of relay {stream.relay_id}; start the relay with fedcomp relay, and give each "
+                "client its own enrolment",
+                retry=False,
+            )
+        if stream.key is None and hello.client != -1:
+            self._identify(stream, hello.client)
+
+    def check_presence(self, stream: Stream, presence: Presence) -> None:
+        """Check the answer of a client to its invitation. Raises EndStream, and ProtocolError for a malformed key."""
+        if presence.key:
+            point_key(presence.key)
+        client = stream.client if stream.client >= 0 else presence.client
+        name = f"client {client}" if client >= 0 else "a client"
+        if presence.run != self.settings.invitation.run:
+            self.warn(f"{name} cannot take part: it answered for another run")
+            raise self.refusal("other run", "the presence names another run")
+        if presence.reason:
+            self.warn(f"{name} cannot take part: {presence.reason}")
+            self.refused["cannot take part"] += 1
+            raise EndStream
+        if stream.client < 0:
+            self._identify(stream, presence.client)
+        elif presence.client != stream.client:
+            self.warn(f"{name} cannot take part as client {presence.client}")
+            raise self.refusal(
+                "other client",
+                f"this client is client {stream.client} and cannot take part as client {presence.client}",
+                retry=False,
+            )
+
+    def check_relayed(self, client: RelayedClient) -> Refused | None:
+        """Check a client of a relay. Return the reason for a refusal, None if the client may join."""
+        settings, reason = self.settings, ""
+        run_differs = client.presence.run != settings.invitation.run
+        if run_differs or not 0 <= client.client < settings.clients:
+            reason = f"client {client.client} is not part of this run"
+        elif settings.keys is not None:
+            key_hash = client.key.hash if client.key else b""
+            if settings.keys.id_of_hash(key_hash) != client.client:
+                reason = settings.keys.reason_of_hash(key_hash)
+                reason = reason or "this client showed the key of another one"
+        if reason:
+            self.refused["key"] += 1
+            return Refused(reason, bool(settings.keys and settings.keys.problem))
+        if not self._rate.take(client.identity):
+            self.refused["too many joins"] += 1
+            return Refused(f"client {client.client} joins too often", True)
+        return None
+
+    def key_problem(self, connection: Stream | RelayedClient) -> str:
+        """Return why the key of a connection is no longer accepted; "" if it is, or if there is no key to check."""
+        keys, key = self.settings.keys, connection.key
+        if keys is None or key is None:
+            return ""
+        if connection.relay_id is not None:
+            accepted = keys.relay_of_hash(key.hash) == connection.relay_id
+        else:
+            accepted = connection.client < 0 or keys.id_of_hash(key.hash) == connection.client
+        return "" if accepted else keys.reason_of_hash(key.hash) or EXPELLED
+
+    def pause(self, stream: Stream) -> None:
+        """Refuse the client or relay of a stream for FLOOD_PAUSE_S seconds."""
+        identity = stream.relay_identity if stream.relay else stream.identity
+        self._rate.pause(identity, FLOOD_PAUSE_S)
+
+    def _check_relay(self, stream: Stream) -> None:
+        if self.settings.relay_terms is None:
+            raise self.refusal(
+                "relay",
+                "relays cannot connect to another relay; give --server the server's address",
+                retry=False,
+            )
+        if stream.key is not None and stream.relay_id is None:
+            raise self.refusal(
+                "relay",
+                f"the key of this relay is that of client {stream.client}; make one for the relay with: fedcomp keys add --relay "
+                "--host HOST",
+                retry=False,
+            )
+        if not self._rate.take(stream.relay_identity):
+            raise self.refusal("too many joins", "this relay joins too often")
+
+    def _identify(self, stream: Stream, client: int) -> None:
+        """Set the logical id of a stream. Raises EndStream for an id outside of the run, and for too many joins."""
+        clients = self.settings.clients
+        if not 0 <= client < clients:
+            if client not in self._warned and len(self._warned) < MAX_WARNED_IDS:
+                self._warned.add(client)
+                self.warn(
+                    f"client {client} tried to join and is not part of this run of {clients} clients, 0 to {clients - 1}; "
+                    f"start a new run with --clients {client + 1} to include it"
+                )
+            raise self.refusal(
+                "no place",
+                f"client {client} is not part of this run of {clients} clients, 0 to {clients - 1}",
+                retry=False,
+            )
+        stream.client = client
+        if not self._rate.take(stream.identity):
+            raise self.refusal("too many joins", f"client {client} joins too often")

@@ -1,0 +1,68 @@
+"""The events that a port reports to its owner: the main thread of a server, or a relay."""
+
+from dataclasses import dataclass
+
+from ...messages import Assignment, Presence, Report
+from ...server.transport import Lost
+
+
+@dataclass(frozen=True)
+class Joined:
+    """A client joined or reconnected."""
+
+    client: int
+    presence: Presence
+    public_key: bytes | None  # PEM; None without TLS
+
+
+@dataclass(frozen=True)
+class Left:
+    """The connection of a client ended."""
+
+    client: int
+
+
+@dataclass(frozen=True)
+class AnsweredLate:
+    """A client answered an assignment that is no longer open."""
+
+    client: int
+
+
+@dataclass(frozen=True)
+class Warned:
+    """A warning for the operator of the server."""
+
+    sentence: str
+
+
+@dataclass(frozen=True)
+class Answered:
+    """An open assignment was answered, or counts as lost."""
+
+    sequence: int
+    assignment: Assignment
+    answer: Report | Lost
+    arrived_s: float  # time.monotonic()
+
+    @property
+    def client(self) -> int:
+        return self.assignment.client
+
+
+@dataclass(frozen=True)
+class Summed:
+    """Reports of which one may carry the sum of all their frames: the server accepts all their updates or none."""
+
+    answers: list[Answered]
+    closed: list[int]  # further clients of the sum, whose assignments are no longer open
+
+
+@dataclass(frozen=True)
+class Stopped:
+    """The port ended with an error."""
+
+    error: BaseException
+
+
+Event = Joined | Left | AnsweredLate | Warned | Answered | Summed | Stopped

@@ -1,0 +1,50 @@
+"""The settings of a port."""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from ...messages import Invitation
+from ...server.transport import GRACE_S
+from .credentials import Credentials
+from .wire import RelayTerms
+
+
+class Keys(Protocol):
+    """The keys that a port accepts, such as a `fedcomp.keys.registry.Registry`. The methods are called in the I/O thread."""
+
+    @property
+    def problem(self) -> str:
+        """If not empty, no key is accepted now, and refused clients try again later."""
+
+    def id_of_hash(self, key_hash: bytes) -> int | None: ...
+    def relay_of_hash(self, key_hash: bytes) -> int | None: ...
+    def reason_of_hash(self, key_hash: bytes) -> str: ...
+    def ids_by_hash(self) -> dict[bytes, int]: ...
+
+
+@dataclass
+class PortSettings:
+    """Settings of a port.
+
+    Without `credentials` the port is HTTP/2 without TLS, and clients claim their ids. With them, `keys` has the logical id for the
+    SHA-256 of a public key (DER SubjectPublicKeyInfo).
+
+    The stream of a client with an assignment is closed after `silence_s` seconds without a message. If the client does not reconnect within
+    `grace_s` seconds, the assignment counts as lost; inf: no limit. A stream that does not join within `join_s` seconds is closed.
+    """
+
+    address: str
+    port: int  # 0: a free one
+    invitation: Invitation
+    clients: int
+    largest_report: int  # bytes
+    credentials: Credentials | None = None
+    keys: Keys | None = None
+    relay_terms: RelayTerms | None = None  # None: no relay is accepted
+    silence_s: float = 16.0
+    join_s: float = 20.0
+    grace_s: float = GRACE_S
+
+    def __post_init__(self) -> None:
+        if self.credentials is not None and self.keys is None:
+            raise ValueError("a port with TLS needs the keys that it accepts")
