@@ -57,7 +57,8 @@ import statistics, sys, time, torch
 from fedcomp import RunConfig
 from fedcomp.training import devices
 from fedcomp.training.batches import plan_batches
-from fedcomp.training.local_sgd import LocalSGD, SerialEngine
+from fedcomp.training.local_sgd import LocalSGD
+from fedcomp.training.serial_engine import SerialEngine
 from fedcomp.layout import Layout
 from fedcomp.tasks import initial_model, load
 from fedcomp.tasks.check import data_of

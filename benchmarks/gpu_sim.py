@@ -31,14 +31,15 @@ from fedcomp import codec, memory
 from fedcomp.layout import Layout
 from fedcomp.sim.batched import BatchedEngine, BatchedJobs
 from fedcomp.sim.batched.choice import AUTO, MAPPED
-from fedcomp.sim.batched.convolutions import FORMS
+from fedcomp.sim.batched.convolutions import CONVOLUTIONS
 from fedcomp.sim.multi_device import MultiDevice
 from fedcomp.tasks import cifar10, mnist, resnet, shakespeare
 from fedcomp.tasks.base import Task, initial_model
 from fedcomp.tasks.data import Data
 from fedcomp.training.batches import plan_batches
 from fedcomp.training.engine import Job
-from fedcomp.training.local_sgd import LocalSGD, SerialEngine
+from fedcomp.training.local_sgd import LocalSGD
+from fedcomp.training.serial_engine import SerialEngine
 
 IMAGES = {"mnist": (1, 28, 28), "cifar10": (3, 32, 32)}
 TOLERANCES = {
@@ -56,7 +57,7 @@ class Case:
     ways: tuple[str, ...]
 
 
-CONVOLUTIONS, ONCE = (MAPPED, *FORMS), (MAPPED, AUTO)
+CONVOLUTIONS, ONCE = (MAPPED, *CONVOLUTIONS), (MAPPED, AUTO)
 CASES = {
     "mnist-logreg": Case(mnist.linear, "rows", LocalSGD(5, batch_size=20), ONCE),
     "mlp": Case(
@@ -191,7 +192,13 @@ class Bench:
         share: Callable[[float], float],
     ) -> Row:
         engine = BatchedEngine(
-            self.task, self.fresh(), self.layout, self.device, len(self.plans), way=way, warn=print
+            self.task,
+            self.fresh(),
+            self.layout,
+            self.device,
+            len(self.plans),
+            gradient_method=way,
+            warn=print,
         )
         each = self._room(engine, sgd)
 
@@ -202,7 +209,7 @@ class Bench:
         apart = (train() - exact).norm(dim=1) / exact.norm(dim=1)
         return Row(
             self.name,
-            engine.way,
+            engine.gradient_method,
             sgd.precision,
             min(engine.at_once, len(self.plans)),
             len(self.plans) / taken,

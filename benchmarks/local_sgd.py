@@ -31,7 +31,8 @@ from fedcomp.tasks.data import Data
 from fedcomp.training.batches import plan_batches
 from fedcomp.training.devices import keep_freed_memory
 from fedcomp.training.engine import Job
-from fedcomp.training.local_sgd import LocalSGD, SerialEngine
+from fedcomp.training.local_sgd import LocalSGD
+from fedcomp.training.serial_engine import SerialEngine
 
 SHAPES = {"mnist-logreg": (784,), "mnist-cnn": (1, 28, 28)}
 COARSE = "bfloat16"

@@ -333,8 +333,9 @@ class RunConfig:
     )
 
     def __post_init__(self) -> None:
-        if type(self.checkpoint_every) is int:
-            object.__setattr__(self, "checkpoint_every", str(self.checkpoint_every))
+        every: Any = self.checkpoint_every
+        if type(every) is int:
+            object.__setattr__(self, "checkpoint_every", str(every))
         for f in dataclasses.fields(self):
             _check(f, getattr(self, f.name))
         self._check_optimizer()
@@ -373,7 +374,7 @@ class RunConfig:
             raise ConfigError(
                 f"--momentum: the optimizer {chosen.name} has no momentum option; leave it out"
             )
-        if self.keep_momentum and not chosen.plain_sgd:
+        if self.keep_momentum and not chosen.is_plain_sgd:
             raise ConfigError(
                 "--keep-momentum works with --optimizer sgd only; give --optimizer-state kept instead"
             )

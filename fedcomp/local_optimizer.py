@@ -1,7 +1,7 @@
-"""Optimizers of local training by spec string: `adamw:lr=3e-4,weight_decay=0.1`.
+"""Optimizers of local training by spec string, such as `adamw:lr=3e-4,weight_decay=0.1`.
 
-The name is that of a class of `torch.optim` in lower case, and the options are its arguments; `beta1` and `beta2` stand for `betas`.
-torch is imported for other optimizers than `sgd` only.
+The name is that of a class of `torch.optim` in lower case, and the options are its arguments; `beta1` and `beta2` replace `betas`. For
+plain `sgd`, torch is not imported.
 """
 
 import inspect
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 SGD = "sgd"
 SGD_LR = 0.05
-FIELDS = ("momentum", "weight_decay")  # options of sgd with flags of their own
-UNSUITED = {
+SGD_OPTIONS = ("momentum", "weight_decay")  # options of sgd that are also flags
+UNSUPPORTED = {
     "lbfgs": "evaluates the loss several times a step",
     "sparseadam": "takes sparse gradients only",
 }
@@ -27,20 +27,20 @@ UNSUITED = {
 
 @dataclass(frozen=True)
 class LocalOptimizer:
-    """A class of `torch.optim` and its arguments. `lr` is None where the spec string gives none."""
+    """A class of `torch.optim` and its arguments. `lr` is None if the spec string has no learning rate."""
 
     name: str = SGD
     lr: float | None = None
     options: tuple[tuple[str, Any], ...] = ()
 
     @property
-    def plain_sgd(self) -> bool:
-        """Whether momentum and weight decay say everything, so that clients can be trained together."""
-        return self.name == SGD and all(key in FIELDS for key, _ in self.options)
+    def is_plain_sgd(self) -> bool:
+        """Whether this is SGD with no options but momentum and weight decay, which can train a stack of clients."""
+        return self.name == SGD and all(key in SGD_OPTIONS for key, _ in self.options)
 
     @property
     def default_lr(self) -> float:
-        """The learning rate where neither the spec string nor --lr gives one: 0.05 of sgd, else that of torch."""
+        """The learning rate without --lr: that of the spec string, or else 0.05 for sgd and torch's default for other optimizers."""
         if self.lr is not None:
             return self.lr
         if self.name == SGD:
@@ -49,7 +49,7 @@ class LocalOptimizer:
 
     def takes(self, option: str) -> bool:
         """Whether the optimizer has an option of this name."""
-        return (self.name == SGD and option in FIELDS) or option in _arguments(self.name)
+        return (self.name == SGD and option in SGD_OPTIONS) or option in _arguments(self.name)
 
     def make(
         self,
@@ -58,7 +58,7 @@ class LocalOptimizer:
         momentum: float = 0.0,
         weight_decay: float = 0.0,
     ) -> "Optimizer":
-        """Return the optimizer of the parameters. `momentum` and `weight_decay` hold where the spec string does not give them."""
+        """Return a torch optimizer of the parameters. `momentum` and `weight_decay` are defaults for options that the spec string omits."""
         options = dict(self.options)
         if momentum and "momentum" in _arguments(self.name):
             options.setdefault("momentum", momentum)
@@ -71,17 +71,19 @@ class LocalOptimizer:
 
 
 def read(text: str) -> LocalOptimizer:
-    """Return the optimizer that a spec string names. Raises SpecError for an unknown name or option."""
+    """Return the optimizer of a spec string. Raises SpecError for an unknown name or option."""
     part = spec.parse_part(text, "optimizer")
     if part.name == SGD and not part.options:
         return LocalOptimizer()
-    if part.name in UNSUITED:
-        raise SpecError(f"{part.name} {UNSUITED[part.name]}; give another optimizer, or a train_fn")
+    if part.name in UNSUPPORTED:
+        raise SpecError(
+            f"{part.name} {UNSUPPORTED[part.name]}; give another optimizer, or a train_fn"
+        )
     if part.name not in _classes():
         raise SpecError(f"unknown optimizer '{part.name}'; {nearest(part.name, _classes())}")
     options: dict[str, Any] = {}
-    for given, raw in part.options:
-        key = given.replace("-", "_") or "lr"
+    for name, raw in part.options:
+        key = name.replace("-", "_") or "lr"
         if key in options:
             raise SpecError(f"{key} is given twice; keep one")
         options[key] = _value(part.name, key, raw)
@@ -95,6 +97,7 @@ def read(text: str) -> LocalOptimizer:
 
 
 def _value(name: str, key: str, raw: str) -> Any:
+    """Return the value of an option, converted to the type of the argument's default."""
     arguments = _arguments(name)
     known = [
         a
@@ -121,10 +124,10 @@ def _classes() -> dict[str, type]:
         if inspect.isclass(cls)
         and issubclass(cls, optim.Optimizer)
         and cls is not optim.Optimizer
-        and cls.__name__.lower() not in UNSUITED
+        and cls.__name__.lower() not in UNSUPPORTED
     }
 
 
 def _arguments(name: str) -> dict[str, inspect.Parameter]:
-    parameters = inspect.signature(_classes()[name].__init__).parameters
-    return {key: p for key, p in parameters.items() if key not in ("self", "params")}
+    parameters = inspect.signature(_classes()[name]).parameters
+    return {key: p for key, p in parameters.items() if key != "params"}

@@ -4,6 +4,8 @@ A device writes it to a file in its state folder before it sends a report.
 """
 
 import json
+from collections.abc import Mapping
+from typing import Any
 
 from torch import Tensor
 
@@ -36,7 +38,7 @@ def pack(session: ClientSession, client: int) -> dict[str, Tensor | bytes | list
     }
 
 
-def restore(session: ClientSession, client: int, stored: dict[str, Tensor | bytes]) -> None:
+def restore(session: ClientSession, client: int, stored: Mapping[str, Any]) -> None:
     """Restore a client of a session from the result of `pack`. A newer copy of the model is not replaced.
 
     Raises CheckpointError for anything that `pack` did not return.
@@ -60,7 +62,7 @@ def restore(session: ClientSession, client: int, stored: dict[str, Tensor | byte
         raise CheckpointError(f"the stored state is damaged ({error})") from error
 
 
-def unpack_round(stored: dict[str, Tensor | bytes]) -> RoundState | None:
+def unpack_round(stored: Mapping[str, Any]) -> RoundState | None:
     """Return the state of the round from the result of `pack`. Raises KeyError, TypeError or ValueError for anything else."""
     record = json.loads(stored[SESSION])["round"]
     if not record:

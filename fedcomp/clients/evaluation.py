@@ -18,8 +18,8 @@ from ..tasks.running_statistics import (
     recalibrated,
     why_not_recalibrated,
 )
+from ..training.devices import seeded_torch
 from ..training.evaluation import evaluate
-from ..training.local_sgd import seeded_torch
 from .partition_training import Shards
 
 

@@ -72,14 +72,14 @@ class PartitionTraining:
     def _combine(
         self, a: Assignment, results: Sequence[PartitionResult | Exception], numel: int
     ) -> tuple[Tensor, float] | Exception:
+        summaries, losses = [], []
         for result in results:
             if isinstance(result, Exception):
                 return result
+            summaries.append(result[0])
+            losses.append(result[1])
         try:
-            update = self.algorithm.combine(
-                a, [summary for summary, _ in results], numel, self.seed
-            )
-            return update, sum(loss for _, loss in results) / len(results)
+            return self.algorithm.combine(a, summaries, numel, self.seed), sum(losses) / len(losses)
         except ConfigError:
             raise
         except Exception as error:
@@ -101,9 +101,9 @@ class PartitionTraining:
                 self._results[id(data), partition] = error
         if not jobs:
             return
-        updates, done = self.engine.train(start, data, list(jobs.values()), sgd, seed=self.seed)
+        updates, results = self.engine.train(start, data, list(jobs.values()), sgd, seed=self.seed)
         rows = iter(updates)
-        for partition, result in zip(jobs, done, strict=True):
+        for partition, result in zip(jobs, results, strict=True):
             self._results[id(data), partition] = (
                 result
                 if isinstance(result, Exception)

@@ -10,9 +10,10 @@ from ..errors import DataError, ProtocolError
 from ..messages import Assignment
 from ..strategies.client_algorithm import ClientAlgorithm
 from ..tasks.data import Examples
-from ..training.batches import plan_each
+from ..training.batches import plan_all_batches
 from ..training.engine import DeviceResults, Engine, Job
-from ..training.local_sgd import NO_TRACES, LocalSGD, Traces
+from ..training.local_sgd import LocalSGD
+from ..training.traces import NO_TRACES, Traces
 from .partition_training import PartitionTraining, Shards
 from .state import ClientState
 
@@ -114,7 +115,7 @@ class Trainer:
             failures |= {a.client: error for a in assignments}
             return [([], self._no_updates(global_state))]
         start = self._start(global_state)
-        plans = plan_each(
+        plans = plan_all_batches(
             sgd,
             [self.shards[a.client] for a in assignments],
             self.seed,
@@ -136,16 +137,16 @@ class Trainer:
                 )
             )
         if self.updates_stay_on_devices:
-            shares = self.engine.train_apart(start, data, jobs, sgd, seed=self.seed)
+            by_device = self.engine.train_on_devices(start, data, jobs, sgd, seed=self.seed)
         else:
-            shares = [
+            by_device = [
                 DeviceResults(jobs, *self.engine.train(start, data, jobs, sgd, seed=self.seed))
             ]
         stacks: list[Stack] = []
         remaining = iter(assignments)
-        for share in shares:
+        for device in by_device:
             trained = []
-            for job, result, a in zip(share.jobs, share.results, remaining, strict=False):
+            for job, result, a in zip(device.jobs, device.results, remaining, strict=False):
                 if isinstance(result, Exception):
                     failures[a.client] = result
                 else:
@@ -162,7 +163,7 @@ class Trainer:
                             result.examples,
                         )
                     )
-            stacks.append((trained, share.updates))
+            stacks.append((trained, device.updates))
         return stacks
 
     def _train_on_partitions(
@@ -173,12 +174,12 @@ class Trainer:
         failures: dict[int, Exception],
     ) -> Stack:
         trained, updates = [], []
-        found = (
+        results = (
             self.partitions.updates(assignments, data, self._start(global_state))
             if assignments
             else []
         )
-        for a, result in zip(assignments, found, strict=True):
+        for a, result in zip(assignments, results, strict=True):
             if isinstance(result, Exception):
                 failures[a.client] = result
             else:
@@ -191,7 +192,9 @@ class Trainer:
 
     def _traces(self, state: ClientState, start: Tensor, global_state: Tensor) -> Traces:
         correction = self.algorithm.gradient_correction(global_state, state.buffers or {}, self.sgd)
-        return Traces.begin(self.sgd, state.memory.needs_moments, start, state.momentum, correction)
+        return Traces.for_round(
+            self.sgd, state.memory.needs_moments, start, state.momentum, correction
+        )
 
     def _start(self, global_state: Tensor) -> Tensor:
         return self.algorithm.model_weights(global_state).to(self.engine.device)

@@ -34,8 +34,8 @@ from ..tasks import Task, initial_model
 from ..tasks.check import check, data_of
 from ..tasks.data import Examples
 from ..tasks.partition import hold_out, partition, shards_of_test
-from ..training.engine import SequentialJobs, client_engine
 from ..training.local_sgd import LocalSGD
+from ..training.sequential import SequentialJobs, client_engine
 
 # The options of a run that determine what a client does.
 CLIENT_OPTIONS = (

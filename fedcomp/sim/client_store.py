@@ -67,9 +67,9 @@ class ClientStore:
 
     def take_changes(self) -> Changes:
         """Return vectors and values of the clients in memory that changed since the last call. Evicted clients are staged already."""
-        changes = self._pack(sorted(self.changed))
+        vectors, values = self._pack(sorted(self.changed))
         self.changed.clear()
-        return changes
+        return vectors, {**values}
 
     def clear(self) -> None:
         """Drop all states in memory, so that they are read from the checkpoint."""
@@ -78,27 +78,28 @@ class ClientStore:
 
     def _read(self, client: int) -> ClientState | None:
         """Return a client's state from the checkpoint, None if the checkpoint has no state of it."""
+        if self.checkpoint is None:
+            return None
         name = record_name(client)
-        record = self.checkpoint.value(name) if self.checkpoint is not None else None
-        return (
-            None
-            if record is None
-            else ClientState.unpack(name, record, self.checkpoint.vector, self.make_memory)
-        )
+        record = self.checkpoint.value(name)
+        if record is None:
+            return None
+        return ClientState.unpack(name, record, self.checkpoint.vector, self.make_memory)
 
     def _evict(self, clients: Collection[int]) -> None:
         """Stage the changed ones of these clients in the checkpoint, then remove all of them from memory."""
         vectors, values = self._pack([client for client in clients if client in self.changed])
         if values:
+            assert self.checkpoint is not None
             self.checkpoint.stage(vectors, values)
         for client in clients:
             del self.states[client]
         self.changed.difference_update(clients)
 
-    def _pack(self, clients: Iterable[int]) -> Changes:
+    def _pack(self, clients: Iterable[int]) -> tuple[dict[str, Tensor], dict[str, bytes]]:
         """Return vectors and values of clients in memory, and update `client_bytes`."""
         vectors: dict[str, Tensor] = {}
-        values: dict[str, bytes | None] = {}
+        values: dict[str, bytes] = {}
         for client in clients:
             name = record_name(client)
             client_vectors, record = self.states[client].pack(name)

@@ -34,6 +34,7 @@ class VirtualClients(ClientSession):
         evaluator: ClientEvaluator | None = None,
     ):
         self.store = ClientStore(make_memory, replica.version, placement)
+        self.clients = len(trainer.shards)
         super().__init__(
             replica,
             self.store,
@@ -44,10 +45,6 @@ class VirtualClients(ClientSession):
             watch=ResidualMonitor(warn),
             evaluator=evaluator,
         )
-
-    @property
-    def clients(self) -> int:
-        return len(self.trainer.shards)
 
     # Checkpoints.
 

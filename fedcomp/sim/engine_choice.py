@@ -17,12 +17,13 @@ from ..layout import Layout
 from ..local_optimizer import read as read_optimizer
 from ..tasks import OBJECT
 from ..tasks.base import Task
-from ..tasks.data import Examples, LazyData
+from ..tasks.data import Data, Examples, LazyData
 from ..training import devices
 from ..training.batches import plan_batches
-from ..training.engine import Engine, SequentialJobs, client_engine
+from ..training.engine import Engine
 from ..training.local_sgd import LocalSGD
-from .batched import BatchedEngine, BatchedJobs, NotMapped, choose_engine, unbatched
+from ..training.sequential import SequentialJobs, client_engine
+from .batched import BatchedEngine, BatchedJobs, NotBatchable, choose_engine, unbatched_engine
 from .multi_device import MultiDevice
 from .processes import WorkerEngine
 from .ray_engine import RayEngine
@@ -81,7 +82,7 @@ class EngineChoice:
         if obstacle := batching_obstacle(config, task, data):
             if config.engine == "batched":
                 raise ConfigError(
-                    f"--engine batched cannot train {obstacle}; give --engine {unbatched(device)}"
+                    f"--engine batched cannot train {obstacle}; give --engine {unbatched_engine(device)}"
                 )
             return cls.unbatched(device, config)
         engine, at_once = choose_engine(model, device, config.engine, largest_batch(config))
@@ -92,7 +93,7 @@ class EngineChoice:
     @classmethod
     def unbatched(cls, device: torch.device, config: RunConfig) -> "EngineChoice":
         """Choose for a model that is not batched: serial for a task object, which other processes cannot load."""
-        engine = "serial" if config.task.startswith(OBJECT) else unbatched(device)
+        engine = "serial" if config.task.startswith(OBJECT) else unbatched_engine(device)
         return cls(
             devices.describe(device),
             engine,
@@ -109,10 +110,10 @@ def batching_obstacle(config: RunConfig, task: Task, data: Examples) -> str:
     obstacles = {
         "by a train_fn": task.train_fn is not None,
         "with an optimizer of the task's own": task.optimizer is not None,
-        f"with --optimizer {config.optimizer}": not read_optimizer(config.optimizer).plain_sgd,
-        "with --accumulate, --step-schedule or float16": not sgd.plain,
+        f"with --optimizer {config.optimizer}": not read_optimizer(config.optimizer).is_plain_sgd,
+        "with --accumulate, --step-schedule or float16": not sgd.uses_descend,
         "on data that is read batch by batch": isinstance(data, LazyData),
-        "on several inputs": not data.plain,
+        "on several inputs": not data.has_single_input,
     }
     return next((obstacle for obstacle, applies in obstacles.items() if applies), "")
 
@@ -158,12 +159,12 @@ def make_engine(
     )
 
 
-def mapping_error(
+def batching_error(
     engine: Engine, weights: Tensor, data: Examples, sgd: LocalSGD, shard: np.ndarray
-) -> NotMapped | None:
+) -> NotBatchable | None:
     """Train a client on the first batches of `shard`. Return the error of a model that cannot be batched, None if it can."""
     engine = engine.engines[0] if isinstance(engine, MultiDevice) else engine
-    if not isinstance(engine, BatchedJobs):
+    if not isinstance(engine, BatchedJobs) or not isinstance(data, Data):
         return None
     try:
         engine.engine.train(
@@ -172,7 +173,7 @@ def mapping_error(
             [plan_batches(sgd, shard, 0, 0, 0)[:TRIAL_BATCHES]],
             dataclasses.replace(sgd, augment=False),
         )
-    except NotMapped as error:
+    except NotBatchable as error:
         return error
     except (Exception, SystemExit):  # from the user's model; the client will fail in its round
         pass

@@ -12,7 +12,9 @@ from torch import Tensor
 from ..clients import nested_state
 from ..tasks.data import Data, Examples, mapped
 from ..training.engine import Job, JobResult
-from ..training.local_sgd import Traces
+from ..training.traces import Traces
+
+PACKED = "packed"  # the only key of a packed state
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,13 +38,24 @@ def _from_array(array: np.ndarray, dtype: torch.dtype, shape: torch.Size) -> Ten
         return torch.from_numpy(array).view(dtype).reshape(shape)
 
 
-def packed(job: Job, pack_trace: Callable[[Tensor], Any] = PickledTensor) -> Job:
-    """Return a job whose tensors are packed for another process; its state becomes bytes."""
+def packed_job(job: Job, pack_trace: Callable[[Tensor], Any] = PickledTensor) -> Job:
+    """Return a job whose tensors are packed for another process; its state is packed into one value."""
     return job._replace(
         buffers=map_buffers(PickledTensor, job.buffers),
         traces=map_traces(pack_trace, job.traces),
-        state=job.state and nested_state.pack(job.state),
+        state=_packed_state(job.state),
     )
+
+
+def unpacked_job(job: Job) -> Job:
+    """Return a job from another process with its state unpacked."""
+    return job._replace(state=_unpacked_state(job.state))
+
+
+def packed_result(result: JobResult) -> JobResult:
+    """Return a result that is packed for another process. Raises TaskError for a state that cannot be packed."""
+    buffers = map_buffers(PickledTensor, result.buffers)
+    return result._replace(buffers=buffers, state=_packed_state(result.state))
 
 
 def packed_data(data: Examples, pack: Callable[[Tensor], Any] = PickledTensor) -> Data | None:
@@ -52,10 +65,18 @@ def packed_data(data: Examples, pack: Callable[[Tensor], Any] = PickledTensor) -
     return Data(mapped(data.inputs, pack), pack(data.targets))
 
 
-def unpacked(result: JobResult) -> JobResult:
+def unpacked_result(result: JobResult) -> JobResult:
     """Return an unpacked result from another process, with copies of its tensors."""
-    state = result.state and nested_state.unpack(result.state)
-    return result._replace(buffers=map_buffers(torch.clone, result.buffers), state=state)
+    buffers = map_buffers(torch.clone, result.buffers)
+    return result._replace(buffers=buffers, state=_unpacked_state(result.state))
+
+
+def _packed_state(state: dict[str, Any] | None) -> dict[str, Any] | None:
+    return state and {PACKED: nested_state.pack(state)}
+
+
+def _unpacked_state(state: dict[str, Any] | None) -> dict[str, Any] | None:
+    return state and nested_state.unpack(state[PACKED])
 
 
 def map_buffers(
@@ -72,7 +93,7 @@ def map_traces(function: Callable[[Any], Any], traces: Traces) -> Traces:
         return None if trace is None else function(trace)
 
     moments = traces.moments and (function(traces.moments[0]), function(traces.moments[1]))
-    return Traces(mapped(traces.momentum), moments, mapped(traces.pull))
+    return Traces(mapped(traces.momentum), moments, mapped(traces.correction))
 
 
 def copy_traces(source: Traces, target: Traces) -> None:

@@ -11,7 +11,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from ..tasks.data import Data
+from ..tasks.data import Data, Examples
 from ..training.engine import DeviceResults, Engine, Job, JobResult
 from ..training.local_sgd import LocalSGD
 from .jobs import copy_traces, map_traces
@@ -36,10 +36,10 @@ class MultiDevice(Engine):
         self._copies: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
 
     def train(
-        self, start: Tensor, data: Data, jobs: Sequence[Job], sgd: LocalSGD, *, seed: int
+        self, start: Tensor, data: Examples, jobs: Sequence[Job], sgd: LocalSGD, *, seed: int
     ) -> tuple[Tensor, list[JobResult | Exception]]:
         """Train on all devices and gather the updates on the first."""
-        by_device = self.train_apart(start, data, jobs, sgd, seed=seed)
+        by_device = self.train_on_devices(start, data, jobs, sgd, seed=seed)
         moved_jobs = [job for results in by_device for job in results.jobs]
         for job, moved in zip(jobs, moved_jobs, strict=True):
             copy_traces(moved.traces, job.traces)
@@ -49,9 +49,10 @@ class MultiDevice(Engine):
         ]
         return torch.cat(updates), [result for results in by_device for result in results.results]
 
-    def train_apart(
-        self, start: Tensor, data: Data, jobs: Sequence[Job], sgd: LocalSGD, *, seed: int
+    def train_on_devices(
+        self, start: Tensor, data: Examples, jobs: Sequence[Job], sgd: LocalSGD, *, seed: int
     ) -> list[DeviceResults]:
+        assert isinstance(data, Data)  # else the run has another engine
         edges = [i * len(jobs) // len(self.engines) for i in range(len(self.engines) + 1)]
         slices = [
             (i, jobs[a:b]) for i, (a, b) in enumerate(zip(edges, edges[1:], strict=False)) if a < b
@@ -81,7 +82,7 @@ class MultiDevice(Engine):
 
     def _data_on(self, i: int, data: Data) -> Data:
         """Return the data on the device of engine `i`, copied once."""
-        inputs, targets = (self._copy_of(i, tensor) for tensor in (data.inputs, data.targets))
+        inputs, targets = (self._copy_of(i, tensor) for tensor in (data.single_input, data.targets))
         return replace(data, inputs=inputs, targets=targets)
 
     def _copy_of(self, i: int, tensor: Tensor) -> Tensor:
@@ -90,7 +91,7 @@ class MultiDevice(Engine):
             self._copies[key] = tensor, tensor.to(self.engines[i].device)
         return self._copies[key][1]
 
-    def resident(self, data: Data) -> Data:
+    def resident(self, data: Examples) -> Examples:
         return self.engines[0].resident(data)
 
     def close(self) -> None:

@@ -29,9 +29,11 @@ from ..errors import ConfigError, FedcompError, TaskError, UserError
 from ..layout import Layout
 from ..tasks.base import Task
 from ..tasks.data import Data, Examples, mapped
-from ..training.engine import Engine, Job, JobResult, client_engine, try_job
-from ..training.local_sgd import LocalSGD, Traces
-from .jobs import copy_traces, map_traces, packed, packed_data, unpacked
+from ..training.engine import Engine, Job, JobResult
+from ..training.local_sgd import LocalSGD
+from ..training.sequential import client_engine, try_job
+from ..training.traces import Traces
+from .jobs import copy_traces, map_traces, packed_data, packed_job, unpacked_result
 from .shared_memory import SharedMemory, SharedTensor
 from .worker import with_absolute_paths
 
@@ -182,7 +184,7 @@ class WorkerEngine(Engine):
             deque(range(m)),
         )
         try:
-            self._train_here(queue, start, data)
+            self._train_locally(queue, start, data)
             while None in queue.results:
                 while len(self.workers) < min(self.count, m):
                     self.workers.append(Worker(*self._setup))
@@ -193,7 +195,8 @@ class WorkerEngine(Engine):
             raise
         trained = [i for i, result in enumerate(queue.results) if isinstance(result, JobResult)]
         updates = queue.updates.tensor
-        return (updates if len(trained) == m else updates[trained]), queue.results
+        results = [result for result in queue.results if result is not None]
+        return (updates if len(trained) == m else updates[trained]), results
 
     def resident(self, data: Examples) -> Examples:
         """Return the data in shared memory, which this process and the workers read."""
@@ -239,7 +242,7 @@ class WorkerEngine(Engine):
         for worker in [w for w in self.workers if w.ready and w.job < 0]:
             if queue.waiting:
                 i = queue.waiting.popleft()
-                job = packed(queue.jobs[i], pack_trace=SharedTensor.copy_of)
+                job = packed_job(queue.jobs[i], pack_trace=SharedTensor.copy_of)
                 queue.traces[i] = job.traces
                 try:
                     worker.send(
@@ -250,7 +253,7 @@ class WorkerEngine(Engine):
                     queue.waiting.appendleft(i)
                     self._replace_dead(worker, queue)
 
-    def _train_here(self, queue: JobQueue, start: Tensor, data: Examples) -> None:
+    def _train_locally(self, queue: JobQueue, start: Tensor, data: Examples) -> None:
         """Train jobs in this process until LOCAL_TRAINING_S has passed; on one thread, so that the updates equal those of a worker."""
         while self.local_engine is not None and self._local_s < LOCAL_TRAINING_S and queue.waiting:
             began, i = time.perf_counter(), queue.waiting.popleft()
@@ -263,9 +266,8 @@ class WorkerEngine(Engine):
 
     def _receive(self, queue: JobQueue) -> None:
         """Wait for answers of workers and handle them."""
-        workers = {worker.connection: worker for worker in self.workers}
-        for connection in wait(list(workers)):
-            worker = workers[connection]
+        ready = wait([worker.connection for worker in self.workers])
+        for worker in [worker for worker in self.workers if worker.connection in ready]:
             answer = worker.receive()
             if answer is None:
                 self._replace_dead(worker, queue)
@@ -288,7 +290,7 @@ class WorkerEngine(Engine):
             return
         copy_traces(map_traces(lambda shared: shared.tensor, traces), queue.jobs[i].traces)
         self._deaths_in_a_row = 0
-        queue.results[i] = unpacked(answer)
+        queue.results[i] = unpacked_result(answer)
 
     def _replace_dead(self, worker: Worker, queue: JobQueue) -> None:
         """Remove a dead worker. Its job is queued again, or fails if two workers have died with it.

@@ -32,8 +32,9 @@ from ..config import RunConfig
 from ..errors import ConfigError, FedcompError, TaskError, UserError
 from ..tasks.data import Examples
 from ..training.engine import Engine, Job, JobResult
-from ..training.local_sgd import LocalSGD, Traces
-from .jobs import PickledTensor, copy_traces, map_traces, packed, packed_data, unpacked
+from ..training.local_sgd import LocalSGD
+from ..training.traces import Traces
+from .jobs import PickledTensor, copy_traces, map_traces, packed_data, packed_job, unpacked_result
 from .worker import TrainingWorker, with_absolute_paths
 
 ACTORS_PER_GPU = 4
@@ -132,7 +133,7 @@ class RayEngine(Engine):
             if isinstance(result, str):
                 results[i] = FedcompError(result)
             else:
-                results[i] = unpacked(result.result)
+                results[i] = unpacked_result(result.result)
                 updates[i].copy_(result.update)
                 copy_traces(result.traces, jobs[i].traces)
         trained = [i for i in range(len(jobs)) if isinstance(results[i], JobResult)]
@@ -171,7 +172,7 @@ class RayEngine(Engine):
         while waiting or running:
             while waiting and idle:
                 (i, job), actor = waiting.popleft(), idle.pop()
-                running[actor.train_job.remote(packed(job), sgd, seed, refs)] = i, actor
+                running[actor.train_job.remote(packed_job(job), sgd, seed, refs)] = i, actor
             [call], _ = ray.wait(list(running))
             i, actor = running.pop(call)
             idle.append(actor)
@@ -216,13 +217,13 @@ class RayEngine(Engine):
                 f"--engine ray: no machine of the Ray cluster has {needed} for an actor; give another --device"
             )
         config = with_absolute_paths(self.config)
-        actor_class = ray.remote(TrainingActor).options(
+        actor_class: Any = ray.remote(TrainingActor).options(
             num_cpus=1,
             num_gpus=gpus,
             max_restarts=-1,  # without limit
             max_task_retries=1,  # a client whose actor dies is trained once more
         )
-        actors = []
+        actors: list[Any] = []
         for _ in range(count):
             actors.append(actor_class.remote(config, self.device.type, torch.get_default_dtype()))
             cleanup.callback(ray.kill, actors[-1])

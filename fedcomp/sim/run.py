@@ -3,8 +3,10 @@
 import dataclasses
 import sys
 import time
+from collections.abc import Sequence
 from contextlib import ExitStack, nullcontext, redirect_stdout
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -36,6 +38,7 @@ from ..server.results import (
 )
 from ..server.round_loop import RoundResult
 from ..server.run_folder import RunFolder
+from ..server.transport import Transport
 from ..server.warning_log import WarningLog, check_loss
 from ..strategies import resolved
 from ..strategies.cohort import cohort_size
@@ -55,9 +58,9 @@ from .clients import VirtualClients
 from .engine_choice import (
     PLACEMENT_KEY,
     EngineChoice,
+    batching_error,
     batching_obstacle,
     make_engine,
-    mapping_error,
 )
 from .interruption import Interruption
 from .multi_device import MultiDevice
@@ -99,10 +102,10 @@ def simulate(
             vars(simulation).clear()
 
 
-class Preparation:
-    """The parts of a run that are made before anything is trained or written.
+class PreparedRun:
+    """The parts of a run that exist before anything is trained or written.
 
-    They are made in an order in which errors in the options are found as early as possible. Raises UserError for options that cannot work.
+    Their order of construction detects errors in the options as early as possible. Raises UserError for options that cannot work.
     """
 
     def __init__(self, config: RunConfig, callback: Callback, task: Task | None = None):
@@ -135,7 +138,9 @@ class Preparation:
         self.shards = partition(
             config.partition, train, config.clients, config.seed, self.task.name
         )
-        self.held_out = None
+        # The rows on which each client evaluates, in the test data or else in the training data.
+        self.test_shards: list[np.ndarray] | None = None
+        self.held_out: list[np.ndarray] = []
         if config.clients_evaluate:
             self.test_shards = shards_of_test(config.partition, train, self.test, config.clients)
             if self.test_shards is None:
@@ -153,7 +158,7 @@ class Preparation:
         self.broadcasts = Broadcasts.of(self.strategy, self.weights.clone())
         start_from(config, self.folder, self.task, self.strategy, self.broadcasts)
         self.bandwidths = bandwidths_of(
-            self.strategy, config, self.network and self.network.profiles.up
+            self.strategy, config, self.network.profiles.up.tolist() if self.network else None
         )
 
     def _memory(self) -> Memory:
@@ -169,11 +174,6 @@ class Preparation:
         vectors = (vectors or memory.counterpart is not None) + self.config.keep_momentum
         return 4 * self.sent_layout.numel * vectors
 
-    def _engine_text(self) -> str:
-        """Return the engine, and why it trains one client after the other where the options decided that."""
-        why = batching_obstacle(self.config, self.task, self.clients.trainer.data)
-        return f"{self.machine}, {why}" if why else str(self.machine)
-
     def _machine(self, model: torch.nn.Module) -> EngineChoice:
         if self.folder.resumed:
             machine = EngineChoice.read(self.folder.stored.get("resolved"), self.folder.path)
@@ -186,7 +186,7 @@ class Preparation:
         return dataclasses.replace(machine, device=", ".join(map(devices.describe, self.devices)))
 
 
-class Simulation(Preparation):
+class Simulation(PreparedRun):
     """A prepared run with its clients, transport and round loop."""
 
     def __init__(self, config: RunConfig, callback: Callback, task: Task | None = None):
@@ -203,24 +203,25 @@ class Simulation(Preparation):
         train = self.engine.resident(train)
         self.test = self.test.to(self.device)
         self.byzantine.set_strategy(self.strategy, train)
+        self.trainer = Trainer(
+            self.engine,
+            train,
+            shards,
+            self.sgd,
+            self.strategy.client_algorithm,
+            config.seed,
+            at_once=max(self.machine.at_once, STACK_BYTES // (4 * self.sent_layout.numel))
+            * len(self.devices),
+            updates_stay_on_devices=isinstance(self.engine, MultiDevice)
+            and not self.byzantine.uses_updates,
+        )
         self.clients = VirtualClients(
             Replica(
                 self.strategy.client_algorithm.initial_global_state(weights.clone()),
                 self.sent_layout,
                 codec(config.downlink),
             ),
-            Trainer(
-                self.engine,
-                train,
-                shards,
-                self.sgd,
-                self.strategy.client_algorithm,
-                config.seed,
-                at_once=max(self.machine.at_once, STACK_BYTES // (4 * self.sent_layout.numel))
-                * len(self.devices),
-                updates_stay_on_devices=isinstance(self.engine, MultiDevice)
-                and not self.byzantine.uses_updates,
-            ),
+            self.trainer,
             self._memory,
             self.strategy.client_algorithm,
             config.seed,
@@ -234,8 +235,8 @@ class Simulation(Preparation):
             if config.relays
             else None
         )
-        self.transport = InProcessTransport(self.relays or self.clients)
-        self.timing = self._timing() if self.network else None
+        self.transport: Transport = InProcessTransport(self.relays or self.clients)
+        self.timing = self._timing(self.network, shards) if self.network else None
         if self.timing:
             self.transport = self.timing.transport
         self.loop = make_loop(
@@ -263,10 +264,10 @@ class Simulation(Preparation):
             ends.callback(self.folder.close)
             if not self.folder.resumed:
                 self._write_config()
-            others = {"warnings/": self.warnings}
+            others: dict[str, Any] = {"warnings/": self.warnings}
             if self.timing:
                 others["network/"] = self.timing
-            data, rounds = self.clients.trainer.data, self.config.rounds
+            data, rounds = self.trainer.data, self.config.rounds
             recovery = Recovery(self.folder, self.loop, data, rounds, others, self.clients)
             ends.callback(recovery.close)
             done = recovery.restore()
@@ -318,22 +319,22 @@ class Simulation(Preparation):
     def _start_actors(self, engine: RayEngine) -> None:
         """Start the Ray actors, whose number decides how many clients are trained at once."""
         self.machine = dataclasses.replace(self.machine, at_once=engine.start_actors())
-        self.clients.trainer.at_once = max(
-            self.clients.trainer.at_once, JOBS_PER_ACTOR * self.machine.at_once
-        )
+        self.trainer.at_once = max(self.trainer.at_once, JOBS_PER_ACTOR * self.machine.at_once)
 
     # Preparation.
 
-    def _timing(self) -> Timing:
-        steps = step_counter(self.strategy.client_algorithm, self.sgd, self.clients.trainer.shards)
-        return Timing(self.network, self.config, self.strategy.min_clients, self.transport, steps)
+    def _timing(self, network: Network, shards: Sequence[np.ndarray]) -> Timing:
+        steps = step_counter(self.strategy.client_algorithm, self.sgd, shards)
+        return Timing(network, self.config, self.strategy.min_clients, self.transport, steps)
 
     def _client_evaluator(self, train: Examples) -> ClientEvaluator | None:
-        """Return what evaluates the model for the clients; None if they do not. `train`: on the device."""
+        """Return the evaluator of the clients; None if clients do not evaluate. `train`: on the device."""
         if not self.config.clients_evaluate:
             return None
         model, seed = initial_model(self.task, self.config.seed), self.config.seed
-        test, rows = (train, self.held_out) if self.held_out else (self.test, self.test_shards)
+        test, rows = train, self.held_out
+        if self.test_shards is not None:
+            test, rows = self.test, self.test_shards
         return ClientEvaluator(self.task, model, self.device, seed, train, self.shards, test, rows)
 
     def _write_config(self) -> None:
@@ -348,13 +349,13 @@ class Simulation(Preparation):
         engine = make_engine(
             self.devices, self.machine, self.config, self.task, model, self.warnings
         )
-        error = mapping_error(engine, weights.to(self.device), data, self.sgd, shard)
+        error = batching_error(engine, weights.to(self.device), data, self.sgd, shard)
         if error is None:
             return engine
         if self.config.engine != "auto":
             raise error
         self.machine = EngineChoice.unbatched(self.device, self.config)
-        self.warnings(f"{error.finding}; the engine is {self.machine} in its place")
+        self.warnings(f"{error.problem}; the engine is {self.machine} instead")
         return self._engine(model, weights, data, shard)
 
     def _header(self, first: int) -> Header:
@@ -385,6 +386,11 @@ class Simulation(Preparation):
             evaluate=c.evaluate,
         )
 
+    def _engine_text(self) -> str:
+        """Return the engine, and the reason if the options do not allow to batch clients."""
+        obstacle = batching_obstacle(self.config, self.task, self.trainer.data)
+        return f"{self.machine}, {obstacle}" if obstacle else str(self.machine)
+
     # A round.
 
     def _record(self, outcome: RoundResult, began: float) -> RoundRecord:
@@ -394,14 +400,16 @@ class Simulation(Preparation):
             outcome, self.layout, *measured, time.perf_counter() - began, self.warnings
         )
         if self.relays is not None:
-            record = self._with_relays(outcome, record)
+            record = self._with_relays(self.relays, outcome, record)
         if self.timing is not None:
             record = dataclasses.replace(record, simulated_hours=self.timing.clock.time_s / 3600)
         return dataclasses.replace(record, warnings=self.warnings.take())
 
-    def _with_relays(self, outcome: RoundResult, record: RoundRecord) -> RoundRecord:
+    def _with_relays(
+        self, relays: Relays, outcome: RoundResult, record: RoundRecord
+    ) -> RoundRecord:
         """Return the record with the bytes from clients to relays, and from relays to the server. Warn about inexact sums."""
-        traffic, missed = self.relays.take(), inexact([a.update for a in outcome.accepted])
+        traffic, missed = relays.take(), inexact([a.update for a in outcome.accepted])
         if missed:
             sentence = inexact_warning(outcome.round, missed, record.uplink_nonzeros)
             self.warnings(sentence, kind="inexact sums of relays")

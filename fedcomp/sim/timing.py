@@ -117,7 +117,7 @@ class Timing:
 
         Raises RunFolderError for a checkpoint with another network, and ValueError, KeyError or TypeError for a malformed one.
         """
-        state = json.loads(value(STATE))
+        state = json.loads(value(STATE) or b"")
         if state["network"] != self.network.profiles.fingerprint:
             raise RunFolderError(
                 f"--network {self._source} has other values than at the start of the run; restore them, or give another --out"

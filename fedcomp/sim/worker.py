@@ -11,17 +11,17 @@ from multiprocessing.connection import Connection
 import torch
 from torch import Tensor
 
-from ..clients import nested_state
 from ..config import RunConfig, data_folder
 from ..errors import FedcompError
 from ..layout import Layout
 from ..tasks import initial_model, load
-from ..tasks.data import Data, Examples
+from ..tasks.data import Examples
 from ..tasks.user_errors import client_error
 from ..training import devices
-from ..training.engine import JobResult, client_engine, try_job
-from ..training.local_sgd import ClientEngine, Job, LocalSGD
-from .jobs import PickledTensor, map_buffers
+from ..training.engine import ClientEngine, Job, JobResult
+from ..training.local_sgd import LocalSGD
+from ..training.sequential import client_engine, try_job
+from .jobs import packed_result, unpacked_job
 
 POLL_S = 0.5  # interval at which a worker checks that its parent still runs
 
@@ -52,7 +52,7 @@ class TrainingWorker:
     def train(
         self,
         start: Tensor,
-        data: Data | None,
+        data: Examples | None,
         job: Job,
         sgd: LocalSGD,
         seed: int,
@@ -62,12 +62,14 @@ class TrainingWorker:
 
         `data`: None if this process reads the task's data itself.
         """
+        assert self.engine is not None  # `load` has been called
+        result: JobResult | Exception
         try:
-            if data is None and self._own_data is None:
-                self._own_data = self.engine.task.train().to(self.device)
-            job = job._replace(state=job.state and nested_state.unpack(job.state))
-            data = self._own_data if data is None else data
-            result = try_job(self.engine, start, data, job, sgd, seed, update)
+            if data is None:
+                if self._own_data is None:
+                    self._own_data = self.engine.task.train().to(self.device)
+                data = self._own_data
+            result = try_job(self.engine, start, data, unpacked_job(job), sgd, seed, update)
         except Exception as error:
             result = error
         except KeyboardInterrupt as error:  # raised by the task's own code
@@ -75,10 +77,9 @@ class TrainingWorker:
         if isinstance(result, Exception):
             return _first_line(result)
         try:
-            state = result.state and nested_state.pack(result.state)
+            return packed_result(result)
         except FedcompError as error:
             return _first_line(error)
-        return result._replace(buffers=map_buffers(PickledTensor, result.buffers), state=state)
 
 
 def main(descriptor: int, parent_pid: int) -> None:

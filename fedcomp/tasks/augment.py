@@ -28,7 +28,7 @@ class Augmentation:
     draw: Callable[[np.random.Generator, int], np.ndarray]
     apply: Callable[[Tensor, Tensor], Tensor]
 
-    def drawn(
+    def draw_for(
         self, batches: Sequence[np.ndarray], seed: int, round: int, client: int
     ) -> np.ndarray:
         """The numbers for the examples of client `client` in a round, batch after batch: [examples, ...]."""

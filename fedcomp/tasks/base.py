@@ -124,7 +124,8 @@ def predictions(outputs: Any) -> Any:
 
 def takes(model: Any, name: str) -> bool:
     """Whether the `forward` of a model takes a keyword argument of this name."""
-    signature = _signature(type(model))
+    cls: type = type(model)
+    signature = _signature(cls)
     return name in signature or any(p.kind is p.VAR_KEYWORD for p in signature.values())
 
 

@@ -15,6 +15,7 @@ from torch.nn.parameter import UninitializedParameter
 from ..callbacks import RoundRecord
 from ..errors import ConfigError, FedcompError, TaskError
 from ..layout import Layout
+from .augment import Augmentation
 from .base import Measure, Task, initial_model, predictions, share_correct
 from .data import FORMS, Batch, Data, Examples, LazyData, non_finite, tensors
 from .running_statistics import recalibrated
@@ -57,8 +58,8 @@ def check(
             )
         train = data_of(task, "train") if train is None else _valid(task, "train", train)
         test = data_of(task, "test") if test is None else _valid(task, "test", test)
-        if augment:
-            _augmentation(task, train)
+        if augment and task.augment is not None:
+            _check_augmentation(task, task.augment, train)
         _step(task, model, train, min(2, batch_size, len(train)))
         _evaluation(task, model, test)
     return layout
@@ -186,14 +187,12 @@ def _first(task: Task, split: str, data: Examples, count: int = 2) -> Batch:
     return _tried(task, f"the first examples of {split}", lambda: data.batch(rows))
 
 
-def _augmentation(task: Task, data: Examples) -> None:
-    """Two examples, changed as in training."""
+def _check_augmentation(task: Task, augment: Augmentation, data: Examples) -> None:
+    """Augment two examples as in training."""
     inputs, plan = _first(task, "train", data).inputs, [np.arange(min(2, len(data)))]
     if not isinstance(inputs, Tensor):
         raise _broken(task, "train()", "several inputs", "one tensor, which --augment changes")
-    drawn = _tried(
-        task, "augment.draw(generator, count)", lambda: task.augment.drawn(plan, 0, 1, 0)
-    )
+    drawn = _tried(task, "augment.draw(generator, count)", lambda: augment.draw_for(plan, 0, 1, 0))
     if not isinstance(drawn, np.ndarray) or drawn.shape[:1] != (len(inputs),):
         found = f"an array {list(drawn.shape)}" if isinstance(drawn, np.ndarray) else _kind(drawn)
         raise _broken(
@@ -205,7 +204,7 @@ def _augmentation(task: Task, data: Examples) -> None:
     changed = _tried(
         task,
         "augment.apply(inputs, drawn)",
-        lambda: task.augment.apply(inputs, torch.from_numpy(drawn)),
+        lambda: augment.apply(inputs, torch.from_numpy(drawn)),
     )
     if _kind(changed) != _kind(inputs):
         raise _broken(task, "augment.apply(inputs, drawn)", _kind(changed), _kind(inputs))

@@ -68,9 +68,15 @@ class Data:
         return self.targets.device
 
     @property
-    def plain(self) -> bool:
-        """Whether the inputs are one tensor, as engines that train several clients at once need them."""
+    def has_single_input(self) -> bool:
+        """Whether the inputs are one tensor, as the batched engine requires."""
         return isinstance(self.inputs, Tensor)
+
+    @property
+    def single_input(self) -> Tensor:
+        """The inputs of data with a single input."""
+        assert isinstance(self.inputs, Tensor)
+        return self.inputs
 
     def batch(self, rows: Tensor) -> Batch:
         """Return the examples of `rows`, int64 [b] on the device of the data."""
@@ -127,7 +133,7 @@ class LazyData:
     (input, …, targets), or a dict, in which `target` is the key of the targets. Batches are moved to `device`.
     """
 
-    plain = False
+    has_single_input = False
 
     def __init__(
         self,
@@ -333,7 +339,7 @@ def _joined(parts: dict[Any, Any]) -> Any:
     if not found or not all(isinstance(part, Data | LazyData) and len(part) for part in found):
         return next((part for part in found if not isinstance(part, Data | LazyData)), parts)
     groups = np.repeat(np.array(list(parts)), [len(part) for part in found])
-    if all(isinstance(part, Data) and part.plain for part in found):
+    if all(isinstance(part, Data) and part.has_single_input for part in found):
         return Data(
             torch.cat([part.inputs for part in found]),
             torch.cat([part.targets for part in found]),

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -121,10 +121,8 @@ class Images:
     def _fits(self, arrays: cache.Arrays) -> bool:
         """Whether arrays can be what `_decode` makes."""
         images, labels = arrays
-        if (labels.dtype, labels.ndim, images.dtype) != (np.int64, 1, np.uint8) or images.shape != (
-            len(labels),
-            *self.shape,
-        ):
+        dtypes = labels.dtype == np.dtype(np.int64) and images.dtype == np.dtype(np.uint8)
+        if not dtypes or labels.ndim != 1 or images.shape != (len(labels), *self.shape):
             return False
         return len(labels) > 0 and 0 <= labels.min() and labels.max() < CLASSES
 
@@ -244,8 +242,8 @@ def _check_parts(files: Sequence[Path], split: str) -> None:
 
 def _moments(images: np.ndarray, axes: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
     """Mean and deviation over `axes`, kept as axes of length 1, of pixels scaled to 0..1. Summed as integers: exact in any order."""
-    total: np.ndarray | int = 0
-    squares: np.ndarray | int = 0
+    total: Any = 0
+    squares: Any = 0
     for start in range(0, len(images), 512):
         block = images[start : start + 512].astype(np.int32)
         total = total + block.sum(axes, np.int64, keepdims=True)

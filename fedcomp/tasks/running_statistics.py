@@ -58,7 +58,7 @@ def recalibrate(
     Only the recalibrated layers are in training mode meanwhile, so that dropout is off and other buffers stay as they are. A BatchNorm
     layer raises ValueError for a batch with one value per channel.
     """
-    layers = recalibrated(model).values()
+    layers: list[Any] = [*recalibrated(model).values()]
     with ExitStack() as restored:
         restored.callback(model.eval)
         for layer in layers:

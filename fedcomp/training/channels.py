@@ -1,5 +1,6 @@
 """Whether a model's convolutions can use torch's channels_last memory format, which is faster on CPUs."""
 
+import torch
 from torch import nn
 
 # Part of torch's error message for a `view` of activations in the channels_last format.
@@ -22,3 +23,9 @@ def channels_may_be_last(model: nn.Module) -> bool:
     """Return whether a model has convolutions, all of which are safe in the channels_last format."""
     convolutions = [module for module in model.modules() if isinstance(module, nn.Conv2d)]
     return bool(convolutions) and all(map(may_be_last, convolutions))
+
+
+def set_memory_format(model: nn.Module, channels_last: bool) -> None:
+    """Convert the parameters of a model to the channels_last or to the contiguous format."""
+    memory_format = torch.channels_last if channels_last else torch.contiguous_format
+    model.to(memory_format=memory_format)  # type: ignore[call-overload]

@@ -1,7 +1,9 @@
-"""The devices that `--device` names, and the memory settings of a process that trains."""
+"""The devices that `--device` names, their random generators, and the memory settings of a process that trains."""
 
 import ctypes
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 
@@ -9,7 +11,7 @@ from ..errors import ConfigError
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_ARENA_MAX = -1, -3, -8  # parameters of glibc's mallopt
 LARGE_BYTES = 256 << 10  # smaller vectors share memory with other allocations
-KEPT_BYTES = 32 << 20  # larger allocations are always returned to the system
+MAX_KEPT_BYTES = 32 << 20  # larger allocations are always returned to the system
 
 
 def keep_freed_memory(threads: bool = False, vector_bytes: int = 0) -> None:
@@ -23,7 +25,7 @@ def keep_freed_memory(threads: bool = False, vector_bytes: int = 0) -> None:
     if hasattr(libc, "mallopt"):
         libc.mallopt(
             M_MMAP_THRESHOLD,
-            min(KEPT_BYTES, vector_bytes if vector_bytes >= LARGE_BYTES else KEPT_BYTES),
+            min(MAX_KEPT_BYTES, vector_bytes if vector_bytes >= LARGE_BYTES else MAX_KEPT_BYTES),
         )
         libc.mallopt(M_TRIM_THRESHOLD, 512 << 20)
         if threads:
@@ -50,7 +52,7 @@ def parse_device(text: str) -> torch.device:
     if not re.fullmatch(r"cpu|cuda(:(0|[1-9][0-9]{0,3}))?", text):
         raise ConfigError(f"--device {text} is not known; give auto, cpu, cuda or cuda:N")
     if kind == "cuda" and not torch.cuda.is_available():
-        raise ConfigError(f"--device {text}: no CUDA device is here; give --device cpu")
+        raise ConfigError(f"--device {text}: this machine has no CUDA device; give --device cpu")
     if kind == "cuda" and int(index or 0) >= torch.cuda.device_count():
         raise ConfigError(
             f"--device {text}: this machine has {torch.cuda.device_count()} CUDA devices; give --device cuda:0"
@@ -74,3 +76,23 @@ def slow_precision_warning(precision: str, device: torch.device) -> str:
     ):
         return "this CPU has no arithmetic in bfloat16, which is many times slower here than float32; leave --precision out"
     return ""
+
+
+@contextmanager
+def seeded_torch(seed: int, device: torch.device) -> Iterator[None]:
+    """Seed torch's global generators of the CPU and of `device` within a `with` block. Faster than torch.random.fork_rng."""
+    generators = [torch.default_generator]
+    if device.type == "cuda":
+        generators.append(
+            torch.cuda.default_generators[
+                torch.cuda.current_device() if device.index is None else device.index
+            ]
+        )
+    states = [generator.get_state() for generator in generators]
+    try:
+        for generator in generators:
+            generator.manual_seed(seed)
+        yield
+    finally:
+        for generator, state in zip(generators, states, strict=True):
+            generator.set_state(state)

@@ -1,12 +1,13 @@
-"""A convolution, a ReLU and a maximum over patches as one layer, on a CPU.
+"""A convolution, a ReLU and max-pooling as one layer, on a CPU.
 
-    max(relu(x)) = relu(max(x)):  the maximum first, since the ReLU then has fewer elements
-    relu(max(conv(x))):           most outputs of the convolution have no gradient, and the products with it leave them out
+    max(relu(x)) = relu(max(x)):  the maximum is computed first, since the ReLU then has fewer elements
+    relu(max(conv(x))):           most outputs of the convolution have no gradient, and the backward pass skips them
 
-The first changes no bit. The second is for large convolutions (kernels/pooled.py); its gradients are sums in another order.
+The first does not change a bit. The second is for large convolutions (kernels/pooled.py); it adds gradients in another order.
 """
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +19,7 @@ LAYERS = [nn.Conv2d, nn.ReLU, nn.MaxPool2d]
 
 
 class PooledConvolution(nn.Module):
-    """relu(maximum(convolution(x))); both layers stay those of the model."""
+    """relu(maximum(convolution(x))), with the layers of the model."""
 
     def __init__(self, convolution: nn.Conv2d, maximum: nn.MaxPool2d):
         super().__init__()
@@ -30,68 +31,77 @@ class PooledConvolution(nn.Module):
             and c.padding_mode == "zeros"
             and not isinstance(c.padding, str)
         )
-        apart = m.kernel_size == m.stride and not m.padding and m.dilation == 1
-        self.suits = dense and apart and m.kernel_size not in (1, (1, 1))
+        disjoint = m.kernel_size == m.stride and not m.padding and m.dilation == 1
+        self.is_supported = dense and disjoint and m.kernel_size not in (1, (1, 1))
 
     def forward(self, x: Tensor) -> Tensor:
         c, m = self.convolution, self.maximum
-        size = m.kernel_size
-        patch = (size, size) if isinstance(size, int) else tuple(size)
-        if (
-            not self.suits
-            or torch.is_autocast_enabled("cpu")
-            or x.dim() != 4
-            or not pooled.suits(x, c.weight, c.padding, patch)
-        ):
-            return F.relu(m(c(x)))
-        return _Pooled.apply(x, c.weight, c.bias, c.padding, patch, m.ceil_mode)
+        if self.is_supported and not torch.is_autocast_enabled("cpu") and x.dim() == 4:
+            padding, patch = _pair(c.padding), _pair(m.kernel_size)
+            if pooled.suits(x, c.weight, padding, patch):
+                return _PooledFunction.apply(  # type: ignore[no-untyped-call]
+                    x, c.weight, c.bias, padding, patch, m.ceil_mode
+                )
+        return F.relu(m(c(x)))
 
 
-class _Pooled(torch.autograd.Function):
-    """The ReLU of the maxima of a convolution's outputs, with the gradients of all three."""
+class _PooledFunction(torch.autograd.Function):
+    """The ReLU of the maxima of a convolution's outputs, and its gradient."""
 
     @staticmethod
-    def forward(ctx, x, weight, bias, padding, patch, ceil):
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        padding: tuple[int, int],
+        patch: tuple[int, int],
+        ceil_mode: bool,
+    ) -> Tensor:
         outputs = F.conv2d(x, weight, bias, padding=padding)
-        maxima, places = F.max_pool2d(outputs, patch, ceil_mode=ceil, return_indices=True)
+        maxima, indices = F.max_pool2d(outputs, patch, ceil_mode=ceil_mode, return_indices=True)
         result = F.relu(maxima)
-        ctx.save_for_backward(x, weight, places, result)
+        ctx.save_for_backward(x, weight, indices, result)
         ctx.padding = padding
         return result
 
     @staticmethod
-    def backward(ctx, slopes):
-        x, weight, places, result = ctx.saved_tensors
-        slopes = slopes.masked_fill(result <= 0, 0.0)  # NaN is not masked
-        of_x, of_weight = pooled.gradients(
-            x, weight, slopes, places, ctx.padding, ctx.needs_input_grad[0]
+    def backward(ctx: Any, grad_out: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight, indices, result = ctx.saved_tensors
+        grad_out = grad_out.masked_fill(result <= 0, 0.0)  # NaN is not masked
+        grad_x, grad_weight = pooled.gradients(
+            x, weight, grad_out, indices, ctx.padding, ctx.needs_input_grad[0]
         )
-        return (
-            of_x,
-            of_weight,
-            slopes.sum((0, 2, 3)) if ctx.needs_input_grad[2] else None,
-            None,
-            None,
-            None,
-        )
+        grad_bias = grad_out.sum((0, 2, 3)) if ctx.needs_input_grad[2] else None
+        return grad_x, grad_weight, grad_bias, None, None, None
 
 
 def fused(model: nn.Module) -> nn.Module:
-    """Return nn.Sequential with the layers of `model`, its convolutions that pass a ReLU and a maximum as one layer each.
+    """Return nn.Sequential with the layers of `model`, in which each convolution, ReLU and max-pooling in a row are one layer.
 
-    Return `model` itself if it is no nn.Sequential, if it has no such convolution, or if hooks watch its layers.
+    Return `model` itself if it is not an nn.Sequential, if it has no such layers, or if a layer has hooks.
     """
     layers = list(_fused(list(_flat(model))))
-    hooked = any(
-        m._forward_hooks or m._forward_pre_hooks or m._backward_hooks or m._backward_pre_hooks
-        for m in model.modules()
-    )
-    if hooked or not any(isinstance(layer, PooledConvolution) for layer in layers):
+    if has_hooks(model) or not any(isinstance(layer, PooledConvolution) for layer in layers):
         return model
     return nn.Sequential(*layers)
 
 
+def _pair(value: Any) -> tuple[int, int]:
+    """Return a layer's option for two dimensions, which may be given as one number."""
+    return (value, value) if isinstance(value, int) else (value[0], value[1])
+
+
+def has_hooks(model: nn.Module) -> bool:
+    """Return whether a layer of the model has forward or backward hooks."""
+    return any(
+        m._forward_hooks or m._forward_pre_hooks or m._backward_hooks or m._backward_pre_hooks
+        for m in model.modules()
+    )
+
+
 def _flat(model: nn.Module) -> Iterator[nn.Module]:
+    """Yield the layers of nested nn.Sequentials."""
     if type(model) is nn.Sequential:
         for layer in model:
             yield from _flat(layer)
@@ -101,6 +111,12 @@ def _flat(model: nn.Module) -> Iterator[nn.Module]:
 
 def _fused(layers: Sequence[nn.Module]) -> Iterator[nn.Module]:
     while layers:
-        first = [type(layer) for layer in layers[:3]] == LAYERS and not layers[2].return_indices
-        yield PooledConvolution(layers[0], layers[2]) if first else layers[0]
-        layers = layers[3 if first else 1 :]
+        match layers[:3]:
+            case [nn.Conv2d() as convolution, nn.ReLU(), nn.MaxPool2d() as maximum] if [
+                type(layer) for layer in layers[:3]
+            ] == LAYERS and not maximum.return_indices:
+                yield PooledConvolution(convolution, maximum)
+                layers = layers[3:]
+            case _:
+                yield layers[0]
+                layers = layers[1:]

@@ -11,8 +11,12 @@ from ..server.transport import Clock, Delivery, Transport
 class Population(Protocol):
     """The clients behind the transport, with the logical ids 0 to clients − 1."""
 
-    clients: int
-    at_once: int  # how many assignments it handles together
+    @property
+    def clients(self) -> int: ...
+
+    @property
+    def at_once(self) -> int:
+        """The number of assignments that it handles together."""
 
     def handle(self, assignments: Sequence[Assignment]) -> list[Report]: ...
 

@@ -10,8 +10,8 @@ import torch
 from federation import Federation
 
 from fedcomp.strategies import StrategyConfig
-from fedcomp.training.engine import SequentialJobs
-from fedcomp.training.local_sgd import LocalUpdate
+from fedcomp.training.engine import JobResult, LocalUpdate
+from fedcomp.training.sequential import SequentialJobs
 
 CLIENTS, ROUNDS, RATE = 5, 60, 0.3  # after 600 rounds both are at 1e-15, the limit of float32
 
@@ -26,9 +26,9 @@ class Quadratic:
         self.a = 0.1 + 1.9 * torch.rand(numel, generator=draws, dtype=torch.float64)
         self.b = torch.randn(numel, generator=draws, dtype=torch.float64)
 
-    def train_job(self, start, data, job, sgd, seed, into) -> LocalUpdate:
+    def train_job(self, start, data, job, sgd, seed, out) -> LocalUpdate:
         step = -sgd.lr * self.a * (start.double() - self.b)
-        return LocalUpdate(into.copy_(step), 0.0, None)
+        return LocalUpdate(out.copy_(step), JobResult(0.0))
 
 
 def gap(memory: str, uplink: str, rounds: int = ROUNDS, **changes) -> float:

@@ -10,8 +10,11 @@ from fedcomp.layout import Layout
 from fedcomp.tasks import initial_model, load
 from fedcomp.tasks.data import Data
 from fedcomp.training.batches import plan_batches
-from fedcomp.training.engine import Job, SequentialJobs
-from fedcomp.training.local_sgd import LocalSGD, SerialEngine, Traces
+from fedcomp.training.engine import Job
+from fedcomp.training.local_sgd import LocalSGD
+from fedcomp.training.sequential import SequentialJobs
+from fedcomp.training.serial_engine import SerialEngine
+from fedcomp.training.traces import Traces
 
 TASKS = Path(worker_tasks.__file__)
 SGD = LocalSGD(
@@ -49,7 +52,7 @@ def jobs(
             who,
             plan_batches(sgd, shard, 0, round, who),
             (buffers or {}).get(who),
-            Traces.begin(sgd, True, start, momentum),
+            Traces.for_round(sgd, True, start, momentum),
         )
         for who, shard in enumerate(SHARDS)
     ]

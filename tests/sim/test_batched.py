@@ -14,7 +14,8 @@ from fedcomp.sim.batched import BatchedEngine, choose_engine
 from fedcomp.tasks.base import Task
 from fedcomp.tasks.data import Data
 from fedcomp.training.batches import plan_batches
-from fedcomp.training.local_sgd import LocalSGD, SerialEngine
+from fedcomp.training.local_sgd import LocalSGD
+from fedcomp.training.serial_engine import SerialEngine
 
 SGD = LocalSGD(steps=4, batch_size=8, lr=0.1)
 VARIANTS = {
@@ -107,7 +108,7 @@ def parts(make, data=examples, **options) -> tuple[Task, nn.Module, Layout, torc
 def one_by_one(task, model, layout, start, data, plans, sgd) -> tuple[torch.Tensor, torch.Tensor]:
     engine = SerialEngine(task, model, layout, "cpu")
     trained = [engine.train(start, data, plan, sgd) for plan in plans]
-    return torch.stack([t.update for t in trained]), torch.tensor([t.loss for t in trained])
+    return torch.stack([t.update for t in trained]), torch.tensor([t.result.loss for t in trained])
 
 
 def assert_same_as_one_by_one(make, data, plans, sgd, at_once=0, **options):
@@ -179,19 +180,19 @@ def test_targets_that_cross_entropy_leaves_out():
     ids=["plain", "momentum", "clip"],
 )
 @for_each(
-    "model, way",
+    "model, method",
     [("linear", "grouped"), ("convolution", "grouped"), ("tied, frozen, unused", "mapped")],
 )
-def test_a_batch_whose_targets_are_all_left_out_has_no_gradient(model, way, options):
+def test_a_batch_whose_targets_are_all_left_out_has_no_gradient(model, method, options):
     make, data, sgd = MODELS[model], examples(), dataclasses.replace(SGD, **options)
     data.targets[80:88] = -100
     plans = [
         [np.arange(20, 28), np.arange(80, 88), np.arange(30, 38)],
         [np.arange(40, 48), np.arange(50, 58), np.arange(60, 68)],
     ]
-    engine = BatchedEngine(*parts(make)[:3], "cpu", way=way)
+    engine = BatchedEngine(*parts(make)[:3], "cpu", gradient_method=method)
     updates, losses = engine.train(parts(make)[3], data, plans, sgd)
-    assert engine.way == way
+    assert engine.gradient_method == method
     expected, expected_losses = one_by_one(*parts(make), data, plans, sgd)
     assert expected.isfinite().all() and expected_losses.isfinite().tolist() == [False, True]
     torch.testing.assert_close(updates, expected)

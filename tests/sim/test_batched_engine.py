@@ -13,14 +13,16 @@ from torch.nn import functional as F
 from fedcomp.errors import ConfigError, UserError
 from fedcomp.layout import Layout
 from fedcomp.sim.batched import BatchedEngine
-from fedcomp.sim.batched.choice import WAYS
+from fedcomp.sim.batched.choice import GRADIENT_METHODS
 from fedcomp.tasks.base import Task
 from fedcomp.tasks.data import Data
 from fedcomp.tasks.resnet import ResNet18
 from fedcomp.tasks.shakespeare import CharacterLSTM
 from fedcomp.tasks.shakespeare import loss as of_characters
 from fedcomp.training.batches import plan_batches
-from fedcomp.training.local_sgd import LocalSGD, SerialEngine, Traces
+from fedcomp.training.local_sgd import LocalSGD
+from fedcomp.training.serial_engine import SerialEngine
+from fedcomp.training.traces import Traces
 
 SGD = LocalSGD(steps=3, batch_size=4, lr=0.05)
 
@@ -137,7 +139,7 @@ def one_by_one(make, data, plans, sgd, **options) -> tuple[torch.Tensor, torch.T
     trained = [
         engine.train(start, data, plan, sgd, round=1, client=who) for who, plan in enumerate(plans)
     ]
-    return torch.stack([t.update for t in trained]), torch.tensor([t.loss for t in trained])
+    return torch.stack([t.update for t in trained]), torch.tensor([t.result.loss for t in trained])
 
 
 def assert_close(found, expected, tolerance=1e-4):
@@ -147,46 +149,48 @@ def assert_close(found, expected, tolerance=1e-4):
     torch.testing.assert_close(found[1], expected[1], rtol=tolerance, atol=0)
 
 
-@for_each("way", WAYS)
+@for_each("method", GRADIENT_METHODS)
 @for_each("make, examples", MODELS.values(), ids=MODELS)
-def test_every_way_gives_what_one_client_after_the_other_gives(make, examples, way):
-    if way == "mapped" and examples is texts:
+def test_every_way_gives_what_one_client_after_the_other_gives(make, examples, method):
+    if method == "mapped" and examples is texts:
         pytest.skip("torch.func maps no LSTM quickly")
     data, sgd = examples(), replace(SGD, momentum=0.5, clip=1.0)
     plans = planned(sgd, 4)
     task, model, layout, start = parts(make, data)
-    engine = BatchedEngine(task, model, layout, "cpu", way=way)
+    engine = BatchedEngine(task, model, layout, "cpu", gradient_method=method)
     assert_close(engine.train(start, data, plans, sgd), one_by_one(make, data, plans, sgd))
-    assert engine.way == ("grouped" if way == "auto" else way)
+    assert engine.gradient_method == ("grouped" if method == "auto" else method)
 
 
 @for_each("at_once", [1, 2, 3, 7])
 def test_any_batch_of_clients(at_once):
     data, plans = images(), planned(SGD, 6)
     task, model, layout, start = parts(network, data)
-    engine = BatchedEngine(task, model, layout, "cpu", at_once, way="products")
+    engine = BatchedEngine(task, model, layout, "cpu", at_once, gradient_method="products")
     assert_close(engine.train(start, data, plans, SGD), one_by_one(network, data, plans, SGD))
 
 
-@for_each("forward, way", [(flattened, "products"), (partly_fixed, "mapped"), (centred, "mapped")])
-def test_a_traced_pass_is_believed_where_it_agrees_with_the_model(forward, way):
+@for_each(
+    "forward, method", [(flattened, "products"), (partly_fixed, "mapped"), (centred, "mapped")]
+)
+def test_a_traced_pass_is_believed_where_it_agrees_with_the_model(forward, method):
     data, plans = images(), planned(SGD, 3)
 
     def make():
         return Own(forward)
 
     task, model, layout, start = parts(make, data)
-    engine = BatchedEngine(task, model, layout, "cpu", way="products")
+    engine = BatchedEngine(task, model, layout, "cpu", gradient_method="products")
     assert_close(engine.train(start, data, plans, SGD), one_by_one(make, data, plans, SGD))
-    assert engine.way == way
+    assert engine.gradient_method == method
 
 
 def test_a_pass_that_is_another_one_each_time_is_not_believed():
     data = images()
     task, model, layout, start = parts(lambda: Own(Counting()), data)
-    engine = BatchedEngine(task, model, layout, "cpu", way="products")
+    engine = BatchedEngine(task, model, layout, "cpu", gradient_method="products")
     engine.train(start, data, planned(SGD, 3), SGD)
-    assert engine.way == "mapped"
+    assert engine.gradient_method == "mapped"
 
 
 def test_a_loss_of_the_tasks_own_and_probabilities_as_targets():
@@ -197,7 +201,7 @@ def test_a_loss_of_the_tasks_own_and_probabilities_as_targets():
     )
     for options in (squared, {"loss": F.cross_entropy}):
         task, model, layout, start = parts(network, data, **options)
-        engine = BatchedEngine(task, model, layout, "cpu", way="products")
+        engine = BatchedEngine(task, model, layout, "cpu", gradient_method="products")
         assert_close(
             engine.train(start, data, plans, SGD), one_by_one(network, data, plans, SGD, **options)
         )
@@ -206,23 +210,23 @@ def test_a_loss_of_the_tasks_own_and_probabilities_as_targets():
 LINEAR = (lambda: nn.Sequential(nn.Flatten(), nn.Linear(192, 4)), images)
 
 
-@for_each("way", ["auto", "products", "mapped"])
+@for_each("method", ["auto", "products", "mapped"])
 @for_each(
     "make, examples",
     [MODELS["network"], MODELS["lstm"], LINEAR],
     ids=["network", "lstm", "linear"],
 )
-def test_bfloat16_is_for_the_passes_alone(make, examples, way):
-    if way == "mapped" and examples is texts:
+def test_bfloat16_is_for_the_passes_alone(make, examples, method):
+    if method == "mapped" and examples is texts:
         pytest.skip("torch.func maps no LSTM quickly")
     data, plans = examples(), planned(SGD, 3)
     task, model, layout, start = parts(make, data)
-    updates, losses = BatchedEngine(task, model, layout, "cpu", way=way).train(
+    updates, losses = BatchedEngine(task, model, layout, "cpu", gradient_method=method).train(
         start, data, plans, replace(SGD, precision="bfloat16")
     )
-    exact, exact_losses = BatchedEngine(*parts(make, data)[:3], "cpu", way="products").train(
-        start, data, plans, SGD
-    )
+    exact, exact_losses = BatchedEngine(
+        *parts(make, data)[:3], "cpu", gradient_method="products"
+    ).train(start, data, plans, SGD)
     assert updates.dtype == losses.dtype == torch.float32
     apart = (updates - exact).norm(dim=1) / exact.norm(dim=1)
     assert (apart > 1e-5).all() and (apart < 0.1).all()

@@ -9,10 +9,10 @@ from torch import nn
 from torch.func import functional_call
 
 from fedcomp.sim.batched import convolutions, layers
-from fedcomp.sim.batched.traced import program
+from fedcomp.sim.batched.traced import traced_model
 
 CLIENTS, EXAMPLES = 3, 4
-FORMS = tuple(convolutions.FORMS)
+CONVOLUTIONS = tuple(convolutions.CONVOLUTIONS)
 
 
 class LastState(nn.Module):
@@ -108,11 +108,11 @@ def outputs(result):
 
 
 @pytest.mark.filterwarnings("ignore:Using padding='same' with even")
-@for_each("form", FORMS)
+@for_each("form", CONVOLUTIONS)
 @for_each("make, shape", CASES.values(), ids=CASES)
 def test_a_stack_gives_what_each_client_gives(make, shape, form):
     model = make()
-    passes, weights = program(model, form), stacked(model)
+    passes, weights = traced_model(model, form), stacked(model)
     x = torch.randn(CLIENTS, EXAMPLES, *shape, dtype=torch.float64, requires_grad=True)
     found = outputs(passes.run(weights, CLIENTS, x.flatten(0, 1)))
     model.double()
@@ -168,7 +168,7 @@ def test_products_of_windows_are_convolutions(kernel, stride, padding, dilation)
 def test_each_client_has_an_embedding_of_its_own(padding):
     model = nn.Embedding(9, 4, padding_idx=padding)
     passes, weights, tokens = (
-        program(model, "grouped"),
+        traced_model(model, "grouped"),
         stacked(model),
         torch.randint(0, 9, (CLIENTS, EXAMPLES, 6)),
     )
@@ -193,7 +193,7 @@ def test_both_ways_to_the_rows_of_an_embedding():
         torch.randint(0, 9, (CLIENTS, 12)),
     )
     found, slope = (
-        [way(weight, tokens) for way in (layers.looked_up, layers.multiplied)],
+        [way(weight, tokens) for way in (layers.embed_by_lookup, layers.embed_by_product)],
         torch.randn(CLIENTS, 12, 4),
     )
     assert torch.equal(*found)
@@ -215,4 +215,4 @@ def test_both_ways_to_the_rows_of_an_embedding():
     ids=lambda make: str(make()),
 )
 def test_what_has_no_batched_form_has_no_program(make):
-    assert program(make(), "products") is None
+    assert traced_model(make(), "products") is None

@@ -16,8 +16,11 @@ from fedcomp.sim.engine_choice import EngineChoice
 from fedcomp.tasks.base import Task
 from fedcomp.tasks.data import Data
 from fedcomp.training.batches import plan_batches
-from fedcomp.training.engine import Job, JobResult, SequentialJobs
-from fedcomp.training.local_sgd import LocalSGD, SerialEngine, Traces
+from fedcomp.training.engine import Job, JobResult
+from fedcomp.training.local_sgd import LocalSGD
+from fedcomp.training.sequential import SequentialJobs
+from fedcomp.training.serial_engine import SerialEngine
+from fedcomp.training.traces import Traces
 
 SGD = LocalSGD(steps=2, batch_size=8, momentum=0.9, keep_momentum=True)
 CPU = torch.device("cpu")
@@ -50,7 +53,7 @@ def jobs(start: torch.Tensor) -> list[Job]:
             who,
             plan_batches(SGD, np.arange(20) + 20 * who, 0, 1, who),
             None,
-            Traces.begin(SGD, True, start, start),
+            Traces.for_round(SGD, True, start, start),
         )
         for who in range(3)
     ]

@@ -19,7 +19,7 @@ from fedcomp.sim.clients import VirtualClients
 from fedcomp.sim.multi_device import MultiDevice
 from fedcomp.training import devices
 from fedcomp.training.engine import Job, JobResult
-from fedcomp.training.local_sgd import Traces
+from fedcomp.training.traces import Traces
 
 CPU = torch.device("cpu")
 
@@ -67,7 +67,7 @@ def test_as_on_one_device(count, clients):
 
 def test_runs_of_clients_stay_where_they_were_trained():
     engine, start = several(2)
-    shares = engine.train_apart(start, images(), jobs(5), SGD, seed=0)
+    shares = engine.train_on_devices(start, images(), jobs(5), SGD, seed=0)
     assert [[job.client for job in share.jobs] for share in shares] == [[0, 1], [2, 3, 4]]
     assert [len(share.updates) for share in shares] == [2, 3] and all(
         type(r) is JobResult for share in shares for r in share.results

@@ -14,7 +14,9 @@ from fedcomp.sim.batched import BatchedEngine
 from fedcomp.tasks.base import Task
 from fedcomp.tasks.data import Data
 from fedcomp.training.batches import plan_batches
-from fedcomp.training.local_sgd import LocalSGD, SerialEngine, Traces
+from fedcomp.training.local_sgd import LocalSGD
+from fedcomp.training.serial_engine import SerialEngine
+from fedcomp.training.traces import Traces
 
 SGD = LocalSGD(steps=4, batch_size=7, lr=0.1)
 WIDTH, CLASSES = 45, 5  # neither a multiple of what goes into a vector
@@ -74,7 +76,7 @@ def assert_as_one_by_one(batched, serial, start, data, plans, sgd):
     for plan, update, loss in zip(plans, updates, losses, strict=True):
         expected = serial.train(start, data, plan, sgd)
         torch.testing.assert_close(update, expected.update, rtol=1e-4, atol=1e-6)
-        assert loss.item() == pytest.approx(expected.loss, rel=1e-5)
+        assert loss.item() == pytest.approx(expected.result.loss, rel=1e-5)
     return updates
 
 
@@ -140,10 +142,10 @@ def test_options_that_the_loops_do_not_know(option, descents):
 def test_a_pull_on_every_step_is_not_left_out(descents):
     data, plans = examples(), planned(SGD, 4)
     batched, _, start = engines(linear, data)
-    pull = torch.full((4, len(start)), 0.5)
+    correction = torch.full((4, len(start)), 0.5)
     pulled, free = (
         batched.train(start, data, plans, SGD, traces=traces)[0]
-        for traces in (Traces(pull=pull), Traces())
+        for traces in (Traces(correction=correction), Traces())
     )
     torch.testing.assert_close(
         pulled - free, torch.full_like(free, -4 * SGD.lr * 0.5), rtol=0.1, atol=0.05

@@ -38,7 +38,7 @@ from fedcomp.sim.clients import VirtualClients
 from fedcomp.strategies import StrategyConfig
 from fedcomp.tasks import Data
 from fedcomp.tasks.partition import partition
-from fedcomp.training.local_sgd import SerialEngine
+from fedcomp.training.serial_engine import SerialEngine
 
 
 def test_a_run_leaves_what_it_promises(tmp_path):
@@ -514,7 +514,7 @@ def test_a_model_that_cannot_be_mapped_is_trained_serially_by_itself(tmp_path):
     assert (
         len(said) == 1
         and "'unmappable' cannot be trained batched" in said[0]
-        and said[0].endswith("the engine is serial in its place")
+        and said[0].endswith("the engine is serial instead")
     )
     with pytest.raises(UserError, match="--engine serial"):
         simulate(replace(config, engine="batched", out=out(tmp_path, "other")))
@@ -538,8 +538,8 @@ def test_a_loss_that_branches_on_large_batches_alone_is_trained_serially(tmp_pat
         if "cannot be trained batched" in sentence
     ]
     assert said == [
-        "the model of task 'mined' cannot be trained batched: its forward pass or loss decides by the data (.item() or if on a "
-        "tensor); the engine is serial in its place"
+        "the model of task 'mined' cannot be trained batched: its forward pass or loss depends on the values of tensors (.item(), "
+        "or if on a tensor); the engine is serial instead"
     ]
     assert all(record.accepted == 8 for record in watched.records)
 

@@ -18,8 +18,8 @@ from fedcomp.memories.sketched import CANDIDATES, MARKS, NUMBERS, SKETCH, VALUES
 from fedcomp.messages import Assignment, Report, ticket
 from fedcomp.strategies import Average, StrategyConfig, strategy
 from fedcomp.strategies.sketched_sgd import SketchedSGD
-from fedcomp.training.engine import SequentialJobs
-from fedcomp.training.local_sgd import LocalUpdate
+from fedcomp.training.engine import JobResult, LocalUpdate
+from fedcomp.training.sequential import SequentialJobs
 
 K, MOST = 4, 8  # of 42 coordinates, at a density of 10 % with two candidates each
 WIDE = "sketch:columns=400"
@@ -44,13 +44,13 @@ class Drawn:
 
     device = "cpu"
 
-    def train_job(self, start, data, job, sgd, seed, into):
+    def train_job(self, start, data, job, sgd, seed, out):
         shared, own = (
             torch.randn(start.numel(), generator=torch.Generator().manual_seed(seed))
             for seed in (job.round, 100 * job.round + job.client + 1)
         )
-        into.copy_(sgd.lr * (shared**3 + own))
-        return LocalUpdate(into, 1 / job.round, None)
+        out.copy_(sgd.lr * (shared**3 + own))
+        return LocalUpdate(out, JobResult(1 / job.round))
 
 
 class Recorded(Federation):

@@ -7,8 +7,9 @@ from fedcomp.layout import Layout
 from fedcomp.sim.batched import BatchedEngine
 from fedcomp.tasks import Augmentation, Data, Task, initial_model
 from fedcomp.tasks.augment import CROP_AND_FLIP, PADDING
-from fedcomp.training.batches import plan_batches
-from fedcomp.training.local_sgd import LocalSGD, SerialEngine, plan_changes
+from fedcomp.training.batches import plan_augmentation, plan_batches
+from fedcomp.training.local_sgd import LocalSGD
+from fedcomp.training.serial_engine import SerialEngine
 
 SGD = LocalSGD(steps=3, batch_size=4, lr=0.05, augment=True)
 
@@ -38,7 +39,7 @@ def by_hand(image: np.ndarray, row: int, column: int, flip: int) -> np.ndarray:
 
 def test_images_are_cropped_and_flipped_each_by_its_own_numbers():
     given = images(50)
-    before, drawn = given.clone(), CROP_AND_FLIP.drawn([np.arange(30), np.arange(20)], 0, 1, 2)
+    before, drawn = given.clone(), CROP_AND_FLIP.draw_for([np.arange(30), np.arange(20)], 0, 1, 2)
     changed = CROP_AND_FLIP.apply(given, torch.from_numpy(drawn))
     assert changed.dtype == given.dtype and torch.equal(given, before)
     expected = np.stack(
@@ -49,14 +50,14 @@ def test_images_are_cropped_and_flipped_each_by_its_own_numbers():
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
 def test_a_gpu_makes_the_same_images():
-    given, drawn = images(50), torch.from_numpy(CROP_AND_FLIP.drawn([np.arange(50)], 0, 1, 2))
+    given, drawn = images(50), torch.from_numpy(CROP_AND_FLIP.draw_for([np.arange(50)], 0, 1, 2))
     assert torch.equal(
         CROP_AND_FLIP.apply(given.cuda(), drawn.cuda()).cpu(), CROP_AND_FLIP.apply(given, drawn)
     )
 
 
 def test_every_place_and_both_sides_are_drawn_about_as_often():
-    drawn = CROP_AND_FLIP.drawn([np.arange(9000)], 0, 1, 0)
+    drawn = CROP_AND_FLIP.draw_for([np.arange(9000)], 0, 1, 0)
     for column, values in ((0, 2 * PADDING + 1), (1, 2 * PADDING + 1), (2, 2)):
         counts = np.bincount(drawn[:, column], minlength=values)
         assert len(counts) == values and counts.min() > 0.8 * 9000 / values
@@ -64,19 +65,19 @@ def test_every_place_and_both_sides_are_drawn_about_as_often():
 
 def test_what_is_drawn_depends_on_seed_round_and_client_alone():
     plan = [np.arange(5), np.arange(3)]
-    first = CROP_AND_FLIP.drawn(plan, 3, 4, 5)
-    assert first.shape == (8, 3) and np.array_equal(first, CROP_AND_FLIP.drawn(plan, 3, 4, 5))
+    first = CROP_AND_FLIP.draw_for(plan, 3, 4, 5)
+    assert first.shape == (8, 3) and np.array_equal(first, CROP_AND_FLIP.draw_for(plan, 3, 4, 5))
     assert not any(
-        np.array_equal(first, CROP_AND_FLIP.drawn(plan, *other))
+        np.array_equal(first, CROP_AND_FLIP.draw_for(plan, *other))
         for other in ((0, 4, 5), (3, 0, 5), (3, 4, 0))
     )
 
 
 def test_nothing_is_drawn_unless_asked_for():
     plan = [np.arange(5)]
-    assert plan_changes(TASK, LocalSGD(), plan, 0, 1, 2) is None
+    assert plan_augmentation(TASK, LocalSGD(), plan, 0, 1, 2) is None
     assert np.array_equal(
-        plan_changes(TASK, SGD, plan, 0, 1, 2), CROP_AND_FLIP.drawn(plan, 0, 1, 2)
+        plan_augmentation(TASK, SGD, plan, 0, 1, 2), CROP_AND_FLIP.draw_for(plan, 0, 1, 2)
     )
 
 
@@ -93,14 +94,16 @@ def test_a_client_trains_on_the_changed_examples(one_thread):
     )
     whole = np.concatenate(plan)
     changed = CROP_AND_FLIP.apply(
-        data().inputs[whole], torch.from_numpy(CROP_AND_FLIP.drawn(plan, 0, 1, 2))
+        data().inputs[whole], torch.from_numpy(CROP_AND_FLIP.draw_for(plan, 0, 1, 2))
     )
     in_order = np.split(np.arange(len(whole)), np.cumsum([len(batch) for batch in plan])[:-1])
     plain = LocalSGD(steps=3, batch_size=4, lr=0.05)
     expected = SerialEngine(*parts(TASK), "cpu").train(
         start, Data(changed, data().targets[whole]), in_order, plain
     )
-    assert torch.equal(trained.update, expected.update) and trained.loss == expected.loss
+    assert (
+        torch.equal(trained.update, expected.update) and trained.result.loss == expected.result.loss
+    )
     unchanged = SerialEngine(*parts(TASK), "cpu").train(start, data(), plan, plain)
     assert not torch.allclose(trained.update, unchanged.update)
 
@@ -113,16 +116,16 @@ def test_clients_trained_together_see_what_each_alone_would_see(at_once, one_thr
         np.arange(17) + 23,
     ]  # the second has fewer examples than a batch
     plans = [plan_batches(SGD, shard, 0, 7, who) for who, shard in enumerate(shards)]
-    changes = [plan_changes(TASK, SGD, plan, 0, 7, who) for who, plan in enumerate(plans)]
+    changes = [plan_augmentation(TASK, SGD, plan, 0, 7, who) for who, plan in enumerate(plans)]
     task, made, layout = parts(TASK)
     start, serial = layout.gather(made), SerialEngine(*parts(TASK), "cpu")
     updates, losses = BatchedEngine(task, made, layout, "cpu", at_once).train(
-        start, data(), plans, SGD, changes=changes
+        start, data(), plans, SGD, augmentations=changes
     )
     for who, plan in enumerate(plans):
         alone = serial.train(start, data(), plan, SGD, seed=0, round=7, client=who)
         assert (updates[who] - alone.update).norm() < 1e-4 * alone.update.norm()
-        assert losses[who].item() == pytest.approx(alone.loss, rel=1e-4)
+        assert losses[who].item() == pytest.approx(alone.result.loss, rel=1e-4)
 
 
 def test_a_task_may_change_its_examples_in_its_own_way(one_thread):

@@ -9,7 +9,8 @@ from fedcomp.tasks.check import check
 from fedcomp.tasks.resnet import ResNet18
 from fedcomp.training.batches import plan_batches
 from fedcomp.training.evaluation import evaluate
-from fedcomp.training.local_sgd import LocalSGD, SerialEngine
+from fedcomp.training.local_sgd import LocalSGD
+from fedcomp.training.serial_engine import SerialEngine
 
 
 def photographs(count: int, size: int = 8) -> Data:
@@ -65,7 +66,7 @@ def test_clients_trained_together_end_where_each_alone_would(one_thread):
     for who, plan in enumerate(plans):
         alone = engine.train(start, data, plan, sgd)
         assert (updates[who] - alone.update).norm() < 1e-3 * alone.update.norm()
-        assert losses[who].item() == pytest.approx(alone.loss, rel=1e-3)
+        assert losses[who].item() == pytest.approx(alone.result.loss, rel=1e-3)
 
 
 def test_it_learns_a_few_images_by_heart(one_thread):

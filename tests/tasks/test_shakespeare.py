@@ -24,7 +24,8 @@ from fedcomp.tasks.shakespeare import (
 )
 from fedcomp.training.batches import plan_batches
 from fedcomp.training.evaluation import evaluate
-from fedcomp.training.local_sgd import LocalSGD, SerialEngine
+from fedcomp.training.local_sgd import LocalSGD
+from fedcomp.training.serial_engine import SerialEngine
 
 PLAY = """First  Citizen:
 Before we proceed any further,
@@ -233,7 +234,7 @@ def test_clients_trained_together_end_where_each_alone_would(folder, one_thread)
     for who, plan in enumerate(plans):
         alone = engine.train(start, train, plan, sgd)
         assert (updates[who] - alone.update).norm() < 1e-4 * alone.update.norm()
-        assert losses[who].item() == pytest.approx(alone.loss, rel=1e-4)
+        assert losses[who].item() == pytest.approx(alone.result.loss, rel=1e-4)
 
 
 def test_byzantine_clients_may_flip_characters(folder):

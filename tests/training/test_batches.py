@@ -7,7 +7,7 @@ import pytest
 from cases import for_each
 
 from fedcomp.errors import DataError
-from fedcomp.training.batches import plan_batches, plan_each
+from fedcomp.training.batches import plan_all_batches, plan_batches
 from fedcomp.training.local_sgd import LocalSGD
 
 SGD = LocalSGD(steps=4, batch_size=8, lr=0.1)
@@ -85,7 +85,7 @@ def test_a_cohort_draws_what_each_would_alone(cohort, sgd):
 
 
 def check(sgd, shards, asked):
-    plans = plan_each(sgd, shards, 5, asked)
+    plans = plan_all_batches(sgd, shards, 5, asked)
     assert len(plans) == len(shards)
     for plan, shard, (round, who) in zip(plans, shards, asked, strict=True):
         alone = plan_batches(sgd, shard, 5, round, who)
@@ -96,4 +96,6 @@ def check(sgd, shards, asked):
 
 def test_a_cohort_with_an_empty_shard_is_the_users_mistake():
     with pytest.raises(DataError, match="client 60 has no examples"):
-        plan_each(SGD, [np.arange(40)] * 60 + [np.arange(0)], 0, [(1, who) for who in range(61)])
+        plan_all_batches(
+            SGD, [np.arange(40)] * 60 + [np.arange(0)], 0, [(1, who) for who in range(61)]
+        )

@@ -15,7 +15,8 @@ from fedcomp.tasks.base import Task
 from fedcomp.tasks.data import Data
 from fedcomp.training.batches import plan_batches
 from fedcomp.training.evaluation import evaluate
-from fedcomp.training.local_sgd import LocalSGD, SerialEngine
+from fedcomp.training.local_sgd import LocalSGD
+from fedcomp.training.serial_engine import SerialEngine
 
 SGD = LocalSGD(steps=6, batch_size=8, lr=0.1)
 VARIANTS = {
@@ -97,8 +98,8 @@ def test_equals_torch_optim(model_name, variant):
         unused.copy_(layout.views(trained.update)["unused"])
     tolerance = 0.03 if make is Coarse else 1e-5
     assert (trained.update - update).norm() < tolerance * update.norm()
-    assert trained.loss == pytest.approx(loss, rel=tolerance)
-    assert trained.update.dtype == torch.float32 and trained.buffers is None
+    assert trained.result.loss == pytest.approx(loss, rel=tolerance)
+    assert trained.update.dtype == torch.float32 and trained.result.buffers is None
 
 
 def test_a_client_leaves_nothing_behind_for_the_next_one():
@@ -112,7 +113,7 @@ def test_a_client_leaves_nothing_behind_for_the_next_one():
     given, first = start.clone(), engine.train(start, data, mine, sgd)
     engine.train(torch.randn(layout.numel), data, other, sgd)
     again = engine.train(start, data, mine, sgd)
-    assert torch.equal(first.update, again.update) and first.loss == again.loss
+    assert torch.equal(first.update, again.update) and first.result.loss == again.result.loss
     assert torch.equal(start, given)
 
 
@@ -161,16 +162,18 @@ def test_statistics_stay_with_their_client():
         [np.arange(20)] * 3,
     )
     fresh = engine.train(start, data, batches, SGD)
-    assert set(fresh.buffers) == {"1.running_mean", "1.running_var", "1.num_batches_tracked"}
-    assert fresh.buffers["1.num_batches_tracked"] == 3
+    assert set(fresh.result.buffers) == {"1.running_mean", "1.running_var", "1.num_batches_tracked"}
+    assert fresh.result.buffers["1.num_batches_tracked"] == 3
     assert (
-        engine.train(start, data, batches, SGD, buffers=fresh.buffers).buffers[
+        engine.train(start, data, batches, SGD, buffers=fresh.result.buffers).result.buffers[
             "1.num_batches_tracked"
         ]
         == 6
     )
-    again = engine.train(start, data, batches, SGD).buffers
-    assert all(torch.equal(again[name], fresh.buffers[name]) for name in fresh.buffers)
+    again = engine.train(start, data, batches, SGD).result.buffers
+    assert all(
+        torch.equal(again[name], fresh.result.buffers[name]) for name in fresh.result.buffers
+    )
 
 
 def test_buffers_that_do_not_change_are_not_returned():
@@ -186,7 +189,7 @@ def test_buffers_that_do_not_change_are_not_returned():
     assert (
         SerialEngine(task, model, layout, "cpu")
         .train(start, examples(), [np.arange(8)], SGD)
-        .buffers
+        .result.buffers
         is None
     )
 

@@ -11,8 +11,8 @@ from fedcomp.clients import nested_state
 from fedcomp.errors import TaskError
 from fedcomp.layout import Layout
 from fedcomp.tasks import initial_model
-from fedcomp.training.engine import client_engine
 from fedcomp.training.local_sgd import LocalSGD
+from fedcomp.training.sequential import client_engine
 
 DATA = Data(torch.arange(12.0).reshape(6, 2), torch.arange(6))
 
@@ -45,15 +45,15 @@ def test_the_update_is_what_the_loop_changed_and_the_numbers_are_its_own():
 
     def train(model, data, round):
         seen["targets"] = [int(target) for _, target in data]
-        seen["told"] = (round.round, round.client, round.steps, round.lr)
+        seen["round"] = (round.round, round.client, round.steps, round.lr)
         with torch.no_grad():
             model[0].weight += 2.0
         return {"loss": torch.tensor(1.5), "examples": 9, "perplexity": 4}
 
-    result = run(train)
-    assert seen == {"targets": [1, 3, 4], "told": (5, 2, 7, 0.3)}
-    assert torch.allclose(result.update[:6], torch.full((6,), 2.0))
-    assert not result.update[6:].any()
+    update, result = run(train)
+    assert seen == {"targets": [1, 3, 4], "round": (5, 2, 7, 0.3)}
+    assert torch.allclose(update[:6], torch.full((6,), 2.0))
+    assert not update[6:].any()
     assert (result.loss, result.examples, result.metrics) == (1.5, 9, {"perplexity": 4.0})
 
 
@@ -69,8 +69,8 @@ def test_buffers_that_the_loop_changed_and_its_state_are_returned():
         return {"loss": 0.0}
 
     first = run(train)
-    assert first.buffers["1.num_batches_tracked"] == 1
-    kept = nested_state.unpack(nested_state.pack(first.state))
+    assert first.result.buffers["1.num_batches_tracked"] == 1
+    kept = nested_state.unpack(nested_state.pack(first.result.state))
     second = run(train, state=kept)
     assert torch.allclose(second.update, 1.5 * first.update, atol=1e-6)
     again = run(train, state=kept)

@@ -13,8 +13,9 @@ from fedcomp.kernels import pooled as kernel
 from fedcomp.layout import Layout
 from fedcomp.tasks.base import Task
 from fedcomp.tasks.data import Data
-from fedcomp.training.local_sgd import LocalSGD, SerialEngine
+from fedcomp.training.local_sgd import LocalSGD
 from fedcomp.training.pooled_convolution import PooledConvolution, fused
+from fedcomp.training.serial_engine import SerialEngine
 
 SGD = LocalSGD(lr=0.1)
 
@@ -83,8 +84,8 @@ def test_updates_are_those_of_the_model_to_rounding(make, change):
     )
     tolerance = 0.1 if "precision" in change else 1e-5
     assert (found.update - expected.update).norm() < tolerance * expected.update.norm()
-    assert found.loss == pytest.approx(expected.loss, rel=tolerance)
-    assert (found.buffers or {}).keys() == (expected.buffers or {}).keys()
+    assert found.result.loss == pytest.approx(expected.result.loss, rel=tolerance)
+    assert (found.result.buffers or {}).keys() == (expected.result.buffers or {}).keys()
 
 
 def test_maxima_are_gone_by_where_it_pays(monkeypatch):

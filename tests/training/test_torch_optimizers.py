@@ -12,8 +12,9 @@ from fedcomp import Data, Task, local_optimizer
 from fedcomp.errors import SpecError
 from fedcomp.layout import Layout
 from fedcomp.tasks import initial_model
-from fedcomp.training.engine import client_engine
-from fedcomp.training.local_sgd import LocalSGD, Traces
+from fedcomp.training.local_sgd import LocalSGD
+from fedcomp.training.sequential import client_engine
+from fedcomp.training.traces import Traces
 
 INPUTS = torch.randn(40, 6, generator=torch.Generator().manual_seed(1))
 DATA = Data(INPUTS, (INPUTS.sum(1) > 0).long())
@@ -77,7 +78,7 @@ def test_updates_are_those_of_the_optimizer(spec, made):
     before = layout.gather(model)
     loss = torch_loop(model, made(model.parameters()))
     same(result, layout, before, model)
-    assert result.loss == pytest.approx(loss, rel=1e-5)
+    assert result.result.loss == pytest.approx(loss, rel=1e-5)
 
 
 def test_clipping_accumulation_and_a_schedule_within_the_round():
@@ -95,7 +96,7 @@ def test_clipping_accumulation_and_a_schedule_within_the_round():
 def test_kept_state_goes_on_where_the_last_round_ended():
     options = LocalSGD(lr=0.01, optimizer="adam", optimizer_state="kept")
     first, model, layout = trained(options)
-    second, _, _ = trained(options, state=first.state)
+    second, _, _ = trained(options, state=first.result.state)
     fresh, _, _ = trained(options)
     optimizer = torch.optim.Adam(model.parameters(), 0.01)
     torch_loop(model, optimizer)
@@ -109,7 +110,7 @@ def test_kept_state_goes_on_where_the_last_round_ended():
 
 
 def test_state_is_not_returned_where_it_is_fresh():
-    assert trained(LocalSGD(lr=0.01, optimizer="adam"))[0].state is None
+    assert trained(LocalSGD(lr=0.01, optimizer="adam"))[0].result.state is None
 
 
 def test_a_callable_makes_the_optimizer_and_the_server_scales_its_rate():
@@ -123,14 +124,14 @@ def test_a_callable_makes_the_optimizer_and_the_server_scales_its_rate():
 
 
 def test_the_terms_of_fedprox_and_of_a_strategy_are_added_to_the_gradient():
-    pull = torch.linspace(-1, 1, 47)
+    correction = torch.linspace(-1, 1, 47)
     options = LocalSGD(lr=0.01, optimizer="adam", proximal=0.5)
     task = Task("tiny", network, DATA, DATA)
     model = initial_model(task, 0)
     layout = Layout.of(model)
     start = layout.gather(model)
     engine = client_engine(task, initial_model(task, 0), layout, "cpu")
-    result = engine.train(start, DATA, BATCHES, options, traces=Traces(pull=pull))
+    result = engine.train(start, DATA, BATCHES, options, traces=Traces(correction=correction))
     optimizer = torch.optim.Adam(model.parameters(), 0.01)
     for rows in BATCHES:
         optimizer.zero_grad()
@@ -138,7 +139,7 @@ def test_the_terms_of_fedprox_and_of_a_strategy_are_added_to_the_gradient():
         away = layout.gather(model) - start
         for parameter, own, distance in zip(
             model.parameters(),
-            layout.views(pull).values(),
+            layout.views(correction).values(),
             layout.views(away).values(),
             strict=True,
         ):

@@ -17,7 +17,9 @@ from fedcomp.sim.batched import BatchedEngine
 from fedcomp.strategies import Average, StrategyConfig
 from fedcomp.strategies.gtopk import GTopK
 from fedcomp.training.batches import plan_batches
-from fedcomp.training.local_sgd import LocalSGD, SerialEngine, Traces
+from fedcomp.training.local_sgd import LocalSGD
+from fedcomp.training.serial_engine import SerialEngine
+from fedcomp.training.traces import Traces
 
 SGD = LocalSGD(steps=4, batch_size=8, lr=0.1, momentum=0.9, keep_momentum=True)
 RULES = StrategyConfig(participation=1.0, uplink="topk:density=10%", downlink="identity", seed=3)
@@ -82,7 +84,7 @@ def test_they_are_those_of_the_steps(variant):
     momentum = torch.randn(layout.numel, generator=torch.Generator().manual_seed(4))
     batches = plan_batches(sgd, np.arange(40), 0, 1, 2)
     expected = stepwise(MODELS["mlp"](), layout, start, data, batches, sgd, momentum)
-    traces = Traces.begin(sgd, True, start, momentum)
+    traces = Traces.for_round(sgd, True, start, momentum)
     SerialEngine(task, model, layout, "cpu").train(start, data, batches, sgd, traces=traces)
     for found, by_hand in zip((*traces.moments, traces.momentum), expected, strict=True):
         torch.testing.assert_close(found, by_hand, rtol=1e-4, atol=1e-5)
@@ -104,7 +106,7 @@ def test_both_engines_follow_the_same(make, at_once):
         len(plans), layout.numel, generator=torch.Generator().manual_seed(4)
     )
     momenta = momenta.to(torch.bfloat16).to(torch.float32)
-    each = [Traces.begin(sgd, True, start, momentum) for momentum in momenta]
+    each = [Traces.for_round(sgd, True, start, momentum) for momentum in momenta]
     stack = Traces.stack(each)
     engine = SerialEngine(task, model, layout, "cpu")
     updates = [
@@ -129,7 +131,7 @@ def test_both_engines_follow_the_same(make, at_once):
 def test_what_a_client_kept_is_not_changed_by_training():
     task, model, layout, start = parts(MODELS["mlp"])
     kept = torch.ones(layout.numel)
-    traces = Traces.begin(SGD, False, start, kept)
+    traces = Traces.for_round(SGD, False, start, kept)
     SerialEngine(task, model, layout, "cpu").train(
         start, examples(), [np.arange(8)], SGD, traces=traces
     )

@@ -61,9 +61,9 @@ def _execute(order: dict[str, Any], send: Send) -> None:
 
 def check(send: Send, values: dict[str, Any]) -> dict[str, Any]:
     """Return settings, engine, device and model size of an alternative without training it. Raises UserError for invalid options."""
-    from ...sim.run import Preparation
+    from ...sim.run import PreparedRun
 
-    prepared = Preparation(RunConfig(**values), Callback())
+    prepared = PreparedRun(RunConfig(**values), Callback())
     return {
         "settings": settings(prepared.config),
         "engine": prepared.machine.engine,

@@ -43,8 +43,10 @@ class ALIE(Attack):
             if len(context.honest_updates) > 1
             else mean.new_zeros(mean.shape)
         )
-        direction = {"down": -1.0, "up": 1.0, "against": -mean.sign()}[self.shift]
-        return (mean + direction * (z * spread)).expand_as(x).clone()
+        shift = z * spread
+        if self.shift != "up":
+            shift = -shift if self.shift == "down" else -mean.sign() * shift
+        return (mean + shift).expand_as(x).clone()
 
 
 def z_max(n: int, f: int) -> float:

@@ -18,9 +18,10 @@ from torch import Tensor
 
 from ...codecs import Codec, Context
 from ...errors import SpecError
+from ...layout import Layout
 from ...messages import Report
 from ...strategies.client_algorithm import ClientAlgorithm
-from ...tasks.data import Data
+from ...tasks.data import Examples
 
 MAX_RANGE = 1_000_000  # clients in a range of ids
 UNBOUNDED = 1e9  # from which the highest value is not named in an error
@@ -47,8 +48,13 @@ class ReplyContext:
     algorithm: ClientAlgorithm = ClientAlgorithm()  # noqa: RUF009 — a frozen value; it has the client's signing key
 
     @property
+    def layout(self) -> Layout:
+        assert self.codec_context.layout is not None
+        return self.codec_context.layout
+
+    @property
     def numel(self) -> int:
-        return self.codec_context.layout.numel
+        return self.layout.numel
 
 
 @dataclass(frozen=True)
@@ -104,7 +110,7 @@ class Attack:
         """Number of Byzantine clients."""
         return self.count or len(self.named_clients)
 
-    def data(self, data: Data) -> Data:
+    def data(self, data: Examples) -> Examples:
         """Return the training data of Byzantine clients, in place of `data`."""
         return data
 

@@ -14,7 +14,7 @@ from ...memories import Memory
 from ...messages import Assignment, Report
 from ...strategies import RoundStrategy
 from ...strategies.client_algorithm import ClientAlgorithm
-from ...tasks.data import Data
+from ...tasks.data import Examples
 from .base import Attack, ReplyContext, UpdateContext
 from .code_aware import rank_by_row_weight
 from .mimic import Mimic
@@ -55,7 +55,7 @@ class ByzantineClients(ClientHook):
         self.uses_updates = bool(attacks)
         self.algorithm, self.allocation = ClientAlgorithm(), None
         self._rounds: dict[int, AttackedCohort] = {}
-        self._data: dict[Attack, Data] = {}
+        self._data: dict[Attack, Examples] = {}
 
     def __str__(self) -> str:
         descriptions = []
@@ -72,7 +72,7 @@ class ByzantineClients(ClientHook):
         """Maximum number of Byzantine clients in a round."""
         return sum(attack.size for attack in self.attacks)
 
-    def set_strategy(self, strategy: RoundStrategy, data: Data) -> None:
+    def set_strategy(self, strategy: RoundStrategy, data: Examples) -> None:
         """Set the strategy and the clients' data. Raises ConfigError for an attack that cannot work with them."""
         self.algorithm, self.allocation = strategy.client_algorithm, strategy.allocation
         for attack in self.attacks:
@@ -121,7 +121,7 @@ class ByzantineClients(ClientHook):
             groups.setdefault(self.attack_of(a), []).append(a)
         return [(attack, own) for attack, own in groups.items() if own]
 
-    def training_data(self, group: Attack | None, data: Data) -> Data:
+    def training_data(self, group: Attack | None, data: Examples) -> Examples:
         return data if group is None else self._data[group]
 
     def on_updates(

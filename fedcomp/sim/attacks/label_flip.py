@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from ...errors import ConfigError
-from ...tasks.data import Data
+from ...tasks.data import Data, Examples
 from .base import Attack
 
 
@@ -20,7 +20,7 @@ class LabelFlip(Attack):
     name: ClassVar[str] = "label-flip"
     source: ClassVar[str] = "Fang 2020"
 
-    def data(self, data: Data) -> Data:
+    def data(self, data: Examples) -> Examples:
         if not isinstance(data, Data):
             raise ConfigError(
                 "attack 'label-flip' needs data in memory, but this task reads its data batch by batch; use inverted"

@@ -41,7 +41,7 @@ class Infinity(Attack):
             frame, doubled = self._encoded(x, context), self._encoded(2 * x, context)
             return _with_frame(
                 report,
-                replace_floats(frame, doubled, context.codec, context.codec_context.layout, number),
+                replace_floats(frame, doubled, context.codec, context.layout, number),
             )
         except FedcompError:  # the codec does not work without its memory
             return _with_frame(
@@ -60,7 +60,7 @@ class Infinity(Attack):
     @staticmethod
     def _encoded(x: torch.Tensor, context: ReplyContext) -> bytes:
         return context.codec.encode(
-            x, seed=context.seed, layout=context.codec_context.layout, context=context.codec_context
+            x, seed=context.seed, layout=context.layout, context=context.codec_context
         )
 
 

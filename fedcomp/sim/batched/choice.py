@@ -1,6 +1,4 @@
-"""The choice of engine, and of the way to the gradients of a stack, by rules on model and device."""
-
-from collections.abc import Sequence
+"""The choice of the engine, and of the method for the gradients of a stack, by model and device."""
 
 import torch
 from torch import Tensor, nn
@@ -8,37 +6,39 @@ from torch.func import functional_call, grad_and_value, vmap
 
 from ...errors import ConfigError
 from ...tasks.base import Task
+from ...training.local_sgd import Tensors
 from ..processes import is_available as processes_available
-from .convolutions import FORMS
+from .convolutions import CONVOLUTIONS
 from .layers import RANDOM
 from .losses import Gradients, Parameters
-from .traced import program, traced_gradients
+from .traced import traced_gradients, traced_model
 
-CPU_BYTES = 8 << 20  # for the clients trained at once, which should stay in the processor's caches
-CUDA_SHARE = 1 / 4  # of the device's memory, for the same
+# Memory for the clients that are trained at once. On a CPU they should fit into its caches.
+CPU_BYTES = 8 << 20
+CUDA_MEMORY_FRACTION = 1 / 4
 MAP_POSITIONS = 256  # the outputs of a convolution are estimated as maps of 16x16
 
 MAPPED, AUTO = "mapped", "auto"
-WAYS = (AUTO, MAPPED, *FORMS)  # to the gradients of a stack
+GRADIENT_METHODS = (AUTO, MAPPED, *CONVOLUTIONS)
 
 
-def form(device: torch.device) -> str:
-    """Return the form in which convolutions are batched. benchmarks/gpu_sim.py compares them."""
+def fastest_convolution(device: torch.device) -> str:
+    """Return the fastest batched form of convolutions, a key of CONVOLUTIONS. benchmarks/gpu_sim.py compares them."""
     return "products" if device.type == "cuda" else "grouped"
 
 
 def gradients_of(
-    task: Task, model: nn.Module, device: torch.device, asked: str = AUTO
+    task: Task, model: nn.Module, device: torch.device, method: str = AUTO
 ) -> tuple[Gradients, str]:
-    """Return a function for the gradients of a stack, and its name in WAYS: the one that is asked for, if the model allows it."""
-    chosen = asked if asked in FORMS else form(device)
-    if asked != MAPPED and (traced := traced_gradients(task, model, chosen)):
-        return traced, chosen
+    """Return a function for the gradients of a stack, and its name in GRADIENT_METHODS: `method` if the model allows it, else MAPPED."""
+    convolution = method if method in CONVOLUTIONS else fastest_convolution(device)
+    if method != MAPPED and (traced := traced_gradients(task, model, convolution)):
+        return traced, convolution
     return mapped_gradients(task, model), MAPPED
 
 
 def mapped_gradients(task: Task, model: nn.Module) -> Gradients:
-    """Return gradients of a stack by torch.func: the loss of a client is a function of its weights and its batch."""
+    """Return a function that computes the gradients of a stack by torch.func.vmap over the clients."""
 
     def loss(parameters: Parameters, inputs: Tensor, targets: Tensor) -> Tensor:
         return task.criterion(functional_call(model, parameters, (inputs,)), targets)
@@ -47,7 +47,7 @@ def mapped_gradients(task: Task, model: nn.Module) -> Gradients:
 
     def gradients(
         parameters: Parameters, inputs: Tensor, targets: Tensor
-    ) -> tuple[Sequence[Tensor], Tensor]:
+    ) -> tuple[Tensors, Tensor]:
         gradient, losses = mapped(parameters, inputs, targets)
         return [gradient[name] for name in parameters], losses
 
@@ -55,39 +55,40 @@ def mapped_gradients(task: Task, model: nn.Module) -> Gradients:
 
 
 def choose_engine(
-    model: nn.Module, device: torch.device | str, asked: str = "auto", batch_size: int = 20
+    model: nn.Module, device: torch.device | str, requested: str = AUTO, batch_size: int = 20
 ) -> tuple[str, int]:
     """Return "serial" or "batched", and the number of clients at once, by the model's layers and the device's memory.
 
-    Serial if a layer draws at random, keeps statistics, or recurs in an unknown form. Else batched: on CUDA if two clients fit, on a CPU if
-    all weights belong to nn.Linear and nn.Embedding. Raises ConfigError if batched was asked for and is impossible.
+    With `requested` "auto": serial if a layer draws at random, keeps statistics, or is a recurrent layer without a batched form. Else
+    batched, on CUDA if the memory holds two clients, on a CPU if all weights belong to nn.Linear and nn.Embedding. Raises ConfigError if
+    "batched" is requested and impossible.
     """
     device, obstacle = torch.device(device), next(filter(None, map(_obstacle, model.modules())), "")
-    if obstacle and program(model, form(device)) is not None:
+    if obstacle and traced_model(model, fastest_convolution(device)) is not None:
         obstacle = ""
-    if asked == "batched" and obstacle:
+    if requested == "batched" and obstacle:
         raise ConfigError(
-            f"--engine batched cannot train a model with {obstacle}; give --engine {unbatched(device)}"
+            f"--engine batched cannot train a model with {obstacle}; give --engine {unbatched_engine(device)}"
         )
     dense = all(
         isinstance(m, nn.Linear | nn.Embedding)
         for m in model.modules()
         if list(m.parameters(recurse=False))
     )
-    at_once = _at_once(model, device, batch_size)
+    at_once = _clients_at_once(model, device, batch_size)
     if device.type != "cuda" and dense:
-        # Fewer are no faster than the serial engine, even if 16 exceed the caches.
+        # With fewer clients, batches are no faster than the serial engine, even if 16 clients exceed the caches.
         at_once = max(at_once, 16)
     suits = not obstacle and (at_once > 1 if device.type == "cuda" else dense)
     return (
         ("batched", max(at_once, 2))
-        if asked == "batched" or (asked == "auto" and suits)
+        if requested == "batched" or (requested == AUTO and suits)
         else ("serial", 1)
     )
 
 
-def unbatched(device: torch.device) -> str:
-    """Return the engine for a model that is not batched: worker processes if there are several cores."""
+def unbatched_engine(device: torch.device) -> str:
+    """Return the engine for a model that cannot be batched: worker processes on a CPU with several cores, else serial."""
     return (
         "processes"
         if device.type == "cpu" and torch.get_num_threads() > 1 and processes_available()
@@ -95,27 +96,30 @@ def unbatched(device: torch.device) -> str:
     )
 
 
-class NotMapped(ConfigError):
-    """The forward pass or the loss of a task cannot be trained batched."""
+class NotBatchable(ConfigError):
+    """The forward pass or the loss of a task cannot be trained batched. `problem`: the error message without its advice."""
 
-    def __init__(self, task: Task, device: torch.device, why: str):
-        self.finding = (
-            f"the model of task '{task.name}' cannot be trained batched: {_in_a_clause(why)}"
+    def __init__(self, task: Task, device: torch.device, message: str):
+        self.problem = (
+            f"the model of task '{task.name}' cannot be trained batched: {_shortened(message)}"
         )
-        super().__init__(f"{self.finding}; give --engine {unbatched(device)}")
+        super().__init__(f"{self.problem}; give --engine {unbatched_engine(device)}")
 
 
-def _in_a_clause(why: str) -> str:
-    """Return the message of PyTorch, shortened."""
-    if ".item()" in why or "data-dependent control flow" in why:
-        return "its forward pass or loss decides by the data (.item() or if on a tensor)"
-    return why.strip().split("\n")[0].split(". ")[0].removesuffix(".")[:120]
+def _shortened(message: str) -> str:
+    """Return an error message of PyTorch as a clause of at most 120 characters."""
+    if ".item()" in message or "data-dependent control flow" in message:
+        return (
+            "its forward pass or loss depends on the values of tensors (.item(), or if on a tensor)"
+        )
+    return message.strip().split("\n")[0].split(". ")[0].removesuffix(".")[:120]
 
 
 def _obstacle(module: nn.Module) -> str:
+    """Return why a layer cannot be mapped by torch.func, such as "Dropout, which draws at random"; "" if it can."""
     name = type(module).__name__
     if isinstance(module, nn.RNNBase | nn.RNNCellBase):
-        return f"{name}, which recurs"
+        return f"the recurrent layer {name}"
     rate = getattr(module, "dropout", 0.0)
     if isinstance(module, RANDOM) or (isinstance(rate, float) and rate > 0):
         return f"{name}, which draws at random"
@@ -126,13 +130,13 @@ def _obstacle(module: nn.Module) -> str:
     return ""
 
 
-def _at_once(model: nn.Module, device: torch.device, batch_size: int) -> int:
-    """Return how many clients fit into the budget: of each, four vectors of weights and the inputs and outputs of its layers."""
+def _clients_at_once(model: nn.Module, device: torch.device, batch_size: int) -> int:
+    """Return how many clients fit into the memory. Each takes four vectors of weights, and the inputs and outputs of its layers."""
     weights = [p for p in model.parameters() if p.dim() > 1]
     widths = sum(sum(p.shape[:2]) * (MAP_POSITIONS if p.dim() > 2 else 1) for p in weights)
     client = 4 * (4 * sum(p.numel() for p in model.parameters()) + batch_size * widths)
     budget = (
-        torch.cuda.get_device_properties(device).total_memory * CUDA_SHARE
+        torch.cuda.get_device_properties(device).total_memory * CUDA_MEMORY_FRACTION
         if device.type == "cuda"
         else CPU_BYTES
     )

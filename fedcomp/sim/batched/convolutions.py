@@ -7,6 +7,7 @@
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,10 +15,11 @@ from torch.nn import functional as F
 
 Pair = tuple[int, int]
 # x [m·b, c, h, w], w [m, o, c, k, k], biases [m, o] → [m·b, o, h', w']
-Form = Callable[[nn.Conv2d, Tensor, Tensor, Tensor | None], Tensor]
+Convolution = Callable[[nn.Conv2d, Tensor, Tensor, Tensor | None], Tensor]
 
 
 def grouped(layer: nn.Conv2d, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """Convolve by one convolution with a group for each client."""
     m = len(weight)
     side_by_side = x.unflatten(0, (m, -1)).transpose(0, 1).flatten(1, 2)
     flat = None if bias is None else bias.flatten()
@@ -34,32 +36,36 @@ def grouped(layer: nn.Conv2d, x: Tensor, weight: Tensor, bias: Tensor | None) ->
 
 
 def products(layer: nn.Conv2d, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """Return a tensor with channels last in memory. For layers of one group."""
+    """Convolve by one batched product. The layer has one group. The result has its channels last in memory."""
     x, weight, bias = as_autocast(x, weight, bias)
     geometry = (_pair(layer.stride), _padding(layer), _pair(layer.dilation))
     x = x.permute(0, 2, 3, 1)
-    out = _Products.apply(x, weight, bias, *geometry)
+    out: Tensor = _Products.apply(x, weight, bias, *geometry)  # type: ignore[no-untyped-call]
     return out.view(len(x), *_size(x, weight, *geometry), -1).permute(0, 3, 1, 2)
 
 
-def as_autocast(*tensors: Tensor | None) -> list[Tensor | None]:
+def as_autocast(
+    x: Tensor, weight: Tensor, bias: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor | None]:
     """Return tensors in the precision of autocast, if it is on. Custom autograd functions need it."""
-    device = tensors[0].device.type
+    device = x.device.type
     if not torch.is_autocast_enabled(device):
-        return list(tensors)
-    precision = torch.get_autocast_dtype(device)
-    return [None if tensor is None else tensor.to(precision) for tensor in tensors]
+        return x, weight, bias
+    dtype = torch.get_autocast_dtype(device)
+    return x.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
 
 
-FORMS: dict[str, Form] = {"grouped": grouped, "products": products}
+CONVOLUTIONS: dict[str, Convolution] = {"grouped": grouped, "products": products}
 
 
-def fits(layer: nn.Conv2d, form: str) -> bool:
-    """Return whether a layer has this form."""
-    even = layer.padding != "same" or all(
+def supports(layer: nn.Conv2d, name: str) -> bool:
+    """Return whether a layer has the batched form of this name."""
+    symmetric = layer.padding != "same" or all(
         d * (k - 1) % 2 == 0 for d, k in zip(_pair(layer.dilation), layer.kernel_size, strict=True)
     )
-    return layer.padding_mode == "zeros" and (form != "products" or (layer.groups == 1 and even))
+    return layer.padding_mode == "zeros" and (
+        name != "products" or (layer.groups == 1 and symmetric)
+    )
 
 
 class _Products(torch.autograd.Function):
@@ -67,7 +73,7 @@ class _Products(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx,
+        ctx: Any,
         x: Tensor,
         weight: Tensor,
         bias: Tensor | None,
@@ -77,7 +83,7 @@ class _Products(torch.autograd.Function):
     ) -> Tensor:
         ctx.save_for_backward(x, weight)
         ctx.geometry, ctx.biased = (stride, padding, dilation), bias is not None
-        rows = _rows(x, len(weight), weight.shape[-2:], *ctx.geometry)
+        rows = _windows(x, len(weight), _pair(weight.shape[-2:]), *ctx.geometry)
         return (
             torch.bmm(rows, _flat(weight))
             if bias is None
@@ -85,56 +91,59 @@ class _Products(torch.autograd.Function):
         )
 
     @staticmethod
-    def backward(ctx, slopes: Tensor):
+    def backward(ctx: Any, grad_out: Tensor) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
-        (m, o, c, kh, kw), slopes = weight.shape, slopes.contiguous()
-        for_x = for_weight = for_bias = None
+        (m, o, c, kh, kw), grad_out = weight.shape, grad_out.contiguous()
+        grad_x = grad_weight = grad_bias = None
         if ctx.needs_input_grad[1]:
-            rows = _rows(x, m, (kh, kw), *ctx.geometry)
-            for_weight = torch.bmm(rows.mT, slopes).view(m, kh, kw, c, o).permute(0, 4, 3, 1, 2)
+            rows = _windows(x, m, (kh, kw), *ctx.geometry)
+            grad_weight = torch.bmm(rows.mT, grad_out).view(m, kh, kw, c, o).permute(0, 4, 3, 1, 2)
         if ctx.biased and ctx.needs_input_grad[2]:
-            for_bias = slopes.sum(1)
+            grad_bias = grad_out.sum(1)
         if ctx.needs_input_grad[0]:
-            for_x = _back(
-                slopes.view(len(x), *_size(x, weight, *ctx.geometry), o),
+            grad_x = _input_gradient(
+                grad_out.view(len(x), *_size(x, weight, *ctx.geometry), o),
                 weight,
                 x.shape,
                 *ctx.geometry,
             )
-        return for_x, for_weight, for_bias, None, None, None
+        return grad_x, grad_weight, grad_bias, None, None, None
 
 
-def _back(
-    slope: Tensor, weight: Tensor, shape: torch.Size, stride: Pair, padding: Pair, dilation: Pair
+def _input_gradient(
+    grad_out: Tensor, weight: Tensor, shape: torch.Size, stride: Pair, padding: Pair, dilation: Pair
 ) -> Tensor:
     """Return the gradient for x from the gradient [m·b, h', w', o] for the output."""
     m, o, c, kh, kw = weight.shape
     outer = (dilation[0] * (kh - 1) - padding[0], dilation[1] * (kw - 1) - padding[1])
-    if stride == (1, 1) and min(outer) >= 0:  # a convolution as well, with reversed weights
-        turned = weight.flip(-1, -2).permute(0, 3, 4, 1, 2).reshape(m, kh * kw * o, c)
-        return torch.bmm(_rows(slope, m, (kh, kw), stride, outer, dilation), turned).view(shape)
-    windows = torch.bmm(slope.view(m, -1, o), _flat(weight).mT).view(*slope.shape[:3], kh, kw, c)
-    x = slope.new_zeros(shape[0], shape[1] + 2 * padding[0], shape[2] + 2 * padding[1], c)
+    if stride == (1, 1) and min(outer) >= 0:  # a convolution with reversed weights
+        reversed_weight = weight.flip(-1, -2).permute(0, 3, 4, 1, 2).reshape(m, kh * kw * o, c)
+        rows = _windows(grad_out, m, (kh, kw), stride, outer, dilation)
+        return torch.bmm(rows, reversed_weight).view(shape)
+    windows = torch.bmm(grad_out.view(m, -1, o), _flat(weight).mT)
+    windows = windows.view(*grad_out.shape[:3], kh, kw, c)
+    x = grad_out.new_zeros(shape[0], shape[1] + 2 * padding[0], shape[2] + 2 * padding[1], c)
     for i in range(kh):
         for j in range(kw):
-            rows = _along(i, slope.shape[1], stride[0], dilation[0])
-            columns = _along(j, slope.shape[2], stride[1], dilation[1])
-            x[:, rows, columns] += windows[..., i, j, :]
+            vertical = _positions(i, grad_out.shape[1], stride[0], dilation[0])
+            horizontal = _positions(j, grad_out.shape[2], stride[1], dilation[1])
+            x[:, vertical, horizontal] += windows[..., i, j, :]
     return x[:, padding[0] : padding[0] + shape[1], padding[1] : padding[1] + shape[2]]
 
 
-def _rows(x: Tensor, m: int, kernel: Pair, stride: Pair, padding: Pair, dilation: Pair) -> Tensor:
+def _windows(
+    x: Tensor, m: int, kernel: Pair, stride: Pair, padding: Pair, dilation: Pair
+) -> Tensor:
     """Return the windows of x [m·b, h, w, c] as rows, [m, b·h'·w', k·k·c]."""
-    x, c = (
-        F.pad(x, (0, 0, padding[1], padding[1], padding[0], padding[0])) if any(padding) else x,
-        x.shape[-1],
-    )
+    c = x.shape[-1]
+    if any(padding):
+        x = F.pad(x, (0, 0, padding[1], padding[1], padding[0], padding[0]))
     if kernel == (1, 1) and stride == (1, 1):
         return x.reshape(m, -1, c)
     x = x.contiguous()
-    n, down, right, _ = x.stride()
+    n, row, column, _ = x.stride()
     height, width = (_out(x.shape[i + 1], kernel[i], stride[i], dilation[i]) for i in range(2))
-    strides = (n, down * stride[0], right * stride[1], down * dilation[0], right * dilation[1], 1)
+    strides = (n, row * stride[0], column * stride[1], row * dilation[0], column * dilation[1], 1)
     return x.as_strided((len(x), height, width, *kernel, c), strides).reshape(
         m, -1, kernel[0] * kernel[1] * c
     )
@@ -146,29 +155,31 @@ def _flat(weight: Tensor) -> Tensor:
 
 
 def _size(x: Tensor, weight: Tensor, stride: Pair, padding: Pair, dilation: Pair) -> Pair:
-    return tuple(
+    """Return height and width of the output for x [m·b, h, w, c]."""
+    height, width = (
         _out(x.shape[i + 1] + 2 * padding[i], weight.shape[i + 3], stride[i], dilation[i])
         for i in range(2)
     )
+    return height, width
 
 
 def _out(size: int, kernel: int, stride: int, dilation: int) -> int:
     return (size - dilation * (kernel - 1) - 1) // stride + 1
 
 
-def _along(first: int, count: int, stride: int, dilation: int) -> slice:
-    return slice(first * dilation, first * dilation + stride * (count - 1) + 1, stride)
+def _positions(tap: int, count: int, stride: int, dilation: int) -> slice:
+    """Return the positions of the input that a tap of the kernel is multiplied with, for `count` outputs."""
+    return slice(tap * dilation, tap * dilation + stride * (count - 1) + 1, stride)
 
 
-def _pair(value: int | Pair) -> Pair:
-    return (value, value) if isinstance(value, int) else tuple(value)
+def _pair(value: int | tuple[int, ...]) -> Pair:
+    return (value, value) if isinstance(value, int) else (value[0], value[1])
 
 
 def _padding(layer: nn.Conv2d) -> Pair:
+    if not isinstance(layer.padding, str):
+        return _pair(layer.padding)
     if layer.padding == "valid":
         return 0, 0
-    if layer.padding == "same":
-        return tuple(
-            d * (k - 1) // 2 for d, k in zip(_pair(layer.dilation), layer.kernel_size, strict=True)
-        )
-    return _pair(layer.padding)
+    dilation, kernel = _pair(layer.dilation), _pair(layer.kernel_size)
+    return dilation[0] * (kernel[0] - 1) // 2, dilation[1] * (kernel[1] - 1) // 2

@@ -1,4 +1,4 @@
-"""The engine that trains a stack of clients together."""
+"""The engine that trains many clients together, as a stack."""
 
 import itertools
 import math
@@ -11,25 +11,28 @@ from torch import Tensor, nn
 from ...errors import ConfigError
 from ...layout import Layout
 from ...tasks.base import Task
-from ...tasks.data import Data
+from ...tasks.data import Data, Examples
 from ...tasks.user_errors import client_error, ran_out_of_memory
+from ...training.batches import plan_augmentation
 from ...training.engine import Engine, Job, JobResult
-from ...training.local_sgd import NO_TRACES, LocalSGD, Traces, anchors, descend, plan_changes
-from .choice import MAPPED, NotMapped, gradients_of, mapped_gradients
-from .convolutions import FORMS
+from ...training.local_sgd import LocalSGD, Tensors, descend, proximal_anchors
+from ...training.traces import NO_TRACES, Traces
+from .choice import AUTO, MAPPED, NotBatchable, gradients_of, mapped_gradients
+from .convolutions import CONVOLUTIONS
 from .losses import Parameters
 from .regression import Regression
-from .traced import agrees
+from .traced import matches_model
 
-# Positions in the data [m, b], and the draws of augmentation for each [m, b, ...].
+# Positions in the data [m, b], and the draws of augmentation [m, b, ...] or None.
 Batch = tuple[Tensor, Tensor | None]
 
 
 class BatchedEngine:
     """Trains a stack of clients, at most `at_once` of them together; 0: all whose batches have the same sizes.
 
-    Takes `model` over and moves it to `device`. Only its frozen tensors and buffers are used. `way` is one of choice.WAYS. If the device
-    runs out of memory, half as many clients are trained together from then on, and `warn` is called once.
+    Takes ownership of `model` and moves it to `device`. Only its frozen tensors and buffers are used. `gradient_method` is one of
+    choice.GRADIENT_METHODS. If the device runs out of memory, half as many clients are trained together from then on, and `warn` is called
+    once.
     """
 
     def __init__(
@@ -40,7 +43,7 @@ class BatchedEngine:
         device: torch.device | str,
         at_once: int = 0,
         *,
-        way: str = "auto",
+        gradient_method: str = AUTO,
         warn: Callable[[str], None] = lambda sentence: None,
     ):
         self.task = task
@@ -50,14 +53,18 @@ class BatchedEngine:
         self.at_once = at_once
         self.warn, self._warned = warn, False
         parameters = dict(model.named_parameters())
-        self.coarse = {
+        # The precision of each tensor that is not float32, by name.
+        self.low_precision = {
             e.name: parameters[e.name].dtype
             for e in layout
             if parameters[e.name].dtype != torch.float32
         }
-        self.gradients, self.way = gradients_of(task, model, self.device, way)
-        self.regression = Regression.of(task, model, layout) if way == "auto" else None
-        self._doubted = self.way in FORMS  # until it has been compared with the model itself
+        self.gradients, self.gradient_method = gradients_of(
+            task, model, self.device, gradient_method
+        )
+        self.regression = Regression.of(task, model, layout) if gradient_method == AUTO else None
+        # Whether the gradients are those of a traced model that has not been compared with the model itself.
+        self._unverified = self.gradient_method in CONVOLUTIONS
 
     def train(
         self,
@@ -67,14 +74,14 @@ class BatchedEngine:
         sgd: LocalSGD,
         *,
         traces: Traces = NO_TRACES,
-        changes: Sequence[np.ndarray] = (),
+        augmentations: Sequence[np.ndarray] = (),
     ) -> tuple[Tensor, Tensor]:
         """Run local SGD from `start` (float32 [n]) for every client, on its batches of `data`; all on the engine's device.
 
-        `plans`: the batches of each client. `changes`: what plan_changes drew for each client; empty without augmentation. Return the
-        updates, float32 [m, n], and each client's mean over its steps of the loss before the step, float32 [m]. Clients whose batches
-        have the same sizes are trained together. Raises NotMapped for a model that cannot be batched, and ConfigError if the device's
-        memory does not hold one client.
+        `plans`: the batches of each client. `augmentations`: the result of plan_augmentation for each client; empty without augmentation.
+        Return the updates, float32 [m, n], and each client's mean over its steps of the loss before the step, float32 [m]. Clients whose
+        batches have the same sizes are trained together. Raises NotBatchable for a model that cannot be batched, and ConfigError if the
+        device's memory does not hold one client.
         """
         self.model.train()
         updates = torch.empty(
@@ -85,43 +92,59 @@ class BatchedEngine:
         order = sorted(range(len(plans)), key=sizes.__getitem__)
         done = 0
         for size, group in itertools.groupby(order, key=sizes.__getitem__):
-            waiting, whole = list(group), self._regresses(data, size, sgd, traces)
+            waiting = list(group)
+            unlimited = not self.at_once or self._regresses(data, size, sgd, traces)
             while waiting:
-                at_once = len(waiting) if whole or not self.at_once else self.at_once
-                some = waiting[: math.ceil(len(waiting) / math.ceil(len(waiting) / at_once))]
-                rows, place = slice(done, done + len(some)), torch.tensor(some, device=self.device)
-                mine, batches = traces.rows(place), self._batches(plans, changes, some, size)
-                found = self._within_memory(start, updates[rows], data, batches, sgd, mine)
-                if found is None:  # fewer are trained at once now
+                at_once = len(waiting) if unlimited else self.at_once
+                chunk = waiting[: math.ceil(len(waiting) / math.ceil(len(waiting) / at_once))]
+                rows = slice(done, done + len(chunk))
+                index = torch.tensor(chunk, device=self.device)
+                chunk_traces = traces.rows(index)
+                batches = self._batches(plans, augmentations, chunk, size)
+                chunk_losses = self._train_within_memory(
+                    start, updates[rows], data, batches, sgd, chunk_traces
+                )
+                if chunk_losses is None:  # out of memory; from now on at_once is smaller
+                    unlimited = False
                     continue
-                losses[rows] = found
-                traces.put(place, mine)
-                waiting, done = waiting[len(some) :], rows.stop
+                losses[rows] = chunk_losses
+                traces.write_rows(index, chunk_traces)
+                waiting, done = waiting[len(chunk) :], rows.stop
         if order == sorted(order):
             return updates, losses
-        place = torch.from_numpy(np.argsort(order)).to(self.device)
-        return updates[place], losses[place]
+        index = torch.from_numpy(np.argsort(order)).to(self.device)
+        return updates[index], losses[index]
 
     def _batches(
         self,
         plans: Sequence[Sequence[np.ndarray]],
-        changes: Sequence[np.ndarray],
-        some: Sequence[int],
-        size: Sequence[int],
+        augmentations: Sequence[np.ndarray],
+        clients: Sequence[int],
+        sizes: Sequence[int],
     ) -> list[Batch]:
-        """Return the batches of some clients, step by step."""
+        """Return the batches of clients, one for each step."""
 
         def split(rows: list[np.ndarray]) -> Sequence[Tensor]:
-            return torch.from_numpy(np.stack(rows)).to(self.device).split(size, dim=1)
+            return torch.from_numpy(np.stack(rows)).to(self.device).split(sizes, dim=1)
 
-        positions = split([np.concatenate(plans[client]) for client in some])
-        drawn = split([changes[client] for client in some]) if changes else itertools.repeat(None)
-        return list(zip(positions, drawn, strict=False))
+        positions = split([np.concatenate(plans[client]) for client in clients])
+        if not augmentations:
+            return [(step, None) for step in positions]
+        drawn = split([augmentations[client] for client in clients])
+        return list(zip(positions, drawn, strict=True))
 
-    def _within_memory(self, start: Tensor, stack: Tensor, *rest: object) -> Tensor | None:
-        """Call `_train`. Return None if memory ran out; fewer clients are trained together from then on."""
+    def _train_within_memory(
+        self,
+        start: Tensor,
+        stack: Tensor,
+        data: Data,
+        batches: Sequence[Batch],
+        sgd: LocalSGD,
+        traces: Traces,
+    ) -> Tensor | None:
+        """Call `_train`. If memory runs out, halve `at_once` and return None."""
         try:
-            return self._train(start, stack, *rest)
+            return self._train(start, stack, data, batches, sgd, traces)
         except (RuntimeError, MemoryError) as error:
             if not ran_out_of_memory(error):
                 raise
@@ -137,7 +160,8 @@ class BatchedEngine:
         if not self._warned:
             self._warned = True
             self.warn(
-                f"the memory of {self.device} is too small to train {len(stack)} clients at once; fewer are from now on"
+                f"the memory of {self.device} is too small to train {len(stack)} clients at once; from now on at most "
+                f"{self.at_once} are trained at once"
             )
         return None
 
@@ -153,7 +177,8 @@ class BatchedEngine:
         """Write the updates into `stack` [m, n] and return the losses [m]."""
         base = self._rounded(start)
         stack.copy_(base.expand_as(stack))
-        if self._regresses(data, [positions.shape[1] for positions, _ in batches], sgd, traces):
+        sizes = [positions.shape[1] for positions, _ in batches]
+        if self.regression is not None and self._regresses(data, sizes, sgd, traces):
             losses = self.regression.descend(
                 stack, data, [positions for positions, _ in batches], sgd.lr
             )
@@ -161,73 +186,77 @@ class BatchedEngine:
             return losses
         views = self.layout.views(stack)
         parameters = {
-            name: view.to(self.coarse.get(name, torch.float32)) for name, view in views.items()
+            name: view.to(self.low_precision.get(name, torch.float32))
+            for name, view in views.items()
         }
-        weights, losses = list(parameters.values()), []
-        momenta = traces.momenta(self.layout, weights)
-        near = anchors(self.layout, base, weights, sgd)
+        weights, step_losses = list(parameters.values()), []
+        momenta: Tensors | None = traces.momentum_views(self.layout, weights)
+        anchors = proximal_anchors(self.layout, base, weights, sgd)
         for batch in batches:
             gradients, loss = self._gradients(parameters, data, batch, sgd)
-            traces.step(self.layout, gradients)
-            momenta = descend(weights, traces.pulled(self.layout, gradients), momenta, sgd, near)
-            losses.append(loss)
-        traces.end(self.layout, momenta)
-        for name in self.coarse:
+            traces.add_gradients(self.layout, gradients)
+            corrected = traces.corrected(self.layout, gradients)
+            momenta = descend(weights, corrected, momenta, sgd, anchors)
+            step_losses.append(loss)
+        traces.store_momentum(self.layout, momenta)
+        for name in self.low_precision:
             views[name].copy_(parameters[name])
         stack -= base
-        return torch.stack(losses).mean(0, dtype=torch.float32)
+        return torch.stack(step_losses).mean(0, dtype=torch.float32)
 
     def _regresses(self, data: Data, sizes: Sequence[int], sgd: LocalSGD, traces: Traces) -> bool:
-        """Return whether softmax regression trains these batches; it needs no memory besides the updates."""
-        return (
-            self.regression is not None and not traces and self.regression.suits(data, sizes, sgd)
-        )
+        """Return whether the kernels of softmax regression train these batches. They need no memory besides the updates."""
+        if self.regression is None or traces:
+            return False
+        return self.regression.supports(data, sizes, sgd)
 
     def _gradients(
         self, parameters: Parameters, data: Data, batch: Batch, sgd: LocalSGD
-    ) -> tuple[Sequence[Tensor], Tensor]:
+    ) -> tuple[Tensors, Tensor]:
         """Return the gradients of a batch [m, *shape], clipped, and the losses [m]."""
-        (positions, changes), lower = batch, sgd.precision != "float32"
-        inputs, targets = _gathered(data.inputs, positions), _gathered(data.targets, positions)
-        if changes is not None:
-            inputs = self.task.augment.apply(inputs.flatten(0, 1), changes.flatten(0, 1)).view(
+        (positions, augmentation), autocast = batch, sgd.precision != "float32"
+        inputs, targets = _gather(data.single_input, positions), _gather(data.targets, positions)
+        if augmentation is not None and self.task.augment is not None:
+            inputs = self.task.augment.apply(inputs.flatten(0, 1), augmentation.flatten(0, 1)).view(
                 inputs.shape
             )
-        if self._doubted:
-            self._doubted = False
-            if not agrees(self.gradients, self.task, self.model, parameters, data):
-                self.gradients, self.way = mapped_gradients(self.task, self.model), MAPPED
+        if self._unverified:
+            self._unverified = False
+            if not matches_model(self.gradients, self.task, self.model, parameters, data):
+                self.gradients = mapped_gradients(self.task, self.model)
+                self.gradient_method = MAPPED
         try:
             with torch.autocast(
-                self.device.type, torch.bfloat16, enabled=lower, cache_enabled=False
+                self.device.type, torch.bfloat16, enabled=autocast, cache_enabled=False
             ):
                 gradients, losses = self.gradients(parameters, inputs, targets)
         except RuntimeError as error:
             if "vmap" not in str(error) and "atching rule" not in str(error):
                 raise
-            raise NotMapped(self.task, self.device, str(error)) from error
-        if lower:
+            raise NotBatchable(self.task, self.device, str(error)) from error
+        if autocast:
             gradients = [g.to(p.dtype) for g, p in zip(gradients, parameters.values(), strict=True)]
         return _clipped(gradients, sgd.clip) if sgd.clip else gradients, losses
 
     def _rounded(self, start: Tensor) -> Tensor:
         """Return `start` in the precision of the model."""
-        rounded = start.clone() if self.coarse else start
+        rounded = start.clone() if self.low_precision else start
         for name, view in self.layout.views(rounded).items():
-            if name in self.coarse:
-                view.copy_(view.to(self.coarse[name]))
+            if name in self.low_precision:
+                view.copy_(view.to(self.low_precision[name]))
         return rounded
 
 
 class BatchedJobs(Engine):
-    """Trains jobs as stacks. If a stack fails, its clients are trained one by one, so that only those fail that must."""
+    """Trains jobs as a stack. If the stack fails, its clients are trained one by one, so that an error affects only its own client."""
 
     def __init__(self, engine: BatchedEngine):
         self.engine, self.device = engine, engine.device
 
     def train(
-        self, start: Tensor, data: Data, jobs: Sequence[Job], sgd: LocalSGD, *, seed: int
+        self, start: Tensor, data: Examples, jobs: Sequence[Job], sgd: LocalSGD, *, seed: int
     ) -> tuple[Tensor, list[JobResult | Exception]]:
+        assert isinstance(data, Data)  # else the run has another engine
         if not jobs:
             return start.new_empty(0, len(start)), []
         try:
@@ -237,32 +266,38 @@ class BatchedJobs(Engine):
         except (Exception, SystemExit) as error:
             if len(jobs) == 1:
                 return start.new_empty(0, len(start)), [client_error(error)]
-        alone = [self.train(start, data, [job], sgd, seed=seed) for job in jobs]
-        return torch.cat([updates for updates, _ in alone]), [
-            result for _, results in alone for result in results
+        single = [self.train(start, data, [job], sgd, seed=seed) for job in jobs]
+        return torch.cat([updates for updates, _ in single]), [
+            result for _, results in single for result in results
         ]
 
     def _train(
         self, start: Tensor, data: Data, jobs: Sequence[Job], sgd: LocalSGD, seed: int
     ) -> tuple[Tensor, list[JobResult | Exception]]:
         stack = Traces.stack([job.traces for job in jobs])
-        plans, changes = [job.batches for job in jobs], []
-        if sgd.augment:
-            changes = [
-                plan_changes(self.engine.task, sgd, job.batches, seed, job.round, job.client)
-                for job in jobs
-            ]
-        updates, losses = self.engine.train(start, data, plans, sgd, traces=stack, changes=changes)
+        drawn = [
+            plan_augmentation(self.engine.task, sgd, job.batches, seed, job.round, job.client)
+            for job in jobs
+        ]
+        updates, losses = self.engine.train(
+            start,
+            data,
+            [job.batches for job in jobs],
+            sgd,
+            traces=stack,
+            augmentations=[draws for draws in drawn if draws is not None],
+        )
         for i, job in enumerate(jobs):
-            job.traces.take(stack, i)
+            job.traces.copy_from_row(stack, i)
         return updates, [JobResult(loss) for loss in losses.tolist()]
 
 
-def _gathered(examples: Tensor, positions: Tensor) -> Tensor:
+def _gather(examples: Tensor, positions: Tensor) -> Tensor:
+    """Return the examples at positions [m, b], as [m, b, ...]."""
     return examples.index_select(0, positions.flatten()).view(*positions.shape, *examples.shape[1:])
 
 
-def _clipped(gradients: Sequence[Tensor], limit: float) -> list[Tensor]:
+def _clipped(gradients: Tensors, limit: float) -> list[Tensor]:
     """Scale gradients [m, ...] so that the norm of each row over all tensors is at most `limit`."""
     norms = torch.stack(
         [gradient.reshape(len(gradient), -1).float().norm(dim=1) for gradient in gradients]
