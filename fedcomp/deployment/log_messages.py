@@ -22,21 +22,20 @@ def joined(presence: Presence, session: ClientSession) -> LogMessage:
     )
 
 
-def answered(assignment: Assignment, report: Report) -> LogMessage:
+def answered(assignment: Assignment, report: Report, downlink_bytes: int) -> LogMessage:
     trained = report.kind == UPDATE
     sent = (
         f"{len(report.frame)} bytes up, loss {report.loss:.4f}"
         if trained
         else f"{report.stage}: {report.reason}"
     )
-    down = sum(map(len, assignment.frames))
     return LogMessage(
-        f"round {assignment.round}{f' {assignment.phase}' * (assignment.phase != TRAIN)}: {down} bytes down, {sent}",
+        f"round {assignment.round}{f' {assignment.phase}' * (assignment.phase != TRAIN)}: {downlink_bytes} bytes down, {sent}",
         "answered",
         client=report.client,
         round=report.round,
         phase=report.phase,
-        downlink_bytes=down,
+        downlink_bytes=downlink_bytes,
         uplink_bytes=len(report.frame),
         loss=report.loss if trained else None,
         stage=report.stage,
