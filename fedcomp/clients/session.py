@@ -105,6 +105,8 @@ class ClientSession:
 
     `trainer`: None if the caller trains, and calls `download` and `encode` instead of `handle`. `keeps_rounds`: keep a client's round state
     until the client's next round; by default it is dropped when any new round begins. `evaluator`: None if clients do not evaluate.
+    `frees_downloads`: clear the frames of an assignment when they are applied, because nobody else reads them; they may be as large as the
+    model.
     """
 
     def __init__(
@@ -119,12 +121,14 @@ class ClientSession:
         watch: Watch | None = None,
         keeps_rounds: bool = False,
         evaluator: ClientEvaluator | None = None,
+        frees_downloads: bool = False,
     ):
         self.replica, self.states, self.trainer = replica, states, trainer
         self.algorithm, self.seed = algorithm, seed
         self.hook: ClientHook = hook or ClientHook()
         self.watch: Watch = watch or (lambda assignments, memories, updates: None)
         self.keeps_rounds, self.evaluator = keeps_rounds, evaluator
+        self.frees_downloads = frees_downloads
         self.rounds: dict[int, RoundState] = {}  # by client: state in its current round
 
     @property
@@ -232,6 +236,8 @@ class ClientSession:
                     continue
                 stage = "download"
                 self.download(a)
+                if self.frees_downloads:
+                    a.frames = []
                 starting.append(a)
             except (FedcompError, ValueError) as error:
                 kind = NEED_DENSE if isinstance(error, NeedDense) else FAILED

@@ -202,14 +202,19 @@ class ClientProcess:
         for request in requests:
             if isinstance(request.message, Invitation):
                 self._join(request)
-        reports = handle([(request.hosted.client, request.message) for request in assigned])
+        messages = [r.message for r in assigned if isinstance(r.message, Assignment)]
+        downlink_bytes = [sum(map(len, message.frames)) for message in messages]
+        clients = [request.hosted.client for request in assigned]
+        reports = handle([*zip(clients, messages, strict=True)])
         saves = [savers.submit(request.hosted.client.save) for request in assigned]
-        for request, report, save in zip(assigned, reports, saves, strict=True):
+        for request, report, save, down in zip(
+            assigned, reports, saves, downlink_bytes, strict=True
+        ):
             if error := save.exception():
                 request.answer.set_exception(error)
                 continue
             if report is not None:
-                self._log_answer(request, report)
+                self._log_answer(request, report, down)
             request.answer.set_result(report)
 
     def _join(self, request: Request) -> None:
@@ -222,8 +227,9 @@ class ClientProcess:
             self._queue_message(request.client_id, log_messages.joined(presence, client.session))
             request.answer.set_result(presence)
 
-    def _log_answer(self, request: Request, report: Report) -> None:
-        self._queue_message(request.client_id, log_messages.answered(request.message, report))
+    def _log_answer(self, request: Request, report: Report, downlink_bytes: int) -> None:
+        answered = log_messages.answered(request.message, report, downlink_bytes)
+        self._queue_message(request.client_id, answered)
         state = request.hosted.client.round_state
         if report.kind == UPDATE and (others := unknown_keys(request.message, state)):
             self._queue_message(request.client_id, log_messages.unknown(request.message, others))

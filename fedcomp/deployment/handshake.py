@@ -231,7 +231,14 @@ def _new_session(
         )
     states = HostedStates()
     return ClientSession(
-        replica, states, trainer, algorithm, config.seed, keeps_rounds=True, evaluator=evaluator
+        replica,
+        states,
+        trainer,
+        algorithm,
+        config.seed,
+        keeps_rounds=True,
+        evaluator=evaluator,
+        frees_downloads=True,
     )
 
 

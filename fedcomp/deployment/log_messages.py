@@ -22,14 +22,13 @@ def joined(presence: Presence, session: ClientSession) -> LogMessage:
     )
 
 
-def answered(assignment: Assignment, report: Report) -> LogMessage:
+def answered(assignment: Assignment, report: Report, downlink_bytes: int) -> LogMessage:
     has_update = report.kind == UPDATE
     outcome = (
         f"{len(report.frame)} bytes up, loss {report.loss:.4f}"
         if has_update
         else f"{report.stage}: {report.reason}"
     )
-    downlink_bytes = sum(map(len, assignment.frames))
     return LogMessage(
         f"round {assignment.round}{f' {assignment.phase}' * (assignment.phase != TRAIN)}: {downlink_bytes} bytes down, {outcome}",
         "answered",

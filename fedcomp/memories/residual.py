@@ -8,6 +8,8 @@ SGD with memory. NeurIPS 2018. Karimireddy, Rebjock, Stich, Jaggi: Error feedbac
 Σ accepted + e = Σ inputs holds after every round, up to rounding. C(a) is subtracted on commit: before it, `residual` is a, so a
 rollback changes nothing.
 
+Of a lossless codec, the pending frame holds a, and the residual is not in memory beside it.
+
 With `decay` β below 1, a = x + β·e: old errors fade, as in SparseLoCo (Sarfi, Thérien, Lidin, Belilovsky: Communication efficient LLM
 pre-training with SparseLoCo. arXiv:2508.15706, 2025), where β = 0.95.
 """
@@ -19,9 +21,10 @@ from typing import ClassVar
 import torch
 
 from .. import spec
-from ..codecs import Context
+from ..codecs import Context, Update
 from ..errors import MismatchError, NonFiniteError
 from ..kernels import Rows
+from .base import State
 from .vector_memory import VectorMemory
 
 
@@ -51,12 +54,47 @@ class Residual(VectorMemory):
     def _propose(
         cls, memories: Sequence["Residual"], x: Rows, seeds: Sequence[int], context: Context
     ) -> list[bytes | NonFiniteError]:
-        like, decay = x[0].to(torch.float32), memories[0].options.decay
+        decay, lossless = memories[0].options.decay, memories[0]._is_lossless
+        empty = [lossless and memory.residual is None for memory in memories]
+        if all(empty):
+            return cls._encode(memories, x, seeds, context)
+        if any(empty):
+            calls = zip(memories, x, seeds, strict=True)
+            return [cls._propose([m], [row], [seed], context)[0] for m, row, seed in calls]
+        like = x[0].to(torch.float32)
         residuals = [memory._vectors_on(like)["residual"] for memory in memories]
         sums = residuals if decay == 1 else [residual * decay for residual in residuals]
         proposals = cls._encode(memories, x, seeds, context, sums)
         for memory, proposal, before, total in zip(
             memories, proposals, residuals, sums, strict=True
         ):
-            memory.residual = before if isinstance(proposal, NonFiniteError) else total
+            after = None if lossless else total
+            memory.residual = before if isinstance(proposal, NonFiniteError) else after
         return proposals
+
+    @property
+    def _is_lossless(self) -> bool:
+        return self.codec.unscoped.lossless
+
+    def _on_accepted(self, update: Update, dropped: Update | None) -> None:
+        if not self._is_lossless:
+            super()._on_accepted(update, dropped)
+        elif dropped is not None:
+            self.residual = dropped.dense()
+
+    def rollback(self) -> None:
+        frame = self.pending
+        super().rollback()
+        if self._is_lossless:
+            self.residual = self.codec.decode(frame, numel=self.numel, layout=self.layout)
+
+    def _state(self) -> State:
+        if self._is_lossless and self.pending is not None:
+            return {"pending": self.pending}
+        return super()._state()
+
+    def _load_state(self, state: State) -> None:
+        in_frame = self._is_lossless and "pending" in state
+        super()._load_state({"residual": None} | state if in_frame else state)
+        if in_frame:
+            self.residual = None

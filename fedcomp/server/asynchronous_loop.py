@@ -97,7 +97,9 @@ class AsynchronousLoop(RoundLoop):
             if isinstance(result, AcceptedUpdate)
         ]
         cohort = sorted(taken.keys() | rejected.keys())
-        return self.close(round, cohort, {TRAIN: accepted}, rejected, traffic)
+        phases = {TRAIN: accepted}
+        del unread, taken, results, accepted  # so that `close` can free the updates
+        return self.close(round, cohort, phases, rejected, traffic)
 
     # Clients at work.
 

@@ -23,6 +23,7 @@ from ..tasks.running_statistics import (
 )
 from ..tasks.user_errors import SEE_TRACEBACK, describe, out_of_memory
 from ..training.evaluation import Evaluation, evaluate
+from ..training.parameter_memory import Freed, allocate, free_parameters
 
 NOT_EVALUATED = Evaluation(None, None, {})
 ROUNDING = 1e-6  # tolerance for an accuracy that is a sum over batches
@@ -45,7 +46,8 @@ class Evaluator:
 
     Running statistics, such as those of BatchNorm, are recalibrated for the weights first (tasks/running_statistics.py), on up to
     2,000 training examples, always the same. Evaluation and export then see the same model. All other buffers are as
-    `task.model()` made them. Models without running statistics need no further pass.
+    `task.model()` made them. Models without running statistics need no further pass. Between evaluations, the large parameters of `model`
+    are not in memory.
     """
 
     def __init__(
@@ -81,12 +83,13 @@ class Evaluator:
                     f"{changing[0]} and {len(changing) - 1} more" if changing[1:] else changing[0]
                 )
             )
+        self._freed: Freed = free_parameters(self.model)
 
     def evaluate(self, round: int, weights: Tensor) -> Evaluation:
         """Evaluate `weights` [n] after a round; NOT_EVALUATED if the options skip the round. Raises TaskError."""
         if not self.config.evaluates("server", round):
             return NOT_EVALUATED
-        with timed("evaluation"), self._task_errors():
+        with timed("evaluation"), self._task_errors(), self._parameters():
             if self.calibrates:
                 self._load(weights)
             evaluation = evaluate(
@@ -117,13 +120,14 @@ class Evaluator:
         buffers = {name for name, _ in self.model.named_buffers()}
         if not buffers or buffers.isdisjoint(self.model.state_dict()):
             return trained
-        with self._task_errors():
-            self._load(weights)
-        state = {
-            name: value.cpu().contiguous().clone()
-            for name, value in self.model.state_dict().items()
-            if isinstance(value, Tensor) and not value.is_complex()
-        }
+        with self._parameters():
+            with self._task_errors():
+                self._load(weights)
+            state = {
+                name: value.cpu().contiguous().clone()
+                for name, value in self.model.state_dict().items()
+                if isinstance(value, Tensor) and not value.is_complex()
+            }
         return state | trained
 
     def _load(self, weights: Tensor) -> None:
@@ -131,6 +135,15 @@ class Evaluator:
         self.layout.scatter(weights.to(self.device), self.model)
         if self.calibrates:
             recalibrate_on(self.task, self.model, self.calibration, self.sample, self.device)
+
+    @contextmanager
+    def _parameters(self) -> Iterator[None]:
+        """Have the parameters of the model in memory within a `with` block. Their values are undefined at its start."""
+        allocate(self._freed)
+        try:
+            yield
+        finally:
+            self._freed = free_parameters(self.model)
 
     @contextmanager
     def _task_errors(self) -> Iterator[None]:

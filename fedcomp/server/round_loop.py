@@ -16,6 +16,7 @@ from torch import Tensor
 from .. import seeds
 from ..callbacks import Rejection
 from ..codecs.frame import unwrap_decay
+from ..codecs.update import Dense
 from ..errors import NonFiniteError
 from ..kernels.sums import sum_squares
 from ..messages import FAILED, Assignment, ClientRoundConfig, Report
@@ -27,10 +28,12 @@ from .broadcasts import Broadcast, Broadcasts
 from .exchange import Exchange, Traffic
 from .transport import Transport
 
+LARGE_BYTES = 1 << 20  # dense updates of this size are freed when they are aggregated
+
 
 @dataclass(frozen=True)
 class RoundResult:
-    """The outcome of a round."""
+    """The outcome of a round. In `accepted`, large dense updates have lost their values and frames."""
 
     round: int
     cohort: list[int]
@@ -175,13 +178,13 @@ class RoundLoop:
         self,
         round: int,
         cohort: list[int],
-        phases: Mapping[str, list[AcceptedUpdate]],
+        phases: dict[str, list[AcceptedUpdate]],
         rejected: Mapping[int, Rejection],
         traffic: Traffic,
     ) -> RoundResult:
-        """Aggregate the updates of the last phase, move the model, and record the accepted proposals."""
+        """Aggregate the updates of the last phase, which is taken out of `phases`, move the model, and record the accepted proposals."""
         strategy, counterpart = self.strategy, self.strategy.counterpart
-        name, last = list(phases.items())[-1]
+        name, last = phases.popitem()
         refused = dict(strategy.reject(last))
         last = [a for a in last if a.client not in refused]
         if counterpart is not None:
@@ -189,7 +192,10 @@ class RoundLoop:
         aggregation, broadcast = Aggregation(), None
         if last:
             try:
-                aggregation, broadcast = self._advance(round, {**phases, name: last})
+                aggregation, update = self._aggregate(round, {**phases, name: last})
+                if counterpart is None:
+                    last = [_without_values(a) for a in last]  # before the broadcast is made
+                broadcast = self._move(round, update, aggregation.decay)
             except NonFiniteError:
                 reason = "the sum of this round's updates is not finite"
                 refused |= {a.client: reason for a in last}
@@ -223,10 +229,10 @@ class RoundLoop:
         if report.kind != FAILED:
             self.dropped.pop(report.client, None)
 
-    def _advance(
+    def _aggregate(
         self, round: int, phases: Mapping[str, list[AcceptedUpdate]]
-    ) -> tuple[Aggregation, Broadcast | None]:
-        """Move the model by the strategy's aggregate of the updates. Raises NonFiniteError with the model unchanged."""
+    ) -> tuple[Aggregation, Tensor]:
+        """Return the result of the strategy, and the step of the server optimizer [numel]."""
         self.broadcasts.release_downloads()
         update = torch.zeros(self.broadcasts.layout.numel, dtype=torch.float32)
         updates = RoundUpdates(
@@ -239,18 +245,21 @@ class RoundLoop:
         # `prepare` detects values outside of float32.
         with timed("aggregation"), np.errstate(over="ignore", invalid="ignore"):
             aggregation = self.strategy.aggregate(updates, update)
-            update = self.optimizer.step(update)
+            return aggregation, self.optimizer.step(update)
+
+    def _move(self, round: int, update: Tensor, decay: float) -> Broadcast | None:
+        """Move the model by a step, which is overwritten. Raises NonFiniteError with the model unchanged."""
         with timed("downlink"):
             broadcast = self.broadcasts.prepare(
                 round,
                 update.mul_(self.config.server_lr),
                 seeds.key(self.config.seed, "downlink", round),
-                aggregation.decay,
+                decay,
             )
             if broadcast is not None:
                 self.broadcasts.publish(broadcast)
                 self.optimizer.commit()
-        return aggregation, broadcast
+        return broadcast
 
     def _estimated(
         self, phases: Mapping[str, list[AcceptedUpdate]]
@@ -278,3 +287,12 @@ class RoundLoop:
         _, frame = unwrap_decay(broadcast.frame, layout.numel)
         step = self.broadcasts.codec.decode(frame, numel=layout.numel, layout=layout)
         return sum_squares(step) / self.config.server_lr / self.config.server_lr
+
+
+def _without_values(accepted: AcceptedUpdate) -> AcceptedUpdate:
+    """Return an accepted update without its frame if it is dense and large: its values become NaN, which take no memory."""
+    update = accepted.update
+    if not isinstance(update, Dense) or update.values.nbytes < LARGE_BYTES:
+        return accepted
+    nothing = np.broadcast_to(np.float32(np.nan), update.numel)
+    return replace(accepted, update=Dense(nothing), frame=b"")

@@ -31,6 +31,18 @@ def test_a_report_has_a_frame_of_the_update():
     assert int((update != 0).sum()) == 4
 
 
+def test_a_session_that_frees_downloads_clears_the_frames_that_it_applied():
+    federation = Federation(replace(RULES, downlink="identity"))
+    b, member = federation.loop.broadcasts, federation.members[0]
+    before = b.version
+    b.publish(b.prepare(1, torch.eye(federation.layout.numel)[0], 0))
+    kept, freed = assignment(federation, before), assignment(federation, before)
+    member.frees_downloads = True
+    report = member.answer(freed)
+    assert freed.frames == [] and kept.frames  # the server's list of frames is not changed
+    assert (report.kind, report.version) == (UPDATE, b.version)
+
+
 def test_an_unsettled_proposal_is_put_back_when_the_server_does_not_name_it():
     federation = Federation(RULES)
     member = federation.members[0]

@@ -51,6 +51,7 @@ def join(message: Message, context: Context) -> Message:
 @app.train()
 def train(message: Message, context: Context) -> Message:
     assignment = from_records(message.content, Assignment)
+    downlink_bytes = sum(map(len, assignment.frames))
     with _open_client(context) as (client, folder):
         try:
             stored = folder.load(INVITED)
@@ -62,7 +63,7 @@ def train(message: Message, context: Context) -> Message:
                 raise UserError(f"the assignment is for client {assignment.client}")
         except FedcompError as error:
             report = failure(assignment, "encode", str(error))
-        _log_message(folder, log_messages.answered(assignment, report))
+        _log_message(folder, log_messages.answered(assignment, report, downlink_bytes))
     return Message(to_records(report, {"num-examples": report.examples}), reply_to=message)
 
 

@@ -1,0 +1,35 @@
+"""Frees the memory of a model's parameters while the model is not in use."""
+
+from collections import Counter
+
+import torch
+from torch import nn
+
+LARGE_BYTES = 1 << 20  # smaller parameters stay in memory
+
+Freed = list[tuple[torch.UntypedStorage, int]]  # storages, and their sizes in bytes
+
+
+def free_parameters(model: nn.Module) -> Freed:
+    """Free the large trainable parameters on the CPU. Their values are lost, and the model must not be used before `allocate`.
+
+    Storages that also hold other values, or that torch has not allocated, are left as they are.
+    """
+    tensors = [*model.parameters(), *model.buffers()]
+    owners = Counter(tensor.untyped_storage().data_ptr() for tensor in tensors)
+    freed: Freed = []
+    for parameter in model.parameters():
+        storage = parameter.untyped_storage()
+        alone = owners[storage.data_ptr()] == 1 and storage.nbytes() == parameter.nbytes
+        large = storage.nbytes() >= LARGE_BYTES
+        if parameter.requires_grad and parameter.is_cpu and alone and large and storage.resizable():
+            freed.append((storage, storage.nbytes()))
+    for storage, _ in freed:
+        storage.resize_(0)
+    return freed
+
+
+def allocate(freed: Freed) -> None:
+    """Allocate the storages of `free_parameters` again, with undefined values."""
+    for storage, size in freed:
+        storage.resize_(size)
