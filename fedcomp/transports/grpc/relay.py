@@ -220,6 +220,7 @@ class Relay:
         for client, sequence in withdrawn:
             if client in self.to_add and self.to_add[client][0] == sequence:
                 del self.to_add[client]
+                self._queue(relay_wire.encode_entries(Kind.ANSWERED_LATE, [(client,)]))
         self.port.cancel(withdrawn)
         self._queue_sum_if_complete()
 
