@@ -23,7 +23,7 @@ SPECS = ("srq", "vlc", "drive", "eden:bits=1", "eden:bits=2", "eden:bits=3", "ed
 
 
 def rotate(x: Tensor) -> None:
-    hadamard.turn(x, 1, lambda turned: None)
+    hadamard.rotate(x, 1, lambda turned: None)
 
 
 def medians(ways: dict[str, Callable[[], object]], repeats: int) -> dict[str, tuple[float, float]]:

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
-from fedcomp.codecs.sketch import Cells
+from fedcomp.codecs.sketch import SketchUpdate
 from fedcomp.kernels import count_sketch
 
 P = 2**31 - 1
@@ -94,7 +94,7 @@ def gathered(cells: Tensor, numel: int, k: int, placed: Placed) -> tuple[Tensor,
 
 
 def ours(cells: Tensor, numel: int, k: int) -> tuple[Tensor, Tensor]:
-    read = Cells(numel, cells.numpy(), SEED, k).read
+    read = SketchUpdate(numel, cells.numpy(), SEED, k).read
     return torch.from_numpy(read.positions), torch.from_numpy(read.values)
 
 

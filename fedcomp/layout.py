@@ -56,7 +56,7 @@ class Entry:
     def span(self) -> slice:
         return slice(self.offset, self.offset + self.numel)
 
-    def alone(self) -> "Layout":
+    def as_layout(self) -> "Layout":
         """Return a layout with this tensor only."""
         return Layout((Entry(self.name, self.shape, 0),))
 

@@ -117,7 +117,7 @@ print(next(str(w.message) for w in heard if "'stc' of" in str(w.message)))
     assert warned == (
         "'stc' of fedcomp.codecs in the package theirs is not used, since the name is built in"
     )
-    own_number = "codec 'takes4' has the number 4, which is that of 'stc'; give it another id"
+    own_number = "codec 'takes4' has id 4, which belongs to 'stc'; give it another id"
     assert takes4 == f"takes4: {own_number}"
     assert gone.startswith("gone: 'gone' of fedcomp.codecs cannot be imported (AttributeError: ")
     assert gone.endswith("; repair or uninstall the package theirs")

@@ -1,4 +1,4 @@
-"""Vector → bytes → vector. One paper, one file."""
+"""Codecs compress a vector into a frame of bytes and decode it again. One paper, one file."""
 
 from .. import spec
 from ..errors import SpecError
@@ -8,7 +8,7 @@ from .chunked import Chunked
 from .frame import NAMES
 from .layerwise import LayerWise
 from .product import Product
-from .s2 import S2, Selected
+from .s2 import S2, SparseS2
 from .update import Update, add_all
 
 __all__ = [
@@ -27,13 +27,13 @@ __all__ = [
 
 
 def _reserve_number(name: str, cls: type[Codec]) -> None:
-    """Raise SpecError for a codec without a number of its own on the wire."""
+    """Raise SpecError for a codec whose `id` is not from 1 to 255, or is the id of another codec."""
     number = getattr(cls, "id", None)
     if type(number) is not int or not 0 < number < 256:
-        raise SpecError(f"codec '{name}' has the number {number!r}; give it an id from 1 to 255")
+        raise SpecError(f"codec '{name}' has id {number!r}; give it an id from 1 to 255")
     if NAMES.setdefault(number, name) != name:
         raise SpecError(
-            f"codec '{name}' has the number {number}, which is that of '{NAMES[number]}'; give it another id"
+            f"codec '{name}' has id {number}, which belongs to '{NAMES[number]}'; give it another id"
         )
 
 
@@ -43,28 +43,34 @@ _CODECS: PluginRegistry[type[Codec]] = PluginRegistry(
 
 
 def available_codecs() -> dict[str, type[Codec]]:
-    """Return every codec that a spec string may name, those of other packages included: name → class."""
+    """Return all codecs, including those of other packages: name → class."""
     return _CODECS.available()
 
 
 def codec(text: str) -> Codec:
-    """The codec of a spec string such as `stc:density=1/400`, `topk:density=1%@layer` or `topk:density=1%+fp16`. Raises SpecError."""
+    """Return the codec of a spec string such as `stc:density=1/400`, `topk:density=1%@layer` or `topk:density=1%+fp16`.
+
+    Raises SpecError.
+    """
     if not isinstance(text, str):
-        raise SpecError(f"a codec is named by a text such as 'stc:density=1/400'; given {text!r}")
+        raise SpecError(
+            f"a codec is specified by a string such as 'stc:density=1/400'; given {text!r}"
+        )
     with spec.error_context(text):
-        return _built(text)
+        return _build(text)
 
 
-def _built(text: str) -> Codec:
+def _build(text: str) -> Codec:
     parsed = spec.parse(text)
     if len(parsed.parts) > 2:
         raise SpecError(
-            f"'{text}' has {len(parsed.parts)} parts; give two, a codec that selects and one for its values, such as topk+fp16"
+            f"'{text}' has {len(parsed.parts)} parts; give at most two: a codec that selects coordinates and one for their values, "
+            "such as topk+fp16"
         )
-    halves = [spec.build(part, _CODECS, "codec") for part in parsed.parts]
-    built = halves[0]
-    if len(halves) == 2:
-        built = Selected(*halves) if isinstance(halves[1], S2) else Product(*halves)
+    parts = [spec.build(part, _CODECS, "codec") for part in parsed.parts]
+    built = parts[0]
+    if len(parts) == 2:
+        built = SparseS2(*parts) if isinstance(parts[1], S2) else Product(*parts)
     scope, equals, size = parsed.scope.partition("=")
     if scope == "chunk":
         if not size:

@@ -4,18 +4,21 @@ Lloyd: Least squares quantization in PCM. IEEE Trans. Inf. Theory 1982 (written 
 Inf. Theory 1960. For stochastic rounding: Faghri, Tabrizian, Markov, Alistarh, Roy, Ramezani-Kebrya: Adaptive gradient quantization for
 data-parallel SGD. NeurIPS 2020, section 3.
 
-    nearest      level j is the mean of cell j; a value goes to the nearest level
-    stochastic   a value between two levels goes to either, with itself as the mean; levels are min x, max x, 0 if it lies between, and
-                 others: between the levels a and c lies the value above a whose rank is Σ(c − v)/(c − a), over a < v ≤ c
+    nearest      a value is rounded to the nearest level; level j is the mean of the values that are rounded to it
+    stochastic   a value between two levels is rounded to one of them at random, unbiased; the levels include min x, max x, and 0 if it
+                 is between them; the optimal level between the levels a and c is the value above a with rank Σ(c − v)/(c − a) among
+                 the values v, a < v ≤ c, where the sum is over these values
 
-`quantiles` are those of the cube root of the density, the best for many levels (Panter, Dite: Quantization distortion in pulse-count
-modulation with nonuniform spacing of levels. Proc. IRE 1951); we take the power 5/16, which square roots make the same on every machine.
-`lloyd` goes on from there by the rules above. Both work on a histogram with the exact mean of each bin (`rounding.histogram`).
+`quantiles` places the levels at quantiles of the cube root of the density, the optimum for many levels (Panter, Dite: Quantization
+distortion in pulse-count modulation with nonuniform spacing of levels. Proc. IRE 1951). We use the power 5/16, computed with square roots,
+because a cube root is not the same on every machine. `lloyd` starts from the quantiles and iterates the rules above. Both use a histogram
+with the exact mean of each bin (`rounding.histogram`).
 
-Nearest: ‖x − C(x)‖² ≤ ‖x‖², since a cell lies nearer to its mean than to 0. Stochastic: E C(x) = x and ω = (√n − 1)/2, as for TernGrad.
+Nearest: ‖x − C(x)‖² ≤ ‖x‖², since the values of a cell are closer to their mean than to 0 in the sum of squares. Stochastic: E C(x) = x and
+ω = (√n − 1)/2, as for TernGrad.
 
-    body    one byte, how many levels there are, less one; these, float32, ascending, each of which occurs
-            if there are two or more, the codes: codecs/levels.py
+    body    number of levels minus one, one byte; the levels that occur, float32, ascending;
+            codes of all coordinates (codecs/levels.py), omitted if there is only one level
 """
 
 import math
@@ -34,13 +37,13 @@ from .frame import Section, varint
 from .update import Dense, Update
 
 LEVEL = np.dtype("<f4")
-MOST = 256  # levels
-SWEEPS = 100  # of Lloyd's iteration, at most
+MAX_LEVELS = 256
+MAX_ITERATIONS = 100  # of Lloyd's algorithm
 
 
 @dataclass(frozen=True)
 class Adaptive(Codec):
-    """Every coordinate as one of few levels, which the frame names."""
+    """Every coordinate as one of at most 256 levels, which are part of the frame."""
 
     levels: int = 16  # more = longer frames, less noise
     rounding: Literal["nearest", "stochastic"] = "nearest"  # stochastic: unbiased, larger error
@@ -51,10 +54,10 @@ class Adaptive(Codec):
     whole: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        least = 2 if self.rounding == "nearest" else 3
-        if not least <= self.levels <= MOST:
+        min_levels = 2 if self.rounding == "nearest" else 3
+        if not min_levels <= self.levels <= MAX_LEVELS:
             raise SpecError(
-                f"levels is {self.levels}; give a number from {least} to {MOST}, such as 16"
+                f"levels is {self.levels}; give a number from {min_levels} to {MAX_LEVELS}, such as 16"
             )
 
     def contraction(self, numel: int) -> float | None:
@@ -74,7 +77,7 @@ class Adaptive(Codec):
         used = rounding.count(codes, placed.size) > 0
         if not used.all():
             placed = placed[used]
-            codes = rounding.spread(codes, (used.cumsum() - 1).astype(np.uint8))
+            codes = rounding.lookup(codes, (used.cumsum() - 1).astype(np.uint8))
         body = bytes([placed.size - 1]) + placed.astype(LEVEL).tobytes()
         return Section(x.numel(), body + wire.pack(codes, placed.size) if placed.size > 1 else body)
 
@@ -95,10 +98,10 @@ class Adaptive(Codec):
             else np.zeros(numel, np.uint8)
         )
         expect(bool(rounding.count(codes, placed.size).all()), "a level does not occur")
-        return Dense(rounding.spread(codes, placed.astype(np.float32)))
+        return Dense(rounding.lookup(codes, placed.astype(np.float32)))
 
     def place(self, x: Tensor) -> np.ndarray:
-        """Levels for x [n > 0] in main memory: float32, ascending."""
+        """Return the levels for x [n], n > 0, on the CPU: float32, ascending."""
         values, counts = rounding.histogram(x)
         if self.rounding == "nearest":
             placed = _cell_means(values, counts, self.levels, self.placement)
@@ -110,23 +113,22 @@ class Adaptive(Codec):
 
 
 def _quantiles(values: np.ndarray, counts: np.ndarray, size: int) -> np.ndarray:
-    """Return which of `size` cells each value falls into, ascending: cells hold equal parts of p^(5/16), p the density."""
+    """Return the cell 0..size-1 of each of the ascending values. Cells have equal integrals of density^(5/16)."""
     widths = np.gradient(values)
     density = counts / widths
-    # A cube root is not the same on every machine.
     weights = widths * np.sqrt(np.sqrt(density * np.sqrt(np.sqrt(density))))
     ends = weights.cumsum()
     return np.minimum(((ends - weights / 2) * (size / ends[-1])).astype(np.int64), size - 1)
 
 
 def _cell_means(values: np.ndarray, counts: np.ndarray, size: int, placement: str) -> np.ndarray:
-    """At most `size` levels, each the mean of its cell."""
+    """Return at most `size` levels, each the mean of its cell."""
     if values.size <= size:
         return values
     cells, sums = _quantiles(values, counts, size), counts * values
-    for _ in range(SWEEPS):
-        held = np.bincount(cells, counts)
-        placed = np.bincount(cells, sums)[held > 0] / held[held > 0]
+    for _ in range(MAX_ITERATIONS):
+        totals = np.bincount(cells, counts)
+        placed = np.bincount(cells, sums)[totals > 0] / totals[totals > 0]
         before, cells = cells, np.searchsorted((placed[1:] + placed[:-1]) / 2, values, side="right")
         if placement == "quantiles" or np.array_equal(before, cells):
             break
@@ -136,13 +138,13 @@ def _cell_means(values: np.ndarray, counts: np.ndarray, size: int, placement: st
 def _least_variance(
     values: np.ndarray, counts: np.ndarray, ends: tuple[float, float], size: int, placement: str
 ) -> np.ndarray:
-    """At most `size` levels, among them both ends and 0, for which stochastic rounding has little variance."""
+    """Return at most `size` levels, including both ends and 0, that give stochastic rounding a small variance."""
     fixed = np.unique([*ends, np.clip(0.0, *ends)])
     grid = np.unique(np.concatenate([fixed, values[(values > ends[0]) & (values < ends[1])]]))
     if grid.size <= size:
         return grid
-    held = np.zeros(grid.size)
-    held[np.searchsorted(grid, values.clip(*ends))] = counts
+    totals = np.zeros(grid.size)
+    totals[np.searchsorted(grid, values.clip(*ends))] = counts
     chosen = np.searchsorted(
         _quantiles(values, counts, size - fixed.size + 1), np.arange(1, size - fixed.size + 1)
     )
@@ -150,11 +152,11 @@ def _least_variance(
         np.searchsorted(grid, np.concatenate([fixed, values[np.minimum(chosen, values.size - 1)]]))
     )
     if placement == "lloyd":
-        ranks, sums = held.cumsum(), (held * grid).cumsum()
+        ranks, sums = totals.cumsum(), (totals * grid).cumsum()
         free = np.flatnonzero(~np.isin(grid[at], fixed))
-        for _ in range(SWEEPS):
+        for _ in range(MAX_ITERATIONS):
             before = at.copy()
-            for moved in (free[free % 2 == 0], free[free % 2 == 1]):  # the neighbours of each stay
+            for moved in (free[free % 2 == 0], free[free % 2 == 1]):  # so neighbours do not move
                 below, above = at[moved - 1], at[moved + 1]
                 missing = grid[above] * (ranks[above] - ranks[below]) - (sums[above] - sums[below])
                 rank = ranks[below] + missing / (grid[above] - grid[below])

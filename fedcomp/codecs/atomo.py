@@ -1,20 +1,20 @@
-"""Atoms drawn with the probabilities of least variance.
+"""ATOMO: atoms drawn with the probabilities of least variance.
 
 Wang, Sievert, Charles, Liu, Wright, Papailiopoulos: ATOMO: Communication-efficient learning via atomic sparsification. NeurIPS 2018,
 algorithm 1; with entries for atoms, Wangni, Wang, Liu, Zhang: Gradient sparsification for communication-efficient distributed
 optimization. NeurIPS 2018.
 
     x = Σ λᵢ aᵢ, atoms aᵢ orthonormal, λᵢ > 0;   C(x) = Σ (λᵢ / pᵢ) aᵢ over the drawn i
-    pᵢ = min(1, λᵢ / τ) with Σ pᵢ = s, the budget:  Σ λᵢ²/pᵢ, and so the variance, is the least
+    pᵢ = min(1, λᵢ / τ) with Σ pᵢ = s, the budget;  this minimizes Σ λᵢ²/pᵢ and therefore the variance
 
-The atoms are u vᵀ of the singular value decomposition of each matrix, or the coordinates. With k atoms, p = s/k would have the variance
-(k/s − 1)‖x‖²; that of the least is no larger.
+The atoms are u vᵀ of the singular value decomposition of each matrix, or the coordinates. With k atoms of equal probability s/k, the
+variance would be (k/s − 1)‖x‖². This bounds the variance of ATOMO.
 
-Unlike the paper, which draws every atom by itself, so that frames have s atoms in the mean, atoms are drawn together (Madow, 1949): cut a
-line into pieces of the lengths pᵢ and take those that hold 0, 1, 2, … plus one uniform number. Each atom has its pᵢ still, atoms are
-orthogonal, so mean and variance are the same; a frame has ⌊s⌋ or ⌈s⌉ atoms. Probabilities are whole multiples of 2⁻³², rounded up,
-and no smaller than it takes for λᵢ/pᵢ to fit float32; they stand in λᵢ/pᵢ as they are. A matrix whose factors would be no shorter is
-sent as it is, and so are vectors beside matrices. The decomposition is what costs: seconds for sides of thousands.
+The paper draws every atom independently, so a frame has s atoms on average. Here atoms are drawn by systematic sampling (Madow, 1949):
+divide a line into intervals of the lengths pᵢ, and take the intervals that contain u, u + 1, u + 2, … for one uniform number u. Atom i is
+still drawn with probability pᵢ, and atoms are orthogonal, so mean and variance are unchanged. A frame has ⌊s⌋ or ⌈s⌉ atoms. Probabilities
+are multiples of 2⁻³², rounded up, and large enough for λᵢ/pᵢ to be a float32; λᵢ/pᵢ uses the rounded ones. Vectors, and matrices whose
+factors would not be shorter, are sent uncompressed. The decomposition takes seconds for a matrix with thousands of rows and columns.
 """
 
 import math
@@ -31,22 +31,21 @@ from ..kernels import positions as wire
 from ..layout import Layout
 from .base import Context, expect
 from .frame import EMPTY, Section
-from .matrices import FLOAT, LARGEST, MOST, MatrixCodec, shaped
+from .matrices import FLOAT, LARGEST, MAX_RANK, MatrixCodec, read_arrays
 from .selection import FLAG_SHIFT, FORM, take
 from .update import Sparse, Update
 
-ONE = 2**32  # the probability 1
-NO_ATOM = 2.0**-40  # singular values that are smaller, relative to the largest, are rounding
+ONE = 2**32  # probability 1, in units of 2⁻³²
+NEGLIGIBLE = 2.0**-40  # smaller singular values, relative to the largest, are rounding errors
 SINGULAR, ENTRIES = 0, 1  # flag of the first byte
 
 
 @dataclass(frozen=True)
 class Atomo(MatrixCodec):
-    """A few singular triplets or entries, drawn and scaled so that the mean is the update."""
+    """Random singular triplets or entries, scaled so that the mean is the update."""
 
-    budget: float = (
-        3.0  # atoms sent of each matrix, or of the vector; below 1: a share of those there are
-    )
+    # Number of atoms sent of each matrix, or of the vector; below 1: fraction of its atoms.
+    budget: float = 3.0
     atoms: Literal["singular", "entries"] = "singular"
 
     name: ClassVar[str] = "atomo"
@@ -56,7 +55,7 @@ class Atomo(MatrixCodec):
     def __post_init__(self) -> None:
         if not self.budget > 0:
             raise SpecError(
-                f"budget is {self.budget:g}; give a number of atoms, or a share below 1, such as 1%"
+                f"budget is {self.budget:g}; give a number of atoms, or a fraction below 1, such as 1%"
             )
 
     def variance(self, numel: int) -> float:
@@ -78,9 +77,9 @@ class Atomo(MatrixCodec):
         first, data = take(memoryview(section.body), 1)
         if first[0] == SINGULAR:
             return super()._decode_row(Section(section.count, data), layout, seed)
-        expect(first[0] >> FLAG_SHIFT == ENTRIES, "a section holds atoms of no known kind")
-        mine, code = take(data, FLOAT.itemsize * section.count)
-        (values,) = shaped(mine, [(section.count,)])
+        expect(first[0] >> FLAG_SHIFT == ENTRIES, "a section holds atoms of an unknown kind")
+        own, code = take(data, FLOAT.itemsize * section.count)
+        (values,) = read_arrays(own, [(section.count,)])
         expect(bool(values.all()), "a section holds an entry that is zero")
         return Sparse(
             layout.numel, wire.unpack(code, section.count, first[0] & FORM, layout.numel), values
@@ -92,23 +91,24 @@ class Atomo(MatrixCodec):
         numbers, budget = sum(matrix.shape), self._budget(min(matrix.shape))
         if math.ceil(min(budget, *matrix.shape)) * numbers >= matrix.numel():
             return None
-        u, sizes, v = torch.linalg.svd(matrix, full_matrices=False)
-        sizes = sizes.cpu().numpy()
-        sizes[sizes < NO_ATOM * sizes[0]] = 0
-        shares = probabilities(sizes, budget)
-        scaled = np.divide(sizes * ONE, shares, out=np.zeros_like(sizes), where=shares > 0)
-        most = -(-int(shares.sum()) // ONE)
-        if most > MOST or most * numbers >= matrix.numel() or scaled.sum() > LARGEST:
+        u, singular, v = torch.linalg.svd(matrix, full_matrices=False)
+        sizes = singular.cpu().numpy()
+        sizes[sizes < NEGLIGIBLE * sizes[0]] = 0
+        p = probabilities(sizes, budget)
+        scaled = np.divide(sizes * ONE, p, out=np.zeros_like(sizes), where=p > 0)
+        max_atoms = -(-int(p.sum()) // ONE)
+        too_many = max_atoms > MAX_RANK or max_atoms * numbers >= matrix.numel()
+        if too_many or scaled.sum() > LARGEST:
             return None
-        drawn = torch.from_numpy(draw(shares, seed, tensor)).to(matrix.device)
+        drawn = torch.from_numpy(draw(p, seed, tensor)).to(matrix.device)
         return u[:, drawn], v[drawn].T * torch.from_numpy(scaled).to(matrix.device)[drawn]
 
     def _pack_entries(self, x: np.ndarray, seed: int) -> Section:
-        shares = probabilities(np.abs(x, dtype=np.float64), self._budget(x.size))
-        positions = draw(shares, seed)
+        p = probabilities(np.abs(x, dtype=np.float64), self._budget(x.size))
+        positions = draw(p, seed)
         if not positions.size:
             return EMPTY
-        values = (x[positions] * np.float64(ONE) / shares[positions]).astype(FLOAT)
+        values = (x[positions] * np.float64(ONE) / p[positions]).astype(FLOAT)
         form, code = wire.pack(positions, x.size)
         return Section(
             positions.size, bytes([form | ENTRIES << FLAG_SHIFT]) + values.tobytes() + code
@@ -119,15 +119,18 @@ class Atomo(MatrixCodec):
 
 
 def probabilities(sizes: np.ndarray, budget: float) -> np.ndarray:
-    """The probabilities of atoms of these sizes ≥ 0, float64 [k], that have the least variance at so many in the mean: int64 [k] of 2³²."""
-    left, certain, tau = budget, sizes < 0, 0.0
-    while (rest := float(sizes[~certain].sum())) and left > 0:
-        tau = rest / left
+    """Return the probabilities of atoms with these sizes λ ≥ 0, float64 [k], that minimize the variance for `budget` atoms on average.
+
+    They are int64 [k], in units of 2⁻³².
+    """
+    remaining, certain, tau = budget, sizes < 0, 0.0
+    while (total := float(sizes[~certain].sum())) and remaining > 0:
+        tau = total / remaining
         more = ~certain & (sizes >= tau)
         if not more.any():
             break
         certain |= more
-        left = budget - np.count_nonzero(certain)
+        remaining = budget - np.count_nonzero(certain)
     p = (
         np.divide(sizes, tau, out=np.zeros_like(sizes), where=~certain)
         if tau
@@ -137,8 +140,8 @@ def probabilities(sizes: np.ndarray, budget: float) -> np.ndarray:
     return np.ceil(np.minimum(1.0, np.maximum(p, sizes / LARGEST)) * ONE).astype(np.int64)
 
 
-def draw(shares: np.ndarray, seed: int, stream: int = 0) -> np.ndarray:
-    """Indices of atoms, int64, ascending, each drawn with its share of 2³²; in all ⌊Σ shares / 2³²⌋ or one more."""
-    ends = np.cumsum(shares)
+def draw(p: np.ndarray, seed: int, stream: int = 0) -> np.ndarray:
+    """Return the indices of the drawn atoms, int64, ascending, ⌊Σp⌋ or ⌈Σp⌉ of them. `p`: probabilities in units of 2⁻³²."""
+    ends = np.cumsum(p)
     first = int(philox.words(seed, 1, stream=stream)[0])
     return np.searchsorted(ends, np.arange(first, ends[-1] if ends.size else 0, ONE), side="right")

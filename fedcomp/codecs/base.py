@@ -1,8 +1,8 @@
 """The base class of codecs: pure functions from a vector to a frame and back.
 
-The author of a codec writes one method that makes sections, `_encode_row` or `_encode_rows`, and one that reads them, `_decode_row` or
-`_decode_rows`. Frames, checksums, scopes, checks of the input, stacks and accumulation are here, once. A stack is a sequence of m vectors
-[n]: the rows of a tensor, or separate tensors. One vector is a stack with m = 1.
+A subclass implements one method that writes sections, `_encode_row` or `_encode_rows`, and one that reads them, `_decode_row` or
+`_decode_rows`. The base class implements frames, checksums, scopes, checks of the input, stacks and accumulation. A stack is a sequence of
+m vectors [n]: the rows of a tensor, or separate tensors. One vector is a stack with m = 1.
 """
 
 from abc import ABC
@@ -22,7 +22,7 @@ from ..kernels import Rows
 from ..kernels.parallel import starmap
 from ..layout import Entry, Layout
 from . import frame
-from .checks import checked, nonfinite
+from .checks import checked_batch, nonfinite_error
 from .frame import EMPTY, Section
 from .update import Dense, Sections, Update, join
 
@@ -31,24 +31,24 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Context:
-    """The exchange that a frame is made for, as far as codecs and memories need it."""
+    """The round and phase of a frame, and other values that codecs and memories need to encode it."""
 
     round: int = 0
     phase: str = "train"
-    layout: Layout | None = None  # of the vectors that are encoded: the model's, or one tensor's
-    section: int = 0  # which tensor it is, 0 for the whole model
-    # For memories: sum and sum of squares of the local steps' gradients, shaped like the updates.
+    layout: Layout | None = None  # of the encoded vectors: of the model, or of one tensor
+    section: int = 0  # index of the tensor under @layer, of the chunk under @chunk, else 0
+    # For memories: sum and sum of squares of the gradients of the local steps, shaped like the updates.
     moments: tuple[Tensor, Tensor] | None = None
-    # By the server: a shared scale, a factor.
+    # Announcements of the server: name → value, such as a shared scale.
     announced: Mapping[str, bytes] = field(default_factory=dict)
-    rate: float = 1.0  # the round's learning rate as a multiple of the run's
+    rate: float = 1.0  # learning rate of the round, as a multiple of the run's
 
     def row(self, i: int) -> "Context":
         """Return the context of one update of a stack."""
         return self._with_moments(lambda moment: moment[i])
 
     def stacked(self) -> "Context":
-        """Return the context of one update as that of a stack of one."""
+        """Return the context of a stack with one update, given the context of that update."""
         return self._with_moments(lambda moment: moment[None])
 
     def _with_moments(self, change: Callable[[Tensor], Tensor]) -> "Context":
@@ -58,8 +58,8 @@ class Context:
 
 
 NO_CONTEXT = Context()
-SEEDS = 2**64  # seeds are taken modulo this
-PIECE = 1 << 18  # elements of chunks that are worked on together
+SEEDS = 2**64  # number of seeds; seeds are taken modulo it
+STACK_ELEMENTS = 1 << 18  # elements of chunks that are encoded or decoded together
 
 
 @dataclass(frozen=True)
@@ -72,13 +72,11 @@ class Codec(ABC):
     scope: ClassVar[int] = frame.MODEL
     chunk: ClassVar[int] = 0  # N of @chunk=N
     linear: ClassVar[bool] = False  # frames of one seed can be merged
-    seeded: ClassVar[bool] = False  # decoding needs the seed, which then stands in the frame
-    shares_seed: ClassVar[bool] = False  # all frames of a round have one seed, so that they add
+    seeded: ClassVar[bool] = False  # decoding needs the seed, which is then part of the frame
+    shares_seed: ClassVar[bool] = False  # all frames of a round have one seed, so they can be added
     portable: ClassVar[bool] = True  # the same bytes on every device
     lossless: ClassVar[bool] = False  # a frame holds every bit of a float32 vector
-    whole: ClassVar[bool] = (
-        False  # a section counts every coordinate, as those of a linear codec do
-    )
+    whole: ClassVar[bool] = False  # the count of a section is the size of the vector
 
     def __str__(self) -> str:
         return spec.format_spec(self.name, self)
@@ -88,44 +86,44 @@ class Codec(ABC):
         """The codec without `@layer` or `@chunk`."""
         return self
 
-    # Facts, for vectors of numel elements.
+    # Properties of the codec for vectors [numel].
 
     def contraction(self, numel: int) -> float | None:
-        """δ ≥ 0 with ‖x − C(x)‖² ≤ (1 − δ)‖x‖² for every x, in the mean over seeds; None if there is none."""
+        """Return δ ≥ 0 with ‖x − C(x)‖² ≤ (1 − δ)‖x‖² for every x, in the mean over seeds; None if there is no such bound."""
         return None
 
     def variance(self, numel: int) -> float | None:
-        """ω with E C(x) = x and E ‖x − C(x)‖² ≤ ω‖x‖², or None if the codec is biased."""
+        """Return ω with E C(x) = x and E ‖x − C(x)‖² ≤ ω‖x‖², None if the codec is biased."""
         return None
 
     def longest_section(self, numel: int) -> int | None:
-        """Return a length in bytes, count included, that no section exceeds; None if the codec knows none."""
+        """Return the largest size of a section in bytes, including its count; None if there is no bound."""
         return None
 
-    # Written by authors: one of the first two, one of the next two, and the last for a linear codec.
+    # For subclasses to implement: one of the first two methods, one of the next two, and `_merge_sections` in a linear codec.
 
     def _encode_row(self, x: Tensor, seed: int, context: Context) -> Section:
-        """Return a section for a finite vector [n], n ≥ 1, which is not modified. `seed` is in 0..2⁶⁴−1, as `_decode_row` gets it."""
+        """Return a section for a finite vector [n], n ≥ 1, which is not modified. `_decode_row` gets the same `seed`, 0..2⁶⁴−1."""
         raise NotImplementedError(f"{type(self).__name__} has neither _encode_row nor _encode_rows")
 
     def _encode_rows(self, rows: Rows, seeds: Sequence[int], context: Context) -> list[Section]:
-        """Return a section for each of m ≥ 1 finite vectors [n], which are not modified."""
+        """Return a section for each of m ≥ 1 finite vectors [n]. They are not modified."""
         if not rows[0].numel():
             return [EMPTY] * len(rows)
         return [self._encode_row(row, seed, context) for row, seed in zip(rows, seeds, strict=True)]
 
     def _decode_row(self, section: Section, layout: Layout, seed: int) -> Update:
-        """Return the update in a section. Raise FrameError unless it is a section for a vector [layout.numel], at least 1: nothing
-        missing, nothing left over, nothing that is not finite. The section of a codec that is `whole` counts all coordinates.
+        """Return the update in a section for a vector [layout.numel], numel ≥ 1.
 
-        `layout` is the model's, or that of one tensor, or of one flat tensor where the caller knew none; `seed` is 0 unless `seeded`.
+        Raises FrameError if the section is too short, too long, or holds NaN or infinity. The caller has checked the count if the codec is
+        `whole`. `layout`: of the model, of one tensor, or of one flat tensor if the caller has no layout. `seed`: 0 unless `seeded`.
         """
         raise NotImplementedError(f"{type(self).__name__} has neither _decode_row nor _decode_rows")
 
     def _decode_rows(
         self, sections: Sequence[Section], layout: Layout, seeds: Sequence[int]
     ) -> list[Update | FrameError]:
-        """Return the update in each section, or a FrameError in the place of one that is bad."""
+        """Return the update in each section, with a FrameError in place of each invalid section."""
         if not layout.numel:
             return [Dense(np.empty(0, np.float32))] * len(sections)
         opened: list[Update | FrameError] = []
@@ -133,7 +131,7 @@ class Codec(ABC):
             try:
                 expect(
                     section.count == layout.numel or not self.whole,
-                    f"a section of {section.count} coordinates was given for {layout.numel}",
+                    f"a section has {section.count} coordinates; expected {layout.numel}",
                 )
                 opened.append(self._decode_row(section, layout, seed))
             except FrameError as error:
@@ -141,26 +139,27 @@ class Codec(ABC):
         return opened
 
     def _merge_sections(self, sections: Sequence[Section]) -> Section:
-        """Return the section of the sum. The sections of a linear codec count every coordinate."""
+        """Return the section of the sum. The count of each section of a linear codec is the size of the vector."""
         raise self._not_linear()
 
     def _encode_chunks(self, x: Tensor, size: int, seed: int, context: Context) -> bytes:
-        """Return the body of all chunks of `size` coordinates of a finite vector [n]. Overridden where a joint body is shorter."""
+        """Return the body of all chunks of `size` coordinates of a finite vector [n]. Overridden by codecs with a shorter joint body."""
 
-        def work(first: int, rows: Tensor) -> bytes:
-            told = replace(context, layout=Layout.flat(rows.shape[1]), section=first)
-            sections = self._encode_rows(rows, chunk_seeds(seed, first, len(rows)), told)
+        def encode_stack(first: int, rows: Tensor) -> bytes:
+            own = replace(context, layout=Layout.flat(rows.shape[1]), section=first)
+            sections = self._encode_rows(rows, chunk_seeds(seed, first, len(rows)), own)
             return b"".join(part for section in sections for part in frame.with_length(section))
 
-        # An announced scale is that of one section.
-        return b"".join(starmap(work, stacks(x, size, size if context.announced else PIECE)))
+        # Announced scales are read by `context.section`, so they need one chunk per call.
+        elements = size if context.announced else STACK_ELEMENTS
+        return b"".join(starmap(encode_stack, stacks(x, size, elements)))
 
     def _decode_chunks(self, data: memoryview, numel: int, size: int, seed: int) -> Update:
         """Return the update in the body of all chunks of `size` coordinates of a vector [numel]. Raises FrameError."""
         parts: list[tuple[slice, Update]] = []
-        for start in range(0, numel, step := max(size, PIECE // size * size)):
+        for start in range(0, numel, step := max(size, STACK_ELEMENTS // size * size)):
             edges = [*range(start, min(start + step, numel), size), min(start + step, numel)]
-            rows: dict[int, list[Section]] = {}  # by size: that of the last chunk may differ
+            rows: dict[int, list[Section]] = {}  # by chunk size; the last chunk may be smaller
             for begin, end in pairwise(edges):
                 section, data = frame.take_section(data, end - begin, f"the chunk at {begin}")
                 rows.setdefault(end - begin, []).append(section)
@@ -176,7 +175,7 @@ class Codec(ABC):
         expect(not len(data), f"{len(data)} bytes follow the last chunk")
         return join(numel, parts)
 
-    # Called by others.
+    # The interface for callers.
 
     def encode(
         self,
@@ -186,12 +185,12 @@ class Codec(ABC):
         layout: Layout | None = None,
         context: Context = NO_CONTEXT,
     ) -> bytes:
-        """Return a frame for x: one dimension, float32, float16 or bfloat16, any device; not modified. Same x, same seed, same bytes.
+        """Return a frame for a vector x [n] in float32, float16 or bfloat16 on any device. x is not modified.
 
-        Raises NonFiniteError, naming the tensor of `layout`, when x holds NaN or infinity.
+        The same x and seed give the same bytes. Raises NonFiniteError, with the name of the tensor in `layout`, if x holds NaN or infinity.
         """
-        (made,) = self.encode_batch([x], [seed], layout=layout, context=context)
-        return or_raise(made)
+        (result,) = self.encode_batch([x], [seed], layout=layout, context=context)
+        return or_raise(result)
 
     def encode_batch(
         self,
@@ -202,31 +201,30 @@ class Codec(ABC):
         layout: Layout | None = None,
         context: Context = NO_CONTEXT,
     ) -> list[bytes | NonFiniteError]:
-        """Return a frame for each of m vectors of one size, kind and device, or a NonFiniteError in the place of one with NaN or infinity.
+        """Return a frame for each of m vectors of one size, dtype and device, with a NonFiniteError in place of each invalid vector.
 
-        With `onto`, m float32 vectors, `onto[i] += x[i]` in place, and the frame is that of the sum; where this is not finite, onto[i]
-        stays as it was. That is what error feedback does.
+        With `onto`, m float32 vectors, add x[i] to onto[i] in place and encode the sum, as error feedback does. If a sum is not finite,
+        onto[i] does not change.
         """
-        rows = checked(x, seeds, onto, layout)
+        rows = checked_batch(x, seeds, onto, layout)
         if not len(rows):
             return []
-        frames = partial(self._frames, replace(context, layout=layout, moments=None))
+        encode = partial(self._frames, replace(context, layout=layout, moments=None))
         if not kernels.are_large(rows):
-            return frames(rows, seeds, onto)
+            return encode(rows, seeds, onto)
         one_each = [slice(i, i + 1) for i in range(len(rows))]
         calls = [(rows[at], seeds[at], None if onto is None else onto[at]) for at in one_each]
-        return [made for (made,) in starmap(frames, calls)]
+        return [result for (result,) in starmap(encode, calls)]
 
     def open(self, data: bytes, numel: int, layout: Layout | None = None) -> Update:
-        """Return the update in a frame, checked to the last bit. Raises FrameError on anything but a whole valid frame of this codec
-        and size."""
+        """Return the update in a frame. Raises FrameError unless `data` is exactly one valid frame of this codec for a vector [numel]."""
         (opened,) = self.open_batch([data], numel, layout)
         return or_raise(opened)
 
     def open_batch(
         self, frames: Sequence[bytes], numel: int, layout: Layout | None = None
     ) -> list[Update | FrameError]:
-        """Open many frames of one size; a FrameError stands in the place of one that is bad."""
+        """Return the update in each frame of vectors [numel], with a FrameError in place of each invalid frame."""
         if type(numel) is not int or numel < 0:
             raise ConfigError(
                 f"numel is {numel!r}; give the number of elements of the receiver's vector"
@@ -246,17 +244,17 @@ class Codec(ABC):
         for entry, column in columns.values():
             whole = entry is frame.WHOLE
             model = Layout.flat(numel) if layout is None else layout
-            own = model if whole else entry.alone()
-            places, sections, seeds = zip(*column, strict=True)
+            own = model if whole else entry.as_layout()
+            indices, sections, seeds = zip(*column, strict=True)
             updates = self._decode_rows(sections, own, seeds)
-            for i, update in zip(places, updates, strict=True):
+            for i, update in zip(indices, updates, strict=True):
                 if whole or isinstance(update, FrameError):
                     opened[i] = opened[i] or update
                 else:
                     parts[i].append((entry.span, update))
         return [
-            Sections(numel, tuple(found)) if update is None else update
-            for update, found in zip(opened, parts, strict=True)
+            Sections(numel, tuple(own_parts)) if update is None else update
+            for update, own_parts in zip(opened, parts, strict=True)
         ]
 
     def decode(
@@ -273,16 +271,19 @@ class Codec(ABC):
     def accumulate(
         self, data: bytes, into: Tensor, weight: float = 1.0, *, layout: Layout | None = None
     ) -> None:
-        """into += weight · decode(data), in place; a sparse frame costs its nonzeros. Raises FrameError with `into` untouched."""
+        """Add weight · decode(data) to `into` in place. The time for a sparse frame grows with its nonzeros, not with numel.
+
+        Raises FrameError with `into` unchanged.
+        """
         self.open(data, into.numel(), layout).add_to(into, weight)
 
     def merge(
         self, frames: Sequence[bytes], *, numel: int | None = None, layout: Layout | None = None
     ) -> bytes:
-        """Return a frame of the sum of frames of a linear codec, all of one size, scope and seed. Raises FrameError on others.
+        """Return a frame of the sum of frames of a linear codec. Raises FrameError unless all have the same size, scope and seed.
 
-        The size is that of the first frame. Give `numel` or `layout` where frames are not trusted: time and memory are then O(numel), and
-        the merged frame can be read with that layout.
+        The size defaults to that of the first frame. For frames from untrusted senders, give `numel` or `layout`: time and memory are then
+        O(numel), and the merged frame can be opened with that layout.
         """
         if not self.linear:
             raise self._not_linear()
@@ -292,7 +293,7 @@ class Codec(ABC):
         expected = numel if layout is None else layout.numel
         expect(
             expected in (None, claimed),
-            f"a frame for a vector of {claimed} was given for one of {expected}",
+            f"the frame is for a vector of {claimed} elements; expected {expected}",
         )
         numel, layout = claimed, layout or sizes
         opened = [self._unseal(data, numel, layout) for data in frames]
@@ -321,19 +322,21 @@ class Codec(ABC):
         seeds: Sequence[int],
         onto: Sequence[Tensor] | None,
     ) -> list[bytes | NonFiniteError]:
-        """Return frames of vectors that are encoded together, or errors in their place."""
-        found, finite = (
+        """Return the frames of vectors that are encoded together, with an error in place of each vector that is not finite."""
+        sums, finite = (
             (rows, kernels.are_finite(rows)) if onto is None else kernels.add_finite(onto, rows)
         )
-        good, numel = [i for i, fine in enumerate(finite) if fine], rows[0].numel()
-        kept = found if len(good) == len(found) else [found[i] for i in good]
-        own = [seeds[i] % SEEDS for i in good]
-        sections = iter(in_pieces(lambda at: self._sections(kept[at], own[at], context), kept))
+        valid, numel = [i for i, ok in enumerate(finite) if ok], rows[0].numel()
+        valid_rows = sums if len(valid) == len(sums) else [sums[i] for i in valid]
+        own = [seeds[i] % SEEDS for i in valid]
+        sections = iter(
+            run_in_slices(lambda at: self._sections(valid_rows[at], own[at], context), valid_rows)
+        )
         return [
             self._seal(numel, next(sections), seed)
-            if fine
-            else nonfinite(rows[i], context.layout, onto and onto[i])
-            for i, (seed, fine) in enumerate(zip(seeds, finite, strict=True))
+            if ok
+            else nonfinite_error(rows[i], context.layout, onto and onto[i])
+            for i, (seed, ok) in enumerate(zip(seeds, finite, strict=True))
         ]
 
     def _sections(self, rows: Rows, seeds: Sequence[int], context: Context) -> list[list[Section]]:
@@ -350,10 +353,13 @@ class Codec(ABC):
 
 
 def at_density(codec: Codec, density: float) -> Codec:
-    """Return a codec with another share of the coordinates sent. Raises ConfigError for a codec without a density."""
-    for part in ("inner", "first"):
-        if isinstance(held := getattr(codec, part, None), Codec):
-            return replace(codec, **{part: at_density(held, density)})
+    """Return a copy of the codec with this density, the fraction of the coordinates that it sends.
+
+    Raises ConfigError for a codec without a density.
+    """
+    for name in ("inner", "first"):
+        if isinstance(part := getattr(codec, name, None), Codec):
+            return replace(codec, **{name: at_density(part, density)})
     if "density" not in {f.name for f in fields(codec)}:
         raise ConfigError(
             f"{codec} has no density that could change; use one that has, such as stc or topk"
@@ -362,7 +368,7 @@ def at_density(codec: Codec, density: float) -> Codec:
 
 
 def spans(codec: Codec, layout: Layout) -> list[slice]:
-    """Return the spans of a vector that are encoded one by one: its tensors under `@layer`, its chunks under `@chunk`, else all of it."""
+    """Return the parts of a vector that the codec encodes separately: tensors under `@layer`, chunks under `@chunk`, else the vector."""
     if codec.scope == frame.LAYER:
         return [e.span for e in layout]
     starts = range(0, layout.numel, codec.chunk or layout.numel or 1)
@@ -370,23 +376,23 @@ def spans(codec: Codec, layout: Layout) -> list[slice]:
 
 
 def chunk_seeds(seed: int, first: int, count: int) -> list[int]:
-    """Return the seeds of `count` chunks from number `first` on."""
+    """Return the seeds of the chunks first..first+count-1."""
     return [(seed + i) % SEEDS for i in range(first, first + count)]
 
 
-def stacks(x: Tensor, size: int, most: int = PIECE) -> list[tuple[int, Tensor]]:
-    """Return the chunks of x [n] as stacks [m, size] of about `most` elements, each with the number of its first chunk.
+def stacks(x: Tensor, size: int, elements: int = STACK_ELEMENTS) -> list[tuple[int, Tensor]]:
+    """Return the chunks of x [n] as stacks [m, size] of about `elements` elements, each with the number of its first chunk.
 
-    The last chunk may be shorter, and is then a stack by itself.
+    If the last chunk is smaller, it is a stack [1, n mod size].
     """
-    step, count = max(1, most // size), x.numel() // size
+    step, count = max(1, elements // size), x.numel() // size
     whole, rest = x[: count * size].reshape(count, size), x[count * size :]
     cut = [(at, whole[at : at + step]) for at in range(0, count, step)]
     return [*cut, (count, rest[None])] if rest.numel() else cut
 
 
 def longest_frame(codec: Codec, layout: Layout) -> int | None:
-    """Return a length in bytes that no frame for vectors of this layout exceeds; None if the codec knows none."""
+    """Return the largest size in bytes of a frame for vectors of this layout; None if there is no bound."""
     layered = codec.scope == frame.LAYER
     sizes = [e.numel for e in layout] if layered else [layout.numel]
     sections = [codec.longest_section(numel) for numel in sizes]
@@ -396,40 +402,41 @@ def longest_frame(codec: Codec, layout: Layout) -> int | None:
     return frame.header_bytes(codec.id, codec.seeded) + sum(sections) + sum(lengths)
 
 
-_most: dict[torch.device, int] = {}  # elements that were not too many
+_max_elements: dict[torch.device, int] = {}  # elements of a slice, after the memory ran out
 
 
-def in_pieces(work: Callable[[slice], Sequence[T]], rows: Rows) -> list[T]:
-    """Return what `work` makes of slices of m vectors. A slice for which the device's memory runs out is halved, which is remembered.
+def run_in_slices(work: Callable[[slice], Sequence[T]], rows: Rows) -> list[T]:
+    """Return the results of `work` for m vectors, called with slices of them.
 
-    Raises ConfigError where one vector does not fit.
+    If the memory of the device does not suffice for a slice, this slice and all later ones on the device are halved. Raises ConfigError if
+    the memory does not suffice for one vector.
     """
-    made: list[T] = []
-    while len(made) < len(rows):
+    results: list[T] = []
+    while len(results) < len(rows):
         device, numel = rows[0].device, rows[0].numel()
-        room = max(1, _most.get(device, numel * len(rows)) // max(1, numel))
-        at = slice(len(made), min(len(made) + room, len(rows)))
+        length = max(1, _max_elements.get(device, numel * len(rows)) // max(1, numel))
+        at = slice(len(results), min(len(results) + length, len(rows)))
         try:
-            made += work(at)
+            results += work(at)
         except torch.cuda.OutOfMemoryError:
             count = at.stop - at.start
             if count == 1:
                 raise ConfigError(
-                    f"the memory of {device} does not hold the compression of one update of {numel:,} elements; give "
-                    "--device cpu, or a codec that needs less, such as --uplink stc"
+                    f"the memory of {device} is too small to compress an update of {numel:,} elements; give "
+                    "--device cpu, or a codec that needs less memory, such as --uplink stc"
                 ) from None
-            _most[device] = count // 2 * numel
-    return made
+            _max_elements[device] = count // 2 * numel
+    return results
 
 
-def or_raise(made: T | Exception) -> T:
-    """Return what stands in a list of results, or raise the error that stands in its place."""
-    if isinstance(made, Exception):
-        raise made
-    return made
+def or_raise(result: T | Exception) -> T:
+    """Return a result, or raise it if it is an error."""
+    if isinstance(result, Exception):
+        raise result
+    return result
 
 
-def expect(condition: bool, sentence: str) -> None:
-    """Raise FrameError unless `condition` holds: for the checks in `unpack`."""
+def expect(condition: bool, message: str) -> None:
+    """Raise FrameError with this message unless `condition` holds."""
     if not condition:
-        raise FrameError(sentence)
+        raise FrameError(message)

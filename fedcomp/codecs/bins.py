@@ -1,11 +1,11 @@
-"""Values on the wire as one of four means each.
+"""Values in two bits each: every value is sent as the mean of its bin, one of four per chunk.
 
-The quantizer of the public implementation of SparseLoCo (Sarfi et al. 2025), which has it from hivemind: of the values of a chunk with mean
-m and standard deviation σ, a value v is in bin ⌊(v − m)/(1.5σ) + 2⌉, halves to even, at least 0 and at most 3; all of a bin are sent as its
-mean. Unlike there, the means are rounded to bfloat16.
+This is the quantizer of the public implementation of SparseLoCo (Sarfi et al. 2025), taken from hivemind. In a chunk with mean m and
+standard deviation σ, a value v belongs to bin ⌊(v − m)/(1.5σ) + 2⌉, rounded half to even and clipped to 0..3. Unlike in SparseLoCo, the
+means are rounded to bfloat16.
 
-    symbols   length (LEB128) of the bins of all values, and these as in codecs/levels.py: two bits each, or entropy-coded
-    means     of the bins of each chunk that have values, in order: the upper halves of float32
+    symbols   length of the following code (LEB128); the bins of all values, coded by codecs/levels.py
+    means     of all nonempty bins of each chunk, in order, as bfloat16
 """
 
 import numpy as np
@@ -17,43 +17,43 @@ from .base import expect
 from .floats import upper_halves
 from .frame import read_varint, varint
 
-BINS, WIDTH, MIDDLE = 4, 1.5, 2  # bins, their width in σ, and the one around m
+BINS, WIDTH, MIDDLE = 4, 1.5, 2  # number of bins, their width in σ, the bin around m
 MEAN = np.dtype("<u2")
 
 
 def pack(values: np.ndarray, counts: np.ndarray) -> bytes:
-    """Return the bytes of m chunks of values, counts [m] ≥ 1 long."""
+    """Return the bytes of the values of m chunks, in order. `counts` [m] ≥ 1: number of values of each chunk."""
     chunk = np.arange(counts.size).repeat(counts)
     centered = values - kernels.means(values, counts)[chunk]  # float64
     squares = np.bincount(chunk, centered * centered, counts.size)
     width = WIDTH * np.sqrt(squares / np.maximum(counts - 1, 1))[chunk]
     wide = np.divide(centered, width, out=np.zeros_like(centered), where=width > 0)
     symbols = np.clip(np.rint(wide) + MIDDLE, 0, BINS - 1).astype(np.uint8)
-    place, size = chunk * BINS + symbols, counts.size * BINS
-    many = np.bincount(place, minlength=size)
-    sums = np.bincount(place, values, size)
-    means = (sums[many > 0] / many[many > 0]).astype(np.float32)
+    bins, n_bins = chunk * BINS + symbols, counts.size * BINS
+    sizes = np.bincount(bins, minlength=n_bins)
+    sums = np.bincount(bins, values, n_bins)
+    means = (sums[sizes > 0] / sizes[sizes > 0]).astype(np.float32)
     code = levels.pack(symbols, BINS)
     return varint(len(code)) + code + upper_halves(torch.from_numpy(means)).tobytes()
 
 
 def unpack(data: memoryview, counts: np.ndarray) -> tuple[np.ndarray, int]:
-    """Return the values, float32, of m chunks, counts [m] ≥ 1 long, and how many bytes they took. Raises FrameError."""
+    """Return the values of m chunks, float32, and the number of bytes read. `counts`: as in `pack`. Raises FrameError."""
     length, start = read_varint(data)
     expect(length <= len(data) - start, "the bins of values are cut short")
     total = int(counts.sum())
     symbols = levels.unpack(data[start : start + length], total, BINS)
-    place = np.arange(counts.size).repeat(counts) * BINS + symbols
-    occurs = np.bincount(place, minlength=counts.size * BINS) > 0
+    bins = np.arange(counts.size).repeat(counts) * BINS + symbols
+    occurs = np.bincount(bins, minlength=counts.size * BINS) > 0
     used = start + length + MEAN.itemsize * int(np.count_nonzero(occurs))
     expect(len(data) >= used, "the means of bins are cut short")
     means = np.zeros(occurs.size, np.uint32)
     means[occurs] = np.frombuffer(data[start + length : used], MEAN).astype(np.uint32) << 16
-    expect(kernels.all_finite(means.view(np.float32)), "a bin has the mean NaN or infinity")
-    return means.view(np.float32)[place], used
+    expect(kernels.all_finite(means.view(np.float32)), "the mean of a bin is NaN or infinity")
+    return means.view(np.float32)[bins], used
 
 
-def longest(count: int) -> int:
-    """Return a number of bytes that no `count` values of one chunk exceed."""
+def max_bytes(count: int) -> int:
+    """Return the largest size in bytes of `count` values of one chunk."""
     size = levels.packed_bytes(count, BINS)
     return len(varint(size)) + size + min(count, BINS) * MEAN.itemsize

@@ -1,4 +1,4 @@
-"""Checks of the vectors that codecs and memories are given."""
+"""Checks of the vectors that callers pass to codecs and memories."""
 
 from collections.abc import Sequence
 
@@ -14,13 +14,15 @@ PRECISIONS = (torch.float32, torch.float16, torch.bfloat16)
 
 
 def check_vector(x: Tensor, layout: Layout | None = None) -> None:
-    """Raise ConfigError unless x is a dense vector of one dimension, of a precision that codecs take and of the size of the layout."""
+    """Raise ConfigError unless x is a dense vector of one dimension in one of PRECISIONS, with the size of the layout."""
     _check_dense(x)
     if x.dim() != 1:
-        raise ConfigError(f"a codec takes a vector of one dimension; given shape {list(x.shape)}")
+        raise ConfigError(
+            f"a codec encodes a vector of one dimension; x has the shape {list(x.shape)}"
+        )
     if x.dtype not in PRECISIONS:
         raise ConfigError(
-            f"a codec takes float32, float16 or bfloat16; given {x.dtype}, write x.float()"
+            f"a codec encodes float32, float16 or bfloat16; x is {x.dtype}, give x.float()"
         )
     if layout is not None and layout.numel != x.numel():
         raise ConfigError(
@@ -28,10 +30,10 @@ def check_vector(x: Tensor, layout: Layout | None = None) -> None:
         )
 
 
-def checked(
+def checked_batch(
     x: Rows, seeds: Sequence[int], onto: Sequence[Tensor] | None, layout: Layout | None
 ) -> Rows:
-    """Return the arguments of `Codec.encode_batch`, detached. Raise ConfigError for vectors that a codec does not take."""
+    """Return the vectors of `Codec.encode_batch`, detached. Raises ConfigError for invalid arguments."""
     if not isinstance(x, Sequence):
         _check_dense(x)
     if isinstance(x, Tensor) and x.dim() != 2 or len(seeds) != len(x):
@@ -55,18 +57,18 @@ def checked(
     return x.detach() if isinstance(x, Tensor) else [row.detach() for row in x]
 
 
-def nonfinite_rows(rows: Rows, layout: Layout | None, what: str) -> list[NonFiniteError | None]:
-    """Return an error that names `what` for each vector that holds NaN or infinity, None for the others."""
+def nonfinite_errors(rows: Rows, layout: Layout | None, what: str) -> list[NonFiniteError | None]:
+    """Return an error for each vector that holds NaN or infinity, None for the others. `what`: name of the vectors in the messages."""
     return [
-        None if fine else nonfinite(row, layout, what=what)
-        for row, fine in zip(rows, kernels.are_finite(rows), strict=True)
+        None if ok else nonfinite_error(row, layout, what=what)
+        for row, ok in zip(rows, kernels.are_finite(rows), strict=True)
     ]
 
 
-def nonfinite(
+def nonfinite_error(
     x: Tensor, layout: Layout | None, onto: Tensor | None = None, what: str = "the update"
 ) -> NonFiniteError:
-    """Return the error for a vector, or a sum onto + x, that is not finite. It names the tensor and the first such element."""
+    """Return the error for a vector x, or a sum onto + x, that is not finite. Its message has the tensor and the first such element."""
     total = x.to(torch.float32) if onto is None else onto + x
     position = int((~total.isfinite()).nonzero()[0])
     value = x[position].to(torch.float32)
@@ -83,13 +85,11 @@ def nonfinite(
 
 
 def _check_dense(x: Tensor) -> None:
-    """Raise ConfigError unless x is a tensor that holds all of its numbers."""
+    """Raise ConfigError unless x is a dense tensor with storage."""
     if isinstance(x, Tensor) and x.layout == torch.strided and not x.is_meta:
         return
     if not isinstance(x, Tensor):
         given = f"a {type(x).__name__}"
     else:
         given = "a tensor on the meta device" if x.is_meta else f"one of layout {x.layout}"
-    raise ConfigError(
-        f"a codec takes a dense torch tensor; given {given}, give a torch tensor that holds its numbers"
-    )
+    raise ConfigError(f"a codec encodes a dense torch tensor; x is {given}, give a dense tensor")

@@ -1,12 +1,13 @@
-"""A codec applied to consecutive chunks of N coordinates, the last of which may be shorter: `topk:density=1%@chunk=4096`.
+"""The scope `@chunk=N`: a codec encodes every chunk of N consecutive coordinates separately, as in `topk:density=1%@chunk=4096`.
 
-QSGD's buckets (Alistarh et al. 2017) are chunks, and so is the selection of k of every N coordinates of SparseLoCo (Sarfi, Thérien, Lidin,
-Belilovsky: Communication efficient LLM pre-training with SparseLoCo. arXiv:2508.15706, 2025). Chunk i has the seed of the frame + i.
+The last chunk may be smaller. The buckets of QSGD (Alistarh et al. 2017) are chunks. SparseLoCo selects k coordinates of every chunk
+(Sarfi, Thérien, Lidin, Belilovsky: Communication efficient LLM pre-training with SparseLoCo. arXiv:2508.15706, 2025). The seed of chunk i
+is the seed of the frame plus i.
 
-    sections   N (LEB128), and for each chunk the length of what follows in its section, count, body
+    sections   N (LEB128); for each chunk: length of the rest of its section, count, body
 
-Codecs that select coordinates (codecs/selection.py) and `qsgd` have one body for all chunks, which is shorter. A frame is read by a codec
-with the same N alone, so that a sender cannot make the chunks smaller.
+Codecs that select coordinates (codecs/selection.py) and `qsgd` write one joint body for all chunks instead, which is shorter. Only a codec
+with the same N decodes a frame, so that a sender cannot choose smaller chunks.
 """
 
 from collections.abc import Iterator, Sequence
@@ -22,19 +23,19 @@ from .frame import Section
 from .layerwise import Scoped
 from .update import Update
 
-JOINT = 24  # bytes that a joint body may be longer than separate ones: its counts and lengths
+JOINT_BYTES = 24  # by which a joint body may be larger than separate ones: its counts and lengths
 
 
 @dataclass(frozen=True)
 class Chunked(Scoped):
-    """A codec applied to chunks. Its frames have one section: N, and the body of all chunks."""
+    """A codec applied to each chunk. Its frames have one section: N, and the body of all chunks."""
 
     size: int  # N
     scope: ClassVar[int] = frame.CHUNK
 
     def __post_init__(self) -> None:
         if not 0 < self.size < 2**63:
-            raise SpecError(f"@chunk is {self.size}; give the coordinates of a chunk, such as 4096")
+            raise SpecError(f"@chunk is {self.size}; give a number of coordinates, such as 4096")
         super().__post_init__()
         object.__setattr__(self, "chunk", self.size)
 
@@ -57,7 +58,7 @@ class Chunked(Scoped):
 
     def longest_section(self, numel: int) -> int | None:
         whole, rest = divmod(numel, self.size)
-        total = len(frame.varint(self.size)) + JOINT
+        total = len(frame.varint(self.size)) + JOINT_BYTES
         for count, size in ((whole, self.size), (1, rest)):
             if not count * size:
                 continue
@@ -81,7 +82,9 @@ class Chunked(Scoped):
         columns = [list(self._split(memoryview(section.body))) for section in sections]
         sizes = {tuple(section.count for section in column) for column in columns}
         expect(len(sizes) == 1, "frames of different sizes cannot be merged")
-        expect(set(sizes.pop()[:-1]) <= {self.size}, "a chunk that is not the last is shorter")
+        expect(
+            set(sizes.pop()[:-1]) <= {self.size}, "a chunk before the last one is smaller than N"
+        )
         merged = [self.inner._merge_sections(each) for each in zip(*columns, strict=True)]
         parts = (part for section in merged for part in frame.with_length(section))
         return Section(self.size, b"".join(parts))

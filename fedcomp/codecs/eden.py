@@ -1,24 +1,24 @@
-"""One to four bits for each coordinate of a rotated vector.
+"""DRIVE and EDEN: one to four bits for each coordinate of a rotated vector.
 
-Vargaftik, Ben-Basat, Portnoy, Mendelson, Ben-Itzhak, Mitzenmacher: DRIVE: one-bit distributed mean estimation. NeurIPS 2021. The same:
-EDEN: communication-efficient and robust distributed mean estimation for federated learning. ICML 2022.
+Vargaftik, Ben-Basat, Portnoy, Mendelson, Ben-Itzhak, Mitzenmacher: DRIVE: one-bit distributed mean estimation. NeurIPS 2021; and EDEN:
+communication-efficient and robust distributed mean estimation for federated learning. ICML 2022.
 
-    u = R·x;  q_i = the value nearest to u_i·√d/‖u‖ of those that are best for a normal variable (Lloyd 1982, Max 1960)
+    u = R·x;  q_i = the level nearest to u_i·√d/‖u‖, with the optimal levels for a normal variable (Lloyd 1982, Max 1960)
     C(x) = R⁻¹(S·q),  S = ‖x‖²/⟨u, q⟩;  damped: S = ⟨u, q⟩/‖q‖²
 
-DRIVE is the case of one bit. With R uniform over all rotations E C(x) = x, and E‖x − C(x)‖²/‖x‖² tends to 0.571, 0.133, 0.036, 0.0096
-for one to four bits; of the mean over m clients it is a share of 1/m.
+DRIVE is EDEN with one bit. If R is uniform over all rotations, E C(x) = x, and E‖x − C(x)‖²/‖x‖² tends to 0.571, 0.133, 0.036, 0.0096
+for one to four bits; for the mean over m clients it tends to 1/m of these values.
 
-Unlike in the theorems, R is a randomized Hadamard rotation of blocks of d ≤ 2¹⁴ coordinates, each with an S of its own
-(kernels/hadamard.py). Where few coordinates of a block hold nearly all of its length, u is far from normal and C is biased: of
-(1, ½, 0, …, 0) one bit always makes (1¼, 0, …, 0). So no variance is promised.
+The theorems assume a uniform R. Here R is a randomized Hadamard rotation of blocks of d ≤ 2¹⁴ coordinates, and each block has its own S
+(kernels/hadamard.py). If a few coordinates of a block have nearly all of its norm, u is far from normal and C is biased: with one bit,
+(1, ½, 0, …, 0) always becomes (1¼, 0, …, 0). The codec therefore declares no variance.
 
-The damped S is the one with the least error, for error feedback. It contracts for every x, in the mean over signs, by δ = 0.5, 0.67, 0.89,
-0.96: z = u·√d/‖u‖ has E z² = 1, E z⁴ ≤ 3 and E|z| ≥ 1/√2 (Szarek 1976), so E(z − q)² ≤ A + B + 3C wherever (z − q)² ≤ A + B·z² + C·z⁴
-for all z; and for one bit E(z − sign(z)/√2)² ≤ ½.
+The damped S minimizes the error, for error feedback. For every x, in the mean over random signs, it contracts with δ = 0.5, 0.67, 0.89,
+0.96: z = u·√d/‖u‖ has E z² = 1, E z⁴ ≤ 3 and E|z| ≥ 1/√2 (Szarek 1976), so E(z − q)² ≤ A + B + 3C if (z − q)² ≤ A + B·z² + C·z⁴ for all
+z; and for one bit E(z − sign(z)/√2)² ≤ ½.
 
-    body    codecs/rotated.py: bits, one byte; a; that many bits a coordinate (kernels/bit_planes.py): 1 = positive, then the
-            number of the magnitude
+    body    as in codecs/rotated.py: number of bits, one byte; a; the codes, so many bits each (kernels/bit_planes.py): the lowest bit is
+            1 for positive, the others are the index of the magnitude
 """
 
 from dataclasses import dataclass
@@ -27,7 +27,7 @@ from typing import ClassVar, Literal
 import numpy as np
 
 from ..kernels import bit_planes
-from ..kernels.hadamard import Turned
+from ..kernels.hadamard import RotatedBlocks
 from . import rotated
 from .base import expect
 
@@ -45,7 +45,7 @@ MAGNITUDES = {
         2.069017171859741,
         2.7325894832611084,
     ),
-}  # the values for each number of bits, of a normal variable: float32
+}  # by number of bits: the optimal magnitudes for a normal variable, float32
 DELTAS = {1: 0.5, 2: 0.67, 3: 0.89, 4: 0.96}
 
 
@@ -64,8 +64,10 @@ def thresholds(bits: int) -> np.ndarray:
 class Eden(rotated.RotatedCodec):
     """Every rotated coordinate as one to four bits."""
 
-    bits: Literal[1, 2, 3, 4] = 2  # a coordinate; each one more = about a quarter of the error
-    damped: bool = False  # the scale of least error in the place of the unbiased one, as error feedback needs it
+    bits: Literal[1, 2, 3, 4] = 2  # per coordinate; one more = about a quarter of the error
+    damped: bool = (
+        False  # use the scale with the least error, for error feedback, not the unbiased one
+    )
     name: ClassVar[str] = "eden"
     id: ClassVar[int] = 19
     source: ClassVar[str] = "Vargaftik et al. 2022"
@@ -79,25 +81,23 @@ class Eden(rotated.RotatedCodec):
     def width(self) -> int:
         return self.bits
 
-    def quantize(self, turned: Turned) -> tuple[np.ndarray, list[np.ndarray]]:
-        square = turned.squares()
-        # ‖x‖, of which the rotated coordinates are normal multiples.
-        norm = np.sqrt(square / turned.sizes)
-        codes = turned.bins((norm[..., None] * thresholds(self.bits)).astype(np.float32))
-        along, squared = turned.products(table(self.bits), codes)
-        parts = (along, squared) if self.damped else (square, along)
-        return codes, [
-            rotated.nearest(np.divide(*parts, where=square > 0, out=np.zeros_like(square)))
-        ]
+    def quantize(self, blocks: RotatedBlocks) -> tuple[np.ndarray, list[np.ndarray]]:
+        square = blocks.squares()
+        rms = np.sqrt(square / blocks.sizes)  # of the rotated coordinates
+        codes = blocks.bins((rms[..., None] * thresholds(self.bits)).astype(np.float32))
+        product, squared = blocks.products(table(self.bits), codes)
+        ratio = (product, squared) if self.damped else (square, product)
+        scale = np.divide(*ratio, where=square > 0, out=np.zeros_like(square))
+        return codes, [rotated.round_nearest(scale)]
 
     def pack_codes(self, codes: np.ndarray) -> bytes:
         return bit_planes.pack(codes, self.bits)
 
     def unpack_codes(
-        self, head: int, data: memoryview, count: int, idle: np.ndarray
+        self, head: int, data: memoryview, count: int, is_zero: np.ndarray
     ) -> rotated.Codes:
-        expect(head in MAGNITUDES, f"a section has {head} bits a coordinate")
-        return rotated.unpack_planes(data, count, table(head), idle)
+        expect(head in MAGNITUDES, f"a section has {head} bits per coordinate; expected 1 to 4")
+        return rotated.unpack_planes(data, count, table(head), is_zero)
 
 
 @dataclass(frozen=True)
@@ -105,13 +105,15 @@ class Drive(Eden):
     """Every rotated coordinate as its sign."""
 
     bits: ClassVar[int] = 1
-    damped: bool = False  # the scale of least error in the place of the unbiased one, as error feedback needs it
+    damped: bool = (
+        False  # use the scale with the least error, for error feedback, not the unbiased one
+    )
     name: ClassVar[str] = "drive"
     id: ClassVar[int] = 18
     source: ClassVar[str] = "Vargaftik et al. 2021"
 
     def unpack_codes(
-        self, head: int, data: memoryview, count: int, idle: np.ndarray
+        self, head: int, data: memoryview, count: int, is_zero: np.ndarray
     ) -> rotated.Codes:
-        expect(head == 1, f"a section of one bit a coordinate has {head}")
-        return super().unpack_codes(head, data, count, idle)
+        expect(head == 1, f"a section has {head} bits per coordinate; expected 1")
+        return super().unpack_codes(head, data, count, is_zero)

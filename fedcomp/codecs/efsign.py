@@ -1,13 +1,13 @@
-"""Signs with one scale.
+"""EF-signSGD: signs with one scale.
 
 Karimireddy, Rebjock, Stich, Jaggi: Error feedback fixes SignSGD and other gradient compression schemes. ICML 2019, algorithm 1.
 
-    C(x) = ‖x‖₁/n · sign(x);  ‖x − C(x)‖² = (1 − ‖x‖₁²/(n‖x‖₂²))·‖x‖₂², so δ ≥ 1/n, attained by a vector with one nonzero
+    C(x) = ‖x‖₁/n · sign(x);  ‖x − C(x)‖² = (1 − ‖x‖₁²/(n‖x‖₂²))·‖x‖₂², so δ ≥ 1/n, with equality for one nonzero coordinate
 
-Unlike the paper's sign(0) = 0, a zero counts as positive and decodes to the scale: there is one bit for it. The equation above
-holds with it. A vector of zeros is sent as such, and one whose scale would be below float32's normal numbers as codecs/spike.py.
+The paper has sign(0) = 0. Here a sign is one bit, so sign(0) = 1, and the equation still holds. A vector of zeros has an empty section. A
+vector whose scale is a subnormal float32 is sent as in codecs/spike.py.
 
-    body   ‖x‖₁/n as float32, signs (one bit each, 1 = not negative, padded to a byte)
+    body   ‖x‖₁/n as float32; signs, one bit each, 1 = not negative, padded to a byte
 """
 
 import math
@@ -32,24 +32,24 @@ SCALE = struct.Struct("<f")
 
 @dataclass(frozen=True)
 class EFSign(Codec):
-    """One bit a coordinate: ± the mean magnitude."""
+    """Every coordinate as ± the mean magnitude: one bit each."""
 
     name: ClassVar[str] = "efsign"
     id: ClassVar[int] = 10
     source: ClassVar[str] = "Karimireddy et al. 2019"
 
     def contraction(self, numel: int) -> float:
-        return (1 - 2.0**-40) / max(numel, 1)  # the scale is off by 2⁻²⁴ of itself
+        return (1 - 2.0**-40) / max(numel, 1)  # the scale has a relative error of 2⁻²⁴
 
     def longest_section(self, numel: int) -> int:
-        return max(len(frame.varint(numel)) + SCALE.size + (numel + 7) // 8, spike.longest(numel))
+        return max(len(frame.varint(numel)) + SCALE.size + (numel + 7) // 8, spike.max_bytes(numel))
 
     def _encode_rows(self, rows: Rows, seeds: Sequence[int], context: Context) -> list[Section]:
         numel, stack = rows[0].numel(), kernels.stacked(rows)
         scales = _scales(kernels.norm1_rows(stack), numel)
         return [
             spike.pack(row)
-            if spike.needed(scale, numel)
+            if spike.is_needed(scale, numel)
             else Section(numel, SCALE.pack(scale) + signs)
             for row, scale, signs in zip(rows, scales, kernels.bits.signs_rows(stack), strict=True)
         ]
@@ -57,17 +57,17 @@ class EFSign(Codec):
     def _decode_row(self, section: Section, layout: Layout, seed: int) -> Update:
         numel = layout.numel
         if section.count < max(numel, 1):
-            alone = spike.unpack(section, numel)
-            scale = _scales(abs(alone.values).sum(dtype=np.float64), numel)
+            update = spike.unpack(section, numel)
+            scale = _scales(abs(update.values).sum(dtype=np.float64), numel)
             expect(
-                spike.needed(scale, numel),
-                "a section of one coordinate could have been one of signs",
+                spike.is_needed(scale, numel),
+                "a section with one coordinate should contain signs",
             )
-            return alone
+            return update
         packed, signs = take(memoryview(section.body), SCALE.size)
         (mean,) = SCALE.unpack(packed)
         expect(
-            0 < mean < math.inf and not spike.needed(mean, numel),
+            0 < mean < math.inf and not spike.is_needed(mean, numel),
             f"a section of signs has the scale {mean}",
         )
         high = np.array([mean], np.float32)
@@ -75,5 +75,5 @@ class EFSign(Codec):
 
 
 def _scales(norms: np.ndarray, numel: int) -> np.ndarray:
-    """Mean magnitudes as they are sent."""
+    """Return the mean magnitudes for vectors with these 1-norms, float32."""
     return (norms / max(numel, 1)).astype(np.float32)

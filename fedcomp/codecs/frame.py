@@ -3,21 +3,21 @@
     offset  bytes
     0       2      magic "fc"
     2       1      version of the format, 1
-    3       1      number of the codec
-    4       1      scope: 0 = one section for the whole vector, 1 = one section per tensor of the layout, 2 = chunks of N coordinates
-    5       4      CRC-32, little-endian, of bytes 0..4, the receiver's numel (8 bytes, little-endian) and everything after the checksum
-    9       0 or 2 of a product, the numbers of its halves
-    …       0 or 8 seed, little-endian, of codecs that need it to decode
+    3       1      id of the codec
+    4       1      scope: 0 = one section for the vector, 1 = one section per tensor of the layout, 2 = chunks of N coordinates
+    5       4      CRC-32, little-endian, of bytes 0..4, the receiver's numel (8 bytes, little-endian) and all bytes after the checksum
+    9       0 or 2 of a product: the ids of its two codecs
+    …       0 or 8 seed, little-endian, if the codec needs it to decode
     …       …      sections
 
     section, scope 0:  count, body
-    section, scope 1:  length of what follows in the section, count, body
+    section, scope 1:  length of the rest of the section, count, body
     sections, scope 2: N, body of all chunks (codecs/chunked.py)
 
-`count`, `length` and `N` are LEB128: seven bits a byte, the lowest first, in the shortest form. `count` is the number of coordinates that
-the section holds; the body belongs to the codec. The vector's size is not sent: it is the receiver's, and stands under the
-checksum. With the count of one section a header is 10 to 24 bytes as a rule; a tensor's section costs 2 to 8 more. The checksum is
-against accidents; it is no signature.
+`count`, `length` and `N` are LEB128 in the shortest form: seven bits per byte, the lowest first. `count` is the number of coordinates in
+the section; the codec defines the body. The size of the vector is not sent: the receiver knows it, and the checksum includes it. The header
+and the count of one section usually have 10 to 24 bytes together; each section of a tensor has 2 to 8 bytes besides its body. The checksum
+detects accidental damage; it does not authenticate the sender.
 """
 
 import struct
@@ -37,12 +37,12 @@ FACTOR = struct.Struct("<f")  # of a decay frame
 SCOPE, SECTIONS = 4, HEAD.size + CRC.size  # offsets
 
 
-PRODUCT, OVERWRITE, DECAY = 100, 250, 251  # numbers of frames that no single codec makes
-NAMES = {PRODUCT: "product", OVERWRITE: "overwrite", DECAY: "decay"}  # by number; codecs add theirs
+PRODUCT, OVERWRITE, DECAY = 100, 250, 251  # ids of frames that are not from a single codec
+NAMES = {PRODUCT: "product", OVERWRITE: "overwrite", DECAY: "decay"}  # by id; codecs add theirs
 
 
 class ProductId(int):
-    """PRODUCT, and the numbers of the two halves."""
+    """The id PRODUCT, with the ids of the two codecs in `halves`."""
 
     halves: bytes
 
@@ -55,11 +55,11 @@ class ProductId(int):
         return self.halves[0], self.halves[1]
 
 
-WHOLE = Entry("", (), 0)  # stands for the vector of whatever size
+WHOLE = Entry("", (), 0)  # represents the vector in scopes 0 and 2, for any size
 
 
 class Section(NamedTuple):
-    """A codec's output for one vector or tensor: how many coordinates it holds, and their bytes."""
+    """The output of a codec for one vector or tensor: the number of coordinates, and their bytes."""
 
     count: int
     body: bytes | memoryview
@@ -72,7 +72,7 @@ _trusted: ContextVar[bool] = ContextVar("trusted frames", default=False)
 
 @contextmanager
 def trusted_frames() -> Iterator[None]:
-    """Leave out the check of checksums while this is entered: the frames are made in this process and have not left it."""
+    """Skip the verification of checksums in the context, for frames that were encoded in this process."""
     token = _trusted.set(True)
     try:
         yield
@@ -83,7 +83,7 @@ def trusted_frames() -> Iterator[None]:
 def seal(
     codec: int, scope: int, numel: int, sections: Sequence[Section], seed: int | None = None
 ) -> bytes:
-    """A whole frame for a vector [numel]; with the seed, mod 2⁶⁴, if one is given."""
+    """Return a frame for a vector [numel]. `seed`: None for codecs that do not need it to decode."""
     parts: list[bytes | memoryview] = [_halves(codec)]
     if seed is not None:
         parts.append(SEED.pack(seed % 2**64))
@@ -94,7 +94,7 @@ def seal(
 
 
 def with_length(section: Section) -> list[bytes | memoryview]:
-    """Return the parts of a section that others follow: its length, its count and its body."""
+    """Return the parts of a section with its length: length, count, body."""
     head = varint(section.count)
     return [varint(len(head) + len(section.body)), head, section.body]
 
@@ -112,10 +112,10 @@ def unseal(
     seeded: bool = False,
     chunk: int = 0,
 ) -> tuple[int, list[tuple[Entry, Section]]]:
-    """The seed in a frame, 0 if it is not `seeded`, and its sections, each with the tensor of the vector [numel] that it is for.
+    """Return the seed in a frame, 0 if not `seeded`, and its sections, each with its tensor of the vector [numel].
 
-    With scope 0 the one tensor is WHOLE. Of a codec @chunk=N, `chunk`, the one section is (N, body of all chunks). Raises FrameError unless
-    `data` is one whole frame of `codec` for `numel` elements whose sections fit `layout`.
+    With scopes 0 and 2 there is one section, with the tensor WHOLE. For a codec @chunk=N, `chunk` is N and the section is (N, body of all
+    chunks). Raises FrameError unless `data` is exactly one frame of `codec` for a vector [numel], with sections that match `layout`.
     """
     view = memoryview(data)
     if len(view) < SECTIONS:
@@ -181,7 +181,10 @@ def _chunks(rest: memoryview, scope: int, numel: int, chunk: int) -> Section:
 
 
 def take_section(rest: memoryview, numel: int, name: str) -> tuple[Section, memoryview]:
-    """Return a section with its length in front, for a vector [numel], and the bytes after it. Raises FrameError."""
+    """Return the section of a vector [numel] at the start of `rest`, which begins with its length, and the bytes after it.
+
+    Raises FrameError.
+    """
     length, start = read_varint(rest)
     if length > len(rest) - start:
         raise FrameError(f"{name} is cut short")
@@ -189,7 +192,7 @@ def take_section(rest: memoryview, numel: int, name: str) -> tuple[Section, memo
 
 
 def read_section(data: memoryview, numel: int) -> Section:
-    """A section for a vector [numel], from its count to its end. Raises FrameError on a count that cannot be."""
+    """Return the section of a vector [numel] in `data`, which begins with its count. Raises FrameError for an impossible count."""
     count, start = read_varint(data)
     if count > numel:
         raise FrameError(f"a section claims {count} coordinates of {numel}")
@@ -218,7 +221,7 @@ def _name(codec: int) -> str:
 
 
 def claimed_size(data: bytes, seeded: bool = False) -> tuple[int, Layout]:
-    """The size that the counts of a linear codec's frame add up to, and a layout of its sections. Not checked: `unseal` with them."""
+    """Return the sum of the counts in a frame of a linear codec, and a layout of its sections. `unseal` must still check the frame."""
     view = memoryview(data)
     if len(view) < SECTIONS:
         raise FrameError(f"{len(view)} bytes are too short for a frame")
@@ -238,7 +241,7 @@ def claimed_size(data: bytes, seeded: bool = False) -> tuple[int, Layout]:
 
 
 def varint(value: int) -> bytes:
-    """LEB128 of a non-negative integer."""
+    """Return a non-negative integer as LEB128."""
     if value <= 0x7F:
         return bytes([value])
     out = bytearray()
@@ -250,7 +253,10 @@ def varint(value: int) -> bytes:
 
 
 def read_varint(data: memoryview) -> tuple[int, int]:
-    """The integer at the start of `data` and the number of its bytes. Raises FrameError unless in shortest form, below 2⁶³."""
+    """Return the LEB128 integer at the start of `data` and the number of its bytes.
+
+    Raises FrameError unless it is in the shortest form and below 2⁶³.
+    """
     value = length = 0
     for byte in data[:9]:
         value |= (byte & 0x7F) << 7 * length
@@ -263,9 +269,9 @@ def read_varint(data: memoryview) -> tuple[int, int]:
 
 
 def wrap_decay(factor: float, step: bytes, numel: int) -> bytes:
-    """Return the frame that multiplies weights [numel] by `factor` before it adds `step`; `step` itself for a factor of 1.
+    """Return a frame that multiplies weights [numel] by `factor` and then adds the update in `step`; `step` itself if the factor is 1.
 
-    The body is the factor, a float32 from 0 to below 1, and then the frame of the step.
+    The body is the factor, a float32 in [0, 1), and then the frame `step`.
     """
     if factor == 1:
         return step
@@ -273,7 +279,7 @@ def wrap_decay(factor: float, step: bytes, numel: int) -> bytes:
 
 
 def unwrap_decay(data: bytes, numel: int) -> tuple[float, bytes]:
-    """Return the factor of a broadcast, 1 unless it decays weights, and the frame of its step. Raises FrameError."""
+    """Return the factor for the weights in a broadcast, 1 unless it is a decay frame, and the frame of its update. Raises FrameError."""
     if data[:SCOPE] != bytes([*MAGIC, VERSION, DECAY]):
         return 1.0, data
     _, ((_, (count, body)),) = unseal(data, DECAY, numel)

@@ -1,4 +1,4 @@
-"""Dense floats: the null objects that everything else is compared with."""
+"""Dense codecs: float32, float16 and bfloat16. `identity` is the baseline of comparisons."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ def _bytes_of(values: np.ndarray) -> memoryview:
 
 @dataclass(frozen=True)
 class Identity(Codec):
-    """Every coordinate as float32: loses nothing."""
+    """Every coordinate as float32, without loss."""
 
     name: ClassVar[str] = "identity"
     id: ClassVar[int] = 1
@@ -63,7 +63,7 @@ class Identity(Codec):
 
 @dataclass(frozen=True)
 class Half(Codec):
-    """Every coordinate as float16 with one power of two for all: half the bytes."""
+    """Every coordinate as float16, scaled by one power of two: half the bytes of float32."""
 
     name: ClassVar[str] = "fp16"
     id: ClassVar[int] = 2
@@ -84,9 +84,9 @@ class Half(Codec):
 
 @dataclass(frozen=True)
 class BFloat16(Codec):
-    """Every coordinate as bfloat16, rounded to nearest, ties to even; large values to the largest finite one.
+    """Every coordinate as bfloat16, rounded to nearest, ties to even. The largest finite number replaces infinity.
 
-    body   one byte, h: by how many powers of two x could be multiplied, at most 23, so that no denormal vanishes; bfloat16 of x·2^h
+    body   h, one byte: the largest h ≤ 23 for which x·2^h is in the range of float32, so that no subnormal becomes zero; bfloat16 of x·2^h
     """
 
     name: ClassVar[str] = "bf16"
@@ -100,7 +100,7 @@ class BFloat16(Codec):
         return len(varint(numel)) + 1 + 2 * numel
 
     def _encode_row(self, x: Tensor, seed: int, context: Context) -> Section:
-        shift = rounding.shift_of(rounding.largest(x))
+        shift = rounding.max_shift(rounding.largest(x))
         bits = floats.upper_halves(x.cpu().to(torch.float32) * 2.0**shift)
         return Section(x.numel(), bytes([shift]) + bits.tobytes())
 
@@ -111,7 +111,7 @@ class BFloat16(Codec):
         top = int((bits & 0x7FFF).max()) >> 7  # the largest exponent
         expect(top < 255, "values in bfloat16 hold NaN or infinity")
         expect(
-            data[0] == rounding.WIDEST_SHIFT or data[0] < rounding.WIDEST_SHIFT and top == 254,
+            data[0] == rounding.MAX_SHIFT or data[0] < rounding.MAX_SHIFT and top == 254,
             "values in bfloat16 have another range",
         )
         values = (bits.astype(np.uint32) << 16).view(np.float32)

@@ -1,4 +1,4 @@
-"""A codec applied to parts of the vector: tensor by tensor, `stc:density=1%@layer`."""
+"""The scope `@layer`: a codec encodes every tensor separately, as in `stc:density=1%@layer`."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -17,16 +17,16 @@ from .update import Update
 
 @dataclass(frozen=True)
 class Scoped(Codec):
-    """A codec applied to parts of the vector. Its facts are those of the codec."""
+    """A codec `inner` that is applied to parts of the vector. It has the attributes `inherited` of `inner`."""
 
     inner: Codec
-    facts: ClassVar[tuple[str, ...]] = tuple(
+    inherited: ClassVar[tuple[str, ...]] = tuple(
         "name id source linear portable seeded shares_seed".split()
     )
 
     def __post_init__(self) -> None:
-        for fact in self.facts:
-            object.__setattr__(self, fact, getattr(self.inner, fact))
+        for name in self.inherited:
+            object.__setattr__(self, name, getattr(self.inner, name))
 
     @property
     def unscoped(self) -> Codec:
@@ -39,22 +39,22 @@ class Scoped(Codec):
 
 @dataclass(frozen=True)
 class LayerWise(Scoped):
-    """A codec applied tensor by tensor. Its frames have a section per tensor of the layout."""
+    """A codec applied to each tensor. Its frames have a section per tensor of the layout."""
 
     scope: ClassVar[int] = frame.LAYER
-    facts: ClassVar[tuple[str, ...]] = (*Scoped.facts, "whole")
+    inherited: ClassVar[tuple[str, ...]] = (*Scoped.inherited, "whole")
 
     def __str__(self) -> str:
         return f"{self.inner}@layer"
 
     def contraction(self, numel: int) -> float | None:
         whole = self.inner.contraction(numel)
-        # k of the whole can be a third up, that of a tensor down.
+        # k is rounded: for a tensor down, for the whole vector up by as much as a third.
         return whole / 2 if whole and hasattr(self.inner, "density") else whole
 
     def variance(self, numel: int) -> float | None:
         whole = self.inner.variance(numel)
-        # 1 + ω doubles for the same reason.
+        # For the same reason, 1 + ω can double.
         return 1 + 2 * whole if whole and hasattr(self.inner, "density") else whole
 
     def longest_section(self, numel: int) -> int | None:
@@ -70,13 +70,13 @@ class LayerWise(Scoped):
 
     def _sections(self, rows: Rows, seeds: Sequence[int], context: Context) -> list[list[Section]]:
         if context.layout is None:
-            raise ConfigError(f"{self} needs layout=…, or write @model in place of @layer")
+            raise ConfigError(f"{self} needs a layout; give layout=…, or use the scope @model")
         frames: list[list[Section]] = [[] for _ in rows]
         for i, e in enumerate(context.layout):
             parts = rows[:, e.span] if isinstance(rows, Tensor) else [row[e.span] for row in rows]
             own = [(seed + i) % SEEDS for seed in seeds]
-            told = replace(context, layout=e.alone(), section=i)
-            made = self.inner._encode_rows(parts, own, told)
-            for sections, section in zip(frames, made, strict=True):
+            own_context = replace(context, layout=e.as_layout(), section=i)
+            encoded = self.inner._encode_rows(parts, own, own_context)
+            for sections, section in zip(frames, encoded, strict=True):
                 sections.append(section)
         return frames

@@ -1,10 +1,11 @@
-"""The wire of codecs that send one of few levels for each coordinate.
+"""The format of codecs that send one of a small number of levels for each coordinate.
 
-    symbols     [n], each below `size`: entropy-coded (kernels/range_coder.py) where that is shorter than packed; the length tells which
-    packed      as many symbols as fit into 64 bits, the first counting least, then the next; of the last word only the bytes it needs
-    multiples   m, the largest magnitude, as LEB128; unless it is 0, the unit as float32, and the integers + m as symbols below 2m + 1
+    symbols     [n], each below `size`: entropy-coded (kernels/range_coder.py) if that is shorter, else packed; the length shows which
+    packed      64-bit words with as many symbols as fit, as digits in base `size`, the first symbol in the lowest digit; the last word is
+                cut to the bytes that it needs
+    multiples   m, the largest magnitude (LEB128); if m > 0: the unit, float32, and the integers plus m as symbols below 2m + 1
 
-From 2²⁰ symbols on, several are coded as one where these have at most 256 values (`range_coder.group`).
+From 2²⁰ symbols on, the entropy coder combines several symbols into one if it then has at most 256 values (`range_coder.group`).
 """
 
 import struct
@@ -19,14 +20,14 @@ from .frame import Section, read_varint, varint
 from .update import Dense
 
 UNIT = struct.Struct("<f")
-LARGEST, SMALLEST = float(np.finfo(np.float32).max), 2.0**-149  # of float32
-MOST = 32767  # the largest multiple
-GROUPED = 1 << 20  # symbols from which several are coded as one
+LARGEST, SMALLEST = float(np.finfo(np.float32).max), 2.0**-149  # positive float32
+MAX_MULTIPLE = 32767  # largest magnitude of a multiple
+MIN_GROUPED = 1 << 20  # number of symbols from which several are combined into one
 WORD = np.dtype("<u8")
 
 
 def pack(symbols: np.ndarray, size: int) -> bytes:
-    """Symbols [n], uint8 or uint16, each below size ≥ 2, as the shorter of the two; of equals packed."""
+    """Return the bytes of symbols [n], uint8 or uint16, each below size ≥ 2: coded if that is shorter than packed."""
     coded = _coded(symbols, size)
     if coded is not None and len(coded) < packed_bytes(symbols.size, size):
         return coded
@@ -34,72 +35,71 @@ def pack(symbols: np.ndarray, size: int) -> bytes:
 
 
 def unpack(data: memoryview, count: int, size: int) -> np.ndarray:
-    """The symbols [count], uint8 or uint16. Raises FrameError unless `pack` makes `data` of them."""
+    """Return the symbols [count], uint8 or uint16. Raises FrameError unless `pack` returns `data` for them."""
     length = packed_bytes(count, size)
     if len(data) < length and size <= range_coder.LARGEST:
         return _decoded(data, count, size)
     expect(len(data) == length, "levels have another length")
     symbols = _unpacked(data, count, size)
     coded = _coded(symbols, size)
-    expect(
-        coded is None or len(coded) >= length, "levels are packed that would be shorter when coded"
-    )
+    expect(coded is None or len(coded) >= length, "levels are packed, but coded they are shorter")
     return symbols
 
 
 def packed_bytes(count: int, size: int) -> int:
-    """Return the length of packed symbols in bytes, the longest that `pack` makes of them."""
+    """Return the size of packed symbols in bytes, the largest that `pack` returns."""
     whole, rest = divmod(count, _digits(size))
     return whole * WORD.itemsize + ((size**rest - 1).bit_length() + 7) // 8
 
 
 def pack_multiples(levels: np.ndarray, unit: float) -> Section:
-    """Integers [n], int8 or int16, of magnitude ≤ 32767, and the float32 above 0 that they are multiples of. Overwrites the integers."""
-    most = max(int(levels.max()), -int(levels.min()))
-    if most == 0:
+    """Return the section of the multiples levels·unit. `levels` [n], int8 or int16 of magnitude ≤ 32767, is overwritten."""
+    top = max(int(levels.max()), -int(levels.min()))
+    if top == 0:
         return Section(levels.size, varint(0))
-    kind = np.dtype(np.uint8 if most <= 127 else np.uint16)
-    symbols = levels.view(kind) if levels.itemsize == kind.itemsize else levels.astype(kind)
-    symbols += kind.type(most)
-    return Section(levels.size, varint(most) + UNIT.pack(unit) + pack(symbols, 2 * most + 1))
+    dtype = np.dtype(np.uint8 if top <= 127 else np.uint16)
+    symbols = levels.view(dtype) if levels.itemsize == dtype.itemsize else levels.astype(dtype)
+    symbols += dtype.type(top)
+    return Section(levels.size, varint(top) + UNIT.pack(unit) + pack(symbols, 2 * top + 1))
 
 
 def unpack_multiples(section: Section) -> tuple[np.ndarray, int, float]:
-    """Symbols [count], the integer that is the symbol 0, negated, and the unit; that is 0 where all are zero.
+    """Return symbols [count], m and the unit: the values are (symbols − m)·unit. If all values are zero, m and the unit are 0.
 
-    Raises FrameError unless `pack_multiples` makes the section of them, and their multiples are finite.
+    Raises FrameError unless `pack_multiples` returns the section for them, and if a value exceeds the range of float32.
     """
     numel, data = section.count, memoryview(section.body)
-    most, start = read_varint(data)
-    if most == 0:
+    top, start = read_varint(data)
+    if top == 0:
         expect(len(data) == start, "bytes follow levels that are all zero")
         return np.broadcast_to(np.uint8(0), numel), 0, 0.0
-    expect(most <= MOST and len(data) >= start + UNIT.size, "levels are cut short, or too large")
+    expect(top <= MAX_MULTIPLE, f"the largest level is {top}; at most {MAX_MULTIPLE} is allowed")
+    expect(len(data) >= start + UNIT.size, "levels are cut short")
     (unit,) = UNIT.unpack_from(data, start)
-    expect(0 < unit and unit * most <= LARGEST, f"levels are up to {most} times the unit {unit}")
-    symbols = unpack(data[start + UNIT.size :], numel, 2 * most + 1)
+    expect(0 < unit and unit * top <= LARGEST, f"levels are up to {top} times the unit {unit}")
+    symbols = unpack(data[start + UNIT.size :], numel, 2 * top + 1)
     expect(
-        most == max(int(symbols.max()) - most, most - int(symbols.min())),
-        "no level is as large as is said",
+        top == max(int(symbols.max()) - top, top - int(symbols.min())),
+        f"no level has the stated largest magnitude {top}",
     )
-    return symbols, most, unit
+    return symbols, top, unit
 
 
 def open_multiples(section: Section) -> Dense:
-    """The update of a section of multiples. Raises FrameError like `unpack_multiples`."""
-    symbols, most, unit = unpack_multiples(section)
-    if most == 0:
+    """Return the update in a section of multiples. Raises FrameError like `unpack_multiples`."""
+    symbols, top, unit = unpack_multiples(section)
+    if top == 0:
         return Dense(np.zeros(section.count, np.float32))
-    return Dense(rounding.spread(symbols, (unit * np.arange(-most, most + 1)).astype(np.float32)))
+    return Dense(rounding.lookup(symbols, (unit * np.arange(-top, top + 1)).astype(np.float32)))
 
 
-def longest_multiples(numel: int, most: int) -> int:
-    """A length that no section of multiples up to `most` exceeds, count included."""
-    return len(varint(numel)) + len(varint(most)) + UNIT.size + packed_bytes(numel, 2 * most + 1)
+def max_multiples_bytes(numel: int, top: int) -> int:
+    """Return the largest size in bytes, including the count, of a section of multiples of magnitude at most `top`."""
+    return len(varint(numel)) + len(varint(top)) + UNIT.size + packed_bytes(numel, 2 * top + 1)
 
 
-def below(value: float) -> float:
-    """The largest float32 that is not above a value > 0; the smallest that there is where none is."""
+def round_down(value: float) -> float:
+    """Return a value > 0 rounded down to a float32 > 0; the smallest float32 > 0 for smaller values."""
     nearest = np.float32(min(value, LARGEST))
     if float(nearest) > value:
         nearest = np.nextafter(nearest, np.float32(0))
@@ -107,7 +107,7 @@ def below(value: float) -> float:
 
 
 def _coded(symbols: np.ndarray, size: int) -> bytes | None:
-    """None where the entropy coder has no such alphabets."""
+    """Return the coded symbols, None if the alphabet is too large for the entropy coder."""
     if size > range_coder.LARGEST:
         return None
     if not _grouped(symbols.size, size):
@@ -135,7 +135,7 @@ def _decoded(data: memoryview, count: int, size: int) -> np.ndarray:
 
 
 def _grouped(count: int, size: int) -> bool:
-    return count >= GROUPED and size * size <= range_coder.GROUP
+    return count >= MIN_GROUPED and size * size <= range_coder.GROUP
 
 
 def _packed(symbols: np.ndarray, size: int) -> bytes:
@@ -157,14 +157,14 @@ def _unpacked(data: memoryview, count: int, size: int) -> np.ndarray:
         words, digit = np.divmod(words, WORD.type(size))
         column = symbols[j::digits]
         column[:] = digit[: column.size]
-        expect(not digit[column.size :].any(), "levels go on after the last coordinate")
-    expect(not words.any(), "levels are out of range")
+        expect(not digit[column.size :].any(), "levels follow the last coordinate")
+    expect(not words.any(), "a level is out of range")
     return symbols
 
 
 @cache
 def _digits(size: int) -> int:
-    """Return how many symbols fit into a word."""
+    """Return the number of symbols that fit into a word."""
     digits = 1
     while size ** (digits + 1) <= 1 << 64:
         digits += 1

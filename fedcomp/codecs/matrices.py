@@ -1,14 +1,14 @@
-"""Tensors as matrices: the base of codecs that send factors.
+"""The base class of codecs that send matrices as factors.
 
-A tensor of two or more dimensions is the matrix [first, all the others], so that a kernel of a convolution is [out, in·h·w]; any other is a
-vector. A section counts every coordinate, and its body holds the tensors one after the other, empty ones left out:
+A tensor with two or more dimensions is a matrix [first dimension, product of the others], so the kernel of a convolution is [out, in·h·w].
+All other tensors are vectors. The count of a section is the size of the vector. Its body holds all tensors that are not empty, in order:
 
-    matrix   k in one byte; left [rows, k] and right [columns, k], with k·(rows + columns) below rows·columns
-             or 255 and the values, where factors are no shorter or float32 cannot carry them
+    matrix   k in one byte; left [rows, k] and right [columns, k], with k·(rows + columns) below rows·columns;
+             or 255 and the values, if factors are not shorter or exceed the range of float32
     vector   the values
 
-all float32, little-endian, row after row. The update is left·rightᵀ; the columns of `left` have the length 1. Products and factorisations
-differ from device to device, but a frame is read by sums in a fixed order: the same bits everywhere.
+Numbers are float32, little-endian, in row-major order. The update is left·rightᵀ, and the columns of `left` have norm 1. Encoding depends
+on the device, because factorisations do. Decoding sums in a fixed order, so it gives the same bits everywhere.
 """
 
 import itertools
@@ -31,19 +31,19 @@ from .update import Dense, Sections, Update
 
 FLOAT = np.dtype("<f4")
 LARGEST = float(np.finfo(np.float32).max)
-SMALLEST = 2.0**-100  # of a matrix's largest value: below it float32 is too coarse for factors
-VALUES, MOST = 255, 254  # first byte: the values follow; most columns of factors
-CHUNK = 1 << 16  # elements of a product that are made at a time
+SMALLEST = 2.0**-100  # matrices without a larger magnitude are sent as values, for precision
+VALUES, MAX_RANK = 255, 254  # the first byte: values follow; the largest number of columns
+CHUNK = 1 << 16  # elements of a product that are computed at a time
 
 
 def shape_of(entry: Entry) -> tuple[int, int] | None:
-    """Rows and columns of a tensor, None for a vector."""
+    """Return rows and columns of a tensor as a matrix, None for a vector."""
     return (entry.shape[0], math.prod(entry.shape[1:])) if len(entry.shape) > 1 else None
 
 
 @dataclass(frozen=True)
-class Product(Update):
-    """left · rightᵀ, row after row."""
+class LowRankUpdate(Update):
+    """The update left · rightᵀ, in row-major order."""
 
     left: np.ndarray  # [rows, k] float32
     right: np.ndarray  # [columns, k] float32
@@ -59,19 +59,19 @@ class Product(Update):
     def block(self, start: int, stop: int) -> np.ndarray:
         columns, right = len(self.right), self.right.astype(np.float64)
         first, last, step = start // columns, -(-stop // columns), max(1, CHUNK // columns)
-        made = np.empty((last - first, columns), np.float32)
+        out = np.empty((last - first, columns), np.float32)
         for a in range(first, last, step):
             rows = self.left[a : min(a + step, last)].astype(np.float64)
             total = np.zeros((len(rows), columns))
             for u, v in zip(rows.T, right.T, strict=True):
                 total += np.multiply.outer(u, v)
-            made[a - first : a - first + len(rows)] = total.clip(-LARGEST, LARGEST)
-        return made.ravel()[start - first * columns : stop - first * columns]
+            out[a - first : a - first + len(rows)] = total.clip(-LARGEST, LARGEST)
+        return out.ravel()[start - first * columns : stop - first * columns]
 
 
 @dataclass(frozen=True)
 class MatrixCodec(Codec):
-    """A codec that sends factors of matrices. An author writes `factor`."""
+    """A codec that sends factors of matrices. Subclasses implement `factor`."""
 
     portable: ClassVar[bool] = False
 
@@ -79,16 +79,16 @@ class MatrixCodec(Codec):
     def factor(
         self, matrix: Tensor, tensor: int, seed: int, context: Context
     ) -> tuple[Tensor, Tensor] | None:
-        """left [rows, k] and right [columns, k] of a finite matrix that is not zero, all float64; None: its values are sent.
+        """Return factors left [rows, k] and right [columns, k] of a finite nonzero matrix, all float64; None to send its values.
 
-        `tensor` is its index in the layout, 0 under @layer.
+        `tensor`: index of the tensor in the layout, 0 under @layer.
         """
 
     def needs_layout(self) -> bool:
         return True
 
     def _encode_row(self, x: Tensor, seed: int, context: Context) -> Section:
-        layout = self._known(context.layout)
+        layout = self._check_layout(context.layout)
         return Section(
             x.numel(),
             b"".join(
@@ -110,50 +110,55 @@ class MatrixCodec(Codec):
     def open_batch(
         self, frames: Sequence[bytes], numel: int, layout: Layout | None = None
     ) -> list[Update | FrameError]:
-        self._known(layout)
+        self._check_layout(layout)
         return super().open_batch(frames, numel, layout)
 
-    def _known(self, layout: Layout | None) -> Layout | None:
+    def _check_layout(self, layout: Layout | None) -> Layout | None:
         if layout is None and self.needs_layout():
             raise ConfigError(
-                f"{self} needs layout=…, which has the shapes of the tensors; or use a codec for vectors, such as stc"
+                f"{self} needs the shapes of the tensors; give layout=…, or use a codec for vectors, such as stc"
             )
         return layout
 
     def _tensor(self, x: Tensor, tensor: int, entry: Entry, seed: int, context: Context) -> bytes:
         shape = shape_of(entry)
         if shape is None:
-            return values(x)
+            return to_bytes(x)
         matrix = x.reshape(shape).contiguous().to(torch.float64)
         largest = float(matrix.abs().max())
         if not largest:
             return bytes([0])
         factors = self.factor(matrix, tensor, seed, context) if largest > SMALLEST else None
         if factors is None or not bool((factors[1].abs() <= LARGEST).all()):
-            return bytes([VALUES]) + values(x)
-        return bytes([factors[0].shape[1]]) + values(factors[0]) + values(factors[1])
+            return bytes([VALUES]) + to_bytes(x)
+        return bytes([factors[0].shape[1]]) + to_bytes(factors[0]) + to_bytes(factors[1])
 
 
-def values(x: Tensor) -> bytes:
-    """A tensor as float32, row after row."""
+def to_bytes(x: Tensor) -> bytes:
+    """Return the elements of a tensor as float32, in row-major order."""
     return x.detach().to(torch.float32).cpu().numpy().astype(FLOAT, copy=False).tobytes()
 
 
-def shaped(data: bytes | memoryview, shapes: Sequence[tuple[int, ...]]) -> list[np.ndarray]:
-    """Arrays of these shapes, one after the other in `data`, without a copy. Raises FrameError unless it holds just them, all finite."""
-    expect(len(data) == FLOAT.itemsize * size(shapes), "values of matrices have another length")
+def read_arrays(data: bytes | memoryview, shapes: Sequence[tuple[int, ...]]) -> list[np.ndarray]:
+    """Return the arrays of these shapes in `data`, in order, without a copy.
+
+    Raises FrameError if `data` has another length, and for NaN or infinity.
+    """
+    expect(
+        len(data) == FLOAT.itemsize * total_numel(shapes), "values of matrices have another length"
+    )
     flat = np.frombuffer(data, FLOAT)
     expect(bool(np.isfinite(flat).all()), "values of matrices hold NaN or infinity")
-    return cut(flat, shapes)
+    return as_arrays(flat, shapes)
 
 
-def size(shapes: Sequence[tuple[int, ...]]) -> int:
-    """Return how many numbers arrays of these shapes hold."""
+def total_numel(shapes: Sequence[tuple[int, ...]]) -> int:
+    """Return the number of elements of arrays of these shapes."""
     return sum(map(math.prod, shapes))
 
 
-def cut(flat: np.ndarray, shapes: Sequence[tuple[int, ...]]) -> list[np.ndarray]:
-    """A vector [size(shapes)] as views of these shapes."""
+def as_arrays(flat: np.ndarray, shapes: Sequence[tuple[int, ...]]) -> list[np.ndarray]:
+    """Return views of these shapes of a vector [total_numel(shapes)]."""
     ends = itertools.accumulate(map(math.prod, shapes))
     return [
         flat[end - math.prod(shape) : end].reshape(shape)
@@ -162,20 +167,18 @@ def cut(flat: np.ndarray, shapes: Sequence[tuple[int, ...]]) -> list[np.ndarray]
 
 
 def _read(entry: Entry, data: memoryview) -> tuple[Update, memoryview]:
-    """Return the update of one tensor, and the rest of the body."""
+    """Return the update of the next tensor in a body, and the rest of the body."""
     shape, k = shape_of(entry), VALUES
     if shape and entry.numel:
         first, data = take(data, 1)
         k = first[0]
     if k == VALUES:
-        mine, rest = take(data, FLOAT.itemsize * entry.numel)
-        return Dense(*shaped(mine, [(entry.numel,)])), rest
+        own, rest = take(data, FLOAT.itemsize * entry.numel)
+        return Dense(*read_arrays(own, [(entry.numel,)])), rest
     rows, columns = shape
     expect(k * (rows + columns) < entry.numel, "factors are longer than their matrix")
-    mine, rest = take(data, FLOAT.itemsize * k * (rows + columns))
-    left, right = shaped(mine, [(rows, k), (columns, k)])
-    lengths = np.square(left, dtype=np.float64).sum(0)
-    expect(
-        bool((abs(lengths - 1) < 1e-5).all()), "a left factor has columns of another length than 1"
-    )
-    return Product(left, right), rest
+    own, rest = take(data, FLOAT.itemsize * k * (rows + columns))
+    left, right = read_arrays(own, [(rows, k), (columns, k)])
+    squares = np.square(left, dtype=np.float64).sum(0)
+    expect(bool((abs(squares - 1) < 1e-5).all()), "a column of a left factor does not have norm 1")
+    return LowRankUpdate(left, right), rest

@@ -2,16 +2,16 @@
 
 Horváth, Ho, Horváth, Sahu, Canini, Richtárik: Natural compression for distributed deep learning. 2019 (arXiv:1905.10988).
 
-    C(x)_i = sign(x_i)·2^a or sign(x_i)·2^(a+1) with 2^a ≤ |x_i| < 2^(a+1), so that the mean is x_i
+    C(x)_i = sign(x_i)·2^a or sign(x_i)·2^(a+1) with 2^a ≤ |x_i| < 2^(a+1), at random, with mean x_i
 
-E C(x) = x and E‖x − C(x)‖² ≤ ‖x‖²/8 (theorem 1), and so ‖x − C(x)‖² ≤ (1 − 7/8)‖x‖² in the mean.
+E C(x) = x and E‖x − C(x)‖² ≤ ‖x‖²/8 (theorem 1), so ‖x − C(x)‖² ≤ (1 − 7/8)‖x‖² in the mean.
 
-Unlike the paper, denormals have powers of their own, and a code counts from 2^(−149), or from 2^(−126 − h) where the largest |x_i| is above
-2^104: what is smaller than that turns to it or to 0. The largest float32 stands for 2^128.
+Unlike in the paper, subnormal numbers have powers of two, too. The smallest power is 2^(−149), or 2^(−126 − h) if the largest |x_i| is
+above 2^104; smaller magnitudes are rounded to it or to 0. The largest float32 replaces 2^128.
 
-    body    one byte, h: by how many powers of two x could be multiplied, at most 23
-            signs (one bit each, 1 = negative, padded to a byte)
-            codes c of 2^(c − 127 − h), 0 = zero: codecs/levels.py, at most a byte each
+    body    h, one byte: the largest h ≤ 23 for which x·2^h is in the range of float32
+            signs, one bit each, 1 = negative, padded to a byte
+            codes (codecs/levels.py), at most a byte each: c for the power 2^(c − 127 − h), 0 for zero
 """
 
 from dataclasses import dataclass
@@ -50,7 +50,7 @@ class Natural(Codec):
 
     def _encode_row(self, x: Tensor, seed: int, context: Context) -> Section:
         x = x.detach()
-        shift = rounding.shift_of(rounding.largest(x))
+        shift = rounding.max_shift(rounding.largest(x))
         codes = rounding.to_powers(x, shift, seed)
         signs = rounding.pack_negative(x, codes).tobytes()
         return Section(x.numel(), bytes([shift]) + signs + wire.pack(codes, CODES))
@@ -59,7 +59,7 @@ class Natural(Codec):
         numel, data = layout.numel, memoryview(section.body)
         end = 1 + (numel + 7) // 8
         expect(
-            len(data) >= end and data[0] <= rounding.WIDEST_SHIFT,
+            len(data) >= end and data[0] <= rounding.MAX_SHIFT,
             "powers of two are cut short, or of another range",
         )
         signs = np.frombuffer(data[1:end], np.uint8)
@@ -69,7 +69,7 @@ class Natural(Codec):
         )
         codes = wire.unpack(data[end:], numel, CODES)
         expect(
-            data[0] == rounding.WIDEST_SHIFT or int(codes.max()) >= CODES - 2,
+            data[0] == rounding.MAX_SHIFT or int(codes.max()) >= CODES - 2,
             "powers of two are of another range",
         )
         values = rounding.from_powers(codes, signs, data[0])

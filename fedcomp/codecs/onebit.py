@@ -3,18 +3,19 @@
 Seide, Fu, Droppo, Li, Yu: 1-bit stochastic gradient descent and its application to data-parallel distributed training of speech DNNs.
 Interspeech 2014.
 
-    C(x)_ij = the mean of the entries ≥ 0 of column j where x_ij ≥ 0, and of those < 0 elsewhere
+    C(x)_ij = the mean of the entries ≥ 0 of column j if x_ij ≥ 0, else the mean of its entries < 0
 
-A matrix is a tensor [out, in, …], its columns are the entries with one index behind `out`: `in` of a linear layer, in·h·w of
-a convolution. Tensors of one dimension, and vectors without a layout, are one column. The paper quantizes with the error feedback that is
-memories/residual.py here. A vector of which no mean reaches float32's normal numbers is sent as codecs/spike.py.
+A matrix is a tensor [out, in, …] of two or more dimensions. It has a column for each index after `out`: `in` columns of a linear layer,
+in·h·w of a convolution. Tensors of one dimension, and vectors without a layout, are one column. The paper combines the quantizer with
+error feedback (memories/residual.py). A vector whose means are all subnormal float32 numbers is sent as in codecs/spike.py.
 
-Contraction: a side, k entries of one column with the mean m, loses its square less k·m², which is at least its square/k. The sides whose
-mean is below 2⁻¹²⁶, which float32 may not hold, lose all they have at worst, together no more than (n−1)²·2⁻²⁵²; as some side has a mean
-above that, gains come to more than 2⁻²⁵². So the gains are at least ‖x‖²/n², and ‖x‖²/n where there are no such sides.
+Contraction: let a side be the entries ≥ 0, or the entries < 0, of one column. A side with k entries and mean m has the squared error
+‖side‖² − k·m², and k·m² ≥ ‖side‖²/k. The sides with |m| < 2⁻¹²⁶, whose means float32 may not represent, together have squared norms of at
+most (n−1)²·2⁻²⁵². Some side has |m| ≥ 2⁻¹²⁶ and a gain k·m² of at least 2⁻²⁵². So the sum of the gains is at least ‖x‖²/n², and ‖x‖²/n if
+all means are normal numbers.
 
-    body   for each tensor that is not empty:  signs (one bit each, 1 = not negative, padded to a byte);
-           means ≥ 0 of all columns, then means < 0 of all columns, as float32, 0 where a column has no such entry
+    body   for each tensor that is not empty: signs, one bit each, 1 = not negative, padded to a byte;
+           the means ≥ 0 of all columns, then the means < 0 of all columns, float32; 0 if a column has no such entries
 """
 
 from dataclasses import dataclass
@@ -33,12 +34,12 @@ from .selection import take
 from .update import Bits, Sections, Update
 
 MEAN = np.dtype("<f4")
-LEAST = 2.0**-149  # the magnitude next to zero
+SMALLEST = 2.0**-149  # the smallest float32 > 0
 
 
 @dataclass(frozen=True)
 class OneBit(Codec):
-    """One bit a coordinate: the mean of its side of its column."""
+    """Every coordinate as one of two means of its column: one bit each."""
 
     name: ClassVar[str] = "onebit"
     id: ClassVar[int] = 11
@@ -48,15 +49,15 @@ class OneBit(Codec):
         return (1 - 2.0**-20) / max(numel, 1) ** 2
 
     def longest_section(self, numel: int) -> int:
-        # Columns of one entry take the most.
-        return max(len(frame.varint(numel)) + 9 * numel, spike.longest(numel))
+        # Columns of one entry need the most bytes.
+        return max(len(frame.varint(numel)) + 9 * numel, spike.max_bytes(numel))
 
     def _encode_row(self, x: Tensor, seed: int, context: Context) -> Section:
         layout = context.layout or Layout.flat(x.numel())
-        x = x.cpu()  # where the sums have an order
+        x = x.cpu()  # sums in a fixed order
         tensors = [x[e.span] for e in layout if e.numel]
         means = [_means(x[e.span], columns(e)) for e in layout if e.numel]
-        if spike.needed(max((abs(m).max() for m in means), default=0.0), x.numel()):
+        if spike.is_needed(max((abs(m).max() for m in means), default=0.0), x.numel()):
             return spike.pack(x)
         parts = [
             kernels.bits.signs(v) + m.astype(MEAN, copy=False).tobytes()
@@ -77,10 +78,10 @@ class OneBit(Codec):
                 )
                 parts.append((e.span, update))
                 largest = max(largest, update.high.max(), -update.low.min())
-        expect(not len(rest), "a section of one-bit tensors goes on")
+        expect(not len(rest), f"{len(rest)} bytes follow the last one-bit tensor")
         expect(
-            not spike.needed(largest, layout.numel),
-            "a section of one-bit tensors has no mean that float32 holds",
+            not spike.is_needed(largest, layout.numel),
+            "a section of one-bit tensors has only subnormal means",
         )
         return parts[0][1] if len(parts) == 1 else Sections(layout.numel, tuple(parts))
 
@@ -91,7 +92,7 @@ def columns(entry: Entry) -> int:
 
 
 def _means(x: Tensor, columns: int) -> np.ndarray:
-    """Return the values of a 1 and a 0 in each column of x, row by row: float32 [2, columns]."""
+    """Return the means of the entries ≥ 0 and < 0 of each column of x [rows · columns]: float32 [2, columns]."""
     totals, counts = sums.column_sides(x, columns)
     return (totals / counts.clip(1)).astype(np.float32)
 
@@ -99,29 +100,28 @@ def _means(x: Tensor, columns: int) -> np.ndarray:
 def _unpack_tensor(signs: memoryview, means: np.ndarray, entry: Entry) -> Bits:
     raw, (high, low) = kernels.bits.read_bits(signs, entry.numel), means
     grid = kernels.bits.flags(raw, 0, entry.numel).reshape(-1, high.size)
-    positive, negative = grid.any(axis=0), ~grid.all(axis=0)  # columns that have such entries
+    positive, negative = grid.any(axis=0), ~grid.all(axis=0)  # columns with such entries
     expect(bool(np.isfinite(means).all()), "a one-bit tensor has a mean that is not finite")
     expect(
         not np.signbit(high).any() and not high[~positive].any(),
-        "a one-bit tensor has a mean ≥ 0 that is none",
+        "a mean ≥ 0 of a one-bit tensor is negative, or belongs to no entry",
     )
     expect(
         bool((low[negative] < 0).all()) and not low[~negative].view(np.int32).any(),
-        "a one-bit tensor has a mean < 0 that is none",
+        "a mean < 0 of a one-bit tensor is not negative, or belongs to no entry",
     )
     return Bits(entry.numel, raw, high, low)
 
 
 def _unpack_spike(section: Section, layout: Layout) -> Update:
-    alone = spike.unpack(section, layout.numel)
-    for position, value in zip(alone.positions.tolist(), alone.values.tolist(), strict=True):
+    update = spike.unpack(section, layout.numel)
+    for position, value in zip(update.positions.tolist(), update.values.tolist(), strict=True):
         entry = layout.entry_at(position)
         rows = entry.numel // columns(entry)
-        least = (
-            abs(value) + (rows - 1) * LEAST * (value < 0)
-        ) / rows  # the mean, were the rest of the column next to nothing
+        # The mean, if all other entries of the column have the smallest magnitude.
+        smallest_mean = (abs(value) + (rows - 1) * SMALLEST * (value < 0)) / rows
         expect(
-            spike.needed(np.float32(least), layout.numel),
-            "a section of one coordinate could have been one of bits",
+            spike.is_needed(np.float32(smallest_mean), layout.numel),
+            "a section with one coordinate should contain bits and means",
         )
-    return alone
+    return update

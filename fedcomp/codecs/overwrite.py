@@ -1,9 +1,9 @@
-"""The overwrite frame: current values at named coordinates, for a client that missed several broadcasts.
+"""The overwrite frame: the current weights at some positions, for a client that missed several broadcasts.
 
-Unlike a codec's frame it replaces what it names instead of adding to it, so the weights end bit-identical to the
-server's whatever order the missed broadcasts would have been added in.
+A frame of a codec is added to the weights. An overwrite frame replaces weights, so the client's weights become bit-identical to the
+server's.
 
-    body   b, 1 byte; values as float32; gaps, Rice-coded with parameter b (kernels/rice.py)
+    body   b, one byte; values, float32; positions, Rice-coded with parameter b (kernels/rice.py)
 """
 
 import numpy as np
@@ -18,7 +18,7 @@ from .frame import EMPTY, OVERWRITE, Section
 
 
 def encode(weights: Tensor, positions: np.ndarray) -> bytes:
-    """A frame of weights[positions]; weights [numel] float32, positions int64, ascending."""
+    """Return a frame of weights[positions]. `weights` [numel]: float32. `positions`: int64, ascending."""
     section = EMPTY
     if positions.size:
         b = rice.best_parameter(positions, weights.numel())
@@ -30,13 +30,13 @@ def encode(weights: Tensor, positions: np.ndarray) -> bytes:
     return frame.seal(OVERWRITE, frame.MODEL, weights.numel(), [section])
 
 
-def least_bytes(count: int) -> int:
-    """Return the fewest bytes that a frame of so many values takes."""
+def min_frame_bytes(count: int) -> int:
+    """Return the smallest size in bytes of a frame with `count` values."""
     return frame.SECTIONS + 1 + (1 + 4 * count + (count + 7) // 8 if count else 0)
 
 
 def apply(data: bytes, weights: Tensor) -> None:
-    """Write a frame's values into weights [numel], in place. Raises FrameError with the weights untouched."""
+    """Write the values of a frame into weights [numel], in place. Raises FrameError with the weights unchanged."""
     _, ((_, (count, body)),) = frame.unseal(data, OVERWRITE, weights.numel())
     if not count:
         return

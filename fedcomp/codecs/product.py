@@ -1,14 +1,14 @@
-"""Sparsify, then quantize: `topk:density=1%+qsgd:levels=4`.
+"""Products of two codecs, which sparsify and then quantize: `topk:density=1%+qsgd:levels=4`.
 
 Basu, Data, Karakus, Diggavi: Qsparse-local-SGD: distributed SGD with quantization, sparsification, and local computations. NeurIPS 2019.
 
-    C = b ∘ a:  a chooses coordinates, b codes the vector of their values as it would code a model's
+    C = b ∘ a:  a selects coordinates, b encodes the vector of their values
 
-a's own way to send values has no effect. Both halves have one seed, and words of their own from it. What b loses adds to what a loses:
-C contracts with δ = δₐ·δᵦ(k), k the most that a sends, and an unbiased b with ωᵦ ≤ 1 has δᵦ ≥ 1 − ωᵦ (lemma 1 of the paper; for lemma 2 see
-`damped` of qsgd). Where both are unbiased, so is C, with ω = (1 + ωₐ)(1 + ωᵦ(k)) − 1.
+The format of values of `a` has no effect. Both codecs get the same seed and use different streams of random words. C contracts with δ =
+δₐ·δᵦ(k), where k is the largest number of coordinates that a selects; an unbiased b with ωᵦ ≤ 1 has δᵦ ≥ 1 − ωᵦ (lemma 1 of the paper; for
+lemma 2 see the option `damped` of qsgd). If both are unbiased, so is C, with ω = (1 + ωₐ)(1 + ωᵦ(k)) − 1.
 
-    values   length of the section of b (LEB128), that section: its count (LEB128) and its body; around them codecs/selection.py
+    values   length of the section of b (LEB128), count of this section (LEB128), its body; the rest as in codecs/selection.py
 """
 
 from collections.abc import Sequence
@@ -30,7 +30,7 @@ from .selection import Selective, Share, runs, take
 
 @dataclass(frozen=True)
 class Product(Selective):
-    """Coordinates of the first codec, values of the second."""
+    """The coordinates that the first codec selects, with values encoded by the second."""
 
     first: Selective
     second: Codec
@@ -44,20 +44,21 @@ class Product(Selective):
                 else f"topk:density=1%+{self.second.name}"
             )
             raise SpecError(
-                f"a product begins with a codec that selects, and '{self.first.name}' does not; write {fix}"
+                f"a product starts with a codec that selects coordinates, and '{self.first.name}' does not; give {fix}"
             )
         if isinstance(self.second, Selective | MatrixCodec) or self.second.shares_seed:
-            adds = (
-                "adds up coordinates of different clients"
+            problem = (
+                "selects coordinates again"
+                if isinstance(self.second, Selective)
+                else "needs the same coordinates of all clients"
                 if self.second.shares_seed
                 else "needs matrices"
             )
-            does = "selects again" if isinstance(self.second, Selective) else adds
             raise SpecError(
-                f"a product ends with a codec of every value that is selected, and '{self.second.name}' {does}; "
-                f"put another behind {self.first.name}, such as {self.first.name}+fp16"
+                f"the second codec of a product encodes the selected values, and '{self.second.name}' {problem}; "
+                f"give another one, such as {self.first.name}+fp16"
             )
-        for fact, value in {
+        for name, value in {
             "name": f"{self.first.name}+{self.second.name}",
             "id": ProductId(self.first.id, self.second.id),
             "source": f"{self.first.source}; {self.second.source}",
@@ -65,18 +66,18 @@ class Product(Selective):
             "portable": self.first.portable and self.second.portable,
             "draws": self.first.draws,
         }.items():
-            object.__setattr__(self, fact, value)
+            object.__setattr__(self, name, value)
 
     def __str__(self) -> str:
         return f"{self.first}+{self.second}"
 
     def contraction(self, numel: int) -> float | None:
-        chosen, coded = self.first.contraction(numel), contraction(self.second, self.most(numel))
-        return None if chosen is None or coded is None else chosen * coded
+        first, second = self.first.contraction(numel), contraction(self.second, self.most(numel))
+        return None if first is None or second is None else first * second
 
     def variance(self, numel: int) -> float | None:
-        chosen, coded = self.first.variance(numel), self.second.variance(self.most(numel))
-        return None if chosen is None or coded is None else (1 + chosen) * (1 + coded) - 1
+        first, second = self.first.variance(numel), self.second.variance(self.most(numel))
+        return None if first is None or second is None else (1 + first) * (1 + second) - 1
 
     @property
     def density(self) -> float:
@@ -84,10 +85,10 @@ class Product(Selective):
 
     def longest_section(self, numel: int) -> int | None:
         k = self.most(numel)
-        around, coded = self.first.longest_section(numel), self.second.longest_section(k)
-        if around is None or coded is None or not isinstance(self.first, Share):
+        first, second = self.first.longest_section(numel), self.second.longest_section(k)
+        if first is None or second is None or not isinstance(self.first, Share):
             return None
-        return around - self.first.value_bytes(k) + len(varint(coded)) + coded
+        return first - self.first.value_bytes(k) + len(varint(second)) + second
 
     def select(self, rows: Rows, seeds: Sequence[int]) -> Chosen:
         return self.first.select(rows, seeds)
@@ -123,7 +124,7 @@ class Product(Selective):
         return np.array(update.block(0, count), np.float32), start + length
 
 
-def contraction(c: Codec, numel: int) -> float | None:
-    """δ of a codec, also of an unbiased one that loses less than it is given."""
-    declared, omega = c.contraction(numel), c.variance(numel)
+def contraction(codec: Codec, numel: int) -> float | None:
+    """Return δ of a codec, 1 − ω for an unbiased codec with ω ≤ 1, else None."""
+    declared, omega = codec.contraction(numel), codec.variance(numel)
     return 1 - omega if declared is None and omega is not None and omega <= 1 else declared

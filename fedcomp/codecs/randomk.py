@@ -1,24 +1,27 @@
 """Random-k sparsification: random masks, subsampling, dropping.
 
+by=uniform: Konečný, McMahan, Yu, Richtárik, Suresh, Bacon: Federated learning: strategies for improving communication efficiency. 2016
+(random masks); Stich, Cordonnier, Jaggi: Sparsified SGD with memory. NeurIPS 2018.
+
     C(x)_i = x_i if i is one of k coordinates drawn without replacement, else 0        scaled: n/k·x_i, so that E C(x) = x
 
-Konečný, McMahan, Yu, Richtárik, Suresh, Bacon: Federated learning: strategies for improving communication efficiency. 2016 (random masks);
-Stich, Cordonnier, Jaggi: Sparsified SGD with memory. NeurIPS 2018. What is drawn follows from the seed in the frame, so no positions are
-sent; zeros that are drawn are sent as well. Frames of one seed add, coordinate by coordinate.
+The positions are drawn from the seed in the frame, so they are not sent. Drawn coordinates are sent even if they are zero. Frames of one
+seed can be added.
 
 by=magnitude: Wangni, Wang, Liu, Zhang: Gradient sparsification for communication-efficient distributed optimization. NeurIPS 2018.
 
-    coordinate i is kept with p_i = min(1, |x_i|/m), Σ p_i = k: of all ways to keep k in the mean, the one of least variance
-    C(x)_i = x_i if it was kept, else 0        scaled: x_i/p_i, which is x_i from m on and ±m below
+    coordinate i is sent with probability p_i = min(1, |x_i|/m), where Σ p_i = k; this minimizes the variance for k coordinates on average
+    C(x)_i = x_i if i is sent, else 0        scaled: x_i/p_i, which is x_i if |x_i| ≥ m, else ±m
 
-Here k is given, where the paper is given a variance; m is found exactly, where its algorithm 3 goes by steps, and cut to float32, so that
-Σ p_i ≥ k. How many a frame holds varies. Positions are sent, zeros are not.
+The paper determines p from a given variance, by an iteration (algorithm 3). Here k is given, and m is computed exactly and rounded down to
+float32, so Σ p_i ≥ k. The number of coordinates in a frame varies. Positions are sent, zeros are not.
 
-Without `scaled` both contract, δ = k/n in the mean. With it both are unbiased, ω = n/k − 1, but for values in float16, which are rounded,
-and for n/k·x_i above the largest float32, which is cut there.
+Without `scaled`, both contract with δ = k/n in the mean. With `scaled`, both are unbiased with ω = n/k − 1, except that values in float16
+are rounded, and n/k·x_i is clipped to the range of float32.
 
-    values   codecs/floats.py; scaled by magnitude (flag + 2): m as float32, a bit for each value that is larger, a sign for each that is
-             not (1 = positive), each padded to a byte, then the larger ones; around them codecs/selection.py
+    values   as in codecs/floats.py; for scaled magnitudes (flag + 2): m, float32; a bit for each value, 1 if its magnitude exceeds m;
+             the signs of all other values, 1 = positive; both padded to a byte; the values that exceed m
+             the rest as in codecs/selection.py
 """
 
 from collections.abc import Sequence
@@ -34,22 +37,24 @@ from ..kernels import Chosen, Rows, draw, rounding
 from . import floats, selection
 from .base import Context, expect
 from .frame import EMPTY, Section, read_varint, varint
-from .levels import LARGEST, below
+from .levels import LARGEST, round_down
 
-STREAM = 7  # of the words that draw positions: those of stream 0 may round the values
-APART = 1 << 63  # by this bit another seed drops coordinates than the one that may round them
-COMMON = 2  # flag: all but the larger values have one magnitude
-PIECE = 1 << 24  # elements that are cut at m together
+STREAM = 7  # of the random words that draw positions; stream 0 may round the values
+DROP_MASK = 1 << 63  # changes the seed of dropping, since the seed itself may round the values
+COMMON_MAGNITUDE = 2  # flag: all values but the larger ones have the same magnitude
+CLIP_ELEMENTS = 1 << 24  # elements that are clipped at a time
 
 
 @dataclass(frozen=True)
 class RandomK(selection.Share):
-    """Coordinates drawn at random, without their positions; or dropped at random, the more likely the smaller they are."""
+    """Random coordinates, drawn uniformly and sent without positions, or drawn with probabilities by magnitude."""
 
-    density: float = 1 / 100  # share of coordinates sent
-    by: Literal["uniform", "magnitude"] = "uniform"  # what decides how likely a coordinate is sent
+    density: float = 1 / 100  # fraction of the coordinates sent
+    by: Literal["uniform", "magnitude"] = (
+        "uniform"  # how the probability of a coordinate is determined
+    )
     scaled: bool = False  # true: unbiased, for memories none and diana; false: for error feedback
-    values: floats.Precision = "fp32"  # precision of what is sent
+    values: floats.Precision = "fp32"  # precision of the values
     name: ClassVar[str] = "randomk"
     id: ClassVar[int] = 7
     source: ClassVar[str] = "Konečný et al. 2016, Wangni et al. 2018"
@@ -67,7 +72,7 @@ class RandomK(selection.Share):
         if self.scaled:
             return None
         exact = self.count(numel) / max(numel, 1)
-        return exact if self.values == "fp32" else exact * (1 - floats.ROUNDED)
+        return exact if self.values == "fp32" else exact * (1 - floats.FP16_ERROR)
 
     def variance(self, numel: int) -> float | None:
         if not self.scaled or self.values != "fp32" or not numel:
@@ -95,7 +100,7 @@ class RandomK(selection.Share):
         chosen = self._drawn(rows, seeds, levels)
         values = kernels.values_at(rows, chosen)
         if self.scaled and self.draws:
-            values = times(values, rows[0].numel() / max(chosen.counts[0], 1))
+            values = scale_saturating(values, rows[0].numel() / max(chosen.counts[0], 1))
         elif self.scaled:
             m = np.array(levels, np.float32).repeat(chosen.counts)
             m = torch.from_numpy(m).to(values.device)
@@ -103,17 +108,17 @@ class RandomK(selection.Share):
         return chosen, values
 
     def _levels(self, rows: Rows) -> list[float]:
-        """Return m of each vector, 0 where it is not needed."""
-        return [0.0 if self.draws else level(row, self.count(row.numel())) for row in rows]
+        """Return m of each vector, 0 for by=uniform."""
+        return [0.0 if self.draws else drop_threshold(row, self.count(row.numel())) for row in rows]
 
     def _drawn(self, rows: Rows, seeds: Sequence[int], levels: Sequence[float]) -> Chosen:
         numel = rows[0].numel()
-        found = [
-            self.implied(numel, self.count(numel), seed) if self.draws else kept(row, m, seed)
+        positions = [
+            self.implied(numel, self.count(numel), seed) if self.draws else drop_small(row, m, seed)
             for row, seed, m in zip(rows, seeds, levels, strict=True)
         ]
-        counts = np.array([positions.size for positions in found], np.int64)
-        return Chosen(torch.from_numpy(np.concatenate(found)).to(rows[0].device), counts)
+        counts = np.array([row.size for row in positions], np.int64)
+        return Chosen(torch.from_numpy(np.concatenate(positions)).to(rows[0].device), counts)
 
     def pack_values(
         self, values: np.ndarray, counts: np.ndarray, seeds: Sequence[int], context: Context
@@ -127,26 +132,26 @@ class RandomK(selection.Share):
         magnitudes, flag = np.abs(values), floats.flag(self.values)
         larger = magnitudes > magnitudes.min()
         bits = kernels.pack_signs(larger) + kernels.pack_signs(values[~larger] > 0)
-        return flag | COMMON, magnitudes.min().astype("<f4").tobytes() + bits + floats.pack(
-            values[larger], flag
-        )
+        return flag | COMMON_MAGNITUDE, magnitudes.min().astype(
+            "<f4"
+        ).tobytes() + bits + floats.pack(values[larger], flag)
 
     def unpack_values(
         self, flag: int, data: memoryview, count: int, seed: int
     ) -> tuple[np.ndarray, int]:
-        if flag < COMMON:
+        if flag < COMMON_MAGNITUDE:
             return floats.unpack(data, count, flag)
         head, rest = selection.take(data, 4)
         m = selection.unpack_magnitude(head)
         bits, rest = selection.take(rest, -(-count // 8))
         larger = kernels.unpack_signs(bits, count)
-        few = int(np.count_nonzero(larger))
-        expect(few < count, "a section has no value of the common magnitude")
-        signs, rest = selection.take(rest, -(-(count - few) // 8))
-        sent, used = floats.unpack(rest, few, flag - COMMON)
+        n_larger = int(np.count_nonzero(larger))
+        expect(n_larger < count, "a section has no value of the common magnitude")
+        signs, rest = selection.take(rest, -(-(count - n_larger) // 8))
+        sent, used = floats.unpack(rest, n_larger, flag - COMMON_MAGNITUDE)
         values = np.empty(count, np.float32)
         values[larger] = sent
-        values[~larger] = np.where(kernels.unpack_signs(signs, count - few), m, -m)
+        values[~larger] = np.where(kernels.unpack_signs(signs, count - n_larger), m, -m)
         return values, len(head) + len(bits) + len(signs) + used
 
     def _merge_sections(self, sections: Sequence[Section]) -> Section:
@@ -166,34 +171,40 @@ class RandomK(selection.Share):
         )
 
 
-def kept(x: Tensor, m: float, seed: int) -> np.ndarray:
-    """Return positions of the coordinates that are not dropped: |x| is rounded to 0 or to m, and up where it is larger."""
-    return np.flatnonzero(rounding.to_multiples(x, m, m, seed ^ APART))
+def drop_small(x: Tensor, m: float, seed: int) -> np.ndarray:
+    """Return the positions of the coordinates that are not dropped: |x| is rounded stochastically to 0 or m, and never dropped if ≥ m."""
+    return np.flatnonzero(rounding.to_multiples(x, m, m, seed ^ DROP_MASK))
 
 
-def level(x: Tensor, k: int) -> float:
-    """The float32 m > 0 with Σ min(1, |x_i|/m) = k, cut off; where no more than k are not zero, the smallest of them, or 1."""
+def drop_threshold(x: Tensor, k: int) -> float:
+    """Return m > 0 with Σ min(1, |x_i|/m) = k, rounded down to float32.
+
+    If at most k coordinates are not zero, return the smallest nonzero magnitude; 1 if all are zero.
+    """
     largest = np.sort(
         x[kernels.top_k([x], k).positions].abs().to(torch.float32).cpu().numpy()
     ).astype(np.float64)
     if not largest.size or int(x.count_nonzero()) <= k:
         return float(largest.min(initial=1.0)) if largest.size else 1.0
-    pieces = (x[start : start + PIECE].to(torch.float32) for start in range(0, x.numel(), PIECE))
+    pieces = (
+        x[start : start + CLIP_ELEMENTS].to(torch.float32)
+        for start in range(0, x.numel(), CLIP_ELEMENTS)
+    )
     cut = 0.0
     for piece in pieces:
         cut += kernels.norm1(piece.clamp(-largest[0], largest[0]))
-    # Where the i smallest of the k largest are not sure to be kept, m is what they and all below them add up to, over i.
+    # If p < 1 for the i smallest of the k largest, m is the sum of their magnitudes and of all smaller ones, divided by i.
     means = (max(cut - k * largest[0], 0.0) + largest.cumsum()) / np.arange(1, k + 1)
-    return below(float(means[means >= largest][-1]))
+    return round_down(float(means[means >= largest][-1]))
 
 
-def times(values: Tensor, factor: float) -> Tensor:
-    """factor · values in float32, cut at its largest number."""
+def scale_saturating(values: Tensor, factor: float) -> Tensor:
+    """Return factor · values, clipped to the range of float32."""
     return (values.to(torch.float64) * factor).clamp(-LARGEST, LARGEST).to(torch.float32)
 
 
 def _values(section: Section) -> np.ndarray:
-    """The values, float32, in a section of drawn positions. Raises FrameError."""
+    """Return the values, float32, in a section of drawn positions. Raises FrameError."""
     first, data = selection.take(memoryview(section.body), 1)
     expect(
         first[0] == selection.IMPLIED,

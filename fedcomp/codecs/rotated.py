@@ -1,11 +1,11 @@
-"""The base of codecs that quantize a rotated vector (kernels/hadamard.py), and the wire of their numbers and codes.
+"""The base class of codecs that quantize a rotated vector (kernels/hadamard.py), and the format of their numbers and codes.
 
-    body   one byte, the codec's own; 0 = float32 values instead, of a vector whose largest magnitude is above 0 and below 2⁻¹⁰⁰
-           for each block a, then for each block b where the codec has one: the upper half of a float64
-           codes: the codec's own
+    body   one byte, defined by the codec; 0 = float32 values follow, since the largest magnitude is above 0 and below 2⁻¹⁰⁰
+           a of each block, then b of each block if the codec has them: the upper half of a float64
+           codes, defined by the codec
 
-A block's û·2^e/d is a·v + b/d, with v what its codes stand for; then it is turned back. A vector below 2⁻¹⁰⁰ is sent as it is: of what
-comes back, float32 could not hold the bits. What comes back beyond float32's range becomes its end.
+If v are the values of the codes of a block, û·2^e/d = a·v + b/d, which is rotated back. Vectors below 2⁻¹⁰⁰ are sent as values, because
+the result of the rotation would be a subnormal float32. Coordinates outside the range of float32 become its largest numbers.
 """
 
 from abc import abstractmethod
@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from ..kernels import bit_planes, hadamard
-from ..kernels.hadamard import Turned
+from ..kernels.hadamard import RotatedBlocks
 from ..kernels.parallel import map_ranges
 from ..layout import Layout
 from . import selection
@@ -26,94 +26,100 @@ from .base import Codec, Context, expect
 from .frame import Section, varint
 from .update import Dense, Update
 
-PLAIN = 0  # the first byte before float32 values
-TINY = -100  # exponent of two below which a vector is sent as it is
+UNROTATED = 0  # the first byte before float32 values
+MAX_UNROTATED_EXPONENT = -100  # of the largest magnitude of a vector that is sent as values
 HALF = np.dtype("<u4")  # the upper half of a float64
-LEAST, MOST = 2.0**-400, 2.0**160  # range of the scales of float32 vectors
+MIN_SCALE, MAX_SCALE = 2.0**-400, 2.0**160  # range of the scales of float32 vectors
 
 
 class Codes(Protocol):
-    """Codes as they came, one for each coordinate and each zero behind the vector."""
+    """The codes in a section: one for each coordinate, and one for each zero that pads the last block."""
 
     def read(self, start: int, stop: int) -> np.ndarray:
-        """Return the values of codes start..stop-1, float32 in memory of their own; both are edges of blocks."""
+        """Return the values of codes start..stop-1, both edges of blocks, as a new float32 array."""
 
 
 @dataclass(frozen=True)
 class RotatedCodec(Codec):
-    """A codec for what a rotation makes of a vector."""
+    """A codec that quantizes the rotated vector."""
 
     seeded: ClassVar[bool] = True
     whole: ClassVar[bool] = True
-    shifts: ClassVar[bool] = False  # whether blocks have a b
-    kind: ClassVar[type] = np.uint8  # type of the codes
+    shifts: ClassVar[bool] = False  # blocks have a number b
+    code_type: ClassVar[type] = np.uint8
 
     @abstractmethod
     def head(self) -> int:
-        """The first byte: 1..255."""
+        """Return the first byte, 1..255."""
 
     @abstractmethod
-    def quantize(self, turned: Turned) -> tuple[np.ndarray, list[np.ndarray]]:
-        """Codes [N] and the numbers, float64 [blocks], whose lower halves are zero: û = numbers[0]·v + numbers[1]."""
+    def quantize(self, blocks: RotatedBlocks) -> tuple[np.ndarray, list[np.ndarray]]:
+        """Return the codes [N], and [scale] or [scale, shift] of the blocks with û = scale·v + shift.
+
+        Scale and shift are float64 [blocks] with zeros in their lower halves.
+        """
 
     @abstractmethod
     def pack_codes(self, codes: np.ndarray) -> bytes:
-        """The bytes of codes [N]."""
+        """Return the bytes of codes [N]."""
 
     @abstractmethod
-    def unpack_codes(self, head: int, data: memoryview, count: int, idle: np.ndarray) -> Codes:
-        """`count` codes; where `idle` [count/8] is true, eight of them stand for 0. Raises FrameError unless `pack_codes` made `data`."""
+    def unpack_codes(self, head: int, data: memoryview, count: int, is_zero: np.ndarray) -> Codes:
+        """Return the `count` codes in `data`. Raises FrameError for bytes that `pack_codes` does not return.
+
+        `is_zero` [count/8]: whether the values of eight codes must be 0, since the scale of their block is 0.
+        """
 
     def width(self) -> int | None:
-        """Bits of a code; None where codes differ in length."""
+        """Return the number of bits of a code, None if codes differ in length."""
         return None
 
     def longest_section(self, numel: int) -> int | None:
-        marks, width = hadamard.edges(numel), self.width()
+        edges, width = hadamard.edges(numel), self.width()
         if width is None:
             return None
-        coded = HALF.itemsize * (marks.size - 1) * (1 + self.shifts) + width * int(marks[-1]) // 8
+        coded = HALF.itemsize * (edges.size - 1) * (1 + self.shifts) + width * int(edges[-1]) // 8
         return len(varint(numel)) + 1 + max(4 * numel, coded)
 
     def _encode_row(self, x: Tensor, seed: int, context: Context) -> Section:
-        marks = hadamard.edges(x.numel())
-        sent = np.empty((1 + self.shifts, marks.size - 1))
-        exponents = np.empty(marks.size - 1, np.int64)
-        codes = np.empty(marks[-1], self.kind)
+        edges = hadamard.edges(x.numel())
+        sent = np.empty((1 + self.shifts, edges.size - 1))
+        exponents = np.empty(edges.size - 1, np.int64)
+        codes = np.empty(edges[-1], self.code_type)
 
-        def use(turned: Turned) -> None:
-            codes[turned.span], numbers = self.quantize(turned)
-            exponents[turned.blocks] = turned.exponents
-            sent[:, turned.blocks] = _unscaled(numbers, turned)
+        def encode_blocks(blocks: RotatedBlocks) -> None:
+            codes[blocks.span], numbers = self.quantize(blocks)
+            exponents[blocks.indices] = blocks.exponents
+            sent[:, blocks.indices] = _unscaled(numbers, blocks)
 
-        hadamard.turn(x, seed, use)
-        held = sent.any(0)
-        if held.any() and exponents[held].max() <= TINY:
+        hadamard.rotate(x, seed, encode_blocks)
+        nonzero = sent.any(0)
+        if nonzero.any() and exponents[nonzero].max() <= MAX_UNROTATED_EXPONENT:
             values = x.to(torch.float32).cpu().numpy().astype("<f4", copy=False)
-            return Section(x.numel(), bytes([PLAIN]) + values.tobytes())
+            return Section(x.numel(), bytes([UNROTATED]) + values.tobytes())
         numbers = (sent.view(np.int64) >> 32).astype(HALF).tobytes()
         return Section(x.numel(), bytes([self.head()]) + numbers + self.pack_codes(codes))
 
     def _decode_row(self, section: Section, layout: Layout, seed: int) -> Update:
         count, body = section
         first, data = selection.take(memoryview(body), 1)
-        if first[0] == PLAIN:
-            return _plain(data, count)
+        if first[0] == UNROTATED:
+            return _unrotated(data, count)
         sizes = np.diff(hadamard.edges(count))
         sent, data = selection.take(data, HALF.itemsize * sizes.size * (1 + self.shifts))
         scale, shift = _read_numbers(np.frombuffer(sent, HALF).reshape(-1, sizes.size))
         codes = self.unpack_codes(first[0], data, int(sizes.sum()), (scale == 0).repeat(sizes // 8))
-        return Rotated(count, seed, scale, shift, codes)
+        return RotatedUpdate(count, seed, scale, shift, codes)
 
 
 @dataclass(frozen=True)
-class Rotated(Update):
-    """An update that is turned back when it is read."""
+class RotatedUpdate(Update):
+    """An update that is rotated back whenever it is read."""
 
     numel: int
     seed: int
     scale: np.ndarray  # a, float64 [blocks]
-    shift: np.ndarray  # b
+    shift: np.ndarray  # b, float64 [blocks]
     codes: Codes
     positions: ClassVar[None] = None
 
@@ -127,7 +133,7 @@ class Rotated(Update):
         def add(start: int, stop: int, values: np.ndarray) -> None:
             target[start:stop] += factor * values
 
-        self._each(0, self.numel, add)
+        self._for_each_chunk(0, self.numel, add)
 
     def block(self, start: int, stop: int) -> np.ndarray:
         out = np.empty(stop - start, np.float32)
@@ -136,83 +142,91 @@ class Rotated(Update):
             a, b = max(start, first), min(stop, last)
             out[a - start : b - start] = values[a - first : b - first]
 
-        self._each(start, stop, put)
+        self._for_each_chunk(start, stop, put)
         return out
 
-    def _each(self, start: int, stop: int, use: Callable[[int, int, np.ndarray], None]) -> None:
-        """use(first, last, values) for all blocks that hold coordinates start..stop-1, by threads."""
+    def _for_each_chunk(
+        self, start: int, stop: int, use: Callable[[int, int, np.ndarray], None]
+    ) -> None:
+        """Call use(first, last, values) for chunks of blocks that cover coordinates start..stop-1, on several threads."""
         if start == stop:
             return
-        marks = hadamard.edges(self.numel)
-        begin = int(np.searchsorted(marks, start, "right")) - 1
-        end = int(np.searchsorted(marks, stop))
+        edges = hadamard.edges(self.numel)
+        begin = int(np.searchsorted(edges, start, "right")) - 1
+        end = int(np.searchsorted(edges, stop))
 
         def work(a: int, b: int) -> None:
             for at in range(a, b, hadamard.CHUNK):
                 i, j = (
-                    int(np.searchsorted(marks, marks[begin] + edge))
+                    int(np.searchsorted(edges, edges[begin] + edge))
                     for edge in (at, min(at + hadamard.CHUNK, b))
                 )
-                values = self.codes.read(int(marks[i]), int(marks[j]))
-                turned = hadamard.turn_back(
-                    values, self.seed, self.numel, i, self.scale[i:j], self.shift[i:j]
+                codes = self.codes.read(int(edges[i]), int(edges[j]))
+                values = hadamard.rotate_back(
+                    codes, self.seed, self.numel, i, self.scale[i:j], self.shift[i:j]
                 )
-                use(int(marks[i]), int(marks[i]) + turned.size, turned)
+                use(int(edges[i]), int(edges[i]) + values.size, values)
 
-        map_ranges(int(marks[end] - marks[begin]), work, hadamard.CHUNK)
+        map_ranges(int(edges[end] - edges[begin]), work, hadamard.CHUNK)
 
 
 @dataclass(frozen=True)
 class Planes:
-    """Codes as bit planes (kernels/bit_planes.py), a view of the frame."""
+    """Codes of w bits as bit planes (kernels/bit_planes.py), a view of the frame."""
 
     bits: np.ndarray  # uint8 [w, N/8]
-    table: np.ndarray  # float32 [2^w]
+    table: np.ndarray  # values of the codes, float32 [2^w]
 
     def read(self, start: int, stop: int) -> np.ndarray:
         return bit_planes.read(self.bits, start, stop, self.table)
 
 
-def unpack_planes(data: memoryview, count: int, table: np.ndarray, idle: np.ndarray) -> Planes:
-    """Codes of as many bits as the table has. Raises FrameError unless each is one of its entries, and 0 where `idle`."""
+def unpack_planes(data: memoryview, count: int, table: np.ndarray, is_zero: np.ndarray) -> Planes:
+    """Return the codes in `data`, whose values are in `table`.
+
+    Raises FrameError for a code outside the table, and for a nonzero code where `is_zero`.
+    """
     bits = bit_planes.unpack(data, count, table.size)
-    expect(not (idle.any() and bits[:, idle].any()), "a block of equal values has codes")
+    expect(not (is_zero.any() and bits[:, is_zero].any()), "a block with scale 0 has nonzero codes")
     return Planes(bits, np.resize(table, 1 << len(bits)))
 
 
-def nearest(numbers: np.ndarray) -> np.ndarray:
-    """Return the nearest float64 whose lower halves are zero, of numbers ≥ 0."""
+def round_nearest(numbers: np.ndarray) -> np.ndarray:
+    """Return numbers ≥ 0, rounded to the nearest float64 with zeros in the lower half."""
     return ((numbers.view(np.int64) + (1 << 31)) >> 32 << 32).view(np.float64)
 
 
-def above(numbers: np.ndarray) -> np.ndarray:
-    """Return the smallest float64 that are not below the numbers and whose lower halves are zero."""
+def round_up(numbers: np.ndarray) -> np.ndarray:
+    """Return the numbers, rounded up to float64 with zeros in the lower half."""
     bits = numbers.view(np.int64)
     return (np.where(bits < 0, bits, bits + 0xFFFFFFFF) >> 32 << 32).view(np.float64)
 
 
-def _unscaled(numbers: list[np.ndarray], turned: Turned) -> list[np.ndarray]:
-    """a and b."""
-    exponents = turned.exponents.astype(np.int32)
-    return [np.ldexp(v, exponents) / (1 if i else turned.sizes) for i, v in enumerate(numbers)]
+def _unscaled(numbers: list[np.ndarray], blocks: RotatedBlocks) -> list[np.ndarray]:
+    """Return a and b of the blocks, given scale and shift of û."""
+    exponents = blocks.exponents.astype(np.int32)
+    return [np.ldexp(v, exponents) / (1 if i else blocks.sizes) for i, v in enumerate(numbers)]
 
 
 def _read_numbers(halves: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """a and b, [blocks] each. Raises FrameError for what no vector of float32 turns to."""
+    """Return a and b, [blocks] each. Raises FrameError for numbers that no float32 vector has."""
     numbers = (halves.astype(np.int64) << 32).view(np.float64)
     sizes = np.abs(numbers)
     with np.errstate(invalid="ignore"):
-        fit = (halves == 0) | (sizes >= LEAST) & (sizes <= MOST)
+        in_range = (halves == 0) | (sizes >= MIN_SCALE) & (sizes <= MAX_SCALE)
     expect(
-        bool(fit.all() and (numbers[0] >= 0).all()),
+        bool(in_range.all() and (numbers[0] >= 0).all()),
         "the scale of a block is not finite, negative, or out of range",
     )
     return numbers[0], numbers[1] if len(numbers) > 1 else np.zeros(numbers.shape[1])
 
 
-def _plain(data: memoryview, count: int) -> Dense:
+def _unrotated(data: memoryview, count: int) -> Dense:
     expect(len(data) == 4 * count, "float32 values have another length")
     values = np.frombuffer(data, "<f4")
     largest = float(np.abs(values).max())
-    expect(0 < largest < 2.0**TINY, "values are sent as they are that should have been turned")
+    expect(
+        0 < largest < 2.0**MAX_UNROTATED_EXPONENT,
+        "a section has values that should have been rotated",
+    )
     return Dense(values)

@@ -1,36 +1,39 @@
-"""S2 Reducer: a sparse vector as its support and a count sketch of its values, which add up on the way and come out exact.
+"""S2 Reducer: a sparse vector as its support and a count sketch of its values. Frames can be added, and the values recovered exactly.
 
 Ge, Zhang, Zhang, Sun, Ma, Wang, Zhu, Chen: S2 Reducer: high-performance sparse communication to accelerate distributed deep learning. 2021.
 
-    S[r, h_r(i)] += s_r(i)·x_i for every i with x_i ≠ 0;    support and S are sent;    Σ of frames: union of supports, Σ of S
+    S[r, h_r(i)] += s_r(i)·x_i for every i with x_i ≠ 0;    a frame has the support and S;    the sum has the union of supports and Σ S
 
-Who knows the union reads the values back by peeling (kernels/peeling.py). In all, S has 1.25 cells for each coordinate of the union from
-10⁴ on, 1.6 at 10³, more below; in tables of that size all of them come out exactly, but for one table in about a thousand, in which two
-keys share all of their cells. What is not exact is the closest that least squares finds, and the update says of how many (`Found.missed`).
+A receiver that knows the union recovers the values by peeling (kernels/peeling.py). S needs 1.25 cells per coordinate of the union from
+10⁴ coordinates on, 1.6 at 10³, and more below. In tables of this size all values are exact, except for about one table in a thousand, where
+two coordinates share all their cells. Values that are not exact are estimated by least squares; `RecoveredUpdate.missed` is their number.
 
-It pays where many frames are added by those who only add, and their supports overlap: all-reduce, switches, sums over masked values. It
-does not pay in a star, where a `topk` frame of the same values is smaller: a nonzero takes 5.4 bytes here, 5.1 in int24, 3.8 in int16, and
-5.0 there, 3.0 in float16; and by far smaller where each table has room for the union, so that the links from clients to the first who adds
-carry more, not less. Nor does it pay where a relay may look into frames: it could pass on the values of the union themselves.
-benchmarks/s2.py has the figures: at 1 % of updates of digits in training, the sum of 128 frames takes 86 % less than the frames of topk
-that go into it, that of 32 61 %, of 8 12 %; where supports are random 46 %, 11 % to 17 %, and −23 % to 1 %. The paper claims 81 %.
+The codec is useful if nodes that can only add combine many frames with overlapping supports: all-reduce, switches, sums over masked values.
+Without such nodes, a `topk` frame of the same values is smaller: a nonzero takes 5.4 bytes in `s2` (5.1 in int24, 3.8 in int16) and 5.0
+bytes in `topk` (3.0 in float16), and the difference grows if each table has room for the union. If a relay may read frames, it can forward
+the values of the union themselves. Figures from benchmarks/s2.py: at 1 % of the updates of digits in training, the sum of 128 frames takes
+86 % less than the `topk` frames of these values, the sum of 32 frames 61 %, of 8 frames 12 %; with random supports 46 %, 11 % to 17 %, and
+−23 % to 1 %. The paper claims 81 %.
 
-`topk:density=1%+s2` sends what topk chooses, in frames of `s2`. Frames add if their tables have one shape. So a table is made for `union`
-times as many coordinates as the first half sends at most, which is the same for all clients; or as x has nonzeros, where there is no first
-half; or it has the `columns` that are given. Where `union` falls short, nothing is lost but what `missed` says. An encoder that could not
-read its own frame takes twice the columns: such a frame stands alone, and does not add.
+`topk:density=1%+s2` sends the coordinates that topk selects as frames of `s2`. Only frames whose tables have the same shape can be added.
+So the table has room for `union` times the largest number of coordinates that the first codec selects, which is the same for all clients.
+Without a first codec, it has room for `union` times the nonzeros of x. The option `columns` sets the size directly. If `union` is too
+small, `missed` values are estimated. An encoder that cannot recover its own values doubles the columns; that frame cannot be added to
+others.
 
-Unlike the paper, supports are coded, where it sends a bitmap, and cells are integers of a unit 2^e, so that subtracting them loses nothing:
+Unlike in the paper, supports are coded instead of sent as bitmaps, and cells are integers in units of 2^e, so subtraction is exact:
 
-    values=fp32    the largest 2^e of which all values are multiples, so that all of their bits arrive; a value below 2⁻⁴⁷ of the largest,
-                   2⁻³⁵ among 10⁸, may lose some. values=int24, int16: the values are rounded to so many bits of the largest.
+    values=fp32            2^e is the largest power of two of which all values are multiples; values below 2⁻⁴⁷ of the largest value,
+                           2⁻³⁵ among 10⁸ values, may be rounded
+    values=int24, int16    values are rounded to 24 or 16 bits, relative to the largest
 
-Cells in float32 would take 32 bits, where those of int24 take about 27, and what they round goes from key to key as they peel: up to 3e-6
-of the largest value at 10⁴ keys, where int24 is off by 1e-7.
+Cells in float32 would take 32 bits instead of about 27 with int24, and rounding errors would accumulate during peeling: at 10⁴ keys up to
+3e-6 of the largest value, compared with 1e-7 for int24.
 
-    body    how many nonzeros (LEB128); unless there are none: form of the support (kernels/positions.py) and rows, one byte each; columns
+    body    number of nonzeros (LEB128); if there are any: form of the support (kernels/positions.py) and rows, one byte each; columns
             (LEB128); e (int16); bits of a cell, one byte; cells; the support
-    cells   integers in two's complement of as few bits as hold them all: the low bytes of each, then what is left of all, packed
+    cells   integers in two's complement, in the smallest number of bits for all: the whole low bytes of all cells, then the remaining bits
+            of all cells, packed
 """
 
 import math
@@ -52,23 +55,23 @@ from .levels import LARGEST
 from .selection import Selective, runs, take
 from .update import Sparse, Update
 
-# Rows → cells a key from which many keys peel.
+# By number of rows: cells per key above which peeling succeeds for many keys.
 THRESHOLDS = {3: 1.222, 4: 1.295, 5: 1.425, 6: 1.570, 7: 1.722}
 BITS = {"fp32": 48, "int24": 23, "int16": 15}  # of a magnitude
-MOST_BITS = 62  # of a sum
-WIDEST = 8  # columns a coordinate, and as many more as a vector of a few needs
+MAX_BITS = 62  # of a sum
+MAX_COLUMNS_PER_COORDINATE = 8  # besides a constant for short vectors
 EXPONENT = np.dtype("<i2")
-LOWEST, HIGHEST = -149, 127  # exponents of units
+MIN_EXPONENT, MAX_EXPONENT = -149, 127  # of units
 
 
 @dataclass(frozen=True)
 class S2(Codec):
-    """All coordinates that are not zero, in frames that add."""
+    """All nonzero coordinates, in frames that can be added."""
 
-    rows: int = 3  # of the table: with 3, it needs the fewest cells
-    columns: int = 0  # cells in a row; 0 = what the nonzeros need
-    union: float = 1.0  # coordinates of all frames that are added, as a multiple of one frame's: their number, or less where they overlap
-    values: Literal["fp32", "int24", "int16"] = "fp32"  # precision of what is added
+    rows: int = 3  # of the table; 3 rows need the smallest number of cells
+    columns: int = 0  # cells in a row; 0 = as many as the nonzeros need
+    union: float = 1.0  # size of the union of supports of all added frames, as a multiple of one frame's; at most the number of frames
+    values: Literal["fp32", "int24", "int16"] = "fp32"  # precision of the values
     name: ClassVar[str] = "s2"
     id: ClassVar[int] = 23
     source: ClassVar[str] = "Ge et al. 2021"
@@ -84,7 +87,7 @@ class S2(Codec):
             raise SpecError(f"columns is {self.columns}; give a number of cells, or leave it out")
         if not 1 <= self.union < math.inf:
             raise SpecError(
-                f"union is {self.union:g}; give the number of frames that are added, or less, from 1 on"
+                f"union is {self.union:g}; give a number from 1 to the number of frames that are added"
             )
         if self.columns and self.union != 1:
             raise SpecError("codec 's2' has both 'columns' and 'union'; give one of them")
@@ -98,29 +101,32 @@ class S2(Codec):
         return self.pack_sparse(at, dense[at], x.numel(), at.size, seed)
 
     def pack_sparse(
-        self, positions: np.ndarray, values: np.ndarray, numel: int, most: int, seed: int
+        self, positions: np.ndarray, values: np.ndarray, numel: int, max_count: int, seed: int
     ) -> Section:
-        """A section for the vector [numel] with values, float32, at positions, int64, ascending, of which frames have `most` at most."""
+        """Return a section for the vector [numel] with values, float32, at positions, int64, ascending.
+
+        `max_count`: largest number of nonzeros in a frame, which determines the columns.
+        """
         exponent, integers = _integers(values, self._bits(positions.size))
         positions, integers = positions[integers != 0], integers[integers != 0]
         if not positions.size:
             return Section(numel, varint(0)) if numel else EMPTY
-        needed = self.columns or self.width(math.ceil(min(numel, self.union * most)))
-        columns = min(needed, _widest(numel))
+        needed = self.columns or self.width(math.ceil(min(numel, self.union * max_count)))
+        columns = min(needed, _max_columns(numel))
         while True:
             where = peeling.places(positions, self.rows, columns, seed)
             table = peeling.sums(where, integers)
-            body = _write(Body(positions, exponent, table.reshape(self.rows, columns)), numel)
+            body = _write(S2Section(positions, exponent, table.reshape(self.rows, columns)), numel)
             if (
                 self.columns
-                or columns == _widest(numel)
+                or columns == _max_columns(numel)
                 or np.array_equal(peeling.recover(where, table).values, integers)
             ):
                 return Section(numel, body)
-            columns = min(2 * columns, _widest(numel))
+            columns = min(2 * columns, _max_columns(numel))
 
     def width(self, keys: int) -> int:
-        """Columns of a table in which so many keys are found."""
+        """Return the columns of a table from which this many keys can be recovered."""
         cells = max(1.25 * keys, 1.1 * keys + 15 * math.sqrt(keys))
         return max(1, math.ceil(cells * THRESHOLDS[self.rows] / THRESHOLDS[3] / self.rows))
 
@@ -128,43 +134,44 @@ class S2(Codec):
         numel = layout.numel
         read = _read(section.body, numel)
         if read is None:
-            return Found(numel, np.empty(0, np.int64), np.empty(0, np.float32))
+            return RecoveredUpdate(numel, np.empty(0, np.int64), np.empty(0, np.float32))
         positions, exponent, table = read
         where = peeling.places(positions, *table.shape, seed)
-        found = peeling.recover(where, table.reshape(-1))
-        values = np.ldexp(found.values.astype(np.float64), exponent).clip(-LARGEST, LARGEST)
-        missed = positions.size - found.peeled - found.solved
-        return Found(numel, positions, values.astype(np.float32), missed)
+        recovered = peeling.recover(where, table.reshape(-1))
+        values = np.ldexp(recovered.values.astype(np.float64), exponent).clip(-LARGEST, LARGEST)
+        missed = positions.size - recovered.peeled - recovered.solved
+        return RecoveredUpdate(numel, positions, values.astype(np.float32), missed)
 
     def _merge_sections(self, sections: Sequence[Section]) -> Section:
         sizes = {section.count for section in sections}
         expect(len(sizes) == 1, "frames of different sizes cannot be merged")
         numel = sizes.pop()
-        found = [_read(section.body, numel) for section in sections if numel]
-        read = [body for body in found if body is not None]
-        if not read:
+        read = [_read(section.body, numel) for section in sections if numel]
+        bodies = [body for body in read if body is not None]
+        if not bodies:
             return sections[0]
         expect(
-            len({body.table.shape for body in read}) == 1,
-            "tables of different sizes cannot be merged; give all clients the same 'columns', or 'union' behind a codec with a density",
+            len({body.table.shape for body in bodies}) == 1,
+            "tables of different sizes cannot be merged; give all clients the same 'columns', or a first codec with a density and the "
+            "same 'union'",
         )
-        unit, total = _sum(read)
+        unit, total = _sum(bodies)
         top = math.ldexp(int(np.abs(total).max()), unit)
         expect(
-            len(read) == 1 or top <= LARGEST and unit <= HIGHEST,
+            len(bodies) == 1 or top <= LARGEST and unit <= MAX_EXPONENT,
             "the sum of the frames is not finite",
         )
-        union = np.unique(np.concatenate([body.positions for body in read]))
-        return Section(numel, _write(Body(union, unit, total), numel))
+        union = np.unique(np.concatenate([body.positions for body in bodies]))
+        return Section(numel, _write(S2Section(union, unit, total), numel))
 
     def _bits(self, keys: int) -> int:
-        """Return the bits of the largest magnitude among so many keys, whose sum is then below 2⁶²."""
-        return min(BITS[self.values], MOST_BITS - keys.bit_length())
+        """Return the bits of the largest magnitude with which the sum of this many keys is below 2⁶²."""
+        return min(BITS[self.values], MAX_BITS - keys.bit_length())
 
 
 @dataclass(frozen=True)
-class Selected(Codec):
-    """Coordinates of the first codec in frames of the second: `topk:density=1%+s2`. Any `s2` reads them."""
+class SparseS2(Codec):
+    """The coordinates that the first codec selects, in frames of the second: `topk:density=1%+s2`. Any `s2` decodes these frames."""
 
     first: Selective
     second: S2
@@ -177,11 +184,11 @@ class Selected(Codec):
     def __post_init__(self) -> None:
         if not isinstance(self.first, Selective):
             raise SpecError(
-                f"a product begins with a codec that selects, and '{self.first.name}' does not; write topk:density=1%+s2"
+                f"a product starts with a codec that selects coordinates, and '{self.first.name}' does not; give topk:density=1%+s2"
             )
         if self.first.draws:
             raise SpecError(
-                f"the coordinates of '{self.first.name}' follow from the seed, and its frames add by themselves; leave +s2 out"
+                f"'{self.first.name}' draws coordinates from the seed, so its own frames can be added; leave +s2 out"
             )
         object.__setattr__(self, "name", S2.name)
         object.__setattr__(self, "source", f"{self.first.source}; {self.second.source}")
@@ -195,8 +202,8 @@ class Selected(Codec):
         return self.first.density
 
     def contraction(self, numel: int) -> float | None:
-        chosen = self.first.contraction(numel)
-        return None if chosen is None else chosen * self.second.contraction(self.first.most(numel))
+        first = self.first.contraction(numel)
+        return None if first is None else first * self.second.contraction(self.first.most(numel))
 
     def _encode_rows(self, rows: Rows, seeds: Sequence[int], context: Context) -> list[Section]:
         (positions, counts), values = self.first.choose(rows, seeds)
@@ -205,8 +212,8 @@ class Selected(Codec):
             *(runs(v.cpu().numpy(), counts) for v in (positions, values)), seeds, strict=True
         )
         return [
-            self.second.pack_sparse(at, held, numel, self.first.most(numel), seed)
-            for at, held, seed in sent
+            self.second.pack_sparse(at, own, numel, self.first.most(numel), seed)
+            for at, own, seed in sent
         ]
 
     def _decode_row(self, section: Section, layout: Layout, seed: int) -> Update:
@@ -217,25 +224,27 @@ class Selected(Codec):
 
 
 @dataclass
-class Found(Sparse):
-    """Values that were read from a table."""
+class RecoveredUpdate(Sparse):
+    """A sparse update with values recovered from a table."""
 
-    missed: int = 0  # coordinates that are not exact, but estimated
+    missed: int = 0  # number of values that are estimated, not exact
 
 
-class Body(NamedTuple):
+class S2Section(NamedTuple):
+    """The body of a section that is not empty."""
+
     positions: np.ndarray  # int64, ascending, at least one
     exponent: int
     table: np.ndarray  # int64 [rows, columns]
 
 
-def _widest(numel: int) -> int:
-    """Columns beyond which a table for a vector [numel] is not read."""
-    return min(WIDEST * numel + 64, (1 << 31) // max(THRESHOLDS) - 1)
+def _max_columns(numel: int) -> int:
+    """Return the largest number of columns of a table for a vector [numel]."""
+    return min(MAX_COLUMNS_PER_COORDINATE * numel + 64, (1 << 31) // max(THRESHOLDS) - 1)
 
 
 def _integers(values: np.ndarray, bits: int) -> tuple[int, np.ndarray]:
-    """The exponent of a unit and values, float32 [k], as multiples of it, int64, of so many bits: exact if these suffice, else rounded."""
+    """Return the exponent e of a unit, and values, float32 [k], as int64 multiples of 2^e, rounded to at most `bits` bits."""
     mantissas, exponents = np.frexp(values.astype(np.float64))
     whole = np.abs(np.ldexp(mantissas, 24)).astype(np.int64)
     zeros = np.frexp((whole & -whole).astype(np.float64))[1] - 1
@@ -244,21 +253,20 @@ def _integers(values: np.ndarray, bits: int) -> tuple[int, np.ndarray]:
         return 0, np.zeros(values.size, np.int64)
     exact = int((exponents - 24 + zeros)[filled].min())
     unit = max(exact, int(exponents[filled].max()) - bits)
-    most = math.floor(math.ldexp(LARGEST, -unit))  # no value is rounded up to infinity
-    return unit, np.rint(np.ldexp(values.astype(np.float64), -unit)).clip(-most, most).astype(
-        np.int64
-    )
+    top = math.floor(math.ldexp(LARGEST, -unit))  # no value is rounded up to infinity
+    multiples = np.rint(np.ldexp(values.astype(np.float64), -unit))
+    return unit, multiples.clip(-top, top).astype(np.int64)
 
 
-def _sum(read: Sequence[Body]) -> tuple[int, np.ndarray]:
-    """Exponent and sum of tables, in the smallest unit of theirs; where sizes lie too far apart, in the smallest that 62 bits allow."""
-    tops = [body.exponent + int(np.abs(body.table).max()).bit_length() for body in read]
+def _sum(bodies: Sequence[S2Section]) -> tuple[int, np.ndarray]:
+    """Return the exponent and the sum of tables, in their smallest unit, or in the smallest unit for which 62 bits suffice."""
+    tops = [body.exponent + int(np.abs(body.table).max()).bit_length() for body in bodies]
     unit = max(
-        min(body.exponent for body in read),
-        max(tops) + (len(read) - 1).bit_length() + 1 - MOST_BITS,
+        min(body.exponent for body in bodies),
+        max(tops) + (len(bodies) - 1).bit_length() + 1 - MAX_BITS,
     )
-    total = np.zeros(read[0].table.shape, np.int64)
-    for _, exponent, table in read:
+    total = np.zeros(bodies[0].table.shape, np.int64)
+    for _, exponent, table in bodies:
         if not table.any():
             continue
         if exponent < unit:
@@ -268,7 +276,7 @@ def _sum(read: Sequence[Body]) -> tuple[int, np.ndarray]:
     return unit, total
 
 
-def _write(body: Body, numel: int) -> bytes:
+def _write(body: S2Section, numel: int) -> bytes:
     positions, exponent, table = body
     form, support = wire.pack(positions, numel)
     bits = 1 + max(int(table.max()), -1 - int(table.min()), 0).bit_length()
@@ -277,8 +285,11 @@ def _write(body: Body, numel: int) -> bytes:
     return head + _pack_cells(table, bits) + support
 
 
-def _read(body: bytes | memoryview, numel: int) -> Body | None:
-    """Return the body of a section for a vector [numel], None where all of it is zero. Raises FrameError. Memory and time are O(numel)."""
+def _read(body: bytes | memoryview, numel: int) -> S2Section | None:
+    """Return the content of the body of a section for a vector [numel], None if the vector is zero. Time and memory are O(numel).
+
+    Raises FrameError.
+    """
     data = memoryview(body)
     count, used = read_varint(data)
     expect(count <= numel, f"a section claims {count} nonzeros of {numel}")
@@ -291,22 +302,22 @@ def _read(body: bytes | memoryview, numel: int) -> Body | None:
     exponent = int(np.frombuffer(sent, EXPONENT)[0])
     (bits,), data = take(data, 1)
     expect(
-        rows in THRESHOLDS and 0 < columns <= _widest(numel),
+        rows in THRESHOLDS and 0 < columns <= _max_columns(numel),
         f"a section has {rows} rows of {columns} cells for {numel} coordinates",
     )
     expect(
-        LOWEST <= exponent <= HIGHEST and 0 < bits <= MOST_BITS + 1,
+        MIN_EXPONENT <= exponent <= MAX_EXPONENT and 0 < bits <= MAX_BITS + 1,
         "a section has a unit or cells out of range",
     )
     cells, support = take(data, _size(rows * columns, bits))
-    expect(form < 64, "a section has a support of an unknown form")
+    expect(form < 64, f"the support of a section has the unknown form {form}")
     positions = wire.unpack(support, count, form, numel)
     table = _unpack_cells(cells, rows * columns, bits).reshape(rows, columns)
-    return Body(positions, exponent, table)
+    return S2Section(positions, exponent, table)
 
 
 def _size(cells: int, bits: int) -> int:
-    """Bytes of so many cells."""
+    """Return the size in bytes of this many cells of `bits` bits."""
     return cells * (bits // 8) + (cells * (bits % 8) + 7) // 8
 
 
@@ -321,13 +332,13 @@ def _pack_cells(table: np.ndarray, bits: int) -> bytes:
 
 
 def _unpack_cells(data: memoryview, cells: int, bits: int) -> np.ndarray:
-    """int64 [cells]. Raises FrameError where the padding is not zero."""
+    """Return the cells, int64 [cells]. Raises FrameError if the padding is not zero."""
     whole, rest = divmod(bits, 8)
     octets = np.zeros((cells, 8), np.uint8)
     octets[:, :whole] = np.frombuffer(data[: cells * whole], np.uint8).reshape(cells, whole)
     if rest:
         left = np.unpackbits(np.frombuffer(data[cells * whole :], np.uint8))
-        expect(not left[cells * rest :].any(), "cells are padded with something")
+        expect(not left[cells * rest :].any(), "the padding of the cells is not zero")
         spread = np.zeros((cells, 8), np.uint8)
         spread[:, 8 - rest :] = left[: cells * rest].reshape(cells, rest)
         octets[:, whole] = np.packbits(spread, axis=1)[:, 0]

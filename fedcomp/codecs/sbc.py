@@ -1,13 +1,14 @@
-"""Sparse binary compression.
+"""SBC: sparse binary compression.
 
 Sattler, Wiedemann, Müller, Samek: Sparse binary compression: towards distributed deep learning with minimal communication. IJCNN 2019
 (arXiv 2018), algorithm 2.
 
-    top⁺ = the k largest of x, top⁻ = the k largest of −x;  the side with the larger mean μ is sent, as μ or −μ; the other side is zero
+    top⁺ = the k largest of x, top⁻ = the k largest of −x;  C(x) = μ on top⁺ or −μ on top⁻, whichever has the larger mean μ, else 0
 
-No sign bits: one mean and its sign for all. Values of the other sign are never sent, so a side may hold fewer than k.
+All values have the same magnitude and sign, so there are no sign bits. A side never includes coordinates of the other sign, so it can have
+fewer than k.
 
-    values   μ as float32; flag 1 = the mean is negative; around them codecs/selection.py
+    values   μ as float32; flag 1: the values are −μ; the rest as in codecs/selection.py
 """
 
 from collections.abc import Sequence
@@ -28,14 +29,14 @@ POSITIVE, NEGATIVE = 0, 1  # flags
 class SBC(selection.Largest):
     """The k largest coordinates of one sign as their mean."""
 
-    density: float = 1 / 100  # share of coordinates sent
+    density: float = 1 / 100  # fraction of the coordinates sent
     name: ClassVar[str] = "sbc"
     id: ClassVar[int] = 5
     source: ClassVar[str] = "Sattler et al. 2018"
 
     def contraction(self, numel: int) -> float:
         k = self.count(numel)
-        # The winning mean bounds both sides' sums and all that is left out.
+        # The larger mean bounds the sums of both sides and every coordinate that is not sent.
         return 1 / (1 + k * k + numel)
 
     def select(self, rows: Rows, seeds: Sequence[int]) -> Chosen:
@@ -47,7 +48,8 @@ class SBC(selection.Largest):
     def pack_values(
         self, values: np.ndarray, counts: np.ndarray, seeds: Sequence[int], context: Context
     ) -> list[tuple[int, bytes]]:
-        negative = np.append(values < 0, False)[counts.cumsum() - counts]  # of each run's first
+        # Flags of the first value of each run; the appended flag is for empty runs at the end.
+        negative = np.append(values < 0, False)[counts.cumsum() - counts]
         return list(
             zip(negative.astype(int).tolist(), selection.pack_means(values, counts), strict=True)
         )

@@ -1,18 +1,18 @@
-"""Base classes of codecs that send few coordinates: the count that a density means, the selection, and positions on the wire.
+"""Base classes of codecs that select coordinates: the count for a density, the selection, and the format of positions.
 
-    body   first byte: the form of the positions in its low six bits, a flag of the codec in its high two
-           values: the codec's own
-           positions: in the form that is the shortest, a Rice code as a rule (kernels/positions.py)
+    body   one byte: the form of the positions in the low six bits, a flag of the codec in the high two
+           values, in a format defined by the codec
+           positions, in the shortest form, usually a Rice code (kernels/positions.py)
 
-Positions that were drawn from the seed are not sent. Their section counts every coordinate, so that frames of one seed add; it has form 63,
-which no other section that counts them all has, then how many are sent (LEB128), then the values.
+Positions that are drawn from the seed are not sent. The count of such a section is the size of the vector, so that frames of one seed can
+be added. It has form 63, which no other section with this count has, then the number of values (LEB128), then the values.
 
-Under @chunk, unless positions are drawn, all chunks have one body, so that the positions are one code:
+Under @chunk, unless positions are drawn, all chunks have one body with a joint code of the positions:
 
-    body   how many coordinates are sent (LEB128); if any: a byte as above, length of the positions (LEB128), positions; and of the chunks
-           with coordinates the codec's flags, two bits each, padded with zero bits, and the values, one chunk after the other
+    body   number of selected coordinates (LEB128); if there are any: one byte as above, length of the positions (LEB128), positions; the
+           codec's flag of each chunk with coordinates, two bits each, padded with zeros; the values of all chunks, in order
 
-The flag in the first byte is 0, or says that the codec has values for all chunks together.
+If the flag in the first byte is not 0, the codec encodes the values of all chunks jointly, and there are no flags of chunks.
 """
 
 import math
@@ -36,51 +36,50 @@ from .frame import EMPTY, Section, read_varint, varint
 from .update import Sparse, Update
 
 MEAN = struct.Struct("<f")
-FORM, FLAG_SHIFT, FLAG_BITS = 0x3F, 6, 2  # the first byte: form of the positions below, flag above
-IMPLIED = 63  # form of a section that counts every coordinate
+FORM, FLAG_SHIFT, FLAG_BITS = 0x3F, 6, 2  # the first byte: form in the low bits, flag above
+IMPLIED = 63  # form of a section with drawn positions
 
 
 @dataclass(frozen=True)
 class Selective(Codec):
-    """A codec that sends few coordinates, never one that is zero unless its positions are drawn.
+    """A codec that selects coordinates. It selects a zero only if its positions are drawn.
 
-    An author writes the rule, `select`, and how values are sent, `pack_values` and `unpack_values`; positions are coded here.
+    Subclasses implement the selection, `select`, and the format of values, `pack_values` and `unpack_values`. This class codes positions.
     """
 
-    draws: ClassVar[bool] = False  # positions follow from the seed and are not sent: `implied`
+    draws: ClassVar[bool] = False  # positions are drawn from the seed by `implied`, and not sent
 
     @abstractmethod
     def select(self, rows: Rows, seeds: Sequence[int]) -> Chosen:
-        """Choose coordinates of m ≥ 1 finite vectors."""
+        """Select coordinates of m ≥ 1 finite vectors."""
 
     def choose(self, rows: Rows, seeds: Sequence[int]) -> tuple[Chosen, Tensor]:
-        """Choose coordinates, and return also the values that are sent, float32: those of the vectors, unless a value stands for others
-        that are not sent."""
+        """Return the selected coordinates and their values to send, float32. Overridden by codecs that scale values before packing."""
         chosen = self.select(rows, seeds)
         return chosen, kernels.values_at(rows, chosen)
 
     def most(self, numel: int) -> int:
-        """Return how many coordinates of a vector [numel] are sent at most."""
+        """Return the largest number of coordinates of a vector [numel] that are sent."""
         return numel
 
     def implied(self, numel: int, count: int, seed: int) -> np.ndarray:
-        """Return the `count` positions, int64, ascending, that a codec which `draws` chooses of numel."""
+        """Return `count` of numel positions, int64, ascending, drawn from the seed. Implemented by codecs with `draws`."""
         raise FrameError(f"{self.name} does not draw positions from a seed")
 
     @abstractmethod
     def pack_values(
         self, values: np.ndarray, counts: np.ndarray, seeds: Sequence[int], context: Context
     ) -> list[tuple[int, bytes]]:
-        """Return a flag, 0..3, and the bytes of each of m runs of selected values, counts [m] long; anything for an empty run.
+        """Return a flag 0..3 and the bytes of each of m runs of values. The result for an empty run is not used.
 
-        Values are float32, none zero, in the order of their positions, one run after the other.
+        `values`: float32, nonzero, of all runs in order. `counts` [m]: lengths of the runs.
         """
 
     @abstractmethod
     def unpack_values(
         self, flag: int, data: memoryview, count: int, seed: int
     ) -> tuple[np.ndarray | kernels.Signs, int]:
-        """Return `count` ≥ 1 values, float32 or signs, from the beginning of `data`, and how many bytes they took. Raise FrameError."""
+        """Return `count` ≥ 1 values, float32 or signs, from the start of `data`, and the number of bytes read. Raises FrameError."""
 
     def _encode_rows(self, rows: Rows, seeds: Sequence[int], context: Context) -> list[Section]:
         (positions, counts), values = self.choose(rows, seeds)
@@ -167,7 +166,7 @@ class Selective(Codec):
     def pack_chunks(
         self, values: np.ndarray, counts: np.ndarray, seeds: Sequence[int], context: Context
     ) -> tuple[int, bytes]:
-        """Return a flag and the bytes of m runs of selected values, counts [m] ≥ 1 long. Flag 0: the runs' own flags and bytes."""
+        """Return a flag and the bytes of the values of m chunks, `counts` [m] ≥ 1. Flag 0: the bytes are flags and values by chunk."""
         flags, sent = zip(*self.pack_values(values, counts, seeds, context), strict=True)
         bits = np.unpackbits(np.array(flags, np.uint8)[:, None], axis=1)[:, -FLAG_BITS:]
         return 0, np.packbits(bits).tobytes() + b"".join(sent)
@@ -175,7 +174,7 @@ class Selective(Codec):
     def unpack_chunks(
         self, flag: int, data: memoryview, counts: np.ndarray, seeds: Sequence[int]
     ) -> np.ndarray:
-        """Return the values of m runs, counts [m] ≥ 1 long, float32. Raise FrameError unless they are all that `data` holds."""
+        """Return the values of m chunks, float32, `counts` [m] ≥ 1. Raises FrameError unless `data` contains exactly these."""
         expect(flag == 0, "chunks have an unknown flag")
         head, rest = take(data, -(-FLAG_BITS * len(counts) // 8))
         bits = kernels.bits.read_bits(head, FLAG_BITS * len(counts))
@@ -200,13 +199,13 @@ class Selective(Codec):
 class Share(Selective):
     """A codec that sends k coordinates, k = max(1, floor(density · n + ½))."""
 
-    density: float  # share of coordinates sent
+    density: float  # fraction of the coordinates sent
 
     def __post_init__(self) -> None:
         check_density(self.density)
 
     def count(self, numel: int) -> int:
-        """k for a vector [numel]."""
+        """Return k for a vector [numel]."""
         return share(self.density, numel)
 
     def most(self, numel: int) -> int:
@@ -214,17 +213,17 @@ class Share(Selective):
 
     @abstractmethod
     def value_bytes(self, count: int) -> int:
-        """Return the most bytes that `pack_values` makes of `count` values."""
+        """Return the largest number of bytes that `pack_values` returns for `count` values."""
 
 
 @dataclass(frozen=True)
 class Largest(Share):
-    """A codec that sends the k largest magnitudes, ties cut by position."""
+    """A codec that sends the k largest magnitudes. Ties go to the lower position."""
 
     def longest_section(self, numel: int) -> int:
         k = self.count(numel)
         b = rice.parameter(k, numel)
-        # The shifted gaps add up to no more than the shifted sum.
+        # The sum of the shifted gaps is at most the shifted sum of the gaps.
         gaps = (k * (b + 1) + ((numel - k) >> b) + 7) // 8
         return len(varint(k)) + 2 + self.value_bytes(k) + gaps
 
@@ -233,13 +232,13 @@ class Largest(Share):
 
 
 def check_density(density: float) -> None:
-    """Raise SpecError unless it is the share of coordinates that a codec may send."""
+    """Raise SpecError unless the density is above 0 and at most 1."""
     if not 0 < density <= 1:
         raise SpecError("density must be in (0, 1]; try density=1%")
 
 
 def share(density: float, numel: int) -> int:
-    """Return how many coordinates of a vector [numel] a density means."""
+    """Return the number of coordinates of a vector [numel] for a density."""
     return min(numel, max(1, math.floor(density * numel + 0.5)))
 
 
@@ -248,24 +247,24 @@ def _section(count: int, form: int, flag: int, first: bytes, second: bytes) -> S
 
 
 def take(data: memoryview, length: int) -> tuple[memoryview, memoryview]:
-    """The first `length` bytes and the rest. Raises FrameError when there are fewer."""
+    """Return the first `length` bytes and the rest. Raises FrameError if `data` is shorter."""
     expect(len(data) >= length, "a section is cut short")
     return data[:length], data[length:]
 
 
 def runs(values: np.ndarray, counts: np.ndarray) -> list[np.ndarray]:
-    """Split values into runs, counts [m] long."""
+    """Split values into runs of the lengths `counts` [m]."""
     return np.split(values, counts.cumsum()[:-1])
 
 
 def pack_means(values: np.ndarray, counts: np.ndarray) -> list[bytes]:
-    """Return the mean of |values| of each of m runs, counts [m] long, as float32, summed in float64 in the order given and rounded once."""
+    """Return the mean of |values| of each of m runs as float32 bytes. Sums are float64, in the order of the values."""
     packed = kernels.means(np.abs(values), counts).astype("<f4").tobytes()
     return [packed[at : at + MEAN.size] for at in range(0, len(packed), MEAN.size)]
 
 
 def unpack_magnitude(data: memoryview) -> float:
-    """A magnitude that stands for many. Raises FrameError unless it is finite and above zero."""
+    """Return the common magnitude of many values. Raises FrameError unless it is finite and above zero."""
     (mean,) = MEAN.unpack(data)
     if not 0 < mean < math.inf:
         raise FrameError(f"a section has the magnitude {mean}")

@@ -1,13 +1,13 @@
-"""Signs alone.
+"""signSGD: one sign bit per coordinate.
 
 Bernstein, Wang, Azizzadenesheli, Anandkumar: signSGD: compressed optimisation for non-convex problems. ICML 2018.
 
     C(x)_i = sign(x_i), as 1 or −1
 
-There is no third symbol for a zero, which is decided by a coin of (seed, coordinate). Where the seed is a client's own, zeros of many
-clients cancel in a vote; with one coin for all of them they would drown the votes of the others. C neither contracts nor is it unbiased.
+The sign of a zero is a random bit, keyed by (seed, coordinate). With a seed per client, the zeros of many clients cancel in a vote; with
+the same random bit for all clients, they could outvote the others. C is neither contractive nor unbiased.
 
-    body   signs (one bit each, 1 = positive, padded to a byte)
+    body   signs, one bit each, 1 = positive, padded to a byte
 """
 
 from collections.abc import Sequence
@@ -29,7 +29,7 @@ ONE = np.ones(1, np.float32)
 
 @dataclass(frozen=True)
 class Sign(Codec):
-    """One bit a coordinate: ±1."""
+    """Every coordinate as ±1: one bit each."""
 
     name: ClassVar[str] = "sign"
     id: ClassVar[int] = 9

@@ -1,21 +1,21 @@
-"""Count Sketch: frames that add up, and are read once.
+"""Count Sketch: frames can be added before the sum is decoded once.
 
 Charikar, Chen, Farach-Colton: Finding frequent items in data streams. ICALP 2002; for gradients, Ivkin, Rothchild, Ullah, Braverman,
 Stoica, Arora: Communication-efficient distributed SGD with sketching. NeurIPS 2019.
 
-    S[r, h_r(i)] += s_r(i)·x_i;   C(x)_i = median over r of s_r(i)·S[r, h_r(i)] at the k largest of these, else 0
+    S[r, h_r(i)] += s_r(i)·x_i;   C(x)_i = median over r of s_r(i)·S[r, h_r(i)] for the k largest of these estimates, else 0
 
-Frames of one seed have one h and s (kernels/count_sketch.py): clients encode with the round's seed, and the server adds cells, never
-estimates. Read at density 1 a sketch is unbiased: an estimate of one row has the variance (‖x‖² − x_i²)/c, and the median of r of them at
-most 2r/(r + 1) times that. It contracts only where few coordinates hold most of ‖x‖, which no option can promise; error feedback around it
-is the strategies' own.
+Frames of one seed have the same h and s (kernels/count_sketch.py). Clients encode with the seed of the round, and the server adds cells,
+not estimates. With density 1, C is unbiased: the estimate of one row has the variance (‖x‖² − x_i²)/columns, and the median of r rows at
+most 2r/(r + 1) times this variance. C contracts only if a small number of coordinates has most of ‖x‖, so no contraction is declared. The
+strategies `fetchsgd` and `sketched-sgd` have their own error feedback.
 
-    body   rows, columns, k (LEB128 each); form of the cells (one byte); the cells, row by row
-           form 0: float32.  1: upper halves of float32, rounded to even.  2, 3, 4: an exponent e (int16), integers in 8, 16, 32 bits
+    body   rows, columns, k (LEB128 each); form of the cells, one byte; the cells, row by row
+           form 0: float32.  1: bfloat16.  2, 3, 4: an exponent e (int16), then integers in 8, 16, 32 bits
 
-`int8` cells are multiples of 2^e, rounded up or down by chance, so that they are right in the mean. Merged, they grow to 16 or 32 bits in
-the smallest unit of theirs, exactly, as long as 32 bits hold the sum; else the unit grows. `bf16` cells are summed in float32, which is
-what a sum is sent in unless upper halves hold it.
+`int8` cells are multiples of 2^e, stochastically rounded, so they are unbiased. Their sum is exact, in 16 or 32 bits and their smallest
+unit, if it fits in 32 bits; else the unit is larger. `bf16` cells are added in float32, and a sum is sent as bfloat16 if that is exact,
+else as float32.
 """
 
 import math
@@ -39,8 +39,9 @@ from .frame import EMPTY, Section, read_varint, varint
 from .selection import check_density, share, take
 from .update import Dense, Sections, Sparse, Update
 
-RATIO = 10.0  # of the dense vector to a sketch, where no columns are given
-MOST_ROWS, WIDEST = 15, 8  # rows; columns a coordinate
+RATIO = 10.0  # default of the option `ratio`
+MAX_ROWS = 15
+MAX_COLUMNS_PER_COORDINATE = 8  # besides a constant for short vectors
 FLOAT32, BFLOAT16, INT8, INT16, INT32 = range(5)  # forms
 FORMS = {"fp32": FLOAT32, "bf16": BFLOAT16, "int8": INT8}
 TYPES = {
@@ -51,20 +52,20 @@ TYPES = {
     INT32: np.dtype("<i4"),
 }
 EXPONENT = np.dtype("<i2")
-LOWEST, HIGHEST = -200, 127  # exponents of units
-COINS = 1 << 17  # stream of the words that round cells
+MIN_EXPONENT, MAX_EXPONENT = -200, 127  # of units
+ROUNDING_STREAM = 1 << 17  # of the random words that round cells
 LARGEST = float(np.finfo(np.float32).max)
 
 
 @dataclass(frozen=True)
 class Sketch(Codec):
-    """A table of rows × columns cells, read by medians; frames of one seed can be added by whoever passes them on."""
+    """A table of rows × columns cells, decoded by medians. Frames of one seed can be added."""
 
-    rows: int = 5  # odd; more = fewer gross errors
-    columns: int = 0  # cells in a row; 0 = what the ratio leaves
-    ratio: float = RATIO  # bytes of the dense float32 vector to those of the cells
-    cells: Literal["fp32", "bf16", "int8"] = "fp32"  # precision of what is sent
-    density: float = 1 / 100  # share of coordinates read, the largest; 1 = all, without bias
+    rows: int = 5  # odd; more = fewer large errors
+    columns: int = 0  # cells in a row; 0 = determined by `ratio`
+    ratio: float = RATIO  # size of the vector in float32 divided by the size of the cells
+    cells: Literal["fp32", "bf16", "int8"] = "fp32"  # precision of the cells
+    density: float = 1 / 100  # fraction of the coordinates decoded, the largest; 1 = all, unbiased
     name: ClassVar[str] = "sketch"
     id: ClassVar[int] = 22
     source: ClassVar[str] = "Charikar et al. 2002, Ivkin et al. 2019"
@@ -75,8 +76,8 @@ class Sketch(Codec):
     portable: ClassVar[bool] = False  # sums may differ in the last bit
 
     def __post_init__(self) -> None:
-        if not (0 < self.rows <= MOST_ROWS and self.rows % 2):
-            raise SpecError(f"rows is {self.rows}; give an odd number of 1 to {MOST_ROWS}")
+        if not (0 < self.rows <= MAX_ROWS and self.rows % 2):
+            raise SpecError(f"rows is {self.rows}; give an odd number from 1 to {MAX_ROWS}")
         if self.columns < 0 or self.columns >= 1 << 32:
             raise SpecError(f"columns is {self.columns}; give a number of cells, or leave it out")
         if not 0 < self.ratio < math.inf:
@@ -86,14 +87,13 @@ class Sketch(Codec):
         check_density(self.density)
 
     def width(self, numel: int) -> int:
-        """Columns for a vector [numel]."""
+        """Return the number of columns for a vector [numel]."""
         cell = TYPES[FORMS[self.cells]].itemsize
-        return math.floor(
-            min(_widest(numel), self.columns or max(1, 4 * numel / (self.ratio * cell * self.rows)))
-        )
+        columns = self.columns or max(1, 4 * numel / (self.ratio * cell * self.rows))
+        return math.floor(min(_max_columns(numel), columns))
 
     def count(self, numel: int) -> int:
-        """Return how many coordinates of a vector [numel] are read."""
+        """Return the number of coordinates of a vector [numel] that are decoded."""
         return share(self.density, numel)
 
     def variance(self, numel: int) -> float | None:
@@ -114,7 +114,7 @@ class Sketch(Codec):
     def _decode_row(self, section: Section, layout: Layout, seed: int) -> Update:
         numel = layout.numel
         read = _read(section)
-        return Cells(numel, _floats(read), seed, read.count)
+        return SketchUpdate(numel, _floats(read), seed, read.count)
 
     def _merge_sections(self, sections: Sequence[Section]) -> Section:
         if not any(section.count for section in sections):
@@ -131,8 +131,8 @@ class Sketch(Codec):
         first = read[0]
         if first.form >= INT8:
             exponent, total = _sum_integers(read)
-            for one in (*read, Body(first.count, INT32, exponent, total)):
-                _floats(one)  # finite, or refused
+            for one in (*read, SketchSection(first.count, INT32, exponent, total)):
+                _floats(one)  # raises FrameError if not finite
             body = _write_integers(exponent, total)
         else:
             with np.errstate(over="ignore", invalid="ignore"):
@@ -149,7 +149,7 @@ class Sketch(Codec):
         return _head(self.rows, self.width(numel), self.count(numel))
 
 
-class Body(NamedTuple):
+class SketchSection(NamedTuple):
     """The content of a section."""
 
     count: int  # k
@@ -159,66 +159,68 @@ class Body(NamedTuple):
 
 
 @dataclass
-class Cells(Update):
-    """A sketch of a vector [numel], read when it is asked for."""
+class SketchUpdate(Update):
+    """A sketch of a vector [numel], decoded on first use."""
 
     numel: int
     cells: np.ndarray  # float32 [rows, columns]
     seed: int
-    count: int  # how many coordinates are read
+    count: int  # number of coordinates that are decoded
 
     @cached_property
-    def read(self) -> Update:
-        """The coordinates with the largest estimates, or all."""
-        found = count_sketch.estimates(self.cells, self.seed, 0, self.numel)
+    def decoded(self) -> Update:
+        """The `count` largest estimates."""
+        estimates = count_sketch.estimates(self.cells, self.seed, 0, self.numel)
         if self.count == self.numel:
-            return Dense(found)
-        at = kernels.top_k([torch.from_numpy(found)], self.count).positions.numpy()
-        return Sparse(self.numel, at, found[at])
+            return Dense(estimates)
+        at = kernels.top_k([torch.from_numpy(estimates)], self.count).positions.numpy()
+        return Sparse(self.numel, at, estimates[at])
 
     @property
     def positions(self) -> np.ndarray | None:
-        return self.read.positions
+        return self.decoded.positions
 
     @property
     def nonzeros(self) -> int:
         return self.count
 
     def add_to(self, into: Tensor, weight: float = 1.0) -> None:
-        self.read.add_to(into, weight)
+        self.decoded.add_to(into, weight)
 
     def block(self, start: int, stop: int) -> np.ndarray:
-        return self.read.block(start, stop)
+        return self.decoded.block(start, stop)
 
     @classmethod
-    def _add_each(cls, updates: "Sequence[Cells]", weights: Sequence[float], into: Tensor) -> None:
-        for total in summed(updates, weights):
+    def _add_each(
+        cls, updates: "Sequence[SketchUpdate]", weights: Sequence[float], into: Tensor
+    ) -> None:
+        for total in sum_sketches(updates, weights):
             total.add_to(into)
 
 
-def reread(update: Update, codec: Sketch) -> Update:
-    """An update, or one tensor by tensor, whose sketches are read at the density of `codec`, whatever their senders chose."""
+def read_at_density(update: Update, codec: Sketch) -> Update:
+    """Return the update with sketches that are decoded at the density of `codec` instead of that of their senders."""
     if isinstance(update, Sections):
         return Sections(
-            update.numel, tuple((span, reread(part, codec)) for span, part in update.parts)
+            update.numel, tuple((span, read_at_density(part, codec)) for span, part in update.parts)
         )
     return (
-        Cells(update.numel, update.cells, update.seed, codec.count(update.numel))
-        if isinstance(update, Cells)
+        SketchUpdate(update.numel, update.cells, update.seed, codec.count(update.numel))
+        if isinstance(update, SketchUpdate)
         else update
     )
 
 
-def summed(updates: Sequence[Update], weights: Sequence[float]) -> list[Cells]:
-    """The sketches among the updates, weighted, those of one seed and shape as one; in the order in which their like came first."""
-    totals: dict[tuple, Cells] = {}
+def sum_sketches(updates: Sequence[Update], weights: Sequence[float]) -> list[SketchUpdate]:
+    """Return the weighted sums of the sketches among the updates, one for each seed and shape, in the order of first occurrence."""
+    totals: dict[tuple, SketchUpdate] = {}
     for update, weight in zip(updates, weights, strict=True):
-        if not isinstance(update, Cells):
+        if not isinstance(update, SketchUpdate):
             continue
         key = update.seed, update.cells.shape, update.numel, update.count
         with np.errstate(over="ignore", invalid="ignore"):
             scaled = np.float32(weight) * update.cells
-            totals[key] = Cells(
+            totals[key] = SketchUpdate(
                 update.numel,
                 totals[key].cells + scaled if key in totals else scaled,
                 update.seed,
@@ -227,9 +229,9 @@ def summed(updates: Sequence[Update], weights: Sequence[float]) -> list[Cells]:
     return list(totals.values())
 
 
-def _widest(numel: int) -> int:
-    """Columns beyond which a sketch of a vector [numel] is neither made nor read."""
-    return WIDEST * numel + 64
+def _max_columns(numel: int) -> int:
+    """Return the largest number of columns of a sketch of a vector [numel]."""
+    return MAX_COLUMNS_PER_COORDINATE * numel + 64
 
 
 def _head(rows: int, columns: int, count: int) -> bytes:
@@ -237,42 +239,42 @@ def _head(rows: int, columns: int, count: int) -> bytes:
 
 
 def _write(cells: np.ndarray, form: int, seed: int) -> bytes:
-    """Form and cells of float32 [rows, columns]."""
+    """Return the form and the cells of a section, given cells in float32 [rows, columns]."""
     if form == FLOAT32:
         return bytes([form]) + cells.astype(TYPES[form], copy=False).tobytes()
     if form == BFLOAT16:
         return bytes([form]) + floats.upper_halves(torch.from_numpy(cells)).tobytes()
     exponent = _exponent(float(np.abs(cells).max(initial=0)))
     key = seed ^ zlib.crc32(cells.tobytes()) << 32
-    coins = philox.words(key, cells.size, 0, COINS).reshape(cells.shape)
-    # The largest float32, rounded up, would be none.
-    most = min(127, math.floor(math.ldexp(LARGEST, -exponent)))
-    rounded = np.floor(cells * np.float64(2.0**-exponent) + coins * 2.0**-32)
-    return _write_integers(exponent, rounded.clip(-most, most).astype(np.int64))
+    random = philox.words(key, cells.size, 0, ROUNDING_STREAM).reshape(cells.shape)
+    # No cell is rounded up beyond the largest float32.
+    top = min(127, math.floor(math.ldexp(LARGEST, -exponent)))
+    rounded = np.floor(cells * np.float64(2.0**-exponent) + random * 2.0**-32)
+    return _write_integers(exponent, rounded.clip(-top, top).astype(np.int64))
 
 
 def _exponent(largest: float) -> int:
-    """The smallest e with largest ≤ 127·2^e."""
+    """Return the smallest e with largest ≤ 127·2^e."""
     if not largest:
-        return LOWEST
+        return MIN_EXPONENT
     e = math.frexp(largest / 127)[1]
-    return max(LOWEST, e - 1 if largest <= math.ldexp(127, e - 1) else e)
+    return max(MIN_EXPONENT, e - 1 if largest <= math.ldexp(127, e - 1) else e)
 
 
 def _write_integers(exponent: int, integers: np.ndarray) -> bytes:
-    """Integers of a unit, int64, in as few bits as they need: form, exponent, cells."""
+    """Return form, exponent and cells of a section, given the cells as int64 multiples of 2^exponent."""
     largest = int(np.abs(integers).max(initial=0))
     form = INT8 if largest <= 127 else INT16 if largest <= 32767 else INT32
     cells = integers.astype(TYPES[form]).tobytes()
     return bytes([form]) + np.array(exponent, EXPONENT).tobytes() + cells
 
 
-def _sum_integers(read: Sequence[Body]) -> tuple[int, np.ndarray]:
-    """Exponent and sum, int64, of cells of integers: in the smallest unit of theirs in which 32 bits hold it."""
+def _sum_integers(read: Sequence[SketchSection]) -> tuple[int, np.ndarray]:
+    """Return the exponent and the sum, int64, of integer cells, in their smallest unit, or in the smallest for which 32 bits suffice."""
     filled = [(one.exponent, one.raw) for one in read if one.raw.any()]
     total = np.zeros(read[0].raw.shape, np.int64)
     if not filled:
-        return LOWEST, total
+        return MIN_EXPONENT, total
     longest = max(
         exponent + max(int(raw.max()), -int(raw.min())).bit_length() for exponent, raw in filled
     )
@@ -286,7 +288,7 @@ def _sum_integers(read: Sequence[Body]) -> tuple[int, np.ndarray]:
     return unit, total
 
 
-def _read(section: Section) -> Body:
+def _read(section: Section) -> SketchSection:
     """Return the content of a section that is not empty. Raises FrameError."""
     data, head = memoryview(section.body), []
     for _ in range(3):
@@ -296,28 +298,31 @@ def _read(section: Section) -> Body:
     rows, columns, count = head
     first, data = take(data, 1)
     form, exponent = first[0], 0
-    fits = 0 < rows <= MOST_ROWS and rows % 2 == 1 and 0 < columns <= _widest(section.count)
-    expect(fits, f"a sketch of {section.count} coordinates has {rows} rows of {columns} cells")
+    valid = 0 < rows <= MAX_ROWS and rows % 2 == 1 and 0 < columns <= _max_columns(section.count)
+    expect(valid, f"a sketch of {section.count} coordinates has {rows} rows of {columns} cells")
     expect(
-        0 < count <= section.count, f"a sketch of {section.count} coordinates tells {count} of them"
+        0 < count <= section.count,
+        f"{count} coordinates of a sketch of {section.count} should be decoded",
     )
-    expect(form in TYPES, "a sketch has cells of an unknown kind")
+    expect(form in TYPES, f"the cells of a sketch have the unknown form {form}")
     if form >= INT8:
         sent, data = take(data, EXPONENT.itemsize)
         exponent = int(np.frombuffer(sent, EXPONENT)[0])
-        expect(LOWEST <= exponent <= HIGHEST, "a sketch has a unit out of range")
+        expect(MIN_EXPONENT <= exponent <= MAX_EXPONENT, "the unit of a sketch is out of range")
     expect(
         len(data) == rows * columns * TYPES[form].itemsize,
         f"{len(data)} bytes are not {rows} rows of {columns} cells",
     )
-    return Body(count, form, exponent, np.frombuffer(data, TYPES[form]).reshape(rows, columns))
+    return SketchSection(
+        count, form, exponent, np.frombuffer(data, TYPES[form]).reshape(rows, columns)
+    )
 
 
-def _floats(body: Body) -> np.ndarray:
-    """Cells in float32. Raises FrameError where one is not finite."""
+def _floats(body: SketchSection) -> np.ndarray:
+    """Return the cells in float32. Raises FrameError if a cell is not finite."""
     _, form, exponent, raw = body
     if form == FLOAT32:
-        cells = raw.astype(np.float32)  # where it can be read fast: a frame is not aligned
+        cells = raw.astype(np.float32)  # an aligned copy, which is read faster than the frame
     elif form == BFLOAT16:
         cells = (raw.astype(np.uint32) << np.uint32(16)).view(np.float32)
     else:

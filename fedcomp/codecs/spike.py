@@ -1,9 +1,9 @@
-"""The largest coordinate alone: what is sent of a vector of which the mean magnitude lies below the normal numbers of float32.
+"""A section with only the largest coordinate, for vectors whose mean magnitude is a subnormal float32.
 
-A mean that float32 cannot hold to 24 bits may be all but lost, and with it the contraction of a codec that sends means. Top-1 contracts by
-1/n whatever the vector. Such a section counts one coordinate of many, which no other section of these codecs does.
+Codecs that send means use it: subnormal means have fewer than 24 bits, and rounding them can break the contraction. The largest coordinate
+contracts with δ = 1/n for every vector. The count of such a section is 1, and that of other sections of these codecs is n.
 
-    body   position, LEB128 in its shortest form; value as float32, not zero
+    body   position (LEB128), value (float32, not zero)
 """
 
 import math
@@ -17,17 +17,17 @@ from .base import expect
 from .frame import EMPTY, Section, read_varint, varint
 from .update import Sparse
 
-NORMAL = np.finfo(np.float32).tiny  # the least that float32 holds to 24 bits
+MIN_NORMAL = np.finfo(np.float32).tiny  # the smallest normal float32
 VALUE = struct.Struct("<f")
 
 
-def needed(mean: float | np.floating, numel: int) -> bool:
-    """Return whether a vector [numel] with this mean magnitude, or this largest of several, is sent in this way."""
-    return bool(mean < NORMAL) and (numel > 1 or bool(mean == 0))
+def is_needed(mean: float | np.floating, numel: int) -> bool:
+    """Return whether a vector [numel] with this mean magnitude, or this largest mean magnitude of its parts, is sent in this form."""
+    return bool(mean < MIN_NORMAL) and (numel > 1 or bool(mean == 0))
 
 
 def pack(x: Tensor) -> Section:
-    """The section of a finite x [n]; an empty one if x is zero."""
+    """Return the section of a finite x [n]; an empty section if x is zero."""
     positions = kernels.top_k([x], 1).positions
     if not positions.numel():
         return EMPTY
@@ -36,7 +36,7 @@ def pack(x: Tensor) -> Section:
 
 
 def unpack(section: Section, numel: int) -> Sparse:
-    """The one coordinate of a section, or none. Raises FrameError unless `pack` could have made it."""
+    """Return the coordinate in a section, if any. Raises FrameError for a section that `pack` does not return."""
     if section.count == 0:
         return Sparse(numel, np.empty(0, np.int64), np.empty(0, np.float32))
     position, used = read_varint(memoryview(section.body))
@@ -51,6 +51,6 @@ def unpack(section: Section, numel: int) -> Sparse:
     return Sparse(numel, np.array([position]), np.array([value], np.float32))
 
 
-def longest(numel: int) -> int:
-    """A length in bytes, count included, that no section exceeds."""
+def max_bytes(numel: int) -> int:
+    """Return the largest size of a section in bytes, including its count."""
     return 1 + len(varint(numel)) + VALUE.size

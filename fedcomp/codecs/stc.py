@@ -1,12 +1,13 @@
-"""Sparse ternary compression.
+"""STC: sparse ternary compression.
 
 Sattler, Wiedemann, Müller, Samek: Robust and communication-efficient federated learning from non-i.i.d. data. IEEE TNNLS 2019, algorithm 1.
 
     C(x)_i = μ·sign(x_i) if |x_i| is among the k largest, else 0;  μ = the mean magnitude of those k
 
-Unlike the paper, ties at the k-th magnitude are cut by position and zeros are never sent, so a frame never holds more than k.
+Unlike in the paper, a frame never has more than k coordinates: ties at the k-th magnitude go to the lower positions, and zeros are not
+sent.
 
-    values   μ as float32, signs (one bit each, 1 = positive, padded to a byte); around them codecs/selection.py
+    values   μ as float32; signs, one bit each, 1 = positive, padded to a byte; the rest as in codecs/selection.py
 """
 
 from collections.abc import Sequence
@@ -24,14 +25,14 @@ from .base import Context, expect
 class STC(selection.Largest):
     """The k largest coordinates as one mean magnitude and a sign each."""
 
-    density: float = 1 / 100  # share of coordinates sent
+    density: float = 1 / 100  # fraction of the coordinates sent
     name: ClassVar[str] = "stc"
     id: ClassVar[int] = 4
     source: ClassVar[str] = "Sattler et al. 2019"
 
     def contraction(self, numel: int) -> float:
         k = self.count(numel)
-        # Attained by a constant vector and by a single spike over tiny values.
+        # Equality for a constant vector, and in the limit of one large coordinate.
         return min(k / max(numel, 1), 1 / max(k, 1))
 
     def value_bytes(self, count: int) -> int:

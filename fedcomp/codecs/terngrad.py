@@ -1,14 +1,15 @@
-"""Ternary gradients.
+"""TernGrad: ternary gradients.
 
 Wen, Xu, Yan, Wu, Wang, Chen, Li: TernGrad: ternary gradients to reduce communication in distributed deep learning. NeurIPS 2017.
 
-    C(x)_i = s·sign(x_i)·b_i,  P(b_i = 1) = |x_i|/s;  s = max |x_i|, after x was clipped to ±2.5σ
+    C(x)_i = s·sign(x_i)·b_i,  P(b_i = 1) = |x_i|/s;  s = max |x_i|, after clipping x to ±2.5σ
 
-Unbiased but for the clipping; layer by layer with @layer. A scale that the server announces, `scale` of the context, one float32 for each
-section, takes the place of s, and what is larger is clipped to it. Frames of one s add: their sum holds integers −m…m.
+The codec is unbiased apart from the clipping. The paper uses one s per layer, like the scope @layer. If the server announces `scale`, one
+float32 for each section, it replaces s, and larger values are clipped to it. Frames with the same s can be added: the sum consists of
+integers from −m to m.
 
-Unlike the paper, σ is taken about zero: σ = ‖x‖₂/√n, so that what lies far from zero and close together is not clipped away. The wire is
-that of codecs/levels.py, with s as the unit.
+The paper computes σ about the mean. Here σ = ‖x‖₂/√n, about zero, so that values which are far from zero and close to each other are not
+clipped. The format is that of codecs/levels.py, with s as the unit.
 """
 
 import math
@@ -28,18 +29,18 @@ from .base import Codec, Context, expect
 from .frame import Section
 from .update import Update
 
-SCALE = np.dtype("<f4")  # of what is announced
+SCALE = np.dtype("<f4")  # of an announced scale
 
 
 @dataclass(frozen=True)
 class TernGrad(Codec):
     """Every coordinate as −s, 0 or s."""
 
-    clip: float = 2.5  # values are clipped to so many standard deviations; 0 = not at all
+    clip: float = 2.5  # clip values to this many standard deviations; 0 = no clipping
     name: ClassVar[str] = "terngrad"
     id: ClassVar[int] = 14
     source: ClassVar[str] = "Wen et al. 2017"
-    linear: ClassVar[bool] = True  # frames of one scale
+    linear: ClassVar[bool] = True  # if frames have the same scale
     whole: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
@@ -49,18 +50,18 @@ class TernGrad(Codec):
             )
 
     def variance(self, numel: int) -> float | None:
-        # Σ|x_i|(s − |x_i|), ‖x‖∞‖x‖₁ ≤ (1 + √n)/2·‖x‖²
+        # E‖x − C(x)‖² = Σ|x_i|(s − |x_i|), and ‖x‖∞‖x‖₁ ≤ (1 + √n)/2·‖x‖²
         return (math.sqrt(numel) - 1) / 2 if numel and not self.clip else None
 
     def longest_section(self, numel: int) -> int:
-        return wire.longest_multiples(numel, 1)
+        return wire.max_multiples_bytes(numel, 1)
 
     def scale(self, x: Tensor) -> float:
-        """s of x, a float32: what a client reports where the server is to announce one for all."""
+        """Return s of x, a float32. Under the strategy `shared-scale`, a client reports it to the server."""
         largest = rounding.largest(x)
         if not self.clip or not largest:
             return largest
-        return min(largest, wire.below(self.clip * kernels.norm2(x) / math.sqrt(x.numel())))
+        return min(largest, wire.round_down(self.clip * kernels.norm2(x) / math.sqrt(x.numel())))
 
     def _encode_row(self, x: Tensor, seed: int, context: Context) -> Section:
         own = self.scale(x)
@@ -76,34 +77,35 @@ class TernGrad(Codec):
         sizes, total, scales = {section.count for section in sections}, None, set()
         expect(len(sizes) == 1, "frames of different sizes cannot be merged")
         for section in sections if sections[0].count else ():
-            symbols, most, scale = wire.unpack_multiples(section)
-            if most:
+            symbols, top, scale = wire.unpack_multiples(section)
+            if top:
                 total = np.zeros(section.count, np.int32) if total is None else total
                 total += symbols
-                total -= most
+                total -= top
                 scales.add(scale)
         expect(
             len(scales) <= 1,
-            "frames of different scales cannot be merged; let the server announce one",
+            "frames of different scales cannot be merged; the server must announce one scale",
         )
         if total is None:
             return sections[0]
-        most = int(np.abs(total).max())
+        (scale,) = scales
+        top = int(np.abs(total).max())
         expect(
-            most <= wire.MOST and most * scale <= wire.LARGEST,
+            top <= wire.MAX_MULTIPLE and top * scale <= wire.LARGEST,
             "the sum of the frames is not finite",
         )
-        return wire.pack_multiples(total.astype(np.int16), scales.pop())
+        return wire.pack_multiples(total.astype(np.int16), scale)
 
 
 def _announced(context: Context, own: float) -> float:
-    """The scale that the server announced for this section, or else the client's own. Raises ProtocolError for what is no scale."""
+    """Return the announced scale of this section, `own` if none is announced. Raises ProtocolError for an invalid scale."""
     if "scale" not in context.announced:
         return own
     data, at = context.announced["scale"], context.section
     if len(data) % SCALE.itemsize or len(data) <= at * SCALE.itemsize:
         raise ProtocolError(
-            f"the announced scale has {len(data)} bytes, which hold no float32 for section {at}"
+            f"the announced scale has {len(data)} bytes, so section {at} has no float32; server and client need the same model"
         )
     scale = float(np.frombuffer(data, SCALE)[at])
     if not 0 <= scale < math.inf:

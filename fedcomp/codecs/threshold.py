@@ -1,14 +1,15 @@
-"""Selection by a fixed threshold.
+"""Selection of the coordinates that reach a fixed threshold.
 
-Strom: Scalable distributed DNN training using commodity GPU cloud computing. Interspeech 2015: with a residual around it this is
-algorithm 1 of the paper.
+Strom: Scalable distributed DNN training using commodity GPU cloud computing. Interspeech 2015, algorithm 1, which combines the codec with
+the memory `residual`.
 
-    C(x)_i = τ·sign(x_i) if |x_i| ≥ τ, else 0          values=fp32 or fp16: x_i itself if |x_i| ≥ τ, a fixed threshold with values
+    C(x)_i = τ·sign(x_i) if |x_i| ≥ τ, else 0;  with values=fp32 or fp16, C(x)_i = x_i if |x_i| ≥ τ, else 0
 
-How many coordinates reach τ depends on the update: there may be none, and there may be all. What is left is never longer than x, and no
-share of x is sure to be sent. τ is rounded to float32. Unlike the paper, positions and signs are packed to fewer than 32 bits each.
+The number of selected coordinates depends on the update, from none to all. The error is never longer than x, so δ = 0. τ is rounded to
+float32. The paper packs a position and a sign into 32 bits; here they take fewer.
 
-    values   τ as float32, signs (one bit each, 1 = positive, padded to a byte) (flag 2); or codecs/floats.py; around them selection.py
+    values   flag 2: τ as float32; signs, one bit each, 1 = positive, padded to a byte. Other flags: as in codecs/floats.py. The rest as in
+             codecs/selection.py
 """
 
 from collections.abc import Sequence
@@ -23,24 +24,24 @@ from ..kernels import Chosen, Rows
 from . import floats, selection
 from .base import Context, expect
 
-LEAST, LARGEST = 2.0**-149, float(np.finfo(np.float32).max)
+MIN_TAU, MAX_TAU = 2.0**-149, float(np.finfo(np.float32).max)
 TAU = 2  # flag, besides those of codecs/floats.py
 
 
 @dataclass(frozen=True)
 class Threshold(selection.Selective):
-    """The coordinates whose magnitude reaches τ, as τ and a sign each or with their values."""
+    """The coordinates whose magnitude reaches τ, as ±τ or with their values."""
 
-    tau: float = 0.01  # threshold; higher = smaller frames, and a longer wait for small coordinates
-    values: Literal["tau", "fp32", "fp16"] = "tau"  # what is sent; a memory keeps the rest of it
+    tau: float = 0.01  # threshold; higher = smaller frames, larger delay of small coordinates
+    values: Literal["tau", "fp32", "fp16"] = "tau"  # ±τ, or the values and their precision
     name: ClassVar[str] = "threshold"
     id: ClassVar[int] = 8
     source: ClassVar[str] = "Strom 2015"
 
     def __post_init__(self) -> None:
-        if not LEAST <= self.tau <= LARGEST:
+        if not MIN_TAU <= self.tau <= MAX_TAU:
             raise SpecError(
-                f"tau is {self.tau:g}; give a number above 0 that float32 holds, such as 0.01"
+                f"tau is {self.tau:g}; give a number above 0 in the range of float32, such as 0.01"
             )
 
     def contraction(self, numel: int) -> float:
@@ -66,6 +67,6 @@ class Threshold(selection.Selective):
             return floats.unpack(data, count, flag)
         sent, rest = selection.take(data, 4)
         tau = np.frombuffer(sent, "<f4")[0]
-        expect(LEAST <= tau <= LARGEST, f"a section has the threshold {tau}")
+        expect(MIN_TAU <= tau <= MAX_TAU, f"a section has the threshold {tau}")
         signs, _ = selection.take(rest, -(-count // 8))
         return np.where(kernels.unpack_signs(signs, count), tau, -tau), 4 + len(signs)

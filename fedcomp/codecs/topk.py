@@ -1,11 +1,11 @@
 """Top-k sparsification.
 
-Aji, Heafield: Sparse communication for distributed gradient descent. EMNLP 2017. With a residual around it this is
-MEM-SGD (Stich, Cordonnier, Jaggi: Sparsified SGD with memory. NeurIPS 2018).
+Aji, Heafield: Sparse communication for distributed gradient descent. EMNLP 2017. With the memory `residual` this is MEM-SGD (Stich,
+Cordonnier, Jaggi: Sparsified SGD with memory. NeurIPS 2018).
 
     C(x)_i = x_i if |x_i| is among the k largest, else 0
 
-    values   codecs/floats.py, or codecs/bins.py (flag 2); around them codecs/selection.py
+    values   as in codecs/floats.py, or in codecs/bins.py (flag 2); the rest as in codecs/selection.py
 """
 
 from collections.abc import Sequence
@@ -24,8 +24,8 @@ BINS = 2  # flag
 class TopK(selection.Largest):
     """The k largest coordinates with their values."""
 
-    density: float = 1 / 100  # share of coordinates sent
-    # Precision of what is sent, 2bit: four means; a memory keeps what rounding loses.
+    density: float = 1 / 100  # fraction of the coordinates sent
+    # Precision of the values; 2bit: the mean of one of four bins.
     values: Literal["fp32", "fp16", "2bit"] = "fp32"
     name: ClassVar[str] = "topk"
     id: ClassVar[int] = 3
@@ -33,13 +33,13 @@ class TopK(selection.Largest):
 
     def contraction(self, numel: int) -> float:
         if self.values == "2bit":
-            return 0.0  # two values of one size and of different signs have the mean 0
+            return 0.0  # the mean of two values v and −v in one bin is 0
         exact = self.count(numel) / max(numel, 1)
-        return exact if self.values == "fp32" else exact * (1 - floats.ROUNDED)
+        return exact if self.values == "fp32" else exact * (1 - floats.FP16_ERROR)
 
     def value_bytes(self, count: int) -> int:
         if self.values == "2bit":
-            return bins.longest(count)
+            return bins.max_bytes(count)
         return floats.size(count, floats.flag(self.values))
 
     def pack_values(

@@ -1,4 +1,4 @@
-"""Updates in the form in which they arrived: sparse ones keep their nonzeros, signs stay bits, and dense ones are views of the frame."""
+"""Decoded updates in compact form: nonzeros of sparse updates, bits of signs, views of the frame for dense updates."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -12,17 +12,17 @@ from torch import Tensor
 
 from .. import kernels
 
-BLOCK = 1 << 16  # coordinates that are multiplied or copied at a time
+BLOCK = 1 << 16  # coordinates that are processed at a time
 
 
 def add_all(updates: "Sequence[Update]", weights: Sequence[float], into: Tensor) -> None:
-    """into += Σ wᵢ·updateᵢ, in place and in this order; sketches are added before they are read."""
+    """Add Σ wᵢ·updateᵢ to `into` in place, in this order. Sketches are added before the sum is decoded."""
     classes = {type(update) for update in updates}
     (classes.pop() if len(classes) == 1 else Update)._add_each(updates, weights, into)
 
 
 def join(numel: int, parts: "Sequence[tuple[slice, Update]]") -> "Update":
-    """Return the update of parts whose spans cover a vector [numel] in order: one sparse or dense update if all are."""
+    """Return the update with these parts, whose spans cover a vector [numel] in order: Sparse or Dense if all parts are, else Sections."""
     dense = [part.values for _, part in parts if isinstance(part, Dense)]
     if parts and len(dense) == len(parts):
         return Dense(np.concatenate(dense))
@@ -34,43 +34,45 @@ def join(numel: int, parts: "Sequence[tuple[slice, Update]]") -> "Update":
 
 
 class Update(ABC):
-    """A vector [numel] in the form in which it arrived."""
+    """A decoded vector [numel]."""
 
     numel: int
-    positions: np.ndarray | None  # touched coordinates, int64, ascending; None for all of them
+    positions: np.ndarray | None  # of the coordinates in the update, int64, ascending; None = all
 
     @property
     def nonzeros(self) -> int:
-        """Return how many coordinates it touches."""
+        """Number of coordinates in the update."""
         return self.numel if self.positions is None else self.positions.size
 
     @abstractmethod
     def add_to(self, into: Tensor, weight: float = 1.0) -> None:
-        """into[numel] += weight · update, in place, in float32."""
+        """Add weight · update to `into` [numel] in place, in float32."""
 
     @abstractmethod
     def block(self, start: int, stop: int) -> np.ndarray:
-        """Coordinates start..stop-1 as float32, for those who read many updates side by side."""
+        """Return the coordinates start..stop-1, float32. Reading many updates in blocks avoids dense copies."""
 
     @classmethod
     def _add_each(cls, updates: "Sequence[Update]", weights: Sequence[float], into: Tensor) -> None:
-        """`add_all` for updates of this class alone."""
+        """Implement `add_all` for updates of this class."""
         for update, weight in zip(updates, weights, strict=True):
             update.add_to(into, weight)
 
     def copy_to(self, into: Tensor) -> None:
-        """into[numel] ← update, in place."""
+        """Copy the update into `into` [numel]."""
         for start in range(0, self.numel, BLOCK):
             block = np.array(self.block(start, min(start + BLOCK, self.numel)), np.float32)
             into[start : start + BLOCK].copy_(torch.from_numpy(block))
 
     def dense(self, device: torch.device | str | None = None) -> Tensor:
-        """The whole vector [numel], float32, on the CPU unless `device` is given."""
+        """Return the vector [numel], float32, on `device`, by default the CPU."""
         return torch.from_numpy(np.array(self.block(0, self.numel), np.float32)).to(device or "cpu")
 
 
 @dataclass
 class Dense(Update):
+    """An update of all coordinates."""
+
     values: np.ndarray  # [numel] float32
     positions: ClassVar[None] = None
 
@@ -96,9 +98,11 @@ class Dense(Update):
 
 @dataclass
 class Sparse(Update):
+    """An update of some coordinates."""
+
     numel: int
     positions: np.ndarray  # int64, ascending
-    sent: np.ndarray | kernels.Signs  # float32, one a position
+    sent: np.ndarray | kernels.Signs  # values at the positions, float32 or signs
 
     @cached_property
     def values(self) -> np.ndarray:
@@ -120,12 +124,12 @@ class Sparse(Update):
 
 @dataclass
 class Bits(Update):
-    """One bit a coordinate, and what the two mean in each column: coordinate i stands in column i mod c."""
+    """An update with one bit per coordinate, and two values per column. Coordinate i is in column i mod c."""
 
     numel: int
-    raw: np.ndarray  # uint8 [⌈numel/8⌉]: kernels/bits.py
-    high: np.ndarray  # [c] float32, c ≥ 1: what a 1 means
-    low: np.ndarray  # likewise a 0
+    raw: np.ndarray  # bits, uint8 [⌈numel/8⌉] (kernels/bits.py)
+    high: np.ndarray  # value of a 1 in each column, float32 [c], c ≥ 1
+    low: np.ndarray  # value of a 0 in each column, float32 [c]
     positions: ClassVar[None] = None
 
     def add_to(self, into: Tensor, weight: float = 1.0) -> None:
@@ -138,20 +142,20 @@ class Bits(Update):
 
 @dataclass
 class Sections(Update):
-    """An update tensor by tensor."""
+    """An update that consists of updates of consecutive parts, such as tensors."""
 
     numel: int
     parts: tuple[tuple[slice, Update], ...]  # spans that cover the vector in order
 
     @property
     def positions(self) -> np.ndarray | None:
-        found = [part.positions for _, part in self.parts]
-        if found and all(p is None for p in found):
+        positions = [part.positions for _, part in self.parts]
+        if positions and all(p is None for p in positions):
             return None
         spans = [span for span, _ in self.parts]
         each = [
             np.arange(s.start, s.stop) if p is None else p + s.start
-            for s, p in zip(spans, found, strict=True)
+            for s, p in zip(spans, positions, strict=True)
         ]
         return np.concatenate(each or [np.empty(0, np.int64)])
 

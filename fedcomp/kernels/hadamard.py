@@ -1,19 +1,19 @@
-"""Randomized Hadamard rotation: every coordinate of a block becomes a sum of all of them under random signs.
+"""Randomized Hadamard rotation: every coordinate of a block becomes a sum of all its coordinates with random signs.
 
 Ailon, Chazelle: Approximate nearest neighbors and the fast Johnson–Lindenstrauss transform. STOC 2006.
 
-    u = W·D·x·2^−e      back: x = D·W·u·2^e/d
+    u = W·D·x·2^−e      inverse: x = D·W·u·2^e/d
 
-for each block of d coordinates. D holds the signs: coordinate i turns where bit i mod 32, the lowest first, of word ⌊i/32⌋ of stream
-SIGNS (kernels/philox.py) is 1. W is the Walsh–Hadamard matrix of ±1, W·W = d. 2^e brings the largest magnitude into [½, 1), so nothing
-overflows and denormals keep their bits. W·D/√d is a rotation; the square root is left to the scale that a codec sends. The butterfly
-has the strides d/2, …, 2, 1 and puts a + b and a − b in the place of a and b: float32 sums of two in a fixed order, so every machine
-has the same bits. Sums over blocks are integers.
+for each block of d coordinates. D is diagonal with random signs: coordinate i is negated if bit i mod 32 of word ⌊i/32⌋ of stream SIGNS
+(kernels/philox.py) is 1, where bit 0 is the lowest. W is the Walsh–Hadamard matrix of ±1, with W·W = d. The factor 2^−e scales the largest
+magnitude into [½, 1), so no sum overflows, and subnormal numbers keep their bits. W·D/√d is a rotation; the codec includes 1/√d in its
+scale. The butterfly replaces a and b by a + b and a − b, with strides d/2, …, 2, 1. Every machine computes these float32 sums in the same
+order, so the results have the same bits. Sums over blocks are computed in integers.
 
-Blocks have 2¹⁴ coordinates. The rest is cut into powers of two, the largest first; what fits into one, at least 8, with no more than 32
-zeros behind it is the last. So a vector is never more than 32 coordinates longer when it is turned, against up to twice as long with
-one block. What is proven of a rotation of d coordinates holds for each block by itself, with its own norm and d ≤ 2¹⁴: bounds that grow
-with d are those of 2¹⁴, and those that shrink with d are weak for the last few coordinates, which are mixed with few others.
+Blocks have 2¹⁴ coordinates. The remaining coordinates are divided into blocks whose sizes are powers of two, at least 8, the largest first;
+the last block may be padded with at most 32 zeros. So the rotated vector has at most 32 more coordinates, whereas a single block could
+double the length. Bounds for a rotation of d coordinates hold for each block with its own norm and size d ≤ 2¹⁴. Bounds that decrease with
+d are weak for the last few coordinates of a vector.
 """
 
 from collections.abc import Callable
@@ -26,46 +26,47 @@ from torch import Tensor
 from . import philox
 from .parallel import map_ranges
 
-BLOCK, LEAST = 1 << 14, 8  # coordinates of a block, and of the smallest one
-SPARE = 32  # zeros that may fill up the last block
-CHUNK = 8 * BLOCK  # coordinates that one thread turns at a time: they stay in its cache
-SIGNS = 3  # stream of the signs
-SQUARES, PRODUCTS = 2.0**33, 2.0**38  # units in which sums over a block are below 2⁶²
+BLOCK, MIN_BLOCK = 1 << 14, 8  # coordinates of a block, and of the smallest block
+MAX_PADDING = 32  # zeros at the end of the last block
+CHUNK = 8 * BLOCK  # coordinates that a thread rotates at a time, so that they fit in its cache
+SIGNS = 3  # stream of the random signs
+SQUARES, PRODUCTS = 2.0**33, 2.0**38  # 1/unit of sums over a block, which are below 2⁶² units
 LARGEST = float(np.finfo(np.float32).max)
 
 
 @lru_cache(256)
 def edges(numel: int) -> np.ndarray:
-    """Return the starts of the blocks of a vector [numel] and the end of the last: int64, multiples of 8. Do not modify."""
+    """Return the starts of the blocks of a vector [numel] and the end of the last: int64, multiples of 8. Do not modify the result."""
     whole, rest = divmod(numel, BLOCK)
     sizes = [BLOCK] * whole
     while rest > 0:
-        size = max(LEAST, 1 << (rest - 1).bit_length())
-        sizes.append(size if size - rest <= SPARE else size // 2)
+        size = max(MIN_BLOCK, 1 << (rest - 1).bit_length())
+        sizes.append(size if size - rest <= MAX_PADDING else size // 2)
         rest -= sizes[-1]
     return np.cumsum([0, *sizes])
 
 
-class Turned:
-    """The blocks of a vector x [n] from coordinate `start` on, at most CHUNK coordinates, turned: u [N] float32.
+class RotatedBlocks:
+    """The rotation u [N], float32, of the blocks of a vector x [n] from coordinate `start` on, at most CHUNK coordinates.
 
-    Numbers of blocks are float64 [blocks].
+    Methods return float64 [blocks] unless stated otherwise.
     """
 
     def __init__(self, x: Tensor, seed: int, start: int):
         from . import hadamard_loops
 
-        self.loops, self.seed, marks = hadamard_loops, seed, edges(x.numel())
-        first, last = np.searchsorted(marks, [start, min(start + CHUNK, marks[-1])]).tolist()
-        self.blocks = slice(first, last)  # of the vector's blocks
-        self.span = slice(start, int(marks[last]))  # of its coordinates, with the zeros behind them
-        self.edges = marks[first : last + 1] - start
+        self.loops, self.seed, block_edges = hadamard_loops, seed, edges(x.numel())
+        stop = min(start + CHUNK, block_edges[-1])
+        first, last = np.searchsorted(block_edges, [start, stop]).tolist()
+        self.indices = slice(first, last)  # of the blocks
+        self.span = slice(start, int(block_edges[last]))  # of the coordinates, including padding
+        self.edges = block_edges[first : last + 1] - start
         self.sizes = np.diff(self.edges)  # d of each block
         self.exponents = np.empty(last - first, np.int64)  # e of each block
         self.u = np.empty(self.span.stop - start, np.float32)
-        held = np.ascontiguousarray(x[self.span].to(torch.float32).numpy())
+        values = np.ascontiguousarray(x[self.span].to(torch.float32).numpy())
         signs = _sign_bytes(seed, start, self.span.stop)
-        hadamard_loops.turn(held, signs, self.edges, self.exponents, self.u)
+        hadamard_loops.rotate(values, signs, self.edges, self.exponents, self.u)
 
     def squares(self) -> np.ndarray:
         """Return ‖u‖² of each block, which is d·‖x·2^−e‖²."""
@@ -79,53 +80,56 @@ class Turned:
         return low.astype(np.float64) + 0.0, high.astype(np.float64) + 0.0  # no −0
 
     def bins(self, thresholds: np.ndarray) -> np.ndarray:
-        """Return codes [N], uint8: 1 where u > 0, plus twice the number of thresholds, float32 [blocks, t], that are below |u|."""
+        """Return codes [N], uint8: 1 if u > 0, plus twice the number of thresholds [blocks, t], float32, of its block below |u|."""
         codes = np.empty(self.u.size, np.uint8)
         self.loops.bins(self.u, self.edges, thresholds, codes)
         return codes
 
     def products(self, table: np.ndarray, codes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return ⟨u, q⟩ and ‖q‖² of each block for q = table[codes], a float32 table of magnitudes below 4."""
-        along, squared = np.empty((2, self.sizes.size), np.int64)
-        self.loops.products(self.u, self.edges, table, codes, along, squared)
-        return along / PRODUCTS, squared / PRODUCTS
+        product, squared = np.empty((2, self.sizes.size), np.int64)
+        self.loops.products(self.u, self.edges, table, codes, product, squared)
+        return product / PRODUCTS, squared / PRODUCTS
 
-    def rounded(self, low: np.ndarray, step: np.ndarray, top: int, kind: type) -> np.ndarray:
-        """Return integers r [N], int16 or uint8, at most `top`, with low + step·r = u in the mean over seeds; 0 where step = 0."""
-        codes = np.empty(self.u.size, kind)
+    def rounded(self, low: np.ndarray, step: np.ndarray, top: int, dtype: type) -> np.ndarray:
+        """Return (u − low)/step, stochastically rounded to integers [N] of `dtype`, at most `top`; 0 if step = 0.
+
+        `low` and `step` are float64 [blocks]; `dtype` is int16 or uint8.
+        """
+        codes = np.empty(self.u.size, dtype)
         inverse = np.divide(1.0, step, where=step > 0, out=np.zeros_like(step))
         key = np.uint64(self.seed)
         self.loops.rounded(self.u, self.edges, low, inverse, top, key, self.span.start, codes)
         return codes
 
 
-def turn(x: Tensor, seed: int, use: Callable[[Turned], None]) -> None:
-    """Turn a vector [n] and hand it to `use`, chunk after chunk, by threads."""
+def rotate(x: Tensor, seed: int, use: Callable[[RotatedBlocks], None]) -> None:
+    """Rotate a vector [n] in chunks, on several threads, and call `use` for each chunk."""
     x = x.detach().cpu()
     map_ranges(
         int(edges(x.numel())[-1]),
-        lambda start, stop: [use(Turned(x, seed, a)) for a in range(start, stop, CHUNK)],
+        lambda start, stop: [use(RotatedBlocks(x, seed, a)) for a in range(start, stop, CHUNK)],
         CHUNK,
     )
 
 
-def turn_back(
+def rotate_back(
     values: np.ndarray, seed: int, numel: int, first: int, scale: np.ndarray, shift: np.ndarray
 ) -> np.ndarray:
-    """Return the coordinates, float32, of blocks of a vector [numel] from number `first` on, whose u·2^e/d are scale·values + shift/d.
+    """Return the coordinates, float32, of the blocks of a vector [numel] from block `first` on, for which u·2^e/d = scale·values + shift/d.
 
-    `values` [whole blocks] is float32 and is overwritten; `scale` and `shift` [blocks] are float64. Coordinates beyond the range of
-    float32 become its end.
+    `values`: float32, complete blocks, overwritten. `scale` and `shift`: float64 [blocks]. Coordinates outside the range of float32 become
+    its largest numbers.
     """
     from . import hadamard_loops
 
-    marks = edges(numel)[first : first + scale.size + 1]
-    out, signs = np.empty_like(values), _sign_bytes(seed, *marks[[0, -1]].tolist())
-    hadamard_loops.turn_back(values, signs, marks - marks[0], scale, shift, out)
-    return out[: numel - int(marks[0])]
+    block_edges = edges(numel)[first : first + scale.size + 1]
+    out, signs = np.empty_like(values), _sign_bytes(seed, *block_edges[[0, -1]].tolist())
+    hadamard_loops.rotate_back(values, signs, block_edges - block_edges[0], scale, shift, out)
+    return out[: numel - int(block_edges[0])]
 
 
 def _sign_bytes(seed: int, start: int, stop: int) -> np.ndarray:
-    """Return the sign bits of the coordinates start..stop-1, the lowest of a byte first; both are multiples of 8."""
+    """Return the sign bits of the coordinates start..stop-1, both multiples of 8. The first bit of a byte is the lowest."""
     words = philox.words(seed, (stop + 31) // 32 - start // 32, start // 32, SIGNS)
     return words.astype("<u4", copy=False).view(np.uint8)[start % 32 // 8 :][: (stop - start) // 8]

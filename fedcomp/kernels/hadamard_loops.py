@@ -1,6 +1,6 @@
 """Loops of kernels/hadamard.py, compiled by numba.
 
-`edges` are where blocks begin and the last one ends, counted from the first element of `u`; all are multiples of 8.
+`edges`: the starts of the blocks and the end of the last one, as indices of `u`; all are multiples of 8.
 """
 
 import math
@@ -12,12 +12,12 @@ from numpy import float32, float64, int32, int64, uint32, uint64
 from .hadamard import LARGEST, PRODUCTS, SQUARES
 from .loops import compiled, draw
 
-LINE = 1024  # words that are drawn at a time
+N_WORDS = 1024  # random words that are drawn at a time
 
 
 @compiled
 def _stage(v, start, h):
-    """One stage over 2h elements. In a function of its own: inlined into the loop over groups it is not vectorised."""
+    """One stage of the butterfly over 2h elements. If it were inlined into the loop over groups, numba would not vectorise it."""
     for i in range(start, start + h):
         a, b = v[i], v[i + h]
         v[i], v[i + h] = a + b, a - b
@@ -37,7 +37,7 @@ def _last_stages(v, i):
 
 @compiled
 def butterfly(v, start, size):
-    """Stages of strides size/2, …, 2, 1 over v[start:start+size], in place; size is a power of two, at least 8."""
+    """All stages, with strides size/2, …, 2, 1, over v[start:start+size], in place; size is a power of two, at least 8."""
     start, size = uint64(start), uint64(size)
     span = size
     while span > uint64(8):
@@ -50,34 +50,34 @@ def butterfly(v, start, size):
 
 
 @compiled
-def turn(x, signs, edges, exponents, u):
-    """Fill u with x [n], float32, zeros behind it, turned block by block, and `exponents` with the powers of two taken out."""
+def rotate(x, signs, edges, exponents, u):
+    """Fill u [N] with the rotated blocks of x [n], float32, padded with zeros, and `exponents` with e of each block."""
     bits = x.view(np.uint32)
     for block in range(exponents.size):
         start, stop = uint64(edges[block]), uint64(edges[block + 1])
-        held = min(stop, uint64(x.size))
+        end = min(stop, uint64(x.size))
         largest = int32(0)
-        for i in range(start, held):
+        for i in range(start, end):
             largest = max(largest, int32(bits[i] & uint32(0x7FFFFFFF)))
         peak = uint32(largest)
         exponent = math.frexp(float64(peak.view(float32)))[1]
         half = exponent >> 1
         first, second = float32(math.ldexp(1.0, -half)), float32(math.ldexp(1.0, half - exponent))
-        for byte in range(start >> uint64(3), held >> uint64(3)):
+        for byte in range(start >> uint64(3), end >> uint64(3)):
             sign = uint32(signs[byte])
             for j in range(uint32(8)):
                 i = (byte << uint64(3)) + uint64(j)
                 u[i] = _flip(x[i] * first * second, sign >> j)
-        for i in range(max(start, held & ~uint64(7)), stop):
-            value = x[i] * first * second if i < held else float32(0)
+        for i in range(max(start, end & ~uint64(7)), stop):
+            value = x[i] * first * second if i < end else float32(0)
             u[i] = _flip(value, uint32(signs[i >> uint64(3)]) >> uint32(i & uint64(7)))
         butterfly(u, start, stop - start)
         exponents[block] = exponent
 
 
 @compiled
-def turn_back(v, signs, edges, scale, shift, out):
-    """Fill out [N] with what the blocks of v, overwritten, were turned from: scale·v + shift/d before turning."""
+def rotate_back(v, signs, edges, scale, shift, out):
+    """Fill out [N] with the inverse rotation of scale·v + shift/d for each block. v is overwritten."""
     for block in range(scale.size):
         start, stop, factor = uint64(edges[block]), uint64(edges[block + 1]), scale[block]
         butterfly(v, start, stop - start)
@@ -92,21 +92,21 @@ def turn_back(v, signs, edges, scale, shift, out):
 
 @numba.njit(nogil=True, inline="always")
 def _flip(value, sign):
-    """A float32, negated if the lowest bit of `sign` is 1."""
+    """Return a float32, negated if the lowest bit of `sign` is 1."""
     bits = uint32(float32(value).view(uint32) ^ sign << uint32(31))
     return bits.view(float32)
 
 
 @numba.njit(nogil=True, inline="always")
 def _narrow(value):
-    """The nearest float32, or the end of its range; a zero is positive."""
+    """Return the nearest float32, clipped to its range; a zero is positive."""
     value = value if value < LARGEST else LARGEST
     return float32(value if value > -LARGEST else -LARGEST) + float32(0)
 
 
 @compiled
 def squares(u, edges, sums):
-    """The sum of u² in each block, in units of 1/SQUARES, int64."""
+    """Fill `sums`, int64, with Σu² of each block, in units of 1/SQUARES."""
     for block in range(sums.size):
         total = int64(0)
         for i in range(uint64(edges[block]), uint64(edges[block + 1])):
@@ -116,7 +116,7 @@ def squares(u, edges, sums):
 
 @compiled
 def bins(u, edges, thresholds, codes):
-    """codes [N], uint8: 1 where u > 0, plus twice the number of its block's thresholds [blocks, t] that are below |u|."""
+    """Fill codes [N], uint8: 1 if u > 0, plus twice the number of thresholds of its block below |u|. `thresholds`: [blocks, t]."""
     for block in range(edges.size - 1):
         start, stop = uint64(edges[block]), uint64(edges[block + 1])
         for i in range(start, stop):
@@ -127,24 +127,24 @@ def bins(u, edges, thresholds, codes):
 
 
 @compiled
-def products(u, edges, table, codes, along, squared):
-    """The sums of u·q and of q² in each block, q = table[code], in units of 1/PRODUCTS, int64."""
-    for block in range(along.size):
+def products(u, edges, table, codes, product, squared):
+    """Fill `product` and `squared`, int64, with Σu·q and Σq² of each block, q = table[code], in units of 1/PRODUCTS."""
+    for block in range(product.size):
         first, second = int64(0), int64(0)
         for i in range(uint64(edges[block]), uint64(edges[block + 1])):
             q = float64(table[codes[i]])
             first += int64(float64(u[i]) * q * PRODUCTS)
             second += int64(q * q * PRODUCTS)
-        along[block], squared[block] = first, second
+        product[block], squared[block] = first, second
 
 
 @compiled
 def rounded(u, edges, low, inverse, top, key, start, codes):
-    """codes [N]: (u − low)·inverse up or down to a whole number, at most `top`, by the words of a seed; `start` is the place of u[0]."""
-    words = np.empty(LINE, np.uint32)
+    """Fill codes [N] with (u − low)·inverse, stochastically rounded, at most `top`. `key`: the seed. `start`: coordinate of u[0]."""
+    words = np.empty(N_WORDS, np.uint32)
     for block in range(edges.size - 1):
-        for first in range(edges[block], edges[block + 1], LINE):
-            count = min(LINE, edges[block + 1] - first)
+        for first in range(edges[block], edges[block + 1], N_WORDS):
+            count = min(N_WORDS, edges[block + 1] - first)
             draw(key, key >> uint64(32), 0, start + first, words)
             for j in range(uint64(count)):
                 i = uint64(first) + j

@@ -18,7 +18,7 @@ ONE = 2.0**32  # in fixed point
 FRACTION = 23  # bits of a float32 below its leading one
 MAGNITUDE, INFINITE = 0x7FFFFFFF, 0x7F800000  # bits without the sign, and those of infinity
 BITS = 16  # of a bin of a histogram, and of a bin of bit patterns
-WIDEST_SHIFT = 23  # by so many powers of two every denormal becomes normal
+MAX_SHIFT = 23  # by so many powers of two every denormal becomes normal
 
 
 def to_multiples(x: Tensor, unit: float, limit: float, seed: int) -> np.ndarray:
@@ -35,7 +35,7 @@ def to_multiples(x: Tensor, unit: float, limit: float, seed: int) -> np.ndarray:
 def to_powers(x: Tensor, shift: int, seed: int) -> np.ndarray:
     """Codes c [n], uint8, of powers of two that are |x| in the mean over seeds: 2^(c − 127 − shift), and 0 for c = 0.
 
-    `shift` is at most `shift_of` the largest magnitude. What is smaller than the smallest power turns to it or to 0.
+    `shift` is at most `max_shift` the largest magnitude. What is smaller than the smallest power turns to it or to 0.
     """
     codes = np.empty(x.numel(), np.uint8)
     _fill(codes, x, "powers", np.float32(2.0**shift), seed=seed)
@@ -88,9 +88,9 @@ def to_levels(x: Tensor, levels: np.ndarray, nearest: bool, seed: int) -> np.nda
     return codes
 
 
-def shift_of(largest: float) -> int:
+def max_shift(largest: float) -> int:
     """The most powers of two, up to 23, by which a float32 of this magnitude can be multiplied."""
-    return min(WIDEST_SHIFT, 128 - math.frexp(largest)[1])
+    return min(MAX_SHIFT, 128 - math.frexp(largest)[1])
 
 
 def histogram(x: Tensor) -> tuple[np.ndarray, np.ndarray]:
@@ -101,7 +101,7 @@ def histogram(x: Tensor) -> tuple[np.ndarray, np.ndarray]:
     from . import rounding_loops
 
     x, edges = x.detach().cpu(), extremes(x)
-    shift = shift_of(max(map(abs, edges)))
+    shift = max_shift(max(map(abs, edges)))
     factor = np.float32(2.0**shift)
     lowest, highest = (int(key) for key in _keys(np.array(edges, np.float32) * factor))
     width = max(0, (highest - lowest).bit_length() - BITS)
@@ -140,7 +140,7 @@ def count(codes: np.ndarray, size: int) -> np.ndarray:
     )
 
 
-def spread(symbols: np.ndarray, values: np.ndarray) -> np.ndarray:
+def lookup(symbols: np.ndarray, values: np.ndarray) -> np.ndarray:
     """values[symbols]; symbols are in range."""
     out = np.empty(symbols.size, values.dtype)
 

@@ -18,9 +18,9 @@ import torch
 from torch import Tensor
 
 from ..codecs import Codec, Context, Update, codec
-from ..codecs.checks import nonfinite_rows
-from ..codecs.matrices import LARGEST, Product, shaped, size
-from ..codecs.powersgd import PowerSGD, Split, start_name
+from ..codecs.checks import nonfinite_errors
+from ..codecs.matrices import LARGEST, LowRankUpdate, read_arrays, total_numel
+from ..codecs.powersgd import FactorLayout, PowerSGD, start_name
 from ..codecs.update import Sections
 from ..errors import FrameError, MismatchError, NonFiniteError, ProtocolError
 from ..kernels import Rows
@@ -41,7 +41,7 @@ class LowRank(VectorMemory):
 
     def __init__(self, codec: Codec, numel: int, layout: Layout | None = None, options: Any = None):
         super().__init__(codec, numel, layout, options)
-        self.split = Split(layout or Layout.flat(numel), self.codec.rank)
+        self.factor_layout = FactorLayout(layout or Layout.flat(numel), self.codec.rank)
         self.starts: dict[str, bytes] = {}  # Q of each matrix, by the codec's name for it
         self.phase = ""  # of the pending frame, "" if the proposal has only one frame
         self.basis = b""  # P̂ of a pending proposal in its second phase
@@ -67,21 +67,26 @@ class LowRank(VectorMemory):
             context = replace(context, announced={**context.announced, **self.starts})
             (frame,) = self._encode([self], [x], [seed], context, [self.residual])
             return frame
-        right = self._announced(RIGHT, self.split.right, context)
+        right = self._announced(RIGHT, self.factor_layout.right_shapes, context)
         added = self.residual + x
         for what, vector in (("the update", x), ("the residual with the update added", added)):
-            (error,) = nonfinite_rows([vector], self.layout, what)
+            (error,) = nonfinite_errors([vector], self.layout, what)
             if error is not None:
                 return error
         self.residual, self.phase = added, LEFT
-        return _frame(m @ q for m, q in zip(self.split.of(added), right, strict=True))
+        return _frame(
+            m @ q for m, q in zip(self.factor_layout.matrices_of(added), right, strict=True)
+        )
 
     def _proceed(self, seed: int, context: Context) -> bytes | None:
         if self.phase != LEFT or context.phase != RIGHT:
             return super()._proceed(seed, context)
-        left = self._announced(LEFT, self.split.left, context)
-        right = [m.T @ p for m, p in zip(self.split.of(self.residual), left, strict=True)]
-        frame = _frame([*right, *(self.residual[e.span] for e in self.split.others)])
+        left = self._announced(LEFT, self.factor_layout.left_shapes, context)
+        right = [
+            m.T @ p
+            for m, p in zip(self.factor_layout.matrices_of(self.residual), left, strict=True)
+        ]
+        frame = _frame([*right, *(self.residual[e.span] for e in self.factor_layout.others)])
         self.phase, self.basis = RIGHT, context.announced[LEFT]
         return frame
 
@@ -127,7 +132,7 @@ class LowRank(VectorMemory):
                 f"the server announced no '{name}' for the phase '{context.phase}'; server and client need the same strategy"
             )
         try:
-            factors = shaped(context.announced[name], shapes)
+            factors = read_arrays(context.announced[name], shapes)
         except FrameError as error:
             raise ProtocolError(
                 f"the announced '{name}' does not match the model: {error}"
@@ -141,8 +146,12 @@ class LowRank(VectorMemory):
         """Return this client's update in the last frame of a proposal."""
         if not self.phase:
             return self.codec.open(frame, self.numel, self.layout)
-        return self.split.update(
-            self.basis, NUMBERS.open(frame, size([*self.split.right, *self.split.rest])).values
+        return self.factor_layout.update(
+            self.basis,
+            NUMBERS.open(
+                frame,
+                total_numel([*self.factor_layout.right_shapes, *self.factor_layout.other_shapes]),
+            ).values,
         )
 
 
@@ -158,5 +167,5 @@ def _starts(update: Update) -> dict[str, bytes]:
     return {
         start_name(i): part.right.tobytes()
         for i, part in parts
-        if isinstance(part, Product) and part.right.size
+        if isinstance(part, LowRankUpdate) and part.right.size
     }

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ..codecs import Codec, Context, Update, at_density
-from ..codecs.checks import nonfinite_rows
+from ..codecs.checks import nonfinite_errors
 from ..codecs.selection import Selective
 from ..errors import ConfigError, MismatchError, NonFiniteError
 from ..kernels import Rows
@@ -53,8 +53,8 @@ class VectorMemory(Memory):
         )
         proposals = cls._encode(memories, send, seeds, context)
         what = "the residual with the update added"
-        checks = [nonfinite_rows([new[n] for new in updated], layout, what) for n in cls.vectors]
-        checks.append(nonfinite_rows(rows, layout, "the update"))
+        checks = [nonfinite_errors([new[n] for new in updated], layout, what) for n in cls.vectors]
+        checks.append(nonfinite_errors(rows, layout, "the update"))
         for errors in checks:
             proposals = [error or frame for error, frame in zip(errors, proposals, strict=True)]
         for memory, new, proposal in zip(memories, updated, proposals, strict=True):

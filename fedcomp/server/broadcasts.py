@@ -75,7 +75,7 @@ class TouchedPositions:
         while (
             len(self._counts) <= missed
             and not self._everywhere
-            and overwrite.least_bytes(self._counts[-1]) < below
+            and overwrite.min_frame_bytes(self._counts[-1]) < below
         ):
             positions = self._open(next(self._older))
             if positions is None:
@@ -86,7 +86,7 @@ class TouchedPositions:
             fresh = positions[self._first[positions] == 0]
             self._first[fresh] = len(self._counts)
             self._counts.append(self._counts[-1] + len(fresh))
-        if len(self._counts) <= missed or overwrite.least_bytes(self._counts[missed]) >= below:
+        if len(self._counts) <= missed or overwrite.min_frame_bytes(self._counts[missed]) >= below:
             return None
         return np.flatnonzero((self._first > 0) & (self._first <= missed))
 

@@ -41,7 +41,7 @@ from torch import Tensor
 
 from .. import spec
 from ..codecs import Codec, Context, Update
-from ..codecs.checks import nonfinite_rows
+from ..codecs.checks import nonfinite_errors
 from ..codecs.sign import Sign
 from ..codecs.update import Dense
 from ..errors import ConfigError, FrameError, NonFiniteError, SpecError
@@ -112,7 +112,9 @@ class DataElectionClient(ClientAlgorithm):
         self, partition: DataPartition, update: Tensor, seed: int, round: int
     ) -> tuple[bytes, NonFiniteError | None]:
         """Return the ballot of a partition, and an error if the update contains NaN or infinity."""
-        (error,) = nonfinite_rows(update[None], None, f"the update of partition {partition.number}")
+        (error,) = nonfinite_errors(
+            update[None], None, f"the update of partition {partition.number}"
+        )
         return ballot_of(update, seed, round, partition.number), error
 
     def combine(

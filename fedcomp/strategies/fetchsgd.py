@@ -31,7 +31,7 @@ from torch import Tensor
 
 from .. import kernels, seeds, spec
 from ..codecs import Codec, Update, at_density
-from ..codecs.sketch import Cells, Sketch, summed
+from ..codecs.sketch import Sketch, SketchUpdate, sum_sketches
 from ..codecs.topk import TopK
 from ..errors import ConfigError, FrameError, NonFiniteError
 from ..kernels import count_sketch
@@ -128,7 +128,9 @@ class FetchSGD(Average):
             for a, weight in zip(accepted, weights / weights.sum(), strict=True)
             if a.update is not None
         ]
-        sketched = summed([update for update, _ in weighted], [weight for _, weight in weighted])
+        sketched = sum_sketches(
+            [update for update, _ in weighted], [weight for _, weight in weighted]
+        )
         with np.errstate(over="ignore", invalid="ignore"):
             momentum = FLOAT.type(self.options.momentum) * self.momentum
             for total in sketched:
@@ -137,7 +139,7 @@ class FetchSGD(Average):
         if not kernels.all_finite(error):
             raise NonFiniteError("the sum of the sketches is not finite")
         self._next = momentum, error
-        estimates = Cells(into.numel(), error, self.seed, self.uplink.count(into.numel()))
+        estimates = SketchUpdate(into.numel(), error, self.seed, self.uplink.count(into.numel()))
         estimates.add_to(into, self.schedule.rate(updates.round))
         return Aggregation()
 
@@ -170,7 +172,7 @@ class FetchSGD(Average):
     def _checked(self, update: Update | FrameError) -> Update | FrameError:
         """Return the update if its sketch has the shape and the seed of this run, else an error."""
         expected = self.shape, self.seed
-        if isinstance(update, Cells) and (update.cells.shape, update.seed) != expected:
+        if isinstance(update, SketchUpdate) and (update.cells.shape, update.seed) != expected:
             return FrameError(
                 f"the sketch has another shape than {self.shape[0]} × {self.shape[1]}, or another hash than this run"
             )

@@ -26,9 +26,9 @@ from torch import Tensor
 from .. import seeds
 from ..codecs import Update
 from ..codecs.identity import Identity
-from ..codecs.matrices import FLOAT, shaped, size
+from ..codecs.matrices import FLOAT, read_arrays, total_numel
+from ..codecs.powersgd import FactorLayout, normal, orthonormal
 from ..codecs.powersgd import PowerSGD as Factors
-from ..codecs.powersgd import Split, normal, orthonormal
 from ..errors import ConfigError, FrameError
 from ..memories.base import Changes, ReadValue, ReadVector
 from ..memories.lowrank import LEFT, NUMBERS, RIGHT, LowRank
@@ -56,13 +56,15 @@ class PowerSGD(Average):
 
     def __init__(self, *args: Any, **options: Any):
         super().__init__(*args, **options)
-        self.split = Split(self.layout, self.options.rank)
-        if not self.split.matrices:
+        self.factor_layout = FactorLayout(self.layout, self.options.rank)
+        if not self.factor_layout.matrices:
             raise ConfigError(
                 f"--strategy {self.name}: no tensor of the model is larger than its factors of rank {self.options.rank}; "
                 f"give --strategy {self.name} a lower rank, or --strategy average"
             )
-        start = normal(seeds.key(self.config.seed, self.name), size(self.split.right))
+        start = normal(
+            seeds.key(self.config.seed, self.name), total_numel(self.factor_layout.right_shapes)
+        )
         self.right = start.astype(FLOAT).tobytes()  # Q
         self.basis = b""  # P̂ of the round
         self._averaged: Sequence[AcceptedUpdate] | None = (
@@ -99,13 +101,20 @@ class PowerSGD(Average):
         return {LEFT: self.basis}
 
     def open(self, phase: Phase, frames: Sequence[bytes]) -> list[Update | FrameError]:
-        shapes = self.split.left if phase.name == LEFT else [*self.split.right, *self.split.rest]
-        return NUMBERS.open_batch(frames, size(shapes))
+        shapes = (
+            self.factor_layout.left_shapes
+            if phase.name == LEFT
+            else [*self.factor_layout.right_shapes, *self.factor_layout.other_shapes]
+        )
+        return NUMBERS.open_batch(frames, total_numel(shapes))
 
     def aggregate(self, updates: RoundUpdates, into: Tensor) -> Aggregation:
-        numbers = self._mean(updates.phases[RIGHT], size([*self.split.right, *self.split.rest]))
-        self.split.update(self.basis, numbers).add_to(into)
-        self._next = numbers[: size(self.split.right)].tobytes()
+        numbers = self._mean(
+            updates.phases[RIGHT],
+            total_numel([*self.factor_layout.right_shapes, *self.factor_layout.other_shapes]),
+        )
+        self.factor_layout.update(self.basis, numbers).add_to(into)
+        self._next = numbers[: total_numel(self.factor_layout.right_shapes)].tobytes()
         return Aggregation()
 
     def on_round_end(self, round: int, broadcast: bytes | None) -> None:
@@ -118,13 +127,16 @@ class PowerSGD(Average):
     def restore(self, vector: ReadVector, value: ReadValue) -> None:
         self.right = value(RIGHT)
         try:
-            shaped(self.right, self.split.right)
+            read_arrays(self.right, self.factor_layout.right_shapes)
         except FrameError as error:
             raise ValueError(str(error)) from error
 
     def _orthonormal(self, accepted: Sequence[AcceptedUpdate]) -> bytes:
         """Return P̂ of every matrix, given the clients' P."""
-        factors = shaped(self._mean(accepted, size(self.split.left)).tobytes(), self.split.left)
+        factors = read_arrays(
+            self._mean(accepted, total_numel(self.factor_layout.left_shapes)).tobytes(),
+            self.factor_layout.left_shapes,
+        )
         bases = [orthonormal(torch.from_numpy(factor.astype(np.float64))) for factor in factors]
         return b"".join(basis.numpy().astype(FLOAT).tobytes() for basis in bases)
 

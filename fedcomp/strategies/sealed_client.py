@@ -14,7 +14,7 @@ from torch import Tensor
 
 from .. import kernels
 from ..codecs import Codec, Context
-from ..codecs.checks import nonfinite_rows
+from ..codecs.checks import nonfinite_errors
 from ..errors import ProtocolError
 from ..keys.keyring import DerivedKeys, Keyring, PinnedKeys, UnknownKey, point_of, verifier
 from ..keys.signature_log import SignatureLog
@@ -169,7 +169,7 @@ class SealedElectionClient(ClientAlgorithm):
     ) -> bytes:
         """Store the ballot and the private keys of the cards. Return one card for each sender of the row, ascending."""
         assert update is not None  # the first phase has an update
-        (error,) = nonfinite_rows(update[None], memory.layout, "the update")
+        (error,) = nonfinite_errors(update[None], memory.layout, "the update")
         if error is not None:
             raise error
         row = full_row(context.announced)

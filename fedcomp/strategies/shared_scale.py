@@ -20,7 +20,7 @@ from torch import Tensor
 
 from .. import codecs
 from ..codecs import Codec, Context, Update, codec
-from ..codecs.checks import nonfinite_rows
+from ..codecs.checks import nonfinite_errors
 from ..codecs.identity import Identity
 from ..codecs.terngrad import SCALE as FLOAT
 from ..codecs.terngrad import TernGrad
@@ -55,7 +55,7 @@ class SharedScaleClient(ClientAlgorithm):
         context: Context,
     ) -> bytes | None:
         if update is not None:
-            (error,) = nonfinite_rows(update[None], memory.layout, "the update")
+            (error,) = nonfinite_errors(update[None], memory.layout, "the update")
             if error is not None:
                 raise error
             values[UPDATE] = update

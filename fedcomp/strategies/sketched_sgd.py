@@ -25,7 +25,7 @@ from torch import Tensor
 
 from .. import codecs, kernels, spec
 from ..codecs import Codec, Update, add_all, at_density
-from ..codecs.sketch import Sketch, reread
+from ..codecs.sketch import Sketch, read_at_density
 from ..codecs.topk import TopK
 from ..errors import ConfigError, FrameError
 from ..memories.sketched import CANDIDATES, MARKS, NUMBERS, SKETCH, VALUES, Sketched
@@ -108,7 +108,9 @@ class SketchedSGD(Average):
         if phase.name == SKETCH:
             opened = self.reader.open_batch(frames, self.layout.numel, self.layout)
             return [
-                update if isinstance(update, FrameError) else reread(update, self.reader.unscoped)
+                update
+                if isinstance(update, FrameError)
+                else read_at_density(update, self.reader.unscoped)
                 for update in opened
             ]
         return NUMBERS.open_batch(frames, self.candidates.size)

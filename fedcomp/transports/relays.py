@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ..codecs import Codec, Update
-from ..codecs.s2 import S2, Found
+from ..codecs.s2 import S2, RecoveredUpdate
 from ..codecs.update import Sections
 from ..config import RunConfig
 from ..errors import ConfigError, FrameError, ProtocolError
@@ -131,7 +131,7 @@ def inexact(updates: Sequence[Update | None]) -> int:
 def _inexact(update: Update | None) -> int:
     if isinstance(update, Sections):
         return sum(_inexact(part) for _, part in update.parts)
-    return update.missed if isinstance(update, Found) else 0
+    return update.missed if isinstance(update, RecoveredUpdate) else 0
 
 
 def inexact_warning(round: int, coordinates: int, total: int) -> str:

@@ -173,5 +173,7 @@ def test_at_the_ends_of_float32_no_entry_leaves_it(largest):
 
 @for_each("budget", ["0", "-1"])
 def test_a_budget_that_cannot_be(budget):
-    with pytest.raises(SpecError, match="give a number of atoms, or a share below 1, such as 1%"):
+    with pytest.raises(
+        SpecError, match="give a number of atoms, or a fraction below 1, such as 1%"
+    ):
         codec(f"atomo:budget={budget}")

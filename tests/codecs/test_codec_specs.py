@@ -79,7 +79,7 @@ def test_a_bare_name_means_the_same_as_the_default_of_a_run(option):
         ("stc@", "write @model, @layer or @chunk=4096"),
         ("stc@chunk", "@chunk has no size; write @chunk=4096"),
         ("stc@chunk=", "@chunk has no size; write @chunk=4096"),
-        ("stc@chunk=0", "@chunk is 0; give the coordinates of a chunk, such as 4096"),
+        ("stc@chunk=0", "@chunk is 0; give a number of coordinates, such as 4096"),
         ("stc@chunk=4k", "@chunk cannot be '4k'; give a whole number"),
         ("stc@layer=2", "scope 'layer=2'; write @model, @layer or @chunk=4096"),
         (
@@ -93,7 +93,7 @@ def test_a_bare_name_means_the_same_as_the_default_of_a_run(option):
         ),
         (
             "threshold:tau=0",
-            "tau is 0; give a number above 0 that float32 holds, such as 0.01",
+            "tau is 0; give a number above 0 in the range of float32, such as 0.01",
         ),
         ("threshold:tau=1%,values=bf16", "values cannot be 'bf16'"),
         ("topk:density=1%+nonsense@layer", "unknown codec 'nonsense'"),
@@ -105,21 +105,21 @@ def test_a_bare_name_means_the_same_as_the_default_of_a_run(option):
         ("topk@layer+fp16", "scope 'layer+fp16'; write @model, @layer or @chunk=4096"),
         (
             "topk+fp16+identity",
-            "'topk+fp16+identity' has 3 parts; give two, a codec that selects and one for its values, such as topk+fp16",
+            "'topk+fp16+identity' has 3 parts; give at most two: a codec that selects coordinates and one for their values",
         ),
         (
             "fp16+topk",
-            "a product begins with a codec that selects, and 'fp16' does not; write topk+fp16",
+            "a product starts with a codec that selects coordinates, and 'fp16' does not; give topk+fp16",
         ),
         (
             "fp16+identity",
-            "a product begins with a codec that selects, and 'fp16' does not; write topk:density=1%+identity",
+            "a product starts with a codec that selects coordinates, and 'fp16' does not; give topk:density=1%+identity",
         ),
         (
             "topk+stc",
-            "a product ends with a codec of every value that is selected, and 'stc' selects again; put another behind topk, such as",
+            "the second codec of a product encodes the selected values, and 'stc' selects coordinates again; give another one, such as",
         ),
-        ("topk+powersgd", "'powersgd' needs matrices; put another behind topk, such as topk+fp16"),
+        ("topk+powersgd", "'powersgd' needs matrices; give another one, such as topk+fp16"),
     ],
 )
 def test_a_mistake_is_one_sentence_that_names_the_fix(spec, sentence):
@@ -135,7 +135,7 @@ def test_the_registry_that_is_given_away_is_a_copy():
 
 @for_each("given", [None, 3, b"stc"])
 def test_what_is_no_text_is_no_codec(given):
-    with pytest.raises(SpecError, match="named by a text"):
+    with pytest.raises(SpecError, match="specified by a string"):
         codec(given)
 
 

@@ -62,7 +62,7 @@ def test_a_code_is_the_nearest_value(bits):
     x, seed = normal(NUMEL) ** 3, 3
     c = codec(f"eden:bits={bits}")
     y = c.decode(c.encode(x, seed=seed), numel=NUMEL)
-    exact, coded = (hadamard.Turned(v, seed, 0) for v in (x, y))
+    exact, coded = (hadamard.RotatedBlocks(v, seed, 0) for v in (x, y))
     u, v = (t.u.astype(np.float64) * 2.0 ** t.exponents[0] for t in (exact, coded))
     z, table = u / x.double().norm().item(), eden.table(bits).astype(np.float64)
     q = table[abs(z[:, None] - table).argmin(1)]

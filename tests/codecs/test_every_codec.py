@@ -194,9 +194,9 @@ def test_what_is_no_vector_of_floats_is_refused(spec):
         torch.ones(40, dtype=torch.int64),
         torch.full((40,), 1e300, dtype=torch.float64),
     ):
-        with pytest.raises(ConfigError, match="a codec takes"):
+        with pytest.raises(ConfigError, match="a codec encodes"):
             c.encode(x, layout=layout)
-        with pytest.raises(ConfigError, match="a codec takes|a stack"):
+        with pytest.raises(ConfigError, match="a codec encodes|a stack"):
             c.encode_batch(x[None], [0], layout=layout)
 
 
@@ -219,7 +219,7 @@ def test_a_layerwise_codec_says_that_it_needs_a_layout(spec):
         lambda: c.encode(x),
         lambda: c.encode_batch(x[None], [0]),
     ):
-        with pytest.raises(ConfigError, match="write @model"):
+        with pytest.raises(ConfigError, match="use the scope @model"):
             encode()
 
 
@@ -413,7 +413,7 @@ def test_a_layerwise_frame_holds_a_whole_one_for_each_tensor(spec):
     )
     assert seed == 20 * c.seeded and [entry for entry, _ in sections] == list(layout)
     for i, (entry, section) in enumerate(sections):
-        alone = c.encode(x[entry.span], seed=20 + i, layout=entry.alone())
+        alone = c.encode(x[entry.span], seed=20 + i, layout=entry.as_layout())
         ((_, part),) = unseal(alone, c.id, entry.numel, None, c.seeded)[1]
         assert (section.count, bytes(section.body)) == (part.count, bytes(part.body))
 

@@ -83,7 +83,7 @@ def test_packed_symbols_that_are_out_of_range_are_refused(size, count, data):
 def test_packed_symbols_that_are_shorter_when_coded_are_refused():
     symbols = np.zeros(1000, np.uint8)
     assert len(levels.pack(symbols, 3)) == 3
-    with pytest.raises(FrameError, match="shorter when coded"):
+    with pytest.raises(FrameError, match="coded they are shorter"):
         levels.unpack(memoryview(levels._packed(symbols, 3)), 1000, 3)
 
 
@@ -96,7 +96,7 @@ def test_coded_symbols_that_are_no_shorter_are_refused():
 
 @for_each("size", [3, 9, 17])
 def test_many_symbols_are_coded_in_groups_within_their_entropy(size):
-    count = levels.GROUPED + 3
+    count = levels.MIN_GROUPED + 3
     symbols = draw(count, size, 4.0)
     data = levels.pack(symbols, size)
     shares = np.bincount(symbols) / count
@@ -128,7 +128,7 @@ def test_integers_of_any_width_that_are_the_same_are_the_same_bytes():
         assert levels.pack_multiples(np.array(integers, np.int8), 2.0) == levels.pack_multiples(
             np.array(integers, np.int16), 2.0
         )
-    wide = np.array([-levels.MOST, 128, levels.MOST], np.int16)
+    wide = np.array([-levels.MAX_MULTIPLE, 128, levels.MAX_MULTIPLE], np.int16)
     symbols, most, _ = levels.unpack_multiples(levels.pack_multiples(wide.copy(), 1.0))
     assert (symbols.astype(int) - most).tolist() == wide.tolist()
 
@@ -173,7 +173,7 @@ def test_a_unit_or_a_largest_level_that_cannot_be(most, unit):
     ],
 )
 def test_rounding_down_to_a_float32(value, float32):
-    assert levels.below(value) == float(float32)
+    assert levels.round_down(value) == float(float32)
 
 
 # Codecs that send levels.

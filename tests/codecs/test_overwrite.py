@@ -46,7 +46,7 @@ def test_so_they_do_in_large_models(step):
 @for_each("count", [0, 1, 8, 9, 150, 300])
 def test_no_frame_of_so_many_values_takes_fewer_bytes_than_the_least(count):
     """The first coordinates need the shortest gaps."""
-    least = overwrite.least_bytes(count)
+    least = overwrite.min_frame_bytes(count)
     assert least <= len(overwrite.encode(WEIGHTS, np.arange(count))) <= least + 1 + count // 4
 
 

@@ -7,8 +7,8 @@ from cases import for_each
 
 from fedcomp import Layout, codec
 from fedcomp.codecs import Context
-from fedcomp.codecs.matrices import Product
-from fedcomp.codecs.powersgd import PowerSGD, Split, normal, orthonormal, pays
+from fedcomp.codecs.matrices import LowRankUpdate
+from fedcomp.codecs.powersgd import FactorLayout, PowerSGD, factors_are_smaller, normal, orthonormal
 from fedcomp.errors import ConfigError, SpecError
 
 ROWS, COLUMNS = 12, 17
@@ -109,7 +109,7 @@ def test_started_where_it_ended_the_iteration_finds_the_best_factors():
             LAYOUT,
         )
         ((_, product),) = update.parts
-        assert isinstance(product, Product)
+        assert isinstance(product, LowRankUpdate)
         start = product.right.tobytes()
         errors.append(float((x.double() - update.dense()).square().sum()))
     assert errors[0] > errors[1] > errors[5] and errors[-1] == pytest.approx(
@@ -119,15 +119,13 @@ def test_started_where_it_ended_the_iteration_finds_the_best_factors():
 
 def test_a_start_of_another_size_is_refused():
     for start in (np.ones((COLUMNS, 1)), np.ones((COLUMNS + 1, 2)), np.ones(0)):
-        with pytest.raises(
-            ConfigError, match=r"was announced for a factor \[17, 2\]; announce its floats"
-        ):
+        with pytest.raises(ConfigError, match=r"has [0-9]+ bytes; announce 17·2 float32 numbers"):
             sent(matrix(), 2, start=start)
 
 
 def test_factors_are_sent_where_they_are_fewer_numbers():
     assert [
-        pays(2, rows, columns)
+        factors_are_smaller(2, rows, columns)
         for rows, columns in [(2, 100), (3, 6), (3, 7), (4, 4), (5, 4), (1, 1)]
     ] == [False, False, True, False, True, False]
     for shape in [(3, 6), (3, 7), (2, 100), (4, 4), (5, 4)]:
@@ -175,24 +173,24 @@ def test_a_split_puts_together_what_it_took_apart():
             "one": (),
         }
     )
-    split = Split(layout, 2)
+    factors = FactorLayout(layout, 2)
     assert (
-        split.left == [(12, 2), (6, 2)]
-        and split.right == [(17, 2), (12, 2)]
-        and split.rest == [(5,), (0,), (4,), (1,)]
+        factors.left_shapes == [(12, 2), (6, 2)]
+        and factors.right_shapes == [(17, 2), (12, 2)]
+        and factors.other_shapes == [(5,), (0,), (4,), (1,)]
     )
     x = torch.arange(layout.numel, dtype=torch.float32)
     left = [
         np.linalg.qr(np.random.default_rng(i).standard_normal(shape)).Q.astype("<f4")
-        for i, shape in enumerate(split.left)
+        for i, shape in enumerate(factors.left_shapes)
     ]
-    right = [m.numpy().T @ p for m, p in zip(split.of(x), left, strict=True)]
-    rest = [x[e.span].numpy() for e in split.others]
+    right = [m.numpy().T @ p for m, p in zip(factors.matrices_of(x), left, strict=True)]
+    rest = [x[e.span].numpy() for e in factors.others]
     numbers = np.concatenate([part.ravel() for part in (*right, *rest)]).astype(np.float32)
-    y = split.update(b"".join(p.tobytes() for p in left), numbers).dense()
+    y = factors.update(b"".join(p.tobytes() for p in left), numbers).dense()
     for e in layout:
         if e.name in ("w", "k"):
-            p = left[[f for f, _ in split.matrices].index(e)].astype(np.float64)
+            p = left[[f for f, _ in factors.matrices].index(e)].astype(np.float64)
             projected = p @ (p.T @ x[e.span].numpy().reshape(len(p), -1))
             np.testing.assert_allclose(y[e.span], projected.ravel(), rtol=1e-4, atol=1e-3)
         else:

@@ -298,7 +298,7 @@ def test_a_frame_cut_short_or_going_on_is_noticed(spec):
 def test_a_product_has_two_parts(spec):
     with pytest.raises(
         SpecError,
-        match="parts; give two, a codec that selects and one for its values, such as topk",
+        match="parts; give at most two: a codec that selects coordinates and one for their values, such as topk",
     ):
         codec(spec)
 
@@ -309,16 +309,16 @@ def test_a_product_has_two_parts(spec):
 )
 def test_the_first_half_selects(first, second):
     with pytest.raises(
-        SpecError, match=f"'{first}' does not; write (topk:density=1%.fp16|{second}.{first})"
+        SpecError, match=f"'{first}' does not; give (topk:density=1%.fp16|{second}.{first})"
     ):
         codec(f"{first}+{second}")
 
 
 @for_each("first, second", list(itertools.product(SELECTIONS, [*SELECTIONS, *MATRICES, "sketch"])))
 def test_the_second_half_codes_every_value_of_a_vector(first, second):
-    why = "(selects again|needs matrices|adds up coordinates of different clients)"
+    why = "(selects coordinates again|needs matrices|needs the same coordinates of all clients)"
     with pytest.raises(
-        SpecError, match=f"'{second}' {why}; put another behind {first}, such as {first}.fp16"
+        SpecError, match=f"'{second}' {why}; give another one, such as {first}.fp16"
     ):
         codec(f"{first}+{second}")
 

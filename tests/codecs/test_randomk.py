@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from fedcomp import FrameError, Layout, codec, memory
 from fedcomp.codecs import LayerWise, longest_frame
 from fedcomp.codecs.frame import SECTIONS, unseal
-from fedcomp.codecs.randomk import level
+from fedcomp.codecs.randomk import drop_threshold
 from fedcomp.errors import ConfigError
 from fedcomp.kernels import draw
 from fedcomp.strategies import StrategyConfig
@@ -191,11 +191,11 @@ def test_frames_of_other_seeds_densities_or_kinds_do_not_add():
 
 
 @given(st.binary(max_size=3), st.integers(5, 60), st.integers(0, 4))
-def test_hostile_sections_are_not_merged(new, at, kept):
+def test_hostile_sections_are_not_merged(new, at, drop_small):
     """A change to one of two frames under a checksum that fits: a sum of finite numbers, or FrameError."""
     c, x = codec("randomk:density=1/8"), torch.ones(64)
     frame = c.encode(x, seed=3)
-    changed = reseal(frame[:at] + new + frame[at + kept :], 64)
+    changed = reseal(frame[:at] + new + frame[at + drop_small :], 64)
     for frames in ([frame, changed], [changed, changed], [changed]):
         try:
             total = c.decode(c.merge(frames), numel=64)
@@ -225,7 +225,7 @@ def shares(x: torch.Tensor, k: int) -> np.ndarray:
 def test_the_shares_add_up_to_k_and_are_the_optimal_ones(numel):
     for k in {1, 2, numel // 10, numel // 2, numel} & set(range(1, numel + 1)):
         for name, x in vectors(numel).items():
-            m = level(x, k)
+            m = drop_threshold(x, k)
             assert m > 0 and np.float32(m) == m, (k, name)
             found = np.minimum(1, abs(x.double().numpy()) / m)
             if m < LARGEST and name != "denormal":  # where m is cut, more are kept
@@ -235,16 +235,16 @@ def test_the_shares_add_up_to_k_and_are_the_optimal_ones(numel):
 
 def test_the_level_of_a_large_vector_is_that_of_its_pieces(monkeypatch):
     x = normal(50_000) ** 7
-    whole = level(x, 500)
-    monkeypatch.setattr("fedcomp.codecs.randomk.PIECE", 777)
-    assert level(x, 500) == pytest.approx(whole, rel=1e-7)
+    whole = drop_threshold(x, 500)
+    monkeypatch.setattr("fedcomp.codecs.randomk.CLIP_ELEMENTS", 777)
+    assert drop_threshold(x, 500) == pytest.approx(whole, rel=1e-7)
 
 
 @for_each("scaled", [False, True])
 def test_larger_coordinates_are_kept_smaller_ones_by_chance(scaled):
     c = codec(f"randomk:density=1/10,by=magnitude,scaled={str(scaled).lower()}")
     for name, x in vectors(NUMEL).items():
-        m, update = level(x, 40), c.open(c.encode(x, seed=5), NUMEL)
+        m, update = drop_threshold(x, 40), c.open(c.encode(x, seed=5), NUMEL)
         at, v = update.positions, x.numpy()[update.positions]
         assert set(np.flatnonzero(abs(x.numpy()) >= m)) <= set(at) and v.all(), name
         assert same_bits(
@@ -254,8 +254,10 @@ def test_larger_coordinates_are_kept_smaller_ones_by_chance(scaled):
 
 def test_so_many_are_kept_in_the_mean():
     c, x = codec("randomk:density=1/10,by=magnitude"), normal(NUMEL) ** 3
-    kept = np.array([c.open(c.encode(x, seed=seed), NUMEL).nonzeros for seed in range(300)])
-    assert abs(kept.mean() - 40) < 5 * kept.std() / 300**0.5 and kept.std() < 40**0.5
+    drop_small = np.array([c.open(c.encode(x, seed=seed), NUMEL).nonzeros for seed in range(300)])
+    assert (
+        abs(drop_small.mean() - 40) < 5 * drop_small.std() / 300**0.5 and drop_small.std() < 40**0.5
+    )
 
 
 def test_it_varies_less_than_drawing_uniformly():

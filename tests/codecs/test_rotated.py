@@ -115,11 +115,11 @@ def test_what_rotation_would_lose_is_sent_as_it_is(spec):
     for name in ("denormal", "tiny"):
         x = vectors(401)[name] * (1 if name == "denormal" else 2.0**-20)
         frame = c.encode(x, seed=1)
-        assert frame[BODY] == rotated.PLAIN and len(frame) == BODY + 1 + 4 * 401
+        assert frame[BODY] == rotated.UNROTATED and len(frame) == BODY + 1 + 4 * 401
         assert same_bits(c.decode(frame, numel=401), x)
     edge = torch.full((401,), 2.0**-100)
-    assert c.encode(edge)[BODY] != rotated.PLAIN
-    assert c.encode(torch.nextafter(edge, torch.zeros(())))[BODY] == rotated.PLAIN
+    assert c.encode(edge)[BODY] != rotated.UNROTATED
+    assert c.encode(torch.nextafter(edge, torch.zeros(())))[BODY] == rotated.UNROTATED
 
 
 # Frames that no encoder makes.
@@ -155,7 +155,7 @@ def test_codes_of_a_block_without_a_scale_are_refused(spec):
 @for_each("spec", HEADS)
 def test_another_first_byte_is_refused(spec):
     frame = codec(spec).encode(normal(401), seed=1)
-    for head in (rotated.PLAIN, *HEADS[spec]):
+    for head in (rotated.UNROTATED, *HEADS[spec]):
         refuses(spec, frame[:BODY] + bytes([head]) + frame[BODY + 1 :])
 
 
@@ -179,7 +179,7 @@ def test_a_section_counts_every_coordinate(count):
 
 def test_anything_that_passes_is_finite():
     """The largest scales that a frame may have."""
-    largest = struct.pack("<d", rotated.MOST)[4:]
+    largest = struct.pack("<d", rotated.MAX_SCALE)[4:]
     for spec, numbers in [("drive", 1), ("eden:bits=4", 1), ("srq", 2), ("vlc", 1)]:
         frame, count = (
             codec(spec).encode(normal(401), seed=1),

@@ -10,7 +10,7 @@ from test_hostile_frames import peak, read
 from fedcomp import FrameError, codec, memory
 from fedcomp.codecs import at_density
 from fedcomp.codecs.frame import SECTIONS, varint
-from fedcomp.codecs.s2 import MOST_BITS, S2, _pack_cells, _size, _unpack_cells
+from fedcomp.codecs.s2 import MAX_BITS, S2, _pack_cells, _size, _unpack_cells
 from fedcomp.errors import ConfigError, SpecError
 
 NUMEL = 100_000
@@ -230,12 +230,12 @@ def test_a_memory_keeps_what_was_not_sent():
 @for_each(
     "text, says",
     [
-        ("s2+fp16", "'s2' does not; write topk"),
-        ("identity+s2", "'identity' does not; write topk:density=1%.s2"),
-        ("randomk+s2", "add by themselves; leave .s2 out"),
+        ("s2+fp16", "'s2' does not; give topk"),
+        ("identity+s2", "'identity' does not; give topk:density=1%.s2"),
+        ("randomk+s2", "own frames can be added; leave .s2 out"),
         ("s2:rows=2", "give 3 to 7"),
         ("s2:columns=-1", "give a number of cells"),
-        ("s2:union=0.5", "from 1 on"),
+        ("s2:union=0.5", "a number from 1 to"),
         ("s2:columns=9,union=2", "give one of them"),
         ("topk+fp16+s2", "give two"),
     ],
@@ -257,7 +257,7 @@ def test_an_unbiased_selection_has_no_memory():
 
 
 def test_cells_of_any_width():
-    for bits in range(1, MOST_BITS + 2):
+    for bits in range(1, MAX_BITS + 2):
         table = np.random.default_rng(bits).integers(-(1 << bits - 1), 1 << bits - 1, 13)
         data = _pack_cells(table, bits)
         assert len(data) == _size(13, bits) == (13 * (bits // 8) + -(-13 * (bits % 8) // 8))

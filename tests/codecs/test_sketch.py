@@ -12,7 +12,7 @@ from every_codec import layout_of, reseal, same_bits, vectors
 from fedcomp import codec
 from fedcomp.codecs import add_all, frame, longest_frame
 from fedcomp.codecs.frame import MODEL, Section, seal, varint
-from fedcomp.codecs.sketch import HIGHEST, LOWEST, Cells, summed
+from fedcomp.codecs.sketch import MAX_EXPONENT, MIN_EXPONENT, SketchUpdate, sum_sketches
 from fedcomp.errors import FrameError, SpecError
 from fedcomp.kernels import count_sketch
 
@@ -30,7 +30,7 @@ def whole(numel: int, seed: int = 0) -> torch.Tensor:
     return torch.from_numpy(np.random.default_rng(seed).integers(-1, 2, numel).astype(np.float32))
 
 
-def opened(spec: str, data: bytes, numel: int) -> Cells:
+def opened(spec: str, data: bytes, numel: int) -> SketchUpdate:
     return codec(spec).open(data, numel)
 
 
@@ -262,16 +262,16 @@ def test_a_unit_grows_where_32_bits_do_not_hold_the_sum():
 
 def test_units_and_sums_that_no_float32_holds_are_refused():
     ones, c = np.ones((3, 4), np.int8), codec("sketch")
-    for exponent in (LOWEST, -149, 0, HIGHEST):
+    for exponent in (MIN_EXPONENT, -149, 0, MAX_EXPONENT):
         data = made(9, 3, 4, integers(ones, exponent))
         assert np.array_equal(
             opened("sketch", data, 9).cells, np.full((3, 4), 2.0**exponent, np.float32)
         )
         assert c.merge([data]) == data
     for cells, exponent in [
-        (ones, HIGHEST + 1),
-        (ones, LOWEST - 1),
-        (2 * ones, HIGHEST),
+        (ones, MAX_EXPONENT + 1),
+        (ones, MIN_EXPONENT - 1),
+        (2 * ones, MAX_EXPONENT),
         (np.full((3, 4), 2**31 - 1, np.int32), 98),
         (np.full((3, 4), -(2**15), np.int16), 113),
     ]:
@@ -281,7 +281,7 @@ def test_units_and_sums_that_no_float32_holds_are_refused():
             lambda data=data: c.merge([data]),
             lambda data=data: c.merge([data, data]),
         ):
-            with pytest.raises(FrameError, match="unit out of range|not finite"):
+            with pytest.raises(FrameError, match="unit of a sketch is out of range|not finite"):
                 refuse()
     largest = made(9, 3, 4, integers(64 * ones, 121))  # twice that is no float32
     assert c.open(largest, 9).cells.max() == 2.0**127
@@ -332,7 +332,7 @@ def test_sketches_of_other_seeds_are_added_apart():
     frames = [c.encode(normal(n, i), seed=i % 2) for i in range(4)]
     updates = [c.open(data, n) for data in frames]
     weights, total, expected = [0.5, 1.0, -2.0, 0.25], torch.ones(n), torch.ones(n)
-    assert [total.seed for total in summed(updates, weights)] == [0, 1]
+    assert [total.seed for total in sum_sketches(updates, weights)] == [0, 1]
     for seed in (0, 1):
         cells = sum(np.float32(weights[i]) * updates[i].cells for i in range(4) if i % 2 == seed)
         expected += torch.from_numpy(count_sketch.estimates(cells, seed, 0, n))
@@ -357,7 +357,7 @@ def test_tensor_by_tensor_the_cells_of_each_are_added():
 @for_each(
     "spec, sentence",
     [
-        ("sketch:rows=4", "rows is 4; give an odd number of 1 to 15"),
+        ("sketch:rows=4", "rows is 4; give an odd number from 1 to 15"),
         ("sketch:rows=0", "rows is 0; give an odd number"),
         ("sketch:rows=17", "rows is 17; give an odd number"),
         ("sketch:columns=-1", "columns is -1; give a number of cells"),
@@ -415,7 +415,7 @@ def test_a_head_that_no_encoder_writes_is_refused():
             with pytest.raises(FrameError):
                 read(made(9, rows, columns, rest))
     for k in (0, 10):
-        with pytest.raises(FrameError, match=f"tells {k} of them"):
+        with pytest.raises(FrameError, match=f"{k} coordinates of a sketch"):
             codec("sketch").open(made(9, 3, 4, b"\0" + cells, k=k), 9)
     with pytest.raises(FrameError, match="9 coordinates has 1 rows of 137 cells"):
         codec("sketch").open(made(9, 1, 137, b"\0" + bytes(4 * 137)), 9)
@@ -424,7 +424,7 @@ def test_a_head_that_no_encoder_writes_is_refused():
     )
     fewer = bytearray(made(9, 3, 4, b"\0" + cells))
     fewer[HEAD] = 8
-    with pytest.raises(FrameError, match="a section of 8 coordinates was given for 9"):
+    with pytest.raises(FrameError, match="a section has 8 coordinates; expected 9"):
         codec("sketch").open(reseal(bytes(fewer), 9), 9)
 
 

@@ -76,7 +76,7 @@ def test_levels_are_evenly_spaced_between_the_ends_of_a_block():
     """Turned again, what is decoded lies on k levels, the ends of which hold the vector's own."""
     x, seed = normal(NUMEL), 6
     y = codec("srq:levels=5").decode(codec("srq:levels=5").encode(x, seed=seed), numel=NUMEL)
-    exact, coded = (hadamard.Turned(v, seed, 0) for v in (x, y))
+    exact, coded = (hadamard.RotatedBlocks(v, seed, 0) for v in (x, y))
     u, v = (t.u.astype(np.float64) * 2.0 ** t.exponents[0] for t in (exact, coded))
     levels = np.unique(np.round(v, 3))
     assert levels.size == 5 and np.allclose(np.diff(levels), (u.max() - u.min()) / 4, rtol=1e-3)

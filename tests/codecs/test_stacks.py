@@ -14,7 +14,7 @@ LAYOUT = Layout.from_shapes({"weight": (7, 9), "bias": (7,)})
 
 @pytest.fixture(autouse=True)
 def nothing_remembered(monkeypatch):
-    monkeypatch.setattr(base, "_most", {})
+    monkeypatch.setattr(base, "_max_elements", {})
 
 
 def limited(monkeypatch, most: int) -> list[int]:
@@ -68,7 +68,7 @@ def test_one_that_does_not_fit_is_a_sentence(monkeypatch):
     limited(monkeypatch, 0)
     with pytest.raises(
         ConfigError,
-        match="does not hold the compression of one update of 70 elements; give --device cpu",
+        match="is too small to compress an update of 70 elements; give --device cpu",
     ):
         codec("stc").encode_batch(torch.randn(3, 70), [0, 1, 2])
 

@@ -100,7 +100,7 @@ def test_it_has_no_density():
 def test_a_threshold_is_a_float32_above_zero(tau):
     with pytest.raises(
         SpecError,
-        match="tau is .*; give a number above 0 that float32 holds, such as 0.01",
+        match="tau is .*; give a number above 0 in the range of float32, such as 0.01",
     ):
         codec(f"threshold:tau={tau}")
 

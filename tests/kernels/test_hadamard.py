@@ -14,16 +14,16 @@ from fedcomp.kernels import hadamard, philox
 SIZES = (1, 7, 8, 33, 401, 1001, 16384, 40_000)
 
 
-def turned(x: torch.Tensor, seed: int) -> hadamard.Turned:
+def turned(x: torch.Tensor, seed: int) -> hadamard.RotatedBlocks:
     """A vector of one chunk, turned."""
     (whole,) = parts(x, seed)
     return whole
 
 
-def parts(x: torch.Tensor, seed: int) -> list[hadamard.Turned]:
+def parts(x: torch.Tensor, seed: int) -> list[hadamard.RotatedBlocks]:
     """The chunks of a vector, turned."""
-    found: list[hadamard.Turned] = []
-    hadamard.turn(x, seed, found.append)
+    found: list[hadamard.RotatedBlocks] = []
+    hadamard.rotate(x, seed, found.append)
     return sorted(found, key=lambda part: part.span.start)
 
 
@@ -47,7 +47,7 @@ def matrix(d: int) -> np.ndarray:
 def back(u: np.ndarray, exponents: np.ndarray, seed: int, numel: int) -> np.ndarray:
     """What u [N] was turned from."""
     scale = np.ldexp(1.0 / np.diff(hadamard.edges(numel)), exponents.astype(np.int32))
-    return hadamard.turn_back(u.copy(), seed, numel, 0, scale, np.zeros_like(scale))
+    return hadamard.rotate_back(u.copy(), seed, numel, 0, scale, np.zeros_like(scale))
 
 
 # Blocks.
@@ -57,7 +57,11 @@ def back(u: np.ndarray, exponents: np.ndarray, seed: int, numel: int) -> np.ndar
 def test_blocks_are_powers_of_two_that_hold_the_vector_and_few_zeros(numel):
     marks = hadamard.edges(numel)
     sizes = np.diff(marks)
-    assert marks[0] == 0 and numel <= marks[-1] <= numel + hadamard.SPARE and (marks % 8 == 0).all()
+    assert (
+        marks[0] == 0
+        and numel <= marks[-1] <= numel + hadamard.MAX_PADDING
+        and (marks % 8 == 0).all()
+    )
     assert all(size & size - 1 == 0 and 8 <= size <= hadamard.BLOCK for size in sizes.tolist())
     assert (np.diff(sizes) <= 0).all() and (numel == 0 or marks[-2] < numel)
     assert (sizes[:-1] < hadamard.BLOCK).sum() < 14
@@ -116,7 +120,7 @@ def test_chunks_and_strided_vectors_are_turned_as_whole_ones_are():
     numel = 3 * hadamard.CHUNK + 1001
     x, marks = normal(numel), hadamard.edges(numel)
     for part in parts(x, 7):
-        first = part.blocks.start
+        first = part.indices.start
         for i in (0, part.sizes.size - 1):
             start, stop = (part.edges[i : i + 2] + part.span.start).tolist()
             assert (start, stop) == tuple(marks[first + i : first + i + 2])

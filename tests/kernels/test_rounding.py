@@ -82,7 +82,7 @@ def test_multiples_are_unbiased(kind):
 @for_each("kind", ["normal", "denormal", "all scales", "huge"])
 def test_powers_are_unbiased(kind):
     x = vectors(200)[kind]
-    shift = rounding.shift_of(rounding.largest(x))
+    shift = rounding.max_shift(rounding.largest(x))
     codes = draws(x, lambda seed: rounding.to_powers(x, shift, seed))
     v = np.abs(x.double().numpy())
     low = 2.0 ** np.floor(np.log2(v, where=v > 0, out=np.full(v.size, -200.0)))
@@ -123,13 +123,13 @@ def test_the_nearest_level_and_the_ends_of_the_range():
     ],
 )
 def test_the_largest_still_fits_after_its_shift(largest, shift):
-    assert rounding.shift_of(float(largest)) == shift
+    assert rounding.max_shift(float(largest)) == shift
     assert np.isfinite(np.float32(largest) * np.float32(2.0**shift))
 
 
 def everything(x: torch.Tensor) -> list[np.ndarray]:
     largest = rounding.largest(x) or 1.0
-    shift = rounding.shift_of(largest)
+    shift = rounding.max_shift(largest)
     levels = np.unique(np.append(0, np.quantile(x.float().numpy(), np.linspace(0, 1, 9)))).astype(
         np.float32
     )
@@ -145,7 +145,7 @@ def everything(x: torch.Tensor) -> list[np.ndarray]:
         codes,
         signs,
         rounding.from_powers(codes, signs, shift),
-        rounding.spread(wide.view(np.uint16) & 15, np.arange(16, dtype=np.float32)),
+        rounding.lookup(wide.view(np.uint16) & 15, np.arange(16, dtype=np.float32)),
         rounding.to_levels(x, levels, True, 6),
         rounding.to_levels(x, levels, False, 6),
         *rounding.histogram(x),

@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 
 from fedcomp import Layout, NonFiniteError, codec, memory
 from fedcomp.codecs import Context
-from fedcomp.codecs.powersgd import Split, orthonormal
+from fedcomp.codecs.powersgd import FactorLayout, orthonormal
 from fedcomp.errors import ConfigError, ProtocolError
 from fedcomp.memories.lowrank import LEFT, NUMBERS, RIGHT, LowRank
 
 LAYOUT = Layout.from_shapes({"b": (5,), "w": (8, 10), "k": (6, 2, 2, 2), "one": ()})
-NUMEL, SPLIT = LAYOUT.numel, Split(LAYOUT, 2)
+NUMEL, SPLIT = LAYOUT.numel, FactorLayout(LAYOUT, 2)
 START = np.random.default_rng(0).standard_normal(2 * (10 + 8)).astype("<f4")
 
 

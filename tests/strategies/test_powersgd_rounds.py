@@ -67,7 +67,7 @@ class Recorded(Federation):
         return list(self.loop.rounds(range(first, first + rounds)))
 
     def own_part(self, answer) -> torch.Tensor:
-        return self.strategy.split.update(self.strategy.basis, answer.update.values).dense()
+        return self.strategy.factor_layout.update(self.strategy.basis, answer.update.values).dense()
 
 
 # A round.
