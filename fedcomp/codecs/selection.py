@@ -38,6 +38,7 @@ from .update import Sparse, Update
 MEAN = struct.Struct("<f")
 FORM, FLAG_SHIFT, FLAG_BITS = 0x3F, 6, 2  # the first byte: form in the low bits, flag above
 IMPLIED = 63  # form of a section with drawn positions
+NO_POSITIONS, NO_VALUES = np.empty(0, np.int64), np.empty(0, np.float32)
 
 
 @dataclass(frozen=True)
@@ -102,9 +103,7 @@ class Selective(Codec):
         self, sections: Sequence[Section], layout: Layout, seeds: Sequence[int]
     ) -> list[Update | FrameError]:
         numel = layout.numel
-        opened: list[Update | FrameError] = [
-            Sparse(numel, np.empty(0, np.int64), np.empty(0, np.float32))
-        ] * len(sections)
+        opened: list[Update | FrameError] = [Sparse(numel, NO_POSITIONS, NO_VALUES)] * len(sections)
         read = []  # place, count, form, code and values of each section with positions
         for i, ((count, body), seed) in enumerate(zip(sections, seeds, strict=True)):
             if not count:
@@ -121,7 +120,7 @@ class Selective(Codec):
                 opened[i] = error
         if read:
             places, counts, forms, codes, values = zip(*read, strict=True)
-            rows = wire.unpack_rows(codes, np.array(counts), np.array(forms), numel)
+            rows = wire.unpack_rows(codes, counts, forms, numel)
             for i, row, sent in zip(places, rows, values, strict=True):
                 opened[i] = row if isinstance(row, FrameError) else Sparse(numel, row, sent)
         return opened
@@ -152,7 +151,7 @@ class Selective(Codec):
         count, start = read_varint(data)
         if not count:
             expect(len(data) == start, "bytes follow chunks without coordinates")
-            return Sparse(numel, np.empty(0, np.int64), np.empty(0, np.float32))
+            return Sparse(numel, NO_POSITIONS, NO_VALUES)
         expect(count <= numel, f"a frame claims {count} coordinates of {numel}")
         first, rest = take(data[start:], 1)
         length, start = read_varint(rest)

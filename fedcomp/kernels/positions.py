@@ -85,21 +85,25 @@ def unpack(data: bytes | memoryview, count: int, form: int, numel: int) -> np.nd
 
     Raises FrameError unless `data` is a whole code of so many positions.
     """
-    (row,) = unpack_rows([data], np.array([count]), np.array([form]), numel)
+    (row,) = unpack_rows([data], [count], [form], numel)
     if isinstance(row, FrameError):
         raise row
     return row
 
 
 def unpack_rows(
-    codes: Sequence[bytes | memoryview], counts: np.ndarray, forms: np.ndarray, numel: int
+    codes: Sequence[bytes | memoryview],
+    each_count: Sequence[int],
+    each_form: Sequence[int],
+    numel: int,
 ) -> list[np.ndarray | FrameError]:
-    """`unpack` of m codes together, each with its count [m] and form [m]; a FrameError in the place of a bad one."""
-    if len(codes) == 1 and forms[0] <= WIDEST:
+    """`unpack` of m codes together, each with its count and form; a FrameError in the place of a bad one."""
+    if len(codes) == 1 and each_form[0] <= WIDEST:
         try:
-            return [rice.unpack(codes[0], int(counts[0]), int(forms[0]), numel)]
+            return [rice.unpack(codes[0], each_count[0], each_form[0], numel)]
         except FrameError as error:
             return [error]
+    counts, forms = np.array(each_count), np.array(each_form)
     missing = (2 * counts > numel) & (forms >= MISSING) & (counts < numel)
     coded = np.where(missing, numel - counts, counts)
     forms_of_coded = np.where(missing & (forms == LAST), BLOCKS, forms - MISSING * missing)
@@ -109,7 +113,7 @@ def unpack_rows(
         else FrameError(
             f"{len(code)} bytes are not the code of these positions of a vector of {numel}; the frame is damaged or of another size"
         )
-        for code, count, form in zip(codes, counts.tolist(), forms.tolist(), strict=True)
+        for code, count, form in zip(codes, each_count, each_form, strict=True)
     ]
     kept = np.flatnonzero(_fits(codes, coded, forms_of_coded, numel))
     if not kept.size:

@@ -14,7 +14,7 @@ least 0. It is found in integers, so that every machine finds the same.
 """
 
 from collections.abc import Sequence
-from functools import lru_cache
+from functools import cache, lru_cache
 from itertools import pairwise
 from math import isqrt
 from types import ModuleType
@@ -136,7 +136,7 @@ def unpack(data: bytes | memoryview, count: int, b: int, numel: int) -> np.ndarr
         )
     if not count:
         return np.empty(0, np.int64)
-    start, end, counts, each = np.array([[0], [8 * size], [count], [b]])
+    start, end, counts, each = np.array([0]), np.array([8 * size]), np.array([count]), np.array([b])
     positions, good = unpack_rows(padded([data]), start, end, counts, each, counts, numel)
     if not good[0]:
         raise FrameError(
@@ -159,7 +159,7 @@ def unpack_rows(
     The codes are the bits starts..ends − 1 [m] of `padded` bytes, starts ≤ ends. Each has at least one position, counts [m]. Rows are
     made of whole blocks of positions with one b: `parameters` and `lengths` of the blocks of all rows.
     """
-    total = int(counts.sum())
+    total = sum(counts.tolist())
     if compiled := loops(total):
         positions, good = np.empty(total, np.int64), np.empty(counts.size, np.bool_)
         compiled.unpack(raw, starts, ends, counts, parameters, lengths, numel, positions, good)
@@ -230,8 +230,11 @@ def sums(values: np.ndarray, counts: np.ndarray) -> np.ndarray:
 
 def loops(count: int) -> ModuleType | None:
     """Return the compiled loops where so many positions repay their import."""
-    if count < MANY:
-        return None
+    return _loops() if count >= MANY else None
+
+
+@cache
+def _loops() -> ModuleType:
     from . import rice_loops
 
     return rice_loops

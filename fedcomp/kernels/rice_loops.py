@@ -3,7 +3,7 @@
 import numba
 from llvmlite import ir
 from numba.extending import intrinsic
-from numpy import int64, uint64
+from numpy import float32, int64, uint64
 
 from .loops import compiled
 
@@ -88,13 +88,15 @@ def unpack(raw, starts, ends, counts, parameters, lengths, numel, positions, goo
 @compiled
 def add_at(into, positions, values, weight):
     """into[positions] += weight * values, in float32."""
+    weight = float32(weight)
     for i in range(uint64(positions.size)):
         into[uint64(positions[i])] += weight * values[i]
 
 
 @compiled
-def add_signs_at(into, positions, raw, step):
-    """`add_at` of ±step, whose signs are bits, the most significant first."""
+def add_signs_at(into, positions, raw, magnitude, weight):
+    """`add_at` of ±magnitude, whose signs are bits, the most significant first."""
+    step = float32(weight) * float32(magnitude)
     for i in range(uint64(positions.size)):
         positive = raw[i >> uint64(3)] << (i & uint64(7)) & uint64(128)
         into[uint64(positions[i])] += step if positive else -step

@@ -32,7 +32,7 @@ def add_at(into: Tensor, positions: np.ndarray, values: np.ndarray | Signs, weig
         at = torch.from_numpy(positions).to(into.device)
         into[at] += torch.from_numpy(np.float32(weight) * _spread(values)).to(into.device)
         return
-    _add(rice.loops(positions.size), _array(into), positions, values, np.float32(weight))
+    _add(rice.loops(positions.size), _array(into), positions, values, weight)
 
 
 def add_all_at(
@@ -55,7 +55,7 @@ def add_all_at(
         raise IndexError(f"positions {min(ends)}..{max(ends)} do not fit a vector of {dense.size}")
     if loops := rice.loops(max(sizes)):
         for at, some, weight in zip(positions, values, weights, strict=True):
-            _add(loops, dense, at, some, np.float32(weight))
+            _add(loops, dense, at, some, weight)
         return
     weighted = np.repeat(np.array(weights, np.float32), sizes)
     weighted *= np.concatenate([_spread(run) for run in values])
@@ -67,13 +67,13 @@ def _add(
     dense: np.ndarray,
     positions: np.ndarray,
     values: np.ndarray | Signs,
-    weight: np.float32,
+    weight: float,
 ) -> None:
     """`add_at` of a vector on the CPU, whose positions were checked."""
     if loops is None:
-        dense[positions] += weight * _spread(values)
+        dense[positions] += np.float32(weight) * _spread(values)
     elif isinstance(values, Signs):
-        loops.add_signs_at(dense, positions, values.raw, weight * np.float32(values.magnitude))
+        loops.add_signs_at(dense, positions, values.raw, values.magnitude, weight)
     else:
         loops.add_at(dense, positions, values, weight)
 

@@ -78,9 +78,9 @@ def disagreement(
             rows = [row[a:b] for row in held]
             digits = bitsliced_counter.digits(rows)
             above, below = (bitsliced_counter.at_least(digits, count) for count in (high, low))
+            far = above | ~below
             lost = [row ^ won[a:b] for row in rows]
-            for kind, packed in enumerate((lost, [one & (above | ~below) for one in lost])):
-                found[kind] += [np.bitwise_count(one).sum(dtype=np.int64) for one in packed]
+            found += [_ones(one) for one in lost], [_ones(one & far) for one in lost]
         return found
 
     lost, widely = sum(map_ranges(numel, work))
@@ -104,6 +104,13 @@ def _opened(votes: Votes, numel: int) -> list[np.ndarray]:
         )
         for v in votes
     ]
+
+
+def _ones(packed: np.ndarray) -> int:
+    """Return the number of bits that are 1, counted by words of 64 bits."""
+    whole = packed.size // 8 * 8
+    parts = packed[:whole].view(np.uint64), packed[whole:]
+    return sum(int(np.bitwise_count(part).sum(dtype=np.int64)) for part in parts)
 
 
 def _blocks(start: int, stop: int) -> Iterator[tuple[int, int]]:

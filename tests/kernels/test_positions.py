@@ -61,7 +61,7 @@ def test_what_is_packed_is_unpacked_and_never_longer_than_with_one_parameter(cas
     counts = np.array([row.size for row in rows])
     forms, codes = positions.pack_rows(np.concatenate(rows), counts, numel)
     read = positions.unpack_rows(
-        [memoryview(code) for code in codes], counts, np.array(forms), numel
+        [memoryview(code) for code in codes], counts.tolist(), forms, numel
     )
     for row, form, code, again in zip(rows, forms, codes, read, strict=True):
         assert again.dtype == np.int64 and again.tolist() == row.tolist()
@@ -204,7 +204,7 @@ def test_rows_are_read_together_as_each_by_itself(case, data):
     codes[damaged] = bytes(code)
     forms[damaged] = data.draw(st.sampled_from([forms[damaged], 0, 41, 63]))
     for read, *one in zip(
-        positions.unpack_rows(codes, counts, np.array(forms), numel),
+        positions.unpack_rows(codes, counts.tolist(), forms, numel),
         codes,
         counts.tolist(),
         forms,
