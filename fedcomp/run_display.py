@@ -3,7 +3,7 @@
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from math import isfinite
+from math import inf, isfinite
 from pathlib import Path
 from statistics import median_low
 from time import monotonic
@@ -130,12 +130,13 @@ class RunDisplay(Callback):
     """Base class of displays, a context manager around the whole run. The cost per round is constant."""
 
     clock: Callable[[], float] = monotonic
-    header: Header | None = None
+    _header: Header | None = None
     last: RoundRecord | None = None
     summary: Summary | None = None  # None until the end of the run
     best: RoundRecord | None = (
         None  # with the highest accuracy, or the lowest loss if the task has no accuracy
     )
+    _best_merit: float = -inf
     totals: Totals = field(default_factory=Totals)
     # Times at which the last rounds ended; the first entry may be the start of the run.
     ends: deque[float] = field(default_factory=lambda: deque(maxlen=33))
@@ -151,18 +152,33 @@ class RunDisplay(Callback):
     ) -> None: ...
 
     @property
+    def has_started(self) -> bool:
+        return self._header is not None
+
+    @property
+    def header(self) -> Header:
+        """The run's header. Raises RuntimeError before the run has started."""
+        if self._header is None:
+            raise RuntimeError("the run has not started")
+        return self._header
+
+    @header.setter
+    def header(self, header: Header) -> None:
+        self._header = header
+
+    @property
     def last_round(self) -> int:
         """The last finished round of the run, 0 before round 1."""
         if self.last:
             return self.last.round
-        return self.header.first_round - 1 if self.header else 0
+        return self.header.first_round - 1 if self.has_started else 0
 
     @property
     def reached(self) -> str:
         """The progress of the run as text: "after round 7 of 20"."""
         if not self.last_round:
             return "before the end of round 1"
-        rounds = self.header.rounds if self.header else self.last_round
+        rounds = self.header.rounds if self.has_started else self.last_round
         return f"after round {self.last_round} of {rounds}"
 
     @property
@@ -177,24 +193,22 @@ class RunDisplay(Callback):
         self.last = record
         self.totals.add(record)
         self.ends.append(self.clock())
-        if (merit := self.merit(record)) is not None and (
-            self.best is None or merit > self.merit(self.best)
-        ):
-            self.best = record
+        if (merit := self.merit(record)) is not None and merit > self._best_merit:
+            self.best, self._best_merit = record, merit
 
     def on_run_end(self, summary: Summary, out: str) -> None:
         self.summary = summary
 
     def merit(self, record: RoundRecord) -> float | None:
         """Return the accuracy, or the negative loss if the task has no accuracy; None if it was not measured."""
-        if self.header is None or self.header.judged == "accuracy":
+        if not self.has_started or self.header.judged == "accuracy":
             return record.measured_accuracy
         loss = record.measured_loss
         return -loss if loss is not None and isfinite(loss) else None
 
     def judged(self, record: RoundRecord) -> float | None:
         """Return the accuracy of the round, or the loss if the task has no accuracy."""
-        by_accuracy = self.header is None or self.header.judged == "accuracy"
+        by_accuracy = not self.has_started or self.header.judged == "accuracy"
         return record.measured_accuracy if by_accuracy else record.measured_loss
 
 

@@ -115,7 +115,7 @@ class Dashboard(RunDisplay):
 
     def picture(self, width: int, height: int, notes: int | None = None) -> RenderableType:
         """Return the screen in at most `height` lines of at most `width` characters, with at most `notes` warnings and rejections."""
-        if not self.header:
+        if not self.has_started:
             return Text("preparing the run", LABEL)
         width, height = max(width, MIN_WIDTH), max(height, MIN_HEIGHT)
         if notes is None:

@@ -138,14 +138,14 @@ def _run(
     display = _display(config)
 
     def stop_message(cause: str) -> str:
-        if not display.header:
+        if not display.has_started:
             return f"{cause} before the run began"
         resume = flags.resume_command(run_flags, display.header.out, command)
         return f"{cause} {display.reached}; continue with: {resume}"
 
     with stoppable(stop_message, display):
         run(display)
-    if display.header:
+    if display.has_started:
         from .report.writer import after_run
 
         after_run(

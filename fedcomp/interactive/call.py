@@ -53,7 +53,7 @@ def simulate(
 
 
 def _interrupt_message(display: RunDisplay, task: Task | None) -> str:
-    if display.header is None:
+    if not display.has_started:
         return "interrupted before the run began"
     arguments = f"{'task, ' if task else ''}out={display.header.out!r}, resume=True"
     return f"interrupted {display.reached}; continue with: fedcomp.simulate({arguments})"

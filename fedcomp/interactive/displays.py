@@ -29,7 +29,7 @@ class ProgressDisplay(RunDisplay):
 
     def progress_text(self) -> str:
         """Return the progress, for example "round 12/50, accuracy 91.20 %, up 1.2 kB ×98, down 2.3 kB ×51"."""
-        if self.header is None:
+        if not self.has_started:
             return "preparing the run"
         t, last, parts = self.totals, self.last, [f"round {self.last_round}/{self.header.rounds}"]
         if last is not None and last.measured_loss is not None:
@@ -48,7 +48,7 @@ class ProgressDisplay(RunDisplay):
     def time_left(self) -> str:
         """Return the estimated time of the remaining rounds."""
         pace = self.seconds_a_round
-        rest = self.header.rounds - self.last_round if self.header else 0
+        rest = self.header.rounds - self.last_round if self.has_started else 0
         return f"{duration(pace * rest)} left" if pace is not None and rest else ""
 
 
@@ -108,7 +108,7 @@ class TerminalDisplay(ProgressDisplay):
 
     def _picture(self) -> Table:
         line = Table.grid(padding=(0, 1))
-        done, rounds = self.last_round, self.header.rounds if self.header else 1
+        done, rounds = self.last_round, self.header.rounds if self.has_started else 1
         line.add_row(
             ProgressBar(rounds, done, BAR_WIDTH),
             Text(self.progress_text(), no_wrap=True, overflow="ellipsis"),

@@ -83,7 +83,7 @@ class NotebookDisplay(ProgressDisplay):
 
     def html(self) -> str:
         """Return the picture as HTML."""
-        if self.header is None:
+        if not self.has_started:
             return f"<div>{escape(self._final_text or self.progress_text())}</div>"
         h, done = self.header, self.last_round
         head = f"<b>{escape(h.task)}</b>, {h.clients:,} clients, {h.cohort:,} a round, {escape(h.uplink)}"
