@@ -8,7 +8,7 @@ from fedcomp.callbacks import Rejection, RejectionSummary, RoundRecord
 from fedcomp.cli.dashboard import Dashboard
 from fedcomp.cli.line_display import LineDisplay
 from fedcomp.run_display import Totals, facts, rejections, suspects, verdict
-from fedcomp.server.results import CLIENTS, REASONS, summarize_rejections
+from fedcomp.server.results import MAX_CLIENTS, MAX_REASONS, summarize_rejections
 
 
 def rejected(record: RoundRecord, *given: tuple[int, str]) -> RoundRecord:
@@ -61,8 +61,8 @@ def test_the_summary_is_short_whoever_was_rejected(told):
         told(3).record(1), *((client, "noise " + "x" * (client % 30)) for client in range(6000))
     )
     found = summarize_rejections([many])
-    assert len(found) == REASONS and all(
-        len(r.clients) == CLIENTS and r.more_clients == 200 - CLIENTS for r in found
+    assert len(found) == MAX_REASONS and all(
+        len(r.clients) == MAX_CLIENTS and r.more_clients == 200 - MAX_CLIENTS for r in found
     )
 
 
