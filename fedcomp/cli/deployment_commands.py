@@ -95,11 +95,12 @@ def message_log(log_json: str | None) -> Iterator[Callable[[str], None]]:
         yield print_message
         return
     with JsonLog(log_json) as log:
-        yield (
-            log.write_message
-            if log_json == STDOUT
-            else lambda message: (print_message(message), log.write_message(message))
-        )
+
+        def print_and_log(message: str) -> None:
+            print_message(message)
+            log.write_message(message)
+
+        yield log.write_message if log_json == STDOUT else print_and_log
 
 
 def client(

@@ -66,9 +66,8 @@ def with_run_flags(without: Collection[str] = ()) -> Callable[[Command], Command
 
     def decorate(command: Command) -> Command:
         parameters = list(inspect.signature(command).parameters.values())[:-1]
-        command.__signature__ = inspect.Signature(
-            [*parameters, *options, _parameter("config", str, file)]
-        )
+        signature = inspect.Signature([*parameters, *options, _parameter("config", str, file)])
+        vars(command)["__signature__"] = signature
         command.__annotations__ = {}
         return command
 

@@ -59,6 +59,7 @@ def _command() -> ModuleType:
         spec = importlib.util.spec_from_file_location(
             PACKAGE, folder / "__init__.py", submodule_search_locations=[str(folder)]
         )
+        assert spec is not None and spec.loader is not None  # the file exists
         sys.modules[PACKAGE] = module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
     return importlib.import_module(f"{PACKAGE}.command")

@@ -198,41 +198,43 @@ class ClientProcess:
             requests.append(self._requests.get(timeout=timeout_s))
             while len(requests) < self.batch:
                 requests.append(self._requests.get_nowait())
-        assigned = [request for request in requests if isinstance(request.message, Assignment)]
+        assigned: list[tuple[Request, Assignment]] = []
         for request in requests:
             if isinstance(request.message, Invitation):
-                self._join(request)
-        messages = [r.message for r in assigned if isinstance(r.message, Assignment)]
-        downlink_bytes = [sum(map(len, message.frames)) for message in messages]
-        clients = [request.hosted.client for request in assigned]
-        reports = handle([*zip(clients, messages, strict=True)])
-        saves = [savers.submit(request.hosted.client.save) for request in assigned]
-        for request, report, save, down in zip(
+                self._join(request, request.message)
+            else:
+                assigned.append((request, request.message))
+        downlink_bytes = [sum(map(len, assignment.frames)) for _, assignment in assigned]
+        reports = handle([(request.hosted.client, a) for request, a in assigned])
+        saves = [savers.submit(request.hosted.client.save) for request, _ in assigned]
+        for (request, assignment), report, save, down in zip(
             assigned, reports, saves, downlink_bytes, strict=True
         ):
             if error := save.exception():
                 request.answer.set_exception(error)
                 continue
             if report is not None:
-                self._log_answer(request, report, down)
+                self._log_answer(request, assignment, report, down)
             request.answer.set_result(report)
 
-    def _join(self, request: Request) -> None:
+    def _join(self, request: Request, invitation: Invitation) -> None:
         client = request.hosted.client
         try:
-            presence = client.join(request.message)
+            presence = client.join(invitation)
         except Exception as error:
             request.answer.set_exception(error)
         else:
             self._queue_message(request.client_id, log_messages.joined(presence, client.session))
             request.answer.set_result(presence)
 
-    def _log_answer(self, request: Request, report: Report, downlink_bytes: int) -> None:
-        answered = log_messages.answered(request.message, report, downlink_bytes)
+    def _log_answer(
+        self, request: Request, assignment: Assignment, report: Report, downlink_bytes: int
+    ) -> None:
+        answered = log_messages.answered(assignment, report, downlink_bytes)
         self._queue_message(request.client_id, answered)
         state = request.hosted.client.round_state
-        if report.kind == UPDATE and (others := unknown_keys(request.message, state)):
-            self._queue_message(request.client_id, log_messages.unknown(request.message, others))
+        if report.kind == UPDATE and (others := unknown_keys(assignment, state)):
+            self._queue_message(request.client_id, log_messages.unknown(assignment, others))
 
     def _log_entries(self, now_s: float) -> None:
         """Pass queued messages to `log_message`. Equal messages of several clients are combined."""

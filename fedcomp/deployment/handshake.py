@@ -100,9 +100,9 @@ class SharedObjects:
 
     def __init__(self, lock: AbstractContextManager[Any] | None = None) -> None:
         self.lock = lock or threading.RLock()
-        self._objects: dict[str, tuple[tuple, Any]] = {}
+        self._objects: dict[str, tuple[tuple[Any, ...], Any]] = {}
 
-    def get_or_make(self, name: str, key: tuple, make: Callable[[], T]) -> T:
+    def get_or_make(self, name: str, key: tuple[Any, ...], make: Callable[[], T]) -> T:
         """Return the object last made under a name if it was made for the same key, else make a new one."""
         if name not in self._objects or self._objects[name][0] != key:
             self._objects[name] = key, make()
@@ -171,7 +171,13 @@ def session_for(
         )
     if signs and key is not None:
         algorithm = with_keys(
-            algorithm, invitation.run, invitation.options, client_id, key, setup.roster, log
+            algorithm,
+            invitation.run,
+            invitation.options,
+            client_id,
+            key,
+            setup.roster,
+            log or SignatureLog(),
         )
     make_session = functools.partial(_new_session, config, setup, algorithm, layout)
     run = invitation.run, invitation.options
@@ -270,8 +276,8 @@ def _shard(config: RunConfig, setup: ClientSetup, client_id: int) -> tuple[np.nd
             return whole, whole[:0]
         if (test := _test(config, setup)) is not None:
             return whole, np.arange(len(test))
-        training, held_out = hold_out([whole], config.holdout, config.seed)
-        return training[0], held_out[0]
+        (training,), (evaluation,) = hold_out([whole], config.holdout, config.seed)
+        return training, evaluation
     partitions = setup.partitions or config.clients
     if not 0 <= setup.partition_id < partitions:
         raise UserError(

@@ -41,8 +41,9 @@ from ..server.warning_log import WarningLog, check_loss
 from ..strategies import resolved
 from ..strategies.cohort import cohort_size
 from ..strategies.round_completion import DEADLINE
-from ..tasks import Data, Task, initial_model, load
+from ..tasks import Task, initial_model, load
 from ..tasks.check import check, data_of, layout_of
+from ..tasks.data import Examples
 from ..tasks.partition import partition
 from ..training import devices
 from ..transports.grpc import Credentials, GrpcTransport, PortSettings, RelayTerms
@@ -225,7 +226,7 @@ class Deployment:
         """The quota of rounds after the first."""
         return Quota.later(self.config, self._cohort).at_least(self.strategy.min_clients)
 
-    def _training_data(self) -> Data | None:
+    def _training_data(self) -> Examples | None:
         """Return the server's copy of the training examples, None if their file is not on this machine. Raises TaskError and DataError."""
         try:
             return data_of(self.task, "train")
@@ -334,12 +335,13 @@ class Deployment:
 
     def _warn_about_missing_keys(self) -> None:
         """Warn about awaited clients that have no enrolled key."""
-        if self.registry is None:
+        keys = self.endpoint.keys
+        if self.registry is None or keys is None:
             return
         enrolled = self.registry.enrolled()
         absent = [client for client in range(self.config.clients) if client not in enrolled]
         if absent:
-            new = keys_command(self.endpoint.keys, "add", "--count", len(absent))
+            new = keys_command(keys, "add", "--count", len(absent))
             self.callback.on_warning(
                 f"the run waits for {self.config.clients} clients, but {named_clients(absent)} cannot join without a valid key: "
                 f"enrol new clients with {new}, renew revoked or expired ones, or start with fewer --clients"

@@ -71,4 +71,4 @@ def _signature() -> Signature:
     return Signature([task, progress, *options], return_annotation=Run)
 
 
-simulate.__signature__ = _signature()
+vars(simulate)["__signature__"] = _signature()

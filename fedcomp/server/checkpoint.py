@@ -183,7 +183,7 @@ class Checkpoint:
                 "SELECT name FROM entry WHERE name >= ? AND name < ?",
                 (prefix, prefix + "\U0010ffff"),
             )
-            return {name[len(prefix) :]: self.value(name) for (name,) in rows.fetchall()}
+            return {name[len(prefix) :]: self.value(name) or b"" for (name,) in rows.fetchall()}
 
     def broadcasts(self, until: int) -> list[Broadcast]:
         """Return the cached broadcasts up to and including round `until`, oldest first."""

@@ -2,8 +2,8 @@
 
 import json
 from collections.abc import Callable, Iterable, Mapping
-from functools import cached_property
-from typing import Any, Protocol
+from functools import cached_property, partial
+from typing import Any, Protocol, TypeVar
 
 from torch import Tensor
 
@@ -19,6 +19,9 @@ from .run_folder import CHECKPOINT, METRICS, RunFolder
 # Names in the checkpoint, and prefixes of names.
 RUN, WEIGHTS, DOWNLINK_MEMORY, CLIENT = "run", "weights", "downlink.", "server/"
 STRATEGY, COUNTERPART, OPTIMIZER, LOOP = "strategy/", "counterpart/", "optimizer/", "loop/"
+
+
+T = TypeVar("T")
 
 
 class Clients(Protocol):
@@ -174,8 +177,8 @@ class Recovery:
                 loop.examples[int(client)] = examples
         for prefix, part in self._parts().items():
             part.restore(
-                lambda name, prefix=prefix: self.checkpoint.vector(prefix + name),
-                lambda name, prefix=prefix: self.checkpoint.value(prefix + name),
+                partial(_with_prefix, self.checkpoint.vector, prefix),
+                partial(_with_prefix, self.checkpoint.value, prefix),
             )
 
     def _parts(self) -> dict[str, Stateful]:
@@ -203,3 +206,7 @@ class Recovery:
             "another model": self.loop.broadcasts.layout.fingerprint,
             "other examples": self.data.digest,
         }
+
+
+def _with_prefix(read: Callable[[str], T], prefix: str, name: str) -> T:
+    return read(prefix + name)

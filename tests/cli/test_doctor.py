@@ -251,7 +251,7 @@ def test_a_server_by_the_keys_alone_and_without_either(folder):
     assert said["server"] == (
         "skipped",
         f"localhost:{port} has a certificate that was not checked",
-        "give --client FILE, or --keys DIR",
+        "give --client FILE or --keys DIR",
     )
 
 
@@ -473,7 +473,7 @@ def test_the_certificate_of_the_ca_is_the_one_of_the_client(folder):
     assert said["enrolled"] == (
         "failed",
         "client 0 is accepted, but it trusts another CA",
-        "copy clients/0.toml anew",
+        "copy clients/0.toml again",
     )
 
 

@@ -470,8 +470,8 @@ def test_an_error_with_relays_is_one_message_and_changes_nothing(given, said, wi
 
 def test_the_error_for_an_unknown_relay_names_the_known_ones(folder, with_relay):
     assert sentence("keys", "renew", "relay-7", "--keys", folder) == (
-        f"relay-7 is not in {folder}/registry.toml, which has relay-0; give one of these, "
-        f"or: fedcomp keys add --relay --host HOST --keys {folder}"
+        f"relay-7 is not in {folder}/registry.toml, which has relay-0; give one of these, or add one "
+        f"with: fedcomp keys add --relay --host HOST --keys {folder}"
     )
 
 

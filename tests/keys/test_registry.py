@@ -122,7 +122,7 @@ def malformed():
     yield (
         "its own replaced key",
         registry_text([replace(a, replaced=(c.public_key, a.public_key))], None),
-        ": client 0: 'public_key' is among",
+        ": client 0: 'public_key' is also in",
     )
     yield (
         "an id",

@@ -38,9 +38,9 @@ class ComparisonView(ComparisonDisplay):
         self._screen.open()
         return self
 
-    def __exit__(self, kind: object, error: object, trace: object) -> None:
+    def __exit__(self, *error: object) -> None:
         self._screen.close()
-        if self.all and error is not None:
+        if self.all and error[0] is not None:
             height = max(self.console.height - 4, MIN_HEIGHT)
             self.console.print(self.picture(self.console.width, height))
         for note in self._notes:
@@ -79,7 +79,7 @@ class ComparisonView(ComparisonDisplay):
                 title = f"[bold]fedcomp[/bold] {len(self.all)} alternatives"
                 head = [facts_panel(self.facts, width, 4, title=title, path=self.out)]
                 notes = [note.copy() for note in self._notes][-MAX_NOTES:]
-            rest = height - sum(panel.height for panel in head) - len(notes) - 1
+            rest = height - sum(panel.height or 0 for panel in head) - len(notes) - 1
             lines = [self._bar(width), *self._table(width, rest), *notes]
         return Group(*head, *fitted(lines, width))
 

@@ -42,7 +42,7 @@ class EventWriter(ForwardingCallback):
         """Do nothing: the figures of the port stay in this process."""
 
     def forward(self, hook: str, *values: Any) -> None:
-        self.write(hook, *(asdict(v) if is_dataclass(v) else v for v in values))
+        self.write(hook, *(_as_json(value) for value in values))
 
 
 class EventReader:
@@ -69,6 +69,10 @@ class EventReader:
                 self.summary = values[0]
             if name in HOOKS:
                 getattr(self.callback, name)(*values)
+
+
+def _as_json(value: Any) -> Any:
+    return asdict(value) if is_dataclass(value) and not isinstance(value, type) else value
 
 
 def new_lines(path: Path) -> Callable[[], Iterator[str]]:

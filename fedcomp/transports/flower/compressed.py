@@ -166,8 +166,8 @@ class Compressed(Strategy):
 
     # The wire.
 
-    def _current(self, arrays: ArrayRecord) -> ArrayRecord:
-        """Return the clients' model. If `arrays` is another model, start anew from it: all clients then download it whole."""
+    def _model_of(self, arrays: ArrayRecord) -> Model:
+        """Return the clients' model. If `arrays` is another model, start again from it: all clients then download it whole."""
         if self.model is None or not self.model.equals(arrays):
             layout = ArrayLayout.of(arrays, self.whole)
             if not layout.vector_layout.numel:
@@ -194,7 +194,7 @@ class Compressed(Strategy):
             self.model = Model(
                 arrays, layout, self.uplink, broadcasts, self.seed, announced, tickets
             )
-        return self.model.arrays
+        return self.model
 
     def _downlink_memory(self, layout: Layout) -> Memory:
         """Return the downlink's memory. Raises ConfigError for a memory that does not suit a downlink."""
@@ -214,14 +214,14 @@ class Compressed(Strategy):
         self, round: int, phase: str, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> list[Message]:
         """Return the wrapped strategy's messages of a phase with the model packed."""
-        arrays = self._current(arrays)
+        model = self._model_of(arrays)
         exchange = self._exchanges[phase] = PhaseExchange(round, phase)
         self.traffic[round, phase], self.rejections[round, phase] = exchange.traffic, []
-        messages = list(self._hooks[f"configure_{phase}"](round, arrays, config, grid) or [])
+        messages = list(self._hooks[f"configure_{phase}"](round, model.arrays, config, grid) or [])
         for message in messages:
             for key, record in message.content.items():
-                if isinstance(record, ArrayRecord) and self.model.equals(record):
-                    self.model.pack(message, key, exchange)
+                if isinstance(record, ArrayRecord) and model.equals(record):
+                    model.pack(message, key, exchange)
                     break
         return messages
 
@@ -230,7 +230,7 @@ class Compressed(Strategy):
         opened, others = [], []
         for reply in replies:
             node = reply.metadata.src_node_id
-            if node not in exchange.assignments:
+            if self.model is None or node not in exchange.assignments:
                 others.append(reply)
                 continue
             try:
@@ -272,8 +272,9 @@ class Compressed(Strategy):
 
 def weighted_by(strategy: Strategy) -> str:
     """Return the name of the metric by which a strategy, or one that it wraps, weighs replies; "" if there is none."""
-    while strategy is not None:
-        if isinstance(key := getattr(strategy, "weighted_by_key", None), str):
+    wrapped: object = strategy
+    while wrapped is not None:
+        if isinstance(key := getattr(wrapped, "weighted_by_key", None), str):
             return key
-        strategy = getattr(strategy, "strategy", None)
+        wrapped = getattr(wrapped, "strategy", None)
     return ""

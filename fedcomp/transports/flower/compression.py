@@ -30,7 +30,7 @@ from ...errors import CheckpointError, ConfigError, FedcompError, ProtocolError
 from ...memories import available_memories
 from ...memories import memory as memory_of
 from ...messages import FAILED, NEED_DENSE, TRAIN, UPDATE, Assignment, Report, failure
-from ...state_folder import Kept, StateFolder, packed, unpacked
+from ...state_folder import FILE, Kept, StateFolder, packed, unpacked
 from ...strategies.client_algorithm import ClientAlgorithm
 from .packed_records import ArrayLayout, Parcel
 from .records import MESSAGE
@@ -203,7 +203,7 @@ class RunStates(StateFolder):
     def __str__(self) -> str:
         return str(self.path)
 
-    def save(self, kept: Kept, name: str) -> None:
+    def save(self, kept: Kept, name: str = FILE) -> None:
         super().save(kept, name)
         runs = sorted(self.path.glob("run-*.bin"), key=lambda path: path.stat().st_mtime_ns)
         for old in runs[:-RUNS]:
@@ -225,8 +225,9 @@ class ContextState:
         self.context.state[self.KEY] = ConfigRecord({name: b"".join(packed(kept))})
 
     def load(self, name: str) -> dict[str, torch.Tensor | bytes]:
-        record = self.context.state.get(self.KEY, {})
-        return unpacked(bytearray(record[name])) if name in record else {}
+        record = self.context.state.get(self.KEY)
+        value = record.get(name) if isinstance(record, ConfigRecord) else None
+        return unpacked(bytearray(value)) if isinstance(value, bytes) else {}
 
     def close(self) -> None:
         pass
