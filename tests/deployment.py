@@ -27,13 +27,13 @@ ENVIRONMENT = os.environ | {
 }
 
 
-def fedcomp(folder: Path, said: Path, variables: dict[str, str], words: tuple[str, ...]) -> None:
+def fedcomp(folder: Path, output: Path, variables: dict[str, str], words: tuple[str, ...]) -> None:
     """What `python -m fedcomp` does, in this process, with what it says in a file."""
     import torch
 
     from fedcomp.__main__ import main
 
-    with said.open("ab") as file:
+    with output.open("ab") as file:
         os.dup2(file.fileno(), 1), os.dup2(file.fileno(), 2)
     sys.stdout.reconfigure(write_through=True), sys.stderr.reconfigure(write_through=True)
     os.chdir(folder)
@@ -50,7 +50,7 @@ def free_port() -> int:
 
 
 class Command:
-    """A `fedcomp …` of its own process, with what it has said so far."""
+    """A `fedcomp …` process with its output so far."""
 
     def __init__(self, folder: Path, name: str, *words: str, **variables: str):
         self.path = folder / f"{name}.txt"
@@ -61,7 +61,7 @@ class Command:
         self.process.start()
 
     @property
-    def said(self) -> str:
+    def output(self) -> str:
         return self.path.read_text()
 
     @property
@@ -70,18 +70,18 @@ class Command:
         return self.process.exitcode
 
     def wait_for(self, pattern: str, seconds: float = 100.0) -> re.Match:
-        """Until it has said so. Fails when it ends before, or takes longer."""
+        """Wait until the output matches `pattern`. Fails if the process ends before, or after a timeout."""
         deadline = time.monotonic() + seconds
-        while not (match := re.search(pattern, self.said, re.MULTILINE)):
+        while not (match := re.search(pattern, self.output, re.MULTILINE)):
             assert self.status is None and time.monotonic() < deadline, (
-                f"no {pattern!r} in:\n{self.said}"
+                f"no {pattern!r} in:\n{self.output}"
             )
             time.sleep(0.02)
         return match
 
     def end(self, seconds: float = 100.0) -> int:
         self.process.join(seconds)
-        assert self.status is not None, f"it did not end:\n{self.said}"
+        assert self.status is not None, f"it did not end:\n{self.output}"
         return self.status
 
     def kill(self) -> None:

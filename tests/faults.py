@@ -1,8 +1,7 @@
-"""Faults by name, at a place of a round: `faults.fail_at(client, round, phase, how)`.
+"""Faults by name, at a place of a round: `faults.fail_at(client, round, phase, fault)`.
 
-They happen in clients that are threads of this process (`Clients`): real client processes, with their state on the disk and a line of
-their own to the server that can be cut in the middle of a message. A client that is killed is started again from its disk; one that is
-slow waits until its round is over. Faults that need processes, SIGSTOP, SIGKILL and a full disk, are in tests/deployment/test_outages.py.
+They happen in clients that are threads of this process (`Clients`). Each client has a state folder and a connection of its own, which can
+be cut in the middle of a message. A killed client is started again from its folder; a slow one waits until its round is over. Faults that need processes, SIGSTOP, SIGKILL and a full disk, are in tests/deployment/test_outages.py.
 """
 
 import struct
@@ -34,11 +33,11 @@ BEFORE, KEPT, AMID, AFTER, WIRE = (
     "after it",
     "on its way",
 )
-AMID_BYTES = 12  # of a reply that go up the line before it is cut
+AMID_BYTES = 12  # of a reply that are sent before the connection is cut
 
 
 class Killed(BaseException):
-    """Like SIGKILL: nothing is done on the way out."""
+    """Ends a thread as SIGKILL does: no clean-up code runs."""
 
 
 def another_round(report: Report, uplink: Codec, numel: int) -> Report:
@@ -54,7 +53,7 @@ def garbage(report: Report, uplink: Codec, numel: int) -> Report:
 
 
 def not_a_number(report: Report, uplink: Codec, numel: int) -> Report:
-    """The frame with a NaN in the place of a number that is in it, and a checksum that fits."""
+    """Return the report with one number of its frame replaced by NaN, and a valid checksum."""
     for at in range(9, len(report.frame) - 3):
         data = bytearray(report.frame)
         data[at : at + 4] = struct.pack("<f", float("nan"))
@@ -66,11 +65,11 @@ def not_a_number(report: Report, uplink: Codec, numel: int) -> Report:
             except FrameError as error:
                 if "NaN or infinity" in str(error):
                     return replace(report, frame=spoiled)
-    raise AssertionError("no number was found in this frame")
+    raise AssertionError("this frame contains no number")
 
 
-# name → where it happens, and what.
-HOW = {
+# name → the place at which the fault happens, and its action.
+FAULTS = {
     "killed before training": (BEFORE, "kill"),
     "killed before its reply": (KEPT, "kill"),
     "killed amid its reply": (AMID, "kill"),
@@ -86,104 +85,104 @@ HOW = {
     "not a number": (WIRE, not_a_number),
 }
 HARMLESS = [
-    how for how in HOW if how.startswith(("killed", "cut"))
-]  # the update counts in its round nevertheless
-LATE = [how for how in HOW if how.startswith("slow")]
-REFUSED = [how for how in HOW if HOW[how][0] == WIRE]
+    how for how in FAULTS if how.startswith(("killed", "cut"))
+]  # the update still counts in its round
+DELAYED = [how for how in FAULTS if how.startswith("slow")]
+REFUSED = [how for how in FAULTS if FAULTS[how][0] == WIRE]
 
 
 @dataclass
 class Faults:
-    """What is to happen, each once, and what has."""
+    """The planned faults, each of which happens once, and those that have happened."""
 
     planned: dict[tuple[int, int, str], str] = field(default_factory=dict)
     happened: list[tuple[int, int, str, str]] = field(default_factory=list)
     rounds_over: int = 0
-    spoilt: dict[tuple[int, int, str], str] = field(
+    corrupted: dict[tuple[int, int, str], str] = field(
         default_factory=dict
-    )  # answers that were, on their way
+    )  # reports that were corrupted
 
     def __post_init__(self) -> None:
-        self._news, self._released = threading.Condition(), False
+        self._condition, self._released = threading.Condition(), False
 
     def fail_at(self, client: int, round: int, phase: str, how: str) -> None:
-        assert how in HOW
+        assert how in FAULTS
         self.planned[client, round, phase] = how
 
     def due(self, client: int, round: int, phase: str, place: str) -> str | Callable | None:
-        """What happens here and now. An answer that is spoilt is so again when it is asked for again, on a line that was slow."""
+        """Return the fault at this place, None if there is none. A corrupted report is corrupted again when it is sent again."""
         where = client, round, phase
-        how = self.planned.get(where, self.spoilt.get(where))
-        if how is None or HOW[how][0] != place:
+        how = self.planned.get(where, self.corrupted.get(where))
+        if how is None or FAULTS[how][0] != place:
             return None
         if self.planned.pop(where, None) is None:
-            return HOW[how][1]
+            return FAULTS[how][1]
         if place == WIRE:
-            self.spoilt[where] = how
+            self.corrupted[where] = how
         self.happened.append((client, round, phase, how))
-        return HOW[how][1]
+        return FAULTS[how][1]
 
     def over(self, round: int) -> None:
-        """A round is over: who was slow in it goes on."""
-        with self._news:
+        """Mark a round as over: its slow clients continue."""
+        with self._condition:
             self.rounds_over = max(self.rounds_over, round)
-            self._news.notify_all()
+            self._condition.notify_all()
 
     def release(self) -> None:
-        with self._news:
+        with self._condition:
             self._released = True
-            self._news.notify_all()
+            self._condition.notify_all()
 
     def wait(self, round: int) -> None:
-        """Until this round is over."""
-        with self._news:
-            assert self._news.wait_for(
+        """Wait until this round is over."""
+        with self._condition:
+            assert self._condition.wait_for(
                 lambda: self._released or self.rounds_over >= round, PATIENCE_S
             )
 
 
 class FailingClient(DeployedClient):
-    """A client in which faults happen around its answers. `watch` is called with it when it has joined a run anew."""
+    """A client with faults before and after its answers. `on_join` is called with it when it has joined a run."""
 
     def __init__(
         self,
-        own: ClientSetup,
+        setup: ClientSetup,
         folder: StateFolder,
         proxy: TcpProxy,
         faults: Faults,
-        watch: Callable[[DeployedClient], None],
+        on_join: Callable[[DeployedClient], None],
         kill: Callable[[], None],
         killed: Callable[[], bool],
     ):
-        super().__init__(own, folder)
-        self.proxy, self.faults, self.watch = proxy, faults, watch
+        super().__init__(setup, folder)
+        self.proxy, self.faults, self.on_join = proxy, faults, on_join
         self.kill, self.killed = kill, killed
 
     def join(self, invitation):
         before = self.session
         presence = super().join(invitation)
         if self.session is not before:
-            self.watch(self)
+            self.on_join(self)
         return presence
 
     def repeated_report(self, assignment: Assignment) -> Report | None:
         if self.killed():
             raise Killed
-        self.asked = assignment
+        self.assignment = assignment
         self.act(BEFORE, assignment)
         return super().repeated_report(assignment)
 
     def save(self) -> None:
         super().save()
-        self.act(KEPT, self.asked)
-        amid = self.due(AMID, self.asked)
+        self.act(KEPT, self.assignment)
+        amid = self.due(AMID, self.assignment)
         if amid is not None:
             self.proxy.cut_after(AMID_BYTES, *([self.kill] if amid == "kill" else []))
 
-    def spoilt(self, report: Report) -> Report:
-        """Return what is sent in place of a report."""
-        if report.kind == UPDATE and (spoil := self.due(WIRE, self.asked)):
-            return spoil(report, *self._made_with(report))
+    def corrupted(self, report: Report) -> Report:
+        """Return the report to send in place of `report`."""
+        if report.kind == UPDATE and (corrupt := self.due(WIRE, self.assignment)):
+            return corrupt(report, *self._made_with(report))
         return report
 
     def due(self, place: str, a: Assignment):
@@ -200,7 +199,7 @@ class FailingClient(DeployedClient):
             self.proxy.cut_now()
 
     def _made_with(self, report: Report) -> tuple[Codec, int]:
-        """Return codec and size of a frame: those of the model if there is one phase, else those of numbers, of which there are few."""
+        """Return the codec and the number of values of a frame: those of the model in a training phase, else of a few numbers."""
         session = self.session
         if report.phase == TRAIN:
             return session.states.at(self.client_id).memory.codec, session.replica.layout.numel
@@ -211,15 +210,15 @@ class FailingClient(DeployedClient):
 
 
 @dataclass
-class SpoilingConnection:
-    """A connection to the server on which reports are spoilt."""
+class CorruptingConnection:
+    """A connection to the server that corrupts reports."""
 
     connection: GrpcConnection
     member: FailingClient
 
     async def send(self, message) -> None:
-        spoilt = self.member.spoilt(message) if isinstance(message, Report) else message
-        await self.connection.send(spoilt)
+        corrupted = self.member.corrupted(message) if isinstance(message, Report) else message
+        await self.connection.send(corrupted)
 
     def messages(self):
         return self.connection.messages()
@@ -235,8 +234,10 @@ class FailingProcess(ClientProcess):
         self.killed = True
         self.end()
 
-    async def _answer(self, who, hosted, connection, message) -> None:
-        await super()._answer(who, hosted, SpoilingConnection(connection, hosted.client), message)
+    async def _answer(self, client_id, hosted, connection, message) -> None:
+        await super()._answer(
+            client_id, hosted, CorruptingConnection(connection, hosted.client), message
+        )
         if isinstance(message, Assignment):
             what = hosted.client.due(AFTER, message)
             if what == "kill":
@@ -246,38 +247,38 @@ class FailingProcess(ClientProcess):
 
 
 class Clients:
-    """Clients 0, 1 … in threads, each with its folder and its line, started again when they are killed."""
+    """Clients 0, 1 … in threads, each with its folder and its proxy. A killed client is started again."""
 
-    def __init__(self, port: int, folder: Path, faults: Faults, own: list[ClientSetup]):
-        self.folder, self.faults, self.own = folder, faults, own
-        self.proxies = [TcpProxy(port) for _ in own]
-        self.said: list[list[str]] = [[] for _ in own]
+    def __init__(self, port: int, folder: Path, faults: Faults, setups: list[ClientSetup]):
+        self.folder, self.faults, self.setups = folder, faults, setups
+        self.proxies = [TcpProxy(port) for _ in setups]
+        self.output: list[list[str]] = [[] for _ in setups]
         self.errors: list[BaseException] = []
         self.processes: dict[int, FailingProcess] = {}
         self.members: dict[int, FailingClient] = {}
         self._threads: dict[int, threading.Thread] = {}
-        self._away: set[int] = set()
-        self.watch: Callable[[DeployedClient], None] = lambda member: None
+        self._stopped: set[int] = set()
+        self.on_join: Callable[[DeployedClient], None] = lambda member: None
 
     def member(self, client: int) -> DeployedClient:
         return self.members[client]
 
     def start(self) -> None:
-        for client in range(len(self.own)):
-            if client not in self._threads and client not in self._away:
+        for client in range(len(self.setups)):
+            if client not in self._threads and client not in self._stopped:
                 self.begin(client)
 
     def begin(self, client: int) -> None:
         """Start one, that was stopped or never ran."""
-        self._away.discard(client)
+        self._stopped.discard(client)
         self._threads[client] = threading.Thread(
-            target=self._live, args=(client,), name=f"client {client}"
+            target=self._keep_running, args=(client,), name=f"client {client}"
         )
         self._threads[client].start()
 
     def end(self, client: int) -> None:
         """Stop one as Ctrl-C does."""
-        self._away.add(client)
+        self._stopped.add(client)
         self.processes[client].end()
         self._threads.pop(client).join(PATIENCE_S)
 
@@ -293,18 +294,18 @@ class Clients:
         assert not self.errors, self.errors
 
     def stop(self) -> None:
-        """Whatever they are doing."""
+        """Stop all clients at once."""
         for client, living in self.processes.items():
-            self._away.add(client)
+            self._stopped.add(client)
             living.end()
         for proxy in self.proxies:
             proxy.close()
         for thread in self._threads.values():
             thread.join(PATIENCE_S)
 
-    def _live(self, client: int) -> None:
+    def _keep_running(self, client: int) -> None:
         killed = True
-        while killed and (client not in self._away or client not in self.processes):
+        while killed and (client not in self._stopped or client not in self.processes):
             folder, killed = StateFolder(self.folder / str(client)), False
             try:
                 self._run(client, folder)
@@ -312,27 +313,29 @@ class Clients:
             except Killed:
                 killed = True
             except BaseException as error:
-                if client not in self._away:
+                if client not in self._stopped:
                     self.errors.append(error)
             finally:
                 folder.close()
 
     def _run(self, client: int, folder: StateFolder) -> None:
         proxy = self.proxies[client]
-        own = self.own[client]
+        setup = self.setups[client]
         member = FailingClient(
             replace(
-                own, shared=SharedObjects(own.shared.lock)
-            ),  # nothing is shared with what was killed
+                setup, shared=SharedObjects(setup.shared.lock)
+            ),  # nothing is shared with a killed client
             folder,
             proxy,
             self.faults,
-            lambda member: self.watch(member),
+            lambda member: self.on_join(member),
             lambda: self.processes[client].kill(),
             lambda: self.processes[client].killed,
         )
         self.members[client] = member
         hosted = HostedClient(Target("127.0.0.1", proxy.port), member)
-        process = FailingProcess({client: hosted}, self.said[client].append, patience_s=PATIENCE_S)
+        process = FailingProcess(
+            {client: hosted}, self.output[client].append, patience_s=PATIENCE_S
+        )
         self.processes[client] = process
         process.run()

@@ -42,18 +42,18 @@ class FlowerStage:
         (folder / "home").mkdir()
 
     def start(self, name: str, *words: str) -> subprocess.Popen:
-        with (self.folder / f"{name}.txt").open("ab") as said:
+        with (self.folder / f"{name}.txt").open("ab") as output:
             process = subprocess.Popen(
                 [SCRIPTS / words[0], *words[1:]],
                 cwd=self.folder,
                 env=self.environment,
-                stdout=said,
+                stdout=output,
                 stderr=subprocess.STDOUT,
             )
         self.started.append(process)
         return process
 
-    def said(self, name: str) -> str:
+    def output(self, name: str) -> str:
         return (self.folder / f"{name}.txt").read_text()
 
     def link(self, *options: str, installs: bool = False) -> subprocess.Popen:
@@ -66,7 +66,7 @@ class FlowerStage:
             address.append("--allow-runtime-dependency-installation")
         (home / "config.toml").write_text(CONNECTION.format(control[1]))
         link = self.start("superlink", "flower-superlink", "--insecure", *address, *options)
-        until(lambda: listens(control), link, lambda: self.said("superlink"))
+        until(lambda: listens(control), link, lambda: self.output("superlink"))
         return link
 
     def node(self, partition: int, name: str = "") -> subprocess.Popen:
@@ -91,7 +91,7 @@ class FlowerStage:
 
     def id_of(self, node: str) -> str:
         """The id that the SuperLink gave a SuperNode, "" while it has none."""
-        found = re.search(r"SuperNode ID: (\d+)", self.said(node))
+        found = re.search(r"SuperNode ID: (\d+)", self.output(node))
         return found[1] if found else ""
 
     def flwr(self, *words: str) -> dict:
@@ -139,11 +139,11 @@ def listens(address: tuple[str, int]) -> bool:
     return True
 
 
-def until(condition, process: subprocess.Popen, said, seconds: float = 200.0) -> None:
+def until(condition, process: subprocess.Popen, output, seconds: float = 200.0) -> None:
     """Wait for a condition. Fails when the process ends before, or it takes longer."""
     deadline = time.monotonic() + seconds
     while not condition():
-        assert process.poll() is None and time.monotonic() < deadline, said()
+        assert process.poll() is None and time.monotonic() < deadline, output()
         time.sleep(0.05)
 
 

@@ -32,7 +32,7 @@ from fedcomp.strategies.round_completion import DEADLINE
 from fedcomp.tasks import Task, initial_model
 from fedcomp.transports.grpc import GrpcTransport, PortSettings
 
-PATIENCE_S = 60.0  # with anything that has to come about
+PATIENCE_S = 60.0  # for anything that has to happen
 
 
 class Network:
@@ -58,7 +58,7 @@ class RecordingCallback(Callback):
 
 
 class Networked:
-    """A run: the strategy on this side, clients 0..clients-1 on the other, each a thread with its own connection."""
+    """A run with its server in this thread and each of its clients in another thread with its own connection."""
 
     def __init__(self, net: Network, config: RunConfig, task: Task, ends: ExitStack):
         self.config, self.task, self.faults, self.callback = (
@@ -69,7 +69,7 @@ class Networked:
         )
         model = initial_model(task, config.seed)
         self.layout = Layout.of(model)
-        self.watch: Callable[[RoundResult], None] = lambda outcome: None
+        self.on_round: Callable[[RoundResult], None] = lambda outcome: None
         self.strategy = make_strategy(config, self.layout)
         broadcasts = Broadcasts.of(self.strategy, self.layout.gather(model))
         options = dataclasses.replace(
@@ -103,7 +103,7 @@ class Networked:
         train, common = (
             task.train(),
             SharedObjects(),
-        )  # torch has one source of randomness in a process: one client after the other
+        )  # clients train one after another, since torch has one global generator
         self.clients = Clients(
             self.transport.port,
             self.folder,
@@ -122,7 +122,7 @@ class Networked:
         outcomes = []
         for outcome in self.loop.rounds(range(first, (last or self.config.rounds) + 1)):
             outcomes.append(outcome)
-            self.watch(outcome)
+            self.on_round(outcome)
             self.connected_clients.quota = Quota.later(self.config, self.config.clients)
             self.connected_clients.mark_silent(
                 r.client for r in outcome.rejections if r.stage == DEADLINE
@@ -131,22 +131,22 @@ class Networked:
         return outcomes
 
     def send_farewell(self) -> None:
-        """End the run; its clients end by themselves."""
+        """Send the end of the run, and wait until its clients have ended."""
         self.transport.send_farewell(self.config.rounds)
         self.clients.join(PATIENCE_S)
 
-    def until_heard(self, client: int) -> None:
-        """Wait for a client that the server has not heard of since its time was over."""
+    def wait_until_responsive(self, client: int) -> None:
+        """Wait until a client is connected and no longer silent."""
         end = time.monotonic() + PATIENCE_S
         while (
             client not in self.connected_clients.connected()
             or client in self.connected_clients.silent
         ):
-            assert time.monotonic() < end, f"client {client} is not heard of"
+            assert time.monotonic() < end, f"client {client} is not responsive"
             time.sleep(0.02)
 
     def weights_of(self, client: int) -> torch.Tensor:
-        """A client's weights after it was brought, from where it stands, to where the server stands."""
+        """Return a client's weights after it has downloaded the current version."""
         replica, b = self.clients.member(client).session.replica, self.loop.broadcasts
         d = b.download(replica.version)
         replica.move(

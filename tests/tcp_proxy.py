@@ -1,4 +1,4 @@
-"""A line between a client and its server, that can be cut: a relay of TCP connections."""
+"""A TCP proxy between a client and its server, whose connections can be cut."""
 
 import socket
 import struct
@@ -6,26 +6,26 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 
-RESET = struct.pack("ii", 1, 0)  # SO_LINGER: closed by a reset, as where a route is lost
+RESET = struct.pack("ii", 1, 0)  # SO_LINGER: close with a reset, as after the loss of a route
 
 
 class TcpProxy:
-    """A port that passes connections on to another, until it is told to cut what goes through it. New ones pass again."""
+    """A port that forwards connections to another port. Cut connections can be opened again."""
 
     def __init__(self, port: int):
         self.to, self._lock, self._open = port, threading.Lock(), set()
         self.bytes_down = 0
-        self._left: int | None = None  # bytes that may go up before the line is cut
+        self._remaining: int | None = None  # bytes to the server before the connections are cut
         self._then: Callable[[], None] = lambda: None
-        self.flows_down = threading.Event()  # while it is not set, nothing goes down
+        self.flows_down = threading.Event()  # while it is not set, nothing is sent to clients
         self.flows_down.set()
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port = self._listener.getsockname()[1]
-        threading.Thread(target=self._accept, name="line", daemon=True).start()
+        threading.Thread(target=self._accept, name="proxy", daemon=True).start()
 
     def cut_after(self, count: int, then: Callable[[], None] = lambda: None) -> None:
-        """Cut when so many more bytes have gone up the line, in the middle of a message, and call `then`."""
-        self._left, self._then = count, then
+        """Cut all connections after `count` more bytes to the server, and call `then`."""
+        self._remaining, self._then = count, then
 
     def cut_now(self) -> None:
         with self._lock:
@@ -47,7 +47,7 @@ class TcpProxy:
             while True:
                 client, _ = self._listener.accept()
                 threading.Thread(
-                    target=self._relay, args=(client,), name="line", daemon=True
+                    target=self._relay, args=(client,), name="proxy", daemon=True
                 ).start()
 
     def _relay(self, client: socket.socket) -> None:
@@ -58,25 +58,25 @@ class TcpProxy:
             with self._lock:
                 self._open |= ends
             down = threading.Thread(
-                target=self._pass, args=(server, client, False), name="line", daemon=True
+                target=self._forward, args=(server, client, False), name="proxy", daemon=True
             )
             down.start()
-            self._pass(client, server, True)
+            self._forward(client, server, True)
             down.join()
             with self._lock:
                 self._open -= ends
 
-    def _pass(self, source: socket.socket, sink: socket.socket, up: bool) -> None:
+    def _forward(self, source: socket.socket, sink: socket.socket, up: bool) -> None:
         with suppress(OSError):
             while data := source.recv(1 << 16):
-                if up and self._left is not None:
-                    if len(data) > self._left:
-                        sink.sendall(data[: self._left])
-                        self._left = None
+                if up and self._remaining is not None:
+                    if len(data) > self._remaining:
+                        sink.sendall(data[: self._remaining])
+                        self._remaining = None
                         self._then()
                         self.cut_now()
                         break
-                    self._left -= len(data)
+                    self._remaining -= len(data)
                 if not up:
                     self.flows_down.wait()
                     self.bytes_down += len(data)

@@ -153,15 +153,15 @@ def instructions() -> list[tuple[str, str]]:
 
 
 def test_the_dockerfile_says_what_there_is():
-    said = instructions()
-    assert {name for name, _ in said} == INSTRUCTIONS
-    assert said[0][0] == "FROM" and said[-1] == ("ENTRYPOINT", '["serve"]')
-    for name, rest in said:
+    output = instructions()
+    assert {name for name, _ in output} == INSTRUCTIONS
+    assert output[0][0] == "FROM" and output[-1] == ("ENTRYPOINT", '["serve"]')
+    for name, rest in output:
         if name == "COPY":
             assert all((ROOT / source).exists() for source in rest.split()[:-1]), rest
-    users = [rest for name, rest in said if name == "USER"]
+    users = [rest for name, rest in output if name == "USER"]
     assert users and users[-1] not in ("root", "0")
-    run = next(rest for name, rest in said if name == "RUN" and "pip install" in rest)
+    run = next(rest for name, rest in output if name == "RUN" and "pip install" in rest)
     assert [
         pin for pin in (ROOT / "constraints.txt").read_text().split() if pin.startswith("torch==")
     ] == re.findall(r"torch==\S+", run)
@@ -169,7 +169,7 @@ def test_the_dockerfile_says_what_there_is():
         "optional-dependencies"
     ]
     assert re.search(r"'\.\[(\w+)\]'", run)[1] in extras
-    assert "uid 10001" in dict(said)["RUN"] and os.access(DEPLOY / "serve", os.X_OK)
+    assert "uid 10001" in dict(output)["RUN"] and os.access(DEPLOY / "serve", os.X_OK)
 
 
 def test_the_check_of_health_sees_a_server_through_tls_and_nothing_else(tmp_path):
@@ -223,11 +223,11 @@ def service() -> dict:
 
 def test_compose_starts_it_with_as_few_rights_as_it_needs():
     assert set(COMPOSE) == {"name", "services"}
-    said = service()
-    assert {name: type(value) for name, value in said.items()} == SERVICE
-    build = said["build"]
+    output = service()
+    assert {name: type(value) for name, value in output.items()} == SERVICE
+    build = output["build"]
     assert (DEPLOY / build["context"]).resolve() == ROOT and (ROOT / build["dockerfile"]).is_file()
-    volumes = {volume["target"]: volume for volume in said["volumes"]}
+    volumes = {volume["target"]: volume for volume in output["volumes"]}
     paths = dict(re.findall(r"\$\{FEDCOMP_(KEYS|RUN):-(/\w+)", (DEPLOY / "serve").read_text()))
     assert {name: path for name, path in paths.items()} == {
         "KEYS": "/keys",
@@ -236,13 +236,13 @@ def test_compose_starts_it_with_as_few_rights_as_it_needs():
     assert volumes["/keys"]["read_only"] and not volumes["/runs"].get("read_only")
     assert not any(volume["bind"]["create_host_path"] for volume in volumes.values())
     assert (
-        said["read_only"]
-        and said["cap_drop"] == ["ALL"]
-        and said["init"]
-        and not said["user"].startswith("0")
+        output["read_only"]
+        and output["cap_drop"] == ["ALL"]
+        and output["init"]
+        and not output["user"].startswith("0")
     )
-    assert said["ports"] == ["8080:8080"] and said["restart"].startswith("on-failure")
-    assert all(isinstance(word, str) for word in said["command"])
+    assert output["ports"] == ["8080:8080"] and output["restart"].startswith("on-failure")
+    assert all(isinstance(word, str) for word in output["command"])
 
 
 # A client.

@@ -102,16 +102,16 @@ def test_flwr_run_gives_the_same_model_though_a_supernode_was_killed(tmp_path, h
         first = stage.node(1)
         out, go = tmp_path / "result", tmp_path / "go"
         stage.submit(APP, num_server_rounds=2, min_nodes=1, wait_for=str(go), out=str(out))
-        until(lambda: "1" in done(out), first, lambda: stage.said("superlink"))
+        until(lambda: "1" in done(out), first, lambda: stage.output("superlink"))
         stage.end(first)
         stage.flwr(
             "supernode", "unregister", stage.id_of("node1"), "here"
         )  # else it would be asked until its heartbeat is missed
         again = stage.node(1, "node1-again")
-        until(lambda: stage.id_of("node1-again"), again, lambda: stage.said("node1-again"))
+        until(lambda: stage.id_of("node1-again"), again, lambda: stage.output("node1-again"))
         assert stage.id_of("node1-again") != stage.id_of("node1")
         go.touch()
-        until(lambda: "2" in done(out), again, lambda: stage.said("superlink"))
+        until(lambda: "2" in done(out), again, lambda: stage.output("superlink"))
     found = load_file(out.with_suffix(".safetensors"))
     assert done(out) == {str(round): value for round, value in accuracies.items()}
     assert found.keys() == expected.keys()

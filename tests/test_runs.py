@@ -102,17 +102,17 @@ def test_a_damaged_or_incomplete_model_file_is_refused(folder, tmp_path):
     tensors = safetensors.torch.load(whole)
     name = next(iter(tensors))
     del tensors[name]
-    for content, said in (
+    for content, output in (
         (whole[:-1], "model.safetensors cannot be read"),
         (safetensors.torch.save(tensors), f"has no tensor '{name}'"),
     ):
         (tmp_path / "model.safetensors").write_bytes(content)
-        with pytest.raises(RunFolderError, match=said):
+        with pytest.raises(RunFolderError, match=output):
             load(tmp_path).model()
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "said"),
+    ("name", "content", "output"),
     [
         ("config.toml", None, "holds no run"),
         ("config.toml", b"\xff", "leave this run out"),
@@ -125,13 +125,13 @@ def test_a_damaged_or_incomplete_model_file_is_refused(folder, tmp_path):
         ("summary.json", b"{}", "is damaged"),
     ],
 )
-def test_what_is_no_run_is_a_sentence(folder, tmp_path, name, content, said):
+def test_what_is_no_run_is_a_sentence(folder, tmp_path, name, content, output):
     for path in folder.glob("*.*"):
         (tmp_path / path.name).write_bytes(path.read_bytes())
     (tmp_path / name).unlink()
     if content is not None:
         (tmp_path / name).write_bytes(content)
-    with pytest.raises(RunFolderError, match=said):
+    with pytest.raises(RunFolderError, match=output):
         load(tmp_path)
 
 

@@ -10,7 +10,7 @@ PARAMETERS, CLIENTS, COHORT = 431_080, 500, 50
 DENSE = 4 * PARAMETERS * COHORT
 
 
-class Told:
+class FakeRun:
     """What a run of `rounds` rounds says: header, records, summary."""
 
     def __init__(self, rounds: int, first: int = 1):
@@ -37,7 +37,7 @@ class Told:
         """Every third round was not evaluated; from every seventh, two clients were turned down."""
         distance = math.exp(-number / 9)
         evaluated = number % 3 != 2
-        turned_down = (
+        rejections = (
             tuple(Rejection(client, "decode", "the checksum differs") for client in (7, 9))
             if number % 7 == 0
             else ()
@@ -48,14 +48,14 @@ class Told:
             loss=2.3 * distance if evaluated else None,
             train_loss=2.2,
             cohort=COHORT,
-            accepted=COHORT - len(turned_down),
-            rejected=len(turned_down),
+            accepted=COHORT - len(rejections),
+            rejected=len(rejections),
             uplink_bytes=DENSE // 350,
             downlink_bytes=DENSE // 100,
             dense_uplink_bytes=DENSE,
             dense_downlink_bytes=DENSE,
             seconds=0.25,
-            rejections=turned_down,
+            rejections=rejections,
         )
 
     @property
@@ -89,5 +89,5 @@ class Told:
 
 
 @pytest.fixture
-def told() -> type[Told]:
-    return Told
+def fake_run() -> type[FakeRun]:
+    return FakeRun

@@ -91,14 +91,14 @@ def test_names_are_folders_of_their_own(values):
 
 
 @for_each(
-    "values, said",
+    "values, output",
     [
         ({"uplink": ["stc", "stc"]}, "--uplink stc is given twice; give it once"),
         ({"lr": ["0.1", "fast"]}, "--lr cannot be 'fast'; give a number"),
     ],
 )
-def test_mistakes_in_what_is_given(values, said):
-    with pytest.raises(UserError, match=said):
+def test_mistakes_in_what_is_given(values, output):
+    with pytest.raises(UserError, match=output):
         flags.run_values(values, ALTERNATIVE_OPTIONS)
 
 

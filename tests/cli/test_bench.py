@@ -96,7 +96,7 @@ def test_a_picture_of_one_exact_codec():
 
 
 @for_each(
-    "words, said",
+    "words, output",
     [
         (["--numel", "x"], "--numel is 'x'; give a whole number such as 1000000, 25M or 1G"),
         (["--numel", "0"], "--numel is '0'; give a whole number"),
@@ -120,8 +120,8 @@ def test_a_picture_of_one_exact_codec():
         (["--repeats", "0"], "invalid value for '--repeats'"),
     ],
 )
-def test_a_mistake_is_one_sentence(words, said):
-    assert said in sentence(fedcomp("bench", "codecs", *words))
+def test_a_mistake_is_one_sentence(words, output):
+    assert output in sentence(fedcomp("bench", "codecs", *words))
 
 
 def test_bench_alone_says_what_there_is():

@@ -103,9 +103,9 @@ def test_a_trace_of_every_round(measured):
     )
 
 
-def test_rounds_count_once_the_engine_has_settled(told):
+def test_rounds_count_once_the_engine_has_settled(fake_run):
     """A round in which worker processes were still on their way is not counted, nor is anything measured beside it, but to warm up."""
-    run, settled, turns = told(rounds=9), iter([False, False, True]), RoundMeasurement(rounds=3)
+    run, settled, turns = fake_run(rounds=9), iter([False, False, True]), RoundMeasurement(rounds=3)
     ran = []
     turns.settled, turns.loops = (
         lambda: next(settled),
@@ -120,8 +120,8 @@ def test_rounds_count_once_the_engine_has_settled(told):
     assert ran == [0, 1, 2, 3] and len(turns.seconds["lean loop"]) == len(turns.seconds[WHOLE]) == 3
 
 
-def test_what_stands_in_no_stretch_is_the_rest(told):
-    run, turns = told(rounds=2), RoundMeasurement(rounds=2)
+def test_what_stands_in_no_stretch_is_the_rest(fake_run):
+    run, turns = fake_run(rounds=2), RoundMeasurement(rounds=2)
     turns.on_run_start(run.header)
     with recording(turns.recorder):
         turns.on_round_end(run.records[0])
@@ -152,9 +152,9 @@ def test_the_tables_have_a_line_for_every_way_and_part_and_a_sentence_on_costs(l
     assert [row[0] for row in ways] == [WHOLE, LOCAL, *names]
     assert all((row[3] == "–") == ("lean loop" not in names) for row in ways)
     assert [row[0] for row in parts] == [*PARTS, OTHER]
-    told = re.fullmatch(r"Largest costs besides training: (.*)\.", costs)[1].split(", ")
+    fake_run = re.fullmatch(r"Largest costs besides training: (.*)\.", costs)[1].split(", ")
     ranked = sorted(float(row[1].replace(",", "")) for row in parts if row[0] != TRAINING)
-    assert [float(cost.split()[-3].replace(",", "")) for cost in told] == ranked[:-4:-1]
+    assert [float(cost.split()[-3].replace(",", "")) for cost in fake_run] == ranked[:-4:-1]
 
 
 def test_the_largest_costs_around_training_leave_training_out():
@@ -184,7 +184,7 @@ def test_no_folder_is_left(tmp_path, monkeypatch):
 
 
 @for_each(
-    "words, said",
+    "words, output",
     [
         (["--rounds", "0"], "invalid value for '--rounds'"),
         (["--out", "x"], "no such option '--out'"),
@@ -199,8 +199,8 @@ def test_no_folder_is_left(tmp_path, monkeypatch):
         (["--loops", "lean,none"], "--loops is 'lean,none'; give names of loops, or only none"),
     ],
 )
-def test_a_mistake_is_one_sentence(words, said):
-    assert said in sentence(fedcomp("bench", "sim", *words))
+def test_a_mistake_is_one_sentence(words, output):
+    assert output in sentence(fedcomp("bench", "sim", *words))
 
 
 SGD = LocalSGD(steps=3, batch_size=4, lr=0.1)

@@ -73,7 +73,7 @@ def stored(out: Path) -> list[Result]:
 
 
 def test_every_alternative_has_a_run_folder_with_a_report(compared):
-    out, said = compared
+    out, output = compared
     assert {path.name for path in out.iterdir()} == {
         *NAMES,
         *DENSE,
@@ -85,12 +85,12 @@ def test_every_alternative_has_a_run_folder_with_a_report(compared):
         run = load(out / name)
         assert len(run.records) == 3 and run.summary is not None
         assert "<svg" in (out / name / "report.html").read_text(encoding="utf-8")
-        assert f"{name}: round 3 of 3, accuracy" in said and f"{name}: done" in said
-    assert said.splitlines()[-1] == str(out / "report.html")
+        assert f"{name}: round 3 of 3, accuracy" in output and f"{name}: done" in output
+    assert output.splitlines()[-1] == str(out / "report.html")
 
 
 def test_seeds_become_a_spread_in_the_table_in_json_and_in_the_report(compared):
-    out, said = compared
+    out, output = compared
     stc, identity, dense = stored(out)
     for line, of in ((stc, NAMES[:2]), (identity, NAMES[2:]), (dense, DENSE)):
         reached = [load(out / name).accuracy for name in of]
@@ -106,16 +106,16 @@ def test_seeds_become_a_spread_in_the_table_in_json_and_in_the_report(compared):
         assert (line.bytes_to_target is None) == (None in costs)
         page = (out / "report.html").read_text(encoding="utf-8")
         assert f"{100 * line.accuracy:.2f} % ± {100 * line.accuracy_spread:.2f}" in page
-    assert "\n".join(table.as_text([stc, identity, dense], 0.6)) in said
+    assert "\n".join(table.as_text([stc, identity, dense], 0.6)) in output
     assert (
         any(line.on_front for line in (stc, identity, dense))
-        and "on the Pareto front" in said
+        and "on the Pareto front" in output
         and "on the Pareto front" in page
     )
 
 
 def test_ratios_are_those_of_measured_bytes_to_the_dense_line(compared):
-    out, said = compared
+    out, output = compared
     lines = stored(out)
     dense = lines[-1]
     assert dense.label == "dense (2 seeds)"
@@ -124,7 +124,7 @@ def test_ratios_are_those_of_measured_bytes_to_the_dense_line(compared):
         assert line.baseline == "dense"
         assert line.ratio == pytest.approx(dense.sent_bytes / line.sent_bytes)
     page = (out / "report.html").read_text(encoding="utf-8")
-    assert RATIO_TO_DENSE in said and RATIO_TO_DENSE in page and "×1.00" in page
+    assert RATIO_TO_DENSE in output and RATIO_TO_DENSE in page and "×1.00" in page
 
 
 def test_resume_keeps_the_lines_that_the_comparison_was_begun_with(tmp_path):
@@ -268,7 +268,7 @@ def test_a_report_on_alternatives_is_on_all_that_were_begun(compared, tmp_path):
 
 
 @for_each(
-    "words, said",
+    "words, output",
     [
         (
             [*FOUR, "--out", "{out}"],
@@ -319,14 +319,14 @@ def test_a_report_on_alternatives_is_on_all_that_were_begun(compared, tmp_path):
         ),
     ],
 )
-def test_mistakes_are_told_before_anything_is_made(compared, words, said):
+def test_mistakes_are_told_before_anything_is_made(compared, words, output):
     out, _ = compared
     before = sorted(out.parent.iterdir())
     done = fedcomp(*(word.format(out=out) for word in words))
     assert (done.exit_code, done.stdout, done.stderr) == (
         2,
         "",
-        f"fedcomp: {said.format(out=out)}\n",
+        f"fedcomp: {output.format(out=out)}\n",
     )
     assert sorted(out.parent.iterdir()) == before
 
@@ -436,13 +436,13 @@ def test_control_c_and_the_command_that_continues_it(tmp_path):
         assert run.interrupt(signal.SIGINT) == 130
     finally:
         run.kill()
-    (told,) = re.findall(
+    (command,) = re.findall(
         r"^fedcomp: interrupted with 0 of 3 alternatives done; continue with: (fedcomp .*)$",
-        run.said,
+        run.output,
         re.MULTILINE,
     )
     done = len((tmp_path / "all" / "seed-0" / "metrics.jsonl").read_text().splitlines())
-    words = shlex.split(told.replace("--rounds 100000", f"--rounds {done + 2}"))
+    words = shlex.split(command.replace("--rounds 100000", f"--rounds {done + 2}"))
     assert Command(tmp_path, "continued", *words[1:]).end() == 0
     assert [len(load(tmp_path / "all" / f"seed-{seed}").records) for seed in range(3)] == [
         done + 2

@@ -38,7 +38,7 @@ def record(number: int, of: int) -> dict:
     }
 
 
-def told(watch, alternatives: int, ended: int = 0):
+def fed(watch, alternatives: int, ended: int = 0):
     """`ended` of them are done or have failed, the next two are under way, the others wait."""
     watch.on_run_start(
         "runs/digits-20260101-120000",
@@ -67,7 +67,7 @@ def told(watch, alternatives: int, ended: int = 0):
 def board(alternatives: int, ended: int = 0) -> ComparisonView:
     made = ComparisonView(Console(file=io.StringIO(), width=100, height=40))
     with made:  # what enters the second screen is closed again before it is drawn
-        return told(made, alternatives, ended)
+        return fed(made, alternatives, ended)
 
 
 def lines(made: ComparisonView, width: int, height: int) -> list[str]:
@@ -118,13 +118,13 @@ def test_where_there_is_no_room_for_all_those_that_run_are_shown():
 
 
 def test_lines_say_the_same_in_words(capsys):
-    watch = told(ComparisonLines(), 3, 3)
-    said = capsys.readouterr().out
+    watch = fed(ComparisonLines(), 3, 3)
+    output = capsys.readouterr().out
     assert (
-        "topk-0pct_ef21_lr-0.0: round 50 of 50, accuracy 100.00 %" in said
-        and "topk-1pct_ef21_lr-0.1: done (2 of 3)" in said
+        "topk-0pct_ef21_lr-0.0: round 50 of 50, accuracy 100.00 %" in output
+        and "topk-1pct_ef21_lr-0.1: done (2 of 3)" in output
     )
-    assert "topk-2pct_ef21_lr-0.2: failed: its process was killed by SIGKILL (3 of 3)" in said
+    assert "topk-2pct_ef21_lr-0.2: failed: its process was killed by SIGKILL (3 of 3)" in output
     assert [p.state for p in watch.all] == [DONE, DONE, FAILED]
 
 

@@ -41,16 +41,16 @@ def shown(renderable, width: int = 100, height: int = 40) -> str:
     return c.file.getvalue()
 
 
-def following(told, end: bool = False, width: int = 100, height: int = 40) -> Dashboard:
+def following(fake_run, end: bool = False, width: int = 100, height: int = 40) -> Dashboard:
     dashboard = Dashboard(console(width, height))
-    told.to(dashboard, end)
+    fake_run.to(dashboard, end)
     return dashboard
 
 
 @pytest.mark.parametrize("rounds", [0, 1, 3, 400])
 @pytest.mark.parametrize("width", [30, 39, 40, 75, 76, 80, 100, 120, 149, 150, 200])
-def test_no_line_is_wider_and_no_picture_higher_than_the_terminal(told, rounds, width):
-    run = told(max(rounds, 1))
+def test_no_line_is_wider_and_no_picture_higher_than_the_terminal(fake_run, rounds, width):
+    run = fake_run(max(rounds, 1))
     run.records = run.records[:rounds]
     dashboard = following(run)
     dashboard.on_warning(
@@ -63,8 +63,8 @@ def test_no_line_is_wider_and_no_picture_higher_than_the_terminal(told, rounds, 
 
 
 @pytest.mark.parametrize("height", [15, 20, 24, 30, 36, 60])
-def test_what_a_run_promises_has_a_line_of_its_own(told, height):
-    run = told(3)
+def test_what_a_run_promises_has_a_line_of_its_own(fake_run, height):
+    run = fake_run(3)
     promise = "up to 4 Byzantine clients in a round change nothing: voters train on all partitions of their row, and know all data"
     run.header = replace(run.header, notice=promise)
     lines = shown(following(run).picture(130, height), 130, height).rstrip("\n").split("\n")
@@ -75,8 +75,8 @@ def test_what_a_run_promises_has_a_line_of_its_own(told, height):
 @pytest.mark.parametrize(
     ("width", "height"), [(80, 40), (100, 30), (100, 40), (140, 40), (200, 40)]
 )
-def test_long_facts_leave_each_other_whole(told, width, height):
-    run = told(3)
+def test_long_facts_leave_each_other_whole(fake_run, width, height):
+    run = fake_run(3)
     run.header = replace(
         run.header,
         byzantine=6,
@@ -93,8 +93,8 @@ def test_long_facts_leave_each_other_whole(told, width, height):
 
 
 @pytest.mark.parametrize(("width", "height"), [(1, 1), (10, 3), (29, 9), (30, 4), (500, 200)])
-def test_sizes_beyond_reason_do_no_harm(told, width, height):
-    assert shown(following(told(20)).picture(width, height), width, height)
+def test_sizes_beyond_reason_do_no_harm(fake_run, width, height):
+    assert shown(following(fake_run(20)).picture(width, height), width, height)
 
 
 def test_before_the_header_there_is_something_to_see():
@@ -102,10 +102,10 @@ def test_before_the_header_there_is_something_to_see():
 
 
 @pytest.mark.parametrize(("width", "height"), [(30, 10), (39, 12), (80, 24), (120, 40), (200, 60)])
-def test_who_is_waited_for_is_on_the_screen_and_off_it_when_a_round_begins(told, width, height):
-    run = told(5)
+def test_who_is_waited_for_is_on_the_screen_and_off_it_when_a_round_begins(fake_run, width, height):
+    run = fake_run(5)
     for dashboard in (
-        following(replace_records(told(1), 0)),
+        following(replace_records(fake_run(1), 0)),
         following(run),
     ):  # before the first round, and between two
         assert "waiting: " not in shown(dashboard.picture(width, height), width, height)
@@ -134,9 +134,9 @@ def replace_records(run, count: int):
     return run
 
 
-def test_the_header_names_everything_that_runs(told):
-    text = shown(following(told(3)).picture(100, 40))
-    for said in (
+def test_the_header_names_everything_that_runs(fake_run):
+    text = shown(following(fake_run(3)).picture(100, 40))
+    for output in (
         "mnist-cnn, 431,080 parameters",
         "500, 50 a round, dirichlet:0.1",
         "stc:density=1/100",
@@ -147,11 +147,11 @@ def test_the_header_names_everything_that_runs(told):
         "batched, 50 clients at once",
         "runs/mnist-cnn-20260102-030405",
     ):
-        assert said in text
+        assert output in text
 
 
-def test_the_last_rounds_are_in_the_table(told):
-    lines = shown(following(told(400)).picture(120, 40), 120).split("\n")
+def test_the_last_rounds_are_in_the_table(fake_run):
+    lines = shown(following(fake_run(400)).picture(120, 40), 120).split("\n")
     row = next(line for line in lines if line.split()[:1] == ["400"])
     assert row.split() == [
         "400",
@@ -186,8 +186,8 @@ def test_what_matters_least_is_left_out_first():
 
 
 @pytest.mark.parametrize("width", [40, 80, 120, 200])
-def test_a_rejected_client_is_named_with_its_stage_and_reason(told, width):
-    run = told(7)
+def test_a_rejected_client_is_named_with_its_stage_and_reason(fake_run, width):
+    run = fake_run(7)
     text = shown(following(run).picture(width, 30), width, 30)
     assert "× round 7: clients 7, 9 rejected at" in text
     if width >= 80:
@@ -195,8 +195,8 @@ def test_a_rejected_client_is_named_with_its_stage_and_reason(told, width):
         assert "2 rejected" in text
 
 
-def test_what_clients_write_cannot_steer_the_terminal(told):
-    run = told(1)
+def test_what_clients_write_cannot_steer_the_terminal(fake_run):
+    run = fake_run(1)
     run.records = [
         replace(
             run.records[0],
@@ -211,12 +211,12 @@ def test_what_clients_write_cannot_steer_the_terminal(told):
     assert "\x1b" not in text and "\x07" not in text
 
 
-def test_many_rejected_clients_are_one_line_a_reason(told):
-    run = told(1)
-    turned_down = [Rejection(i, "decode", "the checksum differs") for i in range(100)] + [
+def test_many_rejected_clients_are_one_line_a_reason(fake_run):
+    run = fake_run(1)
+    rejections = [Rejection(i, "decode", "the checksum differs") for i in range(100)] + [
         Rejection(100, "train", "NaN in the update")
     ]
-    run.records = [replace(run.records[0], rejections=turned_down, rejected=101)]
+    run.records = [replace(run.records[0], rejections=rejections, rejected=101)]
     text = shown(following(run).picture(100, 40))
     assert (
         "round 1: clients 0, 1, 2, 3, 4, 5, 6, 7 and 92 more rejected at decode: the checksum differs"
@@ -225,8 +225,8 @@ def test_many_rejected_clients_are_one_line_a_reason(told):
     assert "round 1: client 100 rejected at train: NaN in the update" in text
 
 
-def test_progress_within_a_slow_round(told):
-    run, ticks = told(4), iter(range(0, 1000, 60))
+def test_progress_within_a_slow_round(fake_run):
+    run, ticks = fake_run(4), iter(range(0, 1000, 60))
     run.records = run.records[:2]
     dashboard = Dashboard(console(), clock=lambda: next(ticks))
     run.to(dashboard, end=False)
@@ -236,15 +236,15 @@ def test_progress_within_a_slow_round(told):
     assert "62 %, 1 min 30 s left" in text and "1 min 00 s a round" in text
 
 
-def test_a_resumed_run_sums_from_where_it_resumed(told):
-    text = shown(following(told(30, first=21)).picture(120, 40), 120)
+def test_a_resumed_run_sums_from_where_it_resumed(fake_run):
+    text = shown(following(fake_run(30, first=21)).picture(120, 40), 120)
     assert "since round 20: up 2.46 MB" in text and "round 30/30" in text
 
 
-def test_the_verdict(told):
-    dashboard = following(told(50), end=True)
+def test_the_verdict(fake_run):
+    dashboard = following(fake_run(50), end=True)
     text = shown(dashboard.verdict())
-    for said in (
+    for output in (
         "50 rounds done",
         "97.31 %",
         "0.0912",
@@ -255,25 +255,25 @@ def test_the_verdict(told):
         "14 updates",
         "runs/mnist-cnn-20260102-030405/model.safetensors",
     ):
-        assert said in text
+        assert output in text
 
 
 @pytest.mark.parametrize("width", [30, 40, 80, 200])
-def test_the_verdict_fits(told, width):
-    lines = shown(following(told(3), end=True).verdict(), width).split("\n")
+def test_the_verdict_fits(fake_run, width):
+    lines = shown(following(fake_run(3), end=True).verdict(), width).split("\n")
     assert max(map(cell_len, lines)) <= width
 
 
-def test_the_end_stays_on_the_screen(told):
+def test_the_end_stays_on_the_screen(fake_run):
     dashboard = Dashboard(console())
     with dashboard:
-        told(20).to(dashboard)
+        fake_run(20).to(dashboard)
         print("said by a task")
     before, after = dashboard.console.file.getvalue().split(
         "\x1b[?1049l"
     )  # the terminal's first screen is back
     assert "\x1b[?1049h" in before and "\x1b[?25h" in before + after
-    for said in (
+    for output in (
         "round 20/20",
         "accuracy 89.10 %",
         "said by a task",
@@ -281,13 +281,13 @@ def test_the_end_stays_on_the_screen(told):
         "from safetensors.torch import load_file",
         "weights = load_file('runs/mnist-cnn-20260102-030405/model.safetensors')",
     ):
-        assert said in after
+        assert output in after
 
 
-def test_a_run_that_fails_gives_the_terminal_back_and_says_no_verdict(told):
+def test_a_run_that_fails_gives_the_terminal_back_and_says_no_verdict(fake_run):
     dashboard = Dashboard(console())
     with pytest.raises(RuntimeError), dashboard:
-        told(3).to(dashboard, end=False)
+        fake_run(3).to(dashboard, end=False)
         dashboard.on_warning("something was odd")
         raise RuntimeError
     after = dashboard.console.file.getvalue().split("\x1b[?1049l")[1]
@@ -301,8 +301,8 @@ def test_a_run_that_never_started_leaves_nothing_behind():
     assert "\x1b[?1049h" not in dashboard.console.file.getvalue()
 
 
-def test_the_same_warning_is_said_once(told):
-    dashboard = following(told(3))
+def test_the_same_warning_is_said_once(fake_run):
+    dashboard = following(fake_run(3))
     for _ in range(5):
         dashboard.on_warning("this again")
     assert shown(dashboard.picture(100, 40)).count("this again") == 1

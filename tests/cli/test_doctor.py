@@ -35,21 +35,21 @@ def examine(*words: object) -> tuple[int, dict[str, tuple[str, str, str]]]:
     """
     result = CliRunner().invoke(app, ["doctor", "--json", *map(str, words)], prog_name="fedcomp")
     assert result.exit_code in (0, 2), result.output
-    said = json.loads(result.stdout)
+    output = json.loads(result.stdout)
     assert (
-        said["ok"]
+        output["ok"]
         == (result.exit_code == 0)
-        == all(check["state"] != "failed" for check in said["checks"])
+        == all(check["state"] != "failed" for check in output["checks"])
     )
-    for check in said["checks"]:
+    for check in output["checks"]:
         assert check["state"] != "failed" or check["fix"], f"{check} does not say what to do"
     failed = [
         check
-        for check in said["checks"]
+        for check in output["checks"]
         if check["state"] == "failed" and check["what"] not in MACHINE
     ]
     return 2 if failed else 0, {
-        check["what"]: (check["state"], check["found"], check["fix"]) for check in said["checks"]
+        check["what"]: (check["state"], check["found"], check["fix"]) for check in output["checks"]
     }
 
 
@@ -74,15 +74,17 @@ def folder(tmp_path) -> Path:
 
 
 def test_this_machine():
-    status, said = examine()
-    assert list(said) == MACHINE
-    assert status == 0 and {said[name][0] for name in MACHINE[:4]} == {"ok"}
+    status, output = examine()
+    assert list(output) == MACHINE
+    assert status == 0 and {output[name][0] for name in MACHINE[:4]} == {"ok"}
     import flwr
     import torch
 
-    assert said["flwr"][1].startswith(flwr.__version__) and said["torch"][1] == torch.__version__
-    assert said["python"][1] == ".".join(map(str, sys.version_info[:3]))
-    assert (said["cuda"][0] == "ok") == torch.cuda.is_available()
+    assert (
+        output["flwr"][1].startswith(flwr.__version__) and output["torch"][1] == torch.__version__
+    )
+    assert output["python"][1] == ".".join(map(str, sys.version_info[:3]))
+    assert (output["cuda"][0] == "ok") == torch.cuda.is_available()
 
 
 def test_a_line_a_check_in_the_terminal(folder):
@@ -121,23 +123,23 @@ def test_another_version_of_flower_and_a_broken_torch(tmp_path):
         )
     (tmp_path / "torch.py").write_text("raise OSError('libc10.so: cannot open shared object file')")
     needed = {r.name: r.specifier for r in map(Requirement, metadata.requires("fedcomp"))}
-    status, said = in_process(tmp_path)
+    status, output = in_process(tmp_path)
     assert status == 2
-    assert said["flwr"] == {
+    assert output["flwr"] == {
         "what": "flwr",
         "state": "failed",
         "found": f"1.20.0, but {needed['flwr']} is required",
         "fix": f"pip install 'flwr{needed['flwr']}'",
     }
-    assert (said["rich"]["state"], said["rich"]["fix"]) == (
+    assert (output["rich"]["state"], output["rich"]["fix"]) == (
         "failed",
         f"pip install 'rich{needed['rich']}'",
     )
     assert (
-        said["torch"]["found"]
+        output["torch"]["found"]
         == "cannot be imported (OSError: libc10.so: cannot open shared object file)"
     )
-    assert "packages" not in said and "disk" in said
+    assert "packages" not in output and "disk" in output
 
 
 @pytest.mark.parametrize(
@@ -190,9 +192,9 @@ def test_a_port_that_is_taken(family):
         pytest.skip(f"no IPv6 here: {error}")
     with taken:
         port = taken.getsockname()[1]
-        status, said = examine("--port", port)
+        status, output = examine("--port", port)
     assert status == 2
-    assert said[f"port {port}"] == (
+    assert output[f"port {port}"] == (
         "failed",
         "another process listens there (Address already in use)",
         f"stop what ss -ltnp 'sport = :{port}' shows, or give --port with another number",
@@ -204,13 +206,13 @@ def test_a_port_that_is_taken(family):
 
 def test_a_server_with_its_client(folder):
     with grpc_serving(folder) as port:
-        status, said = examine(
+        status, output = examine(
             "--server", f"localhost:{port}", "--client", folder / "clients" / "1.toml"
         )
     assert status == 0
-    assert re.fullmatch(rf"localhost:{port} answers, \d+ ms", said["server"][1])
+    assert re.fullmatch(rf"localhost:{port} answers, \d+ ms", output["server"][1])
     assert re.match(
-        r"valid until 20\d\d-\d\d-\d\dT\d\d:\d\d:\d\dZ, 365 days", said["server certificate"][1]
+        r"valid until 20\d\d-\d\d-\d\dT\d\d:\d\d:\d\dZ, 365 days", output["server certificate"][1]
     )
 
 
@@ -219,9 +221,9 @@ def test_the_enrolment_at_its_default_place(folder, tmp_path, monkeypatch):
     place.parent.mkdir(parents=True)
     (folder / "clients" / "1.toml").rename(place)
     with grpc_serving(folder) as port:
-        said = found("--server", f"localhost:{port}")
-        assert said["client"][:2] == ("ok", f"{place} is valid: client 1")
-        assert said["server"][0] == "ok"
+        output = found("--server", f"localhost:{port}")
+        assert output["client"][:2] == ("ok", f"{place} is valid: client 1")
+        assert output["server"][0] == "ok"
         assert "client" not in found("--keys", folder)
         monkeypatch.setenv("FEDCOMP_ENROLMENT", str(folder / "clients" / "0.toml"))
         assert found("--server", f"localhost:{port}")["client"][1].endswith("client 0")
@@ -233,22 +235,22 @@ def test_a_client_of_other_keys_is_refused_by_the_server(folder, tmp_path):
     keys.make(tmp_path / "others", 1)
     path = tmp_path / "others" / "clients" / "0.toml"
     with grpc_serving(folder) as port:
-        said = found("--server", f"localhost:{port}", "--client", path)["server"]
-    assert said[0] == "failed" and "is not signed by the CA that this client trusts" in said[1]
+        output = found("--server", f"localhost:{port}", "--client", path)["server"]
+    assert output[0] == "failed" and "is not signed by the CA that this client trusts" in output[1]
 
 
 def test_the_server_that_the_enrolment_names(tmp_path):
     port = free_port()
     keys.make(tmp_path / "keys", 1, port=port)
-    said = found("--enrolment", tmp_path / "keys" / "clients" / "0.toml")
-    assert said["server"][1] == f"nothing listens on localhost:{port}"
+    output = found("--enrolment", tmp_path / "keys" / "clients" / "0.toml")
+    assert output["server"][1] == f"nothing listens on localhost:{port}"
 
 
 def test_a_server_by_the_keys_alone_and_without_either(folder):
     with grpc_serving(folder) as port:
         assert found("--server", f"localhost:{port}", "--keys", folder)["server"][0] == "ok"
-        said = found("--server", f"localhost:{port}")
-    assert said["server"] == (
+        output = found("--server", f"localhost:{port}")
+    assert output["server"] == (
         "skipped",
         f"localhost:{port} has a certificate that was not checked",
         "give --client FILE or --keys DIR",
@@ -257,9 +259,9 @@ def test_a_server_by_the_keys_alone_and_without_either(folder):
 
 def test_a_server_without_tls():
     with grpc_serving(None) as port:
-        status, said = examine("--server", f"127.0.0.1:{port}")
+        status, output = examine("--server", f"127.0.0.1:{port}")
     assert status == 0 and re.fullmatch(
-        rf"127.0.0.1:{port} answers, without TLS, \d+ ms", said["server"][1]
+        rf"127.0.0.1:{port} answers, without TLS, \d+ ms", output["server"][1]
     )
 
 
@@ -275,8 +277,8 @@ def test_a_certificate_that_is_not_as_it_should_be(hosts, begins, ends, expected
     ours = Authority()
     (folder / "ca.crt").write_bytes(ours.pem)
     with serving(SETTINGS, ours.context(folder.parent, hosts, begins, ends)) as port:
-        status, said = examine("--server", f"localhost:{port}", "--keys", folder)
-    state, what, _ = said["server"]
+        status, output = examine("--server", f"localhost:{port}", "--keys", folder)
+    state, what, _ = output["server"]
     assert (
         status == 2
         and state == "failed"
@@ -286,8 +288,8 @@ def test_a_certificate_that_is_not_as_it_should_be(hosts, begins, ends, expected
 
 def test_the_certificate_of_another_ca(folder):
     with serving(SETTINGS, Authority().context(folder.parent)) as port:
-        said = found("--server", f"localhost:{port}", "--keys", folder)
-    assert "is not signed by the CA" in said["server"][1]
+        output = found("--server", f"localhost:{port}", "--keys", folder)
+    assert "is not signed by the CA" in output["server"][1]
 
 
 def test_an_address_that_is_none_is_one_sentence():
@@ -304,11 +306,13 @@ def test_an_address_that_is_none_is_one_sentence():
 
 def test_a_client_file(folder):
     path = folder / "clients" / "1.toml"
-    said = found("--client", path)
-    assert [said[name][0] for name in ("client", "client file", "client certificate")] == ["ok"] * 3
+    output = found("--client", path)
+    assert [output[name][0] for name in ("client", "client file", "client certificate")] == [
+        "ok"
+    ] * 3
     path.chmod(0o644)
-    said = found("--client", path)
-    assert said["client file"] == (
+    output = found("--client", path)
+    assert output["client file"] == (
         "failed",
         f"{path} can be read by other users (mode 644)",
         f"chmod 600 {path}",
@@ -334,26 +338,26 @@ def test_the_time_of_a_clients_certificate(begins, ends, state, what, fix, tmp_p
     path = tmp_path / "3.toml"
     path.write_text(Authority().enrolment(3, begins, ends).text())
     path.chmod(0o600)
-    said = found("--client", path)["client certificate"]
-    assert said[0] == state and said[1].startswith(what) and said[2].startswith(fix)
+    output = found("--client", path)["client certificate"]
+    assert output[0] == state and output[1].startswith(what) and output[2].startswith(fix)
 
 
 def test_a_folder_of_keys_with_a_client_in_it(folder):
     names = ["ca", "certificate", "ca.key", "server.key", "registry", "files", "enrolled"]
     path = folder / "clients" / "1.toml"
-    said = found("--keys", folder, "--client", path)
-    assert [said[name][0] for name in names] == ["ok"] * 7
+    output = found("--keys", folder, "--client", path)
+    assert [output[name][0] for name in names] == ["ok"] * 7
     assert (
-        said["registry"][1] == "clients: 2 accepted"
-        and said["enrolled"][1] == "client 1 is accepted"
+        output["registry"][1] == "clients: 2 accepted"
+        and output["enrolled"][1] == "client 1 is accepted"
     )
     assert (
-        said["files"][1] == "2 of 2 enrolment files in clients are present and match the registry"
+        output["files"][1] == "2 of 2 enrolment files in clients are present and match the registry"
     )
     keys.revoke(folder, 1)
-    said = found("--keys", folder, "--client", path)
-    assert said["registry"][1] == "clients: 1 accepted, 1 revoked"
-    assert said["enrolled"] == (
+    output = found("--keys", folder, "--client", path)
+    assert output["registry"][1] == "clients: 1 accepted, 1 revoked"
+    assert output["enrolled"] == (
         "failed",
         "client 1 is revoked",
         f"to accept it again: fedcomp keys renew 1 --keys {folder}",
@@ -362,8 +366,8 @@ def test_a_folder_of_keys_with_a_client_in_it(folder):
 
 def test_a_client_of_other_keys(folder, tmp_path):
     keys.make(tmp_path / "others", 1)
-    said = found("--keys", folder, "--client", tmp_path / "others" / "clients" / "0.toml")
-    assert said["enrolled"] == (
+    output = found("--keys", folder, "--client", tmp_path / "others" / "clients" / "0.toml")
+    assert output["enrolled"] == (
         "failed",
         f"its key is not in {folder}/registry.toml",
         f"enrol it with: fedcomp keys add --keys {folder}",
@@ -419,10 +423,10 @@ def move(a: Path, b: Path) -> None:
 )
 def test_a_folder_of_keys_that_is_not_as_it_should_be(damage, name, says, folder):
     damage(folder)
-    status, said = examine("--keys", folder)
-    assert status == 2 and said[name][0] == "failed" and says in said[name][1]
+    status, output = examine("--keys", folder)
+    assert status == 2 and output[name][0] == "failed" and says in output[name][1]
     if command := re.search(
-        r"^(?:make [^:]*: |correct .*, else )?fedcomp (keys renew .*)", said[name][2]
+        r"^(?:make [^:]*: |correct .*, else )?fedcomp (keys renew .*)", output[name][2]
     ):  # typed as it is said, it mends
         assert CliRunner().invoke(app, shlex.split(command[1]), prog_name="fedcomp").exit_code == 0
         assert examine("--keys", folder)[0] == 0
@@ -432,10 +436,10 @@ def test_a_folder_of_keys_that_is_not_as_it_should_be(damage, name, says, folder
 def test_a_folder_without_what_was_handed_out_and_put_away_is_well(folder):
     for path in (folder / "ca.key", folder / "clients" / "0.toml"):
         path.unlink()
-    status, said = examine("--keys", folder)
+    status, output = examine("--keys", folder)
     assert status == 0
     assert (
-        said["files"][1] == "1 of 2 enrolment files in clients are present and match the registry"
+        output["files"][1] == "1 of 2 enrolment files in clients are present and match the registry"
     )
 
 
@@ -469,8 +473,8 @@ def test_the_certificate_of_the_ca_is_the_one_of_the_client(folder):
     other = certificates.ca_certificate(key, utc_now(), utc_now() + timedelta(days=99))
     mine = replace(Enrolment.read(path), ca=certificates.certificate_pem(other).decode())
     path.write_text(mine.text())
-    said = found("--keys", folder, "--client", path)
-    assert said["enrolled"] == (
+    output = found("--keys", folder, "--client", path)
+    assert output["enrolled"] == (
         "failed",
         "client 0 is accepted, but it trusts another CA",
         "copy clients/0.toml again",
@@ -485,12 +489,12 @@ def test_a_folder_of_data(data_folder, tmp_path):
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "mnist").symlink_to(data_folder / "mnist")
     result = CliRunner().invoke(app, ["doctor", "--json", "--data", "mine"])
-    said = [
+    output = [
         (check["state"], check["found"])
         for check in json.loads(result.stdout)["checks"]
         if check["what"] == "data"
     ]
-    assert said == [
+    assert output == [
         *[("skipped", f"{name}: not in mine") for name in ("cifar10-resnet18", "cifar10-vgg11s")],
         *[
             ("ok", f"{name}: 60,000 training and 10,000 test examples")
@@ -502,11 +506,11 @@ def test_a_folder_of_data(data_folder, tmp_path):
 
 def test_a_folder_without_data_and_one_with_broken_data(tmp_path):
     (tmp_path / "empty").mkdir()
-    status, said = examine("--data", "empty")
-    assert status == 2 and said["data"][0] == "failed"
-    assert said["data"][1] == "shakespeare-lstm: --data empty is empty"
+    status, output = examine("--data", "empty")
+    assert status == 2 and output["data"][0] == "failed"
+    assert output["data"][1] == "shakespeare-lstm: --data empty is empty"
     assert (
-        said["data"][2]
+        output["data"][2]
         == "give a folder that holds shakespeare/input.txt, such as Tiny Shakespeare of char-rnn"
     )
     (tmp_path / "broken" / "mnist").mkdir(parents=True)

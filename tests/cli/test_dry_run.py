@@ -39,27 +39,29 @@ def fedcomp(*words):
     ids=lambda options: options["uplink"],
 )
 def test_frames_of_one_length_are_foretold_to_the_byte(options, tmp_path):
-    told = forecast(Alternative("", COMMON | options))
+    estimate = forecast(Alternative("", COMMON | options))
     simulate(RunConfig(**COMMON | options, out=str(tmp_path / "run")))
     sent = load(tmp_path / "run")
-    assert told.exact and told.dry_rounds == told.rounds == 8
-    assert told.uplink_bytes == sum(r.uplink_bytes for r in sent.records)
-    assert told.downlink_bytes == sum(r.downlink_bytes for r in sent.records)
+    assert estimate.exact and estimate.dry_rounds == estimate.rounds == 8
+    assert estimate.uplink_bytes == sum(r.uplink_bytes for r in sent.records)
+    assert estimate.downlink_bytes == sum(r.downlink_bytes for r in sent.records)
     assert (
-        told.dense_bytes == sent.dense_bytes
-        and told.parameters == sent.parameters == 42
-        and told.tensors == 4
+        estimate.dense_bytes == sent.dense_bytes
+        and estimate.parameters == sent.parameters == 42
+        and estimate.tensors == 4
     )
 
 
 def test_frames_that_depend_on_the_updates_are_about_right_and_say_so(tmp_path):
     options = {"uplink": "stc:density=25%", "downlink": "topk:density=25%"}
-    told = forecast(Alternative("", COMMON | options))
+    estimate = forecast(Alternative("", COMMON | options))
     simulate(RunConfig(**COMMON | options, out=str(tmp_path / "run")))
     sent = load(tmp_path / "run")
-    assert not told.exact and told.frame_up[1] <= told.longest_up
-    assert told.uplink_bytes == pytest.approx(sum(r.uplink_bytes for r in sent.records), rel=0.15)
-    assert told.downlink_bytes == pytest.approx(
+    assert not estimate.exact and estimate.frame_up[1] <= estimate.longest_up
+    assert estimate.uplink_bytes == pytest.approx(
+        sum(r.uplink_bytes for r in sent.records), rel=0.15
+    )
+    assert estimate.downlink_bytes == pytest.approx(
         sum(r.downlink_bytes for r in sent.records), rel=0.3
     )
 
@@ -92,10 +94,10 @@ def test_the_command_prints_a_line_for_each_and_makes_nothing(tmp_path, monkeypa
         "frame",
         "up",
     ]
-    told = forecast(Alternative("", COMMON | {"uplink": "identity", "downlink": "identity"}))
+    estimate = forecast(Alternative("", COMMON | {"uplink": "identity", "downlink": "identity"}))
     assert re.split(r"\s{2,}", dense)[-3:] == [
-        human_bytes(told.uplink_bytes),
-        human_bytes(told.downlink_bytes),
+        human_bytes(estimate.uplink_bytes),
+        human_bytes(estimate.downlink_bytes),
         "×1.00",
     ]
     assert dense.startswith("dense ") and ratio == RATIO_TO_DENSE

@@ -22,7 +22,7 @@ def of(
     return identities(server, enrolment, insecure, client_id, partition_id, state_dir, count)
 
 
-def told(found):
+def fields_of(found):
     return [(one.id, one.partition_id, str(one.folder)) for one in found]
 
 
@@ -34,16 +34,18 @@ def keys(tmp_path_factory):
 
 
 def test_one_client_keeps_its_state_where_it_is_told_to():
-    assert told(of(insecure=True, partition_id=4)) == [(4, 4, "fedcomp-client-4")]
-    assert told(of(insecure=True, client_id=2, state_dir=Path("here"))) == [(2, None, "here")]
+    assert fields_of(of(insecure=True, partition_id=4)) == [(4, 4, "fedcomp-client-4")]
+    assert fields_of(of(insecure=True, client_id=2, state_dir=Path("here"))) == [(2, None, "here")]
 
 
 def test_many_clients_count_on_from_the_first():
-    assert told(of(insecure=True, partition_id=3, count=2)) == [
+    assert fields_of(of(insecure=True, partition_id=3, count=2)) == [
         (3, 3, "fedcomp-client-3"),
         (4, 4, "fedcomp-client-4"),
     ]
-    assert told(of(insecure=True, client_id=7, partition_id=0, count=2, state_dir=Path("s"))) == [
+    assert fields_of(
+        of(insecure=True, client_id=7, partition_id=0, count=2, state_dir=Path("s"))
+    ) == [
         (7, 0, "s/fedcomp-client-7"),
         (8, 1, "s/fedcomp-client-8"),
     ]
@@ -51,23 +53,23 @@ def test_many_clients_count_on_from_the_first():
 
 def test_a_folder_of_enrolments_is_many_clients_each_with_its_own_key(keys):
     found = of(enrolment=keys, partition_id=1)
-    assert told(found) == [(i, i + 1, f"fedcomp-client-{i}") for i in range(3)]
+    assert fields_of(found) == [(i, i + 1, f"fedcomp-client-{i}") for i in range(3)]
     assert len({one.enrolled.pair[0].private_numbers() for one in found}) == 3
     assert [one.id for one in of(enrolment=keys, partition_id=1, count=2)] == [0, 1]
     assert [one.id for one in of(enrolment=keys / "2.toml")] == [2]
-    assert told(of(enrolment=keys.parent, partition_id=1)) == told(found)
+    assert fields_of(of(enrolment=keys.parent, partition_id=1)) == fields_of(found)
 
 
 def test_an_enrolment_at_the_default_place_is_found(monkeypatch, tmp_path, keys):
     monkeypatch.setenv("FEDCOMP_ENROLMENT", str(keys / "1.toml"))
-    assert told(of()) == [(1, None, "fedcomp-client-1")]
+    assert fields_of(of()) == [(1, None, "fedcomp-client-1")]
     monkeypatch.delenv("FEDCOMP_ENROLMENT")
     monkeypatch.setenv("HOME", str(tmp_path))
     (tmp_path / ".config" / "fedcomp").mkdir(parents=True)
     (tmp_path / ".config" / "fedcomp" / "enrolment.toml").write_bytes(
         (keys / "2.toml").read_bytes()
     )
-    assert told(of()) == [(2, None, "fedcomp-client-2")]
+    assert fields_of(of()) == [(2, None, "fedcomp-client-2")]
 
 
 @for_each(
@@ -125,4 +127,4 @@ def test_ids_that_no_message_can_carry_are_refused(given, flag):
 
 
 def test_the_largest_id_is_taken():
-    assert told(of(insecure=True, client_id=2**31 - 1))[0][0] == 2**31 - 1
+    assert fields_of(of(insecure=True, client_id=2**31 - 1))[0][0] == 2**31 - 1

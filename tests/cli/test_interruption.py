@@ -60,7 +60,7 @@ def test_control_c_in_a_run_and_the_command_that_continues_it(tmp_path):
         assert run.interrupt(signal.SIGINT) == 130
     done, command = re.search(
         r"^fedcomp: interrupted after round (\d+) of 100000; continue with: (fedcomp .*)$",
-        run.said,
+        run.output,
         re.MULTILINE,
     ).groups()
     words = shlex.split(command.replace("--rounds 100000", f"--rounds {int(done) + 2}"))
@@ -76,7 +76,7 @@ def test_control_c_in_a_run_and_the_command_that_continues_it(tmp_path):
 def test_a_closed_terminal_is_like_control_c(tmp_path):
     with forked(tmp_path) as run:
         assert run.interrupt(signal.SIGHUP) == 128 + signal.SIGHUP
-    assert re.search(INTERRUPTED, run.said)
+    assert re.search(INTERRUPTED, run.output)
 
 
 def test_a_second_control_c_while_the_run_ends_leaves_no_traceback(tmp_path):
@@ -87,7 +87,7 @@ def test_a_second_control_c_while_the_run_ends_leaves_no_traceback(tmp_path):
             130,
             -signal.SIGINT,
         )  # -SIGINT if a signal came after the last sentence
-    assert "Traceback" not in run.said and "interrupted after round" in run.said
+    assert "Traceback" not in run.output and "interrupted after round" in run.output
 
 
 def test_a_run_under_nohup_outlives_its_terminal_and_ends_on_sigterm(tmp_path):
@@ -96,20 +96,20 @@ def test_a_run_under_nohup_outlives_its_terminal_and_ends_on_sigterm(tmp_path):
         for _ in range(3):
             assert run.stdout.readline()
         run.send_signal(signal.SIGTERM)
-        _, said = run.communicate(timeout=60)
+        _, output = run.communicate(timeout=60)
     assert run.returncode == 128 + signal.SIGTERM
-    assert re.search(INTERRUPTED, said)
+    assert re.search(INTERRUPTED, output)
 
 
 def test_a_reader_that_goes_away_is_told_how_to_continue(tmp_path):
     with running(cwd=tmp_path, PYTHONUNBUFFERED="") as run:
         run.stdout.close()
         run.stdout = None
-        said = run.stderr.read()
+        output = run.stderr.read()
         run.wait(timeout=60)
     assert run.returncode == 1
     assert re.fullmatch(
         r"fedcomp: standard output cannot be written \(Broken pipe\): stopped after round \d+ of 100000; "
         r"continue with: fedcomp sim .* --out run --resume\n",
-        said,
+        output,
     )

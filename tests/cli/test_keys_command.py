@@ -152,8 +152,8 @@ def test_add(folder):
     assert (
         done("keys", "add", "--keys", folder) == f"Client 3 is enrolled: {folder}/clients/3.toml\n"
     )
-    said = done("keys", "add", "--keys", folder, "--count", 10)
-    assert said.startswith("Clients 4 to 13 are enrolled: ") and said.endswith(
+    output = done("keys", "add", "--keys", folder, "--count", 10)
+    assert output.startswith("Clients 4 to 13 are enrolled: ") and output.endswith(
         f"{folder}/clients/11.toml and 2 more\n"
     )
     assert sorted(read_registry(folder).enrolled()) == list(range(14))
@@ -173,20 +173,20 @@ def test_revoke(folder):
 
 def test_renew_a_client(folder):
     before = Enrolment.read(folder / "clients" / "1.toml")
-    said = done("keys", "renew", 1, "--keys", folder, "--days", 10)
+    output = done("keys", "renew", 1, "--keys", folder, "--days", 10)
     until = (utc_now() + timedelta(days=10)).strftime("%Y-%m-%d")
     assert (
-        said
+        output
         == f"Client 1 has a new key until {until}; copy {folder}/clients/1.toml to it. Its old key is refused.\n"
     )
     assert read_registry(folder).id_of_hash(before.key_hash) is None
 
 
 def test_renew_the_server_for_one_more_host(folder):
-    said = done("keys", "renew", "server", "--keys", folder, "--host", "new.example")
+    output = done("keys", "renew", "server", "--keys", folder, "--host", "new.example")
     assert re.match(
         r"The server's certificate is for .*new\.example.* until \d{4}-\d\d-\d\d; restart the server",
-        said,
+        output,
     )
     assert "new.example" in keys.hosts_of(keys.check_server_files(folder))
 
@@ -206,7 +206,7 @@ def test_renew_what_ends_soon(folder):
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("given", "output"),
     [
         (["init"], "missing option '--clients'; see fedcomp keys init --help"),
         (
@@ -243,9 +243,9 @@ def test_renew_what_ends_soon(folder):
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_a_mistake_is_one_sentence_and_makes_nothing(given, said, tmp_path, monkeypatch):
+def test_a_mistake_is_one_sentence_and_makes_nothing(given, output, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert sentence("keys", *given).startswith(said)
+    assert sentence("keys", *given).startswith(output)
     assert os.listdir(tmp_path) == []
 
 
@@ -323,11 +323,11 @@ def relay(folder: Path, id: int = 0) -> Enrolment:
 
 
 def test_add_a_relay(folder):
-    said = done(
+    output = done(
         *("keys", "add", "--relay", "--keys", folder, "--days", 20),
         *("--host", "relay.example", "--host", "10.0.0.7"),
     )
-    assert said.splitlines() == [
+    assert output.splitlines() == [
         f"Relay 0 is enrolled for relay.example, 10.0.0.7, localhost, 127.0.0.1: {folder}/relays/0.toml. "
         "Copy the file to the relay, and run there:",
         "fedcomp relay --server HOST:PORT --enrolment 0.toml",
@@ -393,10 +393,10 @@ def test_a_holder_that_is_named_twice_is_revoked_once(with_relay):
 
 def test_renew_a_relay_keeps_its_hosts_and_refuses_its_old_key(with_relay):
     before = relay(with_relay)
-    said = done("keys", "renew", "relay-0", "--keys", with_relay, "--host", "b.example")
+    output = done("keys", "renew", "relay-0", "--keys", with_relay, "--host", "b.example")
     assert re.fullmatch(
         r"Relay 0 has a new key until \d{4}-\d\d-\d\d; copy \S+/relays/0\.toml to it\. Its old key is refused\.\n",
-        said,
+        output,
     )
     after = relay(with_relay)
     hosts = {"relay.example", "localhost", "127.0.0.1", "b.example"}
@@ -436,7 +436,7 @@ def test_a_relays_key_that_ends_soon_is_renewed_with_the_others(with_relay):
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("given", "output"),
     [
         (
             ["add", "--relay"],
@@ -462,9 +462,9 @@ def test_a_relays_key_that_ends_soon_is_renewed_with_the_others(with_relay):
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_an_error_with_relays_is_one_message_and_changes_nothing(given, said, with_relay):
+def test_an_error_with_relays_is_one_message_and_changes_nothing(given, output, with_relay):
     before = {path: path.read_bytes() for path in with_relay.rglob("*.*") if path.is_file()}
-    assert sentence("keys", *given, "--keys", with_relay).startswith(said)
+    assert sentence("keys", *given, "--keys", with_relay).startswith(output)
     assert {path: path.read_bytes() for path in with_relay.rglob("*.*") if path.is_file()} == before
 
 

@@ -4,8 +4,8 @@ from fedcomp.cli.line_display import LineDisplay
 from fedcomp.run_display import how_to_load
 
 
-def test_a_run_in_plain_lines(told, capsys):
-    run = told(7)
+def test_a_run_in_plain_lines(fake_run, capsys):
+    run = fake_run(7)
     plain = LineDisplay()
     with plain:
         run.to(plain)
@@ -57,10 +57,10 @@ def test_warnings_go_to_standard_error_as_one_line(capsys):
     assert capsys.readouterr() == ("", "warning: odd thing\n")
 
 
-def test_bytes_that_are_all_rejected_have_no_ratio(told, capsys):
+def test_bytes_that_are_all_rejected_have_no_ratio(fake_run, capsys):
     from dataclasses import replace
 
-    run = told(1)
+    run = fake_run(1)
     plain = LineDisplay()
     plain.on_run_start(run.header)
     plain.on_round_end(replace(run.records[0], uplink_bytes=0, accuracy=None, train_loss=None))

@@ -214,7 +214,7 @@ def test_a_resumed_run_takes_over_what_it_is_not_told(by_file, tmp_path, runs):
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("given", "output"),
     [
         (["sim", "--rouds", "3"], "no such option '--rouds'; did you mean --rounds"),
         (["sim", "--learning-rate", "1"], "no such option '--learning-rate'; did you mean --lr?"),
@@ -267,8 +267,8 @@ def test_a_resumed_run_takes_over_what_it_is_not_told(by_file, tmp_path, runs):
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_a_mistake_is_one_sentence_and_exit_2(given, said):
-    assert sentence(fedcomp(*given)).startswith(said)
+def test_a_mistake_is_one_sentence_and_exit_2(given, output):
+    assert sentence(fedcomp(*given)).startswith(output)
 
 
 def test_an_unknown_key_in_the_file_names_the_nearest(tmp_path):
@@ -279,8 +279,8 @@ def test_an_unknown_key_in_the_file_names_the_nearest(tmp_path):
 
 
 def test_there_must_be_a_run_to_resume(tmp_path):
-    said = sentence(fedcomp("sim", "--resume", "--out", tmp_path))
-    assert said == f"--out {tmp_path} holds no run to continue; leave --resume out to start one"
+    output = sentence(fedcomp("sim", "--resume", "--out", tmp_path))
+    assert output == f"--out {tmp_path} holds no run to continue; leave --resume out to start one"
 
 
 ERRORS = [
@@ -364,8 +364,8 @@ def test_a_closed_stream_is_nowhere(closed):
     ("given", "unbuffered"), [("--version", ""), ("sim --help", "1"), ("reproduce", "")]
 )
 def test_a_full_disk_is_one_sentence_and_exit_1(given, unbuffered):
-    said = sentence(shell(f"$F {given} >/dev/full", PYTHONUNBUFFERED=unbuffered), 1)
-    assert said == "standard output cannot be written (No space left on device)"
+    output = sentence(shell(f"$F {given} >/dev/full", PYTHONUNBUFFERED=unbuffered), 1)
+    assert output == "standard output cannot be written (No space left on device)"
 
 
 def test_an_error_that_is_not_of_the_output_keeps_its_traceback(simulation):
@@ -403,12 +403,12 @@ def test_control_c_while_the_command_is_being_imported(words, tmp_path):
     assert (done.returncode, done.stdout, done.stderr) == (130, b"", b"")
 
 
-def interrupted(told, out: Path, rounds: int, first: int = 1):
+def interrupted(fake_run, out: Path, rounds: int, first: int = 1):
     """A simulation that makes its folder, tells of some rounds and is interrupted."""
 
     def act(config: RunConfig, callback: Callback) -> None:
         store(out, config)
-        run = told(20, first)
+        run = fake_run(20, first)
         run.header, run.records = replace(run.header, out=str(out)), run.records[:rounds]
         run.to(callback, end=False)
         raise KeyboardInterrupt
@@ -423,9 +423,9 @@ def store(folder: Path, config: RunConfig) -> None:
     )
 
 
-def test_an_interrupted_run_says_how_to_go_on(told, simulation, tmp_path, runs):
+def test_an_interrupted_run_says_how_to_go_on(fake_run, simulation, tmp_path, runs):
     path, out = options(tmp_path, "lr = 0.2"), tmp_path / "its run"
-    simulation(interrupted(told, out, 7))
+    simulation(interrupted(fake_run, out, 7))
     done = fedcomp(
         "sim",
         "--config",
@@ -439,8 +439,8 @@ def test_an_interrupted_run_says_how_to_go_on(told, simulation, tmp_path, runs):
         "elsewhere",
     )
     assert done.exit_code == errors.INTERRUPTED == 130
-    said, command = done.stderr.removeprefix("fedcomp: ").strip().split("; continue with: ")
-    assert said == "interrupted after round 7 of 20"
+    output, command = done.stderr.removeprefix("fedcomp: ").strip().split("; continue with: ")
+    assert output == "interrupted after round 7 of 20"
     assert shlex.split(command)[:2] == ["fedcomp", "sim"]
 
     simulation(lambda config, callback: runs.append(config))
@@ -453,8 +453,8 @@ def test_an_interrupted_run_says_how_to_go_on(told, simulation, tmp_path, runs):
 @pytest.mark.parametrize(
     ("first", "when"), [(1, "before the end of round 1"), (6, "after round 5 of 20")]
 )
-def test_an_interruption_before_a_round_was_done(told, simulation, tmp_path, first, when):
-    simulation(interrupted(told, tmp_path / "run", 0, first))
+def test_an_interruption_before_a_round_was_done(fake_run, simulation, tmp_path, first, when):
+    simulation(interrupted(fake_run, tmp_path / "run", 0, first))
     done = fedcomp("sim", "--clients", 30)
     assert done.exit_code == 130
     assert (

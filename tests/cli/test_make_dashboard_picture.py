@@ -24,11 +24,11 @@ def test_it_draws_what_a_real_run_left_behind(tmp_path):
     text = html.unescape(
         re.sub(r"<[^>]*>", "", (tmp_path / "picture.svg").read_text(encoding="utf-8"))
     ).replace("\xa0", " ")
-    for said in (
+    for output in (
         "digits, 9,610 parameters",
         "10, 2 a round, iid",
         "round 2/2",
         "2 rounds done",
         f"{100 * summary.accuracy:.2f} %",
     ):
-        assert said in text
+        assert output in text

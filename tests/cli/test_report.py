@@ -98,8 +98,10 @@ def legend(text):
 
 
 def verdict(text):
-    said = re.search(r'<div class="verdict">(.*?)</div>', text)[1]
-    return unescape(re.sub("<[^>]*>", "", said.replace("</p>", "\n"))).replace("\xa0", " ").strip()
+    output = re.search(r'<div class="verdict">(.*?)</div>', text)[1]
+    return (
+        unescape(re.sub("<[^>]*>", "", output.replace("</p>", "\n"))).replace("\xa0", " ").strip()
+    )
 
 
 def fedcomp(*words):
@@ -143,8 +145,8 @@ def test_final_points_are_the_values_of_the_summaries(base, tmp_path):
     ]
     chart = charts(text)["Accuracy against bytes #0"]
     points = [g for g in chart.iter("g") if "data-bytes" in g.attrib]
-    told = [(float(g.get("data-bytes")), float(g.get("data-accuracy"))) for g in points]
-    assert told == [(pytest.approx(sent), pytest.approx(accuracy)) for sent, accuracy in expected]
+    points = [(float(g.get("data-bytes")), float(g.get("data-accuracy"))) for g in points]
+    assert points == [(pytest.approx(sent), pytest.approx(accuracy)) for sent, accuracy in expected]
     # Where the points are drawn, read from the labels of the axis.
     ticks = [
         (float(t.text.removesuffix(" %")) / 100, float(t.get("y")) - 4)
@@ -240,8 +242,8 @@ def test_the_verdict_prefers_the_cheapest_line_close_to_the_best(run):
 
 
 def test_of_lines_that_are_equally_accurate_the_verdict_names_the_one_with_fewer_bytes(run):
-    said = verdict(page(like(run, 0.9, 8000, uplink="stc"), like(run, 0.9, 4000, uplink="topk")))
-    assert said.startswith("topk is the most accurate at 90.0 % with 4.00 kB")
+    output = verdict(page(like(run, 0.9, 8000, uplink="stc"), like(run, 0.9, 4000, uplink="topk")))
+    assert output.startswith("topk is the most accurate at 90.0 % with 4.00 kB")
 
 
 def test_bytes_on_the_axis_are_those_up_and_down_until_a_round(run):

@@ -19,11 +19,11 @@ def fedcomp(*words, status: int = 0) -> str:
 
 
 def test_all_are_listed_with_their_claims_and_minutes():
-    said = fedcomp()
+    output = fedcomp()
     for name, chosen in available_reproductions().items():
-        assert f"\n{name}" in f"\n{said}" and f"{chosen.minutes:g} min" in said
-        assert all(claim.text in said for claim in chosen.claims)
-    assert said.endswith(f"{CAVEAT}\n")
+        assert f"\n{name}" in f"\n{output}" and f"{chosen.minutes:g} min" in output
+        assert all(claim.text in output for claim in chosen.claims)
+    assert output.endswith(f"{CAVEAT}\n")
 
 
 def test_the_page_says_that_verdicts_can_differ_between_processors():
@@ -50,8 +50,8 @@ def test_help_and_list_import_nothing_heavy():
 ])  # fmt: skip
 def test_mistakes_are_one_sentence(words, sentence, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    said = fedcomp(*words, status=2)
-    assert said.startswith("fedcomp: ") and sentence in said and "Traceback" not in said
+    output = fedcomp(*words, status=2)
+    assert output.startswith("fedcomp: ") and sentence in output and "Traceback" not in output
 
 
 def test_a_cell_is_folded_within_its_column():

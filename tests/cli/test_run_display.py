@@ -17,15 +17,15 @@ def rejected(record: RoundRecord, *given: tuple[int, str]) -> RoundRecord:
     )
 
 
-def test_who_lies_stands_in_the_header(told):
-    header = replace(told(3).header, attack="inverted 3/7, alie 12", byzantine=3)
+def test_who_lies_stands_in_the_header(fake_run):
+    header = replace(fake_run(3).header, attack="inverted 3/7, alie 12", byzantine=3)
     assert ("attack", "3 of 500 clients are Byzantine: inverted 3/7, alie 12") in facts(header)
-    assert "attack" not in dict(facts(told(3).header))
+    assert "attack" not in dict(facts(fake_run(3).header))
 
 
-def test_of_many_reasons_in_a_round_the_most_frequent_are_listed(told):
+def test_of_many_reasons_in_a_round_the_most_frequent_are_listed(fake_run):
     record = rejected(
-        told(3).record(2), *((client, f"noise {client % 40}") for client in range(60))
+        fake_run(3).record(2), *((client, f"noise {client % 40}") for client in range(60))
     )
     lines = rejections(record)
     assert len(lines) == 9
@@ -39,10 +39,10 @@ def test_of_many_reasons_in_a_round_the_most_frequent_are_listed(told):
     assert line == "round 2: clients 0, 1, 2, 3, 4, 5, 6, 7 and 292 more rejected at reply: noise"
 
 
-def test_reasons_that_differ_in_numbers_are_one_in_the_summary(told):
+def test_reasons_that_differ_in_numbers_are_one_in_the_summary(fake_run):
     records = [
         rejected(
-            told(3).record(n),
+            fake_run(3).record(n),
             (4, f"{n} bytes are too short"),
             (9, "no answer"),
             (2, f"{7 * n} bytes are too short"),
@@ -53,12 +53,12 @@ def test_reasons_that_differ_in_numbers_are_one_in_the_summary(told):
         RejectionSummary("reply", "1 bytes are too short", 4, (2, 4)),
         RejectionSummary("reply", "no answer", 2, (9,)),
     )
-    assert summarize_rejections([told(3).record(1)]) == ()
+    assert summarize_rejections([fake_run(3).record(1)]) == ()
 
 
-def test_the_summary_is_short_whoever_was_rejected(told):
+def test_the_summary_is_short_whoever_was_rejected(fake_run):
     many = rejected(
-        told(3).record(1), *((client, "noise " + "x" * (client % 30)) for client in range(6000))
+        fake_run(3).record(1), *((client, "noise " + "x" * (client % 30)) for client in range(6000))
     )
     found = summarize_rejections([many])
     assert len(found) == MAX_REASONS and all(
@@ -66,12 +66,12 @@ def test_the_summary_is_short_whoever_was_rejected(told):
     )
 
 
-def test_the_verdict_names_whose_updates_were_turned_down_and_why(told):
+def test_the_verdict_names_whose_updates_were_turned_down_and_why(fake_run):
     found = (
         RejectionSummary("reply", "no answer", 12, (1, 6)),
         RejectionSummary("encode", "the update is nan", 4, tuple(range(16)), 100),
     )
-    lines = verdict(replace(told(3).summary, rejections=found), Totals(rejected=16))
+    lines = verdict(replace(fake_run(3).summary, rejections=found), Totals(rejected=16))
     assert lines[-3:] == [
         ("rejected", "16 updates"),
         ("", "12 of clients 1, 6 at reply: no answer"),
@@ -87,12 +87,12 @@ def test_the_verdict_names_whose_updates_were_turned_down_and_why(told):
     ((0.9,), "client 0 90 %"),
     ((0.0, 0.3, 0.3, 0.3, 0.3, 0.0, 0.0, 0.0, 0.0), "client 1 30 %, client 2 30 %, client 3 30 %"),
 ])  # fmt: skip
-def test_nobody_is_suspected_of_voting_like_others(told, shares, shown):
-    assert suspects(replace(told(3).record(3), suspicion=dict(enumerate(shares)))) == shown
+def test_nobody_is_suspected_of_voting_like_others(fake_run, shares, shown):
+    assert suspects(replace(fake_run(3).record(3), suspicion=dict(enumerate(shares)))) == shown
 
 
-def test_suspected_clients_are_shown_the_worst_first(told, capsys):
-    run = told(3)
+def test_suspected_clients_are_shown_the_worst_first(fake_run, capsys):
+    run = fake_run(3)
     record = replace(run.record(3), suspicion={7: 0.125, 3: 0.92, 5: 0.0, 1: 0.5, 2: 0.125})
     assert suspects(record) == "client 3 92 %, client 1 50 %" and suspects(run.record(3)) == ""
     plain = LineDisplay()
@@ -108,8 +108,8 @@ def test_suspected_clients_are_shown_the_worst_first(told, capsys):
 
 @pytest.mark.parametrize("width", [60, 80, 100, 160, 200])
 @pytest.mark.parametrize("height", [10, 24, 40])
-def test_who_is_suspected_is_shown_at_any_width(told, capsys, width, height):
-    run = told(3)
+def test_who_is_suspected_is_shown_at_any_width(fake_run, capsys, width, height):
+    run = fake_run(3)
     record = replace(
         run.record(3),
         rejected=2,

@@ -40,8 +40,8 @@ def printed(run, width=120, height=40) -> str:
 
 
 @pytest.mark.parametrize("width", [80, 120, 200])
-def test_the_dashboard_counts_virtual_time(told, width):
-    text = printed(OnTheNet(told(12)), width)
+def test_the_dashboard_counts_virtual_time(fake_run, width):
+    text = printed(OnTheNet(fake_run(12)), width)
     assert (
         "mobile:absent=10%" in text
         and "18 min 00 s virtual" in text
@@ -52,14 +52,14 @@ def test_the_dashboard_counts_virtual_time(told, width):
     assert text.splitlines()[titles + 1].endswith("  1 min 30 s")
 
 
-def test_without_a_network_there_is_none(told):
-    assert "virtual" not in printed(told(12))
+def test_without_a_network_there_is_none(fake_run):
+    assert "virtual" not in printed(fake_run(12))
 
 
-def test_plain_lines_have_a_column_for_it(told, capsys):
+def test_plain_lines_have_a_column_for_it(fake_run, capsys):
     plain = LineDisplay()
     with plain:
-        OnTheNet(told(4)).to(plain)
+        OnTheNet(fake_run(4)).to(plain)
     lines = capsys.readouterr().out.splitlines()
     titles = next(i for i, line in enumerate(lines) if line.split()[:2] == ["round", "accuracy"])
     assert lines[titles].endswith("   virtual") and all(

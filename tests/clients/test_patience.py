@@ -27,7 +27,7 @@ LAST = "trying every 0.05 s from now on"
 
 
 def process(
-    port: int, said: list[str], clients: int = 1, enrolment: Enrolment | None = None, **options
+    port: int, output: list[str], clients: int = 1, enrolment: Enrolment | None = None, **options
 ) -> ClientProcess:
     train, common = task.train(), SharedObjects()
     hosted_clients = {}
@@ -38,7 +38,7 @@ def process(
         )
     return ClientProcess(
         hosted_clients,
-        lambda sentence: said.append(str(sentence)),
+        lambda sentence: output.append(str(sentence)),
         **{"retry_s": RETRY_S} | options,
     )
 
@@ -60,18 +60,18 @@ def running(clients: ClientProcess, ends_with: type[BaseException] | None = None
         thread.join(20)
 
 
-def wait_for(said: list[str], text: str) -> None:
+def wait_for(output: list[str], text: str) -> None:
     deadline = time.monotonic() + 20
-    while not any(text in sentence for sentence in said):
-        assert time.monotonic() < deadline, said
+    while not any(text in sentence for sentence in output):
+        assert time.monotonic() < deadline, output
         time.sleep(0.02)
 
 
 def test_a_lost_server_is_reported_once_and_again_when_the_pauses_become_no_longer():
-    said = []
+    output = []
     with pytest.raises(UnreachableError, match="nothing listens on"):
-        process(free_port(), said, patience_s=1.0).run()
-    assert [sentence.rpartition("; ")[2] for sentence in said] == [
+        process(free_port(), output, patience_s=1.0).run()
+    assert [sentence.rpartition("; ")[2] for sentence in output] == [
         "trying again in 0.01 s",
         f"{LAST}, for 1 s in all: the server may be down, or the run may be over",
     ]
@@ -89,41 +89,41 @@ def test_a_new_reason_is_told_once(tmp_path):
     credentials = Endpoint(keys=tmp_path / "keys").credentials()
     settings = PortSettings("127.0.0.1", free_port(), invitation, 1, 1 << 20, credentials, registry)
     server = GrpcTransport(settings)
-    said, port = [], server.port
-    clients = process(port, said, enrolment=enrolment)
+    output, port = [], server.port
+    clients = process(port, output, enrolment=enrolment)
     with running(clients, ends_with=UserError):
-        wait_for(said, f"{LAST}, until it is stopped")
+        wait_for(output, f"{LAST}, until it is stopped")
         server.open()
-        wait_for(said, "is not TOML")
+        wait_for(output, "is not TOML")
         server.close()
         server.open()
         registry.path.write_text(whole)
-        wait_for(said, "connected to")
+        wait_for(output, "connected to")
     server.close()
-    reasons = [sentence.partition("; trying")[0] for sentence in said if LAST in sentence]
+    reasons = [sentence.partition("; trying")[0] for sentence in output if LAST in sentence]
     assert len(set(reasons)) == len(reasons) and reasons[0].startswith("nothing listens on")
 
 
 @for_each("clients", [2, 20])
 def test_many_clients_say_once_that_the_server_is_away_and_once_that_they_go_on_trying(clients):
-    said = []
-    with running(process(free_port(), said, clients)):
-        wait_for(said, LAST)
-        wait_for(said, "trying again in")
+    output = []
+    with running(process(free_port(), output, clients)):
+        wait_for(output, LAST)
+        wait_for(output, "trying again in")
     everybody = f"clients 0{',' if clients == 2 else ' to'} {clients - 1}: nothing listens on"
-    assert [sentence.partition("; ")[0].startswith(everybody) for sentence in said] == [True] * 2
-    assert sorted(sentence.rpartition("; ")[2] for sentence in said) == [
+    assert [sentence.partition("; ")[0].startswith(everybody) for sentence in output] == [True] * 2
+    assert sorted(sentence.rpartition("; ")[2] for sentence in output) == [
         "trying again in 0.01 s",
         f"{LAST}, until it is stopped: the server may be down, or the run may be over",
     ]
 
 
 def test_many_clients_lose_their_patience_together():
-    said = []
+    output = []
     with pytest.raises(UnreachableError) as caught:
-        process(free_port(), said, 3, patience_s=0.2).run()
+        process(free_port(), output, 3, patience_s=0.2).run()
     assert str(caught.value).startswith(
         "3 of 3 clients could not continue: clients 0 to 2; nothing"
     )
-    ended = [sentence for sentence in said if ": ended: " in sentence]
+    ended = [sentence for sentence in output if ": ended: " in sentence]
     assert len(ended) == 1 and ended[0].startswith("clients 0 to 2: ended: nothing listens on")

@@ -37,11 +37,11 @@ def parts(task: str) -> tuple[Task, Data, SharedObjects]:
 class Process:
     """A client or relay process in a thread, its messages, and the error that ended it."""
 
-    said: list[str] = field(default_factory=list)
+    output: list[str] = field(default_factory=list)
     error: FedcompError | None = None
 
     def log_message(self, sentence: str) -> None:
-        self.said.append(str(sentence))
+        self.output.append(str(sentence))
 
     def begin(self, process: ClientProcess | RelayProcess) -> None:
         self.process = process
@@ -63,7 +63,7 @@ class Process:
         return not self.thread.is_alive()
 
     def has_logged(self, text: str) -> bool:
-        return any(text in sentence for sentence in [*self.said])
+        return any(text in sentence for sentence in [*self.output])
 
 
 class Clients(Process):
@@ -98,7 +98,7 @@ class Relay(Process):
         self.begin(
             RelayProcess(target, "127.0.0.1", self.port, self.log_message, **retry, **options)
         )
-        assert opened.wait(PATIENCE_S), (self.said, self.error)
+        assert opened.wait(PATIENCE_S), (self.output, self.error)
 
 
 class Over(BaseException):

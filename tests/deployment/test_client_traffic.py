@@ -71,10 +71,10 @@ def test_a_client_that_comes_back_with_a_renewed_key_keeps_one_running_total(tmp
         mine = run.clients[1]
         for _ in range(2):
             renew(keys, 1)
-            yield from rounds_until(lambda old=mine: old.ended, mine.said)
+            yield from rounds_until(lambda old=mine: old.ended, mine.output)
             totals.append(run.callback.port().by_client[1])
             mine = run.start(1)
-            yield from rounds_until(lambda new=mine: new.has_logged("bytes up"), mine.said)
+            yield from rounds_until(lambda new=mine: new.has_logged("bytes up"), mine.output)
         yield
         totals.append(run.callback.port().by_client[1])
 

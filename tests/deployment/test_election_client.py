@@ -51,14 +51,15 @@ def test_a_client_asked_again_about_something_else_answers_anew():
     } | {2: point}
 
     def attempt(name: bytes) -> Assignment:
-        told = {
+        announced = {
             "attempt": name * 32,
             "terms": terms_of(told_options, asked.fingerprint, 1.0).encode(),
         }
-        told |= {ROW: CodeRow(2, 0, tuple(DataPartition(j, (j,)) for j in range(5))).pack()}
-        told |= {f"{KEY_OF}{client}": key for client, key in others.items()}
+        announced |= {ROW: CodeRow(2, 0, tuple(DataPartition(j, (j,)) for j in range(5))).pack()}
+        announced |= {f"{KEY_OF}{client}": key for client, key in others.items()}
         return replace(
-            asked, announced=[part for key, value in told.items() for part in (key.encode(), value)]
+            asked,
+            announced=[part for key, value in announced.items() for part in (key.encode(), value)],
         )
 
     first = member.answer(attempt(b"1"))

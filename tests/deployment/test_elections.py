@@ -70,7 +70,7 @@ def test_an_election_makes_the_model_that_it_makes_in_a_simulation(
         for fault in faults:
             run.faults.fail_at(*fault)
         ballots: set[bytes] = set()
-        run.watch = lambda outcome: ballots.update(held_bits(run))
+        run.on_round = lambda outcome: ballots.update(held_bits(run))
         outcomes = run.rounds()
         run.send_farewell()
         assert model_of(run) == simulated(tmp_path, config)

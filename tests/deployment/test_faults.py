@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 import pytest
 import torch
-from faults import HARMLESS, HOW, LATE
+from faults import DELAYED, FAULTS, HARMLESS
 from federation import sum_updates
 from networked import Networked
 
@@ -30,7 +30,7 @@ class Books:
         self.inputs, self.accepted = (
             [torch.zeros(run.layout.numel) for _ in range(run.config.clients)] for _ in range(2)
         )
-        run.clients.watch, run.watch = self._count, self._take
+        run.clients.on_join, run.on_round = self._count, self._take
 
     def _count(self, member) -> None:
         sum_updates(member.session, self.inputs[member.client_id])
@@ -50,12 +50,12 @@ class Books:
     def balance(self) -> None:
         """To be called when nobody is at work any more."""
         for client in range(self.run.config.clients):
-            own = self.run.clients.member(client).session.states.at(client)
-            if own.memory.pending is not None:
-                own.memory.commit() if own.ticket == self.run.loop.tickets.get(
+            setups = self.run.clients.member(client).session.states.at(client)
+            if setups.memory.pending is not None:
+                setups.memory.commit() if setups.ticket == self.run.loop.tickets.get(
                     client, ""
-                ) else own.memory.rollback()
-            kept = own.memory.state_dict()["residual"]
+                ) else setups.memory.rollback()
+            kept = setups.memory.state_dict()["residual"]
             torch.testing.assert_close(
                 self.accepted[client] + kept, self.inputs[client], rtol=1e-4, atol=1e-5
             )
@@ -71,7 +71,7 @@ class Others(RoundCompletion):
     def check(self, progress: Progress) -> PhaseEnd | None:
         return (
             PhaseEnd(DEADLINE, "too late")
-            if progress.answered >= progress.asked - self.but
+            if progress.answered >= progress.assignment - self.but
             else None
         )
 
@@ -86,7 +86,7 @@ class Plan:
         for i, (how, phase) in enumerate(cases):
             client, round = i % 3 + i // 3 % 2, 2 + i // 3
             run.faults.fail_at(client, round, phase, how)
-            self.late[round, phase] += how in LATE
+            self.late[round, phase] += how in DELAYED
             self.where[how, phase] = client, round
         self.last = 3 + (len(cases) - 1) // 3
         phases = list(dict.fromkeys(phase for _, phase in cases))
@@ -99,7 +99,7 @@ class Plan:
         for round in range(1, self.last + 1):
             (outcomes[round],) = self.run.rounds(round, round)
             for client in [r.client for r in outcomes[round].rejections if r.stage == DEADLINE]:
-                self.run.until_heard(client)
+                self.run.wait_until_responsive(client)
         return outcomes
 
     def check(self, outcomes: dict[int, RoundResult]) -> None:
@@ -109,7 +109,7 @@ class Plan:
             if how in HARMLESS:
                 assert client not in rejected, case
             else:
-                stage = "deadline" if how in LATE else "reply"
+                stage = "deadline" if how in DELAYED else "reply"
                 assert (rejected[client].stage, bool(rejected[client].reason)) == (stage, True), (
                     case
                 )
@@ -130,7 +130,7 @@ ONE_EACH = [
     "not a number",
 ]
 RUNS = {
-    "average": ({"uplink": "topk:density=1/4"}, [(how, "train") for how in HOW]),
+    "average": ({"uplink": "topk:density=1/4"}, [(how, "train") for how in FAULTS]),
     "powersgd:rank=1": ({}, [(how, phase) for phase in (LEFT, RIGHT) for how in ONE_EACH]),
 }
 

@@ -36,7 +36,7 @@ def test_an_interrupted_run_over_flower_ends_with_the_model_of_a_simulation(tmp_
         assert gone(started), "processes of Flower are left"
         server = here.server(*RUN, *flower, "--rounds", "2", "--resume")
         clients = both(here, *flower)
-        assert [command.end() for command in (server, *clients)] == [0, 0, 0], server.said
+        assert [command.end() for command in (server, *clients)] == [0, 0, 0], server.output
     models = [tmp_path / "run", simulated]
     assert len({(folder / "model.safetensors").read_bytes() for folder in models}) == 1
 

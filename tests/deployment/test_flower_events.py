@@ -19,8 +19,8 @@ class RecordingCallback(Callback):
 
 
 def test_a_line_that_is_being_written_is_read_when_it_is_whole(tmp_path):
-    path, heard = tmp_path / "events", RecordingCallback()
-    reader = EventReader(path, heard)
+    path, callback = tmp_path / "events", RecordingCallback()
+    reader = EventReader(path, callback)
     reader.read()
     with path.open("w") as file:
         writer = EventWriter(file)
@@ -28,12 +28,12 @@ def test_a_line_that_is_being_written_is_read_when_it_is_whole(tmp_path):
         file.write('["on_warning", "half')
         file.flush()
         reader.read()
-        assert heard.calls == [("on_client_joined", 3)]
+        assert callback.calls == [("on_client_joined", 3)]
         file.write(' of it"]\n')
         writer.on_client_joined(4)
     reader.read()
     reader.read()
-    assert heard.calls == [
+    assert callback.calls == [
         ("on_client_joined", 3),
         ("on_warning", "half of it"),
         ("on_client_joined", 4),

@@ -21,8 +21,8 @@ from fedcomp.strategies import resolved
 class Together(Members):
     """Members of one process."""
 
-    def __init__(self, *told):
-        super().__init__(*told)
+    def __init__(self, *announced):
+        super().__init__(*announced)
         self.common = SharedObjects()
 
     def member(self, client):
@@ -109,12 +109,12 @@ def test_a_host_that_is_killed_goes_on_with_the_simulated_outcome_and_a_signal_e
         again = on.client(
             0, "--insecure", "--count", "3", "--state-dir", "kept", "--stay", name="second"
         )
-        assert server.end() == 0, server.said
-        assert "client 3 tried to join and is not part of this run of 3 clients" in server.said
+        assert server.end() == 0, server.output
+        assert "client 3 tried to join and is not part of this run of 3 clients" in server.output
         again.wait_for("nothing listens on")  # it stays, and looks for the next run
         assert (
             again.interrupt(signal.SIGTERM) == 128 + signal.SIGTERM
-            and "Traceback" not in again.said
+            and "Traceback" not in again.output
         )
     assert sorted(path.name for path in (tmp_path / "kept").iterdir()) == [
         f"fedcomp-client-{i}" for i in range(4)

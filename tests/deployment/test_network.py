@@ -92,7 +92,7 @@ def test_a_client_that_was_away_downloads_what_it_missed_and_one_without_a_state
         missed = run.rounds(3, 5)
         assert all([a.client for a in outcome.accepted] == [0, 1] for outcome in missed)
         run.clients.begin(2)
-        run.until_heard(2)
+        run.wait_until_responsive(2)
         carried = run.clients.proxies[2].bytes_down
         (back,) = run.rounds(6, 6)
         assert [a.client for a in back.accepted] == [0, 1, 2]
@@ -109,7 +109,7 @@ def test_a_client_that_was_away_downloads_what_it_missed_and_one_without_a_state
         run.connected_clients.mark_silent([1])
         run.rounds(7, 7)
         run.clients.begin(1)
-        run.until_heard(1)
+        run.wait_until_responsive(1)
         carried = run.clients.proxies[1].bytes_down
         (anew,) = run.rounds(8, 8)
         assert [a.client for a in anew.accepted] == [0, 1, 2]

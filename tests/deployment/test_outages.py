@@ -54,11 +54,13 @@ def test_frozen_and_killed_clients_cost_one_deadline_and_full_disks_one_sentence
         gone = r"(client 3 rejected at deadline|, without clients 2, 3: )"
         server.wait_for(gone)
         server.wait_for(rf"(?s){gone}.*^ +\d+ .* 2/2 ")
-        before = len(clients[2].said)
+        before = len(clients[2].output)
         clients[2].send(signal.SIGCONT)
         server.wait_for(rf"(?s){gone}.*^ +\d+ .* 3/3 ")
         assert re.search(
-            r"^\S+ round \d+: \d+ bytes down, \d+ bytes up", clients[2].said[before:], re.MULTILINE
+            r"^\S+ round \d+: \d+ bytes down, \d+ bytes up",
+            clients[2].output[before:],
+            re.MULTILINE,
         )
 
         state = (tmp_path / "state1" / "state.bin").stat().st_size
@@ -68,8 +70,8 @@ def test_frozen_and_killed_clients_cost_one_deadline_and_full_disks_one_sentence
         assert clients[1].end() == 2
         why = r"--state-dir state1 cannot be written \(File too large\); the last state is intact, make room and start again"
         assert (
-            re.search(f"^fedcomp: {why}$", clients[1].said, re.MULTILINE)
-            and "Traceback" not in clients[1].said
+            re.search(f"^fedcomp: {why}$", clients[1].output, re.MULTILINE)
+            and "Traceback" not in clients[1].output
         )
         server.wait_for(
             r"^round \d+: client 1 rejected at encode: --state-dir state1 cannot be written"
@@ -80,15 +82,15 @@ def test_frozen_and_killed_clients_cost_one_deadline_and_full_disks_one_sentence
             clients[i].wait_for(r"^\S+ round \d+: ")
 
         fill_the_disk(server)
-        assert server.end() == 6, server.said
+        assert server.end() == 6, server.output
         why = "the checkpoint in run.checkpoint could not be written .*; the previous checkpoint is intact: make room, then .* --resume"
         assert (
-            re.search(f"^fedcomp: {why}$", server.said, re.MULTILINE)
-            and "Traceback" not in server.said
+            re.search(f"^fedcomp: {why}$", server.output, re.MULTILINE)
+            and "Traceback" not in server.output
         )
         done = lines(tmp_path / "run")[-1]["round"]
         server = on.server(*FLAGS, *WIDE, "--rounds", str(done + 2), "--deadline", "60", "--resume")
-        assert server.end() == 0, server.said
+        assert server.end() == 0, server.output
         assert [client.end() for client in clients] == [0, 0, 0, 0]
     records = lines(tmp_path / "run")
     late = {
@@ -114,7 +116,7 @@ def test_a_round_that_needs_every_client_waits_for_a_killed_one(tmp_path):
         server.wait_for("^3 of 4 clients are connected: 0, 1, 2$")
         time.sleep(GRACE_S + 1)
         again = on.client(3, "--insecure", name="again")
-        assert server.end() == 0, server.said
+        assert server.end() == 0, server.output
         assert [client.end() for client in [*clients, again]] == [0, 0, 0, 0]
     assert [(line["accepted"], line["rejected"]) for line in lines(tmp_path / "run")] == [
         (4, 0)

@@ -193,7 +193,7 @@ def test_a_relay_restarted_during_a_round_loses_no_update(tmp_path, keys, adds):
     with deployed(tmp_path / "disturbed", keys, **options) as run:
         run.serve([3], behind=[[0, 1, 2]], on_answer=disturb)
         assert disturbed == [2, 3] and not run.warnings
-        assert sum("relays localhost" in text for text in run.relays[0].said) == 3
+        assert sum("relays localhost" in text for text in run.relays[0].output) == 3
     assert [line["accepted"] for line in lines(tmp_path / "disturbed")] == [4] * 4
     if adds:  # another division into sums rounds differently
         names = ("undisturbed", "disturbed")
@@ -217,8 +217,8 @@ def test_a_relay_and_its_clients_reconnect_to_a_restarted_server(tmp_path, keys)
 def test_a_relay_with_stay_serves_the_next_run(tmp_path):
     def next_clients() -> None:
         deadline = time.monotonic() + PATIENCE_S
-        while sum("relays localhost" in text for text in relay.said) < 2:
-            assert time.monotonic() < deadline, (relay.said, relay.error)
+        while sum("relays localhost" in text for text in relay.output) < 2:
+            assert time.monotonic() < deadline, (relay.output, relay.error)
             time.sleep(0.02)
         run.start(0, 1, at=relay)
 
@@ -240,7 +240,7 @@ def test_a_relay_that_is_revoked_ends_and_its_clients_wait_for_another(tmp_path)
     def script() -> Iterator[None]:
         first = run.relays[0]
         revoke(keys, "relay-0")
-        yield from rounds_until(lambda: first.ended, first.said)
+        yield from rounds_until(lambda: first.ended, first.output)
         assert isinstance(first.error, UserError) and "relay 0 is revoked" in str(first.error)
         yield from rounds_until(lambda: run.clients[1].has_logged("trying every"))
         assert not run.clients[1].ended
@@ -277,9 +277,11 @@ def server() -> Iterator[GrpcTransport]:
 def test_a_relay_without_an_enrolment(tmp_path, monkeypatch):
     monkeypatch.delenv("FEDCOMP_ENROLMENT", raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
-    said = sentence("relay", "--server", "localhost:1")
-    assert said.startswith("this relay has no enrolment: make one on the server with fedcomp keys")
-    assert "--enrolment FILE" in said and "--insecure" in said
+    output = sentence("relay", "--server", "localhost:1")
+    assert output.startswith(
+        "this relay has no enrolment: make one on the server with fedcomp keys"
+    )
+    assert "--enrolment FILE" in output and "--insecure" in output
     assert "cannot be read" in sentence("relay", "--enrolment", tmp_path / "absent.toml")
 
 
@@ -308,19 +310,19 @@ def test_options_of_a_relay_that_exclude_each_other(keys):
 def test_a_relay_whose_port_is_in_use(server, capfd):
     with socket.create_server(("127.0.0.1", 0)) as used:
         port = used.getsockname()[1]
-        said = sentence(
+        output = sentence(
             "relay", "--insecure", "--server", f"localhost:{server.port}", "--port", port
         )
-    assert said.startswith(f"port {port} of 127.0.0.1 cannot be opened")
-    assert "choose another with --port" in said and "GRPC" not in said
+    assert output.startswith(f"port {port} of 127.0.0.1 cannot be opened")
+    assert "choose another with --port" in output and "GRPC" not in output
     assert "add_port" not in capfd.readouterr().err  # gRPC's own line
 
 
 def test_a_relay_of_a_server_that_is_not_there_or_another_one(server, tmp_path, keys):
     with socket.create_server(("127.0.0.1", 0)) as trial:
         free = trial.getsockname()[1]
-    said = sentence("relay", "--insecure", "--server", f"localhost:{free}", "--patience", 0)
-    assert f"localhost:{free}" in said
+    output = sentence("relay", "--insecure", "--server", f"localhost:{free}", "--patience", 0)
+    assert f"localhost:{free}" in output
     with GrpcServer(keys, tmp_path) as port:
         mine = ("--enrolment", keys / "relays" / "0.toml", "--server", f"localhost:{port}")
         assert "certificate" in sentence("relay", *mine, "--patience", 0, "--port", 0)
@@ -346,9 +348,9 @@ class GrpcServer:
 
 
 def test_relays_are_refused_with_flower(tmp_path):
-    said = sentence(
+    output = sentence(
         *("server", "start", "--insecure", "--task", TASK, "--out", tmp_path / "run"),
         *("--relays", 1, "--transport", "flower", "--uplink", "identity", "--port", 0),
     )
-    assert "--relays needs --transport grpc" in said
+    assert "--relays needs --transport grpc" in output
     assert not (tmp_path / "run").exists()

@@ -52,10 +52,10 @@ class Server:
     def invite(self, run: str, client: int = -1) -> None:
         self.member.join(replace(invitation(CONFIG, self.loop, client), run=run))
 
-    def ask(self, phase: str, told: dict[str, bytes], attempt: str = A, round: int = 1):
+    def ask(self, phase: str, announced: dict[str, bytes], attempt: str = A, round: int = 1):
         b = self.loop.broadcasts
-        told = {"attempt": attempt.encode(), "terms": self.terms.encode(), **told}
-        flat = [part for name, value in told.items() for part in (name.encode(), value)]
+        announced = {"attempt": attempt.encode(), "terms": self.terms.encode(), **announced}
+        flat = [part for name, value in announced.items() for part in (name.encode(), value)]
         self.asked = Assignment(
             round, phase, 0, "up-to-date", b.version, b.version, b.fingerprint, [], "", flat
         )
@@ -80,8 +80,10 @@ class Server:
 
     def ballot(self, run: str, cards: bytes, attempt: str = A, round: int = 1) -> SealedBallot:
         slot = Slot(run, attempt, round, 0, self.terms)
-        told = {"0": cards[:CARD]} | {str(i): Card.make(slot, i, KEYS[i]).data for i in range(1, 5)}
-        report = self.ask(BALLOTS, told, attempt, round)
+        announced = {"0": cards[:CARD]} | {
+            str(i): Card.make(slot, i, KEYS[i]).data for i in range(1, 5)
+        }
+        report = self.ask(BALLOTS, announced, attempt, round)
         assert report.kind == UPDATE, report.reason
         return SealedBallot.read(report.frame, slot, KEYS[0].public_key())
 
@@ -140,9 +142,9 @@ def test_a_client_says_whose_key_it_does_not_know(tmp_path):
     assert server.cards().kind == UPDATE and unknown() == []
     assert server.cards(round=2, keys=[*KEYS[:3], FALSE[3], KEYS[4]]).kind == UPDATE
     assert unknown() == [3]
-    said = log_messages.unknown(server.asked, unknown())
-    assert (said.event, said.values["clients"]) == ("unknown_key", [3])
-    assert "a key of client 3 that differs" in said
+    output = log_messages.unknown(server.asked, unknown())
+    assert (output.event, output.values["clients"]) == ("unknown_key", [3])
+    assert "a key of client 3 that differs" in output
 
 
 def test_one_who_was_opened_is_not_asked_to_seal_after_another_run(server):

@@ -112,15 +112,15 @@ def test_with_tls_and_keys_a_run_is_the_simulated_one_and_strangers_stay_outside
             on.client(i, "--enrolment", str(keys / "clients" / f"{i}.toml")) for i in range(3)
         ]
         assert [stranger.end() for stranger in (revoked, foreign, plain)] == [2, 2, 2]
-        assert server.end() == 0, server.said
+        assert server.end() == 0, server.output
         assert [client.end() for client in clients] == [0, 0, 0]
-    assert "client 3 is revoked" in revoked.said
+    assert "client 3 is revoked" in revoked.output
     assert all(
-        stranger.said.count("fedcomp: ") == 1 and "Traceback" not in stranger.said
+        stranger.output.count("fedcomp: ") == 1 and "Traceback" not in stranger.output
         for stranger in (revoked, foreign, plain)
     )
     assert outcome(tmp_path / "run", ALSO) == outcome(simulated, ALSO)
-    assert "at the port " in server.said
+    assert "at the port " in server.output
     wire = lines(tmp_path / "run")[-1]
     assert (
         wire["wire_bytes_in"] > wire["uplink_bytes"]
@@ -167,17 +167,17 @@ def test_a_killed_client_and_a_killed_server_lose_nothing(tmp_path):
         server = on.server("--insecure", *flags(steered | {"rounds": 6}))
         clients = [on.client(i, "--insecure", kill_at=5 * (i == 1)) for i in range(3)]
         assert clients[1].end() == -signal.SIGKILL
-        assert "round 2: " in clients[1].said and "round 3: " not in clients[1].said
+        assert "round 2: " in clients[1].output and "round 3: " not in clients[1].output
         again = on.client(1, "--insecure", name="dies again", kill_at=6)  # in round 4
         assert again.end() == -signal.SIGKILL
         server.kill()
         server = on.server("--insecure", *flags(steered), "--resume")
         again = on.client(1, "--insecure", name="again")
-        assert server.end() == 0, server.said
+        assert server.end() == 0, server.output
         assert [client.end() for client in (clients[0], again, clients[2])] == [0, 0, 0]
     assert read_run(tmp_path / "run")["horizon"] == 6
     assert outcome(tmp_path / "run") == outcome(tmp_path / "simulated")
-    assert "trying again" in clients[0].said  # with the cause
+    assert "trying again" in clients[0].output  # with the cause
 
 
 def test_a_server_without_training_data_exports_the_model_that_it_evaluated(tmp_path):
@@ -188,8 +188,8 @@ def test_a_server_without_training_data_exports_the_model_that_it_evaluated(tmp_
     with stage(tmp_path) as on:
         server = on.server(*shared, "here", *rounds)
         client = on.client(0, *shared, "devices")
-        assert server.end() == 0 == client.end(), server.said
-    assert server.said.count("the server has no training data") == 1
+        assert server.end() == 0 == client.end(), server.output
+    assert server.output.count("the server has no training data") == 1
     run = fedcomp.load(tmp_path / "run")
     assert NO_TRAINING_DATA in run.summary.warnings
     task = normalized_task.task(tmp_path / "here")
@@ -210,14 +210,14 @@ def test_a_client_with_another_model_stays_outside_and_an_interrupted_server_can
         server.wait_for("0 of 3 clients are connected")
         assert server.interrupt(signal.SIGINT) == 128 + signal.SIGINT
     assert (
-        "fedcomp: the run has another model" in other.said
-        and "give the task that the server was started with" in other.said
+        "fedcomp: the run has another model" in other.output
+        and "give the task that the server was started with" in other.output
     )
     assert re.search(
         r"interrupted before the end of round 1; continue with: fedcomp server start .*--insecure .*--resume\n",
-        server.said,
+        server.output,
     )
-    assert "--insecure: no TLS and no keys" in server.said
+    assert "--insecure: no TLS and no keys" in server.output
 
 
 def test_without_keys_and_without_insecure_nobody_is_served(tmp_path, monkeypatch):

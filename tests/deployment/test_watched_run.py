@@ -78,7 +78,7 @@ def run(tmp_path_factory):
             on.client(0, *first, "client0.jsonl", name="again0"),
             on.client(1, *second, "-", name="again1"),
         ]
-        assert server.end() == 0, server.said
+        assert server.end() == 0, server.output
         assert [client.end() for client in clients[2:]] == [0, 0]
     return folder, pages, server, clients
 
@@ -189,7 +189,7 @@ def test_the_server_logs_what_happens_as_json(run):
         for line in lines
         if line["event"] == "round"
     ] == stored
-    assert "metrics   http://127.0.0.1:" in server.said, "the screen says where"
+    assert "metrics   http://127.0.0.1:" in server.output, "the screen says where"
 
 
 def test_clients_log_what_they_say_as_json(run):
@@ -211,11 +211,11 @@ def test_clients_log_what_they_say_as_json(run):
     assert once == [(line["round"], line["by_client"][0]["uplink_bytes"]) for line in stored]
     assert len(answers) <= ROUNDS + 1
     assert all(
-        line["sentence"] in first.said + again.said
+        line["sentence"] in first.output + again.output
         for line in lines
         if line["event"] != "interrupted"
     )
-    alone = [json.loads(line) for line in alone.said.splitlines()]
+    alone = [json.loads(line) for line in alone.output.splitlines()]
     assert [line["event"] for line in alone][:2] == ["connected", "joined"] and alone[-1][
         "event"
     ] == "over"

@@ -73,24 +73,24 @@ def test_keys_that_change_and_a_registry_that_breaks_under_a_server(tmp_path):
         registry.write_text(whole + "???")
         yield from rounds_until(lambda: any("is not TOML" in text for text in run.warnings))
         late = run.start(2)
-        yield from rounds_until(lambda: late.has_logged("trying again"), late.said)
-        assert "is not TOML" in late.said[0]
+        yield from rounds_until(lambda: late.has_logged("trying again"), late.output)
+        assert "is not TOML" in late.output[0]
         assert not late.has_logged("connected")
         registry.write_text(whole)
-        yield from rounds_until(lambda: late.has_logged("takes part as client 2"), late.said)
+        yield from rounds_until(lambda: late.has_logged("takes part as client 2"), late.output)
         assert sum("is valid again" in text for text in run.warnings) == 1
 
         newer = run.start(2)
-        yield from rounds_until(lambda: late.ended, late.said)
+        yield from rounds_until(lambda: late.ended, late.output)
         assert isinstance(late.error, UserError)
         assert "a newer connection has joined as client 2; only the newer one" in str(late.error)
 
-        yield from rounds_until(lambda: newer.has_logged("takes part as client 2"), newer.said)
+        yield from rounds_until(lambda: newer.has_logged("takes part as client 2"), newer.output)
         revoke(keys, 2)
-        yield from rounds_until(lambda: newer.ended, newer.said)
+        yield from rounds_until(lambda: newer.ended, newer.output)
         assert isinstance(newer.error, UserError) and "client 2 is revoked" in str(newer.error)
         again = run.start(2)
-        yield from rounds_until(lambda: again.ended, again.said)
+        yield from rounds_until(lambda: again.ended, again.output)
         assert "client 2 is revoked" in str(again.error)
         yield  # the others take part in another round
         assert not run.clients[0].ended

@@ -155,25 +155,25 @@ def bad_keys():
     ids=lambda value: str(value)[:12],
 )
 def test_a_field_that_is_not_what_it_should_be_is_named(field, value, enrolment, tmp_path):
-    said = refused(
+    output = refused(
         tmp_path / "x.toml", tomli_w.dumps(tomllib.loads(enrolment.text()) | {field: value})
     )
-    assert said.startswith(f": '{field}' is not a")
+    assert output.startswith(f": '{field}' is not a")
 
 
 def test_a_private_key_of_another_certificate(enrolment, tmp_path):
     other = private_text(ec.generate_private_key(ec.SECP384R1()))
-    said = refused(tmp_path / "x.toml", replace(enrolment, private_key=other).text())
-    assert said == ": 'private_key' is not the key of 'certificate'"
+    output = refused(tmp_path / "x.toml", replace(enrolment, private_key=other).text())
+    assert output == ": 'private_key' is not the key of 'certificate'"
 
 
 def test_a_certificate_of_another_ca(enrolment, tmp_path):
-    said = refused(tmp_path / "x.toml", replace(enrolment, ca=Authority().pem.decode()).text())
-    assert said == ": 'certificate' is not signed by 'ca'"
+    output = refused(tmp_path / "x.toml", replace(enrolment, ca=Authority().pem.decode()).text())
+    assert output == ": 'certificate' is not signed by 'ca'"
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "output"),
     [
         ("id = 3\nid = 4\n", r" is not TOML: .*\(at line 2, column 7\)"),
         ("id = 3\nnonsense\n", r" is not TOML: .*\(at line 2, column 9\)"),
@@ -181,8 +181,8 @@ def test_a_certificate_of_another_ca(enrolment, tmp_path):
         ("[" * 100_000, " is not TOML: .*"),
     ],
 )
-def test_a_file_that_is_not_toml_names_the_line(text, said, tmp_path):
-    assert re.fullmatch(said, refused(tmp_path / "x.toml", text))
+def test_a_file_that_is_not_toml_names_the_line(text, output, tmp_path):
+    assert re.fullmatch(output, refused(tmp_path / "x.toml", text))
 
 
 def test_bytes_that_are_no_text_and_a_file_that_is_none(tmp_path):

@@ -238,9 +238,13 @@ def test_hosts(given, expected):
     ],
 )
 def test_what_is_no_host_makes_nothing(host, tmp_path):
-    said = refused(lambda: keys.make(tmp_path / "keys", 1, [host])) if host.isprintable() else None
-    if said:
-        assert said.startswith(f"--host '{host}' is not a host; give a name such as server.example")
+    output = (
+        refused(lambda: keys.make(tmp_path / "keys", 1, [host])) if host.isprintable() else None
+    )
+    if output:
+        assert output.startswith(
+            f"--host '{host}' is not a host; give a name such as server.example"
+        )
     else:
         pytest.raises(KeysError, keys.make, tmp_path / "keys", 1, [host])
     assert os.listdir(tmp_path) == []
@@ -255,8 +259,8 @@ def test_nothing_is_overwritten(what, tmp_path):
     {"folder": out.mkdir, "file": out.touch, "dangling link": lambda: out.symlink_to("nowhere")}[
         what
     ]()
-    said = refused(lambda: keys.make(out, 1))
-    assert said == (
+    output = refused(lambda: keys.make(out, 1))
+    assert output == (
         f"--out {out} exists and is not overwritten; give another name, or add clients to it with: "
         f"fedcomp keys add --keys {out}"
     )
@@ -265,9 +269,9 @@ def test_nothing_is_overwritten(what, tmp_path):
 
 def test_a_place_that_cannot_be_written(tmp_path):
     (tmp_path / "file").touch()
-    said = refused(lambda: keys.make(tmp_path / "file" / "keys", 1))
+    output = refused(lambda: keys.make(tmp_path / "file" / "keys", 1))
     assert (
-        said
+        output
         == f"--out {tmp_path}/file/keys cannot be written (File exists); give a folder that can be written"
     )
 
@@ -383,8 +387,8 @@ def test_two_commands_at_once_do_not_lose_each_other(folder):
 
 
 def test_a_folder_that_is_none(tmp_path):
-    said = refused(lambda: read_registry(tmp_path))
-    assert said == (
+    output = refused(lambda: read_registry(tmp_path))
+    assert output == (
         f"--keys {tmp_path} is not a folder of keys: it has no registry.toml; give another, or make one with: "
         f"fedcomp keys init --out {tmp_path} --clients N"
     )
@@ -525,8 +529,8 @@ def test_no_certificate_is_signed_by_a_ca_that_has_ended_or_lasts_longer_than_it
         if days > 0:
             assert keys.renew(folder, 0) == ca.not_valid_after_utc == enrolment(folder, 0).not_after
             continue
-        said = refused(lambda: keys.add(folder))
-        assert said.startswith(
+        output = refused(lambda: keys.add(folder))
+        assert output.startswith(
             f"the CA of {folder} ended on {format_time(ca.not_valid_after_utc)}; make new keys"
         )
 
@@ -543,16 +547,16 @@ def test_what_is_due(folder):
 def test_a_server_does_not_start_with_a_certificate_that_is_not_of_this_time(days, when, folder):
     assert keys.serving_files(folder) == (folder / "server.crt", folder / "server.key")
     now = utc_now() + timedelta(days=days)
-    said = refused(lambda: keys.serving_files(folder, now))
+    output = refused(lambda: keys.serving_files(folder, now))
     assert re.match(
         rf"{folder}/server.crt {when} on \S+Z, and it is {format_time(now)} by this machine's clock; correct the clock",
-        said,
+        output,
     )
-    assert said.endswith(f", else: fedcomp keys renew server --keys {folder}")
+    assert output.endswith(f", else: fedcomp keys renew server --keys {folder}")
 
 
 @pytest.mark.parametrize(
-    ("damage", "said"),
+    ("damage", "output"),
     [
         (
             lambda f: (f / "server.key").write_bytes((f / "ca.key").read_bytes()),
@@ -578,10 +582,10 @@ def test_a_server_does_not_start_with_a_certificate_that_is_not_of_this_time(day
         ),
     ],
 )
-def test_files_of_the_server_that_do_not_go_together(damage, said, folder):
+def test_files_of_the_server_that_do_not_go_together(damage, output, folder):
     damage(folder)
     for check in (keys.check_server_files, keys.serving_files):
-        assert re.match(rf"{folder}/{said}", refused(lambda check=check: check(folder)))
+        assert re.match(rf"{folder}/{output}", refused(lambda check=check: check(folder)))
 
 
 def test_nothing_heavy_is_imported():

@@ -203,9 +203,9 @@ def malformed():
 
 
 @pytest.mark.parametrize(
-    ("text", "said"), [pytest.param(text, said, id=name) for name, text, said in malformed()]
+    ("text", "output"), [pytest.param(text, output, id=name) for name, text, output in malformed()]
 )
-def test_a_malformed_registry_names_file_and_line_or_field(text, said, tmp_path, folder):
+def test_a_malformed_registry_names_file_and_line_or_field(text, output, tmp_path, folder):
     path = folder / "registry.toml"
     registry, key, whole = (
         read_registry(folder),
@@ -215,16 +215,16 @@ def test_a_malformed_registry_names_file_and_line_or_field(text, said, tmp_path,
     assert registry.id_of_hash(key) == 0
     path.write_text(text)
     for act in (lambda: read_file(path), lambda: read_registry(folder)):
-        if not said.startswith(": 'server'"):
-            assert re.match(re.escape(str(path)) + said, refused(act))
+        if not output.startswith(": 'server'"):
+            assert re.match(re.escape(str(path)) + output, refused(act))
     before = sorted(path.read_bytes() for path in folder.rglob("*.*") if path.is_file())
-    assert re.match(re.escape(str(path)) + said, refused(lambda: keys.add(folder)))
+    assert re.match(re.escape(str(path)) + output, refused(lambda: keys.add(folder)))
     assert sorted(path.read_bytes() for path in folder.rglob("*.*") if path.is_file()) == before
 
     # A server that is running lets nobody in and says why, until it is mended.
     assert registry.id_of_hash(key) is None and registry.enrolled() == {}
     assert registry.reason_of_hash(key) == registry.problem and re.match(
-        re.escape(str(path)) + said, registry.problem
+        re.escape(str(path)) + output, registry.problem
     )
     path.write_text(whole)
     assert registry.id_of_hash(key) == 0 and registry.problem == ""

@@ -8,14 +8,14 @@ from fedcomp.keys.registry import RegistryMonitor
 
 def test_what_becomes_of_the_registry_is_said_once(tmp_path):
     keys.make(tmp_path / "keys", 2)
-    registry, said = keys.read_registry(tmp_path / "keys"), []
-    monitor, path = RegistryMonitor(registry, said.append), tmp_path / "keys" / "registry.toml"
+    registry, output = keys.read_registry(tmp_path / "keys"), []
+    monitor, path = RegistryMonitor(registry, output.append), tmp_path / "keys" / "registry.toml"
     whole = path.read_text()
 
     def check() -> list[str]:
-        said.clear()
+        output.clear()
         monitor.check(), monitor.check()
-        return said
+        return output
 
     assert check() == []
     path.write_text(whole + "???\n")

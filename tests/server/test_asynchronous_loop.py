@@ -21,7 +21,7 @@ HALF = StrategyConfig(
 CLIENTS = 10
 
 
-def told(**options) -> partial:
+def asynchronous(**options) -> partial:
     return partial(Asynchronous, options=Asynchronous.Options(**options))
 
 
@@ -29,7 +29,7 @@ def virtual(
     rules: StrategyConfig = HALF, kind: type = Federation, at_once: int = 4, **options
 ) -> Federation:
     """A federation in virtual time."""
-    federation = kind(rules, clients=CLIENTS, strategy=told(**options), at_once=at_once)
+    federation = kind(rules, clients=CLIENTS, strategy=asynchronous(**options), at_once=at_once)
     federation.loop.work_s = random_work_s(rules.seed)
     return federation
 
@@ -176,7 +176,7 @@ def test_some_clients_are_always_slow_and_all_are_sometimes():
 @pytest.mark.parametrize("slow", [30, None])
 def test_a_slow_client_delays_no_round_and_is_given_up_in_the_end(slow):
     federation = Federation(
-        replace(HALF, participation=1.0), clients=4, strategy=told(wait=0.5, staleness=5)
+        replace(HALF, participation=1.0), clients=4, strategy=asynchronous(wait=0.5, staleness=5)
     )
     accounts = Accounts(federation)
     transport = SlowTransport(federation, {1: slow})
@@ -203,7 +203,9 @@ def test_a_slow_client_delays_no_round_and_is_given_up_in_the_end(slow):
 
 
 def test_answers_are_accepted_in_the_order_of_their_arrival():
-    federation = Federation(replace(HALF, participation=1.0), clients=4, strategy=told(wait=0.25))
+    federation = Federation(
+        replace(HALF, participation=1.0), clients=4, strategy=asynchronous(wait=0.25)
+    )
     federation.use(SlowTransport(federation, {0: 9, 1: 6, 2: 3}))
     assert [o.cohort for o in run(federation, 3)][0] == [
         3
@@ -215,7 +217,9 @@ def test_answers_are_accepted_in_the_order_of_their_arrival():
 
 
 def test_a_client_that_lost_its_state_gets_the_current_model():
-    federation = Federation(replace(HALF, participation=1.0), clients=4, strategy=told(wait=0.25))
+    federation = Federation(
+        replace(HALF, participation=1.0), clients=4, strategy=asynchronous(wait=0.25)
+    )
     run(federation, 4)
     (lost,) = set(range(4)) - federation.loop.started_in.keys()
     federation.members[lost].replica.restore(torch.zeros(federation.layout.numel), "")
@@ -237,7 +241,7 @@ def test_a_client_that_lost_its_state_gets_the_current_model():
 
 def test_a_phase_that_takes_too_long_ends_with_the_answers_so_far():
     federation = Federation(
-        replace(HALF, participation=1.0, timeout_s=0.01), clients=4, strategy=told(wait=1.0)
+        replace(HALF, participation=1.0, timeout_s=0.01), clients=4, strategy=asynchronous(wait=1.0)
     )
     federation.use(SlowTransport(federation, {0: None, 1: None}))
     (outcome,) = run(federation, 1)

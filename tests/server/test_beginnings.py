@@ -39,16 +39,16 @@ def test_one_port_is_not_for_two_things(tmp_path):
 @pytest.mark.parametrize(("enrolled", "without"), [(3, None), (2, "client 2"), (1, "clients 1, 2")])
 def test_places_that_nobody_has_a_key_for_are_named(tmp_path, enrolled, without):
     keys.make(tmp_path / "keys", enrolled)
-    said = []
+    messages = []
     watch = type(
-        "Told", (Callback,), {"on_warning": lambda self, sentence: said.append(sentence)}
+        "Told", (Callback,), {"on_warning": lambda self, sentence: messages.append(sentence)}
     )()
     Deployment(
         replace(CONFIG, out=str(tmp_path / "run")), Endpoint(0, keys=tmp_path / "keys"), watch
     )._warn_about_missing_keys()
-    assert len(said) == (without is not None)
+    assert len(messages) == (without is not None)
     if without:
         assert (
             f"{without} cannot join without a valid key: enrol new clients with fedcomp keys add --count {3 - enrolled} --keys"
-            in said[0]
+            in messages[0]
         )

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 from federation import Federation, SlowTransport
-from test_asynchronous_loop import HALF, run, told, virtual
+from test_asynchronous_loop import HALF, asynchronous, run, virtual
 from test_broadcasts import advance, broadcasts
 
 from fedcomp.server import broadcasts as made
@@ -119,7 +119,7 @@ def test_what_comes_in_a_later_round_is_that_late():
 
 
 def test_where_time_is_real_an_answer_that_waits_its_turn_keeps_its_seconds():
-    federation = Federation(HALF, clients=4, strategy=told(wait=0.5))
+    federation = Federation(HALF, clients=4, strategy=asynchronous(wait=0.5))
     federation.use(SlowTransport(federation, {0: 3, 1: 0, 2: 5, 3: 2}))
     for outcome in run(federation, 6):
         assert outcome.traffic.seconds.keys() == set(outcome.cohort)

@@ -248,11 +248,11 @@ class SecondLook(Average):
 
 def test_a_round_may_have_several_phases():
     federation = Federation(ALL, strategy=SecondLook)
-    heard = []
+    announced = []
     handle = federation.handle
 
     def in_phases(assignments: Sequence):
-        heard.extend((a.phase, a.announced) for a in assignments)
+        announced.extend((a.phase, a.announced) for a in assignments)
         return [
             handle([a])[0] if a.phase == "train" else replace(handle_again(a), phase=a.phase)
             for a in assignments
@@ -268,7 +268,10 @@ def test_a_round_may_have_several_phases():
     federation.faults[5, 1] = lose
     federation.handle = in_phases
     (outcome,) = run(federation, 1)
-    assert heard.count(("train", [])) == 6 and heard.count(("look again", [b"accepted", b"5"])) == 5
+    assert (
+        announced.count(("train", [])) == 6
+        and announced.count(("look again", [b"accepted", b"5"])) == 5
+    )
     assert outcome.traffic.downlink == {
         client: len(b"accepted5") if client < 5 else 0 for client in range(6)
     }

@@ -57,11 +57,11 @@ def two() -> Iterator[WorkerEngine]:
 
 @pytest.fixture(scope="module")
 def minded(tmp_path_factory) -> Iterator[tuple[WorkerEngine, list[str]]]:
-    said: list[str] = []
+    output: list[str] = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(worker_tasks.FIRST_DEATH, str(tmp_path_factory.mktemp("death") / "died"))
-        with workers("minded", count=1, warn=said.append) as engine:
-            yield engine, said
+        with workers("minded", count=1, warn=output.append) as engine:
+            yield engine, output
 
 
 def test_updates_are_those_of_the_serial_engine_to_the_bit(two):
@@ -125,7 +125,7 @@ def test_workers_killed_while_they_wait_are_replaced(two):
 
 def test_a_client_fails_alone_and_one_whose_worker_dies_once_is_trained_by_another(minded):
     """Client 0 raises, client 2 kills every worker that trains it, client 4 the first."""
-    (engine, said), one_by_one = minded, serial("minded")
+    (engine, output), one_by_one = minded, serial("minded")
     sgd, start = LocalSGD(epochs=1, batch_size=8), start_of(one_by_one)
     survivable = {"_7": worker_tasks.BAD, "_90": worker_tasks.DEADLY_ONCE}
     updates, results = engine.train(
@@ -145,9 +145,9 @@ def test_a_client_fails_alone_and_one_whose_worker_dies_once_is_trained_by_anoth
         "the worker process that trained this client was killed by SIGSEGV, twice"
     )
     assert torch.equal(updates, honest[[0, 2, 3]])
-    assert len(said) == 2 and not any("\n" in sentence for sentence in said)
-    assert "SIGSEGV while it trained client 2" in said[0]
-    assert "SIGSEGV while it trained client 4" in said[1]
+    assert len(output) == 2 and not any("\n" in sentence for sentence in output)
+    assert "SIGSEGV while it trained client 2" in output[0]
+    assert "SIGSEGV while it trained client 4" in output[1]
 
 
 def test_workers_that_die_between_clients_that_are_trained_do_not_end_a_run(minded):
@@ -195,18 +195,18 @@ def test_what_a_task_file_draws_as_it_is_imported_is_the_same_everywhere():
 
 
 def test_a_run_of_which_every_client_kills_its_worker_ends_in_a_sentence():
-    said, start = [], start_of(serial("minded"))
+    output, start = [], start_of(serial("minded"))
     data, sgd = (
         worker_tasks.marked(**{f"_{i}": worker_tasks.DEADLY for i in range(2, 120)}),
         LocalSGD(epochs=1, batch_size=8),
     )
     ended = pytest.raises(UserError, match="^6 worker.*SIGSEGV.*--engine serial")
-    with workers("minded", count=1, warn=said.append) as engine, ended as error:
+    with workers("minded", count=1, warn=output.append) as engine, ended as error:
         engine.train(start, data, jobs(start, sgd)[1:], sgd, seed=5)
     assert (
         "\n" not in str(error.value)
-        and said
-        and not any("memory" in sentence for sentence in said)
+        and output
+        and not any("memory" in sentence for sentence in output)
         and not engine.workers
     )
 

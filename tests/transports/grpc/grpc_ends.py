@@ -163,7 +163,7 @@ class Server:
     ):
         self.joined: list[tuple[int, Presence]] = []
         self.left: list[int] = []
-        self.heard: list[int] = []
+        self.late_answers: list[int] = []
         self.warnings: list[str] = []
         self.transport = GrpcTransport(
             PortSettings(
@@ -171,7 +171,7 @@ class Server:
             ),
             on_joined=lambda client, presence: self.joined.append((client, presence)),
             on_left=self.left.append,
-            on_late_answer=self.heard.append,
+            on_late_answer=self.late_answers.append,
             warn=self.warnings.append,
         )
         self.transport.open()

@@ -88,7 +88,7 @@ def test_a_newer_assignment_replaces_an_older_one(loop):
         assert server.transport.receive(0.0) == []
         go_on.set()
         assert server.receive(1)[0].answer == report(assignment(0, 3))
-        assert server.heard == [0]  # round 1; round 2 was replaced before the client read it
+        assert server.late_answers == [0]  # round 1; round 2 was replaced before the client read it
         assert [a.round for a in seen if isinstance(a, Assignment)] == [1, 3]
 
 
@@ -107,7 +107,7 @@ def test_reports_on_cancelled_assignments_are_only_heard_of(loop):
         assert begun.wait(20)
         server.transport.cancel([0, 5])
         go_on.set()
-        server.wait_for(lambda: server.heard == [0])
+        server.wait_for(lambda: server.late_answers == [0])
         assert server.transport.receive(0.1) == []
 
 
@@ -118,7 +118,7 @@ def test_a_report_that_arrives_just_before_its_assignment_is_cancelled_is_not_de
         server.transport.send([assignment(0)])
         time.sleep(0.5)  # the report is here, and the main thread has not looked
         server.transport.cancel([0])
-        assert server.transport.receive(0.1) == [] and server.heard == [0]
+        assert server.transport.receive(0.1) == [] and server.late_answers == [0]
         server.transport.send([assignment(0, 2)])
         assert server.receive(1)[0].answer.round == 2
 
@@ -130,7 +130,7 @@ def test_a_report_that_was_seen_before_its_assignment_is_cancelled_is_not_delive
         server.transport.send([assignment(0)])
         server.wait_for(lambda: bool(server.transport._deliveries))
         server.transport.cancel([0])
-        assert server.transport.receive(0.0) == [] and server.heard == [0]
+        assert server.transport.receive(0.0) == [] and server.late_answers == [0]
 
 
 def test_deliveries_carry_the_time_of_arrival(loop):

@@ -52,7 +52,7 @@ def at_work(server: Server) -> None:
     assert server.receive(1)[1].answer == report(assignment(1, 9))
 
 
-async def said(server: Server, messages: Sequence[bytes]) -> Refused | None:
+async def refusal_of(server: Server, messages: Sequence[bytes]) -> Refused | None:
     """Send bytes as gRPC messages on a plain stream. Returns the server's refusal, None if the stream ends without."""
     async with grpc.aio.insecure_channel(server.target, options=client_options()) as channel:
         call = channel.stream_stream(wire.METHOD)()
@@ -99,7 +99,7 @@ def test_unexpected_messages_close_the_stream_with_a_sentence(loop, messages):
     with serving(2) as server:
         loop.start(attend(connect(server, 1), 1))
         server.wait_for_clients(1)
-        refused = loop.run(said(server, messages))
+        refused = loop.run(refusal_of(server, messages))
         assert "the server received a malformed message" in refused.reason
         at_work(server)
 
@@ -141,7 +141,7 @@ def test_a_report_of_another_round_is_left_to_the_round_loop(loop):
 def test_another_protocol_version(loop):
     with serving(1) as server:
         newer = wire.encode_hello(wire.Hello(0, "9.1", wire.PROTOCOL + 1)) + b"more"
-        refused = loop.run(said(server, [newer]))
+        refused = loop.run(refusal_of(server, [newer]))
         assert not refused.retry
         assert f"version {wire.PROTOCOL + 1} of the protocol (fedcomp 9.1)" in refused.reason
 
@@ -176,7 +176,7 @@ def test_a_client_that_cannot_take_part_is_warned_about(loop, reason):
 
 def test_a_client_that_joins_too_often_has_to_wait(loop):
     with serving(1) as server:
-        refused = [loop.run(said(server, [HELLO, JUNK])) for _ in range(12)]
+        refused = [loop.run(refusal_of(server, [HELLO, JUNK])) for _ in range(12)]
         assert "joins too often" in refused[-1].reason and refused[-1].retry
 
 
@@ -362,7 +362,7 @@ def test_a_client_that_floods_its_connection_with_http2_frames_is_cut_off(loop):
         at_work(server)
         assert server.left == [0] and server.transport.counts()["refused: flood"] == 1
         assert server.warnings[0].startswith("client 0 sent ")
-        refused = loop.run(said(server, [HELLO]))
+        refused = loop.run(refusal_of(server, [HELLO]))
         assert refused.retry and "client 0 joins too often" in refused.reason
 
 
@@ -389,7 +389,7 @@ def test_a_stream_that_does_not_join_is_closed(loop):
     with serving(2, join_s=0.5) as server:
         loop.start(attend(connect(server, 1), 1))
         server.wait_for_clients(1)
-        refused = loop.run(said(server, [HELLO]))
+        refused = loop.run(refusal_of(server, [HELLO]))
         assert refused.retry and "did not join within 0.5 s" in refused.reason
         at_work(server)
 

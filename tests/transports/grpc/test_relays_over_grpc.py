@@ -195,7 +195,7 @@ def test_a_newer_assignment_replaces_an_older_one(loop):
         slow.go_on.set()
         assert answers(server, 1) == reports(assignment(0, 3))
         # Its report on round 1 is late, and that on round 2 if it read this assignment before the third arrived.
-        server.wait_for(lambda: server.heard in ([0], [0, 0]))
+        server.wait_for(lambda: server.late_answers in ([0], [0, 0]))
 
 
 def test_a_late_report_on_a_cancelled_assignment_is_not_delivered(loop):
@@ -208,7 +208,7 @@ def test_a_late_report_on_a_cancelled_assignment_is_not_delivered(loop):
         assert slow.begun.wait(20)
         server.transport.cancel([0, 1])
         slow.go_on.set()
-        server.wait_for(lambda: server.heard == [0])
+        server.wait_for(lambda: server.late_answers == [0])
         assert server.transport.receive(0.1) == []
         server.transport.send([assignment(0, 2)])
         assert answers(server, 1) == reports(assignment(0, 2))
@@ -637,14 +637,14 @@ def test_a_report_on_an_assignment_that_a_relay_does_not_have_is_ignored(loop):
         assert slow.begun.wait(20)
         loop.start(script(server, interfere))
         server.wait_for_clients(0, 1)  # all that the relay said has arrived
-        assert server.transport.receive(0.1) == [] and not server.left and not server.heard
+        assert server.transport.receive(0.1) == [] and not server.left and not server.late_answers
         slow.go_on.set()
         assert answers(server, 1) == reports(assignment(0))
 
 
 def test_the_server_checks_the_keys_of_a_relays_clients(loop, enrolled, server_credentials):
     points = [point_of(parse_public_key(peer_key(c.certificate).pem)) for c in enrolled.credentials]
-    told = []
+    disconnects = []
 
     async def let_in(connection, messages):
         for presence in (
@@ -654,8 +654,8 @@ def test_the_server_checks_the_keys_of_a_relays_clients(loop, enrolled, server_c
             Presence(RUN, 3, "", "", points[0]),  # a client that is not in the run
             Presence("ab" * 16, 0, "", "", points[0]),  # another run
         ):
-            await connection.write(announce(presence, 7 + len(told)))
-            told.append(await anext(messages))
+            await connection.write(announce(presence, 7 + len(disconnects)))
+            disconnects.append(await anext(messages))
         await connection.write(announce(Presence(RUN, 0, "", "", points[0])))
 
     options = {"enrolled": enrolled, "credentials": server_credentials, "relay_terms": terms(3)}
@@ -664,15 +664,17 @@ def test_the_server_checks_the_keys_of_a_relays_clients(loop, enrolled, server_c
         loop.start(script(server, let_in, credentials=enrolled.relay))
         server.wait_for_clients(0)
         assert [client for client, _ in server.joined] == [0]
-        assert all(isinstance(order, relay_wire.Disconnect) for order in told)
-        assert [(order.client, order.connection, order.refused.reason) for order in told] == [
+        assert all(isinstance(order, relay_wire.Disconnect) for order in disconnects)
+        assert [
+            (order.client, order.connection, order.refused.reason) for order in disconnects
+        ] == [
             (1, 7, "this client showed the key of another one"),
             (2, 8, "client 2 is revoked"),
             (0, 9, "its key is not in the registry"),
             (3, 10, "client 3 is not part of this run"),
             (0, 11, "client 0 is not part of this run"),
         ]
-        assert not any(order.refused.retry for order in told)
+        assert not any(order.refused.retry for order in disconnects)
 
 
 @pytest.mark.parametrize(
@@ -765,7 +767,7 @@ def test_a_relay_reports_one_late_answer_for_each_assignment(loop, kind):
             server.transport.send([assignment(0, round)])
             server.wait_for(lambda count=round: len(bundles) == count)
         server.wait_for_clients(0, 1)  # all messages of the relay have arrived
-        assert server.heard == [0, 0]
+        assert server.late_answers == [0, 0]
 
 
 @pytest.mark.parametrize(("clients", "size"), [(12, 200_000), (1, 300_000)])
@@ -1110,7 +1112,7 @@ def test_a_sum_that_was_seen_before_one_of_its_assignments_is_cancelled_is_not_a
             time.sleep(0.5)
         server.transport.cancel([1])
         got = in_one_batch(server)
-        assert got.keys() == {0, 2} and server.heard == [1]
+        assert got.keys() == {0, 2} and server.late_answers == [1]
         assert all(isinstance(answer, Lost) and answer.stage == "relay" for answer in got.values())
 
 
@@ -1146,7 +1148,7 @@ def test_a_withdrawn_assignment_does_not_delay_the_sum(loop):
         got = in_one_batch(server)
         assert torch.equal(summed(got[0].frame), vector(0) + vector(2)) and got.keys() == {0, 2}
         slow.go_on.set()
-        server.wait_for(lambda: server.heard == [1])
+        server.wait_for(lambda: server.late_answers == [1])
 
 
 def test_a_client_that_moves_does_not_delay_the_sum(loop):
@@ -1213,7 +1215,7 @@ def test_a_sum_that_contains_a_withdrawn_update_is_not_accepted(loop, gone, arri
         assert got.keys() == {0, 1, 2} - {gone}
         assert all(isinstance(answer, Lost) and answer.stage == "relay" for answer in got.values())
         assert all(f"client {gone}" in answer.reason for answer in got.values())
-        server.wait_for(lambda: server.heard == [gone])
+        server.wait_for(lambda: server.late_answers == [gone])
 
 
 def test_a_relay_adds_s2_tables(loop):
