@@ -33,7 +33,7 @@ from ..strategies.sealed_client import SealedElectionClient, with_keys
 from ..tasks import Task, initial_model
 from ..tasks.check import check, data_of
 from ..tasks.data import Examples
-from ..tasks.partition import hold_out, partition, shards_of_test
+from ..tasks.partition import hold_out, partition, partition_test_data
 from ..training.local_sgd import LocalSGD
 from ..training.sequential import SequentialJobs, client_engine
 
@@ -259,7 +259,7 @@ def _test(config: RunConfig, setup: ClientSetup) -> Examples | None:
     if setup.partition_id is None:
         return None if test.column(None) is None else test
     partitions = setup.partitions or config.clients
-    return test if shards_of_test(config.partition, setup.train, test, partitions) else None
+    return test if partition_test_data(config.partition, setup.train, test, partitions) else None
 
 
 def _shard(config: RunConfig, setup: ClientSetup, client_id: int) -> tuple[np.ndarray, np.ndarray]:
@@ -301,7 +301,7 @@ def _shards_of_all(
         if not config.clients_evaluate:
             return shards, [shard[:0] for shard in shards]
         if (test := _test(config, setup)) is not None:
-            return shards, shards_of_test(config.partition, setup.train, test, partitions)
+            return shards, partition_test_data(config.partition, setup.train, test, partitions)
         return hold_out(shards, config.holdout, config.seed)
 
     key = (config.partition, partitions, config.seed, config.evaluate, config.holdout)

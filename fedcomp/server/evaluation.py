@@ -16,10 +16,10 @@ from ..tasks import Task, initial_model
 from ..tasks.check import changing_buffers
 from ..tasks.data import Examples
 from ..tasks.running_statistics import (
-    CALIBRATION,
+    CALIBRATION_EXAMPLES,
     recalibrate_on,
-    recalibrated,
-    why_not_recalibrated,
+    recalibrated_layers,
+    recalibration_error,
 )
 from ..tasks.user_errors import SEE_TRACEBACK, describe, out_of_memory
 from ..training.evaluation import Evaluation, evaluate
@@ -67,15 +67,15 @@ class Evaluator:
         self.device = device
         self.model = initial_model(task, config.seed).to(device)
         self.warnings: list[str] = []  # about the buffers of the model
-        self.calibrates = bool(recalibrated(self.model))
+        self.calibrates = bool(recalibrated_layers(self.model))
         self.calibration = test if train is None else train
         if self.calibrates and task.evaluate_fn is not None:
-            if why := why_not_recalibrated(task, self.model, self.calibration, device):
+            if why := recalibration_error(task, self.model, self.calibration, device):
                 self.calibrates = False
                 self.warnings.append(INITIAL_STATISTICS.format(why))
         if self.calibrates:
             drawn = seeds.generator(config.seed, "recalibration")
-            self.sample = drawn.permutation(len(self.calibration))[:CALIBRATION]
+            self.sample = drawn.permutation(len(self.calibration))[:CALIBRATION_EXAMPLES]
             self.warnings += [NO_TRAINING_DATA] * (train is None)
         if changing := changing_buffers(task, self.model, test if train is None else train):
             self.warnings.append(
@@ -106,7 +106,7 @@ class Evaluator:
             and not -ROUNDING <= evaluation.accuracy <= 1 + ROUNDING
         ):
             raise TaskError(
-                f"task '{self.task.name}': accuracy(outputs, targets) gave {evaluation.accuracy:g} on the test data; expected a "
+                f"task '{self.task.name}': accuracy(outputs, targets): got {evaluation.accuracy:g} on the test data; expected a "
                 "fraction of the examples, from 0 to 1; correct it, then --resume"
             )
         return evaluation

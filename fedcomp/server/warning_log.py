@@ -7,7 +7,7 @@ from math import isfinite
 from torch import Tensor
 
 from ..memories.base import Changes
-from ..tasks.data import Examples, non_finite
+from ..tasks.data import Examples, describe_non_finite
 
 KINDS = "kinds"  # in a checkpoint
 NOT_FINITE = "test loss"  # the kind of a warning
@@ -53,7 +53,7 @@ def check_loss(warn: WarningLog, round: int, loss: float | None, test: Examples)
     """
     if loss is None or isfinite(loss) or NOT_FINITE in warn.kinds:
         return
-    values = non_finite(test)
+    values = describe_non_finite(test)
     why = (
         f"the test data holds {values}; correct test()"
         if values

@@ -45,7 +45,7 @@ from ..strategies.cohort import cohort_size
 from ..tasks import Task, initial_model, load
 from ..tasks.check import check, data_of, layout_of
 from ..tasks.data import Examples
-from ..tasks.partition import hold_out, partition, shards_of_test
+from ..tasks.partition import hold_out, partition, partition_test_data
 from ..tasks.user_errors import out_of_memory
 from ..training import devices
 from ..training.engine import Engine
@@ -142,7 +142,9 @@ class PreparedRun:
         self.test_shards: list[np.ndarray] | None = None
         self.held_out: list[np.ndarray] = []
         if config.clients_evaluate:
-            self.test_shards = shards_of_test(config.partition, train, self.test, config.clients)
+            self.test_shards = partition_test_data(
+                config.partition, train, self.test, config.clients
+            )
             if self.test_shards is None:
                 self.shards, self.held_out = hold_out(self.shards, config.holdout, config.seed)
         self.model = initial_model(self.task, config.seed)
