@@ -22,7 +22,7 @@ from ..clients.state import ClientState
 from ..clients.trainer import Trainer
 from ..codecs import codec
 from ..config import RunConfig, from_values
-from ..errors import ProtocolError, TaskError, UserError
+from ..errors import ProtocolError, UserError
 from ..keys.signature_log import SignatureLog
 from ..layout import Layout, model_fingerprint
 from ..memories import memory
@@ -31,7 +31,7 @@ from ..strategies import make_client_algorithm
 from ..strategies.client_algorithm import ClientAlgorithm
 from ..strategies.sealed_client import SealedElectionClient, with_keys
 from ..tasks import Task, initial_model
-from ..tasks.check import check, data_of
+from ..tasks.check import check, local_data
 from ..tasks.data import Examples
 from ..tasks.partition import hold_out, partition, partition_test_data
 from ..training.local_sgd import LocalSGD
@@ -245,15 +245,7 @@ def _new_session(
 def _test(config: RunConfig, setup: ClientSetup) -> Examples | None:
     """Return the task's test data if it can be divided among the clients; None if it cannot, or if its file is not on this machine."""
 
-    def read() -> Examples | None:
-        try:
-            return data_of(setup.task, "test")
-        except TaskError as error:
-            if isinstance(error.__cause__, FileNotFoundError):
-                return None
-            raise
-
-    test = setup.shared.get_or_make("test", (), read)
+    test = setup.shared.get_or_make("test", (), lambda: local_data(setup.task, "test"))
     if test is None:
         return None
     if setup.partition_id is None:

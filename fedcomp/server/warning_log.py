@@ -46,7 +46,7 @@ class WarningLog:
         self.kinds |= set(json.loads(value(KINDS) or b"[]"))
 
 
-def check_loss(warn: WarningLog, round: int, loss: float | None, test: Examples) -> None:
+def check_loss(warn: WarningLog, round: int, loss: float | None, test: Examples | None) -> None:
     """Warn once in a run about a test loss that is not finite: metrics.jsonl has null in its place, as for a round without evaluation.
 
     `loss`: that of the round on the data `test`; None if the round was not evaluated.

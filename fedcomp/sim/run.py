@@ -43,7 +43,7 @@ from ..server.warning_log import WarningLog, check_loss
 from ..strategies import resolved
 from ..strategies.cohort import cohort_size
 from ..tasks import Task, initial_model, load
-from ..tasks.check import check, data_of, layout_of
+from ..tasks.check import check, data_of, data_or_none, layout_of
 from ..tasks.data import Examples
 from ..tasks.partition import hold_out, partition, partition_test_data
 from ..tasks.user_errors import out_of_memory
@@ -127,8 +127,9 @@ class PreparedRun:
         self.task: Task = load(config.task, folder) if task is None else task
         self.strategy = make_strategy(config, layout_of(self.task), warn=self.warnings)
         self.sgd = LocalSGD.from_config(client_config(config, self.strategy))
-        train, self.test = data_of(self.task, "train"), data_of(self.task, "test")
-        self.layout = check(self.task, config.batch_size, train, self.test, config.augment)
+        read_test = data_or_none if config.evaluate == "clients" else data_of
+        train, self.test = data_of(self.task, "train"), read_test(self.task, "test")
+        self.layout = check(self.task, config.batch_size, train, self.test or train, config.augment)
         self.sent_layout = self.strategy.layout  # of the vectors that are sent
         self.config = config = with_memories(config, self.sent_layout.numel)
         client_memory = self._memory()
@@ -141,12 +142,12 @@ class PreparedRun:
         # The rows on which each client evaluates, in the test data or else in the training data.
         self.test_shards: list[np.ndarray] | None = None
         self.held_out: list[np.ndarray] = []
-        if config.clients_evaluate:
+        if config.clients_evaluate and self.test is not None:
             self.test_shards = partition_test_data(
                 config.partition, train, self.test, config.clients
             )
-            if self.test_shards is None:
-                self.shards, self.held_out = hold_out(self.shards, config.holdout, config.seed)
+        if config.clients_evaluate and self.test_shards is None:
+            self.shards, self.held_out = hold_out(self.shards, config.holdout, config.seed)
         self.model = initial_model(self.task, config.seed)
         self.weights = self.layout.gather(self.model)
         self.machine = self._machine(self.model)
@@ -203,7 +204,7 @@ class Simulation(PreparedRun):
         del self.train, self.model, self.weights  # clients and broadcasts have their own references
         self.engine = self._engine(model, weights, train, max(shards, key=len))
         train = self.engine.resident(train)
-        self.test = self.test.to(self.device)
+        self.test = None if self.test is None else self.test.to(self.device)
         self.byzantine.set_strategy(self.strategy, train)
         self.trainer = Trainer(
             self.engine,
@@ -335,7 +336,7 @@ class Simulation(PreparedRun):
             return None
         model, seed = initial_model(self.task, self.config.seed), self.config.seed
         test, rows = train, self.held_out
-        if self.test_shards is not None:
+        if self.test is not None and self.test_shards is not None:
             test, rows = self.test, self.test_shards
         return ClientEvaluator(self.task, model, self.device, seed, train, self.shards, test, rows)
 

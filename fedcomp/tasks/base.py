@@ -56,7 +56,7 @@ class Task:
     name: str
     model: Callable[[], nn.Module] | nn.Module
     train: Callable[[], Any] | Any
-    test: Callable[[], Any] | Any
+    test: Callable[[], Any] | Any = None
     loss: MetricFunction | None = None
     accuracy: MetricFunction | None = share_correct
     augment: Augmentation | None = None  # how --augment changes training examples

@@ -90,8 +90,29 @@ def changing_buffers(task: Task, model: nn.Module, train: Examples) -> list[str]
 
 
 def data_of(task: Task, split: str) -> Examples:
-    """Return the task's "train" or "test" data. Raises TaskError if the data cannot be read or is not valid."""
-    return _check_data(task, split, _call(task, f"{split}()", getattr(task, split)))
+    """Return the task's "train" or "test" data. Raises TaskError if there is none, or if it cannot be read or is not valid."""
+    data = data_or_none(task, split)
+    if data is None and split == "test":
+        raise TaskError(
+            f"task '{task.name}' has no test data; give the task a 'test', or let the clients evaluate with --evaluate clients"
+        )
+    return _check_data(task, split, data)
+
+
+def data_or_none(task: Task, split: str) -> Examples | None:
+    """Return the task's "train" or "test" data; None if the task has none. Raises TaskError like `data_of`."""
+    data = _call(task, f"{split}()", getattr(task, split))
+    return None if data is None else _check_data(task, split, data)
+
+
+def local_data(task: Task, split: str) -> Examples | None:
+    """Return the task's "train" or "test" data; None if the task has none, or if its file is not on this machine."""
+    try:
+        return data_or_none(task, split)
+    except TaskError as error:
+        if isinstance(error.__cause__, FileNotFoundError):
+            return None
+        raise
 
 
 def _model(task: Task) -> nn.Module:
