@@ -20,7 +20,7 @@ class Header:
     memory: str
     partition: str
     device: str
-    engine: str  # "serial" or "batched", with the batch of clients
+    engine: str  # that trains virtual clients, and how many at once; in a deployment, where clients connect
     first_round: int  # 1, or the round after the checkpoint
     rounds: int
     out: str  # run folder
@@ -37,6 +37,7 @@ class Header:
         "accuracy"  # main metric of the run: "accuracy", or "loss" if the task has no accuracy
     )
     measures: tuple[str, ...] = ()  # the task's own metrics
+    engine_reason: str = ""  # why --engine auto chose the engine; "" if it was given
     evaluate: str = "server"  # where the model is evaluated: "server", "clients" or "both"
 
 

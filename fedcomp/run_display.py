@@ -230,7 +230,7 @@ def facts(header: Header) -> list[tuple[str, str]]:
         ("note", h.notice),
         ("network", h.network),
         ("device", h.device),
-        ("engine", h.engine),
+        ("engine", ": ".join(filter(None, (h.engine, h.engine_reason)))),
         ("residuals", h.residuals),
         ("metrics", h.metrics),
         ("folder", h.out),

@@ -21,6 +21,9 @@ def model() -> nn.Module:
 
 task = Task("two clouds", model, train=lambda: two_clouds(400, 1), test=lambda: two_clouds(200, 2))
 
+task_without_test_data = Task("two clouds", model, train=lambda: two_clouds(400, 1))
+task_without_data = Task("two clouds", model, train=None)
+
 
 class RaisesOnMarkedData(nn.Module):
     """Fails when a batch holds an example whose first input is above 100."""

@@ -5,6 +5,7 @@ import textwrap
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import replace
 from threading import Lock
 from time import monotonic
 from typing import Self
@@ -131,12 +132,16 @@ class Dashboard(RunDisplay):
         h = self.header
         if height < 20:
             return fitted([Text(f"{h.task}, {h.clients:,} clients, {h.uplink}", "bold")], width)[0]
-        pairs = [(label, value) for label, value in facts(h)[:-1] if value != h.notice]
+        short = replace(h, notice="", engine_reason="")
+        reason = h.engine_reason and f"engine: {h.engine_reason}"
         notice = textwrap.wrap(
-            h.notice, max(width - 13, 20), max_lines=1 if height < 24 else 2, placeholder="…"
+            "; ".join(filter(None, (h.notice, reason))),
+            max(width - 13, 20),
+            max_lines=1 if height < 24 else 2,
+            placeholder="…",
         )
         return facts_panel(
-            pairs,
+            facts(short)[:-1],
             width,
             3 if height < 24 else 4 if height < 36 else 8,
             title="[bold]fedcomp",

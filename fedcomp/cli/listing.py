@@ -10,7 +10,7 @@ from ..errors import FedcompError
 from ..formatting import NOTHING, one_line
 from ..layout import Layout
 from ..tasks import available_tasks, cifar10, initial_model, mnist, shakespeare
-from ..tasks.parquet import Images
+from ..tasks.parquet import ImageDataset
 from ..tasks.shakespeare import WINDOW, Text
 from .bench_codecs import normal
 from .tables import print_table
@@ -66,7 +66,7 @@ def _yes(fact: bool) -> str:
 
 
 TASK_COLUMNS = ("task", "parameters", "examples", "to test on", "an input", "data")
-SOURCES: dict[str, Callable[[Path | None], Images | Text]] = {
+SOURCES: dict[str, Callable[[Path | None], ImageDataset | Text]] = {
     "mnist": mnist.images,
     "cifar10": cifar10.images,
     "shakespeare": shakespeare.Text,
@@ -85,7 +85,7 @@ def _row(name: str, folder: Path | None) -> Sequence[str]:
             data = source(folder)
             shape = f"{WINDOW} characters" if isinstance(data, Text) else _shape(data.shape)
             counts = data.count("train"), data.count("test")
-            place = f"in {data.place()}"
+            place = f"in {data.data_folder()}"
         else:
             train, test = task.train(), task.test()
             shape, counts = _shape(train.inputs.shape[1:]), (len(train), len(test))

@@ -13,10 +13,10 @@ from ..profiling import timed
 from ..tasks import Task
 from ..tasks.data import Examples
 from ..tasks.running_statistics import (
-    CALIBRATION,
+    CALIBRATION_EXAMPLES,
     recalibrate_on,
-    recalibrated,
-    why_not_recalibrated,
+    recalibrated_layers,
+    recalibration_error,
 )
 from ..training.devices import seeded_torch
 from ..training.evaluation import evaluate
@@ -47,8 +47,8 @@ class ClientEvaluator:
         self.train, self.shards = train, shards
         self.test, self.held_out = test, held_out
         self.buffers = {name: buffer.clone() for name, buffer in self.model.named_buffers()}
-        self.calibrates = bool(recalibrated(self.model)) and not (
-            task.evaluate_fn is not None and why_not_recalibrated(task, self.model, train, device)
+        self.calibrates = bool(recalibrated_layers(self.model)) and not (
+            task.evaluate_fn is not None and recalibration_error(task, self.model, train, device)
         )
 
     def evaluate(self, round: int, client: int, weights: Tensor) -> ReportedMetrics:
@@ -89,5 +89,5 @@ class ClientEvaluator:
     def _sample(self, client: int) -> np.ndarray:
         shard = self.shards[client]
         return seeds.generator(self.seed, "recalibration", 0, client).permutation(shard)[
-            :CALIBRATION
+            :CALIBRATION_EXAMPLES
         ]

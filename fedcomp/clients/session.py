@@ -5,10 +5,10 @@ version have the same weights, so one copy of the model serves all clients of a 
 """
 
 import itertools
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -32,7 +32,7 @@ from ..messages import (
 )
 from ..profiling import timed
 from ..strategies.client_algorithm import ClientAlgorithm, Frame, RoundState
-from ..tasks.data import Examples, non_finite
+from ..tasks.data import Examples, describe_non_finite
 from ..tasks.user_errors import client_error
 from ..training.traces import NO_TRACES, Traces
 from .evaluation import ClientEvaluator
@@ -58,17 +58,15 @@ class ClientHook:
         """Return why the client does not answer; "" if it answers."""
         return ""
 
-    def groups(self, assignments: Sequence[Assignment]) -> list[tuple[Hashable, list[Assignment]]]:
-        """Return groups of assignments, each with a key. Groups are trained and encoded one after the other."""
+    def groups(self, assignments: Sequence[Assignment]) -> list[tuple[Any, list[Assignment]]]:
+        """Return groups of assignments, each with a hashable key. Groups are trained and encoded one after the other."""
         return [(None, list(assignments))] if assignments else []
 
-    def training_data(self, group: Hashable, data: Examples) -> Examples:
+    def training_data(self, group: Any, data: Examples) -> Examples:
         """Return the training data of a group, by default `data`."""
         return data
 
-    def on_updates(
-        self, group: Hashable, assignments: Sequence[Assignment], updates: Tensor
-    ) -> Tensor:
+    def on_updates(self, group: Any, assignments: Sequence[Assignment], updates: Tensor) -> Tensor:
         """Return the updates [k, n] that a group encodes, by default `updates`, which may be overwritten."""
         return updates
 
@@ -123,13 +121,19 @@ class ClientSession:
         evaluator: ClientEvaluator | None = None,
         frees_downloads: bool = False,
     ):
-        self.replica, self.states, self.trainer = replica, states, trainer
+        self.replica, self.states, self._trainer = replica, states, trainer
         self.algorithm, self.seed = algorithm, seed
         self.hook: ClientHook = hook or ClientHook()
         self.watch: Watch = watch or (lambda assignments, memories, updates: None)
         self.keeps_rounds, self.evaluator = keeps_rounds, evaluator
         self.frees_downloads = frees_downloads
         self.rounds: dict[int, RoundState] = {}  # by client: state in its current round
+
+    @property
+    def trainer(self) -> Trainer:
+        """The trainer of a session that handles assignments."""
+        assert self._trainer is not None, "this session has no trainer; its caller trains"
+        return self._trainer
 
     @property
     def at_once(self) -> int:
@@ -207,7 +211,7 @@ class ClientSession:
         the frame of a client that failed.
         """
         frames: list[Frame] = [None] * len(assignments)
-        by_settings: dict[tuple, list[int]] = {}
+        by_settings: dict[tuple[Any, ...], list[int]] = {}
         for i, a in enumerate(assignments):
             by_settings.setdefault((a.density, a.lr, *a.announced), []).append(i)
         for rows in by_settings.values():
@@ -286,7 +290,7 @@ class ClientSession:
 
     def _start_round(
         self,
-        group: Hashable,
+        group: Any,
         assignments: Sequence[Assignment],
         data: Examples,
         measured: Mapping[int, ReportedMetrics],
@@ -342,13 +346,13 @@ class ClientSession:
                 state.buffers = {**(t.buffers or {}), **own} or None
                 state.momentum = t.traces.momentum
                 state.training = t.state
-            elif before[client] is not None and self.keeps_rounds:
-                self.rounds[client] = before[client]
+            elif (previous := before[client]) is not None and self.keeps_rounds:
+                self.rounds[client] = previous
             else:
                 del self.rounds[client]
 
     def _continue(
-        self, group: Hashable, assignments: Sequence[Assignment], reports: dict[int, Report]
+        self, group: Any, assignments: Sequence[Assignment], reports: dict[int, Report]
     ) -> None:
         """Handle the assignments of a phase after the first."""
         updates: dict[int, Tensor | None] = {}
@@ -363,10 +367,11 @@ class ClientSession:
                 )
             except (FedcompError, ValueError) as error:
                 reports[a.client] = self._failure(a, "encode", error)
-        fresh = [a for a in assignments if updates.get(a.client) is not None]
-        if fresh:
-            stack = torch.stack([updates[a.client] for a in fresh])
-            stack = stack if self.trainer is None else stack.to(self.trainer.engine.device)
+        new_updates = [(a, u) for a in assignments if (u := updates.get(a.client)) is not None]
+        if new_updates:
+            fresh = [a for a, _ in new_updates]
+            stack = torch.stack([update for _, update in new_updates])
+            stack = stack if self._trainer is None else stack.to(self._trainer.engine.device)
             self._report(fresh, self.hook.on_updates(group, fresh, stack), None, reports)
         proceeding = [a for a in assignments if a.client in updates and updates[a.client] is None]
         self._report(proceeding, None, None, reports)
@@ -381,7 +386,7 @@ class ClientSession:
         frames = self.encode(assignments, updates, traces)
         for a, frame in zip(assignments, frames, strict=True):
             if isinstance(frame, FedcompError):
-                error = encoding_error(frame, self.trainer, a.client)
+                error = encoding_error(frame, self._trainer, a.client)
                 reports[a.client] = self._failure(a, "encode", error)
                 continue
             state = self.states.at(a.client)
@@ -427,7 +432,7 @@ class ClientSession:
         return failure(a, stage, reason(error), version, self.replica.fingerprint, kind)
 
 
-def _on(device: torch.device) -> AbstractContextManager:
+def _on(device: torch.device) -> AbstractContextManager[object]:
     """Make the device the current one for this block."""
     return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
@@ -469,7 +474,7 @@ def encoding_error(error: FedcompError, trainer: Trainer | None, client: int) ->
     if (
         trainer is not None
         and isinstance(error, NonFiniteError)
-        and (found := non_finite(trainer.data, trainer.shards[client]))
+        and (found := describe_non_finite(trainer.data, trainer.shards[client]))
     ):
         return NonFiniteError(
             f"the update is not finite because this client's training data contains {found}; correct train()"

@@ -53,13 +53,13 @@ class ClientState:
         state = self.memory.state_dict(copy=False)
         if self.momentum is not None:
             state = state | {MOMENTUM: self.momentum}
-        vectors: list[str] = []
+        vectors: dict[str, Tensor] = {}
         values: dict[str, bytes] = {}
-        for key in sorted(state):
-            if isinstance(state[key], Tensor):
-                vectors.append(key)
+        for key, value in sorted(state.items(), key=lambda item: item[0]):
+            if isinstance(value, Tensor):
+                vectors[key] = value
             else:
-                values[key] = state[key]
+                values[key] = value
         if self.buffers:
             values[BUFFERS] = save_tensors(
                 {key: value.cpu().contiguous() for key, value in self.buffers.items()}
@@ -70,11 +70,11 @@ class ClientState:
             "version": self.version,
             "ticket": self.ticket,
             "after": self.after,
-            "vectors": vectors,
+            "vectors": list(vectors),
             "values": {key: len(value) for key, value in values.items()},
         }
         head = compact_json(record).encode() + b"\n"
-        return {f"{name}.{key}": state[key] for key in vectors}, [head, *values.values()]
+        return {f"{name}.{key}": vectors[key] for key in vectors}, [head, *values.values()]
 
     @classmethod
     def unpack(
@@ -95,7 +95,7 @@ class ClientState:
             values = {key: rest[a:b] for key, (a, b) in zip(fields["values"], ends, strict=True)}
             buffers = values.pop(BUFFERS, None)
             training = values.pop(TRAINING, None)
-            vectors = {key: vector(f"{name}.{key}") for key in fields["vectors"]}
+            vectors: dict[str, Any] = {key: vector(f"{name}.{key}") for key in fields["vectors"]}
             momentum = vectors.pop(MOMENTUM, None)
             memory = make_memory()
             memory.load_state_dict(vectors | values, copy=False)

@@ -22,7 +22,7 @@ from ..clients.state import ClientState
 from ..clients.trainer import Trainer
 from ..codecs import codec
 from ..config import RunConfig, from_values
-from ..errors import ProtocolError, TaskError, UserError
+from ..errors import ProtocolError, UserError
 from ..keys.signature_log import SignatureLog
 from ..layout import Layout, model_fingerprint
 from ..memories import memory
@@ -31,9 +31,9 @@ from ..strategies import make_client_algorithm
 from ..strategies.client_algorithm import ClientAlgorithm
 from ..strategies.sealed_client import SealedElectionClient, with_keys
 from ..tasks import Task, initial_model
-from ..tasks.check import check, data_of
+from ..tasks.check import check, local_data
 from ..tasks.data import Examples
-from ..tasks.partition import hold_out, partition, shards_of_test
+from ..tasks.partition import hold_out, partition, partition_test_data
 from ..training.local_sgd import LocalSGD
 from ..training.sequential import SequentialJobs, client_engine
 
@@ -251,21 +251,13 @@ def _new_session(
 def _test(config: RunConfig, setup: ClientSetup) -> Examples | None:
     """Return the task's test data if it can be divided among the clients; None if it cannot, or if its file is not on this machine."""
 
-    def read() -> Examples | None:
-        try:
-            return data_of(setup.task, "test")
-        except TaskError as error:
-            if isinstance(error.__cause__, FileNotFoundError):
-                return None
-            raise
-
-    test = setup.shared.get_or_make("test", (), read)
+    test = setup.shared.get_or_make("test", (), lambda: local_data(setup.task, "test"))
     if test is None:
         return None
     if setup.partition_id is None:
         return None if test.column(None) is None else test
     partitions = setup.partitions or config.clients
-    return test if shards_of_test(config.partition, setup.train, test, partitions) else None
+    return test if partition_test_data(config.partition, setup.train, test, partitions) else None
 
 
 def _shard(config: RunConfig, setup: ClientSetup, client_id: int) -> tuple[np.ndarray, np.ndarray]:
@@ -307,7 +299,7 @@ def _shards_of_all(
         if not config.clients_evaluate:
             return shards, [shard[:0] for shard in shards]
         if (test := _test(config, setup)) is not None:
-            return shards, shards_of_test(config.partition, setup.train, test, partitions)
+            return shards, partition_test_data(config.partition, setup.train, test, partitions)
         return hold_out(shards, config.holdout, config.seed)
 
     key = (config.partition, partitions, config.seed, config.evaluate, config.holdout)

@@ -13,11 +13,11 @@ from typing import Any
 
 from ..callbacks import Callback, Header, RoundRecord, Summary
 from ..config import AUTO, RunConfig, data_folder, keys_command
-from ..errors import ConfigError, RunFolderError, TaskError
+from ..errors import ConfigError, RunFolderError
 from ..formatting import named_clients
 from ..keys.key_folder import CA_CRT, REGISTRY, serving_files
 from ..keys.registry import Registry, RegistryMonitor
-from ..layout import model_fingerprint
+from ..layout import Layout, model_fingerprint
 from ..memories import memory, with_memories
 from ..messages import Invitation, Presence
 from ..server.asynchronous_loop import make_loop
@@ -42,7 +42,7 @@ from ..strategies import resolved
 from ..strategies.cohort import cohort_size
 from ..strategies.round_completion import DEADLINE
 from ..tasks import Task, initial_model, load
-from ..tasks.check import check, data_of, layout_of
+from ..tasks.check import check, data_of, layout_of, local_data
 from ..tasks.data import Examples
 from ..tasks.partition import partition
 from ..training import devices
@@ -137,16 +137,16 @@ class Deployment:
         )
         self.task: Task = load(config.task, data_folder(config.data))
         self.strategy = make_strategy(config, layout_of(self.task), warn=self.warnings)
-        test = data_of(self.task, "test")
-        train = self._training_data()
-        self.train = test if train is None else train
-        self.layout = check(self.task, config.batch_size, self.train, test, config.augment)
+        read_test = local_data if config.evaluate == "clients" else data_of
+        test = read_test(self.task, "test")
+        train = local_data(self.task, "train")
+        self.data = test if train is None else train  # None: all data is on the clients
+        self.layout = self._check_task(test)
         self.config = config = with_memories(config, self.strategy.layout.numel)
         if config.relays:
             layout = self.strategy.layout
             client_memory = memory(config.memory, self.strategy.uplink, layout.numel, layout)
             check_relays(config, self.strategy, client_memory)
-        partition(config.partition, self.train, config.clients, config.seed, self.task.name)
         model = initial_model(self.task, config.seed)
         weights, self.model_fingerprint = self.layout.gather(model), model_fingerprint(model)
         broadcasts = Broadcasts.of(self.strategy, weights)
@@ -165,7 +165,7 @@ class Deployment:
             evaluates=partial(config.evaluates, "clients"),
         )
         self.by_client = ClientTraffic(self.transport)
-        self.test = test.to(self.device)
+        self.test = None if test is None else test.to(self.device)
         self.evaluator = Evaluator(config, self.task, self.layout, train, self.test, self.device)
 
     def run(self, opened: Callable[[int], None]) -> Summary:
@@ -178,7 +178,7 @@ class Deployment:
             if not self.folder.resumed:
                 self._write_config()
             others = {"warnings/": self.warnings}
-            recovery = Recovery(self.folder, self.loop, self.train, self.config.rounds, others)
+            recovery = Recovery(self.folder, self.loop, self.data, self.config.rounds, others)
             exit_stack.callback(recovery.close)
             done = recovery.restore()
             if self.folder.resumed:
@@ -226,14 +226,13 @@ class Deployment:
         """The quota of rounds after the first."""
         return Quota.later(self.config, self._cohort).at_least(self.strategy.min_clients)
 
-    def _training_data(self) -> Examples | None:
-        """Return the server's copy of the training examples, None if their file is not on this machine. Raises TaskError and DataError."""
-        try:
-            return data_of(self.task, "train")
-        except TaskError as error:
-            if isinstance(error.__cause__, FileNotFoundError):
-                return None
-            raise
+    def _check_task(self, test: Examples | None) -> Layout:
+        """Check task and partition on the server's data; without data, only the model. Return the layout of the model."""
+        if self.data is None:
+            return layout_of(self.task)
+        config, data = self.config, self.data
+        partition(config.partition, data, config.clients, config.seed, self.task.name)
+        return check(self.task, config.batch_size, data, test or data, config.augment)
 
     def _name(self) -> str:
         """Return the name of the run, by which clients recognise a resumed run."""

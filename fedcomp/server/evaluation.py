@@ -16,10 +16,10 @@ from ..tasks import Task, initial_model
 from ..tasks.check import changing_buffers
 from ..tasks.data import Examples
 from ..tasks.running_statistics import (
-    CALIBRATION,
+    CALIBRATION_EXAMPLES,
     recalibrate_on,
-    recalibrated,
-    why_not_recalibrated,
+    recalibrated_layers,
+    recalibration_error,
 )
 from ..tasks.user_errors import SEE_TRACEBACK, describe, out_of_memory
 from ..training.evaluation import Evaluation, evaluate
@@ -30,6 +30,10 @@ ROUNDING = 1e-6  # tolerance for an accuracy that is a sum over batches
 NO_TRAINING_DATA = (
     "the server has no training data and computes the running statistics of the model (BatchNorm) from the inputs of the test "
     "set; give the server's task a 'train' to compute them from training examples"
+)
+NO_DATA = (
+    "the server has no data, so the running statistics of the model (BatchNorm) keep their initial values in model.safetensors; give "
+    "the server's task a 'train' or a 'test', or use GroupNorm"
 )
 INITIAL_STATISTICS = (
     "the running statistics of the model (BatchNorm) keep their initial values, because model(inputs) fails on a batch of the data ({}); "
@@ -56,10 +60,10 @@ class Evaluator:
         task: Task,
         layout: Layout,
         train: Examples | None,
-        test: Examples,
+        test: Examples | None,
         device: torch.device,
     ):
-        """`train`: None where the server has no training data. `test` is on `device`."""
+        """`train` and `test`: None if the server has no such data. `test` is on `device`; None requires --evaluate clients."""
         self.config = config
         self.task = task
         self.layout = layout
@@ -67,27 +71,35 @@ class Evaluator:
         self.device = device
         self.model = initial_model(task, config.seed).to(device)
         self.warnings: list[str] = []  # about the buffers of the model
-        self.calibrates = bool(recalibrated(self.model))
+        self.calibrates = bool(recalibrated_layers(self.model))
         self.calibration = test if train is None else train
-        if self.calibrates and task.evaluate_fn is not None:
-            if why := why_not_recalibrated(task, self.model, self.calibration, device):
+        if self.calibration is None:
+            self.warnings += [NO_DATA] * self.calibrates
+            self.calibrates = False
+        else:
+            self._prepare(self.calibration, is_training_data=train is not None)
+        self._freed: Freed = free_parameters(self.model)
+
+    def _prepare(self, data: Examples, is_training_data: bool) -> None:
+        """Draw the examples for recalibration, and warn about buffers that are not those of the trained model."""
+        if self.calibrates and self.task.evaluate_fn is not None:
+            if why := recalibration_error(self.task, self.model, data, self.device):
                 self.calibrates = False
                 self.warnings.append(INITIAL_STATISTICS.format(why))
         if self.calibrates:
-            drawn = seeds.generator(config.seed, "recalibration")
-            self.sample = drawn.permutation(len(self.calibration))[:CALIBRATION]
-            self.warnings += [NO_TRAINING_DATA] * (train is None)
-        if changing := changing_buffers(task, self.model, test if train is None else train):
+            drawn = seeds.generator(self.config.seed, "recalibration")
+            self.sample = drawn.permutation(len(data))[:CALIBRATION_EXAMPLES]
+            self.warnings += [NO_TRAINING_DATA] * (not is_training_data)
+        if changing := changing_buffers(self.task, self.model, data):
             self.warnings.append(
                 INITIAL_BUFFERS.format(
                     f"{changing[0]} and {len(changing) - 1} more" if changing[1:] else changing[0]
                 )
             )
-        self._freed: Freed = free_parameters(self.model)
 
     def evaluate(self, round: int, weights: Tensor) -> Evaluation:
         """Evaluate `weights` [n] after a round; NOT_EVALUATED if the options skip the round. Raises TaskError."""
-        if not self.config.evaluates("server", round):
+        if self.test is None or not self.config.evaluates("server", round):
             return NOT_EVALUATED
         with timed("evaluation"), self._task_errors(), self._parameters():
             if self.calibrates:
@@ -106,7 +118,7 @@ class Evaluator:
             and not -ROUNDING <= evaluation.accuracy <= 1 + ROUNDING
         ):
             raise TaskError(
-                f"task '{self.task.name}': accuracy(outputs, targets) gave {evaluation.accuracy:g} on the test data; expected a "
+                f"task '{self.task.name}': accuracy(outputs, targets): got {evaluation.accuracy:g} on the test data; expected a "
                 "fraction of the examples, from 0 to 1; correct it, then --resume"
             )
         return evaluation
@@ -133,7 +145,7 @@ class Evaluator:
     def _load(self, weights: Tensor) -> None:
         """Put the weights into the model, with the running statistics that belong to them."""
         self.layout.scatter(weights.to(self.device), self.model)
-        if self.calibrates:
+        if self.calibrates and self.calibration is not None:
             recalibrate_on(self.task, self.model, self.calibration, self.sample, self.device)
 
     @contextmanager

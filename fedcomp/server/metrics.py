@@ -12,7 +12,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from .. import __version__
-from ..callbacks import Callback, ClientRecord, Header, PortFigures, RoundRecord
+from ..callbacks import Callback, ClientMetric, ClientRecord, Header, PortFigures, RoundRecord
 
 ROUND_BOUNDS = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1800)  # seconds
 CHECKPOINT_BOUNDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
@@ -25,6 +25,7 @@ TOTALS = {  # fields of RoundRecord
     "dense_downlink_bytes": "Bytes that float32 models to clients would have taken.",
     "relayed_bytes": "Bytes of frames from relays.",
 }
+MAX_CLIENT_METRICS = 128  # names of metrics that clients report, the newest ones
 CLIENT_TOTALS = {  # fields of ClientCounters
     "uplink_bytes": "Bytes of frames from the client.",
     "downlink_bytes": "Bytes of frames to the client.",
@@ -64,6 +65,8 @@ class Metrics(Callback, Collector):
         self.totals: Counter[str] = Counter()
         self.rejected: Counter[str] = Counter()  # by stage
         self.clients: dict[int, ClientCounters] = {}
+        # The last values of each metric that clients reported, the newest last.
+        self.client_metrics: dict[str, ClientMetric] = {}
         self.suspicion: Mapping[int, float] = {}  # of the last round that judged votes
         self.rounds_s = _histogram("round_seconds", "Seconds of a round.", ROUND_BOUNDS)
         self.checkpoints_s = _histogram(
@@ -107,6 +110,11 @@ class Metrics(Callback, Collector):
             self.rejected.update(rejection.stage for rejection in record.rejections)
             self.rounds_s.observe(record.seconds)
             self.suspicion = record.suspicion or self.suspicion
+            for name, metric in record.client_metrics.items():
+                self.client_metrics.pop(name, None)
+                self.client_metrics[name] = metric
+            while len(self.client_metrics) > MAX_CLIENT_METRICS:
+                del self.client_metrics[next(iter(self.client_metrics))]
             for client in record.by_client:
                 self.clients.setdefault(client.client, ClientCounters()).add(client)
 
@@ -146,6 +154,18 @@ class Metrics(Callback, Collector):
             _gauge("loss", "Last mean test loss.", evaluated.loss if evaluated else None),
             _gauge(
                 "train_loss", "Mean training loss of the round.", last.train_loss if last else None
+            ),
+            _gauge(
+                "client_metric_mean",
+                "Last mean of a metric that clients reported.",
+                {name: metric.mean for name, metric in self.client_metrics.items()},
+                "metric",
+            ),
+            _gauge(
+                "client_metric_worst_decile",
+                "Last mean of a metric over the worst tenth of the clients.",
+                {name: metric.worst_decile for name, metric in self.client_metrics.items()},
+                "metric",
             ),
             _gauge("cohort", "Clients of the last round.", last.cohort if last else None),
             _gauge("answered", "Answers in the running round.", self.answered),

@@ -56,13 +56,14 @@ class Recovery:
         self,
         folder: RunFolder,
         loop: RoundLoop,
-        data: Examples,
+        data: Examples | None,
         rounds: int,
         others: Mapping[str, Stateful],
         clients: Clients | None = None,
     ):
-        """`data`: the training data, which must not change when the run is resumed. `others`: further objects with their own state, by
-        the prefix of their names in the checkpoint. `clients`: None if they keep their state on their own machines.
+        """`data`: the training data, which must not change when the run is resumed; None: the server has no data. `others`: further
+        objects with their own state, by the prefix of their names in the checkpoint. `clients`: None if they keep their state on their own
+        machines.
         """
         self.folder, self.loop, self.data, self.rounds = folder, loop, data, rounds
         self.others, self.clients = others, clients
@@ -204,7 +205,7 @@ class Recovery:
         """Fingerprints of the model and the data, which must not change, by the phrase that an error message uses for a difference."""
         return {
             "another model": self.loop.broadcasts.layout.fingerprint,
-            "other examples": self.data.digest,
+            "other examples": self.data.digest if self.data is not None else "none",
         }
 
 

@@ -7,7 +7,7 @@ from math import isfinite
 from torch import Tensor
 
 from ..memories.base import Changes
-from ..tasks.data import Examples, non_finite
+from ..tasks.data import Examples, describe_non_finite
 
 KINDS = "kinds"  # in a checkpoint
 NOT_FINITE = "test loss"  # the kind of a warning
@@ -46,14 +46,14 @@ class WarningLog:
         self.kinds |= set(json.loads(value(KINDS) or b"[]"))
 
 
-def check_loss(warn: WarningLog, round: int, loss: float | None, test: Examples) -> None:
+def check_loss(warn: WarningLog, round: int, loss: float | None, test: Examples | None) -> None:
     """Warn once in a run about a test loss that is not finite: metrics.jsonl has null in its place, as for a round without evaluation.
 
     `loss`: that of the round on the data `test`; None if the round was not evaluated.
     """
     if loss is None or isfinite(loss) or NOT_FINITE in warn.kinds:
         return
-    values = non_finite(test)
+    values = describe_non_finite(test)
     why = (
         f"the test data holds {values}; correct test()"
         if values

@@ -23,7 +23,14 @@ from ..training.batches import plan_batches
 from ..training.engine import Engine
 from ..training.local_sgd import LocalSGD
 from ..training.sequential import SequentialJobs, client_engine
-from .batched import BatchedEngine, BatchedJobs, NotBatchable, choose_engine, unbatched_engine
+from .batched import (
+    BatchedEngine,
+    BatchedJobs,
+    NotBatchable,
+    choose_engine,
+    serial_reason,
+    unbatched_engine,
+)
 from .multi_device import MultiDevice
 from .processes import WorkerEngine
 from .ray_engine import RayEngine
@@ -102,6 +109,21 @@ class EngineChoice:
 
     def __str__(self) -> str:
         return ENGINES[self.engine].format(self.at_once)
+
+
+def engine_reason(
+    config: RunConfig, task: Task, data: Examples, model: nn.Module, device: torch.device
+) -> str:
+    """Return why --engine auto chooses its engine; "" if the engine was given."""
+    if config.engine != "auto":
+        return ""
+    if obstacle := batching_obstacle(config, task, data):
+        return f"clients cannot be batched {obstacle}"
+    if reason := serial_reason(model, device, largest_batch(config)):
+        return reason
+    if device.type == "cuda":
+        return "the GPU's memory holds several clients"
+    return "all weights are in Linear and Embedding layers"
 
 
 def batching_obstacle(config: RunConfig, task: Task, data: Examples) -> str:

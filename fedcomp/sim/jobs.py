@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ..clients import nested_state
-from ..tasks.data import Data, Examples, mapped
+from ..tasks.data import Data, Examples, map_tensors
 from ..training.engine import Job, JobResult
 from ..training.traces import Traces
 
@@ -62,7 +62,7 @@ def packed_data(data: Examples, pack: Callable[[Tensor], Any] = PickledTensor) -
     """Return data in memory with packed tensors; None for LazyData, which the other process reads itself."""
     if not isinstance(data, Data):
         return None
-    return Data(mapped(data.inputs, pack), pack(data.targets))
+    return Data(map_tensors(data.inputs, pack), pack(data.targets))
 
 
 def unpacked_result(result: JobResult) -> JobResult:

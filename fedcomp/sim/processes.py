@@ -28,7 +28,7 @@ from ..config import RunConfig
 from ..errors import ConfigError, FedcompError, TaskError, UserError
 from ..layout import Layout
 from ..tasks.base import Task
-from ..tasks.data import Data, Examples, mapped
+from ..tasks.data import Data, Examples, map_tensors
 from ..training.engine import Engine, Job, JobResult
 from ..training.local_sgd import LocalSGD
 from ..training.sequential import client_engine, try_job
@@ -204,7 +204,7 @@ class WorkerEngine(Engine):
             return data
         return replace(
             data,
-            inputs=mapped(data.inputs, self._move_to_shared_memory),
+            inputs=map_tensors(data.inputs, self._move_to_shared_memory),
             targets=self._move_to_shared_memory(data.targets),
         )
 

@@ -43,9 +43,9 @@ from ..server.warning_log import WarningLog, check_loss
 from ..strategies import resolved
 from ..strategies.cohort import cohort_size
 from ..tasks import Task, initial_model, load
-from ..tasks.check import check, data_of, layout_of
+from ..tasks.check import check, data_of, data_or_none, layout_of
 from ..tasks.data import Examples
-from ..tasks.partition import hold_out, partition, shards_of_test
+from ..tasks.partition import hold_out, partition, partition_test_data
 from ..tasks.user_errors import out_of_memory
 from ..training import devices
 from ..training.engine import Engine
@@ -59,7 +59,7 @@ from .engine_choice import (
     PLACEMENT_KEY,
     EngineChoice,
     batching_error,
-    batching_obstacle,
+    engine_reason,
     make_engine,
 )
 from .interruption import Interruption
@@ -127,8 +127,9 @@ class PreparedRun:
         self.task: Task = load(config.task, folder) if task is None else task
         self.strategy = make_strategy(config, layout_of(self.task), warn=self.warnings)
         self.sgd = LocalSGD.from_config(client_config(config, self.strategy))
-        train, self.test = data_of(self.task, "train"), data_of(self.task, "test")
-        self.layout = check(self.task, config.batch_size, train, self.test, config.augment)
+        read_test = data_or_none if config.evaluate == "clients" else data_of
+        train, self.test = data_of(self.task, "train"), read_test(self.task, "test")
+        self.layout = check(self.task, config.batch_size, train, self.test or train, config.augment)
         self.sent_layout = self.strategy.layout  # of the vectors that are sent
         self.config = config = with_memories(config, self.sent_layout.numel)
         client_memory = self._memory()
@@ -141,13 +142,16 @@ class PreparedRun:
         # The rows on which each client evaluates, in the test data or else in the training data.
         self.test_shards: list[np.ndarray] | None = None
         self.held_out: list[np.ndarray] = []
-        if config.clients_evaluate:
-            self.test_shards = shards_of_test(config.partition, train, self.test, config.clients)
-            if self.test_shards is None:
-                self.shards, self.held_out = hold_out(self.shards, config.holdout, config.seed)
+        if config.clients_evaluate and self.test is not None:
+            self.test_shards = partition_test_data(
+                config.partition, train, self.test, config.clients
+            )
+        if config.clients_evaluate and self.test_shards is None:
+            self.shards, self.held_out = hold_out(self.shards, config.holdout, config.seed)
         self.model = initial_model(self.task, config.seed)
         self.weights = self.layout.gather(self.model)
         self.machine = self._machine(self.model)
+        self.engine_reason = engine_reason(config, self.task, self.train, self.model, self.device)
         cohort = cohort_size(config.participation, config.clients)
         self.placement = choose_placement(
             config.residuals,
@@ -201,7 +205,7 @@ class Simulation(PreparedRun):
         del self.train, self.model, self.weights  # clients and broadcasts have their own references
         self.engine = self._engine(model, weights, train, max(shards, key=len))
         train = self.engine.resident(train)
-        self.test = self.test.to(self.device)
+        self.test = None if self.test is None else self.test.to(self.device)
         self.byzantine.set_strategy(self.strategy, train)
         self.trainer = Trainer(
             self.engine,
@@ -333,7 +337,7 @@ class Simulation(PreparedRun):
             return None
         model, seed = initial_model(self.task, self.config.seed), self.config.seed
         test, rows = train, self.held_out
-        if self.test_shards is not None:
+        if self.test is not None and self.test_shards is not None:
             test, rows = self.test, self.test_shards
         return ClientEvaluator(self.task, model, self.device, seed, train, self.shards, test, rows)
 
@@ -355,6 +359,7 @@ class Simulation(PreparedRun):
         if self.config.engine != "auto":
             raise error
         self.machine = EngineChoice.unbatched(self.device, self.config)
+        self.engine_reason = "the model cannot be batched"
         self.warnings(f"{error.problem}; the engine is {self.machine} instead")
         return self._engine(model, weights, data, shard)
 
@@ -371,7 +376,8 @@ class Simulation(PreparedRun):
             memory=c.memory,
             partition=c.partition,
             device=self.machine.device,
-            engine=self._engine_text(),
+            engine=str(self.machine),
+            engine_reason=self.engine_reason,
             first_round=first,
             rounds=c.rounds,
             out=str(self.folder.path),
@@ -385,11 +391,6 @@ class Simulation(PreparedRun):
             measures=tuple(self.task.metrics),
             evaluate=c.evaluate,
         )
-
-    def _engine_text(self) -> str:
-        """Return the engine, and the reason if the options do not allow to batch clients."""
-        obstacle = batching_obstacle(self.config, self.task, self.trainer.data)
-        return f"{self.machine}, {obstacle}" if obstacle else str(self.machine)
 
     # A round.
 

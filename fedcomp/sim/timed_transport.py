@@ -32,7 +32,7 @@ class VirtualClock(Clock):
         self._began_s, self._round_s, self._taken_s = 0.0, 0.0, 0.0
 
     @property
-    def time_s(self) -> float:
+    def time_s(self) -> float:  # type: ignore[override]
         return self._began_s + self.elapsed_s
 
     def begin(self, limit_s: float | None) -> None:

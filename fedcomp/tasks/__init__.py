@@ -29,27 +29,27 @@ _TASKS: PluginRegistry[Task | Callable[..., Task]] = PluginRegistry(
 
 
 def available_tasks() -> dict[str, Callable[[Path | None], Task]]:
-    """Return the tasks that have a name, those of other packages included: name → function from the data folder, or None, to the Task."""
+    """Return all named tasks, those of other packages included: name → function from the data folder, or None, to the Task."""
     return {name: partial(load, name) for name in _TASKS}
 
 
-OBJECT = "object:"  # in the options of a run whose task was an object, before its name
+OBJECT = "object:"  # prefix of the name of a task object in the options of a run
 
 
 def load(name: str, data: Path | None = None) -> Task:
-    """Return the task that `--task` names. Its data is read when it is asked for, and a missing folder is an error then.
+    """Return the task of `--task`. Its data is read on first use, and a missing folder is an error only then.
 
-    Raises TaskError on an unknown name or a file that gives no task, and for one that was an object of a Python program.
+    Raises TaskError for an unknown name, for a file without the task, and for a task that was an object of a Python program.
     """
     if name.startswith(OBJECT):
         raise TaskError(
-            f"the task '{name.removeprefix(OBJECT)}' is an object of a Python program, where simulate(task, …) and "
-            "run.model(task) take it; for other programs put it into a file, and give path/file.py:name"
+            f"the task '{name.removeprefix(OBJECT)}' is an object of a Python program; pass it to simulate(task, …) or "
+            "run.model(task), or put it into a file and give path/file.py:name"
         )
     if ":" in name or name.endswith(".py"):
         return user.load(name, data)
     if name not in _TASKS:
         raise TaskError(
-            f"unknown task '{name}'; {nearest(name, _TASKS)}, or your own as path/file.py:name"
+            f"unknown task '{name}'; {nearest(name, _TASKS)}, or give your own as path/file.py:name"
         )
-    return user.task_of(_TASKS[name], data, name)
+    return user.as_task(_TASKS[name], data, name)

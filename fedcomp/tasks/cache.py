@@ -1,7 +1,7 @@
-"""Decoded arrays kept on disk between runs, as .npy files in FEDCOMP_CACHE or ~/.cache/fedcomp.
+"""A cache of decoded arrays, as .npy files in FEDCOMP_CACHE or ~/.cache/fedcomp.
 
-A file's name is a digest of the paths, sizes and modification times of what it was made from, so a changed source is
-decoded again. A folder that cannot be written is no error: the arrays are then made anew in every run.
+The name of a file contains a hash of the paths, sizes and modification times of its source files, so that changed sources are decoded
+again. If the folder cannot be written, the arrays are decoded in every run.
 """
 
 import hashlib
@@ -15,8 +15,8 @@ import numpy as np
 Arrays = tuple[np.ndarray, ...]
 
 
-def folder() -> Path | None:
-    """Where arrays are kept; None where there is neither FEDCOMP_CACHE nor a home."""
+def cache_folder() -> Path | None:
+    """Return the folder of the cache; None without FEDCOMP_CACHE and without a home directory."""
     try:
         return Path(
             os.environ.get("FEDCOMP_CACHE") or Path.home() / ".cache" / "fedcomp"
@@ -25,52 +25,50 @@ def folder() -> Path | None:
         return None
 
 
-def arrays(
+def cached_arrays(
     sources: Sequence[Path],
-    form: str,
+    key: str,
     names: Sequence[str],
-    make: Callable[[], Arrays],
-    fits: Callable[[Arrays], bool],
+    decode: Callable[[], Arrays],
+    is_valid: Callable[[Arrays], bool],
 ) -> Arrays:
-    """The arrays of `make()`, one per name: mapped read-only from disk if what is kept there `fits`, else made and kept.
+    """Return the arrays of `decode()`, one per name. Cached arrays are mapped read-only from disk if `is_valid` returns True for them.
 
-    `form` says how they are made from the source files: another form, another entry.
+    `key`: the options of the decoding, which are part of the names of the files.
     """
-    place = folder()
-    if place is None:
-        return make()
-    digest = _digest(sources, form)
-    paths = [place / f"{digest}-{name}.npy" for name in names]
-    kept = _read(paths)
-    if kept is not None and fits(kept):
-        return kept
-    made = make()
+    folder = cache_folder()
+    if folder is None:
+        return decode()
+    digest = _digest(sources, key)
+    paths = [folder / f"{digest}-{name}.npy" for name in names]
+    cached = _read(paths)
+    if cached is not None and is_valid(cached):
+        return cached
+    arrays = decode()
     try:
-        place.mkdir(parents=True, exist_ok=True)
-        for path, array in zip(paths, made, strict=True):
+        folder.mkdir(parents=True, exist_ok=True)
+        for path, array in zip(paths, arrays, strict=True):
             _write(path, array)
     except OSError:
-        pass  # a cache on a full or read-only disk is only slower
-    return made
+        pass  # the disk is full or read-only: the next run decodes again
+    return arrays
 
 
-def _digest(sources: Sequence[Path], form: str) -> str:
+def _digest(sources: Sequence[Path], key: str) -> str:
     state = [(path.resolve(), path.stat()) for path in sources]
-    text = "\n".join([form, *(f"{path}:{stat.st_size}:{stat.st_mtime_ns}" for path, stat in state)])
+    text = "\n".join([key, *(f"{path}:{stat.st_size}:{stat.st_mtime_ns}" for path, stat in state)])
     return hashlib.sha256(text.encode(errors="surrogateescape")).hexdigest()[:24]
 
 
 def _read(paths: Sequence[Path]) -> Arrays | None:
     try:
         return tuple(np.lib.format.open_memmap(path, mode="r") for path in paths)
-    except (
-        Exception
-    ):  # what a damaged header raises is numpy's secret, and arrays can always be made anew
+    except Exception:  # numpy raises various exceptions for a damaged header
         return None
 
 
 def _write(path: Path, array: np.ndarray) -> None:
-    """Atomically: another process sees the whole file or none."""
+    """Write a file atomically, so that other processes read the whole file or none."""
     with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
         try:
             np.save(file, array, allow_pickle=False)

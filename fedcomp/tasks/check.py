@@ -1,4 +1,4 @@
-"""What a task must keep to, tried on two examples before the first round."""
+"""Checks of a task on two examples, before the first round."""
 
 import dataclasses
 import numbers
@@ -16,14 +16,14 @@ from ..callbacks import RoundRecord
 from ..errors import ConfigError, FedcompError, TaskError
 from ..layout import Layout
 from .augment import Augmentation
-from .base import Measure, Task, initial_model, predictions, share_correct
-from .data import FORMS, Batch, Data, Examples, LazyData, non_finite, tensors
-from .running_statistics import recalibrated
+from .base import MetricFunction, Task, initial_model, predictions, share_correct
+from .data import DATA_FORMS, Batch, Data, Examples, LazyData, describe_non_finite, tensors
+from .running_statistics import recalibrated_layers
 from .user_errors import SEE_TRACEBACK, describe, out_of_memory
 
 T = TypeVar("T")
-TAKEN = {f.name for f in dataclasses.fields(RoundRecord)}  # names of numbers of a round
-PRECISIONS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)  # of what is trained
+RESERVED_NAMES = {f.name for f in dataclasses.fields(RoundRecord)}  # keys of metrics.jsonl
+DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)  # of trainable parameters
 
 
 def check(
@@ -33,35 +33,34 @@ def check(
     test: Examples | None = None,
     augment: bool = False,
 ) -> Layout:
-    """Try model, data, loss, accuracy and metrics on two examples, or one if batches are no larger. Return the layout of the model.
+    """Check model, data, loss, accuracy and metrics on two examples, or on one with a batch size of 1. Return the layout of the model.
 
-    A metric that fails on two examples is tried on the whole test set. Data that is loaded already may be handed in, so that it is not
-    made twice. Raises TaskError, in a sentence that names the task, what it returned and what was expected; ConfigError where examples
-    are to be changed and the task does not say how; errors of fedcomp's own, such as DataError, pass through. Leaves torch's global
-    generator as it was.
+    A metric that fails on two examples is called on the whole test set. `train` and `test`: the data, by default that of the task. Without
+    test data, pass the training data for `test`. Raises TaskError, which names the task, the value that it returned and the expected
+    value. Raises ConfigError if `augment` is True and the task has no augmentation. Passes errors of fedcomp on, such as DataError.
+    Leaves torch's global generator unchanged.
     """
     if augment and task.augment is None:
         raise ConfigError(
-            f"--augment changes examples in the task's own way, and task '{task.name}' has none; leave it out, or give the "
-            "task an 'augment'"
+            f"--augment: task '{task.name}' has no augmentation; leave the flag out, or give the task an 'augment'"
         )
     with torch.random.fork_rng(devices=[]):
         model = _model(task)
         layout = Layout.of(model)
-        again = _model(task)
-        if Layout.of(again) != layout or not _alike(model, again, layout):
-            raise _broken(
+        second = _model(task)
+        if Layout.of(second) != layout or not _have_same_constants(model, second, layout):
+            raise _task_error(
                 task,
                 "model()",
-                "another model when called again",
+                "a different model in a second call",
                 "the same parameters and buffers every time",
             )
-        train = data_of(task, "train") if train is None else _valid(task, "train", train)
-        test = data_of(task, "test") if test is None else _valid(task, "test", test)
+        train = data_of(task, "train") if train is None else _check_data(task, "train", train)
+        test = data_of(task, "test") if test is None else _check_data(task, "test", test)
         if augment and task.augment is not None:
             _check_augmentation(task, task.augment, train)
-        _step(task, model, train, min(2, batch_size, len(train)))
-        _evaluation(task, model, test)
+        _check_training_step(task, model, train, min(2, batch_size, len(train)))
+        _check_evaluation(task, model, "train" if test is train else "test", test)
     return layout
 
 
@@ -72,11 +71,11 @@ def layout_of(task: Task) -> Layout:
 
 
 def changing_buffers(task: Task, model: nn.Module, train: Examples) -> list[str]:
-    """Return the names of buffers that training changes and the server does not recalibrate, such as those of spectral normalization.
+    """Return the names of buffers that training changes and that are not recalibrated, such as those of spectral normalization.
 
-    Buffers are not sent: the server keeps the initial values of these. `model` is one of the task's; it is left in eval mode.
+    Buffers are not sent. The server's model therefore has the initial values of these buffers. Leaves `model` in eval mode.
     """
-    layers = recalibrated(model)
+    layers = recalibrated_layers(model)
     names = [name for name, _ in model.named_buffers() if name.rpartition(".")[0] not in layers]
     if not names or task.train_fn is not None:
         return []
@@ -84,37 +83,58 @@ def changing_buffers(task: Task, model: nn.Module, train: Examples) -> list[str]
         trained = _model(task).train()
         buffers = dict(trained.named_buffers())
         before = {name: buffers[name].clone() for name in names}
-        batch = _first(task, "train", train).to("cpu")
-        _tried(task, "model()(inputs)", lambda: task.outputs(trained, batch))
+        batch = _first_batch(task, "train", train).to("cpu")
+        _call(task, "model()(inputs)", lambda: task.outputs(trained, batch))
         buffers = dict(trained.named_buffers())
         return [name for name in names if not _same(before[name], buffers[name])]
 
 
 def data_of(task: Task, split: str) -> Examples:
-    """The task's "train" or "test" data. Raises TaskError where making it fails or it is not examples with as many targets."""
-    return _valid(task, split, _tried(task, f"{split}()", getattr(task, split)))
+    """Return the task's "train" or "test" data. Raises TaskError if there is none, or if it cannot be read or is not valid."""
+    data = data_or_none(task, split)
+    if data is None and split == "test":
+        raise TaskError(
+            f"task '{task.name}' has no test data; give the task a 'test', or let the clients evaluate with --evaluate clients"
+        )
+    return _check_data(task, split, data)
+
+
+def data_or_none(task: Task, split: str) -> Examples | None:
+    """Return the task's "train" or "test" data; None if the task has none. Raises TaskError like `data_of`."""
+    data = _call(task, f"{split}()", getattr(task, split))
+    return None if data is None else _check_data(task, split, data)
+
+
+def local_data(task: Task, split: str) -> Examples | None:
+    """Return the task's "train" or "test" data; None if the task has none, or if its file is not on this machine."""
+    try:
+        return data_or_none(task, split)
+    except TaskError as error:
+        if isinstance(error.__cause__, FileNotFoundError):
+            return None
+        raise
 
 
 def _model(task: Task) -> nn.Module:
-    model = _tried(task, "model()", lambda: initial_model(task, 0))
+    model = _call(task, "model()", lambda: initial_model(task, 0))
     if not isinstance(model, nn.Module):
-        raise _broken(task, "model()", _kind(model), "a torch.nn.Module")
+        raise _task_error(task, "model()", _describe(model), "a torch.nn.Module")
     if any(isinstance(p, UninitializedParameter) for p in model.parameters()):
-        raise _broken(task, "model()", "a lazy layer", "layers with their sizes")
+        raise _task_error(task, "model()", "a lazy layer", "layers with their sizes")
     trainable = {name: p for name, p in model.named_parameters() if p.requires_grad and p.numel()}
     if not trainable:
-        raise _broken(task, "model()", "a module without a trainable parameter", "at least one")
+        raise _task_error(task, "model()", "a module without a trainable parameter", "at least one")
     for name, parameter in trainable.items():
-        if parameter.dtype not in PRECISIONS or parameter.is_meta:
+        if parameter.dtype not in DTYPES or parameter.is_meta:
             kind = "on the meta device" if parameter.is_meta else f"of {parameter.dtype}"
-            raise _broken(
+            raise _task_error(
                 task,
                 "model()",
                 f"a parameter {name} {kind}",
                 "one of float16, bfloat16, float32 or float64",
             )
         if not parameter.isfinite().all():
-            raise _broken(
+            raise _task_error(
                 task,
                 "model()",
                 f"a parameter {name} with NaN or infinity",
@@ -123,16 +143,17 @@ def _model(task: Task) -> nn.Module:
     return model
 
 
-def _alike(model: nn.Module, other: nn.Module, layout: Layout) -> bool:
-    """Whether buffers and frozen parameters are the same to the bit: they are never sent."""
+def _have_same_constants(model: nn.Module, other: nn.Module, layout: Layout) -> bool:
+    """Return whether buffers and frozen parameters, which are never sent, are bit-identical."""
     trained = {entry.name for entry in layout}
-    ours, theirs = (dict([*m.named_parameters(), *m.named_buffers()]) for m in (model, other))
-    return ours.keys() == theirs.keys() and all(
-        _same(ours[name], theirs[name]) for name in ours.keys() - trained
+    first, second = (dict([*m.named_parameters(), *m.named_buffers()]) for m in (model, other))
+    return first.keys() == second.keys() and all(
+        _same(first[name], second[name]) for name in first.keys() - trained
     )
 
 
 def _same(a: Tensor, b: Tensor) -> bool:
+    """Return whether two tensors are equal, with NaN equal to NaN."""
     if a.dtype != b.dtype or a.shape != b.shape:
         return False
     return (
@@ -142,190 +163,202 @@ def _same(a: Tensor, b: Tensor) -> bool:
     )
 
 
-def _valid(task: Task, split: str, data: Any) -> Examples:
+def _check_data(task: Task, split: str, data: Any) -> Examples:
+    """Return valid data. Raises TaskError."""
     if not isinstance(data, Data | LazyData):
-        raise _broken(task, f"{split}()", _kind(data), FORMS)
+        raise _task_error(task, f"{split}()", _describe(data), DATA_FORMS)
     if isinstance(data, LazyData):
         if not len(data):
-            raise _broken(task, f"{split}()", "no examples", "at least one")
+            raise _task_error(task, f"{split}()", "no examples", "at least one")
         return data
-    parts = {f"inputs{place}": value for place, value in _named(data.inputs).items()}
+    parts = {f"inputs{suffix}": value for suffix, value in _named_inputs(data.inputs).items()}
     parts["targets"] = data.targets
     for part, value in parts.items():
         if not isinstance(value, Tensor) or not value.ndim or value.layout != torch.strided:
-            raise _broken(
+            raise _task_error(
                 task,
                 f"{split}().{part}",
-                _kind(value),
-                "a tensor with an example in each row, not sparse",
+                _describe(value),
+                "a dense tensor with an example in each row",
             )
     if not len(data):
-        raise _broken(task, f"{split}()", "no examples", "at least one")
+        raise _task_error(task, f"{split}()", "no examples", "at least one")
     for part, value in parts.items():
         if len(value) != len(data.targets):
-            raise _broken(
+            raise _task_error(
                 task,
                 f"{split}()",
                 f"{len(value)} {part} and {len(data.targets)} targets",
-                "as many of one as of the other",
+                "equal numbers",
             )
     return data
 
 
-def _named(inputs: Any) -> dict[str, Any]:
-    """Return the parts of a data set's inputs by what stands behind `inputs` for each: "" for a single one."""
+def _named_inputs(inputs: Any) -> dict[str, Any]:
+    """Return the inputs by their suffix in messages, such as "[0]"; "" for a single input."""
     if isinstance(inputs, dict):
         return {f"[{name!r}]": value for name, value in inputs.items()}
     if isinstance(inputs, tuple):
-        return {f"[{place}]": value for place, value in enumerate(inputs)}
+        return {f"[{position}]": value for position, value in enumerate(inputs)}
     return {"": inputs}
 
 
-def _first(task: Task, split: str, data: Examples, count: int = 2) -> Batch:
-    """Return the first examples. Raises TaskError where they cannot be read."""
+def _first_batch(task: Task, split: str, data: Examples, count: int = 2) -> Batch:
+    """Return the first examples. Raises TaskError if they cannot be read."""
     rows = torch.arange(min(count, len(data)), device=data.device)
-    return _tried(task, f"the first examples of {split}", lambda: data.batch(rows))
+    return _call(task, f"the first examples of {split}", lambda: data.batch(rows))
 
 
 def _check_augmentation(task: Task, augment: Augmentation, data: Examples) -> None:
     """Augment two examples as in training."""
-    inputs, plan = _first(task, "train", data).inputs, [np.arange(min(2, len(data)))]
+    inputs, plan = _first_batch(task, "train", data).inputs, [np.arange(min(2, len(data)))]
     if not isinstance(inputs, Tensor):
-        raise _broken(task, "train()", "several inputs", "one tensor, which --augment changes")
-    drawn = _tried(task, "augment.draw(generator, count)", lambda: augment.draw_for(plan, 0, 1, 0))
+        raise _task_error(task, "train()", "several inputs", "one tensor, as --augment requires")
+    drawn = _call(task, "augment.draw(generator, count)", lambda: augment.draw_for(plan, 0, 1, 0))
     if not isinstance(drawn, np.ndarray) or drawn.shape[:1] != (len(inputs),):
-        found = f"an array {list(drawn.shape)}" if isinstance(drawn, np.ndarray) else _kind(drawn)
-        raise _broken(
+        value = (
+            f"an array {list(drawn.shape)}" if isinstance(drawn, np.ndarray) else _describe(drawn)
+        )
+        raise _task_error(
             task,
             "augment.draw(generator, count)",
-            found,
+            value,
             f"a numpy array with a row for each of {len(inputs)} examples",
         )
-    changed = _tried(
+    changed = _call(
         task,
         "augment.apply(inputs, drawn)",
         lambda: augment.apply(inputs, torch.from_numpy(drawn)),
     )
-    if _kind(changed) != _kind(inputs):
-        raise _broken(task, "augment.apply(inputs, drawn)", _kind(changed), _kind(inputs))
+    if _describe(changed) != _describe(inputs):
+        raise _task_error(
+            task, "augment.apply(inputs, drawn)", _describe(changed), _describe(inputs)
+        )
 
 
-def _step(task: Task, model: nn.Module, data: Examples, count: int) -> None:
-    """A forward and backward pass in training."""
+def _check_training_step(task: Task, model: nn.Module, data: Examples, count: int) -> None:
+    """Check the forward and backward pass of training."""
     if task.train_fn is not None:
         return
-    batch = _first(task, "train", data, count)
-    outputs = _outputs(task, model.train(), batch)
-    _labels(task, "train", data, outputs)
-    loss = _tried(task, "loss(outputs, targets)", lambda: task.loss_of(outputs, batch.targets))
+    batch = _first_batch(task, "train", data, count)
+    outputs = _model_outputs(task, model.train(), batch)
+    _check_labels(task, "train", data, outputs)
+    loss = _call(task, "loss(outputs, targets)", lambda: task.loss_of(outputs, batch.targets))
     if not isinstance(loss, Tensor) or loss.numel() != 1 or loss.ndim:
-        raise _broken(
-            task, "loss(outputs, targets)", _kind(loss), "a scalar tensor, the mean over the batch"
+        raise _task_error(
+            task,
+            "loss(outputs, targets)",
+            _describe(loss),
+            "a scalar tensor, the mean over the batch",
         )
-    if not loss.isfinite() and (found := non_finite(data)):
-        raise TaskError(f"task '{task.name}': the training data holds {found}; correct train()")
+    if not loss.isfinite() and (problem := describe_non_finite(data)):
+        raise TaskError(
+            f"task '{task.name}': the training data contains {problem}; correct train()"
+        )
     if not loss.isfinite():
-        raise _broken(task, "loss(outputs, targets)", f"{loss.item()}", "a finite number")
+        raise _task_error(task, "loss(outputs, targets)", f"{loss.item()}", "a finite number")
     if not loss.requires_grad:
-        raise _broken(
+        raise _task_error(
             task,
             "loss(outputs, targets)",
             "a tensor without gradient",
-            "one computed from the outputs, not detached",
+            "a loss that is computed from the outputs and not detached",
         )
-    _tried(task, "loss(outputs, targets).backward()", loss.backward)
+    _call(task, "loss(outputs, targets).backward()", loss.backward)
 
 
-def _evaluation(task: Task, model: nn.Module, data: Examples) -> None:
-    """Loss, accuracy and metrics as the server computes them, on two examples."""
+def _check_evaluation(task: Task, model: nn.Module, split: str, data: Examples) -> None:
+    """Check loss, accuracy and metrics of the evaluation on two examples of a split."""
     if task.evaluate_fn is not None:
         return
     with torch.inference_mode():
-        batch = _first(task, "test", data)
-        whole = _outputs(task, model.eval(), batch)
-        _labels(task, "test", data, whole)
-        outputs, targets = predictions(whole), batch.targets
+        batch = _first_batch(task, split, data)
+        model_outputs = _model_outputs(task, model.eval(), batch)
+        _check_labels(task, split, data, model_outputs)
+        outputs, targets = predictions(model_outputs), batch.targets
         if task.accuracy is share_correct and (
             not isinstance(targets, Tensor) or targets.is_floating_point()
         ):
-            raise _broken(
+            raise _task_error(
                 task,
-                "test().targets",
-                _kind(targets),
-                "labels, of which a share can be correct; else give the task "
-                "accuracy=None, and metrics={name: function} for what is measured in its place",
+                f"{split}().targets",
+                _describe(targets),
+                "integer labels; for other targets, give the task accuracy=None and metrics={name: function}",
             )
         if task.accuracy is not None:
-            share = _number(
+            accuracy = _number(
                 task,
                 "accuracy(outputs, targets)",
                 task.accuracy,
                 outputs,
                 targets,
-                "one number from 0 to 1",
+                "a number from 0 to 1",
             )
-            if not 0 <= share <= 1:
-                raise _broken(
-                    task, "accuracy(outputs, targets)", f"{share:g}", "a share from 0 to 1"
+            if not 0 <= accuracy <= 1:
+                raise _task_error(
+                    task, "accuracy(outputs, targets)", f"{accuracy:g}", "a number from 0 to 1"
                 )
-        _tried(
-            task, "loss(outputs, targets) on test()", lambda: float(task.loss_of(whole, targets))
+        _call(
+            task,
+            f"loss(outputs, targets) on {split}()",
+            lambda: float(task.loss_of(model_outputs, targets)),
         )
         for name in task.metrics:
-            if not isinstance(name, str) or not name.isidentifier() or name in TAKEN:
-                raise _broken(
+            if not isinstance(name, str) or not name.isidentifier() or name in RESERVED_NAMES:
+                raise _task_error(
                     task,
                     "metrics",
                     f"the name {name!r}",
-                    "a word that metrics.jsonl does not use yet, such as mean_error",
+                    "an identifier that is not a key of metrics.jsonl, such as mean_error",
                 )
             try:
-                _metric(task, name, outputs, targets)
+                _check_metric(task, name, outputs, targets)
             except TaskError:  # a metric such as AUC needs examples of every class
-                _metric(task, name, *_whole(task, model, data))
+                _check_metric(task, name, *_all_outputs(task, model, data))
 
 
-def _metric(task: Task, name: str, outputs: Tensor, targets: Tensor) -> None:
+def _check_metric(task: Task, name: str, outputs: Tensor, targets: Tensor) -> None:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # about classes that two examples cannot have
-        what = f"metrics[{name!r}](outputs, targets)"
-        _number(task, what, task.metrics[name], outputs, targets, "one number")
+        warnings.simplefilter("ignore")  # such as those about missing classes
+        call = f"metrics[{name!r}](outputs, targets)"
+        _number(task, call, task.metrics[name], outputs, targets, "a number")
 
 
-def _whole(task: Task, model: nn.Module, data: Examples) -> tuple[Tensor, Tensor]:
+def _all_outputs(task: Task, model: nn.Module, data: Examples) -> tuple[Tensor, Tensor]:
     """Return outputs and targets of the whole test set."""
-    pairs = [(predictions(_outputs(task, model, b)), b.targets) for b in data.batches(250)]
+    pairs = [(predictions(_model_outputs(task, model, b)), b.targets) for b in data.batches(250)]
     outputs, targets = zip(*pairs, strict=True)
     return torch.cat(outputs), torch.cat(targets)
 
 
 def _number(
-    task: Task, what: str, measure: Measure, outputs: Tensor, targets: Tensor, expected: str
+    task: Task, call: str, function: MetricFunction, outputs: Any, targets: Any, expected: str
 ) -> float:
-    value = _tried(task, what, lambda: measure(outputs, targets))
+    """Return the result of a function as a float. Raises TaskError if it is not one real number."""
+    value = _call(task, call, lambda: function(outputs, targets))
     if isinstance(value, complex) or (isinstance(value, Tensor) and value.is_complex()):
-        raise _broken(task, what, "a complex number", expected)
+        raise _task_error(task, call, "a complex number", expected)
     if not isinstance(value, (numbers.Real, np.bool_)) and not (
         isinstance(value, Tensor) and value.numel() == 1
     ):
-        raise _broken(task, what, _kind(value), expected)
+        raise _task_error(task, call, _describe(value), expected)
     return float(value)
 
 
-def _outputs(task: Task, model: nn.Module, batch: Batch) -> Any:
-    """Return what the model gives for a batch: a tensor of outputs, or an object with `.logits` or `.loss`."""
-    kinds = ", ".join(map(_kind, tensors(batch.inputs)))
-    outputs = _tried(task, f"model()(inputs {kinds})", lambda: task.outputs(model, batch))
-    found = predictions(outputs)
+def _model_outputs(task: Task, model: nn.Module, batch: Batch) -> Any:
+    """Return the model's output for a batch: a tensor, or an object with `.logits` or `.loss`. Raises TaskError."""
+    shapes = ", ".join(map(_describe, tensors(batch.inputs)))
+    outputs = _call(task, f"model()(inputs {shapes})", lambda: task.outputs(model, batch))
+    predicted = predictions(outputs)
     if task.loss not in (None, F.cross_entropy) or task.returns_loss(outputs):
         return outputs
-    if not isinstance(found, Tensor) or not found.numel():
-        raise _broken(task, "model()(inputs)", _kind(outputs), "a tensor of outputs")
+    if not isinstance(predicted, Tensor) or not predicted.numel():
+        raise _task_error(task, "model()(inputs)", _describe(outputs), "a tensor of outputs")
     return outputs
 
 
-def _labels(task: Task, split: str, data: Examples, outputs: Any) -> None:
-    """Raise TaskError for labels without an output, with which the cross-entropy fails in whichever round first meets them."""
+def _check_labels(task: Task, split: str, data: Examples, outputs: Any) -> None:
+    """Raise TaskError for labels without an output. The cross-entropy would fail in the first round in which they occur."""
     if task.criterion is not F.cross_entropy or not isinstance(data, Data):
         return
     targets = data.targets
@@ -336,7 +369,7 @@ def _labels(task: Task, split: str, data: Examples, outputs: Any) -> None:
     low, high = (int(limit) for limit in targets.aminmax())
     classes = outputs.shape[1]
     if low < 0 or high >= classes:
-        raise _broken(
+        raise _task_error(
             task,
             f"{split}().targets",
             f"labels from {low} to {high}",
@@ -344,22 +377,24 @@ def _labels(task: Task, split: str, data: Examples, outputs: Any) -> None:
         )
 
 
-def _tried(task: Task, what: str, run: Callable[[], T]) -> T:
+def _call(task: Task, call: str, function: Callable[[], T]) -> T:
+    """Return the result of a call of the task's code. Raises TaskError, which names the call, if it fails."""
     try:
-        return run()
+        return function()
     except (FedcompError, KeyboardInterrupt):
         raise
     except BaseException as error:
         raise out_of_memory(error) or TaskError(
-            f"task '{task.name}': {what} failed: {describe(error)}; correct the task, or {SEE_TRACEBACK}"
+            f"task '{task.name}': {call} failed: {describe(error)}; correct the task, or {SEE_TRACEBACK}"
         ) from error
 
 
-def _broken(task: Task, what: str, found: str, expected: str) -> TaskError:
-    return TaskError(f"task '{task.name}': {what} gave {found}; expected {expected}")
+def _task_error(task: Task, call: str, value: str, expected: str) -> TaskError:
+    return TaskError(f"task '{task.name}': {call}: got {value}; expected {expected}")
 
 
-def _kind(value: Any) -> str:
+def _describe(value: Any) -> str:
+    """Return dtype and shape of a tensor, or the name of another type."""
     if not isinstance(value, Tensor):
         return type(value).__name__
     sparse = "" if value.layout == torch.strided else "sparse "

@@ -1,6 +1,6 @@
-"""Examples of a task: `Data` in memory, `LazyData` read from a dataset batch by batch.
+"""Examples of a task: `Data` in memory, or `LazyData` read from a dataset batch by batch.
 
-Both give batches of examples by their rows. The inputs of a batch are a tensor, a tuple of tensors (positional arguments of the model)
+Both return batches of examples by their rows. The inputs of a batch are a tensor, a tuple of tensors (positional arguments of the model)
 or a dict of tensors (keyword arguments).
 """
 
@@ -19,7 +19,7 @@ from torch.utils.data import Dataset, Subset, default_collate
 from ..errors import ConfigError
 
 Inputs = Tensor | tuple[Tensor, ...] | dict[str, Tensor]
-FORMS = (
+DATA_FORMS = (
     "a fedcomp Data, a pair (inputs, targets) of tensors or arrays, a torch Dataset, a Hugging Face Dataset, or a list or dict of "
     "one of these for each client"
 )
@@ -27,6 +27,8 @@ TARGET = "labels"  # key of the targets in a batch that is a dict
 
 
 class Batch(NamedTuple):
+    """The inputs and targets of a number of examples."""
+
     inputs: Inputs
     targets: Any  # a tensor; None for a dict without targets
 
@@ -34,25 +36,24 @@ class Batch(NamedTuple):
         return len(first_tensor(self.inputs))
 
     def to(self, device: torch.device | str) -> "Batch":
-        return Batch(mapped(self.inputs, lambda t: t.to(device)), _moved(self.targets, device))
+        """Return the batch on a device."""
+        targets = self.targets.to(device) if isinstance(self.targets, Tensor) else self.targets
+        return Batch(map_tensors(self.inputs, lambda t: t.to(device)), targets)
 
     def split(self, size: int) -> list["Batch"]:
-        """Return batches of `size` examples, the last one of what is left."""
-        pieces = [slice(at, at + size) for at in range(0, len(self), size)]
-        return [
-            Batch(
-                mapped(self.inputs, lambda t, p=piece: t[p]),
-                None if self.targets is None else self.targets[piece],
-            )
-            for piece in pieces
-        ]
+        """Return batches of `size` examples. The last one may be smaller."""
+        return [self._part(slice(at, at + size)) for at in range(0, len(self), size)]
+
+    def _part(self, rows: slice) -> "Batch":
+        targets = None if self.targets is None else self.targets[rows]
+        return Batch(map_tensors(self.inputs, lambda t: t[rows]), targets)
 
 
 @dataclass(frozen=True)
 class Data:
-    """Examples in memory, gathered into batches by index.
+    """Examples in memory.
 
-    `inputs` are [N, ...]: a tensor, a tuple of tensors or a dict of tensors. `targets` are [N, ...]; partitions by class need int64 [N].
+    `inputs` are [N, ...]: a tensor, a tuple of tensors or a dict of tensors. `targets` are [N, ...]; partitions by class require int64 [N].
     `groups` [N] holds the group of each example, for the partition `natural`.
     """
 
@@ -81,27 +82,27 @@ class Data:
     def batch(self, rows: Tensor) -> Batch:
         """Return the examples of `rows`, int64 [b] on the device of the data."""
         return Batch(
-            mapped(self.inputs, lambda t: t.index_select(0, rows)),
+            map_tensors(self.inputs, lambda t: t.index_select(0, rows)),
             self.targets.index_select(0, rows),
         )
 
     def batches(self, size: int) -> Iterator[Batch]:
-        """Walk through all examples in near-equal batches of at most `size`, without a copy."""
-        for first, end in _pieces(len(self), size):
-            piece = slice(first, end)
-            yield Batch(mapped(self.inputs, lambda t, p=piece: t[p]), self.targets[piece])
+        """Yield all examples in near-equal batches of at most `size`, without a copy."""
+        whole = Batch(self.inputs, self.targets)
+        for first, end in _chunk_bounds(len(self), size):
+            yield whole._part(slice(first, end))
 
     def subset(self, rows: np.ndarray | None = None) -> Dataset[Any]:
         """Return the examples of `rows`, or all, as a torch Dataset of pairs (input, target)."""
-        items = _Items(self)
-        return items if rows is None else Subset(items, rows.tolist())
+        pairs = _Pairs(self)
+        return pairs if rows is None else Subset(pairs, rows.tolist())
 
     def labels(self) -> Tensor:
         """Return the target of every example."""
         return self.targets
 
     def column(self, name: str | None) -> np.ndarray | None:
-        """Return the group of every example [N]; `name` is that of an input, or None for `groups`."""
+        """Return `groups` [N] for the name None, else the values [N] of the input `name`. Raises ConfigError for an unknown name."""
         if name is None:
             return self.groups
         if not isinstance(self.inputs, dict) or name not in self.inputs:
@@ -113,23 +114,23 @@ class Data:
     def to(self, device: torch.device | str) -> "Data":
         return replace(
             self,
-            inputs=mapped(self.inputs, lambda t: t.to(device)),
+            inputs=map_tensors(self.inputs, lambda t: t.to(device)),
             targets=self.targets.to(device),
         )
 
     @cached_property
     def digest(self) -> str:
         """Fingerprint of the data, compared when a run is resumed: shapes of the inputs, and 16 hex digits of the targets."""
-        shapes = mapped(self.inputs, lambda t: list(t.shape))
-        content = self.targets.cpu().contiguous().view(torch.uint8).numpy()
+        shapes = map_tensors(self.inputs, lambda t: list(t.shape))
+        content = self.targets.cpu().contiguous().view(torch.uint8).numpy().tobytes()
         return f"{shapes} {hashlib.sha256(content).hexdigest()[:16]}"
 
 
 class LazyData:
     """Examples of a map-style dataset, read when a batch needs them.
 
-    `dataset` is a torch Dataset with a length or a Hugging Face Dataset. `collate(items) → batch` makes a batch of a list of items, as in
-    `torch.utils.data.DataLoader`; without it, tensors and numbers are stacked. A batch is a pair (inputs, targets), a longer tuple
+    `dataset` is a torch Dataset with a length or a Hugging Face Dataset. `collate(items) → batch` converts a list of items to a batch, as
+    in `torch.utils.data.DataLoader`; by default, tensors and numbers are stacked. A batch is a pair (inputs, targets), a longer tuple
     (input, …, targets), or a dict, in which `target` is the key of the targets. Batches are moved to `device`.
     """
 
@@ -150,23 +151,24 @@ class LazyData:
         return len(self.dataset)
 
     def batch(self, rows: Tensor) -> Batch:
+        """Return the examples of `rows`, int64 [b]."""
         positions = rows.tolist()
         if self.collate is None and _is_hugging_face(self.dataset):
             columns = self.dataset[positions]
-            found: Any = {name: _stacked(name, column) for name, column in columns.items()}
+            batch: Any = {name: _stack_column(name, column) for name, column in columns.items()}
         elif hasattr(self.dataset, "__getitems__"):
-            found = (self.collate or default_collate)(self.dataset.__getitems__(positions))
+            batch = (self.collate or default_collate)(self.dataset.__getitems__(positions))
         else:
-            found = (self.collate or default_collate)([self.dataset[i] for i in positions])
-        return as_batch(found, self.target).to(self.device)
+            batch = (self.collate or default_collate)([self.dataset[i] for i in positions])
+        return as_batch(batch, self.target).to(self.device)
 
     def batches(self, size: int) -> Iterator[Batch]:
-        """Walk through all examples in near-equal batches of at most `size`."""
-        for first, end in _pieces(len(self), size):
+        """Yield all examples in near-equal batches of at most `size`."""
+        for first, end in _chunk_bounds(len(self), size):
             yield self.batch(torch.arange(first, end))
 
     def subset(self, rows: np.ndarray | None = None) -> Dataset[Any]:
-        """Return the examples of `rows`, or all, as a dataset of the items as they are."""
+        """Return the examples of `rows`, or all, as a dataset with unchanged items."""
         if rows is None:
             return self.dataset
         if _is_hugging_face(self.dataset):
@@ -174,25 +176,26 @@ class LazyData:
         return Subset(self.dataset, rows.tolist())
 
     def labels(self) -> Tensor:
-        """Return the target of every example; reads all items where the dataset has no `targets` and no column of targets."""
+        """Return the target of every example. All items are read, unless the dataset has the attribute `targets` or a column of targets."""
         if _is_hugging_face(self.dataset):
             return self._label_tensor(_whole_column(self.dataset, self.target))
-        for name in ("targets", "labels"):  # as the datasets of torchvision have them
-            if (known := getattr(self.dataset, name, None)) is not None:
-                return self._label_tensor(known)
+        for name in ("targets", "labels"):  # attributes of the datasets of torchvision
+            if (values := getattr(self.dataset, name, None)) is not None:
+                return self._label_tensor(values)
         items = [self.dataset[i] for i in range(len(self.dataset))]
         return self._label_tensor(
             [item[self.target] if isinstance(item, Mapping) else item[-1] for item in items]
         )
 
     def column(self, name: str | None) -> np.ndarray | None:
-        """Return the group of every example [N]: `groups`, or the column `name`."""
+        """Return `groups` [N] for the name None, else the column `name`. Raises ConfigError for an unknown name."""
         if name is None:
             return self.groups
         if _is_hugging_face(self.dataset) and name in self.dataset.column_names:
             return _whole_column(self.dataset, name)
-        if (known := getattr(self.dataset, name, None)) is not None and len(known) == len(self):
-            return np.asarray(known)
+        values = getattr(self.dataset, name, None)
+        if values is not None and len(values) == len(self):
+            return np.asarray(values)
         raise ConfigError(
             f"--partition natural:column={name}: the task's data has no column '{name}'"
         )
@@ -213,62 +216,64 @@ class LazyData:
 Examples = Data | LazyData
 
 
-class Source:
-    """Data as a Task was given it: one of FORMS or a function that returns one. Calling it returns the Data or LazyData.
+class DataSource:
+    """The value of `train` or `test` of a Task: one of DATA_FORMS, or a function that returns one. Calling it returns the Data or LazyData.
 
-    Anything else is returned unchanged, and the check of the task reports it.
+    Any other value is returned unchanged, and the check of the task reports it.
     """
 
     def __init__(
-        self, given: Any, collate: Callable[[list[Any]], Any] | None = None, target: str = TARGET
+        self, value: Any, collate: Callable[[list[Any]], Any] | None = None, target: str = TARGET
     ):
-        self.given, self.collate, self.target = given, collate, target
+        self.value, self.collate, self.target = value, collate, target
 
     def __call__(self) -> Any:
-        made = callable(self.given) and not isinstance(self.given, Dataset | Data | LazyData)
-        return data_from(self.given() if made else self.given, self.collate, self.target)
+        is_function = callable(self.value) and not isinstance(self.value, Dataset | Data | LazyData)
+        return data_from(self.value() if is_function else self.value, self.collate, self.target)
 
     def __repr__(self) -> str:
-        return f"Source({getattr(self.given, '__name__', type(self.given).__name__)})"
+        return f"DataSource({getattr(self.value, '__name__', type(self.value).__name__)})"
 
 
 def data_from(
-    given: Any, collate: Callable[[list[Any]], Any] | None = None, target: str = TARGET
+    value: Any, collate: Callable[[list[Any]], Any] | None = None, target: str = TARGET
 ) -> Any:
-    """Return one of FORMS as Data or LazyData; anything else unchanged.
+    """Return one of DATA_FORMS as Data or LazyData. Any other value is returned unchanged.
 
-    float64 arrays become torch's default type and integers int64, as layers and losses want them. Data for each client is joined, and its
-    groups are the keys of a dict or the positions in a list.
+    float64 arrays become tensors of torch's default type, and integers int64, as layers and losses require. The data of clients is
+    concatenated; the groups are the keys of the dict or the positions in the list.
     """
-    if isinstance(given, Data | LazyData):
-        return given
-    if _is_hugging_face(given) or (isinstance(given, Dataset) and hasattr(given, "__len__")):
-        return LazyData(given, collate, target)
-    if isinstance(given, Mapping) or (isinstance(given, list) and not _is_pair(given)):
-        by_client = given if isinstance(given, Mapping) else dict(enumerate(given))
-        return _joined({key: data_from(part, collate, target) for key, part in by_client.items()})
-    if isinstance(given, tuple | list) and len(given) == 2:
-        inputs, targets = given
-        return Data(mapped(inputs, _tensor), _tensor(targets))
-    return given
+    if isinstance(value, Data | LazyData):
+        return value
+    if _is_hugging_face(value) or (isinstance(value, Dataset) and hasattr(value, "__len__")):
+        return LazyData(value, collate, target)
+    if isinstance(value, Mapping) or (isinstance(value, list) and not _is_pair(value)):
+        by_client = value if isinstance(value, Mapping) else dict(enumerate(value))
+        return _concatenate(
+            {key: data_from(part, collate, target) for key, part in by_client.items()}
+        )
+    if isinstance(value, tuple | list) and len(value) == 2:
+        inputs, targets = value
+        return Data(map_tensors(inputs, _as_tensor), _as_tensor(targets))
+    return value
 
 
-def as_batch(found: Any, target: str = TARGET) -> Batch:
+def as_batch(collated: Any, target: str = TARGET) -> Batch:
     """Convert the result of a collate function to a Batch. Raises ValueError unless it is a tuple, a list or a dict."""
-    if isinstance(found, Batch):
-        return found
-    if isinstance(found, Mapping):
-        return Batch(dict(found), found.get(target))
-    if isinstance(found, tuple | list) and len(found) >= 2:
-        *inputs, targets = found
-        only = inputs[0] if len(inputs) == 1 else tuple(inputs)
-        return Batch(dict(only) if isinstance(only, Mapping) else only, targets)
+    if isinstance(collated, Batch):
+        return collated
+    if isinstance(collated, Mapping):
+        return Batch(dict(collated), collated.get(target))
+    if isinstance(collated, tuple | list) and len(collated) >= 2:
+        *parts, targets = collated
+        inputs = parts[0] if len(parts) == 1 else tuple(parts)
+        return Batch(dict(inputs) if isinstance(inputs, Mapping) else inputs, targets)
     raise ValueError(
-        f"a batch is a {type(found).__name__}; let the items be pairs (input, target), tuples or dicts, or give the task a collate"
+        f"a batch is a {type(collated).__name__}; return items that are pairs (input, target), tuples or dicts, or give the task a collate"
     )
 
 
-def mapped(inputs: Any, function: Callable[[Any], Any]) -> Any:
+def map_tensors(inputs: Any, function: Callable[[Any], Any]) -> Any:
     """Apply a function to every tensor of a batch's inputs."""
     if isinstance(inputs, Mapping):
         return {name: function(value) for name, value in inputs.items()}
@@ -289,10 +294,10 @@ def tensors(inputs: Inputs) -> list[Tensor]:
     return list(inputs) if isinstance(inputs, tuple) else [inputs]
 
 
-def non_finite(data: Any, rows: np.ndarray | None = None) -> str:
+def describe_non_finite(data: Any, rows: np.ndarray | None = None) -> str:
     """Describe non-finite examples among all or `rows`, such as "NaN or infinity in 7 of 400 examples"; "" if all are finite.
 
-    LazyData is not read: "".
+    LazyData is not read; the result is "".
     """
     if not isinstance(data, Data):
         return ""
@@ -305,8 +310,8 @@ def non_finite(data: Any, rows: np.ndarray | None = None) -> str:
     return f"NaN or infinity in {int(bad.sum())} of {count} examples" if bad.any() else ""
 
 
-class _Items(Dataset[Any]):
-    """The examples of a Data one by one, as pairs (input, target)."""
+class _Pairs(Dataset[Any]):
+    """The examples of a Data as pairs (input, target)."""
 
     def __init__(self, data: Data):
         self.data = data
@@ -315,11 +320,11 @@ class _Items(Dataset[Any]):
         return len(self.data)
 
     def __getitem__(self, row: int) -> tuple[Any, Tensor]:
-        return mapped(self.data.inputs, lambda t: t[row]), self.data.targets[row]
+        return map_tensors(self.data.inputs, lambda t: t[row]), self.data.targets[row]
 
 
-class _Joined(Dataset[Any]):
-    """Several datasets one after the other, as torch's ConcatDataset; `__getitem__` alone is needed of each."""
+class _Concatenated(Dataset[Any]):
+    """The concatenation of datasets. Unlike torch's ConcatDataset, it only requires `__getitem__` of each."""
 
     def __init__(self, parts: Sequence[Any]):
         self.parts = list(parts)
@@ -333,57 +338,57 @@ class _Joined(Dataset[Any]):
         return self.parts[number][row - (int(self.ends[number - 1]) if number else 0)]
 
 
-def _joined(parts: dict[Any, Any]) -> Any:
-    """Join the data of several clients. Anything else than data is returned unchanged, for the check of the task."""
-    found = list(parts.values())
-    if not found or not all(isinstance(part, Data | LazyData) and len(part) for part in found):
-        return next((part for part in found if not isinstance(part, Data | LazyData)), parts)
-    groups = np.repeat(np.array(list(parts)), [len(part) for part in found])
-    if all(isinstance(part, Data) and part.has_single_input for part in found):
+def _concatenate(parts: dict[Any, Any]) -> Any:
+    """Concatenate the data of clients, by client. A value that is not data is returned unchanged, for the check of the task."""
+    by_client = list(parts.values())
+    if not by_client or not all(isinstance(p, Data | LazyData) and len(p) for p in by_client):
+        return next((part for part in by_client if not isinstance(part, Data | LazyData)), parts)
+    groups = np.repeat(np.array(list(parts)), [len(part) for part in by_client])
+    if all(isinstance(part, Data) and part.has_single_input for part in by_client):
         return Data(
-            torch.cat([part.inputs for part in found]),
-            torch.cat([part.targets for part in found]),
+            torch.cat([part.inputs for part in by_client]),
+            torch.cat([part.targets for part in by_client]),
             groups,
         )
-    if all(isinstance(part, LazyData) and _is_hugging_face(part.dataset) for part in found):
+    if all(isinstance(part, LazyData) and _is_hugging_face(part.dataset) for part in by_client):
         from datasets import concatenate_datasets
 
-        whole = concatenate_datasets([part.dataset for part in found])
-        return LazyData(whole, found[0].collate, found[0].target, groups)
-    datasets = [part.dataset if isinstance(part, LazyData) else _Items(part) for part in found]
-    first = next((part for part in found if isinstance(part, LazyData)), None)
+        whole = concatenate_datasets([part.dataset for part in by_client])
+        return LazyData(whole, by_client[0].collate, by_client[0].target, groups)
+    datasets = [part.dataset if isinstance(part, LazyData) else _Pairs(part) for part in by_client]
+    first = next((part for part in by_client if isinstance(part, LazyData)), None)
     collate, target = (first.collate, first.target) if first else (None, TARGET)
-    return LazyData(_Joined(datasets), collate, target, groups)
+    return LazyData(_Concatenated(datasets), collate, target, groups)
 
 
-def _pieces(count: int, size: int) -> Iterator[tuple[int, int]]:
-    """Split `count` positions into the fewest near-equal pieces of at most `size`, the larger ones first: (first, end) of each."""
-    pieces = -(-count // size)
+def _chunk_bounds(count: int, size: int) -> Iterator[tuple[int, int]]:
+    """Yield the bounds (first, end) of chunks of `count` positions: as few as possible, of at most `size`, the larger ones first."""
+    chunks = -(-count // size)
     ends = [0]
-    for number in range(pieces):
-        ends.append(ends[-1] + count // pieces + (number < count % pieces))
+    for number in range(chunks):
+        ends.append(ends[-1] + count // chunks + (number < count % chunks))
     return itertools.pairwise(ends)
 
 
-def _is_hugging_face(given: Any) -> bool:
-    """Whether an object is a Hugging Face Dataset, by what it can do: the library is not imported."""
-    return all(hasattr(given, name) for name in ("column_names", "with_format", "select"))
+def _is_hugging_face(value: Any) -> bool:
+    """Return whether an object is a Hugging Face Dataset, by its attributes; the library is not imported."""
+    return all(hasattr(value, name) for name in ("column_names", "with_format", "select"))
 
 
 def _whole_column(dataset: Any, name: str) -> np.ndarray:
-    """Return a column of a Hugging Face Dataset, also one that its format leaves out of batches."""
+    """Return a column of a Hugging Face Dataset, even if its format excludes the column from batches."""
     return np.asarray(dataset.with_format("numpy", columns=[name])[:][name])
 
 
-def _is_pair(given: list[Any]) -> bool:
-    """Whether a list is (inputs, targets), and not the data of several clients."""
-    by_client = (Data, LazyData, Dataset, Mapping, tuple)
-    return len(given) == 2 and not any(
-        isinstance(part, by_client) or _is_hugging_face(part) for part in given
+def _is_pair(values: list[Any]) -> bool:
+    """Return whether a list is (inputs, targets), and not the data of two clients."""
+    data_types = (Data, LazyData, Dataset, Mapping, tuple)
+    return len(values) == 2 and not any(
+        isinstance(value, data_types) or _is_hugging_face(value) for value in values
     )
 
 
-def _stacked(name: str, column: Any) -> Tensor:
+def _stack_column(name: str, column: Any) -> Tensor:
     """Return a column of a Hugging Face batch as one tensor."""
     if isinstance(column, Tensor):
         return column
@@ -395,11 +400,8 @@ def _stacked(name: str, column: Any) -> Tensor:
         ) from error
 
 
-def _moved(value: Any, device: torch.device | str) -> Any:
-    return value.to(device) if isinstance(value, Tensor) else value
-
-
-def _tensor(value: Any) -> Tensor:
+def _as_tensor(value: Any) -> Tensor:
+    """Return a tensor without gradient; a float64 array in torch's default type, integers as int64."""
     if isinstance(value, Tensor):
         return value.detach()
     array = np.asarray(value)

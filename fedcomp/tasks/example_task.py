@@ -1,6 +1,6 @@
-"""A task of your own: which of three intertwined spirals does a point in the plane belong to?
+"""A task of your own: classify points in the plane by the spiral that they lie on, one of three.
 
-Replace model and data by yours. Run it with:
+Replace the model and the data with your own. Run it with:
 
     fedcomp sim --task my_task.py:task --rounds 100 --lr 0.1
 """
@@ -14,21 +14,21 @@ CLASSES = 3
 
 
 def model() -> nn.Module:
-    # Drawn from torch's global generator: fedcomp seeds it, so that server and clients begin with the same weights.
+    # fedcomp seeds torch's global generator, so that the server and all clients start with the same weights.
     return nn.Sequential(
         nn.Linear(2, 32), nn.ReLU(), nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, CLASSES)
     )
 
 
 def spirals(count: int, seed: int) -> Data:
-    # Each row of inputs is an example. The same seed gives the same data on every machine.
+    # Each row of inputs is an example. The data depends on the seed only, not on the machine.
     generator = torch.Generator().manual_seed(seed)
     arm = torch.randint(CLASSES, (count,), generator=generator)
-    along = torch.rand(count, generator=generator).sqrt()
+    radius = torch.rand(count, generator=generator).sqrt()
     angle = (
-        4 * along + arm * (2 * torch.pi / CLASSES) + 0.1 * torch.randn(count, generator=generator)
+        4 * radius + arm * (2 * torch.pi / CLASSES) + 0.1 * torch.randn(count, generator=generator)
     )
-    points = along[:, None] * torch.stack([angle.cos(), angle.sin()], dim=1)
+    points = radius[:, None] * torch.stack([angle.cos(), angle.sin()], dim=1)
     return Data(inputs=3 * points, targets=arm)
 
 
@@ -37,13 +37,13 @@ task = Task(
     model=model,
     train=lambda: spirals(6000, seed=1),
     test=lambda: spirals(1000, seed=2),
-    # loss=   mean over a batch, cross-entropy if not given
-    # accuracy=   a share from 0 to 1, of the largest outputs that are the targets if not given; None if there is none
-    # metrics=   further measures, {name: function of the outputs and targets of the whole test set}
-    # augment=   how --augment changes the examples that clients train on; a fedcomp.tasks.Augmentation
+    # loss=   mean over a batch; default: cross-entropy
+    # accuracy=   fraction from 0 to 1; default: fraction of examples whose largest output is the target; None: no accuracy
+    # metrics=   further metrics, {name: function of the outputs and targets of the whole test set}
+    # augment=   a fedcomp.tasks.Augmentation: how --augment changes training examples
 )
 
-# If your data lies in a folder, make the task in a function: it is given what --data names, as a pathlib.Path, or None.
+# If your data is in a folder, define a function that returns the task. Its argument is the folder of --data, a pathlib.Path or None.
 #
 # def task(folder):
 #     return Task(name="mine", model=model, train=lambda: read(folder / "train.csv"), test=lambda: read(folder / "test.csv"))

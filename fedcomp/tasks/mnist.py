@@ -1,8 +1,8 @@
-"""MNIST: handwritten digits, 28x28, 60,000 to learn from and 10,000 to test on.
+"""MNIST: 60,000 training and 10,000 test images of handwritten digits, 28x28.
 
-The linear model is that of the setting of Sattler et al. 2019; the network is the one of McMahan, Moore, Ramage,
-Hampson, Agüera y Arcas: Communication-efficient learning of deep networks from decentralized data. AISTATS 2017
-(1,663,370 parameters, which its two convolutions of 5x5 have only with padding).
+The linear model is that of Sattler et al. 2019. The network is that of McMahan, Moore, Ramage, Hampson, Agüera y Arcas:
+Communication-efficient learning of deep networks from decentralized data. AISTATS 2017. With padding, its number of parameters is the
+paper's 1,663,370.
 """
 
 from functools import partial
@@ -10,16 +10,20 @@ from pathlib import Path
 
 from torch import nn
 
-from .base import Task, named
-from .parquet import Images
+from .base import Task, builtin_task
+from .parquet import ImageDataset
 
 
-def images(data: Path | None) -> Images:
-    return Images(data, "mnist", "image", (1, 28, 28))
+def images(data: Path | None) -> ImageDataset:
+    """Return the images in a data folder."""
+    return ImageDataset(data, "mnist", "image", (1, 28, 28))
 
 
 def linear() -> nn.Module:
-    """Inputs [B, 784], 7,850 parameters. From zero: few coordinates are sent, and noise in the others would stay."""
+    """Return a linear model with 7,850 parameters, for inputs [B, 784].
+
+    Its initial weights are zero: with sparse updates, random initial weights would remain at the coordinates that are never sent.
+    """
     model = nn.Linear(784, 10)
     nn.init.zeros_(model.weight)
     nn.init.zeros_(model.bias)
@@ -27,7 +31,7 @@ def linear() -> nn.Module:
 
 
 def network() -> nn.Module:
-    """Inputs [B, 1, 28, 28], 1,663,370 parameters."""
+    """Return a network with 1,663,370 parameters, for inputs [B, 1, 28, 28]."""
     return nn.Sequential(
         nn.Conv2d(1, 32, 5, padding=2),
         nn.ReLU(),
@@ -42,22 +46,22 @@ def network() -> nn.Module:
     )
 
 
-@named("mnist-logreg")
+@builtin_task("mnist-logreg")
 def logreg(data: Path | None) -> Task:
-    """Logistic regression on pixels, each standardised by its own mean and deviation."""
+    """Logistic regression. Each pixel is standardised by its own mean and standard deviation."""
     read = images(data).per_pixel
     return Task("mnist-logreg", linear, partial(read, "train"), partial(read, "test"))
 
 
-@named("mnist-logreg-global")
+@builtin_task("mnist-logreg-global")
 def logreg_global(data: Path | None) -> Task:
-    """Logistic regression on pixels standardised by one mean and deviation for all of them."""
+    """Logistic regression. All pixels are standardised by one mean and standard deviation."""
     read = images(data).per_dataset
     return Task("mnist-logreg-global", linear, partial(read, "train"), partial(read, "test"))
 
 
-@named("mnist-cnn")
+@builtin_task("mnist-cnn")
 def cnn(data: Path | None) -> Task:
-    """McMahan et al.'s network on images standardised as a whole."""
+    """The network of McMahan et al. All pixels are standardised by one mean and standard deviation."""
     read = images(data).per_channel
     return Task("mnist-cnn", network, partial(read, "train"), partial(read, "test"))

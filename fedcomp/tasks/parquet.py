@@ -1,6 +1,6 @@
-"""Labelled images from a folder in the parquet schema of the Hugging Face hub.
+"""Labelled images in parquet files with the schema of the Hugging Face hub.
 
-DIR/mnist/train.parquet, DIR/mnist/test.parquet    DIR/mnist may be DIR itself, a file may be cut into
+DIR/mnist/train.parquet, DIR/mnist/test.parquet    DIR/mnist may be DIR itself; a file may be split into
                                                    train-00000-of-00002.parquet and so on
 image: struct<bytes: binary, path: string>         a PNG or JPEG file; the column is `img` in cifar10
 label: int64                                       0..9
@@ -18,36 +18,36 @@ import numpy as np
 import torch
 
 from ..errors import DataError, MissingExtraError
-from . import cache
+from .cache import Arrays, cached_arrays
 from .data import Data
 
 if TYPE_CHECKING:
     import pyarrow
 
 CLASSES = 10
-FLOOR = 0.01  # least deviation that pixels in 0..1 are divided by: a pixel that is always black has none
+MIN_DEVIATION = 0.01  # minimum divisor of pixels in 0..1: the standard deviation of a pixel that is always black is 0
 
 
 @dataclass(frozen=True)
-class Images:
-    """The images of one data set. Reads when asked; raises DataError, naming --data, where that fails."""
+class ImageDataset:
+    """The images of a data set, read on first use. Methods raise DataError, which names --data, if the files cannot be read."""
 
-    folder: Path | None  # what --data names
-    dataset: str  # the folder inside it, and the name in messages
-    column: str  # of the images
+    folder: Path | None  # the folder of --data
+    dataset: str  # name in messages, and of the folder inside `folder`
+    column: str  # name of the column with the images
     shape: tuple[int, ...]  # (channels, height, width); 1 or 3 channels
 
     def read(self, split: str) -> tuple[np.ndarray, np.ndarray]:
-        """Pixels uint8 [N, *shape] and labels int64 [N] of "train" or "test"; read-only where they come from the cache."""
+        """Return pixels uint8 [N, *shape] and labels int64 [N] of "train" or "test". Arrays from the cache are read-only."""
         files = self._files(split)
-        form = f"{self.column} {self.shape}"
-        images, labels = cache.arrays(
-            files, form, ("images", "labels"), lambda: self._decode(files), self._fits
+        key = f"{self.column} {self.shape}"
+        images, labels = cached_arrays(
+            files, key, ("images", "labels"), lambda: self._decode(files), self._is_valid
         )
         return images, labels
 
     def count(self, split: str) -> int:
-        """Images of "train" or "test", as the files say, without reading them."""
+        """Return the number of images of "train" or "test", from the metadata of the files."""
         files = self._files(split)
         try:
             from pyarrow import ArrowException, parquet
@@ -57,27 +57,27 @@ class Images:
             return sum(parquet.read_metadata(file).num_rows for file in files)
         except (OSError, ArrowException) as error:
             raise DataError(
-                f"--data {files[0]} cannot be read as parquet ({type(error).__name__}); replace it by a whole copy"
+                f"--data {files[0]} cannot be read as parquet ({type(error).__name__}); replace it with a complete copy"
             ) from error
 
-    def place(self) -> Path:
-        """The folder that the files are in. Raises DataError."""
+    def data_folder(self) -> Path:
+        """Return the folder that contains the files."""
         return self._files("train")[0].parent
 
     def per_pixel(self, split: str) -> Data:
-        """Inputs float32 [N, pixels]: scaled to 0..1, then each pixel standardised by its own moments over the training set."""
+        """Return inputs float32 [N, pixels]. Each pixel is standardised by its mean and standard deviation in the training set."""
         images, labels = self.read(split)
-        return Data(_standardised(images, *self._pixel_moments).flatten(1), torch.tensor(labels))
+        return Data(_standardise(images, *self._pixel_moments).flatten(1), torch.tensor(labels))
 
     def per_channel(self, split: str) -> Data:
-        """Inputs float32 [N, *shape]: scaled to 0..1, then each channel standardised by its moments over the training set."""
+        """Return inputs float32 [N, *shape]. Each channel is standardised by its mean and standard deviation in the training set."""
         images, labels = self.read(split)
-        return Data(_standardised(images, *self._channel_moments), torch.tensor(labels))
+        return Data(_standardise(images, *self._channel_moments), torch.tensor(labels))
 
     def per_dataset(self, split: str) -> Data:
-        """Inputs float32 [N, pixels]: scaled to 0..1, then standardised by one mean and deviation over the training set."""
+        """Return inputs float32 [N, pixels], standardised by one mean and standard deviation of the training set."""
         images, labels = self.read(split)
-        return Data(_standardised(images, *self._dataset_moments).flatten(1), torch.tensor(labels))
+        return Data(_standardise(images, *self._dataset_moments).flatten(1), torch.tensor(labels))
 
     @cached_property
     def _pixel_moments(self) -> tuple[np.ndarray, np.ndarray]:
@@ -93,33 +93,37 @@ class Images:
 
     def _files(self, split: str) -> list[Path]:
         try:
-            return self._found(split)
+            return self._find_files(split)
         except PermissionError as error:
             raise DataError(
                 f"--data {self.folder}: no permission to read {error.filename}; change its permissions"
             ) from error
 
-    def _found(self, split: str) -> list[Path]:
-        wanted = f"{self.dataset}/train.parquet and {self.dataset}/test.parquet"
+    def _find_files(self, split: str) -> list[Path]:
+        expected = f"{self.dataset}/train.parquet and {self.dataset}/test.parquet"
         if self.folder is None:
             raise DataError(
-                f"{self.dataset} needs its data; give --data DIR, a folder that holds {wanted}, or set FEDCOMP_DATA"
+                f"{self.dataset} needs its data; give --data DIR, a folder that contains {expected}, or set FEDCOMP_DATA"
             )
         if not self.folder.is_dir():
-            raise DataError(f"--data {self.folder} is not a folder; give one that holds {wanted}")
-        for place in (self.folder / self.dataset, self.folder):
-            whole = place / f"{split}.parquet"
-            files = [whole] if whole.is_file() else sorted(place.glob(f"{split}-*.parquet"))
+            raise DataError(
+                f"--data {self.folder} is not a folder; give one that contains {expected}"
+            )
+        for folder in (self.folder / self.dataset, self.folder):
+            whole = folder / f"{split}.parquet"
+            files = [whole] if whole.is_file() else sorted(folder.glob(f"{split}-*.parquet"))
             if files:
                 _check_parts(files, split)
                 return files
         state = (
-            f"holds no {self.dataset}/{split}.parquet" if any(self.folder.iterdir()) else "is empty"
+            f"does not contain {self.dataset}/{split}.parquet"
+            if any(self.folder.iterdir())
+            else "is empty"
         )
-        raise DataError(f"--data {self.folder} {state}; give a folder that holds {wanted}")
+        raise DataError(f"--data {self.folder} {state}; give a folder that contains {expected}")
 
-    def _fits(self, arrays: cache.Arrays) -> bool:
-        """Whether arrays can be what `_decode` makes."""
+    def _is_valid(self, arrays: Arrays) -> bool:
+        """Return whether cached arrays have the types, shapes and values of the arrays that `_decode` returns."""
         images, labels = arrays
         dtypes = labels.dtype == np.dtype(np.int64) and images.dtype == np.dtype(np.uint8)
         if not dtypes or labels.ndim != 1 or images.shape != (len(labels), *self.shape):
@@ -135,14 +139,13 @@ class Images:
     def _decode_file(self, file: Path) -> tuple[np.ndarray, np.ndarray]:
         encoded, labels = self._columns(file)
         images = np.empty((len(encoded), *self.shape), np.uint8)
-        for i, data in enumerate(
-            encoded
-        ):  # one thread: more of them wait for the interpreter's lock on images this small
+        # On images of this size, several threads would wait for the interpreter's lock.
+        for i, data in enumerate(encoded):
             images[i] = self._image(data, f"--data {file}: image {i}")
         return images, labels
 
     def _columns(self, file: Path) -> tuple[list[bytes | None], np.ndarray]:
-        """The encoded images and the labels of a file, checked against the schema."""
+        """Return the encoded images and the labels of a file. Raises DataError if they do not have the schema."""
         try:
             import pyarrow as pa
             from pyarrow import compute, parquet
@@ -158,16 +161,16 @@ class Images:
             ) from error
         except (OSError, pa.ArrowException) as error:
             raise DataError(
-                f"--data {file} cannot be read as parquet ({type(error).__name__}); replace it by a whole copy"
+                f"--data {file} cannot be read as parquet ({type(error).__name__}); replace it with a complete copy"
             ) from error
         labels = table["label"]
         if not len(labels):
-            raise DataError(f"--data {file} has no rows; replace it by a whole copy")
+            raise DataError(f"--data {file} has no rows; replace it with a complete copy")
         limits = compute.min_max(labels).as_py()
         if labels.null_count or limits["min"] < 0 or limits["max"] >= CLASSES:
             raise DataError(
-                f"--data {file} has labels from {limits['min']} to {limits['max']} and {labels.null_count} without a value; "
-                f"{self.dataset} needs 0 to {CLASSES - 1} in every row"
+                f"--data {file} has labels from {limits['min']} to {limits['max']}, and {labels.null_count} rows without a label; "
+                f"{self.dataset} needs a label from 0 to {CLASSES - 1} in every row"
             )
         return compute.struct_field(
             table[self.column], "bytes"
@@ -176,7 +179,7 @@ class Images:
     def _check_schema(self, schema: "pyarrow.Schema", file: Path) -> None:
         import pyarrow as pa
 
-        def fits(name: str) -> bool:
+        def has_column(name: str) -> bool:
             if schema.names.count(name) != 1:
                 return False
             kind = schema.field(name).type
@@ -191,10 +194,10 @@ class Images:
             (self.column, "struct<bytes: binary, path: string>"),
             ("label", "int64"),
         ):
-            if not fits(name):
-                found = ", ".join(f"{field.name} ({field.type})" for field in schema) or "none"
+            if not has_column(name):
+                columns = ", ".join(f"{field.name} ({field.type})" for field in schema) or "none"
                 raise DataError(
-                    f"--data {file}: {self.dataset} needs a column {name} ({kind}), found {found}; "
+                    f"--data {file}: {self.dataset} needs a column {name} ({kind}), but the columns are {columns}; "
                     f"give the hub's {self.dataset} as parquet"
                 )
 
@@ -206,27 +209,24 @@ class Images:
         channels, height, width = self.shape
         try:
             with Image.open(io.BytesIO(data or b""), formats=("PNG", "JPEG")) as image:
-                if image.size == (
-                    width,
-                    height,
-                ):  # compared before decoding, so that no image costs more than it should
+                if image.size == (width, height):  # checked before decoding, which bounds its cost
                     return (
                         np.asarray(image.convert("L" if channels == 1 else "RGB"))
                         .reshape(height, width, channels)
                         .transpose(2, 0, 1)
                     )
-                found = "{} x {}".format(*image.size)
+                size = "{} x {}".format(*image.size)
         except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
             raise DataError(
-                f"{where} cannot be decoded as PNG or JPEG; replace the file by a whole copy"
+                f"{where} cannot be decoded as PNG or JPEG; replace the file with a complete copy"
             ) from error
         raise DataError(
-            f"{where} is {found} pixels, and {self.dataset} needs {width} x {height}; give the hub's {self.dataset}"
+            f"{where} has {size} pixels, but {self.dataset} needs {width} x {height}; give the hub's {self.dataset}"
         )
 
 
 def _check_parts(files: Sequence[Path], split: str) -> None:
-    """Raise DataError where the names of files, "train-00000-of-00002.parquet", are not those of a whole set."""
+    """Raise DataError unless files with names such as "train-00000-of-00002.parquet" are a complete set."""
     parts = sorted(
         (int(part), int(total))
         for file in files
@@ -235,13 +235,16 @@ def _check_parts(files: Sequence[Path], split: str) -> None:
     total = parts[-1][1] if parts else 0
     if parts and (len(files) != total or parts != [(part, total) for part in range(total)]):
         raise DataError(
-            f"--data {files[0].parent} holds {len(files)} files {split}-*.parquet, which are not the {total} parts of one set; "
-            "give each of them once"
+            f"--data {files[0].parent} contains {len(files)} files {split}-*.parquet, which are not the {total} parts of one set; "
+            "give each part once"
         )
 
 
 def _moments(images: np.ndarray, axes: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
-    """Mean and deviation over `axes`, kept as axes of length 1, of pixels scaled to 0..1. Summed as integers: exact in any order."""
+    """Return mean and standard deviation over `axes` of pixels scaled to 0..1. The axes remain, with length 1.
+
+    Sums are of integers, so that their order has no effect.
+    """
     total: Any = 0
     squares: Any = 0
     for start in range(0, len(images), 512):
@@ -251,10 +254,11 @@ def _moments(images: np.ndarray, axes: tuple[int, ...]) -> tuple[np.ndarray, np.
     count = images.size // np.size(total)
     mean = total / count
     deviation = np.sqrt(np.maximum(squares / count - mean**2, 0))
-    return mean / 255, np.maximum(deviation / 255, FLOOR)
+    return mean / 255, np.maximum(deviation / 255, MIN_DEVIATION)
 
 
-def _standardised(images: np.ndarray, mean: np.ndarray, deviation: np.ndarray) -> torch.Tensor:
+def _standardise(images: np.ndarray, mean: np.ndarray, deviation: np.ndarray) -> torch.Tensor:
+    """Return pixels in 0..1 minus their mean, divided by their standard deviation, in float32."""
     values = images.astype(np.float32)
     values /= np.float32(255)
     values -= mean.astype(np.float32)

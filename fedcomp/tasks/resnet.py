@@ -1,9 +1,9 @@
-"""ResNet-18 for small images, with group in place of batch normalisation.
+"""ResNet-18 for small images, with group normalisation instead of batch normalisation.
 
-He, Zhang, Ren, Sun: Deep residual learning for image recognition. CVPR 2016; its stem for CIFAR-10: one 3x3 convolution, no pooling.
-GroupNorm (Wu & He: Group normalization. ECCV 2018) has no statistics, which clients who are not alike would not share; so Hsieh,
-Phanishayee, Mutlu, Gibbons: The non-IID data quagmire of decentralized machine learning. ICML 2020, and Reddi et al.: Adaptive federated
-optimization. ICLR 2021. There are 2 groups, which is usual there and fits every even width.
+He, Zhang, Ren, Sun: Deep residual learning for image recognition. CVPR 2016. The stem for CIFAR-10 is one 3x3 convolution.
+GroupNorm (Wu & He: Group normalization. ECCV 2018) has no running statistics, which differ between clients with different data: Hsieh,
+Phanishayee, Mutlu, Gibbons: The non-IID data quagmire of decentralized machine learning. ICML 2020. It has 2 groups, as in Reddi et al.:
+Adaptive federated optimization. ICLR 2021.
 
     y = ReLU(x' + N(conv3(ReLU(N(conv3(x))))))    x' = x, or N(conv1(x)) where the shape changes
 """
@@ -12,16 +12,12 @@ import torch
 from torch import Tensor, nn
 
 GROUPS = 2
-STAGES = (
-    (1, 1),
-    (2, 2),
-    (4, 2),
-    (8, 2),
-)  # (width as a multiple of the first, stride of the first of its two blocks)
+# For each stage, its width as a multiple of the first stage's, and the stride of the first of its two blocks.
+STAGES = ((1, 1), (2, 2), (4, 2), (8, 2))
 
 
 class Block(nn.Module):
-    """Two convolutions around which the input passes: [B, i, h, w] → [B, o, h / stride, w / stride]."""
+    """Two convolutions with a shortcut: [B, i, h, w] → [B, o, h / stride, w / stride]."""
 
     def __init__(self, inputs: int, outputs: int, stride: int):
         super().__init__()
@@ -38,7 +34,10 @@ class Block(nn.Module):
 
 
 class ResNet18(nn.Module):
-    """Inputs [B, 3, h, w] → [B, classes]; 11,173,962 parameters at width 64 with 10 classes. `width` is even: that of the first stage."""
+    """ResNet-18: inputs [B, 3, h, w] → [B, classes]. With width 64 and 10 classes, it has 11,173,962 parameters.
+
+    `width`: channels of the first stage, an even number.
+    """
 
     def __init__(self, width: int = 64, classes: int = 10):
         super().__init__()
@@ -58,7 +57,7 @@ class ResNet18(nn.Module):
 
 
 def _normalised(inputs: int, outputs: int, size: int, stride: int = 1) -> nn.Sequential:
-    """A convolution, which starts as in He et al. 2015, by fan-out, and its GroupNorm."""
+    """Return a convolution, initialised as in He et al. 2015 by fan-out, and its GroupNorm."""
     convolution = nn.Conv2d(inputs, outputs, size, stride, padding=size // 2, bias=False)
     nn.init.kaiming_normal_(convolution.weight, mode="fan_out", nonlinearity="relu")
     return nn.Sequential(convolution, nn.GroupNorm(GROUPS, outputs))

@@ -1,9 +1,9 @@
-"""Recalibration of running statistics, so that a model whose weights were averaged can be evaluated.
+"""Recalibration of running statistics such as those of BatchNorm, for the evaluation of averaged weights.
 
 Running mean and variance describe the activations under one set of weights. Clients keep theirs and do not send them, so the server
 computes its own by forward passes over a sample of examples, as in Izmailov, Podoprikhin, Garipov, Vetrov, Wilson: Averaging weights
 leads to wider optima and better generalization. UAI 2018, section 3.2. This costs no bytes, and a Byzantine client cannot falsify the
-statistics. The alternative, averaging the clients' statistics, would cost bytes and let it do so.
+statistics. Averaging the clients' statistics would cost bytes, and a Byzantine client could falsify them.
 """
 
 from collections.abc import Callable, Iterable
@@ -20,7 +20,8 @@ from .base import Task
 from .data import Examples
 from .user_errors import describe
 
-CALIBRATION, BATCH = 2000, 250  # examples: the most in all, and those of a forward pass
+CALIBRATION_EXAMPLES = 2000  # maximum
+BATCH_SIZE = 250  # examples in a forward pass
 
 NORMALIZATION = (
     nn.BatchNorm1d,
@@ -33,19 +34,19 @@ NORMALIZATION = (
 )
 
 
-def recalibrated(model: nn.Module) -> dict[str, nn.Module]:
-    """Return the layers that `recalibrate` covers, by name; empty for a model without running statistics. Leaves the model in eval mode.
+def recalibrated_layers(model: nn.Module) -> dict[str, nn.Module]:
+    """Return the layers with running statistics, by name. Leaves the model in eval mode.
 
-    A layer that the model keeps in eval mode during training (a frozen BatchNorm) is not among them: its statistics are constants.
+    Layers that the model keeps in eval mode during training (a frozen BatchNorm) are excluded, since their statistics are constants.
     """
     model.train()
-    found: dict[str, nn.Module] = {
+    layers: dict[str, nn.Module] = {
         name: module
         for name, module in model.named_modules()
         if isinstance(module, NORMALIZATION) and module.running_mean is not None and module.training
     }
     model.eval()
-    return found
+    return layers
 
 
 def recalibrate(
@@ -55,10 +56,10 @@ def recalibrate(
 
     `forward(batch)` runs a batch; by default it is the model itself.
 
-    Only the recalibrated layers are in training mode meanwhile, so that dropout is off and other buffers stay as they are. A BatchNorm
-    layer raises ValueError for a batch with one value per channel.
+    Only the recalibrated layers are in training mode meanwhile, so that dropout is off and other buffers do not change. A BatchNorm layer
+    raises ValueError for a batch with one value per channel.
     """
-    layers: list[Any] = [*recalibrated(model).values()]
+    layers: list[Any] = [*recalibrated_layers(model).values()]
     with ExitStack() as restored:
         restored.callback(model.eval)
         for layer in layers:
@@ -75,15 +76,16 @@ def recalibrate_on(
 ) -> None:
     """Recalibrate a task's model, which is on `device`, on the examples `rows`, in batches of at most 250."""
     index = torch.from_numpy(rows).to(data.device)
-    pieces = index.tensor_split(-(-len(rows) // BATCH))
+    pieces = index.tensor_split(-(-len(rows) // BATCH_SIZE))
     batches = (data.batch(piece).to(device) for piece in pieces)
     with torch.inference_mode():
         recalibrate(model, batches, lambda batch: task.outputs(model, batch))
 
 
-def why_not_recalibrated(task: Task, model: nn.Module, data: Examples, device: torch.device) -> str:
-    """Return why the forward pass that recalibration needs fails, such as for a task whose `evaluate_fn` calls parts of the model; ""
-    if it works. Leaves the model in eval mode.
+def recalibration_error(task: Task, model: nn.Module, data: Examples, device: torch.device) -> str:
+    """Return the error of the forward pass that recalibration needs, "" if it succeeds. Leaves the model in eval mode.
+
+    It fails, for example, for a model of which `evaluate_fn` calls the parts.
     """
     try:
         rows = torch.arange(min(2, len(data)), device=data.device)
@@ -95,7 +97,7 @@ def why_not_recalibrated(task: Task, model: nn.Module, data: Examples, device: t
 
 
 def _average(layer: nn.Module) -> RemovableHandle:
-    """Give each forward pass of the layer the same weight. momentum=None does so for BatchNorm, and freezes InstanceNorm."""
+    """Make a layer average the statistics of all forward passes. momentum=None does so for BatchNorm, but freezes InstanceNorm."""
     passes = count(1)
     return layer.register_forward_pre_hook(
         lambda layer, _inputs: setattr(layer, "momentum", 1 / next(passes))

@@ -1,8 +1,8 @@
-"""Tiny Shakespeare: what comes next in forty thousand lines of the plays, said by some three hundred roles.
+"""Tiny Shakespeare: prediction of the next character in 40,000 lines of the plays, spoken by about 300 roles.
 
 McMahan, Moore, Ramage, Hampson, Agüera y Arcas: Communication-efficient learning of deep networks from decentralized data. AISTATS
-2017; as a benchmark by role, Caldas et al.: LEAF. 2018. Characters are embedded in 8 dimensions and read by two LSTM layers of 256; the
-next one is predicted after each of 80 characters, as in McMahan et al. and Reddi et al. 2021; LEAF predicts the 81st alone.
+2017; as a benchmark by role, Caldas et al.: LEAF. 2018. The model has an embedding of 8 dimensions and two LSTM layers of 256 units. It
+predicts the next character after each of 80 characters, as in McMahan et al. and Reddi et al. 2021; LEAF predicts only the 81st.
 
     DIR/shakespeare/input.txt, or DIR/input.txt        First Citizen:
     speeches, a blank line between them;               Before we proceed any further, hear me speak.
@@ -10,10 +10,10 @@ next one is predicted after each of 80 characters, as in McMahan et al. and Redd
                                                        All:
                                                        Speak, speak.
 
-A role's speeches, in their order, are cut into windows of 80 characters, none of which is predicted twice. The last tenth of a role's
-windows, at least one, is for testing. What is left over at a role's end is left out, and so is a role with fewer than two windows: of
-Tiny Shakespeare's roles, 232 stay. A role is its name: unlike in LEAF, the First Citizens of two plays are one, since the text names no
-plays.
+The speeches of a role are split, in their order, into windows of 80 characters, such that no character is predicted twice. The last tenth
+of a role's windows, at least one, are test data. Characters after the last window are omitted, and so are roles with fewer than two
+windows: 232 of Tiny Shakespeare's roles remain. Roles are identified by name. Unlike in LEAF, the First Citizens of two plays are one role,
+since the text does not name the plays.
 """
 
 from dataclasses import dataclass
@@ -26,20 +26,19 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..errors import DataError
-from .base import Task, named
+from .base import Task, builtin_task
 from .data import Data
 
 WINDOW = 80  # characters
-TEST = 10  # one in so many windows of a role, the last ones
-ALPHABET = "\n" + "".join(
-    map(chr, range(32, 127))
-)  # one table for all parties, whatever text they have: printable ASCII
-UNKNOWN = len(ALPHABET)  # stands for every other character
+TEST_FRACTION = 10  # one of this number of windows of a role is test data
+# Printable ASCII, so that the table does not depend on the text.
+ALPHABET = "\n" + "".join(map(chr, range(32, 127)))
+UNKNOWN = len(ALPHABET)  # the number of all other characters
 _NUMBERS = {character: number for number, character in enumerate(ALPHABET)}
 
 
 class CharacterLSTM(nn.Module):
-    """Characters int64 [B, t] → scores of the next one after each [B, t, 97]; 824,425 parameters."""
+    """Characters int64 [B, t] → scores of the next character after each [B, t, 97]; 824,425 parameters."""
 
     def __init__(self, embedded: int = 8, hidden: int = 256, layers: int = 2):
         super().__init__()
@@ -52,34 +51,34 @@ class CharacterLSTM(nn.Module):
 
 
 def loss(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Cross-entropy, the mean over all positions: outputs [B, t, v], targets [B, t]."""
+    """Return the cross-entropy, a mean over all positions: outputs [B, t, v], targets [B, t]."""
     return F.cross_entropy(outputs.flatten(0, 1), targets.flatten())
 
 
 @dataclass(frozen=True)
 class Text:
-    """The text in a folder. Read once, when it is first asked for; raises DataError, naming --data, where that fails."""
+    """The text in a folder, read on first use. Methods raise DataError, which names --data, if the file cannot be read."""
 
-    folder: Path | None  # what --data names
+    folder: Path | None  # the folder of --data
 
     def read(self, split: str) -> Data:
-        """Characters int64 [N, 80] of "train" or "test", those that follow them as targets, and the role of each window as its group."""
-        parts = {role: _part(windows, split) for role, windows in self._windows.items()}
+        """Return characters int64 [N, 80] of "train" or "test", the following characters as targets, and roles as groups."""
+        parts = {role: _split_windows(windows, split) for role, windows in self._windows.items()}
         windows = torch.from_numpy(np.concatenate(list(parts.values())))
         groups = np.repeat(list(parts), [len(part) for part in parts.values()])
         return Data(windows[:, :-1].contiguous(), windows[:, 1:].contiguous(), groups)
 
     def count(self, split: str) -> int:
-        """Windows of "train" or "test"."""
-        return sum(len(_part(windows, split)) for windows in self._windows.values())
+        """Return the number of windows of "train" or "test"."""
+        return sum(len(_split_windows(windows, split)) for windows in self._windows.values())
 
-    def place(self) -> Path:
-        """The folder that the text is in. Raises DataError."""
+    def data_folder(self) -> Path:
+        """Return the folder that contains the text."""
         return self._path().parent
 
     @cached_property
     def _windows(self) -> dict[str, np.ndarray]:
-        """Those of each role that says enough for both splits, int64 [N, 81]: the last character of one is the first of the next."""
+        """Return the windows int64 [N, 81] of each role with at least two. The last character of a window is the first of the next."""
         path = self._path()
         try:
             text = path.read_text(encoding="utf-8-sig")
@@ -89,77 +88,79 @@ class Text:
             ) from error
         except (OSError, ValueError) as error:
             raise DataError(
-                f"--data {path} cannot be read as text in UTF-8; replace it by a whole copy"
+                f"--data {path} cannot be read as text in UTF-8; replace it with a complete copy"
             ) from error
-        said = {
-            role: encoded(words)
-            for role, words in speeches(text).items()
-            if len(words) > 2 * WINDOW
+        by_role = {
+            role: encode(lines) for role, lines in speeches(text).items() if len(lines) > 2 * WINDOW
         }
-        if not said:
+        if not by_role:
             raise DataError(
-                f"--data {path} has no role that says more than {2 * WINDOW} characters; give speeches with a blank line "
-                "between them, each under a line with its role and a colon"
+                f"--data {path} has no role with more than {2 * WINDOW} characters; give speeches with a blank line "
+                "between them, each after a line with its role and a colon"
             )
         return {
-            role: np.lib.stride_tricks.sliding_window_view(words, WINDOW + 1)[::WINDOW]
-            for role, words in said.items()
+            role: np.lib.stride_tricks.sliding_window_view(characters, WINDOW + 1)[::WINDOW]
+            for role, characters in by_role.items()
         }
 
     def _path(self) -> Path:
-        wanted = "a folder that holds shakespeare/input.txt"
+        expected = "a folder that contains shakespeare/input.txt"
         if self.folder is None:
             raise DataError(
-                f"shakespeare needs its data; give --data DIR, {wanted}, or set FEDCOMP_DATA"
+                f"shakespeare needs its data; give --data DIR, {expected}, or set FEDCOMP_DATA"
             )
         try:
             if not self.folder.is_dir():
                 raise DataError(
-                    f"--data {self.folder} is not a folder; give one that holds shakespeare/input.txt"
+                    f"--data {self.folder} is not a folder; give one that contains shakespeare/input.txt"
                 )
-            found = [
+            files = [
                 path
                 for path in (self.folder / "shakespeare" / "input.txt", self.folder / "input.txt")
                 if path.is_file()
             ]
-            state = "holds no shakespeare/input.txt" if any(self.folder.iterdir()) else "is empty"
+            state = (
+                "does not contain shakespeare/input.txt"
+                if any(self.folder.iterdir())
+                else "is empty"
+            )
         except PermissionError as error:
             raise DataError(
                 f"--data {self.folder}: no permission to read {error.filename}; change its permissions"
             ) from error
-        if not found:
+        if not files:
             raise DataError(
-                f"--data {self.folder} {state}; give {wanted}, such as Tiny Shakespeare of char-rnn"
+                f"--data {self.folder} {state}; give {expected}, such as Tiny Shakespeare of char-rnn"
             )
-        return found[0]
+        return files[0]
 
 
 def speeches(text: str) -> dict[str, str]:
-    """The lines that each role says in all its speeches; roles in the order in which they enter."""
-    said: dict[str, list[str]] = {}
+    """Return the lines of each role in all its speeches, with the roles in the order of their first speech."""
+    lines_of: dict[str, list[str]] = {}
     before, role = "", ""
     for line in text.split("\n"):
         if not before.strip() and line.rstrip().endswith(":"):
             role = " ".join(line.split())[:-1]
         elif role and line.strip():
-            said.setdefault(role, []).append(line)
+            lines_of.setdefault(role, []).append(line)
         before = line
-    return {role: "\n".join(lines) for role, lines in said.items()}
+    return {role: "\n".join(lines) for role, lines in lines_of.items()}
 
 
-def encoded(text: str) -> np.ndarray:
-    """The number of each character in the alphabet, int64 [len(text)]."""
+def encode(text: str) -> np.ndarray:
+    """Return the number of each character in the alphabet, int64 [len(text)]."""
     return np.array([_NUMBERS.get(character, UNKNOWN) for character in text], np.int64)
 
 
-def _part(windows: np.ndarray, split: str) -> np.ndarray:
-    test = max(1, len(windows) // TEST)
-    return windows[-test:] if split == "test" else windows[:-test]
+def _split_windows(windows: np.ndarray, split: str) -> np.ndarray:
+    n_test = max(1, len(windows) // TEST_FRACTION)
+    return windows[-n_test:] if split == "test" else windows[:-n_test]
 
 
-@named("shakespeare-lstm")
+@builtin_task("shakespeare-lstm")
 def lstm(data: Path | None) -> Task:
-    """The next character of each role's speeches."""
+    """Prediction of the next character in the speeches of each role."""
     read = Text(data).read
     return Task(
         "shakespeare-lstm", CharacterLSTM, partial(read, "train"), partial(read, "test"), loss

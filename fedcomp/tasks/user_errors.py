@@ -1,4 +1,4 @@
-"""Errors raised by a user's own code, in one sentence: file, line and function of the user's frame, then the error."""
+"""Descriptions of errors in a user's code: file, line and function of the user's frame, and the error, on one line."""
 
 import os
 import sysconfig
@@ -9,37 +9,37 @@ import torch
 
 from ..errors import FedcompError, OutOfMemoryError, TaskError
 
-TRACEBACK = "FEDCOMP_TRACEBACK"  # environment variable
-SEE_TRACEBACK = f"set {TRACEBACK}=1 to see the full traceback"
-LIBRARIES = (
+TRACEBACK_VARIABLE = "FEDCOMP_TRACEBACK"  # environment variable
+SEE_TRACEBACK = f"set {TRACEBACK_VARIABLE}=1 to see the full traceback"
+LIBRARY_FOLDERS = (
     str(Path(__file__).parents[1]) + os.sep,
     *{sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib")},
 )
-INSTALLED = {"site-packages", "dist-packages"}
-GPU_SIGNS = ("CUDA", "CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED")
-SIGNS = (
+PACKAGE_FOLDERS = {"site-packages", "dist-packages"}
+GPU_MESSAGES = ("CUDA", "CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED")
+MEMORY_MESSAGES = (
     "out of memory",
     "not enough memory",
     "can't allocate memory",
     "DefaultCPUAllocator",
-    *GPU_SIGNS[1:],
+    *GPU_MESSAGES[1:],
 )
-LONGEST = 200  # characters of the allocator's message
+MAX_MESSAGE_CHARS = 200  # characters of the allocator's message
 
 
 def describe(error: BaseException) -> str:
     """Return a sentence such as "my_task.py, line 12, in forward: RuntimeError: mat1 and mat2 shapes cannot be multiplied".
 
-    The frame is the innermost one outside of fedcomp and installed packages; without one, the error alone is described. Only the first
-    line of its message is kept. With FEDCOMP_TRACEBACK set, also print the traceback to standard error.
+    The frame is the innermost one outside of fedcomp and installed packages. Without such a frame, the description consists of the error.
+    Only the first line of its message is included. If FEDCOMP_TRACEBACK is set, also print the traceback to standard error.
     """
-    if os.environ.get(TRACEBACK):
+    if os.environ.get(TRACEBACK_VARIABLE):
         traceback.print_exception(error)
     message = str(error)
     place = _user_frame(error)
     if isinstance(error, SyntaxError):
         message = error.msg
-        if error.filename and not _installed(error.filename):
+        if error.filename and not _is_library(error.filename):
             place = f"{Path(error.filename).name}, line {error.lineno}"
     first = next(iter(message.strip().splitlines()), "")
     parts = (place, type(error).__name__, first)
@@ -53,36 +53,37 @@ def client_error(error: BaseException) -> FedcompError:
     return out_of_memory(error) or TaskError(describe(error))
 
 
-def ran_out_of_memory(error: BaseException) -> bool:
-    """Return whether an error says that the memory of a device did not suffice."""
+def is_out_of_memory(error: BaseException) -> bool:
+    """Return whether an error means that the memory of a device is exhausted."""
     return isinstance(error, torch.cuda.OutOfMemoryError | MemoryError) or (
-        isinstance(error, RuntimeError) and any(sign in str(error) for sign in SIGNS)
+        isinstance(error, RuntimeError) and any(sign in str(error) for sign in MEMORY_MESSAGES)
     )
 
 
 def out_of_memory(error: BaseException) -> OutOfMemoryError | None:
-    """Return an error that names the device and the flags that need less memory, or None if memory did not run out."""
-    if not ran_out_of_memory(error):
+    """Return an error that names the device and the flags that reduce memory, or None for an error of another kind."""
+    if not is_out_of_memory(error):
         return None
     cuda = isinstance(error, torch.cuda.OutOfMemoryError) or any(
-        sign in str(error) for sign in GPU_SIGNS
+        sign in str(error) for sign in GPU_MESSAGES
     )
-    said = next(iter(str(error).splitlines()), "")[:LONGEST].strip()
+    message = next(iter(str(error).splitlines()), "")[:MAX_MESSAGE_CHARS].strip()
     return OutOfMemoryError(
-        f"memory ran out on the {'GPU' if cuda else 'CPU'}{f' ({said})' if said else ''}; give a smaller --batch-size, "
+        f"memory ran out on the {'GPU' if cuda else 'CPU'}{f' ({message})' if message else ''}; give a smaller --batch-size, "
         "train fewer clients at once (--engine serial, a smaller --cohort-batch or --side-by-side), or choose another --device"
     )
 
 
 def _user_frame(error: BaseException) -> str:
+    """Return file, line and function of the innermost frame outside of libraries; "" if there is none."""
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
-        if not _installed(frame.filename):
+        if not _is_library(frame.filename):
             where = f"{Path(frame.filename).name}, line {frame.lineno}"
             return where if frame.name == "<module>" else f"{where}, in {frame.name}"
     return ""
 
 
-def _installed(file: str) -> bool:
+def _is_library(file: str) -> bool:
     if file.startswith(("<frozen", "<__array_function__")):
         return True
-    return file.startswith(LIBRARIES) or not INSTALLED.isdisjoint(Path(file).parts)
+    return file.startswith(LIBRARY_FOLDERS) or not PACKAGE_FOLDERS.isdisjoint(Path(file).parts)

@@ -39,7 +39,9 @@ class PooledConvolution(nn.Module):
         if self.is_supported and not torch.is_autocast_enabled("cpu") and x.dim() == 4:
             padding, patch = _pair(c.padding), _pair(m.kernel_size)
             if pooled.suits(x, c.weight, padding, patch):
-                return _PooledFunction.apply(x, c.weight, c.bias, padding, patch, m.ceil_mode)
+                return _PooledFunction.apply(  # type: ignore[no-untyped-call]
+                    x, c.weight, c.bias, padding, patch, m.ceil_mode
+                )
         return F.relu(m(c(x)))
 
 

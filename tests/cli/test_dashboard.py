@@ -335,8 +335,8 @@ def test_it_redraws_when_the_terminal_is_resized(terminal):
     ours, theirs = terminal
     resize(theirs, 20, 60)
     script = (
-        "import sys; sys.path.insert(0, 'tests/cli'); from conftest import Told; from fedcomp.cli.dashboard import Dashboard\n"
-        "with Dashboard() as d: Told(9).to(d, end=False); sys.stdin.readline()"
+        "import sys; sys.path.insert(0, 'tests/cli'); from conftest import FakeRun; from fedcomp.cli.dashboard import Dashboard\n"
+        "with Dashboard() as d: FakeRun(9).to(d, end=False); sys.stdin.readline()"
     )
     environment = {k: v for k, v in os.environ.items() if k not in ("COLUMNS", "LINES")} | {
         "TERM": "xterm",

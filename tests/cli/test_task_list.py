@@ -24,7 +24,7 @@ def test_every_task_has_a_line_without_any_data():
     assert found["mnist-cnn"][:4] == ["1,663,370", "–", "–", "1×28×28"]
     assert (
         found["mnist-cnn"][4]
-        == "mnist needs its data; give --data DIR, a folder that holds mnist/train.parquet and "
+        == "mnist needs its data; give --data DIR, a folder that contains mnist/train.parquet and "
         "mnist/test.parquet, or set FEDCOMP_DATA"
     )
 
@@ -52,7 +52,7 @@ def test_data_that_is_there_is_counted_and_named(by_variable, tmp_path):
     assert found["shakespeare-lstm"][1:] == ["12", "1", "80 characters", f"in {tmp_path}"]
     assert (
         found["cifar10-vgg11s"][1:3] == ["–", "–"]
-        and f"{tmp_path} holds no cifar10/train.parquet" in found["cifar10-vgg11s"][4]
+        and f"{tmp_path} does not contain cifar10/train.parquet" in found["cifar10-vgg11s"][4]
     )
 
 

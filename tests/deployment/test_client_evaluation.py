@@ -4,7 +4,7 @@ import dataclasses
 import json
 from pathlib import Path
 
-from one_process import deployed
+from one_process import TASK, Clients, deployed
 
 from fedcomp.sim import simulate
 
@@ -23,3 +23,19 @@ def test_clients_report_the_metrics_of_the_simulation(tmp_path):
     found = metrics(tmp_path / "run")
     assert found == metrics(tmp_path / "simulated")
     assert found[1]["accuracy"]["clients"] == 3 and found[1]["accuracy"]["mean"] > 0
+
+
+def test_the_server_needs_no_data(tmp_path):
+    options = {"clients": 2, "rounds": 2, "evaluate": "clients", "holdout": 0.3}
+    with deployed(tmp_path, task=f"{TASK}_without_data", **options) as run:
+
+        def start_clients() -> None:
+            run.clients.append(Clients())
+            run.clients[-1].start(run.port, [0, 1], None, f"{TASK}_without_test_data")
+
+        run.serve(then=start_clients)
+        simulated = {"task": f"{TASK}_without_test_data", "out": str(tmp_path / "simulated")}
+        simulate(dataclasses.replace(run.config, **simulated, engine="serial"))
+    assert metrics(tmp_path / "run") == metrics(tmp_path / "simulated")
+    model = "model.safetensors"
+    assert (tmp_path / "run" / model).read_bytes() == (tmp_path / "simulated" / model).read_bytes()

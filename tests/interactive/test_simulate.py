@@ -57,7 +57,7 @@ def test_another_process_hands_the_object_over(tmp_path):
     run = fedcomp.load(out)
     with pytest.raises(
         TaskError,
-        match=r"the task 'mine' is an object of a Python program, where .* run.model\(task\)",
+        match=r"the task 'mine' is an object of a Python program; .* run.model\(task\)",
     ):
         run.model()
     assert all(

@@ -173,7 +173,7 @@ def test_an_accuracy_that_is_not_a_number_does_not_end_the_run():
         if math.isnan(value):
             assert math.isnan(made.evaluate(1, weights).accuracy)
         else:
-            with pytest.raises(TaskError, match="gave 1.5"):
+            with pytest.raises(TaskError, match="got 1.5"):
                 made.evaluate(1, weights)
 
 

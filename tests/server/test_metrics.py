@@ -6,7 +6,14 @@ from pathlib import Path
 
 from prometheus_text import parsed
 
-from fedcomp.callbacks import ClientRecord, Header, PortFigures, Rejection, RoundRecord
+from fedcomp.callbacks import (
+    ClientMetric,
+    ClientRecord,
+    Header,
+    PortFigures,
+    Rejection,
+    RoundRecord,
+)
 from fedcomp.server.metrics import Metrics
 
 HEADER = Header(
@@ -127,6 +134,38 @@ def test_rounds_add_up_and_the_last_accuracy_stays():
     assert not any(
         name.startswith(("fedcomp_client", "fedcomp_port", "fedcomp_wire")) for name, _ in samples
     ), "a simulation has none"
+
+
+def test_metrics_of_clients_stay_until_they_are_reported_again():
+    metrics = Metrics()
+    reported = {
+        "accuracy": ClientMetric(0.75, 0.5, 2, 30),
+        "train_loss": ClientMetric(2.0, 3.0, 2, 30),
+    }
+    metrics.on_round_end(replace(RECORD, client_metrics=reported))
+    later = {"train_loss": ClientMetric(1.5, 2.5, 2, 30), "size": ClientMetric(7.0, None, 2, 30)}
+    metrics.on_round_end(replace(RECORD, round=5, client_metrics=later))
+    samples = parsed(metrics.text())
+
+    def values(statistic):
+        family = f"fedcomp_client_metric_{statistic}"
+        return {
+            dict(labels)["metric"]: v for (name, labels), v in samples.items() if name == family
+        }
+
+    assert values("mean") == {"accuracy": 0.75, "train_loss": 1.5, "size": 7.0}
+    assert values("worst_decile") == {"accuracy": 0.5, "train_loss": 2.5}
+
+
+def test_the_number_of_metrics_of_clients_is_bounded():
+    metrics = Metrics()
+    for round in range(4):
+        names = [f"{round}/{i}" for i in range(64)]
+        reported = {name: ClientMetric(float(round), None, 1, 1) for name in names}
+        metrics.on_round_end(replace(RECORD, client_metrics=reported))
+    samples = parsed(metrics.text())
+    means = [v for (name, _), v in samples.items() if name == "fedcomp_client_metric_mean"]
+    assert means == [2.0] * 64 + [3.0] * 64
 
 
 def test_suspicion_stays_over_rounds_that_judge_no_votes():

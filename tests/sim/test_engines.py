@@ -12,7 +12,7 @@ from fedcomp.config import RunConfig
 from fedcomp.errors import ConfigError
 from fedcomp.layout import Layout
 from fedcomp.sim.batched import BatchedEngine, BatchedJobs
-from fedcomp.sim.engine_choice import EngineChoice
+from fedcomp.sim.engine_choice import EngineChoice, engine_reason
 from fedcomp.tasks.base import Task
 from fedcomp.tasks.data import Data
 from fedcomp.training.batches import plan_batches
@@ -136,6 +136,25 @@ def test_the_engine_follows_from_model_and_device(monkeypatch, make, asked, thre
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
     machine = chosen(RunConfig(engine=asked), make(), CPU)
     assert (machine.engine, expected[1] and machine.at_once) == expected
+
+
+@pytest.mark.parametrize(
+    ("model", "options", "reason"),
+    [
+        (nn.Linear(2, 2), {}, "all weights are in Linear and Embedding layers"),
+        (nn.Conv2d(1, 2, 3), {}, "on a CPU, only Linear and Embedding layers are batched"),
+        (nn.Dropout(), {}, "the model has Dropout, which draws at random"),
+        (
+            nn.Linear(2, 2),
+            {"optimizer": "adamw"},
+            "clients cannot be batched with --optimizer adamw",
+        ),
+        (nn.Linear(2, 2), {"engine": "serial"}, ""),
+    ],
+)
+def test_the_reason_for_an_engine(model, options, reason):
+    task = Task("small", lambda: model, examples, examples)
+    assert engine_reason(RunConfig(**options), task, examples(), model, CPU) == reason
 
 
 def test_what_cannot_be_names_the_flag():

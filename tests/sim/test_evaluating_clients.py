@@ -18,7 +18,7 @@ from fedcomp.cli.comparison.table import as_text
 from fedcomp.cli.line_display import LineDisplay
 from fedcomp.cli.report.page import html
 from fedcomp.cli.results import results
-from fedcomp.errors import ConfigError
+from fedcomp.errors import ConfigError, TaskError
 from fedcomp.formatting import percent
 from fedcomp.runs import groups
 from fedcomp.sim import simulate
@@ -49,6 +49,8 @@ def evaluate(model, data):
 
 
 by_client = Task("by client", network, TRAIN, TEST)
+untested = Task("by client", network, TRAIN)
+tested_together = Task("by client", network, TRAIN, (INPUTS[36:], LABELS[36:]))
 own_loop = Task("own loop", network, TRAIN, TEST, train_fn=loop)
 own_evaluation = Task("own evaluation", network, TRAIN, TEST, evaluate_fn=evaluate)
 
@@ -92,6 +94,22 @@ def test_a_client_evaluates_the_model_that_it_received_on_its_test_data(tmp_path
     assert worst == max(value["loss"] for value in values.values())
     assert found.records[1].accuracy is None and found.summary.accuracy is None
     assert found.summary.client_metrics == found.records[1].client_metrics
+
+
+def test_a_task_without_test_data_is_evaluated_by_clients(tmp_path):
+    found = run(tmp_path / "untested", "untested", evaluate="clients")
+    run(tmp_path / "tested", "tested_together", evaluate="clients")
+    assert found.records[-1].client_metrics["accuracy"].clients == 3
+    assert compared(tmp_path / "untested") == compared(tmp_path / "tested")
+    assert found.summary.accuracy is None and found.model() is not None
+
+
+@pytest.mark.parametrize("evaluate", ["server", "both"])
+def test_the_server_cannot_evaluate_without_test_data(tmp_path, evaluate):
+    message = "task 'by client' has no test data; give the task a 'test', or let the clients evaluate with --evaluate clients"
+    with pytest.raises(TaskError, match=f"^{re.escape(message)}$"):
+        run(tmp_path / "run", "untested", evaluate=evaluate)
+    assert not (tmp_path / "run").exists()
 
 
 def test_held_out_examples_are_evaluated_and_not_trained_on(tmp_path):

@@ -118,7 +118,7 @@ def test_a_failure_while_a_checkpoint_is_written_costs_a_round_at_most(
             raise OSError(28, "No space left on device")
         save_file(tensors, path)
 
-    monkeypatch.setattr(checkpoint, "SMALL", 100)  # a file for each vector
+    monkeypatch.setattr(checkpoint, "FILE_BYTES", 100)  # a file for each vector
     monkeypatch.setattr(checkpoint, "save_file", fails_once)
     with pytest.raises(CheckpointError):
         simulate(replace(config, out=out(tmp_path, "stopped")))

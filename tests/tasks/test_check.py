@@ -85,7 +85,7 @@ def test_buffers_are_the_same_every_time_from_the_generators_that_are_seeded():
     ):
         with pytest.raises(
             TaskError,
-            match="another model when called again; expected the same parameters and buffers every time",
+            match="a different model in a second call; expected the same parameters and buffers every time",
         ):
             check(dataclasses.replace(GOOD, model=draw), 20)
 
@@ -113,7 +113,7 @@ def test_one_example_is_tried_where_batches_are_no_larger():
 @for_each(
     "change, says",
     [
-        ({"model": lambda: "a model"}, r"model\(\) gave str; expected a torch.nn.Module"),
+        ({"model": lambda: "a model"}, r"model\(\): got str; expected a torch.nn.Module"),
         ({"model": raising}, r"model\(\) failed: .*RuntimeError: no; correct the task"),
         ({"model": frozen}, "without a trainable parameter; expected at least one"),
         ({"model": nn.Identity}, "without a trainable parameter"),
@@ -124,7 +124,7 @@ def test_one_example_is_tried_where_batches_are_no_larger():
         ),
         (
             {"model": lambda: Wrapped(lambda x: (x, x))},
-            r"model\(\)\(inputs\) gave tuple; expected a tensor",
+            r"model\(\)\(inputs\): got tuple; expected a tensor",
         ),
         (
             {"model": lambda: Wrapped(lambda x: x[:, :0])},
@@ -132,27 +132,27 @@ def test_one_example_is_tried_where_batches_are_no_larger():
         ),
         (
             {"model": lambda: Wrapped(lambda x: x[:, :2])},
-            "targets gave labels from 0 to 2; expected 0 to 1, as the model has 2 outputs",
+            "targets: got labels from 0 to 2; expected 0 to 1, as the model has 2 outputs",
         ),
-        ({"train": lambda: (1, 2, 3)}, r"train\(\) gave tuple; expected a fedcomp Data, a pair"),
+        ({"train": lambda: (1, 2, 3)}, r"train\(\): got tuple; expected a fedcomp Data, a pair"),
         ({"train": raising}, r"train\(\) failed: .*RuntimeError"),
         (
             {"train": lambda: Data(torch.zeros(0, 4), torch.zeros(0))},
-            r"train\(\) gave no examples; expected at least one",
+            r"train\(\): got no examples; expected at least one",
         ),
-        ({"test": lambda: Data(torch.zeros(0, 4), torch.zeros(0))}, r"test\(\) gave no examples"),
+        ({"test": lambda: Data(torch.zeros(0, 4), torch.zeros(0))}, r"test\(\): got no examples"),
         (
             {"test": lambda: Data(torch.zeros(3, 4), torch.zeros(2))},
-            r"test\(\) gave 3 inputs and 2 targets; expected as many",
+            r"test\(\): got 3 inputs and 2 targets; expected equal numbers",
         ),
         (
             {"test": lambda: Data(torch.zeros(2, 4), torch.tensor([0, 3]))},
-            r"test\(\).targets gave labels from 0 to 3",
+            r"test\(\).targets: got labels from 0 to 3",
         ),
-        ({"train": lambda: Data([[1.0]], [1])}, r"train\(\).inputs gave list; expected a tensor"),
+        ({"train": lambda: Data([[1.0]], [1])}, r"train\(\).inputs: got list; expected a tensor"),
         (
             {"loss": lambda o, t: 0.5},
-            r"loss\(outputs, targets\) gave float; expected a scalar tensor",
+            r"loss\(outputs, targets\): got float; expected a scalar tensor",
         ),
         ({"loss": lambda o, t: o.sum(1)}, r"gave float32 \[2\]; expected a scalar tensor"),
         ({"loss": lambda o, t: o.sum() * float("nan")}, "gave nan; expected a finite number"),
@@ -160,8 +160,8 @@ def test_one_example_is_tried_where_batches_are_no_larger():
         ({"loss": raising}, r"loss\(outputs, targets\) failed: .*RuntimeError"),
         ({"accuracy": lambda o, t: 93.5}, "gave 93.5; expected a share from 0 to 1"),
         ({"accuracy": lambda o, t: float("nan")}, "gave nan; expected a share"),
-        ({"accuracy": lambda o, t: o.argmax(1) == t}, r"gave bool \[2\]; expected one number"),
-        ({"accuracy": lambda o, t: None}, "gave NoneType; expected one number"),
+        ({"accuracy": lambda o, t: o.argmax(1) == t}, r"gave bool \[2\]; expected a number"),
+        ({"accuracy": lambda o, t: None}, "gave NoneType; expected a number"),
         ({"accuracy": raising}, r"accuracy\(outputs, targets\) failed: .*RuntimeError"),
     ],
 )
@@ -179,7 +179,7 @@ def test_augmentation_is_tried_where_it_is_asked_for():
     check(GOOD, 20)
     with pytest.raises(
         ConfigError,
-        match="^--augment changes examples in the task's own way, and task 'toy' has none; leave it out",
+        match="^--augment: task 'toy' has no augmentation; leave the flag out",
     ):
         check(GOOD, 20, augment=True)
     shifted = dataclasses.replace(GOOD, augment=Augmentation(shift, torch.add))
@@ -195,7 +195,7 @@ def test_augmentation_is_tried_where_it_is_asked_for():
         (
             lambda generator, count: [0.0] * count,
             torch.add,
-            r"draw\(generator, count\) gave list; expected a numpy array with a row for each",
+            r"draw\(generator, count\): got list; expected a numpy array with a row for each",
         ),
         (
             lambda generator, count: generator.random((1, 4)),
@@ -207,7 +207,7 @@ def test_augmentation_is_tried_where_it_is_asked_for():
         (
             shift,
             lambda inputs, drawn: inputs[:, :2],
-            r"apply\(inputs, drawn\) gave float32 \[2, 2\]; expected float32 \[2, 4\]",
+            r"apply\(inputs, drawn\): got float32 \[2, 2\]; expected float32 \[2, 4\]",
         ),
         (
             shift,
@@ -285,14 +285,14 @@ class Counting:
         ({"model": lambda: nn.Linear(4, 3, dtype=torch.complex64)}, "of torch.complex64"),
         ({"model": lambda: nn.LazyLinear(3)}, "a lazy layer"),
         ({"model": lambda: nn.Linear(4, 3, device="meta")}, "on the meta device"),
-        ({"model": Counting()}, "another model when called again"),
+        ({"model": Counting()}, "a different model in a second call"),
         (
             {
                 "train": lambda: Data(
                     torch.ones(6, 4).to_sparse(), torch.zeros(6, dtype=torch.int64)
                 )
             },
-            "inputs gave sparse float32 [6, 4]",
+            "inputs: got sparse float32 [6, 4]",
         ),
         ({"model": lambda: OnlyTrains(4, 3)}, "in forward: RuntimeError: no evaluation; correct"),
         ({"model": leaving}, "model() failed: test_check.py, line "),

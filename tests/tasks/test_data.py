@@ -70,9 +70,9 @@ def test_each_form_is_the_same_data(given):
     [
         (
             (X, Y, X),
-            r"train\(\) gave tuple; expected a fedcomp Data, a pair \(inputs, targets\) of tensors or arrays, a torch Dataset,",
+            r"train\(\): got tuple; expected a fedcomp Data, a pair \(inputs, targets\) of tensors or arrays, a torch Dataset,",
         ),
-        ((X, Y[:3]), r"train\(\) gave 6 inputs and 3 targets"),
+        ((X, Y[:3]), r"train\(\): got 6 inputs and 3 targets"),
         ((X, ["a"] * 6), r"train\(\) failed: .*TypeError"),
         (
             Pairs(lambda x, y: {"x": x}),
@@ -174,16 +174,16 @@ def test_a_task_without_metrics_writes_no_word_of_them(tmp_path):
     [
         (
             {"accuracy": Task.accuracy},
-            r"test\(\).targets gave float32 \[2, 1\]; expected labels, .* give the task accuracy=None",
+            r"test\(\).targets: got float32 \[2, 1\]; expected integer labels; for other targets, give the task accuracy=None",
         ),
         (
             {"metrics": {"loss": absolute}},
-            "metrics gave the name 'loss'; expected a word that metrics.jsonl does not use yet",
+            "metrics: got the name 'loss'; expected an identifier that is not a key of metrics.jsonl",
         ),
-        ({"metrics": {"mean error": absolute}}, "metrics gave the name 'mean error'"),
+        ({"metrics": {"mean error": absolute}}, "metrics: got the name 'mean error'"),
         (
             {"metrics": {"each": lambda o, t: o - t}},
-            r"metrics\['each'\]\(outputs, targets\) gave float32 \[6, 1\]; expected one number",
+            r"metrics\['each'\]\(outputs, targets\): got float32 \[6, 1\]; expected a number",
         ),
         (
             {"metrics": {"broken": lambda o, t: 1 / 0}},

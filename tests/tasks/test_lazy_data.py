@@ -107,7 +107,7 @@ def test_clients_by_a_column():
     assert [list(rows) for rows in shards] == [[2], [0, 1], [3]]
     with pytest.raises(ConfigError, match="the task's data has no column 'person'"):
         partition("natural:column=person", data_from(columns()), 3, 0)
-    with pytest.raises(ConfigError, match="--clients 4 is more than the 3 groups"):
+    with pytest.raises(ConfigError, match="--clients 4 exceeds the 3 groups"):
         partition("natural:column=user", data_from(columns()), 4, 0)
 
 
@@ -181,7 +181,7 @@ def test_several_inputs_go_to_the_model_by_position_or_keyword():
     ("inputs", "said"),
     [
         ((NUMBERS, NUMBERS[:3]), r"3 inputs\[1\] and 4 targets"),
-        ({"a": NUMBERS, "b": [1, 2, 3, 4]}, r"train\(\).inputs\['b'\] gave list"),
+        ({"a": NUMBERS, "b": [1, 2, 3, 4]}, r"train\(\).inputs\['b'\]: got list"),
     ],
 )
 def test_inputs_that_do_not_fit_are_named(inputs, said):

@@ -8,7 +8,7 @@ import torch
 
 from fedcomp.errors import DataError, MissingExtraError
 from fedcomp.tasks import parquet as room
-from fedcomp.tasks.parquet import Images
+from fedcomp.tasks.parquet import ImageDataset
 
 pa = pytest.importorskip("pyarrow")
 pq = pytest.importorskip("pyarrow.parquet")
@@ -56,8 +56,8 @@ def hub(tmp_path):
     return tmp_path, train, test
 
 
-def toy(folder: Path | None) -> Images:
-    return Images(folder, "toy", "image", GREY)
+def toy(folder: Path | None) -> ImageDataset:
+    return ImageDataset(folder, "toy", "image", GREY)
 
 
 @pytest.mark.parametrize("inside", ["", "toy"])
@@ -73,7 +73,7 @@ def test_pixels_and_labels_come_back_from_the_folder_or_its_parent(hub, inside):
 def test_colour_images_have_channels_in_front(tmp_path):
     pixels = pictures(3, colour=True)
     write(tmp_path / "train.parquet", [encoded(p) for p in pixels], [0, 1, 2], column="img")
-    images, _ = Images(tmp_path, "toy", "img", COLOUR).read("train")
+    images, _ = ImageDataset(tmp_path, "toy", "img", COLOUR).read("train")
     assert np.array_equal(images, pixels.transpose(0, 3, 1, 2))
 
 
@@ -121,7 +121,7 @@ def test_each_channel_is_standardised_by_the_training_set(tmp_path):
             [0] * len(values),
             column="img",
         )
-    data = Images(tmp_path, "toy", "img", COLOUR)
+    data = ImageDataset(tmp_path, "toy", "img", COLOUR)
     inputs = data.per_channel("train").inputs
     assert inputs.shape == (8, *COLOUR) and inputs.dtype == torch.float32
     assert torch.allclose(inputs.mean((0, 2, 3)), torch.zeros(3), atol=1e-5)
@@ -161,13 +161,13 @@ GOOD = encoded(pictures(1)[0])
             [GOOD],
             [0],
             {"column": "img"},
-            r"needs a column image \(struct<bytes: binary, path: string>\), found img .*label \(int64\)",
+            r"needs a column image \(struct<bytes: binary, path: string>\), but the columns are img .*label \(int64\)",
         ),
         (
             [GOOD],
             [0],
             {"label": "fine_label"},
-            r"needs a column label \(int64\), found image .*fine_label",
+            r"needs a column label \(int64\), but the columns are image .*fine_label",
         ),
         ([], [], {}, "has no rows"),
         ([GOOD, GOOD], [0, 10], {}, "labels from 0 to 10 .* needs 0 to 9"),
@@ -192,7 +192,9 @@ def test_a_malformed_file_is_named_with_what_is_wrong(tmp_path, images, labels, 
 
 def test_a_plain_binary_column_is_not_the_hub_schema(tmp_path):
     pq.write_table(pa.table({"image": [GOOD], "label": [0]}), tmp_path / "train.parquet")
-    with pytest.raises(DataError, match=r"needs a column image .* found image \(binary\)"):
+    with pytest.raises(
+        DataError, match=r"needs a column image .* but the columns are image \(binary\)"
+    ):
         toy(tmp_path).read("train")
 
 
@@ -215,8 +217,9 @@ def test_images_of_another_kind_are_named_with_what_was_expected(tmp_path, kind,
     with pytest.raises(DataError) as caught:
         toy(tmp_path).read("train")
     assert "needs a column image (struct<bytes: binary, path: string>)" in str(caught.value)
-    assert f"found image ({pq.read_schema(tmp_path / 'train.parquet').field('image').type})" in str(
-        caught.value
+    assert (
+        f"but the columns are image ({pq.read_schema(tmp_path / 'train.parquet').field('image').type})"
+        in str(caught.value)
     )
 
 
@@ -234,7 +237,7 @@ def test_parts_that_are_no_whole_set(tmp_path, parts):
         write(tmp_path / f"train-{part}.parquet", [GOOD], [0])
     with pytest.raises(
         DataError,
-        match=rf"--data .* holds {len(parts)} files train-\*.parquet, which are not the [12] parts of one set",
+        match=rf"--data .* contains {len(parts)} files train-\*.parquet, which are not the [12] parts of one set",
     ):
         toy(tmp_path).read("train")
 
@@ -279,7 +282,7 @@ def test_folders_that_hold_no_data(tmp_path):
     with pytest.raises(DataError, match="--data .* is empty"):
         toy(tmp_path).read("train")
     write(tmp_path / "toy" / "train.parquet", [GOOD], [0])
-    with pytest.raises(DataError, match="--data .* holds no toy/test.parquet"):
+    with pytest.raises(DataError, match="--data .* does not contain toy/test.parquet"):
         toy(tmp_path).read("test")
 
 

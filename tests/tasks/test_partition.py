@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from fedcomp import spec as specs
 from fedcomp.errors import ConfigError, SpecError
 from fedcomp.tasks import Data
-from fedcomp.tasks.partition import RULES, partition, rule
+from fedcomp.tasks.partition import PARTITIONERS, parse_partitioner, partition
 
 
 def labelled(labels, groups=None) -> Data:
@@ -191,10 +191,10 @@ def test_natural_groups_stay_whole():
     }
 
 
-@for_each("spec", RULES)
+@for_each("spec", PARTITIONERS)
 def test_a_rule_written_out_reads_the_same(spec):
-    made = rule(spec if spec in ("iid", "natural") else f"{spec}:2")
-    assert rule(specs.format_spec(spec, made)) == made
+    made = parse_partitioner(spec if spec in ("iid", "natural") else f"{spec}:2")
+    assert parse_partitioner(specs.format_spec(spec, made)) == made
 
 
 FLOATS = Data(torch.zeros(30, 1), torch.zeros(30))
@@ -231,7 +231,7 @@ SEQUENCES = Data(torch.zeros(30, 1), torch.zeros(30, 5, dtype=torch.int64))
             DATA,
             2000,
             ConfigError,
-            "^--clients 2000 is more than the 1437 examples of digits; give at most 1437$",
+            "^--clients 2000 exceeds the 1437 examples of digits; give at most 1437$",
         ),
         ("dirichlet:0.1", DATA, 1438, ConfigError, "give at most 1437"),
         (
@@ -239,7 +239,7 @@ SEQUENCES = Data(torch.zeros(30, 1), torch.zeros(30, 5, dtype=torch.int64))
             DATA,
             10,
             ConfigError,
-            "classes:11 asks for more than the 10 classes there are; give at most classes:10",
+            "classes:11: the data has only 10 classes; give at most classes:10",
         ),
         (
             "classes:2",
@@ -268,14 +268,14 @@ SEQUENCES = Data(torch.zeros(30, 1), torch.zeros(30, 5, dtype=torch.int64))
             DATA,
             38,
             ConfigError,
-            "--clients 38 is more than the 37 groups .* give at most 37",
+            "--clients 38 exceeds the 37 groups .* give at most 37",
         ),
         (
             "classes:2",
             FLOATS,
             10,
             ConfigError,
-            r"one whole number per example as its class, and the targets are float32 \[30\]; give iid",
+            r"one integer per example as its class, but the targets are float32 \[30\]; give iid",
         ),
         ("dirichlet:0.1", FLOATS, 10, ConfigError, r"--partition dirichlet:0.1 needs .* float32"),
         ("shards:2", SEQUENCES, 10, ConfigError, r"--partition shards:2 needs .* int64 \[30, 5\]"),

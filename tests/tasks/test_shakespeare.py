@@ -18,7 +18,7 @@ from fedcomp.tasks.shakespeare import (
     WINDOW,
     CharacterLSTM,
     Text,
-    encoded,
+    encode,
     loss,
     speeches,
 )
@@ -78,13 +78,13 @@ def test_roles_say_what_stands_under_their_names():
 
 def test_every_character_has_its_number_whatever_the_text():
     assert len(set(ALPHABET)) == UNKNOWN == 96
-    assert encoded(ALPHABET).tolist() == list(range(96))
-    assert encoded("a\u00e9\t\U0001f600b").tolist() == [
-        *encoded("a"),
+    assert encode(ALPHABET).tolist() == list(range(96))
+    assert encode("a\u00e9\t\U0001f600b").tolist() == [
+        *encode("a"),
         UNKNOWN,
         UNKNOWN,
         UNKNOWN,
-        *encoded("b"),
+        *encode("b"),
     ]
 
 
@@ -113,12 +113,12 @@ def test_clients_are_roles_or_share_them(folder):
     assert len(partition("natural", train, 1, 0)[0]) == len(train)
     with pytest.raises(
         ConfigError,
-        match="--clients 3 is more than the 2 groups of --partition natural; give at most 2",
+        match="--clients 3 exceeds the 2 groups of --partition natural; give at most 2",
     ):
         partition("natural", train, 3, 0)
     with pytest.raises(
         ConfigError,
-        match="classes:2 needs one whole number per example as its class.*give iid or natural",
+        match="classes:2 needs one integer per example as its class.*give iid or natural",
     ):
         partition("classes:2", train, 2, 0)
 
@@ -140,16 +140,16 @@ def test_ends_of_lines_and_a_mark_of_byte_order_make_no_difference(folder):
     [
         (
             lambda path: None,
-            "shakespeare needs its data; give --data DIR, a folder that holds shakespeare/input.txt, or set FEDCOMP_DATA",
+            "shakespeare needs its data; give --data DIR, a folder that contains shakespeare/input.txt, or set FEDCOMP_DATA",
         ),
         (
             lambda path: path / "absent",
-            "is not a folder; give one that holds shakespeare/input.txt",
+            "is not a folder; give one that contains shakespeare/input.txt",
         ),
-        (lambda path: path, "is empty; give a folder that holds shakespeare/input.txt"),
+        (lambda path: path, "is empty; give a folder that contains shakespeare/input.txt"),
         (
             lambda path: (path / "other").mkdir() or path,
-            "holds no shakespeare/input.txt; give a folder that holds",
+            "does not contain shakespeare/input.txt; give a folder that contains",
         ),
         (
             lambda path: (path / "input.txt").write_bytes(b"ROMEO:\n\xff\xfe") and path,
@@ -157,11 +157,11 @@ def test_ends_of_lines_and_a_mark_of_byte_order_make_no_difference(folder):
         ),
         (
             lambda path: (path / "input.txt").write_text("No plays here.") and path,
-            "has no role that says more than 160 characters; give",
+            "has no role with more than 160 characters; give",
         ),
         (
             lambda path: (path / "input.txt").write_text("ROMEO:\nO!") and path,
-            "has no role that says more than 160 characters; give",
+            "has no role with more than 160 characters; give",
         ),
     ],
 )

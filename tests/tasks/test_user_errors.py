@@ -10,7 +10,7 @@ from torch import nn
 from fedcomp.errors import OutOfMemoryError, TaskError
 from fedcomp.tasks import load
 from fedcomp.tasks.check import check
-from fedcomp.tasks.user_errors import TRACEBACK, client_error, describe
+from fedcomp.tasks.user_errors import TRACEBACK_VARIABLE, client_error, describe
 
 NET = """import torch
 
@@ -63,7 +63,7 @@ def test_the_traceback_is_printed_on_request(capsys, monkeypatch):
         assert (
             describe(error).startswith("test_user_errors.py, line ") and not capsys.readouterr().err
         )
-        monkeypatch.setenv(TRACEBACK, "1")
+        monkeypatch.setenv(TRACEBACK_VARIABLE, "1")
         describe(error)
         assert "Traceback (most recent call last)" in capsys.readouterr().err
 

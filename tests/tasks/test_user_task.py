@@ -57,11 +57,11 @@ def test_a_relative_path_and_a_home_are_understood(write_task, tmp_path, monkeyp
 @for_each(
     "text, says",
     [
-        ("mine.py", "names no task in the file; write path/file.py:name"),
-        ("mine.py:", "names no task in the file"),
-        (":task", "names no task in the file"),
-        ("mine.py:not a name", "names no task in the file"),
-        ("absent.py:task", "there is no file .*absent.py"),
+        ("mine.py", "does not name a task in the file; give path/file.py:name"),
+        ("mine.py:", "does not name a task in the file"),
+        (":task", "does not name a task in the file"),
+        ("mine.py:not a name", "does not name a task in the file"),
+        ("absent.py:task", "the file .*absent.py does not exist"),
     ],
 )
 def test_what_names_no_task(text, says):
@@ -90,10 +90,10 @@ def test_what_names_no_task(text, says):
         ("class Own(BaseException): pass\ndef task(): raise Own\n", "line 2, in task: Own"),
         ("tsak = 1\ndef make_task(): pass\n", "the file has no 'task'; did you mean 'make_task'"),
         ("x = 1\n", "the file has no 'task'; define it there"),
-        ("task = 5\n", "gives an int; it must be a fedcomp Task or a function that returns one"),
-        ("def task(): pass\n", "gives a NoneType; it must be"),
-        ("def task(a, b): pass\n", "let it take no argument or one"),
-        ("def task(*, a): pass\n", "let it take no argument or one"),
+        ("task = 5\n", "is an int; it must be a fedcomp Task or a function that returns one"),
+        ("def task(): pass\n", "is a NoneType; it must be"),
+        ("def task(a, b): pass\n", "define it with one parameter or none"),
+        ("def task(*, a): pass\n", "define it with one parameter or none"),
         (
             "def task():\n    x = 1\n    return {}['key']\n",
             "line 3, in task: KeyError: 'key'",
@@ -108,7 +108,7 @@ def test_a_broken_file_is_named_with_the_line(write_task, content, says):
 
 
 def test_a_file_that_is_not_python(write_task):
-    with pytest.raises(TaskError, match="is not a Python file; give one whose name ends in .py"):
+    with pytest.raises(TaskError, match="is not a Python file; give a file whose name ends in .py"):
         load(write_task("", file="mine.txt"))
 
 

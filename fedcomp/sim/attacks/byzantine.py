@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -53,7 +54,8 @@ class ByzantineClients(ClientHook):
             attack.uses_allocation for attack in attacks
         )
         self.uses_updates = bool(attacks)
-        self.algorithm, self.allocation = ClientAlgorithm(), None
+        self.algorithm = ClientAlgorithm()
+        self.allocation: np.ndarray | None = None
         self._rounds: dict[int, AttackedCohort] = {}
         self._data: dict[Attack, Examples] = {}
 
@@ -112,9 +114,7 @@ class ByzantineClients(ClientHook):
         attack = self.attack_of(assignment)
         return attack.silence_reason(self.generator(assignment)) if attack else ""
 
-    def groups(
-        self, assignments: Sequence[Assignment]
-    ) -> list[tuple[Attack | None, list[Assignment]]]:
+    def groups(self, assignments: Sequence[Assignment]) -> list[tuple[Any, list[Assignment]]]:
         """Return the groups, honest clients first, since attacks may read their updates."""
         groups: dict[Attack | None, list[Assignment]] = {None: []}
         for a in assignments:
@@ -158,7 +158,7 @@ class ByzantineClients(ClientHook):
         """Return the attackers of a cohort with their attacks."""
         attackers = {client: self.fixed[client] for client in cohort if client in self.fixed}
         for attack in self.attacks:
-            if attack.uses_allocation and not attack.named_clients:
+            if attack.uses_allocation and not attack.named_clients and self.allocation is not None:
                 ranked = rank_by_row_weight(cohort, self.allocation)
                 attackers |= dict.fromkeys(
                     [client for client in ranked if client not in attackers][: attack.size], attack

@@ -8,7 +8,14 @@ be mapped.
 Except for rounding, the update of a client is that of training.serial_engine.SerialEngine, whichever clients it is trained with.
 """
 
-from .choice import NotBatchable, choose_engine, unbatched_engine
+from .choice import NotBatchable, choose_engine, serial_reason, unbatched_engine
 from .engine import BatchedEngine, BatchedJobs
 
-__all__ = ["BatchedEngine", "BatchedJobs", "NotBatchable", "choose_engine", "unbatched_engine"]
+__all__ = [
+    "BatchedEngine",
+    "BatchedJobs",
+    "NotBatchable",
+    "choose_engine",
+    "serial_reason",
+    "unbatched_engine",
+]

@@ -63,27 +63,40 @@ def choose_engine(
     batched, on CUDA if the memory holds two clients, on a CPU if all weights belong to nn.Linear and nn.Embedding. Raises ConfigError if
     "batched" is requested and impossible.
     """
-    device, obstacle = torch.device(device), next(filter(None, map(_obstacle, model.modules())), "")
-    if obstacle and traced_model(model, fastest_convolution(device)) is not None:
-        obstacle = ""
+    device = torch.device(device)
+    obstacle = _obstacle_of(model, device)
     if requested == "batched" and obstacle:
         raise ConfigError(
             f"--engine batched cannot train a model with {obstacle}; give --engine {unbatched_engine(device)}"
         )
-    dense = all(
-        isinstance(m, nn.Linear | nn.Embedding)
-        for m in model.modules()
-        if list(m.parameters(recurse=False))
-    )
     at_once = _clients_at_once(model, device, batch_size)
-    if device.type != "cuda" and dense:
+    if device.type != "cuda" and _is_dense(model):
         # With fewer clients, batches are no faster than the serial engine, even if 16 clients exceed the caches.
         at_once = max(at_once, 16)
-    suits = not obstacle and (at_once > 1 if device.type == "cuda" else dense)
+    suits = not serial_reason(model, device, batch_size)
     return (
         ("batched", max(at_once, 2))
         if requested == "batched" or (requested == AUTO and suits)
         else ("serial", 1)
+    )
+
+
+def serial_reason(model: nn.Module, device: torch.device, batch_size: int) -> str:
+    """Return why `choose_engine` with "auto" does not batch a model; "" if it does."""
+    if obstacle := _obstacle_of(model, device):
+        return f"the model has {obstacle}"
+    if device.type == "cuda":
+        several = _clients_at_once(model, device, batch_size) > 1
+        return "" if several else "a quarter of the GPU's memory does not hold two clients"
+    return "" if _is_dense(model) else "on a CPU, only Linear and Embedding layers are batched"
+
+
+def _is_dense(model: nn.Module) -> bool:
+    """Return whether all weights belong to nn.Linear and nn.Embedding."""
+    return all(
+        isinstance(m, nn.Linear | nn.Embedding)
+        for m in model.modules()
+        if list(m.parameters(recurse=False))
     )
 
 
@@ -113,6 +126,14 @@ def _shortened(message: str) -> str:
             "its forward pass or loss depends on the values of tensors (.item(), or if on a tensor)"
         )
     return message.strip().split("\n")[0].split(". ")[0].removesuffix(".")[:120]
+
+
+def _obstacle_of(model: nn.Module, device: torch.device) -> str:
+    """Return the first obstacle of a model's layers; "" if they can be batched."""
+    obstacle = next(filter(None, map(_obstacle, model.modules())), "")
+    if obstacle and traced_model(model, fastest_convolution(device)) is not None:
+        return ""
+    return obstacle
 
 
 def _obstacle(module: nn.Module) -> str:

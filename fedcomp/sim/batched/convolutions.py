@@ -40,7 +40,7 @@ def products(layer: nn.Conv2d, x: Tensor, weight: Tensor, bias: Tensor | None) -
     x, weight, bias = as_autocast(x, weight, bias)
     geometry = (_pair(layer.stride), _padding(layer), _pair(layer.dilation))
     x = x.permute(0, 2, 3, 1)
-    out: Tensor = _Products.apply(x, weight, bias, *geometry)
+    out: Tensor = _Products.apply(x, weight, bias, *geometry)  # type: ignore[no-untyped-call]
     return out.view(len(x), *_size(x, weight, *geometry), -1).permute(0, 3, 1, 2)
 
 

@@ -12,7 +12,7 @@ from ...errors import ConfigError
 from ...layout import Layout
 from ...tasks.base import Task
 from ...tasks.data import Data, Examples
-from ...tasks.user_errors import client_error, ran_out_of_memory
+from ...tasks.user_errors import client_error, is_out_of_memory
 from ...training.batches import plan_augmentation
 from ...training.engine import Engine, Job, JobResult
 from ...training.local_sgd import LocalSGD, Tensors, descend, proximal_anchors
@@ -146,7 +146,7 @@ class BatchedEngine:
         try:
             return self._train(start, stack, data, batches, sgd, traces)
         except (RuntimeError, MemoryError) as error:
-            if not ran_out_of_memory(error):
+            if not is_out_of_memory(error):
                 raise
         if self.device.type == "cuda":
             with torch.cuda.device(self.device):

@@ -57,7 +57,7 @@ def linear(own: LayerParameters, m: int, x: Tensor) -> Tensor:
     rows, weight, bias = convolutions.as_autocast(
         x.reshape(m, -1, x.shape[-1]), own["weight"], own.get("bias")
     )
-    out: Tensor = _Linear.apply(rows, weight, bias)
+    out: Tensor = _Linear.apply(rows, weight, bias)  # type: ignore[no-untyped-call]
     return out.view(*x.shape[:-1], -1)
 
 

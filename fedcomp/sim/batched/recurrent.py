@@ -57,7 +57,9 @@ def _layer(
         .contiguous()
     )
     dtype, cell_dtype = projected.dtype, torch.promote_types(projected.dtype, torch.float32)
-    return _Recurrence.apply(projected, recurrent.to(dtype), hidden.to(dtype), cell.to(cell_dtype))
+    return _Recurrence.apply(  # type: ignore[no-untyped-call]
+        projected, recurrent.to(dtype), hidden.to(dtype), cell.to(cell_dtype)
+    )
 
 
 class _Recurrence(torch.autograd.Function):
