@@ -10,9 +10,10 @@ An entry point is imported only when its name is used or all plugins are listed.
 """
 
 import pkgutil
+import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from functools import cached_property
+from functools import cache, cached_property
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from types import FunctionType
@@ -92,12 +93,11 @@ class PluginRegistry(Mapping[str, T], Generic[T]):
                     found[name] = value
         return found
 
-    @cached_property
+    @property
     def _entry_points(self) -> tuple[EntryPoint, ...]:
-        """The entry points of installed packages, which are looked up once in a process."""
-        return tuple(entry_points(group=self.group))
+        return _find_entry_points(self.group, tuple(sys.path))
 
-    @cached_property
+    @property
     def _provided(self) -> dict[str, list[EntryPoint]]:
         """Return the entry points of each name that is not built in."""
         found: dict[str, list[EntryPoint]] = {}
@@ -124,6 +124,12 @@ class PluginRegistry(Mapping[str, T], Generic[T]):
             )
         self.validate(name, plugin)
         return plugin
+
+
+@cache
+def _find_entry_points(group: str, path: tuple[str, ...]) -> tuple[EntryPoint, ...]:
+    """Return the entry points of the packages on `path`, which is sys.path. They are looked up once, since this takes milliseconds."""
+    return tuple(entry_points(group=group))
 
 
 def _provider(entry: EntryPoint) -> str:

@@ -45,7 +45,7 @@ from ..strategies.cohort import cohort_size
 from ..tasks import Task, initial_model, load
 from ..tasks.check import check, data_of, data_or_none, layout_of
 from ..tasks.data import Examples
-from ..tasks.partition import hold_out, partition, partition_test_data
+from ..tasks.partition import hold_out, partition, partition_advice, partition_test_data
 from ..tasks.user_errors import out_of_memory
 from ..training import devices
 from ..training.engine import Engine
@@ -139,6 +139,8 @@ class PreparedRun:
         self.shards = partition(
             config.partition, train, config.clients, config.seed, self.task.name
         )
+        if advice := partition_advice(config.partition, self.train, config.clients):
+            self.warnings(advice)
         # The rows on which each client evaluates, in the test data or else in the training data.
         self.test_shards: list[np.ndarray] | None = None
         self.held_out: list[np.ndarray] = []

@@ -54,12 +54,14 @@ class Data:
     """Examples in memory.
 
     `inputs` are [N, ...]: a tensor, a tuple of tensors or a dict of tensors. `targets` are [N, ...]; partitions by class require int64 [N].
-    `groups` [N] holds the group of each example, for the partition `natural`.
+    `groups` [N] holds the group of each example, for the partition `natural`. `n_clients`: the number of clients whose data was given
+    separately, 0 for data that was given as a whole.
     """
 
     inputs: Inputs
     targets: Tensor
     groups: np.ndarray | None = None
+    n_clients: int = 0
 
     def __len__(self) -> int:
         return len(first_tensor(self.inputs))
@@ -143,9 +145,10 @@ class LazyData:
         target: str = TARGET,
         groups: np.ndarray | None = None,
         device: torch.device | str = "cpu",
+        n_clients: int = 0,  # as in Data
     ):
         self.dataset, self.collate, self.target = dataset, collate, target
-        self.groups, self.device = groups, device
+        self.groups, self.device, self.n_clients = groups, device, n_clients
 
     def __len__(self) -> int:
         return len(self.dataset)
@@ -201,7 +204,9 @@ class LazyData:
         )
 
     def to(self, device: torch.device | str) -> "LazyData":
-        return LazyData(self.dataset, self.collate, self.target, self.groups, device)
+        return LazyData(
+            self.dataset, self.collate, self.target, self.groups, device, self.n_clients
+        )
 
     @cached_property
     def digest(self) -> str:
@@ -349,16 +354,18 @@ def _concatenate(parts: dict[Any, Any]) -> Any:
             torch.cat([part.inputs for part in by_client]),
             torch.cat([part.targets for part in by_client]),
             groups,
+            len(parts),
         )
     if all(isinstance(part, LazyData) and _is_hugging_face(part.dataset) for part in by_client):
         from datasets import concatenate_datasets
 
         whole = concatenate_datasets([part.dataset for part in by_client])
-        return LazyData(whole, by_client[0].collate, by_client[0].target, groups)
+        of_first = by_client[0].collate, by_client[0].target
+        return LazyData(whole, *of_first, groups, n_clients=len(parts))
     datasets = [part.dataset if isinstance(part, LazyData) else _Pairs(part) for part in by_client]
     first = next((part for part in by_client if isinstance(part, LazyData)), None)
     collate, target = (first.collate, first.target) if first else (None, TARGET)
-    return LazyData(_Concatenated(datasets), collate, target, groups)
+    return LazyData(_Concatenated(datasets), collate, target, groups, n_clients=len(parts))
 
 
 def _chunk_bounds(count: int, size: int) -> Iterator[tuple[int, int]]:

@@ -193,6 +193,18 @@ def parse_partitioner(text: str) -> Partitioner:
         return specs.build(specs.parse_part(text, "partition"), PARTITIONERS, "partition")
 
 
+def partition_advice(text: str, data: Examples, clients: int) -> str:
+    """Return a warning if data that was given for each client is divided otherwise; "" if there is none."""
+    n = data.n_clients
+    if not n or (text == "natural" and clients == n):
+        return ""
+    if text != "natural":
+        how = f"pooled and divided by --partition {text}"
+    else:
+        how = f"divided among {clients} clients"
+    return f"the data of {n} clients is {how}; give --partition natural --clients {n} to keep each client's data"
+
+
 def partition(
     spec: str, data: Examples, clients: int, seed: int, name: str = "the task"
 ) -> list[np.ndarray]:

@@ -96,8 +96,10 @@ def test_a_task_without_augmentation_refuses_the_flag(tmp_path):
     result = CliRunner().invoke(
         app, ["sim", "--augment", "--task", task, "--plain", "--out", str(run)]
     )
-    assert result.exit_code == 2 and "task 'plain pictures' has none; leave it out" in " ".join(
-        result.output.split()
+    assert (
+        result.exit_code == 2
+        and "task 'plain pictures' has no augmentation; leave the flag out"
+        in " ".join(result.output.split())
     )
     assert not run.exists()
 

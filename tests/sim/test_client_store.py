@@ -141,7 +141,7 @@ def test_every_memory_is_the_same_to_the_bit_wherever_it_was(tmp_path, name):
 @pytest.fixture
 def in_files(monkeypatch):
     """Every vector has a file of its own, as those of 262,144 elements and more have."""
-    monkeypatch.setattr(checkpoint, "SMALL", 100)
+    monkeypatch.setattr(checkpoint, "FILE_BYTES", 100)
 
 
 def test_without_room_only_those_at_work_are_in_memory_and_nothing_is_written_twice(
@@ -188,7 +188,7 @@ def test_a_first_round_of_everybody_and_one_after_a_restart_keep_to_the_budget(t
 
 
 def test_a_client_whose_file_is_damaged_cannot_be_read(tmp_path, monkeypatch):
-    monkeypatch.setattr(checkpoint, "SMALL", 100)
+    monkeypatch.setattr(checkpoint, "FILE_BYTES", 100)
     store = bounded(tmp_path, Placement(FILE, 1e9))
     store.ensure_loaded([7])
     worked(store, 7, 0)

@@ -35,6 +35,6 @@ def test_the_check_before_the_first_round_counts_the_examples(tmp_path):
     config = RunConfig("object:sensors", rounds=1, out=str(tmp_path / "run"))
     with pytest.raises(
         TaskError,
-        match=r"the training data holds NaN or infinity in 7 of 400 examples; correct train\(\)",
+        match=r"the training data contains NaN or infinity in 7 of 400 examples; correct train\(\)",
     ):
         simulate(config, task=task(slice(0, 7)))

@@ -108,7 +108,7 @@ def test_a_run_behind_relays_can_be_resumed(tmp_path):
             {"uplink": "stc"},
             "frames of stc.* cannot be added; use --uplink topk:density=1%.s2:union=[0-9]+, or identity",
         ),
-        ({"uplink": "randomk"}, "with its own; use --uplink topk:density=1%.s2:union="),
+        ({"uplink": "randomk"}, "with its own seed; use --uplink topk:density=1%.s2:union="),
         (
             {"uplink": "topk", "strategy": "gtopk"},
             "--strategy gtopk needs each frame; use average or fetchsgd",
@@ -145,7 +145,7 @@ def test_tables_that_are_too_small_for_the_sum_are_told_once(tmp_path, uplink):
     watching = Warnings()
     run(tmp_path, "run", watching, uplink=uplink, memory="none")
     (sentence,) = [s for s in watching.heard if "that relays added" in s]
-    assert "round 1: " in sentence and "a larger 'union', or more 'columns'" in sentence
+    assert "round 1: " in sentence and "a larger 'union' or more 'columns'" in sentence
 
 
 def test_tables_that_are_large_enough_are_not(tmp_path):

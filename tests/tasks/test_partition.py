@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from fedcomp import spec as specs
 from fedcomp.errors import ConfigError, SpecError
 from fedcomp.tasks import Data
-from fedcomp.tasks.partition import PARTITIONERS, parse_partitioner, partition
+from fedcomp.tasks.data import data_from
+from fedcomp.tasks.partition import PARTITIONERS, parse_partitioner, partition, partition_advice
 
 
 def labelled(labels, groups=None) -> Data:
@@ -191,6 +192,23 @@ def test_natural_groups_stay_whole():
     }
 
 
+@pytest.mark.parametrize("make", [list, lambda sets: dict(zip("abc", sets, strict=True))])
+@pytest.mark.parametrize(
+    ("spec", "clients", "advice"),
+    [
+        ("natural", 3, ""),
+        ("natural", 2, "data of 3 clients is divided among 2 clients"),
+        ("iid", 3, "data of 3 clients is pooled and divided by --partition iid"),
+    ],
+)
+def test_there_is_a_warning_if_the_data_of_clients_is_divided_again(make, spec, clients, advice):
+    sets = make([Data(torch.ones(n, 2), torch.zeros(n, dtype=torch.int64)) for n in (1, 2, 3)])
+    warning = partition_advice(spec, data_from(sets), clients)
+    assert advice in warning and bool(warning) == bool(advice)
+    assert not warning or "give --partition natural --clients 3" in warning
+    assert partition_advice(spec, Data(torch.ones(6, 2), torch.zeros(6)), clients) == ""
+
+
 @for_each("spec", PARTITIONERS)
 def test_a_rule_written_out_reads_the_same(spec):
     made = parse_partitioner(spec if spec in ("iid", "natural") else f"{spec}:2")
@@ -222,8 +240,8 @@ SEQUENCES = Data(torch.zeros(30, 1), torch.zeros(30, 5, dtype=torch.int64))
             SpecError,
             "a partition has no scope and no second part; name one partition",
         ),
-        ("classes:0", DATA, 10, ConfigError, "give classes:1 or more"),
-        ("shards:-1", DATA, 10, ConfigError, "give shards:1 or more"),
+        ("classes:0", DATA, 10, ConfigError, "give at least classes:1"),
+        ("shards:-1", DATA, 10, ConfigError, "give at least shards:1"),
         ("dirichlet:0", DATA, 10, ConfigError, "give more than 0"),
         ("iid", DATA, 0, ConfigError, "--clients is 0; give at least 1"),
         (
@@ -253,7 +271,7 @@ SEQUENCES = Data(torch.zeros(30, 1), torch.zeros(30, 5, dtype=torch.int64))
             DATA,
             10,
             ConfigError,
-            "more shards than the 1437 examples; give at most shards:143",
+            "requires 7000 shards, but the data has 1437 examples; give at most shards:143",
         ),
         ("natural", labelled(LABELS), 10, ConfigError, "natural needs data with groups"),
         (
@@ -261,7 +279,7 @@ SEQUENCES = Data(torch.zeros(30, 1), torch.zeros(30, 5, dtype=torch.int64))
             labelled(LABELS, np.zeros(3)),
             10,
             ConfigError,
-            "each of the 1437 examples, and the task's data has 3",
+            "each of the 1437 examples, but the task's data has 3 groups",
         ),
         (
             "natural",

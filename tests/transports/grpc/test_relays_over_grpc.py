@@ -1177,7 +1177,7 @@ def test_a_client_that_moves_while_its_update_waits_to_be_added_counts_once(loop
 def test_a_report_that_waits_to_be_added_can_be_withdrawn(loop):
     with waiting_for(loop, 1) as (server, slow):
         server.transport.cancel([0])
-        server.wait_for(lambda: server.heard == [0])
+        server.wait_for(lambda: server.late_answers == [0])
         slow.go_on.set()
         got = in_one_batch(server)
         assert torch.equal(summed(got[1].frame), vector(1) + vector(2)) and got.keys() == {1, 2}
