@@ -80,9 +80,8 @@ class PluginRegistry(Mapping[str, T], Generic[T]):
         found: dict[str, T] = {}
         for info in pkgutil.iter_modules(package.__path__, f"{self.package}."):
             module = import_module(info.name)
-            value: Any
             for value in vars(module).values():
-                if not isinstance(value, type | FunctionType) or value.__module__ != info.name:
+                if not _is_defined_in(info.name, value):
                     continue
                 name = vars(value).get("name")
                 if isinstance(name, str) and self.accepts(value):
@@ -124,6 +123,10 @@ class PluginRegistry(Mapping[str, T], Generic[T]):
             )
         self.validate(name, plugin)
         return plugin
+
+
+def _is_defined_in(module: str, value: Any) -> bool:
+    return isinstance(value, type | FunctionType) and value.__module__ == module
 
 
 def _provider(entry: EntryPoint) -> str:
