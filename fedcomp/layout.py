@@ -29,7 +29,7 @@ def model_fingerprint(model: "nn.Module") -> str:
             has_frozen = True
             flat = parameter.detach().cpu().contiguous().reshape(-1).view(dtype=_bytes())
             frozen.update(f"{name}:{tuple(parameter.shape)}:{parameter.dtype}".encode())
-            frozen.update(flat.numpy())
+            frozen.update(flat.numpy().data)
     layout = Layout.of(model).fingerprint
     return f"{layout}+{frozen.hexdigest()[:16]}" if has_frozen else layout
 

@@ -72,8 +72,7 @@ def columns_of(header: Header | None) -> tuple[Column, ...]:
         return COLUMNS
     columns = [c for c in COLUMNS if c.title != "accuracy" or header.judged == "accuracy"]
     task_metrics = [
-        Column(name, max(8, len(name)), 1, lambda r, name=name: decimal(r.metrics.get(name)))
-        for name in header.measures
+        Column(name, max(8, len(name)), 1, _metric_cell(name)) for name in header.measures
     ]
     virtual = [VIRTUAL] if header.network else []
     return (
@@ -84,6 +83,10 @@ def columns_of(header: Header | None) -> tuple[Column, ...]:
         *columns[2:],
         *virtual,
     )
+
+
+def _metric_cell(name: str) -> Callable[[RoundRecord], str]:
+    return lambda r: decimal(r.metrics.get(name))
 
 
 def _client_columns(header: Header) -> list[Column]:

@@ -8,6 +8,7 @@ interrupted, on every machine, and with any other clients in the cohort.
 import hashlib
 import struct
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 import numpy as np
 from numpy.random.bit_generator import ISeedSequence
@@ -24,19 +25,24 @@ def key(seed: int, purpose: str, round: int = 0, index: int = 0) -> int:
 
 def generator(seed: int, purpose: str, round: int = 0, index: int = 0) -> np.random.Generator:
     """Return a NumPy generator for (seed, purpose, round, index)."""
-    return np.random.Generator(np.random.Philox(_Key(key(seed, purpose, round, index))))
+    return np.random.Generator(_philox(key(seed, purpose, round, index)))
 
 
 def generators(
     seed: int, purpose: str, rounds_and_indices: Iterable[tuple[int, int]]
 ) -> Iterator[np.random.Generator]:
     """Yield `generator(seed, purpose, round, index)` for each pair. One generator is reused: it is valid until the next one is yielded."""
-    bits = np.random.Philox(_Key(0))
+    bits = _philox(0)
     generator, state = np.random.Generator(bits), bits.state
     for new_key in [key(seed, purpose, round, index) for round, index in rounds_and_indices]:
         state["state"]["key"][0] = new_key
         bits.state = state
         yield generator
+
+
+def _philox(key: int) -> np.random.Philox:
+    seed_sequence: Any = _Key(key)  # NumPy accepts each ISeedSequence, its stubs only SeedSequence
+    return np.random.Philox(seed_sequence)
 
 
 class _Key(ISeedSequence):
@@ -45,5 +51,5 @@ class _Key(ISeedSequence):
     def __init__(self, key: int):
         self.key = key
 
-    def generate_state(self, n_words: int, dtype: type = np.uint64) -> np.ndarray:
+    def generate_state(self, n_words: int, dtype: Any = np.uint64) -> np.ndarray:
         return np.array([self.key, 0], np.uint64)

@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any
+from typing import Any, ClassVar, Protocol, TypeVar
 
 from .errors import SpecError, nearest
 
@@ -28,6 +28,16 @@ BOOLEANS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "
 COUNTS = {"": 1, "k": 1e3, "M": 1e6, "G": 1e9}
 RENAMED = {"liars": "f"}  # options of version 0.1
 TIMES = {"": 1.0, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
+
+
+class HasOptions(Protocol):
+    """A class with the dataclass `Options`."""
+
+    Options: ClassVar[type]
+
+
+Class = TypeVar("Class", bound=type)
+ClassWithOptions = TypeVar("ClassWithOptions", bound=type[HasOptions])
 
 
 @dataclass(frozen=True)
@@ -93,13 +103,15 @@ def build(part: Part, known: Mapping[str, type], kind: str) -> Any:
     return _filled(part, _found(part, known, kind), kind)
 
 
-def choose(part: Part, known: Mapping[str, type], kind: str) -> tuple[type, Any]:
+def choose(
+    part: Part, known: Mapping[str, ClassWithOptions], kind: str
+) -> tuple[ClassWithOptions, Any]:
     """Return the class that `part` names and an instance of its dataclass `Options`. Raises SpecError as `build` does."""
     cls = _found(part, known, kind)
     return cls, _filled(part, cls.Options, kind)
 
 
-def _found(part: Part, known: Mapping[str, type], kind: str) -> type:
+def _found(part: Part, known: Mapping[str, Class], kind: str) -> Class:
     if part.name not in known:
         raise SpecError(f"unknown {kind} '{part.name}'; {nearest(part.name, known)}")
     return known[part.name]

@@ -16,6 +16,7 @@ import struct
 import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -62,8 +63,8 @@ class StateFolder:
                 "and start again"
             ) from error
 
-    def load(self, name: str = FILE) -> dict[str, Tensor | bytes]:
-        """Return the state, {} before the first `save`. Raises CheckpointError if it is damaged."""
+    def load(self, name: str = FILE) -> dict[str, Any]:
+        """Return the state as vectors and bytes, {} before the first `save`. Raises CheckpointError if it is damaged."""
         path = self.path / name
         try:
             data = bytearray(path.read_bytes())
@@ -96,12 +97,12 @@ def packed(kept: Kept) -> list[bytes | memoryview]:
     return [LENGTH.pack(len(header)), header, *bodies]
 
 
-def unpacked(data: bytearray) -> dict[str, Tensor | bytes]:
-    """Read what `packed` wrote. Raise ValueError for damaged data."""
+def unpacked(data: bytearray) -> dict[str, Any]:
+    """Return the vectors and bytes that `packed` wrote. Raise ValueError for damaged data."""
     try:
         start = LENGTH.size + LENGTH.unpack_from(data)[0]
         header = json.loads(data[LENGTH.size : start])
-        kept: dict[str, Tensor | bytes] = {}
+        kept: dict[str, Any] = {}
         if zlib.crc32(memoryview(data)[start:]) != header["crc"]:
             raise ValueError("its checksum differs")
         for key, kind, length in header["bodies"]:
@@ -116,7 +117,7 @@ def unpacked(data: bytearray) -> dict[str, Tensor | bytes]:
 def _raw(value: Tensor | bytes) -> bytes | memoryview:
     if isinstance(value, bytes):
         return value
-    return memoryview(value.detach().cpu().contiguous().numpy().view(np.uint8))
+    return value.detach().cpu().contiguous().numpy().view(np.uint8).data
 
 
 def _vector(body: memoryview) -> Tensor:

@@ -170,7 +170,7 @@ def measure(
             device, getattr(torch, config.precision)
         )
         loop_calls, client_flops = _cohort_loops(simulation, loops)
-        measurement.recorder = Recorder(lambda: [torch.cuda.synchronize(gpu) for gpu in gpus])
+        measurement.recorder = Recorder(lambda: _synchronize(gpus))
         measurement.device, measurement.settled = device, lambda: getattr(engine, "settled", True)
         measurement.loops = loop_calls | {MATRIX_PRODUCT: multiply}
         with recording(measurement.recorder), suppress(MeasurementComplete):
@@ -212,6 +212,11 @@ def measure(
     return result, measurement.recorder.events
 
 
+def _synchronize(gpus: Sequence[torch.device]) -> None:
+    for gpu in gpus:
+        torch.cuda.synchronize(gpu)
+
+
 def _cohort_loops(
     simulation: Simulation, loops: Sequence[str]
 ) -> tuple[dict[str, Callable[[], object]], float]:
@@ -229,7 +234,7 @@ def _cohort_loops(
         for client, shard in zip(cohort, shards, strict=True)
     ]
     examples = sum(len(batch) for plan in plans for batch in plan) / len(plans)
-    factories = {
+    factories: dict[str, Callable[[], Callable[[], object]]] = {
         "lean": lambda: pytorch_loops.lean_loop(task, data, shards, plans, sgd),
         "usual": lambda: pytorch_loops.usual_loop(task, data, shards, plans, sgd),
         BIG_BATCH: lambda: pytorch_loops.big_batch(task, data, plans, sgd),

@@ -124,7 +124,7 @@ class Dashboard(RunDisplay):
         with self._lock:
             head, lines = self._head(width, height), [self._bar(width), *self._sums(width)]
             text = [note.copy() for note in list(self._notes)[-notes:]] if notes else []
-            used = len(lines) + len(text) + (1 if isinstance(head, Text) else head.height)
+            used = len(lines) + len(text) + (1 if isinstance(head, Text) else head.height or 0)
             lines += [*self._body(width, height - used), *text]
         return Group(head, *fitted(lines, width))
 
@@ -165,7 +165,7 @@ class Dashboard(RunDisplay):
         if self._waiting:
             return [Text(f"waiting: {self._waiting}", WARNING)]
         t, pace = self.totals, self.seconds_a_round
-        first, hours = self.header.first_round, self.last and self.last.simulated_hours
+        first, hours = self.header.first_round, self.last.simulated_hours if self.last else None
         since = f"since round {first - 1}: " if first > 1 else ""
         dense, sent = (
             t.dense_uplink_bytes + t.dense_downlink_bytes,
@@ -224,7 +224,9 @@ class Dashboard(RunDisplay):
         return lines
 
     def verdict(self) -> Panel:
-        """Return the result of the run, after `on_run_end`."""
+        """Return the result of the run. Raises RuntimeError before the run has ended."""
+        if self._result is None:
+            raise RuntimeError("the run has not ended")
         summary, out = self._result
         grid = Table.grid(padding=(0, GAP))
         grid.add_column(style=LABEL)

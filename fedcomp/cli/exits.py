@@ -51,10 +51,11 @@ class CommandGroup(TyperGroup):
     """A group of commands that reports expected errors as one line and an exit status. Other errors keep their traceback."""
 
     def main(self, *args: Any, standalone_mode: bool = True, **kwargs: Any) -> Any:
+        options = kwargs | {"standalone_mode": False}
         if not standalone_mode:
-            return super().main(*args, standalone_mode=False, **kwargs)
+            return super().main(*args, **options)
         try:
-            status = super().main(*args, standalone_mode=False, **kwargs)
+            status = super().main(*args, **options)
         except click.UsageError as error:
             print_error(_usage(error))
             status = error.exit_code

@@ -1,10 +1,10 @@
 """The results of runs, for tables, reports and JSON. Runs that differ only in their seeds are one line."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import mean
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from .. import spec
 from ..errors import UserError
@@ -12,6 +12,8 @@ from ..formatting import NOTHING, decimal, duration, human_bytes, percent, ratio
 
 if TYPE_CHECKING:
     from ..runs import Group, Run
+
+T = TypeVar("T")
 
 FRONT = "*"
 FRONT_LEGEND = (
@@ -64,11 +66,11 @@ class Result:
         return self.uplink_bytes + self.downlink_bytes
 
     @property
-    def rank(self) -> float | None:
-        """The accuracy, or the negative loss of a task without accuracy; None if neither was measured."""
+    def rank(self) -> float:
+        """The accuracy, or the negative loss of a task without accuracy; −∞ if neither was measured."""
         if self.accuracy is not None:
             return self.accuracy
-        return None if self.loss is None else -self.loss
+        return -math.inf if self.loss is None else -self.loss
 
 
 def results(
@@ -91,7 +93,7 @@ def results(
 
 def front(lines: Sequence[Result]) -> list[bool]:
     """Return whether each line is on the Pareto front of its problem. Failed, diverged and unfinished lines are on none."""
-    candidates = [line for line in lines if not line.note and line.rank is not None]
+    candidates = [line for line in lines if not line.note and math.isfinite(line.rank)]
 
     def dominates(one: Result, other: Result) -> bool:
         return (
@@ -120,20 +122,20 @@ def legend(lines: Sequence[Result]) -> list[str]:
     return text + [SPREAD_LEGEND] * any(line.accuracy_spread is not None for line in lines)
 
 
-def _ratio(runs: Sequence["Run"], baseline: "Group | None") -> tuple[float | None, bool]:
-    """Return the ratio of dense bytes to the bytes of `runs`, and whether the dense bytes are those of `baseline`.
+def _ratio(runs: Sequence["Run"], baseline: "Group | None") -> tuple[float | None, str | None]:
+    """Return the ratio of dense bytes to the bytes of `runs`, and the label of the baseline whose bytes the dense bytes are.
 
-    Without a baseline, or if it has fewer rounds, the dense bytes are those of the same exchanges in float32.
+    Without a baseline, or if it has fewer rounds, the dense bytes are those of the same exchanges in float32, and the label is None.
     """
     sent = sum(run.sent_bytes for run in runs)
     if not sent:
-        return None, False
+        return None, None
     rounds = [len(run.records) for run in runs]
     if baseline and max(rounds) <= min(len(run.records) for run in baseline.runs):
         dense = sum(mean(_sent(run, count) for run in baseline.runs) for count in rounds)
-        return dense / sent, True
+        return dense / sent, baseline.label
     dense = sum(run.dense_bytes for run in runs)
-    return (dense / sent if dense else None), False
+    return (dense / sent if dense else None), None
 
 
 def _sent(run: "Run", rounds: int) -> int:
@@ -146,25 +148,24 @@ def _result(
 ) -> Result:
     runs = group.runs
     measured = [run.accuracy for run in runs if run.accuracy is not None]
-    losses = [loss for run in runs if (loss := _last_loss(run)) is not None]
-    ratio, against_dense = _ratio(runs, baseline)
-    costs = [run.cost_to(target) for run in runs] if target is not None else [None]
+    ratio, dense_label = _ratio(runs, baseline)
+    costs = None if target is None else all_or_none(run.cost_to(target) for run in runs)
     return Result(
         problem=runs[0].problem,
         label=group.label + (f" ({len(runs)} seeds)" if len(runs) > 1 else ""),
         folders=tuple(str(run.folder) for run in runs),
         accuracy=mean(measured) if measured else None,
         accuracy_spread=(max(measured) - min(measured)) / 2 if len(measured) > 1 else None,
-        loss=mean(losses) if len(losses) == len(runs) else None,
+        loss=mean_or_none(_last_loss(run) for run in runs),
         worst_decile=_worst_decile(runs, "accuracy" if measured else "loss"),
         rounds=mean(len(run.records) for run in runs),
         uplink_bytes=mean(sum(r.uplink_bytes for r in run.records) for run in runs),
         downlink_bytes=mean(sum(r.downlink_bytes for r in run.records) for run in runs),
         ratio=ratio,
-        baseline=baseline.label if against_dense else None,
+        baseline=dense_label,
         seconds=mean(sum(r.seconds for r in run.records) for run in runs),
-        rounds_to_target=None if None in costs else mean(rounds for rounds, _ in costs),
-        bytes_to_target=None if None in costs else mean(bytes_ for _, bytes_ in costs),
+        rounds_to_target=mean(rounds for rounds, _ in costs) if costs else None,
+        bytes_to_target=mean(bytes_ for _, bytes_ in costs) if costs else None,
         note=_note(runs, failed),
     )
 
@@ -181,8 +182,23 @@ def _last_loss(run: "Run") -> float | None:
 
 
 def _worst_decile(runs: Sequence["Run"], name: str) -> float | None:
-    values = [getattr(run.client_metrics.get(name), "worst_decile", None) for run in runs]
-    return None if None in values else mean(values)
+    return mean_or_none(getattr(run.client_metrics.get(name), "worst_decile", None) for run in runs)
+
+
+def all_or_none(values: Iterable[T | None]) -> list[T] | None:
+    """Return the values; None if one of them is None."""
+    known: list[T] = []
+    for value in values:
+        if value is None:
+            return None
+        known.append(value)
+    return known
+
+
+def mean_or_none(values: Iterable[float | None]) -> float | None:
+    """Return the mean of the values; None if one of them is None."""
+    known = all_or_none(values)
+    return None if known is None else mean(known)
 
 
 def _note(runs: Sequence["Run"], failed: Mapping[str, str]) -> str:
@@ -231,7 +247,7 @@ def cells(line: Result, target: float | None) -> list[str]:
     ]
     if target is None:
         return texts
-    if line.rounds_to_target is None:
+    if line.rounds_to_target is None or line.bytes_to_target is None:
         return [*texts, NOTHING, NOTHING]
     return [*texts, f"{line.rounds_to_target:g}", human_bytes(round(line.bytes_to_target))]
 

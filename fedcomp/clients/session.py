@@ -97,6 +97,12 @@ class HostedStates(States):
     def at(self, client: int) -> ClientState:
         return self.by_client[client]
 
+    def ensure_loaded(self, clients: Sequence[int]) -> None:
+        """Do nothing: all states are in memory."""
+
+    def mark_changed(self, clients: Sequence[int]) -> None:
+        """Do nothing: the process stores the state of each client itself."""
+
 
 class ClientSession:
     """Answers assignments with reports.

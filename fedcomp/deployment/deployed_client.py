@@ -9,12 +9,11 @@ from dataclasses import replace
 from hashlib import sha256
 
 from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
 from ..clients import device_state
 from ..clients.session import ClientSession, reason
 from ..errors import CheckpointError, FedcompError
-from ..keys.certificates import CURVE, private_key_pem
+from ..keys.certificates import CURVE, parse_private_key, private_key_pem
 from ..keys.keyring import point_of
 from ..keys.signature_log import SignatureLog
 from ..messages import UPDATE, Assignment, Invitation, Presence, Report, failure
@@ -47,10 +46,21 @@ class DeployedClient:
         self.key = key or load_or_create_key(folder)
         self.run = ""  # the name of its run
         self.client_id = setup.client_id
-        self.session: ClientSession | None = None
+        self._session: ClientSession | None = None  # None before it joins a run
         self._report: Report | None = None  # on its last assignment
         self._inputs = ""  # `_phase_inputs` of that assignment
         self._saved = True  # whether the folder holds the current state
+
+    @property
+    def has_joined(self) -> bool:
+        return self._session is not None
+
+    @property
+    def session(self) -> ClientSession:
+        """The session of its run. Raises RuntimeError before the client has joined a run."""
+        if self._session is None:
+            raise RuntimeError("the client has not joined a run")
+        return self._session
 
     def join(self, invitation: Invitation) -> Presence:
         """Take part in a run from the state that is stored for it, or from the start. Return the presence that answers the invitation.
@@ -58,10 +68,10 @@ class DeployedClient:
         Raises the errors of `session_for`, and CheckpointError if the stored state is damaged.
         """
         with self.setup.shared.lock:
-            if self.session is None or invitation.run != self.run:
-                if self.session is not None:
+            if not self.has_joined or invitation.run != self.run:
+                if self.has_joined:
                     self._remember(self.run, self.client_id, self.round_state)
-                self.client_id, self.session = session_for(
+                self.client_id, self._session = session_for(
                     invitation, self.setup, self.key, self.log
                 )
                 self.run, self._report, self._inputs = invitation.run, None, ""
@@ -144,8 +154,7 @@ class DeployedClient:
 
     def _restore(self) -> None:
         """Restore the stored state if it belongs to this run, client and model. Otherwise the first report replaces it."""
-        stored = self.folder.load() if self.folder else {}
-        if not stored:
+        if self.folder is None or not (stored := self.folder.load()):
             return
         try:
             head = json.loads(stored[HEAD])
@@ -156,8 +165,9 @@ class DeployedClient:
             device_state.restore(self.session, self.client_id, stored)
             self._inputs = head["accepted"]
             self._report = Report.unpack(stored[REPORT])
-            if head.get("frame_is_pending"):
-                self._report.frame = self.session.states.at(self.client_id).memory.pending
+            pending = self.session.states.at(self.client_id).memory.pending
+            if pending is not None and head.get("frame_is_pending"):
+                self._report.frame = pending
         except (KeyError, TypeError, ValueError, AttributeError, FedcompError) as error:
             raise CheckpointError(
                 f"the state in --state-dir {self.folder.path} is damaged ({error}); remove the folder, and the client joins "
@@ -173,7 +183,7 @@ def handle(assignments: Sequence[tuple[DeployedClient, Assignment]]) -> list[Rep
     reports: list[Report | None] = [None] * len(assignments)
     by_session: dict[ClientSession, list[int]] = {}  # indices of assignments
     for i, (client, assignment) in enumerate(assignments):
-        if client.session is None or assignment.client != client.client_id:
+        if not client.has_joined or assignment.client != client.client_id:
             continue
         reports[i] = client.repeated_report(assignment)
         if reports[i] is None:
@@ -203,7 +213,7 @@ def load_or_create_key(folder: StateFolder | None) -> ec.EllipticCurvePrivateKey
     """Return the key of a client without an enrolment, kept in its state folder."""
     stored = folder.load(KEY_FILE) if folder else {}
     if KEY_FILE in stored:
-        return load_pem_private_key(stored[KEY_FILE], None)
+        return parse_private_key(stored[KEY_FILE])
     key = ec.generate_private_key(CURVE())
     if folder is not None:
         folder.save({KEY_FILE: private_key_pem(key)}, KEY_FILE)

@@ -125,6 +125,16 @@ class ClientSetup:
     shared: SharedObjects = field(default_factory=SharedObjects)  # one for all clients of a process
 
 
+@dataclass(frozen=True)
+class HostedSession:
+    """A session, and by logical id what it holds of its clients."""
+
+    session: ClientSession
+    states: HostedStates
+    shards: dict[int, np.ndarray]  # positions of the training examples
+    held_out: dict[int, np.ndarray]  # positions of the examples that a client evaluates on
+
+
 def session_for(
     invitation: Invitation,
     setup: ClientSetup,
@@ -182,20 +192,18 @@ def session_for(
     make_session = functools.partial(_new_session, config, setup, algorithm, layout)
     run = invitation.run, invitation.options
     # Each client that signs has its own key in the algorithm, and therefore a session of its own.
-    session = make_session() if signs else shared.get_or_make("session", run, make_session)
+    hosted = make_session() if signs else shared.get_or_make("session", run, make_session)
     shard, held_out = _shard(config, setup, client_id)
     uplink, layout_of_state = codec(config.uplink), algorithm.global_layout(layout)
     client_memory = memory(config.memory, uplink, layout_of_state.numel, layout_of_state)
-    session.trainer.shards[client_id] = shard
-    if session.evaluator is not None:
-        session.evaluator.held_out[client_id] = held_out
-    session.states.by_client[client_id] = ClientState(client_memory, invitation.version)
-    return client_id, session
+    hosted.shards[client_id], hosted.held_out[client_id] = shard, held_out
+    hosted.states.by_client[client_id] = ClientState(client_memory, invitation.version)
+    return client_id, hosted.session
 
 
 def _new_session(
     config: RunConfig, setup: ClientSetup, algorithm: ClientAlgorithm, layout: Layout
-) -> ClientSession:
+) -> HostedSession:
     """Return a session of a run that hosts no clients yet."""
     shared = setup.shared
     model = initial_model(setup.task, config.seed)
@@ -211,10 +219,13 @@ def _new_session(
         layout_of_state,
         codec(config.downlink),
     )
+    states = HostedStates()
+    shards: dict[int, np.ndarray] = {}
+    held_out: dict[int, np.ndarray] = {}
     trainer = Trainer(
         SequentialJobs(engine),
         data,
-        {},
+        shards,
         LocalSGD.from_config(config),
         algorithm,
         config.seed,
@@ -231,12 +242,11 @@ def _new_session(
             setup.device,
             config.seed,
             data,
-            trainer.shards,
+            shards,
             data if test is None else test.to(setup.device),
-            {},
+            held_out,
         )
-    states = HostedStates()
-    return ClientSession(
+    session = ClientSession(
         replica,
         states,
         trainer,
@@ -246,6 +256,7 @@ def _new_session(
         evaluator=evaluator,
         frees_downloads=True,
     )
+    return HostedSession(session, states, shards, held_out)
 
 
 def _test(config: RunConfig, setup: ClientSetup) -> Examples | None:
@@ -299,7 +310,9 @@ def _shards_of_all(
         if not config.clients_evaluate:
             return shards, [shard[:0] for shard in shards]
         if (test := _test(config, setup)) is not None:
-            return shards, partition_test_data(config.partition, setup.train, test, partitions)
+            test_shards = partition_test_data(config.partition, setup.train, test, partitions)
+            if test_shards is not None:
+                return shards, test_shards
         return hold_out(shards, config.holdout, config.seed)
 
     key = (config.partition, partitions, config.seed, config.evaluate, config.holdout)

@@ -28,9 +28,9 @@ class NotebookDisplay(ProgressDisplay):
         self, display: Callable[..., Any] | None = None, clock: Callable[[], float] = monotonic
     ):
         super().__init__(clock)
-        if display is None:
-            from IPython.display import display
-        self._display, self._handle, self._next_s = display, None, 0.0
+        self._display = _ipython_display() if display is None else display
+        self._next_s = 0.0
+        self._handle: Any = None  # None before the first display
         self._points: list[tuple[int, float]] = []
         self._notes: list[str] = []
         self._result: list[tuple[str, str]] = []
@@ -137,3 +137,9 @@ class NotebookDisplay(ProgressDisplay):
             f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" height="{HEIGHT}" font-size="{FONT_SIZE}" fill="currentColor">{texts}'
             f'<polyline points="{line}" fill="none" stroke="#1f83c4" stroke-width="1.8"/></svg>'
         )
+
+
+def _ipython_display() -> Callable[..., Any]:
+    from IPython.display import display
+
+    return display

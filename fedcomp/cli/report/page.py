@@ -3,7 +3,6 @@
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
-from statistics import mean
 
 import numpy as np
 
@@ -11,7 +10,7 @@ from ... import __version__
 from ...config import flag
 from ...formatting import NOTHING, decimal, duration, metric, percent, ratio
 from ...runs import NEUTRAL_OPTIONS, Group, Run
-from ..results import FRONT, cells, legend, results
+from ..results import FRONT, all_or_none, cells, legend, mean_or_none, results
 from ..results import column_titles as titles
 from . import svg
 from .charts import Panel, ReportLine, curves, finals, hours, panels
@@ -141,7 +140,7 @@ def _results(rows: Sequence[ReportLine], target: float | None) -> str:
     deployed = any(_wire_bytes(run) is not None for run in runs)
     own = list(dict.fromkeys(name for run in runs for name in _own_metrics(run)))
     clients = list(dict.fromkeys(name for run in runs for name in _of_clients(run)))
-    head = [
+    head: list[Cell | str] = [
         *([""] * compared),
         "run",
         *_numbers([*titles(target), *(["ratio at the port"] * deployed), *own, *clients]),
@@ -184,31 +183,31 @@ def _of_clients(run: Run) -> dict[str, float | None]:
 
 def _client_mean(group: Group, title: str) -> str:
     """Format the mean over the seeds of a metric of clients."""
-    values = [_of_clients(run).get(title) for run in group.runs]
-    return NOTHING if None in values else metric(title.rpartition(" ")[2], mean(values))
+    value = mean_or_none(_of_clients(run).get(title) for run in group.runs)
+    return NOTHING if value is None else metric(title.rpartition(" ")[2], value)
 
 
 def _mean(group: Group, name: str) -> str:
     """Format the mean over the seeds of one of the task's metrics."""
-    values = [_own_metrics(run).get(name) for run in group.runs]
-    return NOTHING if None in values else decimal(mean(values))
+    value = mean_or_none(_own_metrics(run).get(name) for run in group.runs)
+    return NOTHING if value is None else decimal(value)
 
 
 def _wire_bytes(run: Run) -> int | None:
     """Return the TCP payload of a deployment both ways; None for a simulation, or if the platform did not count it."""
-    counted = [n for r in run.records for n in (r.wire_bytes_in, r.wire_bytes_out)]
-    return None if None in counted else sum(counted) or None
+    counted = all_or_none(n for r in run.records for n in (r.wire_bytes_in, r.wire_bytes_out))
+    return sum(counted or ()) or None
 
 
 def _ratio_at_port(group: Group) -> str:
     """Format the bytes of the same exchanges in float32 divided by the bytes at the server's port."""
-    sent = [_wire_bytes(run) for run in group.runs]
-    return NOTHING if None in sent else ratio(sum(run.dense_bytes for run in group.runs), sum(sent))
+    sent = all_or_none(_wire_bytes(run) for run in group.runs)
+    return ratio(sum(run.dense_bytes for run in group.runs), sum(sent)) if sent else NOTHING
 
 
 def _hours(group: Group) -> str:
-    ends = [_simulated(run) for run in group.runs]
-    return NOTHING if None in ends else duration(3600 * mean(ends))
+    end = mean_or_none(_simulated(run) for run in group.runs)
+    return NOTHING if end is None else duration(3600 * end)
 
 
 def _simulated(run: Run) -> float | None:
@@ -228,7 +227,7 @@ def _settings(groups: Sequence[Group]) -> str:
     different = [name for name, shown in values.items() if len(set(shown)) > 1]
     table = ""
     if different:
-        rows = [
+        rows: list[list[Cell | str]] = [
             [Cell(group.label, "name"), *(values[name][i] for name in different)]
             for i, group in enumerate(groups)
         ]
@@ -251,14 +250,14 @@ def _distinct(texts: Iterable[str]) -> str:
 
 
 def _rejections(groups: Sequence[Group]) -> str:
-    rows = []
+    rows: list[list[Cell | str]] = []
     for group, run in _runs(groups):
         for r in run.summary.rejections if run.summary else ():
             more = f" and {r.more_clients} more" if r.more_clients else ""
             clients = ", ".join(map(str, r.clients[:MAX_CLIENTS])) + more
             name, updates = Cell(_of(group, run), "name"), Cell(f"{r.updates:,}", "n")
             rows.append([name, updates, r.stage, Cell(r.reason, "note"), Cell(clients, "note")])
-    head = ["run", Cell("updates", "n"), "at", "reason", "clients"]
+    head: list[Cell | str] = ["run", Cell("updates", "n"), "at", "reason", "clients"]
     return _table(head, rows) if rows else ""
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from html import escape
+from math import isfinite
 
 from ...formatting import decimal, human_bytes, three_digits
 from .charts import Panel, ReportLine
@@ -30,7 +31,7 @@ def _single(entry: ReportLine, target: float | None) -> str:
     text = f"{subject} reaches {_quality(entry)} in {line.rounds:g} rounds with {_cost(entry)}."
     if not line.rounds:
         text = "No round is done yet."
-    elif line.rank is None:
+    elif not isfinite(line.rank):
         text = f"{subject} sends {_cost(entry)} in {line.rounds:g} rounds; nothing was evaluated."
     if target is not None and line.rounds:
         text += (
@@ -42,7 +43,7 @@ def _single(entry: ReportLine, target: float | None) -> str:
 
 
 def _comparison(entries: Sequence[ReportLine], target: float | None) -> str:
-    good = [e for e in entries if not e.result.note and e.result.rank is not None]
+    good = [e for e in entries if not e.result.note and isfinite(e.result.rank)]
     if not good:
         unfinished = all(e.result.note.endswith("not finished") for e in entries)
         return "No run is finished yet." if unfinished else "No run succeeded." + _failures(entries)
@@ -51,10 +52,9 @@ def _comparison(entries: Sequence[ReportLine], target: float | None) -> str:
     if target is None:
         cheaper = [e for e in good if e.result.sent_bytes < best.result.sent_bytes]
         close = [e for e in cheaper if e.result.rank >= _close_rank(best)]
+        other: ReportLine | None = max(cheaper, key=lambda e: e.result.rank, default=None)
         if close:
             other = min(close, key=lambda e: e.result.sent_bytes)
-        else:
-            other = max(cheaper, key=lambda e: e.result.rank, default=None)
         if other is None:
             text = f"{_name(best)} is the {most} at {_quality(best)} with {_cost(best)}"
             text += ", the fewest bytes of all." if len(good) > 1 else "."
@@ -62,11 +62,11 @@ def _comparison(entries: Sequence[ReportLine], target: float | None) -> str:
             text = f"{_name(other)} reaches {_quality(other)} with {_cost(other)}; "
             text += f"{_name(best)} is the {most} at {_quality(best)} with {_bytes(best.result.sent_bytes)}."
         return text + _failures(entries)
-    reached = [e for e in good if e.result.bytes_to_target is not None]
+    reached = [(cost, e) for e in good if (cost := e.result.bytes_to_target) is not None]
     text = f"No line reaches {100 * target:g} %"
     if reached:
-        first = min(reached, key=lambda e: e.result.bytes_to_target)
-        text = f"{_name(first)} reaches {100 * target:g} % with the fewest bytes, {_bytes(first.result.bytes_to_target)}"
+        cost, first = min(reached, key=lambda pair: pair[0])
+        text = f"{_name(first)} reaches {100 * target:g} % with the fewest bytes, {_bytes(cost)}"
         text += f" in {first.result.rounds_to_target:g} rounds"
         if missed := len(good) - len(reached):
             text += f", and {missed} of {len(good)} lines never reach it"
@@ -78,7 +78,7 @@ def _comparison(entries: Sequence[ReportLine], target: float | None) -> str:
 
 def _range(entries: Sequence[ReportLine]) -> str:
     """Compare lines of different problems, of which none can be recommended."""
-    good = [e for e in entries if not e.result.note and e.result.rank is not None]
+    good = [e for e in entries if not e.result.note and isfinite(e.result.rank)]
     if not good:
         return "No run is finished yet." + _failures(entries)
     worst, best = (pick(good, key=lambda e: e.result.rank) for pick in (min, max))

@@ -17,6 +17,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
@@ -224,7 +225,7 @@ class ContextState:
     def save(self, kept: Kept, name: str) -> None:
         self.context.state[self.KEY] = ConfigRecord({name: b"".join(packed(kept))})
 
-    def load(self, name: str) -> dict[str, torch.Tensor | bytes]:
+    def load(self, name: str) -> dict[str, Any]:
         record = self.context.state.get(self.KEY)
         value = record.get(name) if isinstance(record, ConfigRecord) else None
         return unpacked(bytearray(value)) if isinstance(value, bytes) else {}
