@@ -100,6 +100,7 @@ def timed_each(name: str, items: Iterable[T]) -> Iterator[T]:
             except StopIteration:
                 return
         yield item
+        del item  # it may be large
 
 
 @contextmanager

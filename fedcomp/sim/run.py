@@ -314,6 +314,7 @@ class Simulation(PreparedRun):
                     self._save(recovery, outcome.round, length)
                 raise
             began = time.perf_counter()
+            del outcome  # else its frames would stay in memory during the next round
 
     def _save(self, recovery: Recovery, round: int, metrics_length: int) -> float:
         """Save the state after a round. Return the seconds that it took."""

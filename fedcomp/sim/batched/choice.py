@@ -15,6 +15,7 @@ from .traced import traced_gradients, traced_model
 
 # Memory for the clients that are trained at once. On a CPU they should fit into its caches.
 CPU_BYTES = 8 << 20
+CPU_WEIGHTS_BYTES = 64 << 20  # of the clients trained at once, even if they exceed the caches
 CUDA_MEMORY_FRACTION = 1 / 4
 MAP_POSITIONS = 256  # the outputs of a convolution are estimated as maps of 16x16
 
@@ -71,14 +72,14 @@ def choose_engine(
         )
     at_once = _clients_at_once(model, device, batch_size)
     if device.type != "cuda" and _is_dense(model):
-        # With fewer clients, batches are no faster than the serial engine, even if 16 clients exceed the caches.
-        at_once = max(at_once, 16)
-    suits = not serial_reason(model, device, batch_size)
-    return (
-        ("batched", max(at_once, 2))
-        if requested == "batched" or (requested == AUTO and suits)
-        else ("serial", 1)
-    )
+        # With fewer clients, batches are no faster than the serial engine, even if 16 clients exceed the caches. Large models are
+        # trained as fast one by one.
+        weights_bytes = 4 * sum(p.numel() for p in model.parameters())
+        at_once = max(at_once, min(16, CPU_WEIGHTS_BYTES // max(1, weights_bytes)))
+    if requested == "batched":
+        return "batched", max(at_once, 2)
+    suits = requested == AUTO and not serial_reason(model, device, batch_size)
+    return ("batched", max(at_once, 1)) if suits else ("serial", 1)
 
 
 def serial_reason(model: nn.Module, device: torch.device, batch_size: int) -> str:

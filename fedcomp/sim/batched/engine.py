@@ -16,6 +16,7 @@ from ...tasks.user_errors import client_error, is_out_of_memory
 from ...training.batches import plan_augmentation
 from ...training.engine import Engine, Job, JobResult
 from ...training.local_sgd import LocalSGD, Tensors, descend, proximal_anchors
+from ...training.parameter_memory import free_parameters
 from ...training.traces import NO_TRACES, Traces
 from .choice import AUTO, MAPPED, NotBatchable, gradients_of, mapped_gradients
 from .convolutions import CONVOLUTIONS
@@ -30,9 +31,9 @@ Batch = tuple[Tensor, Tensor | None]
 class BatchedEngine:
     """Trains a stack of clients, at most `at_once` of them together; 0: all whose batches have the same sizes.
 
-    Takes ownership of `model` and moves it to `device`. Only its frozen tensors and buffers are used. `gradient_method` is one of
-    choice.GRADIENT_METHODS. If the device runs out of memory, half as many clients are trained together from then on, and `warn` is called
-    once.
+    Takes ownership of `model` and moves it to `device`. Only its frozen tensors and buffers are used, and its large trainable tensors are
+    freed. `gradient_method` is one of choice.GRADIENT_METHODS. If the device runs out of memory, half as many clients are trained together
+    from then on, and `warn` is called once.
     """
 
     def __init__(
@@ -65,6 +66,8 @@ class BatchedEngine:
         self.regression = Regression.of(task, model, layout) if gradient_method == AUTO else None
         # Whether the gradients are those of a traced model that has not been compared with the model itself.
         self._unverified = self.gradient_method in CONVOLUTIONS
+        if not self._unverified:
+            free_parameters(self.model)
 
     def train(
         self,
@@ -198,6 +201,7 @@ class BatchedEngine:
             corrected = traces.corrected(self.layout, gradients)
             momenta = descend(weights, corrected, momenta, sgd, anchors)
             step_losses.append(loss)
+            del gradients, corrected  # before the gradients of the next batch are computed
         traces.store_momentum(self.layout, momenta)
         for name in self.low_precision:
             views[name].copy_(parameters[name])
@@ -225,6 +229,7 @@ class BatchedEngine:
             if not matches_model(self.gradients, self.task, self.model, parameters, data):
                 self.gradients = mapped_gradients(self.task, self.model)
                 self.gradient_method = MAPPED
+            free_parameters(self.model)
         try:
             with torch.autocast(
                 self.device.type, torch.bfloat16, enabled=autocast, cache_enabled=False
