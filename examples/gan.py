@@ -2,7 +2,7 @@
 
     python examples/gan.py
 
-Clients hold points on a circle; the generator learns to draw such points from noise.
+The clients' data are points on a circle. The generator learns to map noise to such points.
 """
 
 import torch
@@ -28,22 +28,24 @@ class GAN(nn.Module):
 
 
 def train(model: GAN, data: Dataset, round: fedcomp.LocalRound) -> dict[str, float]:
-    of_generator = torch.optim.Adam(model.generator.parameters(), 2e-3, betas=(0.0, 0.9))
-    of_discriminator = torch.optim.Adam(model.discriminator.parameters(), 2e-3, betas=(0.0, 0.9))
+    generator_optimizer = torch.optim.Adam(model.generator.parameters(), 2e-3, betas=(0.0, 0.9))
+    discriminator_optimizer = torch.optim.Adam(
+        model.discriminator.parameters(), 2e-3, betas=(0.0, 0.9)
+    )
     losses = []
     for real, _ in DataLoader(data, batch_size=32, shuffle=True):
         fake = model.draw(len(real))
-        of_real = model.discriminator(real.requires_grad_())
-        of_fake = model.discriminator(fake.detach())
-        [slope] = torch.autograd.grad(of_real.sum(), real, create_graph=True)
-        penalty = slope.square().sum(1).mean()  # R1, Mescheder et al. 2018: keeps the game stable
-        of_discriminator.zero_grad()
-        (F.softplus(-of_real).mean() + F.softplus(of_fake).mean() + penalty).backward()
-        of_discriminator.step()
+        real_scores = model.discriminator(real.requires_grad_())
+        fake_scores = model.discriminator(fake.detach())
+        [gradient] = torch.autograd.grad(real_scores.sum(), real, create_graph=True)
+        penalty = gradient.square().sum(1).mean()  # R1, for stability: Mescheder et al. 2018
+        discriminator_optimizer.zero_grad()
+        (F.softplus(-real_scores).mean() + F.softplus(fake_scores).mean() + penalty).backward()
+        discriminator_optimizer.step()
         loss = F.softplus(-model.discriminator(fake)).mean()
-        of_generator.zero_grad()
+        generator_optimizer.zero_grad()
         loss.backward()
-        of_generator.step()
+        generator_optimizer.step()
         losses.append(loss.item())
     return {"loss": sum(losses) / len(losses), "examples": len(data)}
 

@@ -1,8 +1,8 @@
-"""Train an image classifier with BatchNorm and dropout on clients with unequal classes.
+"""Train an image classifier with BatchNorm and dropout on clients with different class distributions.
 
     python examples/image_classifier.py
 
-Running statistics of BatchNorm are not averaged: the server computes them for its weights, from training examples, before it evaluates.
+The running statistics of BatchNorm are not averaged. The server computes them from training examples before it evaluates.
 """
 
 from sklearn.datasets import load_digits

@@ -1,10 +1,10 @@
-"""Adapt a causal language model with LoRA (Hu et al. 2022): only the adapters are trained, and only they travel.
+"""Adapt a causal language model with LoRA (Hu et al. 2022). Only the adapters are trained and sent.
 
     pip install transformers peft
     python examples/lora.py
 
-The mean of the As times the mean of the Bs is not the mean of the products B·A. With A frozen (--freeze-a: FFA-LoRA, Sun et al. 2024)
-averaging is exact, and half as many numbers travel.
+The mean of the matrices B times the mean of the matrices A is not the mean of the products B·A. If A is frozen (--freeze-a: FFA-LoRA,
+Sun et al. 2024), averaging is exact, and half as many numbers are sent.
 """
 
 import copy
@@ -30,7 +30,7 @@ LORA = LoraConfig(r=4, lora_alpha=8, target_modules="all-linear", task_type="CAU
 
 
 def texts(count: int, step: int, seed: int) -> fedcomp.Data:
-    """Sequences that count upwards in steps; every token is also the target, which the model shifts itself."""
+    """Return sequences that count upwards in steps. The targets are the tokens; the model shifts them."""
     first = torch.randint(0, WORDS, (count, 1), generator=torch.Generator().manual_seed(seed))
     words = (first + step * torch.arange(LENGTH)) % WORDS
     return fedcomp.Data({"input_ids": words, "labels": words}, words)
@@ -38,7 +38,7 @@ def texts(count: int, step: int, seed: int) -> fedcomp.Data:
 
 @cache
 def pretrained() -> LlamaForCausalLM:
-    """Return a base that counts in steps of one, in place of one that you would download."""
+    """Return a base model that counts in steps of one, instead of a downloaded one."""
     torch.manual_seed(0)
     model = LlamaForCausalLM(CONFIG)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
@@ -68,11 +68,11 @@ def main(a_frozen: bool = "--freeze-a" in sys.argv) -> None:
         uplink="topk:density=10%",
         progress=False,
     )
-    run.model().save_pretrained(f"{run.folder}/adapter")  # as peft writes them
-    again = PeftModel.from_pretrained(copy.deepcopy(pretrained()), f"{run.folder}/adapter")
+    run.model().save_pretrained(f"{run.folder}/adapter")  # in the format of peft
+    loaded = PeftModel.from_pretrained(copy.deepcopy(pretrained()), f"{run.folder}/adapter")
     trained = sum(p.numel() for p in model().parameters() if p.requires_grad)
     print(f"loss {run.metrics['loss'][0]:.2f} → {run.metrics['loss'][-1]:.2f}")
-    print(f"{trained:,} of {again.num_parameters():,} parameters travel; {run.folder}/adapter")
+    print(f"{trained:,} of {loaded.num_parameters():,} parameters are sent; {run.folder}/adapter")
 
 
 if __name__ == "__main__":

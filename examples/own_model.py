@@ -1,8 +1,8 @@
-"""A model and data of your own: what do two compressed links cost a small convolutional network?
+"""A model and data of your own: the accuracy of a small convolutional network with both links compressed.
 
     python examples/own_model.py
 
-Replace Network, and the arrays that are given as `train` and `test`.
+Replace Network, and the arrays in `train` and `test`.
 """
 
 import torch
@@ -51,9 +51,9 @@ def main() -> None:
         print(f"{uplink:<28}{run.accuracy:>7.1%}{sent:>10,.0f} B{dense:>10,.0f} B")
 
     model = run.model()  # a Network with the weights of the last run
-    guess = model(torch.tensor(images[:1], dtype=torch.float32)).argmax().item()
+    prediction = model(torch.tensor(images[:1], dtype=torch.float32)).argmax().item()
     print(
-        f"the first test image is a {labels[0]}, the model says {guess}; the run is in {run.folder}"
+        f"the first test image is a {labels[0]}, the model predicts {prediction}; the run is in {run.folder}"
     )
 
 

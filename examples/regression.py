@@ -1,4 +1,4 @@
-"""A regression: there is no accuracy, so that the loss tells how good the model is, and a metric of the task's own stands beside it.
+"""A regression without accuracy: the model is judged by the loss and by a metric of the task.
 
 python examples/regression.py
 """
@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 import fedcomp
 
-TEST = 100  # patients
+TEST_PATIENTS = 100
 
 
 def model() -> nn.Module:
@@ -25,12 +25,10 @@ def absolute_error(outputs: Tensor, targets: Tensor) -> Tensor:
 def main() -> None:
     inputs, progression = load_diabetes(return_X_y=True)
     order = np.random.default_rng(0).permutation(len(inputs))
-    train, test = order[TEST:], order[:TEST]
+    train, test = order[TEST_PATIENTS:], order[:TEST_PATIENTS]
     inputs = inputs / inputs[train].std(0)
     scale = progression[train].std()
-    targets = ((progression - progression[train].mean()) / scale)[
-        :, None
-    ]  # [N, 1], as the outputs are
+    targets = ((progression - progression[train].mean()) / scale)[:, None]  # [N, 1]
 
     task = fedcomp.Task(
         "diabetes",
@@ -64,7 +62,7 @@ def main() -> None:
             run.model()(torch.tensor(inputs[test[:1]], dtype=torch.float32)).item() * scale
             + progression[train].mean()
         )
-    print(f"the first test patient: {progression[test[0]]:.0f} measured, {first:.0f} by the model")
+    print(f"the first test patient: {progression[test[0]]:.0f} measured, {first:.0f} predicted")
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
-"""Fine-tune a Hugging Face text classifier with AdamW; its batches are dicts, and it returns its own loss.
+"""Train a Hugging Face text classifier with AdamW. Its batches are dicts, and it computes its own loss.
 
     pip install transformers datasets
     python examples/transformers_classifier.py
 
-The model is built from a configuration; `AutoModelForSequenceClassification.from_pretrained(…)` goes the same way.
+The model is created from a configuration. `AutoModelForSequenceClassification.from_pretrained(…)` works as well.
 """
 
 import datasets
@@ -25,7 +25,7 @@ CONFIG = BertConfig(
 
 
 def sentences(count: int, seed: int) -> datasets.Dataset:
-    """Word numbers, a label that the first word decides, and the user who wrote the sentence."""
+    """Return token ids, labels that depend on the first token, and the user of each sentence."""
     draw = torch.Generator().manual_seed(seed)
     words = torch.randint(1, WORDS, (count, LENGTH), generator=draw)
     return datasets.Dataset.from_dict(

@@ -1,16 +1,16 @@
-"""Reproductions: claims of papers, the runs that test them, and whether they hold here. One paper, one file; one line here."""
+"""Reproductions: claims of papers, and runs that test them. Each paper has one file."""
 
 from fedcomp.errors import UserError, nearest
 
 from . import dgc_warmup, ef_signsgd, election, fetchsgd, sbc, stc_cifar10, stc_mnist
-from .base import CAVEAT, Claim, Form, Judgement, Measured, Method, Reproduction, Results
+from .base import CAVEAT, Claim, Experiment, Method, MethodResult, Reproduction, Results, Verdict
 
 __all__ = [
     "CAVEAT",
     "Claim",
-    "Form",
-    "Judgement",
-    "Measured",
+    "Experiment",
+    "Verdict",
+    "MethodResult",
     "Method",
     "Reproduction",
     "Results",
@@ -25,12 +25,12 @@ _REPRODUCTIONS: dict[str, Reproduction] = {
 
 
 def available_reproductions() -> dict[str, Reproduction]:
-    """Every reproduction, by name."""
+    """Return all reproductions by name."""
     return dict(_REPRODUCTIONS)
 
 
 def reproduction(name: str) -> Reproduction:
-    """Raises UserError for an unknown name."""
+    """Return a reproduction. Raises UserError for an unknown name."""
     if name not in _REPRODUCTIONS:
         raise UserError(f"unknown reproduction '{name}'; {nearest(name, _REPRODUCTIONS)}")
     return _REPRODUCTIONS[name]

@@ -1,4 +1,4 @@
-"""What a reproduction is made of: claims of a paper, the runs that test them, and what the runs showed. Imports nothing heavy."""
+"""The parts of a reproduction: claims of a paper, the runs that test them, and their results. Imports only the standard library."""
 
 import statistics
 from collections.abc import Callable, Mapping, Sequence
@@ -8,42 +8,43 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from fedcomp.runs import Run
 
-IN_WORDS = "in words"  # of a claim without a number that is known here
+IN_WORDS = "in words"  # in place of the number of a claim that has none
 CAVEAT = "Verdicts can differ between processors, because they round sums differently, which can decide a close result."
-Options = Mapping[str, Any]  # of a run, by the names of RunConfig's fields
-Choices = Sequence[Options]  # of which a method takes its best
+Options = Mapping[str, Any]  # options of a run, by the names of RunConfig's fields
+Choices = Sequence[Options]  # alternatives of a method, of which the best is used
 
 
 @dataclass(frozen=True)
 class Method:
-    """What is compared. Of several `choices` the one with the best accuracy at the first seed is run with the other seeds."""
+    """A method that is compared. The choice with the best accuracy at the first seed is run with the other seeds."""
 
     options: Options
     choices: Choices = ({},)
 
 
 @dataclass(frozen=True)
-class Form:
-    """The runs of a reproduction, small or full."""
+class Experiment:
+    """The runs of a reproduction, at small or full scale."""
 
-    common: Options  # of all its runs
-    methods: Mapping[str, Method]  # by names that make folders: lower case, digits and hyphens
+    common: Options  # of all runs
+    methods: Mapping[
+        str, Method
+    ]  # by name: lower case, digits and hyphens, as part of folder names
     seeds: int = 3
 
 
 @dataclass(frozen=True)
-class Measured:
-    """The runs of a method at the choice that was taken, a seed each."""
+class MethodResult:
+    """The runs of a method at its best choice, one for each seed."""
 
     runs: Sequence["Run"]
     choice: Options
-    tried: Mapping[str, float] = field(
-        default_factory=dict
-    )  # accuracy at the first seed, by choice
+    # Accuracy at the first seed, by choice.
+    tried: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def accuracies(self) -> list[float]:
-        """Of the last round, shares, 0..1."""
+        """The accuracies of the last round, 0..1."""
         return [run.accuracy for run in self.runs]
 
     @property
@@ -52,13 +53,13 @@ class Measured:
 
     @property
     def spread(self) -> float:
-        """Standard deviation over seeds; 0 for one."""
+        """The standard deviation over seeds; 0 for one seed."""
         return statistics.stdev(self.accuracies) if len(self.runs) > 1 else 0.0
 
-    def bytes(self, way: str) -> float:
-        """Of `uplink`, `downlink`, `dense_uplink` or `dense_downlink`: what a run counted, mean over seeds."""
+    def bytes(self, link: str) -> float:
+        """Return the bytes of a run on `uplink`, `downlink`, `dense_uplink` or `dense_downlink`, the mean over seeds."""
         return statistics.mean(
-            sum(getattr(record, f"{way}_bytes") for record in run.records) for run in self.runs
+            sum(getattr(record, f"{link}_bytes") for record in run.records) for run in self.runs
         )
 
     def __str__(self) -> str:
@@ -66,66 +67,67 @@ class Measured:
         return f"{100 * self.accuracy:.1f} %{spread}"
 
 
-Results = Mapping[str, Measured]  # by method
+Results = Mapping[str, MethodResult]  # by method
 
 
 @dataclass(frozen=True)
-class Judgement:
-    """What was found about a claim."""
+class Verdict:
+    """The result of a claim."""
 
-    ours: str
+    ours: str  # the measured values
     holds: bool
 
 
 @dataclass(frozen=True)
 class Claim:
-    """One thing that a paper says. `judge` looks at nothing but the results, or computes what needs no runs."""
+    """A claim of a paper. `judge` compares it with the results, or computes what needs no runs."""
 
     text: str
-    source: str  # paper, and the table, figure or algorithm where it is known
-    paper: str  # its number, or IN_WORDS
-    judge: Callable[[Results], Judgement]
+    source: str  # table, figure or section of the paper
+    paper: str  # the number in the paper, or IN_WORDS
+    judge: Callable[[Results], Verdict]
 
 
 @dataclass(frozen=True)
 class Reproduction:
-    """A paper's claims and how they are tested here."""
+    """The claims of a paper, and the runs that test them."""
 
     name: str
-    title: str  # what is compared with what
-    paper: str  # authors, title, where and when
-    setting: str  # how the small form differs from the paper's setting, and what is held equal
-    full_setting: str  # the same of the full form
-    small: Form
-    full: Form
+    title: str
+    paper: str  # authors, title, venue and year
+    setting: str  # of the small runs: differences from the paper, and what is equal for all methods
+    full_setting: str  # of the full runs
+    small: Experiment
+    full: Experiment
     claims: Sequence[Claim]
-    minutes: float  # of one core, that the small form takes
-    needs: str = ""  # data besides what is bundled: a folder below --data
+    minutes: float  # of one core, for the small runs
+    needs: str = ""  # folder of the data below --data; "": bundled data
 
-    def form(self, full: bool) -> Form:
+    def experiment(self, full: bool) -> Experiment:
+        """Return the full or the small runs."""
         return self.full if full else self.small
 
 
 def lrs(*rates: float) -> tuple[Options, ...]:
-    """Choices of the learning rate."""
+    """Return choices of the learning rate."""
     return tuple({"lr": rate} for rate in rates)
 
 
-def points(share: float) -> str:
-    """A difference of accuracies, in points, with its sign."""
-    return f"{100 * share:+.1f}"
+def points(difference: float) -> str:
+    """Return a difference of accuracies in percentage points, with its sign."""
+    return f"{100 * difference:+.1f}"
 
 
-def differences(a: Measured, b: Measured) -> list[float]:
-    """a − b, seed by seed."""
-    return [mine - other for mine, other in zip(a.accuracies, b.accuracies, strict=True)]
+def differences(a: MethodResult, b: MethodResult) -> list[float]:
+    """Return the accuracies of a minus those of b, by seed."""
+    return [x - y for x, y in zip(a.accuracies, b.accuracies, strict=True)]
 
 
-def ahead(a: Measured, b: Measured) -> bool:
-    """Whether a is the more accurate at every seed."""
+def more_accurate(a: MethodResult, b: MethodResult) -> bool:
+    """Return whether a is more accurate than b at every seed."""
     return min(differences(a, b)) > 0
 
 
-def within(a: Measured, b: Measured, margin: float) -> bool:
-    """Whether a, in the mean over seeds, loses at most `margin` (a share) against b."""
+def within_margin(a: MethodResult, b: MethodResult, margin: float) -> bool:
+    """Return whether the mean accuracy of a is at most `margin` (0..1) below that of b."""
     return statistics.mean(differences(a, b)) >= -margin

@@ -12,7 +12,7 @@ from fedcomp.errors import INTERRUPTED, UserError
 
 from . import CAVEAT, available_reproductions, reproduction
 
-CELLS = (34, 24, 12, 40, 5)  # widths of the table's columns where there is no terminal
+CELL_WIDTHS = (34, 24, 12, 40, 5)  # of the columns of the table of claims
 GAP = "  "
 PAGE = Path(__file__).parents[1] / "docs" / "reproductions.md"
 
@@ -36,56 +36,60 @@ def run(
         print(CAVEAT)
         return
     chosen = reproduction(name)
-    form = (
-        chosen.form(full) if seeds is None else dataclasses.replace(chosen.form(full), seeds=seeds)
+    experiment = (
+        chosen.experiment(full)
+        if seeds is None
+        else dataclasses.replace(chosen.experiment(full), seeds=seeds)
     )
     if data is not None and not data.is_dir():
         raise UserError(
             f"--data {data} is not a folder; give the folder that holds the tasks' data"
         )
     if write and not PAGE.is_file():
-        raise UserError(f"--write changes {PAGE}, which is not there; leave --write out")
+        raise UserError(f"--write changes {PAGE}, which does not exist; leave --write out")
     from fedcomp.cli.exits import Signals
 
     from . import running, table
 
     folder = out or Path("runs", f"reproduce-{name}" + "-full" * full)
-    machine = running.Machine(data and str(data), device)
+    local = running.LocalOptions(data and str(data), device)
     print(
-        f"{chosen.title}\n{chosen.paper}\n\n{_wrapped(chosen.full_setting if full else chosen.setting)}\n",
+        f"{chosen.title}\n{chosen.paper}\n\n{_wrap(chosen.full_setting if full else chosen.setting)}\n",
         flush=True,
     )
     try:
         with Signals() as signals:
-            results, spent = running.reproduce(
-                chosen, form, folder, machine, lambda line: print(line, flush=True)
+            results, time = running.reproduce(
+                chosen, experiment, folder, local, lambda line: print(line, flush=True)
             )
-            found = table.judged(chosen, results)
+            judged = table.judge_claims(chosen, results)
     except KeyboardInterrupt:
         print(
-            f"fedcomp: interrupted; what is finished is in {folder}, and the same command goes on",
+            f"fedcomp: interrupted; finished runs are in {folder}, and the same command continues",
             file=sys.stderr,
         )
         raise typer.Exit(128 + signals.received if signals.received else INTERRUPTED) from None
-    print("\n" + _drawn(table.RUNS, table.run_rows(results), (30, 24, 16, 10, 10)))
-    print(_drawn(table.COLUMNS, table.rows(found), CELLS))
+    print("\n" + _table(table.RUNS, table.run_rows(results), (30, 24, 16, 10, 10)))
+    print(_table(table.COLUMNS, table.rows(judged), CELL_WIDTHS))
     print(
-        f"{spent.wall_s / 60:.1f} minutes by the clock, {spent.processor_s / 60:.1f} of one core; runs in {folder}"
+        f"{time.wall_s / 60:.1f} minutes, {time.processor_s / 60:.1f} minutes of one core; runs in {folder}"
     )
     if write:
         table.write(
-            name + "-full" * full, table.section(chosen, form, full, results, found, spent), PAGE
+            name + "-full" * full,
+            table.section(chosen, experiment, full, results, judged, time),
+            PAGE,
         )
-        print(f"{PAGE} is written")
-    print(f"{table.verdict(found)}\n{_wrapped(CAVEAT)}")
+        print(f"wrote {PAGE}")
+    print(f"{table.summary_line(judged)}\n{_wrap(CAVEAT)}")
 
 
-def _wrapped(text: str) -> str:
+def _wrap(text: str) -> str:
     return textwrap.fill(text, min(100, shutil.get_terminal_size().columns))
 
 
-def _drawn(columns: tuple[str, ...], lines: list[tuple[str, ...]], widths: tuple[int, ...]) -> str:
-    """A table whose cells are folded."""
+def _table(columns: tuple[str, ...], lines: list[tuple[str, ...]], widths: tuple[int, ...]) -> str:
+    """Return a table with wrapped cells."""
     drawn = []
     for line in (columns, *lines):
         cells = [
@@ -97,5 +101,5 @@ def _drawn(columns: tuple[str, ...], lines: list[tuple[str, ...]], widths: tuple
                 for cell, width in zip(cells, widths, strict=True)
             ]
             drawn.append(GAP.join(folded).rstrip())
-        drawn += [""] * (widths == CELLS)  # between claims, which are sentences
+        drawn += [""] * (widths == CELL_WIDTHS)  # blank lines between claims
     return "\n".join(drawn) + "\n" * bool(drawn[-1])

@@ -1,13 +1,12 @@
-"""Convex problems of two coordinates whose gradients all have the signs (1, −1) or (−1, 1): steps along signs never move x₁ + x₂.
+"""Convex problems with two coordinates whose gradients have the signs (1, −1) or (−1, 1), so that sign steps do not change x₁ + x₂.
 
-Of the kind that Karimireddy, Rebjock, Stich, Jaggi: Error feedback fixes SignSGD and other gradient compression schemes. ICML 2019 give.
-With ε = 1/2, from (1, 1), with the least value 0 at (0, 0):
+Similar to those of Karimireddy, Rebjock, Stich, Jaggi: Error feedback fixes SignSGD and other gradient compression schemes. ICML 2019.
+ε = 1/2, the start is (1, 1), and the minimum is 0 at (0, 0):
 
-    kink           f(x) = ε·|x₁ + x₂| + |x₁ − x₂|, whole subgradients
-    least squares  f(x) = (⟨a,x⟩² + ⟨b,x⟩²)/2 with a = (1, −1) + ε(1, 1), b = (−1, 1) + ε(1, 1), the gradient of one of both terms a step
+    kink           f(x) = ε·|x₁ + x₂| + |x₁ − x₂|, with subgradients of f
+    least squares  f(x) = (⟨a,x⟩² + ⟨b,x⟩²)/2, a = (1, −1) + ε(1, 1), b = (−1, 1) + ε(1, 1), with the gradient of one random term per step
 
-Steps have the length γ/√t. What is sent is what the codecs and memories of a federation send: `sign` alone against `efsign` with
-`residual`.
+Steps have the length γ/√t. They are encoded by the codec `sign` without a memory, or by `efsign` with the memory `residual`.
 """
 
 from collections.abc import Callable
@@ -17,11 +16,10 @@ if TYPE_CHECKING:
     import numpy as np
 
 EPSILON, STEPS = 0.5, 500
-RATES = (0.03, 0.1, 0.3)  # γ, of which each side gets its best
+RATES = (0.03, 0.1, 0.3)  # γ; the best is used for each codec
 SIGN, EFSIGN = ("sign", "none"), ("efsign", "residual")
-Problem = tuple[
-    Callable[["np.ndarray"], float], Callable[["np.ndarray", int], "np.ndarray"]
-]  # f(x), and its gradient in step t
+# f(x), and its gradient in step t.
+Problem = tuple[Callable[["np.ndarray"], float], Callable[["np.ndarray", int], "np.ndarray"]]
 
 
 def kink() -> Problem:
@@ -56,8 +54,10 @@ def least_squares() -> Problem:
 PROBLEMS: dict[str, Callable[[], Problem]] = {"kink": kink, "least squares": least_squares}
 
 
-def last_value(problem: Problem, sent: tuple[str, str], rate: float, steps: int = STEPS) -> float:
-    """f after `steps` steps from (1, 1), each sent by a codec and a memory."""
+def last_value(
+    problem: Problem, compression: tuple[str, str], rate: float, steps: int = STEPS
+) -> float:
+    """Return f after `steps` steps from (1, 1). `compression`: specs of codec and memory."""
     import numpy as np
     import torch
 
@@ -66,19 +66,19 @@ def last_value(problem: Problem, sent: tuple[str, str], rate: float, steps: int 
 
     f, gradient = problem
     x, step = np.ones(2), torch.zeros(2)
-    made = codec(sent[0])
-    kept = memory(sent[1], made, numel=2)
+    sign_codec = codec(compression[0])
+    client_memory = memory(compression[1], sign_codec, numel=2)
     for t in range(steps):
         length = rate / (t + 1) ** 0.5
         g = torch.tensor(gradient(x, t), dtype=torch.float32)
-        scale = length if sent == SIGN else 1.0  # signs alone have no length
-        frame = kept.propose(-g if sent == SIGN else -length * g, seed=t)
-        kept.commit()
-        made.accumulate(frame, into=step.zero_(), weight=scale)
+        weight = length if compression == SIGN else 1.0  # `sign` does not send a scale
+        frame = client_memory.propose(-g if compression == SIGN else -length * g, seed=t)
+        client_memory.commit()
+        sign_codec.accumulate(frame, into=step.zero_(), weight=weight)
         x = x + step.double().numpy()
     return float(f(x))
 
 
-def best(problem: Problem, sent: tuple[str, str]) -> float:
-    """The lowest last value over the rates."""
-    return min(last_value(problem, sent, rate) for rate in RATES)
+def best(problem: Problem, compression: tuple[str, str]) -> float:
+    """Return the lowest last value over the learning rates."""
+    return min(last_value(problem, compression, rate) for rate in RATES)

@@ -8,16 +8,16 @@ import statistics
 from .base import (
     IN_WORDS,
     Claim,
-    Form,
-    Judgement,
+    Experiment,
     Method,
     Reproduction,
     Results,
-    ahead,
+    Verdict,
     differences,
     lrs,
+    more_accurate,
     points,
-    within,
+    within_margin,
 )
 
 PAPER = (
@@ -26,7 +26,7 @@ PAPER = (
 )
 DENSE = {"uplink": "identity", "downlink": "identity", "downlink_memory": "none", "memory": "none"}
 DGC = DENSE | {"uplink": "topk:density=0.1%", "memory": "dgc:momentum=0.9"}
-SAME = 0.01  # a share of accuracy
+SAME = 0.01  # in accuracy, 0..1
 
 
 def methods(short: int, long: int, warmup: int, *rates: float) -> dict[str, Method]:
@@ -41,18 +41,18 @@ def methods(short: int, long: int, warmup: int, *rates: float) -> dict[str, Meth
     }
 
 
-def helps(results: Results) -> Judgement:
+def helps(results: Results) -> Verdict:
     warm, cold = results["dgc-warm-up-short"], results["dgc-short"]
-    said = f"with {warm}, without {cold}: {points(statistics.mean(differences(warm, cold)))} points"
-    return Judgement(said, ahead(warm, cold))
+    text = f"with {warm}, without {cold}: {points(statistics.mean(differences(warm, cold)))} points"
+    return Verdict(text, more_accurate(warm, cold))
 
 
-def keeps(results: Results) -> Judgement:
+def keeps(results: Results) -> Verdict:
     mine, dense = results["dgc-warm-up"], results["dense"]
     ratio = dense.bytes("uplink") / mine.bytes("uplink")
-    return Judgement(
+    return Verdict(
         f"DGC {mine}, momentum SGD {dense}; ×{ratio:.0f} up, the warm-up with it",
-        within(mine, dense, SAME),
+        within_margin(mine, dense, SAME),
     )
 
 
@@ -68,7 +68,7 @@ REPRODUCTION = Reproduction(
     "32 examples a round, momentum 0.9, 0.1 % of the coordinates up. In the first four epochs the density falls from 25 % and "
     "the learning rate grows. Claim 1 compares after 8,000 rounds and claim 2 after 64,000. Each method gets the best of three "
     "learning rates.",
-    small=Form(
+    small=Experiment(
         {
             "task": "digits",
             "clients": 4,
@@ -79,7 +79,7 @@ REPRODUCTION = Reproduction(
         },
         methods(100, 2000, 20, 0.01, 0.03, 0.1),
     ),
-    full=Form(
+    full=Experiment(
         {
             "task": "cifar10-resnet18",
             "clients": 4,

@@ -9,20 +9,25 @@ from . import counterexamples
 from .base import (
     IN_WORDS,
     Claim,
-    Form,
-    Judgement,
+    Experiment,
     Method,
     Reproduction,
     Results,
-    ahead,
+    Verdict,
     differences,
     lrs,
+    more_accurate,
     points,
-    within,
+    within_margin,
 )
 
 PAPER = "Karimireddy, Rebjock, Stich, Jaggi: Error feedback fixes SignSGD and other gradient compression schemes. ICML 2019"
-WHOLE = {"uplink": "identity", "downlink": "identity", "memory": "none", "downlink_memory": "none"}
+UNCOMPRESSED = {
+    "uplink": "identity",
+    "downlink": "identity",
+    "memory": "none",
+    "downlink_memory": "none",
+}
 UNREPAIRED = {
     "uplink": "efsign",
     "downlink": "identity",
@@ -30,19 +35,20 @@ UNREPAIRED = {
     "downlink_memory": "none",
 }
 REPAIRED = UNREPAIRED | {"memory": "residual"}
-CLOSE = 0.01  # a share of accuracy
-STUCK, SOLVED = 1.0, 0.01  # of the problems' f, which begins at 1
+CLOSE = 0.01  # in accuracy, 0..1
+# A problem is not solved if f stays at its initial value of 1, and solved below 0.01.
+STUCK, SOLVED = 1.0, 0.01
 
 
 def methods(
     batches: dict[str, int], steps: tuple[float, ...], votes: tuple[float, ...]
 ) -> dict[str, Method]:
-    """SGD, signSGD, scaled signs without memory and with it, at each size of batch."""
+    """Return SGD, signSGD, and scaled signs without and with memory, at each batch size."""
     found = {}
     for name, size in batches.items():
         batch = {"batch_size": size}
         found |= {
-            f"sgd-{name}": Method(WHOLE | batch, lrs(*steps)),
+            f"sgd-{name}": Method(UNCOMPRESSED | batch, lrs(*steps)),
             f"signsgd-{name}": Method({"strategy": "vote"} | batch, lrs(*votes)),
             f"scaled-signsgd-{name}": Method(UNREPAIRED | batch, lrs(*steps)),
             f"ef-signsgd-{name}": Method(REPAIRED | batch, lrs(*steps)),
@@ -50,47 +56,47 @@ def methods(
     return found
 
 
-def fails(results: Results) -> Judgement:
+def fails(results: Results) -> Verdict:
     found = {
         name: counterexamples.best(problem(), counterexamples.SIGN)
         for name, problem in counterexamples.PROBLEMS.items()
     }
-    return Judgement(_values(found), all(value >= STUCK for value in found.values()))
+    return Verdict(_values(found), all(value >= STUCK for value in found.values()))
 
 
-def repaired(results: Results) -> Judgement:
+def repaired(results: Results) -> Verdict:
     found = {
         name: counterexamples.best(problem(), counterexamples.EFSIGN)
         for name, problem in counterexamples.PROBLEMS.items()
     }
-    return Judgement(_values(found), all(value <= SOLVED for value in found.values()))
+    return Verdict(_values(found), all(value <= SOLVED for value in found.values()))
 
 
 def _values(found: dict[str, float]) -> str:
     return "f from 1 to " + ", ".join(f"{value:.4f} ({name})" for name, value in found.items())
 
 
-def close(results: Results) -> Judgement:
+def close(results: Results) -> Verdict:
     ef, sgd = results["ef-signsgd-large"], results["sgd-large"]
-    return Judgement(f"EF-signSGD {ef}, SGD {sgd}", within(ef, sgd, CLOSE))
+    return Verdict(f"EF-signSGD {ef}, SGD {sgd}", within_margin(ef, sgd, CLOSE))
 
 
-def better(results: Results) -> Judgement:
+def better(results: Results) -> Verdict:
     ef, sign, scaled = (
         results[f"{name}-large"] for name in ("ef-signsgd", "signsgd", "scaled-signsgd")
     )
-    return Judgement(
+    return Verdict(
         f"EF-signSGD {ef}, signSGD {sign}, scaled signs without memory {scaled}",
-        ahead(ef, sign) and ahead(ef, scaled),
+        more_accurate(ef, sign) and more_accurate(ef, scaled),
     )
 
 
-def small_batches(results: Results) -> Judgement:
+def small_batches(results: Results) -> Verdict:
     lost = {}
     for name in ("ef-signsgd", "signsgd"):
         lost[name] = statistics.mean(differences(results[f"{name}-small"], results["sgd-small"]))
-    said = f"against SGD with the small batch: EF-signSGD {points(lost['ef-signsgd'])}, signSGD {points(lost['signsgd'])} points"
-    return Judgement(said, lost["ef-signsgd"] >= -CLOSE and lost["ef-signsgd"] > lost["signsgd"])
+    text = f"against SGD with the small batch: EF-signSGD {points(lost['ef-signsgd'])}, signSGD {points(lost['signsgd'])} points"
+    return Verdict(text, lost["ef-signsgd"] >= -CLOSE and lost["ef-signsgd"] > lost["signsgd"])
 
 
 REPRODUCTION = Reproduction(
@@ -103,7 +109,7 @@ REPRODUCTION = Reproduction(
     "alone. Each method gets the best of five learning rates, a factor of two to three apart.",
     full_setting="The same problems; then ResNet-18 with GroupNorm on CIFAR-10, cropped and flipped, 2 clients, 40,000 rounds of one "
     "step, batches of 128 and of 8 examples.",
-    small=Form(
+    small=Experiment(
         {
             "task": "mnist-logreg",
             "clients": 2,
@@ -118,7 +124,7 @@ REPRODUCTION = Reproduction(
             (0.0001, 0.0003, 0.001, 0.003, 0.01),
         ),
     ),
-    full=Form(
+    full=Experiment(
         {
             "task": "cifar10-resnet18",
             "clients": 2,

@@ -8,20 +8,20 @@ import statistics
 from .base import (
     IN_WORDS,
     Claim,
-    Form,
-    Judgement,
+    Experiment,
     Method,
     Reproduction,
     Results,
-    ahead,
+    Verdict,
     differences,
+    more_accurate,
     points,
 )
 
 PAPER = "Sohn, Han, Choi, Moon: Election coding for distributed learning: protecting signSGD against Byzantine attacks. NeurIPS 2020"
 REDUNDANCIES = {(5, 1): 3.8, (9, 2): 6.778, (15, 3): 10.733}  # of the deterministic code, by (n, b)
-ROUNDING = 0.0005  # of the paper's figures
-MOST, NOTHING = 0.01, "the model is the same to the bit"
+ROUNDING = 0.0005  # of the numbers in the paper
+MARGIN = 0.01  # in accuracy, 0..1
 CODES = {
     "vote": {"strategy": "vote"},
     "election": {"strategy": "election:byzantine=3"},
@@ -30,29 +30,29 @@ CODES = {
 
 
 def methods(byzantine: int) -> dict[str, Method]:
-    """Each code alone and under the reverse attack."""
+    """Return each code without and with attackers that invert their updates."""
     attack = {"attack": f"inverted:{byzantine}"}
     return {
-        f"{name}-{state}": Method(options | lies)
+        f"{name}-{state}": Method(options | attacked)
         for name, options in CODES.items()
-        for state, lies in (("honest", {}), ("attacked", attack))
+        for state, attacked in (("honest", {}), ("attacked", attack))
     }
 
 
-def redundancy(results: Results) -> Judgement:
+def redundancy(results: Results) -> Verdict:
     from fedcomp.strategies import allocation_matrix
 
     ours = {
         key: float(allocation_matrix("deterministic", *key).sum() / key[0]) for key in REDUNDANCIES
     }
-    said = ", ".join(f"{value:.3f} at {key}" for key, value in ours.items())
-    return Judgement(
-        said, all(abs(ours[key] - value) <= ROUNDING for key, value in REDUNDANCIES.items())
+    text = ", ".join(f"{value:.3f} at {key}" for key, value in ours.items())
+    return Verdict(
+        text, all(abs(ours[key] - value) <= ROUNDING for key, value in REDUNDANCIES.items())
     )
 
 
-def unchanged(results: Results) -> Judgement:
-    """Whether Byzantine clients change nothing, judged by the files of the models."""
+def unchanged(results: Results) -> Verdict:
+    """Compare the model files with and without Byzantine clients."""
     pairs = zip(results["election-honest"].runs, results["election-attacked"].runs, strict=True)
     same = [
         (a.folder / "model.safetensors").read_bytes()
@@ -60,18 +60,20 @@ def unchanged(results: Results) -> Judgement:
         for a, b in pairs
     ]
     accuracy = f"{results['election-attacked']} with Byzantine clients, {results['election-honest']} without"
-    return Judgement(
+    return Verdict(
         f"{accuracy}; the same model to the bit at {sum(same)} of {len(same)} seeds", all(same)
     )
 
 
-def vote_suffers(results: Results) -> Judgement:
+def vote_suffers(results: Results) -> Verdict:
     lost = statistics.mean(differences(results["vote-attacked"], results["vote-honest"]))
-    said = f"{points(lost)} points ({results['vote-attacked']} with Byzantine clients, {results['vote-honest']} without)"
-    return Judgement(said, ahead(results["vote-honest"], results["vote-attacked"]) and lost < -MOST)
+    text = f"{points(lost)} points ({results['vote-attacked']} with Byzantine clients, {results['vote-honest']} without)"
+    return Verdict(
+        text, more_accurate(results["vote-honest"], results["vote-attacked"]) and lost < -MARGIN
+    )
 
 
-def bernoulli_helps(results: Results) -> Judgement:
+def bernoulli_helps(results: Results) -> Verdict:
     from fedcomp.strategies.codes import allocation_matrix, mean_redundancy
 
     mine, vote = results["bernoulli-attacked"], results["vote-attacked"]
@@ -79,9 +81,9 @@ def bernoulli_helps(results: Results) -> Judgement:
         mean_redundancy(allocation_matrix("bernoulli", 9, 3, 3, run.options.get("seed", 0)))
         for run in mine.runs
     ]
-    return Judgement(
+    return Verdict(
         f"{mine} against {vote} without a code, both with Byzantine clients; redundancy {statistics.mean(drawn):.2f} as drawn",
-        ahead(mine, vote),
+        more_accurate(mine, vote),
     )
 
 
@@ -96,7 +98,7 @@ REPRODUCTION = Reproduction(
     full_setting="(n, b) = (9, 3): ResNet-18 with GroupNorm on CIFAR-10, 9 clients with equal shares, all in each of 20,000 rounds of one "
     "step of 14 examples at the paper's step of 1e-4, of whom 3 invert what they send; without the paper's momentum of the "
     "server.",
-    small=Form(
+    small=Experiment(
         {
             "task": "digits",
             "clients": 9,
@@ -108,7 +110,7 @@ REPRODUCTION = Reproduction(
         },
         methods(3),
     ),
-    full=Form(
+    full=Experiment(
         {
             "task": "cifar10-resnet18",
             "clients": 9,
@@ -139,7 +141,7 @@ REPRODUCTION = Reproduction(
             unchanged,
         ),
         Claim(
-            f"Without a code they cost signSGD accuracy (at every seed, more than {100 * MOST:g} point).",
+            f"Without a code they cost signSGD accuracy (at every seed, more than {100 * MARGIN:g} point).",
             "figures",
             IN_WORDS,
             vote_suffers,

@@ -1,4 +1,4 @@
-"""FetchSGD against FedAvg where clients are many, take part rarely and have one class each.
+"""FetchSGD against FedAvg, with many clients that seldom take part and have one class each.
 
 Rothchild, Panda, Ullah, Ivkin, Stoica, Braverman, Gonzalez, Arora: FetchSGD: Communication-efficient federated learning with sketching.
 ICML 2020.
@@ -9,32 +9,37 @@ import statistics
 from .base import (
     IN_WORDS,
     Claim,
-    Form,
-    Judgement,
-    Measured,
+    Experiment,
     Method,
+    MethodResult,
     Reproduction,
     Results,
-    ahead,
+    Verdict,
     differences,
     lrs,
+    more_accurate,
     points,
-    within,
+    within_margin,
 )
 
 PAPER = (
     "Rothchild, Panda, Ullah, Ivkin, Stoica, Braverman, Gonzalez, Arora: FetchSGD: Communication-efficient federated learning with "
     "sketching. ICML 2020"
 )
-WHOLE = {"uplink": "identity", "downlink": "identity", "memory": "none", "downlink_memory": "none"}
-MOMENTUM = "sgd:momentum=0.9"  # of the server; FetchSGD has the same in its sketch
-MARGIN = 0.02  # a share of accuracy
+UNCOMPRESSED = {
+    "uplink": "identity",
+    "downlink": "identity",
+    "memory": "none",
+    "downlink_memory": "none",
+}
+MOMENTUM = "sgd:momentum=0.9"  # on the server; FetchSGD has the same momentum in its sketch
+MARGIN = 0.02  # in accuracy, 0..1
 
 
 def methods(
     rounds: int, period: int, sketch: str, density: str, *rates: float
 ) -> dict[str, Method]:
-    """FedAvg has as many local steps as the others, in a `period`-th of their rounds."""
+    """Return the methods. FedAvg has the same number of local steps, but sends only after every `period` of them."""
     own = {
         "strategy": f"fetchsgd:density={density}",
         "uplink": sketch,
@@ -43,36 +48,39 @@ def methods(
     }
     return {
         "uncompressed": Method(
-            WHOLE | {"server_optimizer": MOMENTUM, "local_steps": 1, "rounds": rounds}, lrs(*rates)
+            UNCOMPRESSED | {"server_optimizer": MOMENTUM, "local_steps": 1, "rounds": rounds},
+            lrs(*rates),
         ),
         "fetchsgd": Method(own, lrs(*rates)),
         "fedavg": Method(
-            WHOLE
+            UNCOMPRESSED
             | {"server_optimizer": MOMENTUM, "local_steps": period, "rounds": rounds // period},
             lrs(*rates),
         ),
     }
 
 
-def ratio(results: Results, measured: Measured) -> float:
-    """Bytes both ways of the uncompressed run to those of another."""
+def ratio(results: Results, measured: MethodResult) -> float:
+    """Return the bytes of the uncompressed run in both directions, divided by those of another method."""
     return sum(map(results["uncompressed"].bytes, ("uplink", "downlink"))) / sum(
         map(measured.bytes, ("uplink", "downlink"))
     )
 
 
-def beats(results: Results) -> Judgement:
+def beats(results: Results) -> Verdict:
     mine, other = results["fetchsgd"], results["fedavg"]
-    said = f"FetchSGD {mine} at ×{ratio(results, mine):.1f}, FedAvg {other} at ×{ratio(results, other):.1f}"
-    return Judgement(said, ahead(mine, other) and ratio(results, mine) >= ratio(results, other))
+    text = f"FetchSGD {mine} at ×{ratio(results, mine):.1f}, FedAvg {other} at ×{ratio(results, other):.1f}"
+    return Verdict(
+        text, more_accurate(mine, other) and ratio(results, mine) >= ratio(results, other)
+    )
 
 
-def keeps(results: Results) -> Judgement:
+def keeps(results: Results) -> Verdict:
     mine, whole = results["fetchsgd"], results["uncompressed"]
     lost = statistics.mean(differences(mine, whole))
-    return Judgement(
+    return Verdict(
         f"{points(lost)} points at ×{ratio(results, mine):.1f} (uncompressed {whole})",
-        within(mine, whole, MARGIN),
+        within_margin(mine, whole, MARGIN),
     )
 
 
@@ -89,7 +97,7 @@ REPRODUCTION = Reproduction(
     "2,400 local steps: FetchSGD sends a sketch of 5 rows, a twentieth of the model, and moves 0.5 % of it; FedAvg sends the "
     "whole model after every 10. All have momentum 0.9 on the server. Ratios are bytes both ways against the uncompressed "
     "run. Each method gets the best of four learning rates.",
-    small=Form(
+    small=Experiment(
         {
             "task": "digits",
             "clients": 280,
@@ -99,7 +107,7 @@ REPRODUCTION = Reproduction(
         },
         methods(600, 8, "sketch:rows=3,ratio=10,cells=int8", "1/200", 0.003, 0.01, 0.03, 0.1),
     ),
-    full=Form(
+    full=Experiment(
         {
             "task": "cifar10-resnet18",
             "clients": 10_000,

@@ -1,4 +1,4 @@
-"""The runs of a reproduction, one folder each, so that what is finished is not done again."""
+"""Execution of the runs of a reproduction, each in its own folder. Finished runs are not repeated."""
 
 import dataclasses
 import json
@@ -12,32 +12,32 @@ from fedcomp.config import RUN_FILE, RunConfig, data_folder, first_difference, r
 from fedcomp.errors import DataError, RunFolderError
 from fedcomp.runs import Run, load
 
-from .base import Form, Measured, Method, Options, Reproduction, Results
+from .base import Experiment, Method, MethodResult, Options, Reproduction, Results
 
-SPENT = "spent.json"  # in a run's folder: what it took, over all invocations
+TIME_FILE = "spent.json"  # in a run folder: its compute time, over all invocations
 
 
 @dataclass(frozen=True)
-class Spent:
-    """What runs took."""
+class ComputeTime:
+    """The compute time of runs."""
 
     wall_s: float = 0.0
-    processor_s: float = 0.0  # of all cores
+    processor_s: float = 0.0  # sum over all cores
 
-    def __add__(self, other: "Spent") -> "Spent":
-        return Spent(self.wall_s + other.wall_s, self.processor_s + other.processor_s)
+    def __add__(self, other: "ComputeTime") -> "ComputeTime":
+        return ComputeTime(self.wall_s + other.wall_s, self.processor_s + other.processor_s)
 
 
 @dataclass(frozen=True)
-class Machine:
-    """What is given to every run."""
+class LocalOptions:
+    """Options of all runs that depend on the machine."""
 
     data: str | None = None
     device: str = "auto"
 
 
-def named(choice: Options) -> str:
-    """`lr-0.1` for a choice of the learning rate; "" for the choice of nothing."""
+def choice_slug(choice: Options) -> str:
+    """Return a choice as part of a folder name, such as `lr-0.1`; "" for a choice without options."""
     return "-".join(
         f"{name.replace('_', '-')}-{value:g}"
         if isinstance(value, float)
@@ -47,71 +47,80 @@ def named(choice: Options) -> str:
 
 
 def config_of(
-    form: Form, method: Method, choice: Options, seed: int, machine: Machine = Machine()
+    experiment: Experiment,
+    method: Method,
+    choice: Options,
+    seed: int,
+    local: LocalOptions = LocalOptions(),
 ) -> RunConfig:  # noqa: B008
-    """The options of one run, evaluated at its end unless the form says otherwise."""
+    """Return the options of one run. It is evaluated at its end, unless the experiment sets eval_every."""
     own = {
-        **form.common,
+        **experiment.common,
         **method.options,
         **choice,
         "seed": seed,
-        "data": machine.data,
-        "device": machine.device,
+        "data": local.data,
+        "device": local.device,
     }
     rounds = own.get("rounds", RunConfig.rounds)
     return RunConfig(**{"eval_every": rounds, "checkpoint_every": max(1, rounds // 4)} | own)
 
 
 def reproduce(
-    reproduction: Reproduction, form: Form, out: Path, machine: Machine, tell: Callable[[str], None]
-) -> tuple[Results, Spent]:
-    """Runs whatever `out` does not hold yet. Returns the measurements by method, and what all of them took.
+    reproduction: Reproduction,
+    experiment: Experiment,
+    out: Path,
+    local: LocalOptions,
+    log: Callable[[str], None],
+) -> tuple[Results, ComputeTime]:
+    """Run the methods of an experiment, except for runs that are finished in `out`. Return the results, and the compute time of all runs.
 
-    `tell` gets a line a run. Raises UserError for data that are not there and for a folder that holds other runs.
+    `log` is called with one line for each run. Raises UserError for missing data, and for a folder that contains other runs.
     """
-    _check_data(reproduction, machine)
-    results, spent = {}, Spent()
-    for name, method in form.methods.items():
+    _check_data(reproduction, local)
+    results, total = {}, ComputeTime()
+    for name, method in experiment.methods.items():
 
         def run(choice: Options, seed: int, name: str = name, method: Method = method) -> Run:
-            nonlocal spent
-            words = [name, named(choice), f"seed-{seed}"]
-            made, took, kept = _run(
-                config_of(form, method, choice, seed, machine), out / "-".join(filter(None, words))
+            nonlocal total
+            parts = [name, choice_slug(choice), f"seed-{seed}"]
+            config = config_of(experiment, method, choice, seed, local)
+            finished, time, was_done = _run(config, out / "-".join(filter(None, parts)))
+            total += time
+            log(
+                f"{', '.join(filter(None, (name, choice_text(choice), f'seed {seed}')))}: {100 * finished.accuracy:.1f} %, "
+                + ("done before" if was_done else f"{time.wall_s:.0f} s")
             )
-            spent += took
-            tell(
-                f"{', '.join(filter(None, (name, shown(choice), f'seed {seed}')))}: {100 * made.accuracy:.1f} %, "
-                + ("done before" if kept else f"{took.wall_s:.0f} s")
-            )
-            return made
+            return finished
 
         first = [run(choice, 0) for choice in method.choices]
         best = max(range(len(first)), key=lambda i: first[i].accuracy)
         choice = method.choices[best]
         tried = {
-            shown(c) or name: made.accuracy for c, made in zip(method.choices, first, strict=True)
+            choice_text(c) or name: r.accuracy for c, r in zip(method.choices, first, strict=True)
         }
-        results[name] = Measured(
-            (first[best], *(run(choice, seed) for seed in range(1, form.seeds))), choice, tried
+        results[name] = MethodResult(
+            (first[best], *(run(choice, seed) for seed in range(1, experiment.seeds))),
+            choice,
+            tried,
         )
-    return results, spent
+    return results, total
 
 
-def _check_data(reproduction: Reproduction, machine: Machine) -> None:
-    """Raises DataError, before a long run, where the data of a later one would be missing."""
+def _check_data(reproduction: Reproduction, local: LocalOptions) -> None:
+    """Raise DataError if the data of the reproduction is missing."""
     if not reproduction.needs:
         return
-    folder = data_folder(machine.data)
+    folder = data_folder(local.data)
     if folder is None or not (folder / reproduction.needs).is_dir():
         raise DataError(
             f"reproduction '{reproduction.name}' needs the folder {reproduction.needs}/ of the data, which is not in "
-            f"{folder or 'FEDCOMP_DATA'}; name the folder that holds it with --data"
+            f"{folder or 'FEDCOMP_DATA'}; give the folder that contains it with --data"
         )
 
 
-def _run(config: RunConfig, folder: Path) -> tuple[Run, Spent, bool]:
-    """A run, what it took, and whether it had been done before. A started one is continued."""
+def _run(config: RunConfig, folder: Path) -> tuple[Run, ComputeTime, bool]:
+    """Execute a run, or continue it. Return the run, its compute time, and whether it was already finished."""
     config = dataclasses.replace(config, out=str(folder))
     if (folder / RUN_FILE).is_file():
         _check_same(config, folder)
@@ -125,44 +134,44 @@ def _run(config: RunConfig, folder: Path) -> tuple[Run, Spent, bool]:
         simulate(config)
     finally:
         now = _now()
-        spent = before + Spent(now.wall_s - began.wall_s, now.processor_s - began.processor_s)
+        spent = before + ComputeTime(now.wall_s - began.wall_s, now.processor_s - began.processor_s)
         if (folder / RUN_FILE).is_file():
-            (folder / SPENT).write_text(json.dumps(dataclasses.asdict(spent)), encoding="utf-8")
+            (folder / TIME_FILE).write_text(json.dumps(dataclasses.asdict(spent)), encoding="utf-8")
     return load(folder), spent, False
 
 
 def _check_same(config: RunConfig, folder: Path) -> None:
-    """Raises RunFolderError where a folder holds a run of other options. What a strategy chose for itself is no difference."""
+    """Raise RunFolderError if the folder contains a run with other options, except for defaults that the strategy sets."""
     from fedcomp.strategies import resolved
 
     stored = {f.name: f.default for f in dataclasses.fields(config)} | read_run(folder)
     different = first_difference(resolved(dataclasses.replace(config, resume=True)), stored)
     if different or stored.get("rounds") != config.rounds:
         raise RunFolderError(
-            f"{folder} holds a run of another '{different or 'rounds'}'; give another --out, or remove that folder"
+            f"{folder} contains a run with another '{different or 'rounds'}'; give another --out, or remove that folder"
         )
 
 
-def _now() -> Spent:
-    """Wall clock, and processor time of this process and of its children that have ended."""
+def _now() -> ComputeTime:
+    """Return the current time, and the processor time of this process and of its finished children."""
     own, others = (
         resource.getrusage(resource.RUSAGE_SELF),
         resource.getrusage(resource.RUSAGE_CHILDREN),
     )
-    return Spent(
+    return ComputeTime(
         time.perf_counter(), own.ru_utime + own.ru_stime + others.ru_utime + others.ru_stime
     )
 
 
-def _spent(folder: Path) -> Spent:
+def _spent(folder: Path) -> ComputeTime:
     try:
-        return Spent(**json.loads((folder / SPENT).read_text(encoding="utf-8")))
+        return ComputeTime(**json.loads((folder / TIME_FILE).read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError):
-        return Spent()
+        return ComputeTime()
 
 
-def shown(choice: Options) -> str:
-    """`lr 0.1`, for people."""
+def choice_text(choice: Options) -> str:
+    """Return a choice as text, such as `lr 0.1`."""
     return ", ".join(
         f"{name.replace('_', ' ')} {value:g}"
         if isinstance(value, float)

@@ -7,20 +7,20 @@ import statistics
 
 from .base import (
     Claim,
-    Form,
-    Judgement,
+    Experiment,
     Method,
     Reproduction,
     Results,
+    Verdict,
     differences,
     lrs,
     points,
-    within,
+    within_margin,
 )
 
 PAPER = "Sattler, Wiedemann, Müller, Samek: Sparse binary compression: towards distributed deep learning with minimal communication. 2018"
 DENSE = {"uplink": "identity", "downlink": "identity", "memory": "none", "downlink_memory": "none"}
-SAME, POINT = 0.005, 0.01  # shares of accuracy
+SAME, POINT = 0.005, 0.01  # in accuracy, 0..1
 SOURCE = "abstract or text, ResNet-50 on ImageNet"
 
 
@@ -41,13 +41,13 @@ def methods(steps: int, more_steps: int, density: str, *rates: float) -> dict[st
     return found
 
 
-def compressed(results: Results, name: str, base: str, ratio: float, margin: float) -> Judgement:
+def compressed(results: Results, name: str, base: str, ratio: float, margin: float) -> Verdict:
     mine, dense = results[name], results[base]
     ours = dense.bytes("uplink") / mine.bytes("uplink")
     lost = statistics.mean(differences(mine, dense))
-    return Judgement(
+    return Verdict(
         f"×{ours:,.0f} at {points(lost)} points ({mine}, dense {dense})",
-        ours >= ratio and within(mine, dense, margin),
+        ours >= ratio and within_margin(mine, dense, margin),
     )
 
 
@@ -62,7 +62,7 @@ REPRODUCTION = Reproduction(
     full_setting="ResNet-18 with GroupNorm on CIFAR-10, cropped and flipped, 4 clients with equal shares, all in every round, local "
     "steps of 32 examples with momentum that is masked where it was sent, p = 1/100 up: 40,000 steps for claim 1, 80,000 for "
     "claim 2. Ratios are bytes up of plain SGD that sends after every step.",
-    small=Form(
+    small=Experiment(
         {
             "task": "mnist-logreg",
             "clients": 4,
@@ -72,7 +72,7 @@ REPRODUCTION = Reproduction(
         },
         methods(1000, 10_000, "1/200", 0.1),
     ),
-    full=Form(
+    full=Experiment(
         {
             "task": "cifar10-resnet18",
             "clients": 4,

@@ -1,9 +1,9 @@
-"""Sparse ternary compression against FedAvg and signSGD where data differ from client to client: VGG11* on CIFAR-10.
+"""Sparse ternary compression against FedAvg and signSGD with non-IID data: VGG11* on CIFAR-10.
 
 Sattler, Wiedemann, Müller, Samek: Robust and communication-efficient federated learning from non-i.i.d. data. IEEE TNNLS 2019.
 """
 
-from .base import IN_WORDS, Claim, Form, Method, Reproduction, lrs
+from .base import IN_WORDS, Claim, Experiment, Method, Reproduction, lrs
 from .stc_mnist import MORE, PAPER, best, cost, fedavg, stc
 
 
@@ -32,12 +32,12 @@ REPRODUCTION = Reproduction(
     full_setting="100 clients, 10 % a round, batches of 20, 20,000 local steps at the paper's rate of 0.016, of signSGD 0.0002: STC sends "
     "after each at p = 1/400 both ways, FedAvg after every 400 the whole model, signSGD after each one bit; how many steps "
     "the paper takes, and its rate for signSGD, are our guesses.",
-    small=Form(
+    small=Experiment(
         {"task": "cifar10-vgg11s", "clients": 10, "participation": 0.4, "batch_size": 20},
         methods(300, 25, "1/25", 0.05, 0.0005),
         seeds=1,
     ),
-    full=Form(
+    full=Experiment(
         {
             "task": "cifar10-vgg11s",
             "clients": 100,
@@ -61,6 +61,6 @@ REPRODUCTION = Reproduction(
             lambda results: cost(results, "alike", "two-classes"),
         ),
     ),
-    minutes=9.5,  # by the time of single rounds
+    minutes=9.5,  # estimated from the duration of single rounds
     needs="cifar10",
 )

@@ -1,4 +1,4 @@
-"""Sparse ternary compression against FedAvg and signSGD where data differ from client to client: logistic regression on MNIST.
+"""Sparse ternary compression against FedAvg and signSGD with non-IID data: logistic regression on MNIST.
 
 Sattler, Wiedemann, Müller, Samek: Robust and communication-efficient federated learning from non-i.i.d. data. IEEE TNNLS 2019.
 """
@@ -9,20 +9,25 @@ from .base import (
     IN_WORDS,
     Choices,
     Claim,
-    Form,
-    Judgement,
+    Experiment,
     Method,
     Options,
     Reproduction,
     Results,
-    ahead,
+    Verdict,
     differences,
     lrs,
+    more_accurate,
     points,
 )
 
 PAPER = "Sattler, Wiedemann, Müller, Samek: Robust and communication-efficient federated learning from non-i.i.d. data. IEEE TNNLS 2019"
-WHOLE = {"uplink": "identity", "downlink": "identity", "memory": "none", "downlink_memory": "none"}
+UNCOMPRESSED = {
+    "uplink": "identity",
+    "downlink": "identity",
+    "memory": "none",
+    "downlink_memory": "none",
+}
 NEUTRAL_OPTIONS = {"partition": "iid", "participation": 0.1, "batch_size": 20}
 DIFFERENT = NEUTRAL_OPTIONS | {"partition": "classes:2"}
 HARDER = {
@@ -37,7 +42,7 @@ MORE = "costs STC fewer points than FedAvg and signSGD"
 def methods(
     steps: int, period: int, density: str, rates: Choices, votes: Choices
 ) -> dict[str, Method]:
-    """STC, FedAvg and signSGD in each setting, all of as many local steps; FedAvg sends every `period` of them."""
+    """Return STC, FedAvg and signSGD in each setting, with the same number of local steps. FedAvg sends after every `period` of them."""
     found = {}
     for setting, options in {"alike": NEUTRAL_OPTIONS, **HARDER}.items():
         found |= {
@@ -51,29 +56,29 @@ def methods(
 
 
 def stc(density: str, steps: int) -> Options:
-    """Both ways."""
+    """Return options for STC in both directions."""
     link = f"stc:density={density}"
     return {"uplink": link, "downlink": link, "local_steps": 1, "rounds": steps}
 
 
 def fedavg(period: int, steps: int) -> Options:
-    return WHOLE | {"local_steps": period, "rounds": steps // period}
+    return UNCOMPRESSED | {"local_steps": period, "rounds": steps // period}
 
 
-def best(results: Results) -> Judgement:
+def best(results: Results) -> Verdict:
     mine, *others = (results[f"{name}-two-classes"] for name in ("stc", *RIVALS))
-    said = f"STC {mine}, FedAvg {others[0]}, signSGD {others[1]}"
-    return Judgement(said, all(ahead(mine, other) for other in others))
+    text = f"STC {mine}, FedAvg {others[0]}, signSGD {others[1]}"
+    return Verdict(text, all(more_accurate(mine, other) for other in others))
 
 
-def cost(results: Results, before: str, after: str) -> Judgement:
-    """What the way from one setting to another costs each method."""
+def cost(results: Results, before: str, after: str) -> Verdict:
+    """Compare the accuracy that each method loses between two settings."""
     lost = {
         name: statistics.mean(differences(results[f"{name}-{after}"], results[f"{name}-{before}"]))
         for name in ("stc", *RIVALS)
     }
-    said = f"STC {points(lost['stc'])}, FedAvg {points(lost['fedavg'])}, signSGD {points(lost['signsgd'])} points"
-    return Judgement(said, all(lost["stc"] > lost[name] for name in RIVALS))
+    text = f"STC {points(lost['stc'])}, FedAvg {points(lost['fedavg'])}, signSGD {points(lost['signsgd'])} points"
+    return Verdict(text, all(lost["stc"] > lost[name] for name in RIVALS))
 
 
 REPRODUCTION = Reproduction(
@@ -88,12 +93,12 @@ REPRODUCTION = Reproduction(
     "STC sends after each step at p = 1/400 both ways, FedAvg sends the whole model after every 400 steps, signSGD sends one bit "
     "a coordinate after each. The number of steps in the paper is our guess. Each method gets the best of three learning rates "
     "in each setting, among them the paper's 0.04.",
-    small=Form(
+    small=Experiment(
         {"task": "mnist-logreg-global", "clients": 100},
         methods(1600, 400, "1/100", lrs(0.01, 0.04, 0.16), lrs(0.000125, 0.0005, 0.002)),
         seeds=2,
     ),
-    full=Form(
+    full=Experiment(
         {"task": "mnist-logreg-global", "clients": 100},
         methods(20_000, 400, "1/400", lrs(0.01, 0.04, 0.16), lrs(0.0001, 0.0005, 0.002)),
         seeds=5,

@@ -1,43 +1,46 @@
-"""What a reproduction found, as lines for a terminal and as a section of docs/reproductions.md."""
+"""The results of a reproduction, as lines for a terminal and as a section of docs/reproductions.md."""
 
 from collections.abc import Sequence
 from pathlib import Path
 
 from fedcomp.errors import UserError
 
-from .base import Claim, Form, Judgement, Measured, Reproduction, Results
-from .running import Spent, shown
+from .base import Claim, Experiment, MethodResult, Reproduction, Results, Verdict
+from .running import ComputeTime, choice_text
 
 COLUMNS = ("claim", "source", "the paper's number", "ours", "holds here")
 RUNS = ("runs", "chosen", "accuracy", "bytes up", "bytes down")
-Judged = Sequence[tuple[Claim, Judgement]]
+JudgedClaims = Sequence[tuple[Claim, Verdict]]
 
 
-def judged(reproduction: Reproduction, results: Results) -> Judged:
-    """Each claim, with what the results say of it."""
+def judge_claims(reproduction: Reproduction, results: Results) -> JudgedClaims:
+    """Return each claim with its verdict."""
     return [(claim, claim.judge(results)) for claim in reproduction.claims]
 
 
-def verdict(found: Judged) -> str:
-    """One line."""
-    failed = [i for i, (_, judgement) in enumerate(found, 1) if not judgement.holds]
+def summary_line(judged: JudgedClaims) -> str:
+    """Return one line with the claims that do not hold."""
+    failed = [i for i, (_, judgement) in enumerate(judged, 1) if not judgement.holds]
     if not failed:
         return (
-            "the claim holds here" if len(found) == 1 else f"the claims hold here, all {len(found)}"
+            "the claim holds here"
+            if len(judged) == 1
+            else f"the claims hold here, all {len(judged)}"
         )
-    if len(found) == 1:
-        return f"the claim does not hold here: {found[0][1].ours}"
+    if len(judged) == 1:
+        return f"the claim does not hold here: {judged[0][1].ours}"
     which = ", ".join(map(str, failed))
-    kept = (
+    others = (
         "none of them does"
-        if len(failed) == len(found)
-        else f"the other {len(found) - len(failed)} hold" + "s" * (len(found) - len(failed) == 1)
+        if len(failed) == len(judged)
+        else f"the other {len(judged) - len(failed)} hold" + "s" * (len(judged) - len(failed) == 1)
     )
-    said = "; ".join(found[i - 1][1].ours for i in failed)
-    return f"claim{'s' * (len(failed) > 1)} {which} {'do' if len(failed) > 1 else 'does'} not hold here: {said}; {kept}"
+    values = "; ".join(judged[i - 1][1].ours for i in failed)
+    return f"claim{'s' * (len(failed) > 1)} {which} {'do' if len(failed) > 1 else 'does'} not hold here: {values}; {others}"
 
 
-def rows(found: Judged) -> list[tuple[str, ...]]:
+def rows(judged: JudgedClaims) -> list[tuple[str, ...]]:
+    """Return the rows of the table of claims."""
     return [
         (
             f"{i}. {claim.text}",
@@ -46,20 +49,21 @@ def rows(found: Judged) -> list[tuple[str, ...]]:
             judgement.ours,
             "yes" if judgement.holds else "no",
         )
-        for i, (claim, judgement) in enumerate(found, 1)
+        for i, (claim, judgement) in enumerate(judged, 1)
     ]
 
 
 def run_rows(results: Results) -> list[tuple[str, ...]]:
+    """Return the rows of the table of runs."""
     return [
         (name, _choice(m), str(m), size(m.bytes("uplink")), size(m.bytes("downlink")))
         for name, m in results.items()
     ]
 
 
-def _choice(measured: Measured) -> str:
-    """What was taken of how many; the end of a grid is said to be one, where a better value may lie beyond it."""
-    chosen, tried = shown(measured.choice), list(measured.tried)
+def _choice(measured: MethodResult) -> str:
+    """Return the best choice and the number of choices. The lowest and the highest are marked, since a better one may lie beyond."""
+    chosen, tried = choice_text(measured.choice), list(measured.tried)
     if len(tried) < 2:
         return chosen
     return (
@@ -70,36 +74,36 @@ def _choice(measured: Measured) -> str:
 
 
 def size(count: float) -> str:
-    """Bytes, to three digits."""
-    for unit, of in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if count >= of:
-            return f"{count / of:.3g} {unit}"
+    """Return a number of bytes with three digits and a unit."""
+    for unit, factor in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if count >= factor:
+            return f"{count / factor:.3g} {unit}"
     return f"{count:.0f} B"
 
 
 def section(
     reproduction: Reproduction,
-    form: Form,
+    experiment: Experiment,
     full: bool,
     results: Results,
-    found: Judged,
-    spent: Spent,
+    judged: JudgedClaims,
+    time: ComputeTime,
 ) -> str:
-    """The Markdown of a reproduction, with how it was made."""
+    """Return the Markdown section of a reproduction, with its command, setting and compute time."""
     seeds = max(len(m.runs) for m in results.values())
     command = f"fedcomp reproduce {reproduction.name}" + " --full" * full
-    command += f" --seeds {seeds}" * (seeds != reproduction.form(full).seeds)
+    command += f" --seeds {seeds}" * (seeds != reproduction.experiment(full).seeds)
     parts = [
         f"## {reproduction.name}: {reproduction.title}",
         f"{reproduction.paper}.",
         f"```sh\n{command}\n```",
         reproduction.full_setting if full else reproduction.setting,
-        markdown(COLUMNS, rows(found)),
-        f"**{verdict(found)[0].upper()}{verdict(found)[1:]}.**",
+        markdown(COLUMNS, rows(judged)),
+        f"**{summary_line(judged)[0].upper()}{summary_line(judged)[1:]}.**",
         f"Accuracy at the end, {seeds} seed{'s' * (seeds > 1)}; bytes of a run, headers and catching up included:",
         markdown(RUNS, run_rows(results)),
-        f"{_of_device(results)}: {spent.processor_s / 60:.1f} minutes of one core, {spent.processor_s / 120:.1f} on two if both are kept "
-        f"busy; {spent.wall_s / 60:.1f} minutes by the clock as it was run.",
+        f"{_of_device(results)}: {time.processor_s / 60:.1f} minutes of one core, {time.processor_s / 120:.1f} on two if both are kept "
+        f"busy; {time.wall_s / 60:.1f} minutes by the clock as it was run.",
     ]
     return "\n\n".join(parts)
 
@@ -110,6 +114,7 @@ def _of_device(results: Results) -> str:
 
 
 def markdown(columns: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
+    """Return a Markdown table."""
     cells = [columns, ["---"] * len(columns), *lines]
     return "\n".join(
         "| " + " | ".join(cell.replace("|", "\\|") or " " for cell in line) + " |" for line in cells
@@ -117,9 +122,9 @@ def markdown(columns: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
 
 
 def write(name: str, text: str, page: Path) -> None:
-    """Put a section between its marks in the page, in place of what was there, or at the page's end.
+    """Replace the section of this name in the page, or append it.
 
-    Raises UserError where there is no such page: the command was not given in a checkout.
+    Raises UserError if the page cannot be written, such as outside of a checkout.
     """
     begin, end = f"<!-- {name} -->", f"<!-- end of {name} -->"
     try:
@@ -132,5 +137,5 @@ def write(name: str, text: str, page: Path) -> None:
         page.write_text(new, encoding="utf-8")
     except OSError as error:
         raise UserError(
-            f"{page} cannot be written ({error.strerror}); leave --write out, or give it in a checkout of fedcomp"
+            f"{page} cannot be written ({error.strerror}); leave --write out, or run the command in a checkout of fedcomp"
         ) from error

@@ -12,39 +12,40 @@ from fedcomp.server.results import make_strategy
 from fedcomp.strategies import resolved
 from reproductions import (
     Claim,
-    Form,
-    Judgement,
+    Experiment,
     Method,
     Reproduction,
+    Verdict,
     available_reproductions,
     reproduction,
 )
-from reproductions.base import ahead, differences, lrs, within
+from reproductions.base import differences, lrs, more_accurate, within_margin
 from reproductions.counterexamples import EFSIGN, PROBLEMS, SIGN, best
-from reproductions.running import SPENT, Machine, config_of, named, reproduce
-from reproductions.table import judged, section, verdict, write
+from reproductions.running import TIME_FILE, LocalOptions, choice_slug, config_of, reproduce
+from reproductions.table import judge_claims, section, summary_line, write
 
 NAMES = ("dgc-warmup", "ef-signsgd", "election", "fetchsgd", "sbc", "stc-cifar10", "stc-mnist")
 LEARNS = Claim(
     "It learns more in more rounds.",
     "nowhere",
     "in words",
-    lambda results: Judgement(
-        f"{results['long']} and {results['short']}", ahead(results["long"], results["short"])
+    lambda results: Verdict(
+        f"{results['long']} and {results['short']}",
+        more_accurate(results["long"], results["short"]),
     ),
 )
 UNLEARNS = dataclasses.replace(
     LEARNS,
-    judge=lambda results: Judgement(
-        str(results["short"]), ahead(results["short"], results["long"])
+    judge=lambda results: Verdict(
+        str(results["short"]), more_accurate(results["short"], results["long"])
     ),
 )
 TINY = Reproduction(
     name="tiny", title="long runs against short ones", paper="Nobody", setting="Digits.", full_setting="The same.",
-    small=Form({"task": "digits", "clients": 2, "participation": 1.0, "local_steps": 2, "uplink": "identity", "downlink": "identity",
+    small=Experiment({"task": "digits", "clients": 2, "participation": 1.0, "local_steps": 2, "uplink": "identity", "downlink": "identity",
           "memory": "none", "downlink_memory": "none"},
          {"short": Method({"rounds": 1}, lrs(0.0001, 0.05)), "long": Method({"rounds": 12, "lr": 0.1})}, seeds=2),
-    full=Form({}, {}), claims=(LEARNS, UNLEARNS), minutes=0.1,
+    full=Experiment({}, {}), claims=(LEARNS, UNLEARNS), minutes=0.1,
 )  # fmt: skip
 
 
@@ -52,7 +53,11 @@ TINY = Reproduction(
 def done(tmp_path_factory):
     """The runs of TINY: their folder, results, lines, and what they took."""
     folder, said = tmp_path_factory.mktemp("tiny"), []
-    return folder, *reproduce(TINY, TINY.small, folder, Machine(device="cpu"), said.append), said
+    return (
+        folder,
+        *reproduce(TINY, TINY.small, folder, LocalOptions(device="cpu"), said.append),
+        said,
+    )
 
 
 def test_there_is_one_for_each_paper():
@@ -77,7 +82,7 @@ def test_claims_say_what_and_where(name):
 @for_each("full", [False, True])
 @for_each("name", NAMES)
 def test_every_run_has_options_that_its_strategy_takes(name, full):
-    form = reproduction(name).form(full)
+    form = reproduction(name).experiment(full)
     assert form.seeds >= 1
     for method in form.methods.values():
         for choice in method.choices:
@@ -93,7 +98,12 @@ def test_each_side_chooses_among_as_many(name):
     """A side with a finer grid would be favoured."""
     for full in (False, True):
         assert (
-            len({len(method.choices) for method in reproduction(name).form(full).methods.values()})
+            len(
+                {
+                    len(method.choices)
+                    for method in reproduction(name).experiment(full).methods.values()
+                }
+            )
             == 1
         )
 
@@ -102,8 +112,8 @@ def test_each_side_chooses_among_as_many(name):
 def test_runs_have_folders_of_their_own(name):
     for full in (False, True):
         folders = [
-            f"{method}-{named(choice)}"
-            for method, m in reproduction(name).form(full).methods.items()
+            f"{method}-{choice_slug(choice)}"
+            for method, m in reproduction(name).experiment(full).methods.items()
             for choice in m.choices
         ]
         assert len(set(folders)) == len(folders)
@@ -125,9 +135,13 @@ def test_claims_are_judged_from_runs(name, tmp_path):
     }
     runs = dataclasses.replace(chosen, needs="")
     results, _ = reproduce(
-        runs, Form(common, methods, seeds=1), tmp_path, Machine(device="cpu"), lambda line: None
+        runs,
+        Experiment(common, methods, seeds=1),
+        tmp_path,
+        LocalOptions(device="cpu"),
+        lambda line: None,
     )
-    for claim, judgement in judged(chosen, results):
+    for claim, judgement in judge_claims(chosen, results):
         assert judgement.holds in (True, False) and any(
             character.isdigit() for character in judgement.ours
         ), claim.text
@@ -156,22 +170,26 @@ def test_numbers_are_those_of_the_run_folders(done):
 
 def test_verdicts(done):
     _, results, _, _ = done
-    assert ahead(results["long"], results["short"]) and not ahead(results["short"], results["long"])
-    assert within(results["long"], results["long"], 0.0) and not within(
+    assert more_accurate(results["long"], results["short"]) and not more_accurate(
+        results["short"], results["long"]
+    )
+    assert within_margin(results["long"], results["long"], 0.0) and not within_margin(
         results["short"], results["long"], 0.0
     )
-    (_, first), (_, second) = found = judged(TINY, results)
+    (_, first), (_, second) = found = judge_claims(TINY, results)
     assert (first.holds, second.holds) == (True, False)
-    assert verdict(found[:1]) == "the claim holds here"
-    assert verdict(found[1:]) == f"the claim does not hold here: {results['short']}"
-    assert verdict(found) == f"claim 2 does not hold here: {results['short']}; the other 1 holds"
-    assert verdict([found[0]] * 3) == "the claims hold here, all 3"
+    assert summary_line(found[:1]) == "the claim holds here"
+    assert summary_line(found[1:]) == f"the claim does not hold here: {results['short']}"
+    assert (
+        summary_line(found) == f"claim 2 does not hold here: {results['short']}; the other 1 holds"
+    )
+    assert summary_line([found[0]] * 3) == "the claims hold here, all 3"
 
 
 def test_what_is_finished_is_not_done_again(done):
     folder, results, spent, _ = done
     said = []
-    again, took = reproduce(TINY, TINY.small, folder, Machine(device="cpu"), said.append)
+    again, took = reproduce(TINY, TINY.small, folder, LocalOptions(device="cpu"), said.append)
     assert all(line.endswith("done before") for line in said)
     assert took == spent and spent.processor_s > 0
     assert {name: m.accuracies for name, m in again.items()} == {
@@ -189,12 +207,12 @@ def test_an_interrupted_run_goes_on_to_the_same_end(done, tmp_path):
                 raise KeyboardInterrupt
 
     form = dataclasses.replace(TINY.small, methods={"long": TINY.small.methods["long"]}, seeds=1)
-    config = config_of(form, form.methods["long"], {}, 0, Machine(device="cpu"))
+    config = config_of(form, form.methods["long"], {}, 0, LocalOptions(device="cpu"))
     with pytest.raises(KeyboardInterrupt):
         simulate(dataclasses.replace(config, out=str(tmp_path / "long-seed-0")), Stops())
-    results, _ = reproduce(TINY, form, tmp_path, Machine(device="cpu"), lambda line: None)
+    results, _ = reproduce(TINY, form, tmp_path, LocalOptions(device="cpu"), lambda line: None)
     (run,) = results["long"].runs
-    assert len(run.records) == 12 and (tmp_path / "long-seed-0" / SPENT).is_file()
+    assert len(run.records) == 12 and (tmp_path / "long-seed-0" / TIME_FILE).is_file()
     same = done[1]["long"].runs[0].folder / "model.safetensors"
     assert (run.folder / "model.safetensors").read_bytes() == same.read_bytes()
 
@@ -202,7 +220,7 @@ def test_an_interrupted_run_goes_on_to_the_same_end(done, tmp_path):
 def test_a_folder_with_other_runs_is_refused(done):
     other = dataclasses.replace(TINY.small, common=TINY.small.common | {"batch_size": 10})
     with pytest.raises(RunFolderError, match="another 'batch_size'; give another --out"):
-        reproduce(TINY, other, done[0], Machine(device="cpu"), lambda line: None)
+        reproduce(TINY, other, done[0], LocalOptions(device="cpu"), lambda line: None)
 
 
 def test_missing_data_are_told_before_anything_runs(tmp_path):
@@ -212,7 +230,7 @@ def test_missing_data_are_told_before_anything_runs(tmp_path):
             dataclasses.replace(TINY, needs="mnist"),
             TINY.small,
             tmp_path / "runs",
-            Machine(data=str(tmp_path)),
+            LocalOptions(data=str(tmp_path)),
             said.append,
         )
     assert not said and not (tmp_path / "runs").exists()
@@ -222,7 +240,7 @@ def test_sections_are_written_between_marks(done, tmp_path):
     _, results, spent, _ = done
     page = tmp_path / "page.md"
     page.write_text("# Page\n\ntext\n")
-    found = judged(TINY, results)
+    found = judge_claims(TINY, results)
     write("tiny", section(TINY, TINY.small, False, results, found, spent), page)
     write("other", "second", page)
     once = page.read_text()

@@ -44,8 +44,8 @@ def test_help_and_list_import_nothing_heavy():
 @pytest.mark.parametrize(("words", "sentence"), [
     (["stc-mnits"], "unknown reproduction 'stc-mnits'; did you mean 'stc-mnist'?"),
     (["election", "--data", "nowhere"], "--data nowhere is not a folder; give the folder that holds the tasks' data"),
-    (["stc-mnist", "--data", "."], "reproduction 'stc-mnist' needs the folder mnist/ of the data, which is not in .; name the folder that "
-                                   "holds it with --data"),
+    (["stc-mnist", "--data", "."], "reproduction 'stc-mnist' needs the folder mnist/ of the data, which is not in .; give the folder that "
+                                   "contains it with --data"),
     (["election", "--device", "tpu"], "--device"),
 ])  # fmt: skip
 def test_mistakes_are_one_sentence(words, sentence, tmp_path, monkeypatch):
@@ -55,7 +55,7 @@ def test_mistakes_are_one_sentence(words, sentence, tmp_path, monkeypatch):
 
 
 def test_a_cell_is_folded_within_its_column():
-    drawn = command._drawn(("claim", "ours"), [("a claim of some length", "5 %")], (10, 4))
+    drawn = command._table(("claim", "ours"), [("a claim of some length", "5 %")], (10, 4))
     assert drawn == "claim       ours\na claim of  5 %\nsome\nlength\n"
 
 

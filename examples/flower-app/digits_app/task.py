@@ -16,14 +16,14 @@ def model() -> nn.Module:
 
 
 def training_data(client: int, clients: int) -> tuple[Tensor, Tensor]:
-    """Return one client's part of the training examples."""
+    """Return the training examples of one client."""
     data = DIGITS.train()
     indices = partition("iid", data, clients, 0)[client]
     return data.inputs[indices], data.targets[indices]
 
 
 def train(net: nn.Module, inputs: Tensor, targets: Tensor, lr: float, seed: int) -> float:
-    """Train for some steps of SGD. Return the mean loss."""
+    """Train for STEPS steps of SGD. Return the mean loss."""
     generator = torch.Generator().manual_seed(seed)
     optimizer = torch.optim.SGD(net.parameters(), lr=lr)
     total = 0.0
@@ -38,7 +38,7 @@ def train(net: nn.Module, inputs: Tensor, targets: Tensor, lr: float, seed: int)
 
 
 def accuracy(net: nn.Module) -> float:
-    """Return the share of the test examples that are classified correctly."""
+    """Return the fraction of the test examples that are classified correctly."""
     data = DIGITS.test()
     with torch.no_grad():
         return (net(data.inputs).argmax(1) == data.targets).float().mean().item()
