@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from .parallel import map_ranges
-from .rows import Rows, stacked
+from .rows import Rows, split_runs, stacked
 
 MAGNITUDE = 0x7FFFFFFF  # bits without the sign
 SIGN = -0x80000000  # the sign bit of an int32
@@ -76,7 +76,7 @@ def values_at(rows: Rows, chosen: Chosen) -> Tensor:
     if not len(rows):
         return torch.empty(0, dtype=torch.float32)
     if _compiles(rows):
-        each = zip(rows, np.split(positions.numpy(), counts.cumsum()[:-1]), strict=True)
+        each = zip(rows, split_runs(positions.numpy(), counts), strict=True)
         return torch.from_numpy(np.concatenate([_floats(row)[at] for row, at in each]))
     stack, row = stacked(rows), np.arange(len(counts)).repeat(counts)
     if stack.device.type == "cpu" and stack.dtype == torch.float32:
