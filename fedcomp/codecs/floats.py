@@ -41,7 +41,7 @@ def pack_runs(
 ) -> list[tuple[int, bytes]]:
     """Return the flag and the bytes of each of m runs of finite float32 values. `counts` [m]: lengths of the runs."""
     which = flag(precision)
-    return [(which, pack(run, which)) for run in np.split(values, counts.cumsum()[:-1])]
+    return [(which, pack(run, which)) for run in kernels.split_runs(values, counts)]
 
 
 def unpack(data: memoryview, count: int, flag: int) -> tuple[np.ndarray, int]:

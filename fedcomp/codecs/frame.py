@@ -25,6 +25,7 @@ import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import lru_cache
 from typing import NamedTuple
 
 from ..errors import FrameError
@@ -89,8 +90,10 @@ def seal(
         parts.append(SEED.pack(seed % 2**64))
     for section in sections:
         parts += with_length(section) if scope == LAYER else [varint(section.count), section.body]
-    head = HEAD.pack(MAGIC, VERSION, codec, scope)
-    return b"".join([head, CRC.pack(_checksum(head, numel, parts)), *parts])
+    head, crc = _head(codec, scope, numel)
+    for part in parts:
+        crc = zlib.crc32(part, crc)
+    return b"".join([head, CRC.pack(crc), *parts])
 
 
 def with_length(section: Section) -> list[bytes | memoryview]:
@@ -130,7 +133,8 @@ def unseal(
     if found != codec:
         raise FrameError(f"a frame of codec {_name(found)} was given to {_name(codec)}")
     (checksum,) = CRC.unpack_from(view, HEAD.size)
-    if not _trusted.get() and checksum != _checksum(view[: HEAD.size], numel, [view[SECTIONS:]]):
+    _, crc = _head(found, scope, numel)
+    if not _trusted.get() and checksum != zlib.crc32(view[SECTIONS:], crc):
         raise FrameError(
             f"the checksum does not fit: the frame is damaged, or was made for another size than {numel}"
         )
@@ -201,11 +205,11 @@ def read_section(data: memoryview, numel: int) -> Section:
     return Section(count, data[start:])
 
 
-def _checksum(head: bytes | memoryview, numel: int, parts: Sequence[bytes | memoryview]) -> int:
-    crc = zlib.crc32(struct.pack("<Q", numel), zlib.crc32(head))
-    for part in parts:
-        crc = zlib.crc32(part, crc)
-    return crc
+@lru_cache(1024)
+def _head(codec: int, scope: int, numel: int) -> tuple[bytes, int]:
+    """Return what stands before the checksum, and the checksum of that and of numel."""
+    head = HEAD.pack(MAGIC, VERSION, codec, scope)
+    return head, zlib.crc32(struct.pack("<Q", numel), zlib.crc32(head))
 
 
 def _halves(codec: int) -> bytes:

@@ -20,12 +20,12 @@ import torch
 from torch import Tensor
 
 from ..errors import SpecError
-from ..kernels import Chosen, Rows
+from ..kernels import Chosen, Rows, split_runs
 from ..layout import Layout
 from .base import Codec, Context, expect, or_raise
 from .frame import PRODUCT, ProductId, read_section, read_varint, varint
 from .matrices import MatrixCodec
-from .selection import Selective, Share, runs, take
+from .selection import Selective, Share, take
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,7 @@ class Product(Selective):
         self, values: np.ndarray, counts: np.ndarray, seeds: Sequence[int], context: Context
     ) -> list[tuple[int, bytes]]:
         packed = []
-        for run, seed in zip(runs(values, counts), seeds, strict=True):
+        for run, seed in zip(split_runs(values, counts), seeds, strict=True):
             own = replace(context, layout=Layout.flat(run.size))
             (section,) = self.second._encode_rows([torch.from_numpy(run)], [seed], own)
             head = varint(section.count)

@@ -125,7 +125,7 @@ class RandomK(selection.Share):
     ) -> list[tuple[int, bytes]]:
         if self.draws or not self.scaled:
             return floats.pack_runs(values, counts, self.values)
-        runs = selection.runs(values, counts)
+        runs = kernels.split_runs(values, counts)
         return [self._pack_scaled(run) if run.size else (0, b"") for run in runs]
 
     def _pack_scaled(self, values: np.ndarray) -> tuple[int, bytes]:

@@ -46,13 +46,13 @@ import torch
 from torch import Tensor
 
 from ..errors import SpecError
-from ..kernels import Rows, peeling
+from ..kernels import Rows, peeling, split_runs
 from ..kernels import positions as wire
 from ..layout import Layout
 from .base import Codec, Context, expect
 from .frame import EMPTY, Section, read_varint, varint
 from .levels import LARGEST
-from .selection import Selective, runs, take
+from .selection import Selective, take
 from .update import Sparse, Update
 
 # By number of rows: cells per key above which peeling succeeds for many keys.
@@ -209,7 +209,9 @@ class SparseS2(Codec):
         (positions, counts), values = self.first.choose(rows, seeds)
         numel = rows[0].numel()
         sent = zip(
-            *(runs(v.cpu().numpy(), counts) for v in (positions, values)), seeds, strict=True
+            *(split_runs(v.cpu().numpy(), counts) for v in (positions, values)),
+            seeds,
+            strict=True,
         )
         return [
             self.second.pack_sparse(at, own, numel, self.first.most(numel), seed)

@@ -251,11 +251,6 @@ def take(data: memoryview, length: int) -> tuple[memoryview, memoryview]:
     return data[:length], data[length:]
 
 
-def runs(values: np.ndarray, counts: np.ndarray) -> list[np.ndarray]:
-    """Split values into runs of the lengths `counts` [m]."""
-    return np.split(values, counts.cumsum()[:-1])
-
-
 def pack_means(values: np.ndarray, counts: np.ndarray) -> list[bytes]:
     """Return the mean of |values| of each of m runs as float32 bytes. Sums are float64, in the order of the values."""
     packed = kernels.means(np.abs(values), counts).astype("<f4").tobytes()

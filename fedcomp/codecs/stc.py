@@ -41,7 +41,7 @@ class STC(selection.Largest):
     def pack_values(
         self, values: np.ndarray, counts: np.ndarray, seeds: Sequence[int], context: Context
     ) -> list[tuple[int, bytes]]:
-        means, signs = selection.pack_means(values, counts), selection.runs(values > 0, counts)
+        means, signs = selection.pack_means(values, counts), kernels.split_runs(values > 0, counts)
         return [(0, mean + kernels.pack_signs(run)) for mean, run in zip(means, signs, strict=True)]
 
     def unpack_values(

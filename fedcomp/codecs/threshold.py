@@ -56,7 +56,7 @@ class Threshold(selection.Selective):
         if self.values != "tau":
             return floats.pack_runs(values, counts, self.values)
         tau = np.array(self.tau, "<f4").tobytes()
-        signs = selection.runs(values > 0, counts)
+        signs = kernels.split_runs(values > 0, counts)
         return [(TAU, tau + kernels.pack_signs(run)) for run in signs]
 
     def unpack_values(

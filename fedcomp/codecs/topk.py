@@ -14,6 +14,7 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
+from .. import kernels
 from . import bins, floats, selection
 from .base import Context, expect
 
@@ -46,7 +47,7 @@ class TopK(selection.Largest):
         self, values: np.ndarray, counts: np.ndarray, seeds: Sequence[int], context: Context
     ) -> list[tuple[int, bytes]]:
         if self.values == "2bit":
-            runs = selection.runs(values, counts)
+            runs = kernels.split_runs(values, counts)
             return [
                 (BINS, bins.pack(run, np.array([run.size])) if run.size else b"") for run in runs
             ]

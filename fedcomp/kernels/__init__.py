@@ -5,7 +5,7 @@ Results have the same bits on every machine and device, by any number of threads
 
 from . import bits, rice
 from .bits import Signs, pack_signs, unpack_signs
-from .rows import Rows, are_large, stacked
+from .rows import Rows, are_large, split_runs, stacked
 from .select import (
     Chosen,
     add_finite,
@@ -37,6 +37,7 @@ __all__ = [
     "norm2",
     "pack_signs",
     "rice",
+    "split_runs",
     "stacked",
     "top_k",
     "top_side",

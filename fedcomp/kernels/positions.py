@@ -25,6 +25,7 @@ import numpy as np
 from ..errors import FrameError
 from . import rice
 from .rice import WIDEST
+from .rows import split_runs
 
 BLOCKS, MISSING = WIDEST + 1, WIDEST + 2  # forms; MISSING is the first for what is not sent
 LAST = 63  # the form of what is not sent, in blocks
@@ -66,7 +67,7 @@ def pack_rows(
     if (2 * counts <= numel).all():
         return _pack(positions, counts, numel)
     rows, made = (
-        rice.split(positions, counts),
+        split_runs(positions, counts),
         [(MISSING, b"")] * len(counts),
     )  # the form of a row with all positions
     some = [i for i, row in enumerate(rows) if row.size < numel]
@@ -107,23 +108,22 @@ def unpack_rows(
     missing = (2 * counts > numel) & (forms >= MISSING) & (counts < numel)
     coded = np.where(missing, numel - counts, counts)
     forms_of_coded = np.where(missing & (forms == LAST), BLOCKS, forms - MISSING * missing)
-    rows: list[np.ndarray | FrameError] = [
-        np.arange(numel)
-        if form == MISSING and count == numel and not len(code)
+    full = np.flatnonzero((forms == MISSING) & (counts == numel)).tolist()
+    rows = {i: np.arange(numel) for i in full if not len(codes[i])}
+    kept = np.flatnonzero(_fits(codes, coded, forms_of_coded, numel))
+    if kept.size:
+        some = [codes[i] for i in kept.tolist()]
+        positions, good = _unpack(some, coded[kept], forms_of_coded[kept], numel)
+        read = zip(kept.tolist(), split_runs(positions, coded[kept]), good.tolist(), strict=True)
+        rows |= {i: _others(row, numel) if missing[i] else row for i, row, ok in read if ok}
+    return [
+        rows[i]
+        if i in rows
         else FrameError(
             f"{len(code)} bytes are not the code of these positions of a vector of {numel}; the frame is damaged or of another size"
         )
-        for code, count, form in zip(codes, each_count, each_form, strict=True)
+        for i, code in enumerate(codes)
     ]
-    kept = np.flatnonzero(_fits(codes, coded, forms_of_coded, numel))
-    if not kept.size:
-        return rows
-    some = [codes[i] for i in kept.tolist()]
-    positions, good = _unpack(some, coded[kept], forms_of_coded[kept], numel)
-    for i, row, ok in zip(kept, rice.split(positions, coded[kept]), good.tolist(), strict=True):
-        if ok:
-            rows[i] = _others(row, numel) if missing[i] else row
-    return rows
 
 
 def _pack_list(rows: list[np.ndarray], numel: int, widest: int) -> list[tuple[int, bytes]]:

@@ -15,7 +15,6 @@ least 0. It is found in integers, so that every machine finds the same.
 
 from collections.abc import Sequence
 from functools import cache, lru_cache
-from itertools import pairwise
 from math import isqrt
 from types import ModuleType
 from typing import NamedTuple
@@ -204,12 +203,6 @@ def read_bits(raw: np.ndarray, widths: np.ndarray, at: np.ndarray) -> np.ndarray
         at >> 3
     ]  # eight bytes from the one with the first bit
     return words.astype(np.int64) >> 64 - (at & 7) - widths & (1 << widths) - 1
-
-
-def split(positions: np.ndarray, counts: np.ndarray) -> list[np.ndarray]:
-    """The rows of positions, counts [m] long."""
-    edges = [0, *counts.cumsum().tolist()]
-    return [positions[start:stop] for start, stop in pairwise(edges)]
 
 
 def rests(positions: np.ndarray, counts: np.ndarray) -> np.ndarray:

@@ -1,7 +1,9 @@
 """Stacks of vectors: the rows of a tensor [m, n], or m separate tensors [n] of one type on one device."""
 
 from collections.abc import Sequence
+from itertools import pairwise
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -20,3 +22,9 @@ def stacked(rows: Rows) -> Tensor:
 def are_large(rows: Rows) -> bool:
     """Return whether m ≥ 1 vectors are worked on one by one, each by a thread."""
     return rows[0].device.type == "cpu" and rows[0].numel() >= LARGE
+
+
+def split_runs(values: np.ndarray, counts: np.ndarray) -> list[np.ndarray]:
+    """Return m runs of values that follow one another, counts [m] long, as views. Several times faster than np.split."""
+    edges = [0, *counts.cumsum().tolist()]
+    return [values[start:stop] for start, stop in pairwise(edges)]

@@ -13,13 +13,14 @@ import torch
 from torch import Tensor
 
 from .parallel import map_ranges
-from .rows import Rows, stacked
+from .rows import Rows, split_runs, stacked
 
 MAGNITUDE = 0x7FFFFFFF  # bits without the sign
 SIGN = -0x80000000  # the sign bit of an int32
 MANY = 100_000  # elements of all vectors from which compiled loops repay their import
 LONG = 1 << 10  # elements of a vector from which it is searched faster by itself than in a stack
-SAMPLE = 1 << 14  # elements in a sample, or up to twice as many
+SAMPLE = 1 << 14  # the fewest elements in a sample
+STEP = 251  # the most elements from one in a sample to the next; a prime, so that they are of all columns of a matrix
 SAMPLED = 1 << 17  # elements of a vector from which a sample tells which of them are too small
 
 Array = np.ndarray | Tensor  # numpy on the CPU, torch elsewhere
@@ -75,7 +76,7 @@ def values_at(rows: Rows, chosen: Chosen) -> Tensor:
     if not len(rows):
         return torch.empty(0, dtype=torch.float32)
     if _compiles(rows):
-        each = zip(rows, np.split(positions.numpy(), counts.cumsum()[:-1]), strict=True)
+        each = zip(rows, split_runs(positions.numpy(), counts), strict=True)
         return torch.from_numpy(np.concatenate([_floats(row)[at] for row, at in each]))
     stack, row = stacked(rows), np.arange(len(counts)).repeat(counts)
     if stack.device.type == "cpu" and stack.dtype == torch.float32:
@@ -191,7 +192,7 @@ def _candidates(bits: np.ndarray, k: int, side: Side) -> np.ndarray | None:
     """Return the positions of somewhat more than k of the largest keys, ascending, or None where a sample does not tell them."""
     from . import select_loops
 
-    sample = bits[:: bits.size // SAMPLE].copy()
+    sample = bits[:: min(bits.size // SAMPLE, STEP)].copy()
     share = sample.size / bits.size
     rank = int(k * share + 4 * (k * share) ** 0.5 + 16)  # four deviations, so that too few are rare
     floor, _ = select_loops.kth_largest(sample, *side, rank)

@@ -10,7 +10,7 @@ from numpy import int32, uint64
 
 from .loops import compiled
 
-BLOCK = 32
+BLOCK = 64
 DIGITS = (11, 10, 10)  # bits of a key that are counted in one pass
 
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedcomp.errors import FrameError
-from fedcomp.kernels import rice, rice_loops
+from fedcomp.kernels import rice, rice_loops, split_runs
 
 
 def as_positions(values):
@@ -232,7 +232,7 @@ def test_rows_are_read_together_as_each_by_itself(data):
         rice.padded(codes), starts, ends, counts, np.array(parameters), counts, numel
     )
     for positions, ok, code, count, b in zip(
-        rice.split(read, counts), good, codes, counts.tolist(), parameters, strict=True
+        split_runs(read, counts), good, codes, counts.tolist(), parameters, strict=True
     ):
         try:
             assert np.array_equal(rice.unpack(code, count, b, numel), positions) and ok
@@ -262,7 +262,7 @@ def test_compiled_loops_read_any_bytes_as_numpy_does(data):
     read, good = np.empty(counts.sum(), np.int64), np.empty(counts.size, np.bool_)
     rice_loops.unpack(*code, read, good)
     assert good.tolist() == valid.tolist()
-    rows = zip(rice.split(read, counts), rice.split(expected, counts), good, strict=True)
+    rows = zip(split_runs(read, counts), split_runs(expected, counts), good, strict=True)
     assert all(np.array_equal(row, other) for row, other, fine in rows if fine)
 
 
