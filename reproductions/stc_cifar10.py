@@ -27,8 +27,8 @@ REPRODUCTION = Reproduction(
     paper=PAPER,
     setting="10 clients, 4 a round, batches of 20, 300 local steps at a rate of 0.05, of signSGD 0.0005: STC sends after each at p = 1/25 "
     "both ways, FedAvg after every 25 the whole model, signSGD after each one bit; one seed. The paper has 100 clients, p = "
-    "1/400, FedAvg with 400 local steps, a rate of 0.016 and far more steps in all: so few leave the network at the beginning of "
-    "what it learns.",
+    "1/400, FedAvg with 400 local steps, a rate of 0.016 and far more steps in all. With ours, the network has only begun to "
+    "learn.",
     full_setting="100 clients, 10 % a round, batches of 20, 20,000 local steps at the paper's rate of 0.016, of signSGD 0.0002: STC sends "
     "after each at p = 1/400 both ways, FedAvg after every 400 the whole model, signSGD after each one bit; how many steps "
     "the paper takes, and its rate for signSGD, are our guesses.",

@@ -33,7 +33,9 @@ def summary_line(judged: JudgedClaims) -> str:
     others = (
         "none of them does"
         if len(failed) == len(judged)
-        else f"the other {len(judged) - len(failed)} hold" + "s" * (len(judged) - len(failed) == 1)
+        else "the other one holds"
+        if len(judged) - len(failed) == 1
+        else f"the other {len(judged) - len(failed)} hold"
     )
     values = "; ".join(judged[i - 1][1].ours for i in failed)
     return f"claim{'s' * (len(failed) > 1)} {which} {'do' if len(failed) > 1 else 'does'} not hold here: {values}; {others}"

@@ -17,8 +17,8 @@ T = TypeVar("T")
 
 FRONT = "*"
 FRONT_LEGEND = (
-    "* on the Pareto front: no other line with the same task, partition, clients and attack is as good "
-    "for fewer bytes both ways, or better for as many"
+    "* on the Pareto front: no other line with the same task, partition, clients and attack is as accurate "
+    "for fewer bytes both ways, or more accurate for as many"
 )
 SPREAD_LEGEND = "±: half of the difference between the best and the worst seed"
 RATIO_TO_DENSE = "ratio: bytes that the line named dense sent, both ways, divided by those of this line, over the same rounds"

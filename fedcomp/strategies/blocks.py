@@ -4,8 +4,8 @@ Besides the updates themselves, memory holds one block of all of them, float32 [
 determines the size of an update: sparse and low-bit updates stay compressed; those of `qsgd`, `terngrad`, `natural`, `adaptive` and `fp16`
 are dense from the start, and a sketch that is read at density 1 becomes dense at the first read.
 
-Distances are computed from inner products, which are summed in float64 by CHUNK, independently of the block size. The error of a squared
-distance is about 10⁻¹⁶ of the squared lengths of its two vectors, less than float32 resolves.
+Distances are computed from inner products, which are summed in float64 by CHUNK, independently of BLOCK. The error of a squared distance is
+about 10⁻¹⁶ of the squared lengths of its two vectors, which is smaller than float32 rounding.
 """
 
 from collections.abc import Iterator, Sequence
@@ -78,7 +78,7 @@ def squared_distances(products: np.ndarray) -> np.ndarray:
     return distances
 
 
-def lengths_from(products: np.ndarray, weights: np.ndarray) -> np.ndarray:
+def distances_to_mean(products: np.ndarray, weights: np.ndarray) -> np.ndarray:
     """Return ‖xᵢ − Σ wⱼ xⱼ‖ of every row, float64 [m], from inner products."""
     projections = products @ weights
     return np.sqrt((products.diagonal() - 2 * projections + weights @ projections).clip(0))

@@ -21,7 +21,7 @@ from ..codecs import Update
 from ..codecs.update import Dense
 from ..memories.base import Changes, ReadValue, ReadVector
 from .base import Aggregation, RoundUpdates
-from .blocks import lengths_from
+from .blocks import distances_to_mean
 from .robust import ByDistance, RobustOptions
 
 CENTER = "center"  # in a checkpoint
@@ -59,7 +59,7 @@ class CenteredClipping(ByDistance):
         weights = np.zeros(len(products))  # the last one is the weight of the center
         weights[-1] = 1
         for _ in range(self.options.iterations):
-            lengths = lengths_from(products, weights)[:-1]
+            lengths = distances_to_mean(products, weights)[:-1]
             radius = self.options.radius or float(np.median(lengths))
             factors = np.divide(radius, lengths, out=np.ones_like(lengths), where=lengths > radius)
             weights *= 1 - factors.mean()

@@ -17,7 +17,7 @@ from typing import ClassVar
 import numpy as np
 
 from .. import spec
-from .blocks import lengths_from
+from .blocks import distances_to_mean
 from .robust import ByDistance, RobustOptions
 
 
@@ -45,7 +45,7 @@ class GeometricMedian(ByDistance):
     def vector_weights(self, products: np.ndarray) -> np.ndarray:
         weights = np.zeros(len(products))
         for _ in range(self.options.iterations):
-            lengths = lengths_from(products, weights)
+            lengths = distances_to_mean(products, weights)
             inverse = 1 / lengths.clip(self.options.smoothing)
             before, weights = weights, inverse / inverse.sum()
             step = inverse.sum() * (weights - before)  # down the gradient

@@ -75,8 +75,8 @@ def check_seats(o: "ElectionOptions", f: int, n: int, clients: int) -> None:
         )
     if 2 * o.byzantine >= n:
         raise ConfigError(
-            f"--strategy election with byzantine={o.byzantine} needs {2 * o.byzantine + 1} seats, and rounds of {clients} "
-            f"clients have {n}; give byzantine={(n - 1) // 2}, more 'seats', a larger --participation, or more --clients"
+            f"--strategy election with byzantine={o.byzantine} needs {2 * o.byzantine + 1} seats, but a round of {clients} "
+            f"clients has only {n}; give byzantine={(n - 1) // 2}, more 'seats', a larger --participation, or more --clients"
         )
     if o.sealed and (o.code != "deterministic" or n != 2 * o.byzantine + 1 or n < MIN_PARTITIONS):
         raise ConfigError(

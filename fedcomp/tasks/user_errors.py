@@ -41,7 +41,7 @@ def describe(error: BaseException) -> str:
         message = error.msg
         if error.filename and not _is_library(error.filename):
             place = f"{Path(error.filename).name}, line {error.lineno}"
-    first = next(iter(message.strip().splitlines()), "")
+    first = next(iter(message.strip().splitlines()), "").removesuffix(".")
     parts = (place, type(error).__name__, first)
     return ": ".join(part for part in parts if part)
 

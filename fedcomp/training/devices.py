@@ -64,7 +64,8 @@ def describe(device: torch.device) -> str:
     """Return a device with the model of the GPU or the number of CPU threads, for a run's header."""
     if device.type == "cuda":
         return f"{device} ({torch.cuda.get_device_name(device)})"
-    return f"cpu ({torch.get_num_threads()} threads)"
+    threads = torch.get_num_threads()
+    return f"cpu ({threads} thread{'s' * (threads != 1)})"
 
 
 def slow_precision_warning(precision: str, device: torch.device) -> str:

@@ -196,7 +196,7 @@ def test_no_folder_is_left(tmp_path, monkeypatch):
         (["--task", "nothing"], "unknown task 'nothing'"),
         (["--uplink", "stcc"], "unknown codec 'stcc'; did you mean 'stc'"),
         (["--loops", "leen"], "--loops cannot be 'leen'; did you mean 'lean'?"),
-        (["--loops", "lean,none"], "--loops is 'lean,none'; give names of loops, or only none"),
+        (["--loops", "lean,none"], "--loops is 'lean,none'; give names of loops, or none alone"),
     ],
 )
 def test_a_mistake_is_one_sentence(words, output):

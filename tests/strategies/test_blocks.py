@@ -11,7 +11,7 @@ from fedcomp import codec
 from fedcomp.codecs.update import Dense, Sparse
 from fedcomp.memories.shift import Estimate
 from fedcomp.strategies import blocks
-from fedcomp.strategies.blocks import UpdateMatrix, lengths_from, squared_distances
+from fedcomp.strategies.blocks import UpdateMatrix, distances_to_mean, squared_distances
 
 NUMEL = 300
 
@@ -64,7 +64,7 @@ def test_distances_are_those_of_the_vectors():
     np.testing.assert_allclose(squared_distances(products), exact, rtol=1e-12, atol=1e-11)
     weights = np.array([0.2, 0.3, 0, 0, 0.4, 0.1])
     np.testing.assert_allclose(
-        lengths_from(products, weights), np.linalg.norm(x - weights @ x, axis=1), rtol=1e-6
+        distances_to_mean(products, weights), np.linalg.norm(x - weights @ x, axis=1), rtol=1e-6
     )
 
 
