@@ -145,8 +145,8 @@ def test_final_points_are_the_values_of_the_summaries(base, tmp_path):
     ]
     chart = charts(text)["Accuracy against bytes #0"]
     points = [g for g in chart.iter("g") if "data-bytes" in g.attrib]
-    points = [(float(g.get("data-bytes")), float(g.get("data-accuracy"))) for g in points]
-    assert points == [(pytest.approx(sent), pytest.approx(accuracy)) for sent, accuracy in expected]
+    values = [(float(g.get("data-bytes")), float(g.get("data-accuracy"))) for g in points]
+    assert values == [(pytest.approx(sent), pytest.approx(accuracy)) for sent, accuracy in expected]
     # Where the points are drawn, read from the labels of the axis.
     ticks = [
         (float(t.text.removesuffix(" %")) / 100, float(t.get("y")) - 4)

@@ -82,7 +82,7 @@ def test_a_client_with_its_own_data_alone_or_another_cut_of_it_cannot_train_for_
     for changes in ({"partition_id": None}, {"partitions": 7}):
         with pytest.raises(
             UserError,
-            match="--partition-id K and the data of the whole task, or give the server form=ballots",
+            match="--partition-id K and the data of the whole task, or give the server's strategy form=ballots",
         ):
             deployed("election:byzantine=2", **changes)
         deployed("election:byzantine=2,form=ballots", **changes)

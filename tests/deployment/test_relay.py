@@ -124,7 +124,7 @@ def test_one_warning_about_tables_that_are_too_small(tmp_path):
     with deployed(tmp_path, relays=1, rounds=3, **ADDED | small) as run:
         run.serve(behind=[[0, 1, 2, 3]])
         (sentence,) = [text for text in run.warnings if "that relays added" in text]
-        assert "round 1: " in sentence and "a larger 'union', or more 'columns'" in sentence
+        assert "round 1: " in sentence and "a larger 'union' or more 'columns'" in sentence
 
 
 def test_a_client_that_ends_does_not_delay_the_updates_of_the_others(tmp_path):

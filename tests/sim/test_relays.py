@@ -145,7 +145,7 @@ def test_tables_that_are_too_small_for_the_sum_are_told_once(tmp_path, uplink):
     watching = Warnings()
     run(tmp_path, "run", watching, uplink=uplink, memory="none")
     (sentence,) = [s for s in watching.heard if "that relays added" in s]
-    assert "round 1: " in sentence and "a larger 'union', or more 'columns'" in sentence
+    assert "round 1: " in sentence and "a larger 'union' or more 'columns'" in sentence
 
 
 def test_tables_that_are_large_enough_are_not(tmp_path):
