@@ -41,8 +41,8 @@ class Books:
             assert a.ticket not in self.tickets
             self.tickets.add(a.ticket)
             update = (
-                strategy.split.update(strategy.basis, a.update.values)
-                if hasattr(strategy, "split")
+                strategy.factor_layout.update(strategy.basis, a.update.values)
+                if hasattr(strategy, "factor_layout")
                 else a.update
             )
             update.add_to(self.accepted[a.client])
