@@ -120,7 +120,7 @@ def test_rounds_count_once_the_engine_has_settled(fake_run):
     assert ran == [0, 1, 2, 3] and len(turns.seconds["lean loop"]) == len(turns.seconds[WHOLE]) == 3
 
 
-def test_what_stands_in_no_stretch_is_the_rest(fake_run):
+def test_time_outside_of_all_events_is_the_rest(fake_run):
     run, turns = fake_run(rounds=2), RoundMeasurement(rounds=2)
     turns.on_run_start(run.header)
     with recording(turns.recorder):

@@ -81,7 +81,7 @@ def test_before_anything_there_is_a_page():
     } & {n for n, _ in samples}
 
 
-def test_a_resumed_run_stands_where_it_was():
+def test_the_metrics_of_a_resumed_run_continue():
     metrics = Metrics()
     metrics.on_run_start(HEADER)
     samples = parsed(metrics.text())

@@ -160,7 +160,7 @@ def test_a_revoked_client_is_disconnected(loop, enrolled, server_credentials):
         server.wait_for_clients(0, 1)
 
 
-def test_while_keys_are_unsure_nobody_is_disconnected(loop, enrolled, server_credentials):
+def test_a_malformed_registry_disconnects_no_client(loop, enrolled, server_credentials):
     with serving(3, enrolled=enrolled, credentials=server_credentials) as server:
         own, late = enrolled.credentials[:2]
         loop.start(attend(connect(server, credentials=own), 0))
@@ -178,7 +178,9 @@ def test_while_keys_are_unsure_nobody_is_disconnected(loop, enrolled, server_cre
 
 
 @pytest.mark.slow
-def test_a_revoked_client_that_is_away_is_lost(loop, enrolled, server_credentials):
+def test_the_assignment_of_a_revoked_disconnected_client_is_lost(
+    loop, enrolled, server_credentials
+):
     with serving(3, enrolled=enrolled, credentials=server_credentials) as server:
         own = enrolled.credentials[0]
         first = loop.start(until_assigned(connect(server, credentials=own), 0))

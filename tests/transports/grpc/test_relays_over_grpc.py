@@ -507,7 +507,7 @@ def test_a_client_that_comes_back_to_its_relay_gets_its_assignment_again(loop):
         assert answers(server, 1) == reports(assignment(0)) and len(server.joined) == 2
 
 
-def test_a_client_that_does_not_return_to_its_relay_is_lost_alone(loop):
+def test_only_a_client_that_does_not_reconnect_to_its_relay_is_lost(loop):
     slow = Slow()
     with serving(2, relay_terms=replace(terms(2), grace_s=0.2)) as server:
         relay = RelayEnd(loop, server.target)
@@ -801,7 +801,7 @@ def test_the_largest_report_fits_into_a_sum_of_many_clients(loop):
         assert len(answers(server, len(clients))[0].frame) == 300_000
 
 
-def test_a_relay_that_is_silent_with_open_assignments_is_cut_off(loop):
+def test_a_silent_relay_with_open_assignments_is_disconnected(loop):
     async def freeze(connection, messages):
         await connection.write(joined(0))
         await next_bundle(messages)
