@@ -1,4 +1,4 @@
-"""Which alternatives options span, what they are called, and which of their results are on the front."""
+"""The alternatives that options make, their names, and which of their results are on the Pareto front."""
 
 import io
 import random

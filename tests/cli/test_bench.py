@@ -1,4 +1,4 @@
-"""fedcomp bench: what is measured is what was made."""
+"""`fedcomp bench codecs`: the measured frames are those of the codecs."""
 
 import json
 import xml.etree.ElementTree as ElementTree

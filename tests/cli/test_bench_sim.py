@@ -1,4 +1,4 @@
-"""fedcomp bench sim: real rounds, every part of their time, real examples beside them, a trace that viewers open."""
+"""`fedcomp bench sim`: real rounds, the time of every part, PyTorch loops on the same examples, and a trace that viewers open."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""Several alternatives in one command: real processes, one folder for all, what one run alone would have sent, and how it goes on."""
+"""Comparisons: worker processes, the folder of the alternatives, results equal to those of single runs, and resumption."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""The dashboard fits every terminal, at every moment of a run, and says what matters."""
+"""The dashboard fits every terminal at every moment of a run, and shows the important values."""
 
 import fcntl
 import io

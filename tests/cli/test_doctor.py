@@ -1,4 +1,4 @@
-"""`fedcomp doctor`: one line a check, what is wrong is said with what to do, exit status 0 only where all is well."""
+"""`fedcomp doctor`: one line for each check, problems with their fixes, and exit status 0 only if all checks pass."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""A dry run says what the run will send: to the byte where the length of frames does not depend on what is in them."""
+"""A dry run predicts the bytes of the run, exactly if the length of frames does not depend on their content."""
 
 import re
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""One client or many: who the flags of `fedcomp client` mean."""
+"""The clients that the flags of `fedcomp client` describe."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""What ends a real run from outside: the exit status, and the sentence with the command that continues it."""
+"""Signals and closed pipes that end a run: the exit status, and the command that continues it."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""`fedcomp keys`: what it makes and says, and that a mistake is one sentence."""
+"""`fedcomp keys`: the files that it makes, its output, and errors of one sentence."""
 
 import os
 import re

@@ -1,4 +1,4 @@
-"""The command: every option has its flag, flags win over the file, mistakes are one sentence, and help needs no torch."""
+"""The commands: every option has a flag, flags have precedence over files, errors are one sentence, and help does not import torch."""
 
 import os
 import re

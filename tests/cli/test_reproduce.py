@@ -1,4 +1,4 @@
-"""`fedcomp reproduce`: what is listed, what a mistake is answered with, and a reproduction from its command to its page."""
+"""`fedcomp reproduce`: its list, its errors, and a reproduction from the command to the page."""
 
 import os
 import subprocess

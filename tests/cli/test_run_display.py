@@ -1,4 +1,4 @@
-"""What both screens say of Byzantine clients, of those who were turned down, and of those whose votes are suspected."""
+"""Both displays name Byzantine clients, rejected clients, and clients whose votes are suspected."""
 
 from dataclasses import replace
 

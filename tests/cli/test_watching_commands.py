@@ -1,4 +1,4 @@
-"""--log-json on the command line: standard output is JSON and nothing else, and what stops a command is in its log."""
+"""--log-json on the command line: standard output holds only JSON, and the log has the reason why a command stopped."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Clients of a deployed election: what they answer when they are asked again, and the data and keys that they need."""
+"""Clients of a deployed election: repeated assignments, and the data and keys that they need."""
 
 from dataclasses import replace
 

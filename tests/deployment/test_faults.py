@@ -1,4 +1,4 @@
-"""Faults of clients in every phase of a round, over a real SuperLink and guard: the run goes on, nothing is lost, nothing counts twice."""
+"""Faults of clients in every phase of a round: the run continues, nothing is lost, and nothing counts twice."""
 
 from collections import Counter
 from dataclasses import dataclass, replace

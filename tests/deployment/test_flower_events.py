@@ -1,4 +1,4 @@
-"""Callback calls that reach another process through a file, line by line."""
+"""Callback calls that are passed to another process through a file."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Many clients in one process: what each of them does is what it would do alone, and none of them ends another."""
+"""Many clients in one process: each gives the results of a separate process, and a failing one does not end the others."""
 
 import dataclasses
 import json

@@ -1,4 +1,4 @@
-"""Strategies and downloads over gRPC: the model of a simulation, and no byte for what a client has already."""
+"""Strategies and downloads over gRPC: the model of a simulation, and no bytes that a client has already."""
 
 import json
 from dataclasses import replace

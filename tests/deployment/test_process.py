@@ -1,4 +1,4 @@
-"""The client process: what it keeps on its disk, and that a kill at any moment loses nothing and counts nothing twice."""
+"""The client process: its state on the disk. A kill at any moment loses nothing and counts nothing twice."""
 
 import dataclasses
 import json

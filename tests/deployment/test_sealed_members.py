@@ -1,4 +1,4 @@
-"""Clients with keys of their own in sealed elections: what they signed is remembered over runs, and keys that change leave one out."""
+"""Sealed elections of clients with keys: signatures are remembered over runs, and a changed key excludes its client."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""A deployed run: real servers and real clients on loopback, killed amid their work, and the same bytes as in a simulation."""
+"""Deployed runs: server and client processes on loopback, killed during a run, send the bytes of a simulation."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""A deployed run that is watched from outside: Prometheus' page while it runs, JSON lines on both sides, figures of each client."""
+"""A deployed run seen from outside: the metrics page, JSON logs of server and clients, and the records of each client."""
 
 import json
 import re

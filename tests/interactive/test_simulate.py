@@ -1,4 +1,4 @@
-"""`fedcomp.simulate`: tasks as objects, options as Python has them, runs that are read back and continued, anywhere Python runs."""
+"""`fedcomp.simulate`: tasks as objects, options as Python values, and runs that are read back and continued."""
 
 import asyncio
 import dataclasses

@@ -1,4 +1,4 @@
-"""A server that cannot be used is one sentence that says why and what to do, within the time that is given."""
+"""A server that cannot be used is an error of one sentence with cause and fix, within the time limit."""
 
 import functools
 import re

@@ -1,4 +1,4 @@
-"""An enrolment file is read whole or refused with one sentence that names the file and the line or field."""
+"""A malformed enrolment file is refused with one sentence that names the file and the line or field."""
 
 import hashlib
 import re

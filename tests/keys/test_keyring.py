@@ -1,4 +1,4 @@
-"""Keys are held fixed from when they were first heard, or are those of a list; a server cannot change them."""
+"""Public keys are pinned at their first announcement or read from a roster; a server cannot change them."""
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec

@@ -1,4 +1,4 @@
-"""A folder of keys is made whole or not at all, one key is one id is one voice, and what is not let in is told why."""
+"""A folder of keys is complete or absent, each key belongs to one id, and each refusal has a reason."""
 
 import os
 import re

@@ -1,4 +1,4 @@
-"""A registry that is malformed is refused with its file and line or field; a server that runs lets nobody in until it is mended."""
+"""A malformed registry is an error that names line or field; a running server accepts no client until it is repaired."""
 
 import re
 import threading

@@ -1,4 +1,4 @@
-"""A registry that changes under a server that runs: what the server says. tests/deployment/test_whole_runs.py has the clients."""
+"""A registry that changes under a running server: the warnings. tests/deployment/test_whole_runs.py has the clients."""
 
 import re
 

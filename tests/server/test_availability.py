@@ -1,4 +1,4 @@
-"""Who is waited for and who is drawn: a client that does not answer costs a run one deadline, and is back when it is heard of."""
+"""The clients that a round awaits and draws: a client that does not answer costs a run one deadline, and returns with its next answer."""
 
 import math
 

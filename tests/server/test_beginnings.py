@@ -1,4 +1,4 @@
-"""What cannot begin leaves nothing behind, and what cannot end is said at the start."""
+"""Errors before the first round: nothing is written."""
 
 import socket
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""A client that was away downloads the cheapest form and ends with the server's weights, bit for bit."""
+"""A client that missed rounds downloads the cheapest form and ends with the weights of the server, bit for bit."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Evaluation by the server: running statistics, metrics of the whole test set, and the model that is exported."""
+"""Evaluation by the server: running statistics, metrics of the whole test set, and the exported model."""
 
 import dataclasses
 import math

@@ -1,4 +1,4 @@
-"""A test loss that is no finite number is null in files, and a sentence: once a run, interrupted or not, with the round and a way out."""
+"""A test loss that is not finite is null in files, and one warning in a run, interrupted or not."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""JSON lines: one object a line with a time in UTC, whatever a run says; and a log that cannot be written is a sentence."""
+"""The JSON log: one object for each event with its time in UTC; a log that cannot be written is an error."""
 
 import json
 import math

@@ -1,4 +1,4 @@
-"""What Prometheus reads of a run that is told by hand: the sums of its records, and nothing that was not said."""
+"""The metrics page: the sums of the records of a run, and no other samples."""
 
 import re
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""The port of the metrics: on loopback only, and a reader that hangs delays nobody."""
+"""The port of the metrics: on loopback only, and a silent reader delays no other."""
 
 import socket
 import urllib.error

@@ -1,4 +1,4 @@
-"""A run with everything that listens to it, by its options: what they write agrees with the run folder, and they never end a run."""
+"""The callbacks that options add: their output agrees with the run folder, and their failures do not end a run."""
 
 import json
 import socket

@@ -1,4 +1,4 @@
-"""The round loop with real clients: what is sent is what is counted, what fails is named, and nothing is lost."""
+"""The round loop with real clients: sent bytes are counted, failures are named, and nothing is lost."""
 
 from collections.abc import Sequence
 from dataclasses import replace

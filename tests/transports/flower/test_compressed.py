@@ -1,4 +1,4 @@
-"""A Flower strategy in `Compressed` and apps with `compression_mod`: what both sides see, what is on the wire, what faults do."""
+"""A Flower strategy in `Compressed` and apps with `compression_mod`: arrays on both sides, bytes sent, and faults."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""The mod by itself: what it leaves alone, what it refuses, what it keeps where. Its work with a server: transports/test_compressed.py."""
+"""The mod by itself: messages that it passes on or refuses, and its state. test_compressed.py has its work with a server."""
 
 import numpy as np
 import pytest

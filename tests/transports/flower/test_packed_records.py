@@ -1,4 +1,4 @@
-"""What of a record of arrays is a vector, and what travels as it is."""
+"""Records of arrays: the arrays of the vector, and those that are sent whole."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Strategies of fedcomp in a Flower ServerApp: the same rounds, whoever drives them."""
+"""Strategies of fedcomp in a Flower ServerApp give the rounds of the round loop."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""Clients that are cut off, replaced, revoked or frozen."""
+"""Clients that are disconnected, replaced, revoked or frozen."""
 
 import asyncio
 import math

@@ -1,4 +1,4 @@
-"""The port under attack: a message, a connection or a client that should not be there does not disturb the others."""
+"""The port under attack: hostile messages, connections and clients do not disturb the others."""
 
 import asyncio
 import os
