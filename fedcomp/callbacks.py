@@ -30,12 +30,8 @@ class Header:
     notice: str = ""  # guarantee or advice of the strategy; "" = none
     metrics: str = ""  # address of /metrics, "" = none
     network: str = ""  # virtual network; "" = none
-    residuals: str = (
-        ""  # where the states of virtual clients are stored between rounds; "" = on their devices
-    )
-    judged: str = (
-        "accuracy"  # main metric of the run: "accuracy", or "loss" if the task has no accuracy
-    )
+    residuals: str = ""  # where states of virtual clients are stored; "" = on their devices
+    judged: str = "accuracy"  # main metric; "loss" if the task has no accuracy
     measures: tuple[str, ...] = ()  # the task's own metrics
     engine_reason: str = ""  # why --engine auto chose the engine; "" if it was given
     evaluate: str = "server"  # where the model is evaluated: "server", "clients" or "both"

@@ -31,6 +31,8 @@ class FedcompError(Exception):
 
 
 class UserError(FedcompError):
+    """A mistake of the user. The message is one sentence that names the fix."""
+
     exit_status = 2
 
 
@@ -45,7 +47,7 @@ class SpecError(UserError):
 
 
 class ConfigError(UserError):
-    pass
+    """A value out of range, or options that exclude each other."""
 
 
 class MismatchError(ConfigError):
@@ -58,23 +60,23 @@ class MismatchError(ConfigError):
 
 
 class DataError(UserError):
-    pass
+    """A missing or malformed data set."""
 
 
 class TaskError(UserError):
-    pass
+    """A task file that cannot be imported or breaks its contract."""
 
 
 class RunFolderError(UserError):
-    pass
+    """A run folder that exists, cannot be written, or belongs to another configuration."""
 
 
 class KeysError(UserError):
-    pass
+    """A key, certificate or registry that is missing, malformed or expired, or exists already."""
 
 
 class OutOfMemoryError(UserError):
-    pass
+    """The device is out of memory. The message names flags that reduce its use."""
 
 
 class UnreachableError(UserError):
@@ -88,6 +90,8 @@ class UnreachableError(UserError):
 
 
 class MissingExtraError(FedcompError):
+    """An optional dependency is not installed. The message names the extra to install."""
+
     exit_status = 2
 
     def __init__(self, package: str, extra: str, purpose: str):
@@ -97,28 +101,36 @@ class MissingExtraError(FedcompError):
 
 
 class FrameError(FedcompError):
+    """Bytes that are not a complete, valid frame of this codec and size."""
+
     exit_status = 3
 
 
 class NonFiniteError(FedcompError):
+    """NaN or infinity where a finite number is needed."""
+
     exit_status = 4
     position: int  # of the value in its vector; set if a codec raised the error
 
 
 class ProtocolError(FedcompError):
+    """A message that violates the protocol."""
+
     exit_status = 5
 
 
 class CheckpointError(FedcompError):
+    """A checkpoint that cannot be read or written."""
+
     exit_status = 6
 
 
-INTERRUPTED = 130
+INTERRUPTED = 130  # exit status after Ctrl-C
 
 
 SIMILAR = 0.7  # lowest difflib ratio of a suggested name
 SIMILAR_SHORT = 0.6  # lowest ratio for names of up to 4 characters
-MIN_PREFIX = 3  # characters of a name that is completed
+MIN_PREFIX = 3  # shortest prefix, in characters, that is completed to a name
 SYNONYMS = {  # our name → names in other libraries
     "lr": ("learning_rate", "eta"),
     "local_epochs": ("epochs", "num_epochs"),
@@ -148,9 +160,9 @@ def closest(name: str, known: Iterable[str]) -> str | None:
             return ours
     cutoff = SIMILAR if len(name) > 4 else SIMILAR_SHORT
     similar = difflib.get_close_matches(name, known, n=1, cutoff=cutoff)
-    swapped = [one for one in known if sorted(one) == sorted(name)]
-    completed = [one for one in known if len(name) >= MIN_PREFIX and one.startswith(name)]
-    return next(iter([*similar, *swapped, *completed]), None)
+    transposed = [other for other in known if sorted(other) == sorted(name)]
+    completed = [other for other in known if len(name) >= MIN_PREFIX and other.startswith(name)]
+    return next(iter([*similar, *transposed, *completed]), None)
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

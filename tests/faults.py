@@ -1,8 +1,8 @@
 """Faults by name, at a place of a round: `faults.fail_at(client, round, phase, fault)`.
 
 They happen in clients that are threads of this process (`Clients`). Each client has a state folder and a connection of its own, which can
-be cut in the middle of a message. A killed client is started again from its folder; a slow one waits until its round is over. Faults
-that need processes, SIGSTOP, SIGKILL and a full disk, are in tests/deployment/test_outages.py.
+be cut in the middle of a message. A killed client is started again from its folder; a slow one waits until its round is over. Faults that
+need processes, SIGSTOP, SIGKILL and a full disk, are in tests/deployment/test_outages.py.
 """
 
 import struct

@@ -1,4 +1,4 @@
-"""Flower's own SuperLink and SuperNodes, as its users start them; all end with the test."""
+"""Flower's own SuperLink and SuperNodes as processes that end with the test."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""A Flower Grid whose nodes are ClientApps in this process, with contexts that a restart loses; what is sent is counted."""
+"""A Flower Grid whose nodes are ClientApps in this process. It counts messages, and a restart loses the contexts."""
 
 import itertools
 from collections.abc import Callable, Iterable

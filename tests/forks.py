@@ -1,4 +1,4 @@
-"""Processes forked from one that has imported what fedcomp needs, which each of them would do for seconds: FORKS.Process(target=…)."""
+"""Processes forked from one that has imported fedcomp, so that each starts at once: FORKS.Process(target=…)."""
 
 import multiprocessing
 

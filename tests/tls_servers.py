@@ -1,4 +1,4 @@
-"""Small real servers on loopback, plain or with certificates of any dates and hosts, each ended when its test is."""
+"""Small servers on loopback, without TLS or with certificates of any dates and hosts, which end with their test."""
 
 import socket
 import ssl

@@ -1,4 +1,4 @@
-"""The transport of a simulation: assignments reach virtual clients in this process as calls, a batch at a time."""
+"""The transport of a simulation: it passes assignments to virtual clients in this process, a batch at a time."""
 
 from collections.abc import Collection, Sequence
 from typing import Protocol
@@ -22,7 +22,7 @@ class Population(Protocol):
 
 
 class InProcessTransport(Transport):
-    """Hands assignments to a population, which handles the next `at_once` of them in each call of `receive`."""
+    """Passes assignments to a population, which handles up to `at_once` of them in each call of `receive`."""
 
     def __init__(self, population: Population):
         self.population = population

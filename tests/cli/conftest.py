@@ -1,4 +1,4 @@
-"""A run of the size that a screen shows, told to an callback by hand."""
+"""A fake run of realistic size, which calls the hooks of a callback."""
 
 import math
 

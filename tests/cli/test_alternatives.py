@@ -1,4 +1,4 @@
-"""Which alternatives options span, what they are called, and which of their results are on the front."""
+"""The alternatives that options make, their names, and which of their results are on the Pareto front."""
 
 import io
 import random
@@ -264,7 +264,7 @@ def test_a_table_of_text_has_a_column_for_each_figure():
 
 
 @for_each("width", [80, 100, 120])
-def test_a_table_on_a_terminal_leaves_figures_whole(width):
+def test_a_table_on_a_terminal_does_not_cut_figures(width):
     label = "topk:density=1%,values=fp16@layer (3 seeds)"
     lines = [
         Result(label, (), 0.9181, 0.0014, 0.3, 60, 290e3, 586e3, 52.7, 13.7, 21.5, 235e3, True),

@@ -1,4 +1,4 @@
-"""fedcomp bench: what is measured is what was made."""
+"""`fedcomp bench codecs`: the measured frames are those of the codecs."""
 
 import json
 import xml.etree.ElementTree as ElementTree
@@ -124,5 +124,5 @@ def test_a_mistake_is_one_sentence(words, output):
     assert output in sentence(fedcomp("bench", "codecs", *words))
 
 
-def test_bench_alone_says_what_there_is():
+def test_bench_without_a_command_shows_its_help():
     assert "codecs" in fedcomp("bench").stdout

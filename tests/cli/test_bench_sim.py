@@ -1,4 +1,4 @@
-"""fedcomp bench sim: real rounds, every part of their time, real examples beside them, a trace that viewers open."""
+"""`fedcomp bench sim`: real rounds, the time of every part, PyTorch loops on the same examples, and a trace that viewers open."""
 
 import json
 import re
@@ -120,7 +120,7 @@ def test_rounds_count_once_the_engine_has_settled(fake_run):
     assert ran == [0, 1, 2, 3] and len(turns.seconds["lean loop"]) == len(turns.seconds[WHOLE]) == 3
 
 
-def test_what_stands_in_no_stretch_is_the_rest(fake_run):
+def test_time_outside_of_all_events_is_the_rest(fake_run):
     run, turns = fake_run(rounds=2), RoundMeasurement(rounds=2)
     turns.on_run_start(run.header)
     with recording(turns.recorder):

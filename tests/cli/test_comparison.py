@@ -1,4 +1,4 @@
-"""Several alternatives in one command: real processes, one folder for all, what one run alone would have sent, and how it goes on."""
+"""Comparisons: worker processes, the folder of the alternatives, results equal to those of single runs, and resumption."""
 
 import json
 import re
@@ -144,7 +144,7 @@ def test_resume_keeps_the_lines_that_the_comparison_was_begun_with(tmp_path):
     assert names() == ["stc", "topk", "dense"] and names(baseline=False) == ["stc", "topk"]
 
 
-def test_an_alternative_is_the_run_alone(compared, tmp_path):
+def test_an_alternative_equals_a_single_run(compared, tmp_path):
     out, _ = compared
     options = {
         "clients": 6,
@@ -165,7 +165,7 @@ def test_an_alternative_is_the_run_alone(compared, tmp_path):
     ).read_bytes()
 
 
-def test_resume_goes_on_with_what_is_not_over(compared, tmp_path):
+def test_resume_continues_unfinished_alternatives(compared, tmp_path):
     out = copy_of(compared, tmp_path)
     shutil.rmtree(out / NAMES[2])
     times = {
@@ -206,7 +206,7 @@ def test_resume_may_raise_the_rounds_of_all_and_replace_a_stored_target_that_is_
     assert tomllib.loads(file.read_text())["resolved"]["target_accuracy"] == 0.5
 
 
-def test_an_alternative_goes_on_with_the_codecs_that_its_strategy_chose_when_it_was_begun(tmp_path):
+def test_a_resumed_alternative_keeps_the_codecs_that_its_strategy_chose(tmp_path):
     """Which may be others than those of today, and are no options that were given."""
     values = {"out": str(tmp_path / "all"), "strategy": "scaffold", "seed": [0, 1], "rounds": 2}
     each = alternatives(values)[0]
@@ -228,9 +228,7 @@ def test_an_alternative_goes_on_with_the_codecs_that_its_strategy_chose_when_it_
 
 
 @pytest.mark.parametrize("left", [b"\xff\xfe", b"{", b"[1]\n", b'{"round": 1}\n', None])
-def test_a_finished_alternative_that_is_damaged_is_told_and_can_be_run_anew(
-    compared, tmp_path, left
-):
+def test_a_damaged_finished_alternative_is_an_error_and_can_be_run_again(compared, tmp_path, left):
     out = copy_of(compared, tmp_path)
     metrics = out / NAMES[0] / "metrics.jsonl"
     metrics.unlink()
@@ -319,7 +317,7 @@ def test_a_report_on_alternatives_is_on_all_that_were_begun(compared, tmp_path):
         ),
     ],
 )
-def test_mistakes_are_told_before_anything_is_made(compared, words, output):
+def test_invalid_options_are_errors_before_anything_is_written(compared, words, output):
     out, _ = compared
     before = sorted(out.parent.iterdir())
     done = fedcomp(*(word.format(out=out) for word in words))
@@ -359,7 +357,7 @@ def test_two_that_are_one(tmp_path):
     )
 
 
-def test_an_alternative_that_diverges_is_a_line_that_says_so(tmp_path):
+def test_a_diverged_alternative_is_marked_in_its_line(tmp_path):
     out = tmp_path / "x"
     done = fedcomp(
         *COMMON,

@@ -1,4 +1,4 @@
-"""The screen of several alternatives fits every terminal, at every moment, and says what matters without colours."""
+"""The dashboard of a comparison fits every terminal at every moment, and is readable without colours."""
 
 import io
 import math

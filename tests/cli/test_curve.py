@@ -1,4 +1,4 @@
-"""The curve fits the size asked for, says its ends, and costs the same after a long run."""
+"""The curve has the requested size, labels its ends, and costs the same after a long run."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""The dashboard fits every terminal, at every moment of a run, and says what matters."""
+"""The dashboard fits every terminal at every moment of a run, and shows the important values."""
 
 import fcntl
 import io
@@ -75,7 +75,7 @@ def test_what_a_run_promises_has_a_line_of_its_own(fake_run, height):
 @pytest.mark.parametrize(
     ("width", "height"), [(80, 40), (100, 30), (100, 40), (140, 40), (200, 40)]
 )
-def test_long_facts_leave_each_other_whole(fake_run, width, height):
+def test_long_facts_do_not_overlap(fake_run, width, height):
     run = fake_run(3)
     run.header = replace(
         run.header,
@@ -236,7 +236,7 @@ def test_progress_within_a_slow_round(fake_run):
     assert "62 %, 1 min 30 s left" in text and "1 min 00 s a round" in text
 
 
-def test_a_resumed_run_sums_from_where_it_resumed(fake_run):
+def test_a_resumed_run_sums_from_its_first_round(fake_run):
     text = shown(following(fake_run(30, first=21)).picture(120, 40), 120)
     assert "since round 20: up 2.46 MB" in text and "round 30/30" in text
 
@@ -284,7 +284,7 @@ def test_the_end_stays_on_the_screen(fake_run):
         assert output in after
 
 
-def test_a_run_that_fails_gives_the_terminal_back_and_says_no_verdict(fake_run):
+def test_a_failed_run_restores_the_terminal_without_a_verdict(fake_run):
     dashboard = Dashboard(console())
     with pytest.raises(RuntimeError), dashboard:
         fake_run(3).to(dashboard, end=False)
@@ -301,7 +301,7 @@ def test_a_run_that_never_started_leaves_nothing_behind():
     assert "\x1b[?1049h" not in dashboard.console.file.getvalue()
 
 
-def test_the_same_warning_is_said_once(fake_run):
+def test_equal_warnings_are_shown_once(fake_run):
     dashboard = following(fake_run(3))
     for _ in range(5):
         dashboard.on_warning("this again")

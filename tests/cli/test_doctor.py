@@ -1,4 +1,4 @@
-"""`fedcomp doctor`: one line a check, what is wrong is said with what to do, exit status 0 only where all is well."""
+"""`fedcomp doctor`: one line for each check, problems with their fixes, and exit status 0 only if all checks pass."""
 
 import json
 import os
@@ -246,7 +246,7 @@ def test_the_server_that_the_enrolment_names(tmp_path):
     assert output["server"][1] == f"nothing listens on localhost:{port}"
 
 
-def test_a_server_by_the_keys_alone_and_without_either(folder):
+def test_a_server_with_keys_only_and_with_neither_keys_nor_client(folder):
     with grpc_serving(folder) as port:
         assert found("--server", f"localhost:{port}", "--keys", folder)["server"][0] == "ok"
         output = found("--server", f"localhost:{port}")
@@ -421,7 +421,7 @@ def move(a: Path, b: Path) -> None:
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_a_folder_of_keys_that_is_not_as_it_should_be(damage, name, says, folder):
+def test_a_damaged_folder_of_keys(damage, name, says, folder):
     damage(folder)
     status, output = examine("--keys", folder)
     assert status == 2 and output[name][0] == "failed" and says in output[name][1]
@@ -433,7 +433,7 @@ def test_a_folder_of_keys_that_is_not_as_it_should_be(damage, name, says, folder
     assert command or name not in ("registry", "certificate")
 
 
-def test_a_folder_without_what_was_handed_out_and_put_away_is_well(folder):
+def test_a_folder_without_copied_enrolments_and_ca_key_is_valid(folder):
     for path in (folder / "ca.key", folder / "clients" / "0.toml"):
         path.unlink()
     status, output = examine("--keys", folder)

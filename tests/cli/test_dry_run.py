@@ -1,4 +1,4 @@
-"""A dry run says what the run will send: to the byte where the length of frames does not depend on what is in them."""
+"""A dry run predicts the bytes of the run, exactly if the length of frames does not depend on their content."""
 
 import re
 from pathlib import Path
@@ -38,7 +38,7 @@ def fedcomp(*words):
     ],
     ids=lambda options: options["uplink"],
 )
-def test_frames_of_one_length_are_foretold_to_the_byte(options, tmp_path):
+def test_the_bytes_of_frames_with_one_length_are_exact(options, tmp_path):
     estimate = forecast(Alternative("", COMMON | options))
     simulate(RunConfig(**COMMON | options, out=str(tmp_path / "run")))
     sent = load(tmp_path / "run")

@@ -1,4 +1,4 @@
-"""One client or many: who the flags of `fedcomp client` mean."""
+"""The clients that the flags of `fedcomp client` describe."""
 
 from pathlib import Path
 
@@ -33,7 +33,7 @@ def keys(tmp_path_factory):
     return folder / "clients"
 
 
-def test_one_client_keeps_its_state_where_it_is_told_to():
+def test_a_client_uses_the_given_state_folder():
     assert fields_of(of(insecure=True, partition_id=4)) == [(4, 4, "fedcomp-client-4")]
     assert fields_of(of(insecure=True, client_id=2, state_dir=Path("here"))) == [(2, None, "here")]
 

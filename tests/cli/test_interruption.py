@@ -1,4 +1,4 @@
-"""What ends a real run from outside: the exit status, and the sentence with the command that continues it."""
+"""Signals and closed pipes that end a run: the exit status, and the command that continues it."""
 
 import json
 import os
@@ -101,7 +101,7 @@ def test_a_run_under_nohup_outlives_its_terminal_and_ends_on_sigterm(tmp_path):
     assert re.search(INTERRUPTED, output)
 
 
-def test_a_reader_that_goes_away_is_told_how_to_continue(tmp_path):
+def test_a_closed_pipe_ends_the_run_with_the_command_to_continue(tmp_path):
     with running(cwd=tmp_path, PYTHONUNBUFFERED="") as run:
         run.stdout.close()
         run.stdout = None

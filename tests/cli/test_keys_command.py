@@ -1,4 +1,4 @@
-"""`fedcomp keys`: what it makes and says, and that a mistake is one sentence."""
+"""`fedcomp keys`: the files that it makes, its output, and errors of one sentence."""
 
 import os
 import re
@@ -62,7 +62,7 @@ def table(folder: Path) -> dict[str, dict[str, str]]:
     return {row[0]: dict(zip(head, row, strict=True)) for row in rows}
 
 
-def test_init_says_what_it_made_and_what_comes_next(tmp_path, monkeypatch):
+def test_init_prints_what_it_made_and_the_next_commands(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     made, blank, *rest = done(
         "keys", "init", "--clients", 2, "--host", "server.example", "--port", 9000
@@ -95,7 +95,7 @@ def test_days_and_port_are_in_what_is_made(tmp_path):
     assert days_left(keys.check_server_files(tmp_path / "k").not_valid_after_utc, utc_now()) == 30
 
 
-def test_the_list_away_from_a_terminal(folder):
+def test_the_list_without_a_terminal(folder):
     rows = table(folder)
     assert list(rows) == ["CA", "server", "0", "1", "2"]
     assert [row["state"] for row in rows.values()] == [
@@ -264,7 +264,7 @@ def test_a_malformed_registry_is_one_sentence_everywhere(folder):
         )
 
 
-def test_alone_it_shows_its_help():
+def test_without_a_command_it_shows_its_help():
     assert re.findall(r"│ (\w+)  ", done("keys")) == ["init", "add", "revoke", "renew", "list"]
 
 

@@ -1,4 +1,4 @@
-"""One aligned line a round on standard output, warnings on standard error, and a verdict of plain lines."""
+"""The text output: one aligned line for each round, warnings on standard error, and the verdict."""
 
 from fedcomp.cli.line_display import LineDisplay
 from fedcomp.run_display import how_to_load

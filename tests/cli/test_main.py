@@ -1,4 +1,4 @@
-"""The command: every option has its flag, flags win over the file, mistakes are one sentence, and help needs no torch."""
+"""The commands: every option has a flag, flags have precedence over files, errors are one sentence, and help does not import torch."""
 
 import os
 import re
@@ -173,7 +173,7 @@ def test_flags_win_over_the_file_and_the_file_over_defaults(tmp_path, runs):
 
 
 @pytest.mark.parametrize("f", FIELDS, ids=lambda f: f.name)
-def test_a_flag_wins_even_where_it_says_the_default(f, tmp_path, runs):
+def test_a_flag_with_the_default_value_has_precedence(f, tmp_path, runs):
     if f.default is None:
         expected = 0.75 if f.name == "lr" else "1" if "example" in f.metadata else "word"
         given = words(f, expected)
@@ -192,7 +192,7 @@ def test_a_flag_wins_even_where_it_says_the_default(f, tmp_path, runs):
 
 
 @pytest.mark.parametrize("by_file", [False, True])
-def test_a_resumed_run_takes_over_what_it_is_not_told(by_file, tmp_path, runs):
+def test_a_resumed_run_keeps_options_that_are_not_given(by_file, tmp_path, runs):
     out = tmp_path / "run"
     store(out, RunConfig(clients=40, lr=0.2, momentum=0.5, rounds=30, plain=True))
     where = f"out = '{out}'\nresume = true\n" if by_file else ""
@@ -423,7 +423,7 @@ def store(folder: Path, config: RunConfig) -> None:
     )
 
 
-def test_an_interrupted_run_says_how_to_go_on(fake_run, simulation, tmp_path, runs):
+def test_an_interrupted_run_prints_the_command_to_continue(fake_run, simulation, tmp_path, runs):
     path, out = options(tmp_path, "lr = 0.2"), tmp_path / "its run"
     simulation(interrupted(fake_run, out, 7))
     done = fedcomp(
@@ -478,7 +478,7 @@ def test_version():
     assert fedcomp("--version").stdout == f"fedcomp {__version__}\n"
 
 
-def test_alone_it_shows_its_help():
+def test_without_a_command_it_shows_its_help():
     done = fedcomp()
     assert done.exit_code == 0 and done.stdout == fedcomp("--help").stdout
     assert re.findall(r"│ (\w+)  ", done.stdout) == [
@@ -521,7 +521,7 @@ def test_python_m_fedcomp_is_the_same_command():
 
 
 @pytest.mark.parametrize("name", [None, "other name.py"])
-def test_init_writes_the_example_and_says_how_to_run_it(name, tmp_path, monkeypatch, runs):
+def test_init_writes_the_example_and_prints_its_command(name, tmp_path, monkeypatch, runs):
     monkeypatch.chdir(tmp_path)
     done = fedcomp("init", *([name] if name else []))
     written = Path(name or "my_task.py")

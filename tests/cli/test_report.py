@@ -1,4 +1,4 @@
-"""The report: one page that needs nothing else, with the numbers of every run in it."""
+"""The report: one self-contained page with the numbers of every run."""
 
 import json
 import re

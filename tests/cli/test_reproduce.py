@@ -1,4 +1,4 @@
-"""`fedcomp reproduce`: what is listed, what a mistake is answered with, and a reproduction from its command to its page."""
+"""`fedcomp reproduce`: its list, its errors, and a reproduction from the command to the page."""
 
 import os
 import subprocess
@@ -26,7 +26,7 @@ def test_all_are_listed_with_their_claims_and_minutes():
     assert output.endswith(f"{CAVEAT}\n")
 
 
-def test_the_page_says_that_verdicts_can_differ_between_processors():
+def test_the_page_mentions_that_verdicts_can_differ_between_processors():
     top = command.PAGE.read_text(encoding="utf-8").partition("<!--")[0]
     assert CAVEAT in " ".join(top.split())
 
@@ -59,7 +59,7 @@ def test_a_cell_is_folded_within_its_column():
     assert drawn == "claim       ours\na claim of  5 %\nsome\nlength\n"
 
 
-def test_without_a_checkout_a_sentence_says_where_to_get_them(tmp_path):
+def test_without_a_checkout_the_error_says_where_to_get_the_reproductions(tmp_path):
     (tmp_path / "fedcomp").symlink_to(Path(__file__).parents[2] / "fedcomp")
     done = subprocess.run(
         [sys.executable, "-m", "fedcomp", "reproduce"],

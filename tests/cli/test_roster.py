@@ -1,4 +1,4 @@
-"""--roster: the keys of the others, read before the client goes anywhere."""
+"""--roster: the public keys of other clients are read before the client connects."""
 
 import pytest
 from typer.testing import CliRunner

@@ -1,4 +1,4 @@
-"""What both screens say of Byzantine clients, of those who were turned down, and of those whose votes are suspected."""
+"""Both displays name Byzantine clients, rejected clients, and clients whose votes are suspected."""
 
 from dataclasses import replace
 
@@ -17,7 +17,7 @@ def rejected(record: RoundRecord, *given: tuple[int, str]) -> RoundRecord:
     )
 
 
-def test_who_lies_stands_in_the_header(fake_run):
+def test_the_header_names_byzantine_clients(fake_run):
     header = replace(fake_run(3).header, attack="inverted 3/7, alie 12", byzantine=3)
     assert ("attack", "3 of 500 clients are Byzantine: inverted 3/7, alie 12") in facts(header)
     assert "attack" not in dict(facts(fake_run(3).header))
@@ -87,7 +87,7 @@ def test_the_verdict_names_whose_updates_were_turned_down_and_why(fake_run):
     ((0.9,), "client 0 90 %"),
     ((0.0, 0.3, 0.3, 0.3, 0.3, 0.0, 0.0, 0.0, 0.0), "client 1 30 %, client 2 30 %, client 3 30 %"),
 ])  # fmt: skip
-def test_nobody_is_suspected_of_voting_like_others(fake_run, shares, shown):
+def test_clients_that_vote_like_others_are_not_suspected(fake_run, shares, shown):
     assert suspects(replace(fake_run(3).record(3), suspicion=dict(enumerate(shares)))) == shown
 
 

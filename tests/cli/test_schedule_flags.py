@@ -1,4 +1,4 @@
-"""Schedules on the command line: what is wrong with one is said in one sentence, and nothing is begun."""
+"""Schedules on the command line: an invalid one is an error of one sentence, and no run starts."""
 
 import pytest
 from typer.testing import CliRunner

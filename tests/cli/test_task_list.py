@@ -1,4 +1,4 @@
-"""`fedcomp tasks`: every built-in task with its size, and whether its data is where it is looked for."""
+"""`fedcomp tasks`: the size of each built-in task, and the place of its data."""
 
 import pyarrow as pa
 import pytest

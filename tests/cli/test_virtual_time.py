@@ -1,4 +1,4 @@
-"""Virtual time on the screen: a column, a sum and a line of the verdict where a network gives rounds their time, else nothing."""
+"""Virtual time in displays: a column, a sum and a line of the verdict for runs on a virtual network, otherwise nothing."""
 
 import io
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""--log-json on the command line: standard output is JSON and nothing else, and what stops a command is in its log."""
+"""--log-json on the command line: standard output holds only JSON, and the log has the reason why a command stopped."""
 
 import json
 from pathlib import Path
@@ -70,7 +70,7 @@ def test_a_port_that_does_not_exist_is_one_sentence():
     )
 
 
-def test_a_client_says_in_json_why_it_stopped(tmp_path, monkeypatch):
+def test_a_client_logs_in_json_why_it_stopped(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     where = f"127.0.0.1:{free_port()}"
     words = (

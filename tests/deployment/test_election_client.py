@@ -1,4 +1,4 @@
-"""Clients of a deployed election: what they answer when they are asked again, and the data and keys that they need."""
+"""Clients of a deployed election: repeated assignments, and the data and keys that they need."""
 
 from dataclasses import replace
 
@@ -40,7 +40,7 @@ def deployed(text: str, **changes) -> tuple[DeployedClient, Assignment]:
     )
 
 
-def test_a_client_asked_again_about_something_else_answers_anew():
+def test_a_client_answers_again_if_the_inputs_of_its_assignment_changed():
     """A server that was started again begins another attempt of the round: cards of the one before are worth nothing."""
     member, asked = deployed("election:byzantine=2,form=ballots,sealed=true")
     told_options = member.session.algorithm.options
@@ -78,7 +78,7 @@ def test_a_client_asked_again_about_something_else_answers_anew():
     ], "it has another key of 3"
 
 
-def test_a_client_with_its_own_data_alone_or_another_cut_of_it_cannot_train_for_others():
+def test_a_client_needs_the_data_of_all_clients_to_train_on_their_partitions():
     for changes in ({"partition_id": None}, {"partitions": 7}):
         with pytest.raises(
             UserError,

@@ -1,4 +1,4 @@
-"""Elections over a real SuperLink and guard: the model of a simulation, to the bit, whatever happens to clients between the phases."""
+"""Deployed elections give the model of a simulation, to the bit, with faults of clients between the phases."""
 
 from dataclasses import replace
 from pathlib import Path

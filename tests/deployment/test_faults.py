@@ -1,4 +1,4 @@
-"""Faults of clients in every phase of a round, over a real SuperLink and guard: the run goes on, nothing is lost, nothing counts twice."""
+"""Faults of clients in every phase of a round: the run continues, nothing is lost, and nothing counts twice."""
 
 from collections import Counter
 from dataclasses import dataclass, replace
@@ -41,8 +41,8 @@ class Books:
             assert a.ticket not in self.tickets
             self.tickets.add(a.ticket)
             update = (
-                strategy.split.update(strategy.basis, a.update.values)
-                if hasattr(strategy, "split")
+                strategy.factor_layout.update(strategy.basis, a.update.values)
+                if hasattr(strategy, "factor_layout")
                 else a.update
             )
             update.add_to(self.accepted[a.client])
@@ -50,12 +50,12 @@ class Books:
     def balance(self) -> None:
         """To be called when nobody is at work any more."""
         for client in range(self.run.config.clients):
-            setups = self.run.clients.member(client).session.states.at(client)
-            if setups.memory.pending is not None:
-                setups.memory.commit() if setups.ticket == self.run.loop.tickets.get(
+            own = self.run.clients.member(client).session.states.at(client)
+            if own.memory.pending is not None:
+                own.memory.commit() if own.ticket == self.run.loop.tickets.get(
                     client, ""
-                ) else setups.memory.rollback()
-            kept = setups.memory.state_dict()["residual"]
+                ) else own.memory.rollback()
+            kept = own.memory.state_dict()["residual"]
             torch.testing.assert_close(
                 self.accepted[client] + kept, self.inputs[client], rtol=1e-4, atol=1e-5
             )
@@ -71,7 +71,7 @@ class Others(RoundCompletion):
     def check(self, progress: Progress) -> PhaseEnd | None:
         return (
             PhaseEnd(DEADLINE, "too late")
-            if progress.answered >= progress.assignment - self.but
+            if progress.answered >= progress.asked - self.but
             else None
         )
 

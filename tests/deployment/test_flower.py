@@ -1,4 +1,4 @@
-"""`--transport flower`: stock processes of Flower carry a run of a task's own loop, which is interrupted and resumed."""
+"""`--transport flower`: a run through stock Flower processes with a training loop of the task, interrupted and resumed."""
 
 import signal
 from pathlib import Path

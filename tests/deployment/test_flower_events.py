@@ -1,4 +1,4 @@
-"""Callback calls that reach another process through a file, line by line."""
+"""Callback calls that are passed to another process through a file."""
 
 import pytest
 
@@ -18,7 +18,7 @@ class RecordingCallback(Callback):
         self.calls.append(("on_warning", sentence))
 
 
-def test_a_line_that_is_being_written_is_read_when_it_is_whole(tmp_path):
+def test_an_incomplete_line_is_read_once_it_is_complete(tmp_path):
     path, callback = tmp_path / "events", RecordingCallback()
     reader = EventReader(path, callback)
     reader.read()

@@ -1,4 +1,4 @@
-"""Many clients in one process: what each of them does is what it would do alone, and none of them ends another."""
+"""Many clients in one process: each gives the results of a separate process, and a failing one does not end the others."""
 
 import dataclasses
 import json
@@ -54,7 +54,7 @@ def weights(kind, folder, config):
     ],
     ids=str,
 )
-def test_clients_that_share_a_model_to_train_in_do_what_they_would_do_alone(tmp_path, options):
+def test_clients_that_share_a_model_give_the_same_updates_as_separate_ones(tmp_path, options):
     shape = {
         "clients": 4,
         "rounds": 4,
@@ -86,7 +86,7 @@ def test_a_run_with_another_seed_has_a_model_of_its_own():
 @pytest.mark.slow
 @pytest.mark.deploy
 @pytest.mark.timeout(300)
-def test_a_host_that_is_killed_goes_on_with_the_simulated_outcome_and_a_signal_ends_all(tmp_path):
+def test_a_killed_process_continues_with_the_simulated_result_and_a_signal_ends_it(tmp_path):
     options = {
         "clients": 3,
         "rounds": 8,

@@ -1,4 +1,4 @@
-"""Strategies and downloads over gRPC: the model of a simulation, and no byte for what a client has already."""
+"""Strategies and downloads over gRPC: the model of a simulation, and no bytes that a client has already."""
 
 import json
 from dataclasses import replace
@@ -80,7 +80,7 @@ def test_an_asynchronous_run_comes_to_its_end(network):
         )
 
 
-def test_a_client_that_was_away_downloads_what_it_missed_and_one_without_a_state_the_model(network):
+def test_a_reconnected_client_downloads_missed_broadcasts_or_the_model(network):
     config = replace(
         CONFIG, deadline=60.0, rounds=9, cache=0.016
     )  # of five broadcasts, so that the way from the start is longer

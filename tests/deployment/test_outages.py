@@ -1,4 +1,4 @@
-"""Processes that are frozen, killed for good and started again, and disks that are full: one deadline, one sentence, nothing lost."""
+"""Frozen, killed and restarted processes, and full disks: they cost one deadline, and nothing is lost."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""The client process: what it keeps on its disk, and that a kill at any moment loses nothing and counts nothing twice."""
+"""The client process: its state on the disk. A kill at any moment loses nothing and counts nothing twice."""
 
 import dataclasses
 import json
@@ -291,7 +291,7 @@ def test_an_option_is_a_checked_number_or_a_spec_of_what_is_installed(name, valu
 
 
 @for_each("text", ["election:form=ballots", "powersgd:rank=1", "scaffold"])
-def test_a_client_takes_the_client_half_of_the_strategy_it_is_told(text):
+def test_a_client_uses_the_client_algorithm_of_the_invitation(text):
     config = resolved(RunConfig(clients=5, participation=1.0, batch_size=10, strategy=text))
     loop = a_loop(config)
     _, client = session_for(invitation(config, loop), own(0))

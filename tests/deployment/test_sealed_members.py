@@ -1,4 +1,4 @@
-"""Clients with keys of their own in sealed elections: what they signed is remembered over runs, and keys that change leave one out."""
+"""Sealed elections of clients with keys: signatures are remembered over runs, and a changed key excludes its client."""
 
 from dataclasses import replace
 
@@ -122,7 +122,7 @@ def test_who_comes_back_takes_part_in_new_rounds_and_in_no_attempt_that_was_give
     server.ballot("A", server.cards(B, 2).frame, B, 2)
 
 
-def test_keys_stay_those_that_were_heard_first_in_a_run(server):
+def test_the_first_announced_keys_of_a_run_are_pinned(server):
     server.invite("A")
     server.cards()
     server.invite("B")
@@ -132,7 +132,7 @@ def test_keys_stay_those_that_were_heard_first_in_a_run(server):
     assert refused.kind == "failed" and "knows the keys of 1 clients of its row" in refused.reason
 
 
-def test_a_client_says_whose_key_it_does_not_know(tmp_path):
+def test_a_client_logs_announced_keys_that_differ_from_pinned_ones(tmp_path):
     server = Server(tmp_path)
 
     def unknown() -> list[int]:
@@ -161,7 +161,7 @@ def test_one_who_was_opened_is_not_asked_to_seal_after_another_run(server):
     assert report.kind == "failed"
 
 
-def test_a_run_that_is_no_sealed_election_meanwhile_makes_nobody_forget(tmp_path):
+def test_pins_outlive_a_run_of_another_strategy(tmp_path):
     server, strategy = Server(tmp_path), "average"
     server.invite("A")
     server.cards()
@@ -214,7 +214,7 @@ def test_runs_without_end_are_not_forgotten_but_refused(monkeypatch, tmp_path):
         )
 
 
-def test_who_seals_alone_takes_part_in_nothing_else():
+def test_a_sealed_client_refuses_other_strategies():
     """Or a server would read what it wants by asking for another strategy."""
     for strategy in ("election:byzantine=2,form=ballots", "average"):
         config = resolved(RunConfig(clients=5, participation=1.0, batch_size=10, strategy=strategy))
@@ -258,7 +258,7 @@ class Members:
         return [self.members[a.client].answer(a) for a in assignments]
 
 
-def test_a_key_that_is_renewed_leaves_its_client_out_and_nobody_else():
+def test_a_renewed_key_excludes_only_its_client():
     members = Members()
     assert len(next(members.rounds).accepted) == 5
     members.renew(1)
@@ -278,7 +278,7 @@ def test_a_key_that_is_renewed_leaves_its_client_out_and_nobody_else():
         )
 
 
-def test_so_does_a_list_that_lacks_somebody():
+def test_a_roster_without_a_client_excludes_only_that_client():
     points = {client: point_of(key.public_key()) for client, key in enumerate(KEYS) if client != 3}
     everybody = next(Members({client: points for client in (0, 1, 2, 4)}).rounds)
     assert (

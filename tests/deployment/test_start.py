@@ -1,4 +1,4 @@
-"""A deployed run: real servers and real clients on loopback, killed amid their work, and the same bytes as in a simulation."""
+"""Deployed runs: server and client processes on loopback, killed during a run, send the bytes of a simulation."""
 
 import json
 import re
@@ -137,7 +137,7 @@ def test_with_tls_and_keys_a_run_is_the_simulated_one_and_strangers_stay_outside
     }
 
 
-def test_a_certificate_that_clients_would_turn_away_is_refused_before_anything_is_written(tmp_path):
+def test_an_invalid_server_certificate_is_refused_before_anything_is_written(tmp_path):
     make(tmp_path / "keys", 1)
     (tmp_path / "keys" / "server.key").write_bytes((tmp_path / "keys" / "ca.key").read_bytes())
     with pytest.raises(UserError, match="server.key is not the key of"):
@@ -220,7 +220,7 @@ def test_a_client_with_another_model_stays_outside_and_an_interrupted_server_can
     assert "--insecure: no TLS and no keys" in server.output
 
 
-def test_without_keys_and_without_insecure_nobody_is_served(tmp_path, monkeypatch):
+def test_a_server_needs_keys_or_insecure(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(
         UserError,
@@ -267,7 +267,7 @@ def test_a_client_that_cannot_begin_is_one_sentence(tmp_path, monkeypatch, words
     assert not [*tmp_path.iterdir()]
 
 
-def test_a_client_is_as_patient_as_it_is_told(tmp_path, monkeypatch):
+def test_a_client_gives_up_after_its_patience(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     where = f"127.0.0.1:{free_port()}"
     words = ["--insecure", "--server", where, "--client-id", 0, "--task", TASK, "--device", "cpu"]

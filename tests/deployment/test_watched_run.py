@@ -1,4 +1,4 @@
-"""A deployed run that is watched from outside: Prometheus' page while it runs, JSON lines on both sides, figures of each client."""
+"""A deployed run seen from outside: the metrics page, JSON logs of server and clients, and the records of each client."""
 
 import json
 import re
@@ -83,7 +83,7 @@ def run(tmp_path_factory):
     return folder, pages, server, clients
 
 
-def test_the_page_says_where_the_run_stands(run):
+def test_the_metrics_page_shows_the_progress_of_the_run(run):
     folder, (before, during, after), *_ = run
     assert (
         before["fedcomp_clients_wanted", ()] == CLIENTS
@@ -117,7 +117,7 @@ def test_the_page_says_where_the_run_stands(run):
     )
 
 
-def test_the_page_says_what_each_client_costs(run):
+def test_the_metrics_page_shows_the_traffic_of_each_client(run):
     folder, (_, during, _), *_ = run
     for figures in objects(folder / "run" / "metrics.jsonl")[0]["by_client"]:
         who = (("client", str(figures["client"])),)

@@ -1,4 +1,4 @@
-"""Whole deployments: the bytes at the port, keys that are revoked or used twice, a malformed registry, and many clients."""
+"""Whole deployments: bytes at the port, revoked and shared keys, a malformed registry, and many clients."""
 
 import json
 from collections.abc import Iterator

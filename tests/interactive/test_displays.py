@@ -1,4 +1,4 @@
-"""What is shown of a run: a line on a terminal, a line for each tenth in a log, a cell that changes in a notebook."""
+"""The displays of a called run: a line on a terminal, a line for each tenth in a log, a cell that is updated in a notebook."""
 
 import io
 import re

@@ -1,4 +1,4 @@
-"""`fedcomp.simulate`: tasks as objects, options as Python has them, runs that are read back and continued, anywhere Python runs."""
+"""`fedcomp.simulate`: tasks as objects, options as Python values, and runs that are read back and continued."""
 
 import asyncio
 import dataclasses
@@ -91,7 +91,7 @@ def test_a_run_by_name_is_that_of_the_command(tmp_path):
     assert isinstance(run.model(), nn.Module)
 
 
-def test_a_run_goes_on_to_the_same_bytes(tmp_path):
+def test_a_resumed_run_ends_with_the_same_bytes(tmp_path):
     whole = fedcomp.simulate(MINE, out=tmp_path / "whole", **SMALL | {"rounds": 5})
     fedcomp.simulate(MINE, out=tmp_path / "parts", **SMALL)
     run = fedcomp.simulate(MINE, out=tmp_path / "parts", resume=True, rounds=5, progress=False)
@@ -119,7 +119,7 @@ class Stop(Callback):
             signal.raise_signal(signal.SIGINT)
 
 
-def test_an_interruption_says_how_to_go_on(tmp_path):
+def test_the_message_of_an_interruption_names_the_command_to_continue(tmp_path):
     out = tmp_path / "run"
     with pytest.raises(
         KeyboardInterrupt,

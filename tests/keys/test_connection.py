@@ -1,4 +1,4 @@
-"""A server that cannot be used is one sentence that says why and what to do, within the time that is given."""
+"""A server that cannot be used is an error of one sentence with cause and fix, within the time limit."""
 
 import functools
 import re
@@ -162,7 +162,7 @@ def test_another_ca_of_the_same_name(mine, tmp_path):
     ("begins", "ends", "cause", "verb"),
     [(-90, -2, "expired", "ended"), (2, 90, "not yet valid", "begins")],
 )
-def test_a_certificate_that_is_not_valid_now_says_when_and_what_the_clock_says(
+def test_the_error_for_an_expired_server_certificate_names_date_and_clock(
     begins, ends, cause, verb, ca, mine, tmp_path
 ):
     with serving(SETTINGS, ca.context(tmp_path, begins_days=begins, ends_days=ends)) as port:
@@ -272,7 +272,7 @@ def test_a_host_that_cannot_be(host, mine):
     assert refused(host, 8080, mine).cause == "unknown host"
 
 
-def test_a_host_that_nobody_knows(mine):
+def test_an_unknown_host(mine):
     error = refused("nobody.invalid", 8080, mine)
     assert error.cause in (
         "unknown host",

@@ -1,4 +1,4 @@
-"""An enrolment file is read whole or refused with one sentence that names the file and the line or field."""
+"""A malformed enrolment file is refused with one sentence that names the file and the line or field."""
 
 import hashlib
 import re
@@ -111,7 +111,7 @@ def test_a_missing_field_is_named(field, enrolment, tmp_path):
     assert refused(tmp_path / "x.toml", tomli_w.dumps(values)) == f": '{field}' is missing"
 
 
-def test_a_file_of_an_earlier_version_says_how_to_replace_it(enrolment, tmp_path):
+def test_the_error_for_a_file_of_an_earlier_version_names_the_renewal(enrolment, tmp_path):
     values = tomllib.loads(enrolment.text()) | {"public_key": "x", "not_after": format_time(ENDS)}
     del values["certificate"]
     (tmp_path / "3.toml").write_text(tomli_w.dumps(values))
@@ -195,7 +195,7 @@ def test_bytes_that_are_no_text_and_a_file_that_is_none(tmp_path):
             Enrolment.read(what)
 
 
-def test_cut_short_anywhere_it_is_refused(enrolment, tmp_path):
+def test_a_truncated_enrolment_is_refused(enrolment, tmp_path):
     path, text = tmp_path / "x.toml", enrolment.text()
     whole = len(text.rstrip())
     for length in range(0, whole, 37):
@@ -204,7 +204,7 @@ def test_cut_short_anywhere_it_is_refused(enrolment, tmp_path):
             Enrolment.read(path)
 
 
-def test_a_certificate_that_is_not_valid_now_is_told_with_the_clock(enrolment, key, tmp_path):
+def test_the_error_for_an_expired_certificate_names_the_clock(enrolment, key, tmp_path):
     enrolment.refuse_expired(ENDS - timedelta(seconds=1))
     begins = enrolment.leaf.not_valid_before_utc
     for now, when in (

@@ -1,4 +1,4 @@
-"""Keys are held fixed from when they were first heard, or are those of a list; a server cannot change them."""
+"""Public keys are pinned at their first announcement or read from a roster; a server cannot change them."""
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -28,7 +28,7 @@ def test_a_point_is_the_key():
         verifier(b"\x02" + bytes(48)[:47] + b"\xff" * 2)
 
 
-def test_the_first_key_that_is_heard_counts_over_restarts_of_the_same_run(tmp_path):
+def test_the_first_announced_key_is_pinned_over_restarts_of_a_run(tmp_path):
     folder = StateFolder(tmp_path)
     ring = PinnedKeys("run", 0, KEYS[0], log=SignatureLog(folder))
     assert ring.key(1, POINTS[1]) == ring.key(1) == POINTS[1]
@@ -44,7 +44,7 @@ def test_the_first_key_that_is_heard_counts_over_restarts_of_the_same_run(tmp_pa
     folder.close()
 
 
-def test_its_own_key_nobody_can_change_and_it_signs_for_nobody_else():
+def test_a_client_keeps_its_own_key_and_signs_only_for_itself():
     ring = PinnedKeys("run", 0, KEYS[0])
     assert ring.key(0) == POINTS[0] and ring.signer(0) is KEYS[0]
     with pytest.raises(ProtocolError, match="its own"):
@@ -80,7 +80,7 @@ def test_with_a_list_the_server_is_not_asked(tmp_path):
 @pytest.mark.parametrize(
     "text", ["[", "client = 3", '[[client]]\nid = "a"', '[[client]]\nid = 1\npublic_key = "x"']
 )
-def test_what_is_no_list_is_told(tmp_path, text):
+def test_a_malformed_roster_is_an_error(tmp_path, text):
     path = tmp_path / "registry.toml"
     path.write_text(text)
     with pytest.raises(KeysError, match="registry.toml"):

@@ -1,4 +1,4 @@
-"""A folder of keys is made whole or not at all, one key is one id is one voice, and what is not let in is told why."""
+"""A folder of keys is complete or absent, each key belongs to one id, and each refusal has a reason."""
 
 import os
 import re
@@ -90,7 +90,7 @@ def test_what_is_in_a_new_folder(folder):
     assert os.listdir(folder.parent) == ["keys"]
 
 
-def test_private_files_are_for_their_owner_alone_whatever_the_umask(tmp_path):
+def test_only_the_owner_can_read_private_files_with_any_umask(tmp_path):
     before = os.umask(0)
     try:
         keys.make(tmp_path / "keys", 1)
@@ -451,7 +451,7 @@ def test_a_renewed_key_takes_the_place_of_the_old(folder):
     assert timedelta(days=29) < enrolment(folder, 1).not_after - utc_now() <= timedelta(days=30)
 
 
-def test_a_renewed_client_that_was_revoked_is_let_in_with_the_new_key_alone(folder):
+def test_a_revoked_client_is_accepted_with_its_renewed_key_only(folder):
     registry, old = read_registry(folder), hash_of(folder, 1)
     keys.revoke(folder, 1)
     keys.renew(folder, 1)

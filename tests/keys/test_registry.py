@@ -1,4 +1,4 @@
-"""A registry that is malformed is refused with its file and line or field; a server that runs lets nobody in until it is mended."""
+"""A malformed registry is an error that names line or field; a running server accepts no client until it is repaired."""
 
 import re
 import threading
@@ -230,7 +230,7 @@ def test_a_malformed_registry_names_file_and_line_or_field(text, output, tmp_pat
     assert registry.id_of_hash(key) == 0 and registry.problem == ""
 
 
-def test_a_registry_that_vanishes_lets_nobody_in(folder):
+def test_a_missing_registry_refuses_all_keys(folder):
     registry, key = read_registry(folder), client(folder, 0).key_hash
     (folder / "registry.toml").rename(folder / "elsewhere")
     assert registry.id_of_hash(
@@ -240,7 +240,7 @@ def test_a_registry_that_vanishes_lets_nobody_in(folder):
     assert registry.id_of_hash(key) == 0
 
 
-def test_a_registry_that_is_emptied_is_taken_to_be_damaged_and_not_to_turn_everybody_away(folder):
+def test_an_emptied_registry_counts_as_damaged(folder):
     path = folder / "registry.toml"
     registry, key, whole = (
         read_registry(folder),
@@ -258,7 +258,7 @@ def test_a_registry_that_is_emptied_is_taken_to_be_damaged_and_not_to_turn_every
 # Looked up by hash.
 
 
-def test_a_key_hash_is_its_client_and_why_it_is_refused_is_told(folder):
+def test_a_key_hash_identifies_its_client_or_gives_the_reason_for_a_refusal(folder):
     registry, renewed, revoked = read_registry(folder), client(folder, 0), client(folder, 1)
     assert [registry.id_of_hash(one.key_hash) for one in (renewed, revoked)] == [0, 1]
     assert registry.reason_of_hash(renewed.key_hash) == ""

@@ -1,4 +1,4 @@
-"""A registry that changes under a server that runs: what the server says. tests/deployment/test_whole_runs.py has the clients."""
+"""A registry that changes under a running server: the warnings. tests/deployment/test_whole_runs.py has the clients."""
 
 import re
 
@@ -6,7 +6,7 @@ from fedcomp.keys import key_folder as keys
 from fedcomp.keys.registry import RegistryMonitor
 
 
-def test_what_becomes_of_the_registry_is_said_once(tmp_path):
+def test_a_problem_of_the_registry_and_its_repair_are_logged_once(tmp_path):
     keys.make(tmp_path / "keys", 2)
     registry, output = keys.read_registry(tmp_path / "keys"), []
     monitor, path = RegistryMonitor(registry, output.append), tmp_path / "keys" / "registry.toml"

@@ -1,4 +1,4 @@
-"""Asynchronous rounds: late updates have less weight, clients that are too late are given up, and virtual time depends only on the seed."""
+"""Asynchronous rounds: late updates have less weight, clients that are too late are rejected, and virtual time depends only on the seed."""
 
 from dataclasses import replace
 from functools import partial

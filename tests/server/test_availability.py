@@ -1,4 +1,4 @@
-"""Who is waited for and who is drawn: a client that does not answer costs a run one deadline, and is back when it is heard of."""
+"""The clients that a round awaits and draws: a client that does not answer costs a run one deadline, and returns with its next answer."""
 
 import math
 
@@ -60,7 +60,7 @@ def test_a_round_waits_without_limit_for_a_lost_client_if_every_round_needs_all(
     assert later.grace_s(10) == (GRACE_S if limited else math.inf)
 
 
-def test_a_client_whose_time_passed_is_neither_drawn_nor_waited_for_until_it_is_heard_of():
+def test_a_silent_client_is_neither_drawn_nor_awaited_until_it_answers():
     availability = begun()
     availability.mark_silent([2])
     for _ in range(3):

@@ -1,4 +1,4 @@
-"""What cannot begin leaves nothing behind, and what cannot end is said at the start."""
+"""Errors before the first round: nothing is written."""
 
 import socket
 from dataclasses import replace
@@ -21,7 +21,7 @@ def taken():
         yield listener.getsockname()[1]
 
 
-def test_a_port_in_use_is_told_before_anything_is_written(tmp_path, taken):
+def test_a_port_in_use_is_an_error_before_anything_is_written(tmp_path, taken):
     with pytest.raises(UserError, match=f"port {taken} .*choose another with --port"):
         Deployment(replace(CONFIG, out=str(tmp_path / "run")), Endpoint(taken), Callback())
     assert list(tmp_path.iterdir()) == []
@@ -37,7 +37,7 @@ def test_one_port_is_not_for_two_things(tmp_path):
 
 
 @pytest.mark.parametrize(("enrolled", "without"), [(3, None), (2, "client 2"), (1, "clients 1, 2")])
-def test_places_that_nobody_has_a_key_for_are_named(tmp_path, enrolled, without):
+def test_clients_without_a_valid_key_are_warned_about(tmp_path, enrolled, without):
     keys.make(tmp_path / "keys", enrolled)
     messages = []
     watch = type(

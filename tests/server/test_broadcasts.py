@@ -1,4 +1,4 @@
-"""A client that was away downloads the cheapest form and ends with the server's weights, bit for bit."""
+"""A client that missed rounds downloads the cheapest form and ends with the weights of the server, bit for bit."""
 
 import pytest
 import torch
@@ -114,7 +114,7 @@ def test_past_the_cache_the_dense_model_is_sent():
     "spec, spread",
     [("topk:density=1%", 20), ("stc:density=5%", 150), ("stc:density=1%", NUMEL), ("fp16", 20)],
 )
-def test_each_client_is_told_the_same_whoever_asked_before(spec, spread):
+def test_downloads_do_not_depend_on_earlier_requests(spec, spread):
     asked, alone = broadcasts(spec, cache_bytes=10**6), broadcasts(spec, cache_bytes=10**6)
     advance(asked, 9, spread)
     advance(alone, 9, spread)
@@ -168,7 +168,7 @@ def test_the_server_memory_keeps_what_a_broadcast_leaves_out():
     torch.testing.assert_close(b.weights - start + b.memory.residual, total, rtol=1e-4, atol=1e-4)
 
 
-def test_a_download_that_starts_earlier_than_the_copy_stands_is_good():
+def test_a_download_from_an_older_version_is_correct():
     for spread in (20, NUMEL):
         b = broadcasts("topk:density=1%")
         copy = replica(b)

@@ -1,4 +1,4 @@
-"""Evaluation by the server: running statistics, metrics of the whole test set, and the model that is exported."""
+"""Evaluation by the server: running statistics, metrics of the whole test set, and the exported model."""
 
 import dataclasses
 import math
@@ -191,7 +191,7 @@ def test_an_evaluate_fn_gets_the_statistics_that_are_exported():
     assert made.export(weights)["0.running_mean"].sum().item() == found
 
 
-def test_initial_statistics_are_told_where_the_forward_pass_of_an_evaluate_fn_fails():
+def test_initial_statistics_are_warned_about_if_the_forward_pass_fails():
     class Parts(nn.Module):
         def __init__(self):
             super().__init__()
@@ -216,7 +216,7 @@ def test_a_model_without_buffers_is_exported_as_its_trained_parameters():
     assert not made.calibrates and not made.warnings
 
 
-def test_without_training_data_the_test_inputs_are_used_and_the_run_says_so():
+def test_without_training_data_the_test_inputs_are_used_with_a_warning():
     test = Data(3 + torch.randn(50, 4), torch.arange(50) % 2)
     made, weights = evaluator(lambda: nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 2)), None, test)
     exported = made.export(weights)

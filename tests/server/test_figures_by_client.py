@@ -1,4 +1,4 @@
-"""What a round says of each client besides its bytes: how long its answer took, how far behind it was, how late its answer is."""
+"""The record of each client in a round: latency, missed versions and staleness."""
 
 from dataclasses import replace
 

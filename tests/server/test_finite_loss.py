@@ -1,4 +1,4 @@
-"""A test loss that is no finite number is null in files, and a sentence: once a run, interrupted or not, with the round and a way out."""
+"""A test loss that is not finite is null in files, and one warning in a run, interrupted or not."""
 
 from dataclasses import replace
 
@@ -65,13 +65,13 @@ def test_test_data_with_nan_is_warned_about_once_and_does_not_end_the_run(tmp_pa
     ] == [[SPOILT], *[[]] * 5]
 
 
-def test_what_an_interrupted_run_has_said_it_does_not_say_again(tmp_path):
+def test_a_resumed_run_does_not_repeat_warnings(tmp_path):
     assert_the_same_when_stopped(
         tmp_path, replace(TINY, task=f"{TASKS}:tested_on_nan"), StopsAt(1), StopsAt(3, 2)
     )
 
 
-def test_a_model_that_diverges_is_told(tmp_path):
+def test_a_diverging_model_is_warned_about(tmp_path):
     watched = Warnings()
     raw = {"uplink": "identity", "memory": "none", "downlink": "identity"}
     simulate(replace(TINY, lr=1e30, local_steps=1, **raw, out=out(tmp_path, "run")), watched)

@@ -1,4 +1,4 @@
-"""JSON lines: one object a line with a time in UTC, whatever a run says; and a log that cannot be written is a sentence."""
+"""The JSON log: one object for each event with its time in UTC; a log that cannot be written is an error."""
 
 import json
 import math
@@ -104,7 +104,7 @@ def test_everything_that_an_observer_hears_is_a_line(tmp_path):
     )
 
 
-def test_progress_is_told_at_most_once_a_second(tmp_path):
+def test_progress_is_logged_at_most_once_a_second(tmp_path):
     times = iter([0.0, 0.1, 0.99, 1.0, 1.5, 5.0])
     with JsonLog(str(tmp_path / "log"), clock=lambda: next(times)) as log:
         for answered in range(1, 7):
@@ -112,7 +112,7 @@ def test_progress_is_told_at_most_once_a_second(tmp_path):
     assert [line["answered"] for line in lines(tmp_path / "log")] == [1, 4, 6]
 
 
-def test_a_log_goes_on_where_it_was(tmp_path):
+def test_a_resumed_run_appends_to_its_log(tmp_path):
     for sentence in ("one", "two"):
         with JsonLog(str(tmp_path / "log")) as log:
             log.on_warning(sentence)
@@ -122,7 +122,7 @@ def test_a_log_goes_on_where_it_was(tmp_path):
 @pytest.mark.parametrize(
     ("error", "event"), [(KeyboardInterrupt(), "interrupted"), (ConfigError("--x is y"), "failed")]
 )
-def test_how_it_ended_is_told(tmp_path, error, event):
+def test_the_last_event_of_a_log_is_the_error(tmp_path, error, event):
     with pytest.raises(type(error)), JsonLog(str(tmp_path / "log")):
         raise error
     (line,) = lines(tmp_path / "log")
@@ -136,7 +136,7 @@ def test_times_are_of_now(tmp_path):
     assert before <= datetime.fromisoformat(lines(tmp_path / "log")[0]["time"]) <= datetime.now(UTC)
 
 
-def test_what_a_client_says_comes_apart(tmp_path):
+def test_a_log_message_becomes_an_event_with_values(tmp_path):
     with JsonLog(str(tmp_path / "log")) as log:
         log.write_message(LogMessage("round 3: 5 bytes down", "answered", round=3, loss=math.nan))
         log.write_message("plain")
@@ -148,7 +148,7 @@ def test_what_a_client_says_comes_apart(tmp_path):
     assert (second["event"], second["sentence"]) == ("said", "plain")
 
 
-def test_standard_output_is_the_logs_alone(capsys):
+def test_only_the_log_is_written_to_standard_output(capsys):
     with JsonLog("-") as log:
         print("a model says hello")
         log.on_warning("odd")

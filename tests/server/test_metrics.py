@@ -1,4 +1,4 @@
-"""What Prometheus reads of a run that is told by hand: the sums of its records, and nothing that was not said."""
+"""The metrics page: the sums of the records of a run, and no other samples."""
 
 import re
 from dataclasses import replace
@@ -81,7 +81,7 @@ def test_before_anything_there_is_a_page():
     } & {n for n, _ in samples}
 
 
-def test_a_resumed_run_stands_where_it_was():
+def test_the_metrics_of_a_resumed_run_continue():
     metrics = Metrics()
     metrics.on_run_start(HEADER)
     samples = parsed(metrics.text())

@@ -1,4 +1,4 @@
-"""The port of the metrics: on loopback only, and a reader that hangs delays nobody."""
+"""The port of the metrics: on loopback only, and a silent reader delays no other."""
 
 import socket
 import urllib.error
@@ -46,12 +46,12 @@ def read(port: MetricsPort) -> bytes:
         return answer.read()
 
 
-def test_every_request_reads_the_metrics_anew(port):
+def test_every_request_reads_the_current_metrics(port):
     for count in (1, 2, 3):
         assert b"\nreads %d.0\n" % count in read(port)
 
 
-def test_it_listens_on_loopback_alone(port):
+def test_it_listens_on_loopback_only(port):
     assert port.socket.getsockname()[0] == "127.0.0.1"
     assert port.address == f"http://127.0.0.1:{port.server_port}/metrics"
 
@@ -87,7 +87,7 @@ def test_a_port_that_is_taken_is_one_sentence():
             MetricsPort(number, CollectorRegistry())
 
 
-def test_silent_readers_are_disconnected_and_delay_nobody(port, monkeypatch):
+def test_silent_readers_are_disconnected_and_delay_no_request(port, monkeypatch):
     monkeypatch.setattr(metrics_port.RequestHandler, "timeout", 0.2)
     silent = [connect(port.server_port) for _ in range(MAX_CONNECTIONS - 1)]
     assert read(port)

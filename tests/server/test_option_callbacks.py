@@ -1,4 +1,4 @@
-"""A run with everything that listens to it, by its options: what they write agrees with the run folder, and they never end a run."""
+"""The callbacks that options add: their output agrees with the run folder, and their failures do not end a run."""
 
 import json
 import socket
@@ -96,7 +96,7 @@ def test_watching_changes_nothing(tmp_path):
     assert models[0] == models[1]
 
 
-def test_a_resumed_run_is_watched_anew_and_not_unasked(tmp_path):
+def test_a_resumed_run_has_callbacks_only_if_they_are_given_again(tmp_path):
     run(tmp_path / "run", log_json=str(tmp_path / "log"), rounds=2)
     before = (tmp_path / "log").read_bytes()
     run(tmp_path / "run", resume=True, rounds=3)
@@ -109,7 +109,9 @@ def test_a_resumed_run_is_watched_anew_and_not_unasked(tmp_path):
 
 @pytest.mark.parametrize("start", [simulate, lambda config: serve(config, Endpoint(0))])
 @pytest.mark.parametrize("option", ["metrics_port", "log_json", "tensorboard"])
-def test_a_mistake_is_told_before_anything_is_written(tmp_path, monkeypatch, option, start):
+def test_an_invalid_option_is_an_error_before_anything_is_written(
+    tmp_path, monkeypatch, option, start
+):
     monkeypatch.setitem(__import__("sys").modules, "torch.utils.tensorboard", None)
     with socket.create_server(("127.0.0.1", 0)) as taken:
         wrong = {
@@ -126,7 +128,7 @@ def test_a_mistake_is_told_before_anything_is_written(tmp_path, monkeypatch, opt
     assert not [*tmp_path.iterdir()]
 
 
-def test_a_log_on_a_full_disk_is_a_warning_and_the_run_goes_on(tmp_path):
+def test_a_log_on_a_full_disk_is_a_warning_and_the_run_continues(tmp_path):
     reader = Reader()
     assert run(tmp_path / "run", reader, log_json="/dev/full").rounds == 5
     assert reader.warnings == [
@@ -140,7 +142,7 @@ def test_without_options_no_callback_is_added():
         assert alone.first is callback and not alone.others and not alone.metrics
 
 
-def test_a_run_that_fails_says_so_in_its_log(tmp_path):
+def test_a_failed_run_logs_its_error(tmp_path):
     class Fails(Callback):
         def on_round_end(self, record):
             raise ZeroDivisionError("not enough")

@@ -1,4 +1,4 @@
-"""The round loop with real clients: what is sent is what is counted, what fails is named, and nothing is lost."""
+"""The round loop with real clients: sent bytes are counted, failures are named, and nothing is lost."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -154,7 +154,7 @@ def test_a_client_that_misses_the_news_hears_it_later():
     accounts.settle_and_check()
 
 
-def test_a_rejection_names_client_stage_and_reason_and_the_run_goes_on():
+def test_a_rejection_names_client_stage_and_reason_and_the_run_continues():
     federation = Federation(ALL)
     federation.faults[2, 1] = spoil
     first, second = run(federation, 2)
@@ -163,7 +163,7 @@ def test_a_rejection_names_client_stage_and_reason_and_the_run_goes_on():
     assert len(first.accepted) == 5 and len(second.accepted) == 6
 
 
-def test_what_a_client_says_of_its_failure_is_bounded():
+def test_the_reason_of_a_failed_client_is_limited_in_length():
     federation = Federation(ALL)
     handle = federation.handle
     federation.handle = lambda assignments: [
@@ -174,7 +174,7 @@ def test_what_a_client_says_of_its_failure_is_bounded():
     assert outcome.rejections == [Rejection(1, "reply", "y" * 1000)]
 
 
-def test_a_round_that_accepts_nobody_leaves_the_model_alone():
+def test_a_round_without_accepted_updates_keeps_the_model():
     federation = Federation(ALL)
     for client in range(6):
         federation.faults[client, 1] = lose
@@ -226,7 +226,7 @@ def test_a_reply_twice_counts_once():
     }
 
 
-def test_cohorts_depend_on_seed_and_round_alone():
+def test_cohorts_depend_only_on_seed_and_round():
     assert sample_cohort(range(100), 0.1, 1, 5) == sample_cohort(list(range(99, -1, -1)), 0.1, 1, 5)
     assert sample_cohort(range(100), 0.1, 1, 5) != sample_cohort(range(100), 0.1, 1, 6)
     assert [cohort_size(0.1, n) for n in (1, 2, 5, 10, 25, 200)] == [1, 2, 2, 2, 3, 20]

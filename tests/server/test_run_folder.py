@@ -1,4 +1,4 @@
-"""Run folders: each run gets its own; what is in them can be read by any JSON parser."""
+"""Run folders: each run has its own, and any JSON parser can read its files."""
 
 import json
 import math

@@ -1,4 +1,4 @@
-"""TensorBoard's scalars, read back with its own reader."""
+"""TensorBoard's scalars, read with its own reader."""
 
 from contextlib import closing
 from dataclasses import replace

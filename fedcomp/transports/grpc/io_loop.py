@@ -1,6 +1,6 @@
 """The event loop that all gRPC streams of a process share. It runs in a daemon thread, so that the main thread can compute.
 
-There is one loop per process, since gRPC's asyncio API does not support several: when one of them stops, the others are disturbed.
+There is one loop per process, because gRPC's asyncio API does not support more: when one of them stops, it disturbs the others.
 """
 
 import asyncio
@@ -31,14 +31,14 @@ class IoTasks:
         asyncio.run_coroutine_threadsafe(self._cancel(), io_loop()).result(2 * STOP_S)
 
     def start(self, coroutine: Coroutine[Any, Any, None]) -> None:
-        """Run a coroutine. Call this from another thread than the loop's."""
+        """Run a coroutine. Call this from a thread other than the loop's."""
 
-        def begin() -> None:
+        def create_task() -> None:
             task = io_loop().create_task(coroutine)
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
-        io_loop().call_soon_threadsafe(begin)
+        io_loop().call_soon_threadsafe(create_task)
 
     async def _cancel(self) -> None:
         tasks = [*self._tasks]

@@ -1,4 +1,4 @@
-"""gRPC settings of servers and clients. gRPC ignores names that it does not know."""
+"""gRPC options of servers and clients. gRPC ignores unknown names."""
 
 import os
 
@@ -29,7 +29,7 @@ _BOTH = {
 _SERVER = {
     "grpc.http2.min_ping_interval_without_data_ms": 10_000,
     "grpc.max_concurrent_streams": 1,
-    "grpc.max_connection_idle_ms": 30_000,  # of connections without a stream
+    "grpc.max_connection_idle_ms": 30_000,  # for connections without a stream
     "grpc.server_handshake_timeout_ms": 20_000,
     "grpc.so_reuseport": 0,  # else a second server could listen on the same port
     "grpc.max_metadata_size": 4096,

@@ -298,7 +298,7 @@ class Port:
     def _largest_message(self, stream: Stream) -> int:
         """Return the bytes of the largest message in parts that a joined client or relay may send now."""
         answers = stream.relay is not None or stream.last_sent > stream.last_answered
-        if not answers or stream.assembly.begun >= stream.n_assignments:
+        if not answers or stream.assembly.n_announced >= stream.n_assignments:
             return 0
         relayed = len(stream.relay.clients) if stream.relay is not None else 0
         return self.settings.largest_report + HEAD_BYTES + REPORT_BYTES * relayed

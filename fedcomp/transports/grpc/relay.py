@@ -99,7 +99,8 @@ class Relay:
     connection: RelayConnection
     terms: RelayTerms
     port: Port
-    adder: tuple[Codec, Layout] | None = None  # with which it adds frames; None: it forwards them
+    # The codec and the layout with which the relay adds frames; None: it forwards them.
+    adder: tuple[Codec, Layout] | None = None
     problem = ""  # a relay can always check keys (settings.Keys)
 
     def __init__(
@@ -122,7 +123,7 @@ class Relay:
         self.ids: dict[bytes, int] = {}  # key hash → logical id
         self.to_add: dict[int, Answer] = {}  # by client, reports whose frames are not added yet
         self.sum_timer: asyncio.TimerHandle | None = None
-        self.waiting = True  # for open assignments before frames are added; ends with `sum_timer`
+        self.waiting = True  # whether the sum waits for open assignments; False after `sum_timer`
         self.outgoing: deque[list[bytes] | Reports] = deque()
         self.queued = asyncio.Event()
 
@@ -137,7 +138,9 @@ class Relay:
             if isinstance(terms, Refused):
                 raise _error(terms)
             if not isinstance(terms, RelayTerms):
-                raise UserError(f"{self.server} does not answer as a server of this version does")
+                raise UserError(
+                    f"{self.server} does not answer like a server of this version; install the same version of fedcomp on both sides"
+                )
             self.terms = terms
             if terms.codec:
                 self.adder = codec(terms.codec), Layout.from_shapes(json.loads(terms.shapes))

@@ -29,8 +29,7 @@ STOP_S = 10.0  # for the I/O thread to answer or to end
 T = TypeVar("T")
 
 
-def _ignore(*_: object) -> None:
-    pass
+def _ignore(*_: object) -> None: ...
 
 
 class GrpcTransport:
@@ -40,7 +39,7 @@ class GrpcTransport:
     `receive`, `on_joined` for each client that joins or reconnects, `on_left` for each client whose connection ended, and `on_late_answer`
     for a client that answers an assignment that is no longer open.
 
-    A client that loses its connection with an open assignment receives the assignment again if it reconnects within the grace period of
+    A client that loses its connection before it answers receives its assignment again if it reconnects within the grace period of
     `settings`.
     """
 

@@ -44,7 +44,7 @@ def peer_of(text: str) -> Peer | None:
 
 @functools.lru_cache(4096)
 def _normalized(host: str) -> str:
-    """Return an address in one form, with IPv4 addresses that are mapped into IPv6 as IPv4."""
+    """Return the normalized text of an address. IPv4 addresses that are mapped into IPv6 become IPv4."""
     address = ipaddress.ip_address(host.partition("%")[0])
     return str(getattr(address, "ipv4_mapped", None) or address)
 
@@ -124,7 +124,7 @@ class ConnectionCounters:
         return last
 
     def read(self, peer: Peer) -> Traffic | None:
-        """Read a connection now. Returns its last reading if it has just ended, None if it is not known."""
+        """Read a connection now. Return its last reading if it has just ended, None if it is unknown."""
         if peer not in self._descriptors:
             return None
         descriptor = self._descriptors[peer]
@@ -142,7 +142,7 @@ class ConnectionCounters:
     def search(self, peer: Peer) -> Traffic | None:
         """Look for a connection and read it."""
         self.find()
-        if peer not in self._descriptors:  # its descriptor may have belonged to another connection
+        if peer not in self._descriptors:  # its descriptor may still count as another connection's
             self.read_all()
         return self.read(peer)
 

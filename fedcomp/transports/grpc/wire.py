@@ -481,7 +481,7 @@ class Assembly:
 
     def __init__(self, largest: int):
         self.largest = largest
-        self.begun = 0  # messages in parts that were announced so far
+        self.n_announced = 0  # messages in parts so far
         self._pieces: list[bytes] = []
         self._piece: io.BytesIO | None = None  # an unfinished one
         self._bytes_left = self._parts_left = 0
@@ -507,7 +507,7 @@ class Assembly:
                 f"a message of {total} bytes was announced; at most {self.largest} are allowed now"
             )
         self._bytes_left, self._parts_left = total, 2 * (total // PART_BYTES) + 4
-        self.begun += 1
+        self.n_announced += 1
         return None
 
     def _add(self, part: memoryview) -> tuple[Kind, Reader] | None:

@@ -1,4 +1,4 @@
-"""A Flower strategy in `Compressed` and apps with `compression_mod`: what both sides see, what is on the wire, what faults do."""
+"""A Flower strategy in `Compressed` and apps with `compression_mod`: arrays on both sides, bytes sent, and faults."""
 
 from dataclasses import replace
 
@@ -183,7 +183,7 @@ def test_buffers_and_integers_pass_as_they_are(federation):
     assert federation.seen.given["train", 1][-1]["norm.num_batches_tracked"] == 0
 
 
-def test_the_wire_carries_frames_alone_after_the_first_download(federation):
+def test_after_the_first_download_only_frames_are_sent(federation):
     plain = AppGrid(lambda: plain_app(Seen(), []), 3)
     run(FedAvg(**QUIET), plain)
     strategy = Compressed(FedAvg(**QUIET))
@@ -247,7 +247,7 @@ def downloads(strategy, round, grid, arrays):
     }
 
 
-def test_a_client_that_was_away_gets_what_it_missed_and_one_without_state_the_model(tmp_path):
+def test_a_client_downloads_missed_broadcasts_or_without_a_state_the_model(tmp_path):
     federation = Federation(tmp_path)
     grid = federation.grid
     strategy = Compressed(FedAvg(**QUIET), uplink="stc:density=1/100", downlink="stc:density=1/100")
@@ -359,7 +359,7 @@ FAULTS = {
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_malformed_reply_is_dropped_with_a_reason_and_the_run_goes_on(fault, federation):
+def test_a_malformed_reply_is_rejected_with_a_reason_and_the_run_continues(fault, federation):
     federation.grid.faults["train", 1] = FAULTS[fault]
     strategy = Compressed(FedAvg(**QUIET), downlink="identity", uplink="stc:density=1/20")
     result = run(strategy, federation.grid, rounds=2)
@@ -407,7 +407,7 @@ def test_a_client_that_raises_is_an_error_for_the_strategy_as_ever(federation):
     assert set(federation.seen.updates) == {0, 2}
 
 
-def test_a_client_without_the_mod_is_rejected_with_a_reason_that_says_so(federation):
+def test_the_rejection_of_a_client_without_the_mod_names_the_mod(federation):
     """One looks for the record of arrays, as apps do; one returns arrays without looking."""
 
     def unread(message: Message, context) -> Message:
@@ -443,7 +443,7 @@ def test_a_run_of_clients_without_the_mod_ends_in_an_error_that_names_it(federat
     run(Compressed(FedAvg(fraction_train=0.0)), federation.grid, rounds=1)  # evaluation alone
 
 
-def test_a_round_in_which_nobody_answers_well_leaves_the_model(federation):
+def test_a_round_without_valid_answers_keeps_the_model(federation):
     strategy = Compressed(FedAvg(**QUIET))
     federation.grid.faults = {("train", partition): FAULTS["no frame"] for partition in range(3)}
     with pytest.raises(FedcompError, match="no client's update was accepted in any round: client "):
@@ -486,7 +486,7 @@ def test_a_strategy_with_a_loop_of_its_own_runs_it(federation):
     assert max(federation.grid.bytes_up()) < NUMEL
 
 
-def test_a_model_that_somebody_puts_in_its_place_is_a_new_beginning(federation):
+def test_a_replaced_model_is_downloaded_whole(federation):
     strategy = Compressed(FedAvg(**QUIET))
     run(strategy, federation.grid, rounds=2)
     other = ArrayRecord(

@@ -1,4 +1,4 @@
-"""The mod by itself: what it leaves alone, what it refuses, what it keeps where. Its work with a server: transports/test_compressed.py."""
+"""The mod by itself: messages that it passes on or refuses, and its state. test_compressed.py has its work with a server."""
 
 import numpy as np
 import pytest
@@ -190,7 +190,7 @@ def test_a_state_that_is_damaged_is_an_error_that_names_the_file(tmp_path):
     assert "run-1.bin is damaged" in dropped.reason and "remove it" in dropped.reason
 
 
-def test_a_disk_that_cannot_be_written_is_a_reason_and_the_state_before_is_whole(tmp_path):
+def test_a_full_disk_rejects_the_update_and_keeps_the_previous_state(tmp_path):
     strategy = Compressed(FedAvg(**STRATEGY))
     run(strategy, lambda: adding(1.0, [compression_mod(state_dir=tmp_path)]))
     before = (tmp_path / "partition-0" / "run-1.bin").read_bytes()

@@ -1,4 +1,4 @@
-"""Clients of a Flower deployment join by answering an invitation; the newest assignment of a client is the one that counts."""
+"""Clients of a Flower deployment join by answering an invitation; only the newest assignment of a client counts."""
 
 import pytest
 from flower_grid import AppGrid

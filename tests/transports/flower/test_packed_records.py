@@ -1,4 +1,4 @@
-"""What of a record of arrays is a vector, and what travels as it is."""
+"""Records of arrays: the arrays of the vector, and those that are sent whole."""
 
 import numpy as np
 import pytest
@@ -74,7 +74,7 @@ def test_a_form_that_cannot_be_is_refused(data):
         ArrayLayout.unpack(data)
 
 
-def test_a_parcel_stands_in_the_place_of_a_record_and_gives_it_back():
+def test_a_parcel_replaces_a_record_and_unpacks_to_it():
     layout, config = ArrayLayout.of(record()), ConfigRecord({"lr": 0.1})
     content = Parcel.of(ASSIGNMENT, "arrays", layout.whole(record())).put(
         RecordDict({"arrays": record(), "config": config}), "arrays"
@@ -90,7 +90,7 @@ def test_a_parcel_stands_in_the_place_of_a_record_and_gives_it_back():
     assert list(back) == ["arrays", "config"] and list(back["arrays"]) == list(record())
 
 
-def test_a_parcel_without_arrays_stands_at_the_end_and_leaves_no_trace():
+def test_a_parcel_without_arrays_is_the_last_record():
     config = ConfigRecord({"lr": 0.1})
     content = Parcel.of(failure(ASSIGNMENT, "train", "no")).put(RecordDict({"config": config}), "")
     assert list(content) == ["config", "fedcomp"]
@@ -123,7 +123,7 @@ def test_arrays_that_are_not_the_models_are_refused(changed):
     layout.check_whole(layout.whole(record()))
 
 
-def test_an_array_that_is_not_what_its_record_says_is_refused():
+def test_an_array_that_differs_from_its_record_is_refused():
     layout, lying = ArrayLayout.of(record()), record()
     lying["w"] = Array("float32", (2, 3), "numpy.ndarray", Array(np.ones(5, np.float32)).data)
     assert layout.fits(lying)

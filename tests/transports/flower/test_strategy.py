@@ -1,4 +1,4 @@
-"""Strategies of fedcomp in a Flower ServerApp: the same rounds, whoever drives them."""
+"""Strategies of fedcomp in a Flower ServerApp give the rounds of the round loop."""
 
 from dataclasses import replace
 
@@ -45,15 +45,15 @@ def flower_strategy(text: str, **changes) -> FlowerStrategy:
 
 @for_each("text", CASES)
 def test_start_runs_the_rounds_of_the_loop(text):
-    mine, flowers = federation(text), federation(text)
-    list(mine.loop.rounds(range(1, 4)))
+    own, flowers = federation(text), federation(text)
+    list(own.loop.rounds(range(1, 4)))
     result = flower_strategy(text).start(
         grid_of(flowers),
         flowers.arrays(),
         num_rounds=3,
         evaluate_fn=lambda round, arrays: MetricRecord({"round": round}),
     )
-    expected = mine.layout.views(mine.loop.model)
+    expected = own.layout.views(own.loop.model)
     assert all(
         torch.equal(torch.from_numpy(result.arrays[name].numpy()), view)
         for name, view in expected.items()
@@ -64,14 +64,14 @@ def test_start_runs_the_rounds_of_the_loop(text):
 
 @for_each("task", [keyword_task.task, keyword_task.own_loop], ids=["keywords", "loop"])
 def test_clients_train_dict_batches_with_any_optimizer_and_by_their_own_loop(task):
-    mine, flowers = (Federation(CONFIG, task=task, optimizer="adamw") for _ in range(2))
-    list(mine.loop.rounds(range(1, 3)))
+    own, flowers = (Federation(CONFIG, task=task, optimizer="adamw") for _ in range(2))
+    list(own.loop.rounds(range(1, 3)))
     result = FlowerStrategy("average", CONFIG, roster=by_partition).start(
         grid_of(flowers), flowers.arrays(), num_rounds=2
     )
-    for name, view in mine.layout.views(mine.loop.model).items():
+    for name, view in own.layout.views(own.loop.model).items():
         assert torch.equal(torch.from_numpy(result.arrays[name].numpy()), view)
-    assert not torch.equal(mine.loop.model, mine.initial)
+    assert not torch.equal(own.loop.model, own.initial)
 
 
 def test_start_knows_the_last_round():

@@ -126,7 +126,7 @@ class Enrolled:
     def __init__(self, authority: Authority, clients: int):
         self.credentials = [authority.client() for _ in range(clients)]
         self.ids = {
-            peer_key(mine.certificate).hash: client for client, mine in enumerate(self.credentials)
+            peer_key(own.certificate).hash: client for client, own in enumerate(self.credentials)
         }
         self.revoked: set[int] = set()
         self.relay = authority.relay()

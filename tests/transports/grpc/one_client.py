@@ -1,4 +1,4 @@
-"""A client as a process of its own, which comes back when it is cut off: one_client.py HOST:PORT."""
+"""A client process that reconnects when its connection is lost: one_client.py HOST:PORT."""
 
 import asyncio
 import sys

@@ -1,4 +1,4 @@
-"""A server as a process of its own: one_server.py FOLDER, which holds its certificate, key and ca. Ends with its input."""
+"""A server process: one_server.py FOLDER, which holds its certificate, key and CA. Ends when its standard input is closed."""
 
 import sys
 from pathlib import Path

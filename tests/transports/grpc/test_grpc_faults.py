@@ -1,4 +1,4 @@
-"""Clients that are cut off, replaced, revoked or frozen."""
+"""Clients that are disconnected, replaced, revoked or frozen."""
 
 import asyncio
 import math
@@ -102,11 +102,11 @@ def test_a_client_that_is_replaced_while_it_trains_receives_the_reason(loop):
 
 
 def test_a_newer_stream_replaces_the_older(loop, enrolled, server_credentials):
-    mine = enrolled.credentials[1]
+    own = enrolled.credentials[1]
     with serving(3, enrolled=enrolled, credentials=server_credentials) as server:
-        older = loop.start(attend(connect(server, credentials=mine), 1))
+        older = loop.start(attend(connect(server, credentials=own), 1))
         server.wait_for_clients(1)
-        loop.start(attend(connect(server, credentials=mine), 1))
+        loop.start(attend(connect(server, credentials=own), 1))
         refused = older.result(20)
         assert isinstance(refused, Refused) and not refused.retry
         assert "only the newer one counts" in refused.reason
@@ -116,42 +116,42 @@ def test_a_newer_stream_replaces_the_older(loop, enrolled, server_credentials):
 
 
 def test_a_replaced_stream_with_an_open_assignment(loop):
-    begun, go_on = threading.Event(), threading.Event()
+    started, proceed = threading.Event(), threading.Event()
 
     def wait(a):
-        begun.set()
-        go_on.wait(20)
+        started.set()
+        proceed.wait(20)
 
     with serving(1) as server:
         loop.start(attend(connect(server, 0), 0, wait))
         server.wait_for_clients(0)
         server.transport.send([assignment(0)])
-        assert begun.wait(20)
+        assert started.wait(20)
         loop.start(attend(connect(server, 0), 0))
         assert server.receive(1)[0].answer == report(assignment(0))
-        go_on.set()
+        proceed.set()
 
 
 def test_a_revoked_client_is_disconnected(loop, enrolled, server_credentials):
-    begun, go_on = threading.Event(), threading.Event()
+    started, proceed = threading.Event(), threading.Event()
 
     def wait(a):
-        begun.set()
-        go_on.wait(20)
+        started.set()
+        proceed.wait(20)
 
     with serving(3, enrolled=enrolled, credentials=server_credentials) as server:
         ends = [
-            loop.start(attend(connect(server, credentials=mine), client, wait))
-            for client, mine in enumerate(enrolled.credentials[:2])
+            loop.start(attend(connect(server, credentials=own), client, wait))
+            for client, own in enumerate(enrolled.credentials[:2])
         ]
         server.wait_for_clients(0, 1)
         server.transport.send([assignment(1)])
-        assert begun.wait(20)
+        assert started.wait(20)
         enrolled.revoked.add(1)
         server.transport.recheck_keys()
         assert server.receive(1)[1].answer == Lost("its key is no longer accepted")
         server.wait_for_clients(0)
-        go_on.set()
+        proceed.set()
         assert ends[1].result(20) == Refused("client 1 is revoked", False)
         refused = loop.run(attend(connect(server, credentials=enrolled.credentials[1]), 1))
         assert refused == Refused("client 1 is revoked", False)
@@ -160,10 +160,10 @@ def test_a_revoked_client_is_disconnected(loop, enrolled, server_credentials):
         server.wait_for_clients(0, 1)
 
 
-def test_while_keys_are_unsure_nobody_is_disconnected(loop, enrolled, server_credentials):
+def test_a_malformed_registry_disconnects_no_client(loop, enrolled, server_credentials):
     with serving(3, enrolled=enrolled, credentials=server_credentials) as server:
-        mine, late = enrolled.credentials[:2]
-        loop.start(attend(connect(server, credentials=mine), 0))
+        own, late = enrolled.credentials[:2]
+        loop.start(attend(connect(server, credentials=own), 0))
         server.wait_for_clients(0)
         enrolled.problem = "the registry is malformed"
         enrolled.revoked |= {0, 1}
@@ -178,10 +178,12 @@ def test_while_keys_are_unsure_nobody_is_disconnected(loop, enrolled, server_cre
 
 
 @pytest.mark.slow
-def test_a_revoked_client_that_is_away_is_lost(loop, enrolled, server_credentials):
+def test_the_assignment_of_a_revoked_disconnected_client_is_lost(
+    loop, enrolled, server_credentials
+):
     with serving(3, enrolled=enrolled, credentials=server_credentials) as server:
-        mine = enrolled.credentials[0]
-        first = loop.start(until_assigned(connect(server, credentials=mine), 0))
+        own = enrolled.credentials[0]
+        first = loop.start(until_assigned(connect(server, credentials=own), 0))
         server.wait_for_clients(0)
         server.transport.send([assignment(0)])
         assert first.result(20)

@@ -33,8 +33,8 @@ def test_rounds_of_several_clients(loop):
 def test_keys_say_who_clients_are(loop, enrolled, server_credentials):
     with serving(3, enrolled=enrolled, credentials=server_credentials) as server:
         seen = []
-        for client, mine in enumerate(enrolled.credentials):
-            loop.start(attend(connect(server, credentials=mine), client, seen=seen))
+        for client, own in enumerate(enrolled.credentials):
+            loop.start(attend(connect(server, credentials=own), client, seen=seen))
         server.wait_for_clients(0, 1, 2)
         assert {m.client for m in seen if isinstance(m, Invitation)} == {0, 1, 2}
         server.transport.send([assignment(client) for client in range(3)])
@@ -68,12 +68,12 @@ def test_large_messages_both_ways(loop):
 
 
 def test_a_newer_assignment_replaces_an_older_one(loop):
-    begun, go_on, seen = threading.Event(), threading.Event(), []
+    started, proceed, seen = threading.Event(), threading.Event(), []
 
     def answer(a: Assignment):
         if a.round == 1:
-            begun.set()
-            assert go_on.wait(20)
+            started.set()
+            assert proceed.wait(20)
         return report(a)
 
     with serving(1) as server:
@@ -81,32 +81,32 @@ def test_a_newer_assignment_replaces_an_older_one(loop):
         loop.start(attend(connection, 0, answer, seen))
         server.wait_for_clients(0)
         server.transport.send([assignment(0, 1, [b"x" * (1 << 20)])])
-        assert begun.wait(20)
+        assert started.wait(20)
         for newer in (2, 3):
             server.transport.send([assignment(0, newer)])
             server.wait_for(lambda a=newer: [w.round for _, w in connection._unread] == [a])
         assert server.transport.receive(0.0) == []
-        go_on.set()
+        proceed.set()
         assert server.receive(1)[0].answer == report(assignment(0, 3))
         assert server.late_answers == [0]  # round 1; round 2 was replaced before the client read it
         assert [a.round for a in seen if isinstance(a, Assignment)] == [1, 3]
 
 
-def test_reports_on_cancelled_assignments_are_only_heard_of(loop):
-    begun, go_on = threading.Event(), threading.Event()
+def test_reports_on_cancelled_assignments_are_late_answers(loop):
+    started, proceed = threading.Event(), threading.Event()
 
     def answer(a: Assignment):
-        begun.set()
-        assert go_on.wait(20)
+        started.set()
+        assert proceed.wait(20)
         return report(a)
 
     with serving(1) as server:
         loop.start(attend(connect(server, 0), 0, answer))
         server.wait_for_clients(0)
         server.transport.send([assignment(0)])
-        assert begun.wait(20)
+        assert started.wait(20)
         server.transport.cancel([0, 5])
-        go_on.set()
+        proceed.set()
         server.wait_for(lambda: server.late_answers == [0])
         assert server.transport.receive(0.1) == []
 
@@ -148,8 +148,8 @@ def test_bytes_of_an_exchange(loop, enrolled, server_credentials):
         pytest.skip("the platform does not count bytes of connections")
     rounds, size = 10, 50
     with serving(3, enrolled=enrolled, credentials=server_credentials) as server:
-        for client, mine in enumerate(enrolled.credentials):
-            loop.start(attend(connect(server, credentials=mine), client))
+        for client, own in enumerate(enrolled.credentials):
+            loop.start(attend(connect(server, credentials=own), client))
         server.wait_for_clients(0, 1, 2)
         time.sleep(0.5)  # the last bytes of the join
         before = server.transport.traffic()
@@ -216,8 +216,8 @@ def test_200_clients_in_one_process(loop, authority, server_credentials):
     count = 200
     enrolled = Enrolled(authority, count)
     with serving(count, enrolled=enrolled, credentials=server_credentials) as server:
-        for client, mine in enumerate(enrolled.credentials):
-            loop.start(attend(connect(server, credentials=mine), client))
+        for client, own in enumerate(enrolled.credentials):
+            loop.start(attend(connect(server, credentials=own), client))
         server.wait_for_clients(*range(count), timeout_s=60)
         for round in (1, 2):
             server.transport.send([assignment(client, round) for client in range(count)])

@@ -1,4 +1,4 @@
-"""The port under attack: a message, a connection or a client that should not be there does not disturb the others."""
+"""The port under attack: hostile messages, connections and clients do not disturb the others."""
 
 import asyncio
 import os
@@ -209,9 +209,9 @@ def test_a_key_that_is_not_enrolled(loop, authority, server_credentials):
 @pytest.mark.deploy
 def test_no_certificate_and_old_tls(authority, enrolled, tmp_path):
     """The server is a process of its own: gRPC must not have been imported before fedcomp sets it up."""
-    mine = enrolled.credentials[0]
-    (tmp_path / "its.crt").write_bytes(mine.certificate)
-    (tmp_path / "its.key").write_bytes(mine.key)
+    own = enrolled.credentials[0]
+    (tmp_path / "its.crt").write_bytes(own.certificate)
+    (tmp_path / "its.key").write_bytes(own.key)
 
     def shake_hands(certificate: bool, newest: ssl.TLSVersion) -> bytes:
         """Return the server's first bytes, none if it ends the connection."""

@@ -47,17 +47,17 @@ GONE = "its connection ended, and it did not reconnect in time"
 
 
 class Slow:
-    """A client's answer that waits until the test sets `go_on`."""
+    """A client's answer that waits until the test sets `proceed`."""
 
     def __init__(self, answer: Callable[[Assignment], Report | None] = report):
         self.answer = answer
-        self.begun, self.go_on = threading.Event(), threading.Event()
+        self.started, self.proceed = threading.Event(), threading.Event()
         self.asked: list[Assignment] = []
 
     def __call__(self, a: Assignment) -> Report | None:
         self.asked.append(a)
-        self.begun.set()
-        assert self.go_on.wait(20)
+        self.started.set()
+        assert self.proceed.wait(20)
         return self.answer(a)
 
 
@@ -107,8 +107,8 @@ def test_clients_behind_a_relay_are_identified_by_their_keys(loop, enrolled, ser
     options = {"enrolled": enrolled, "credentials": server_credentials, "relay_terms": terms(3)}
     with serving(3, **options) as server:
         relay = RelayEnd(loop, server.target, enrolled.relay)
-        for client, mine in enumerate(enrolled.credentials):
-            loop.start(attend(connect(relay, credentials=mine), client))
+        for client, own in enumerate(enrolled.credentials):
+            loop.start(attend(connect(relay, credentials=own), client))
         server.wait_for_clients(0, 1, 2)
         sent = [assignment(client) for client in range(3)]
         server.transport.send(sent)
@@ -189,10 +189,10 @@ def test_a_newer_assignment_replaces_an_older_one(loop):
         loop.start(attend(connect(relay, 0), 0, lambda a: slow(a) if a.round == 1 else report(a)))
         server.wait_for_clients(0)
         server.transport.send([assignment(0, 1)])
-        assert slow.begun.wait(20)
+        assert slow.started.wait(20)
         server.transport.send([assignment(0, 2)])
         server.transport.send([assignment(0, 3)])
-        slow.go_on.set()
+        slow.proceed.set()
         assert answers(server, 1) == reports(assignment(0, 3))
         # Its report on round 1 is late, and that on round 2 if it read this assignment before the third arrived.
         server.wait_for(lambda: server.late_answers in ([0], [0, 0]))
@@ -205,9 +205,9 @@ def test_a_late_report_on_a_cancelled_assignment_is_not_delivered(loop):
         loop.start(attend(connect(relay, 0), 0, slow))
         server.wait_for_clients(0)
         server.transport.send([assignment(0)])
-        assert slow.begun.wait(20)
+        assert slow.started.wait(20)
         server.transport.cancel([0, 1])
-        slow.go_on.set()
+        slow.proceed.set()
         server.wait_for(lambda: server.late_answers == [0])
         assert server.transport.receive(0.1) == []
         server.transport.send([assignment(0, 2)])
@@ -314,17 +314,17 @@ def test_a_client_whose_key_is_revoked_is_disconnected_from_its_relay(
         relay = RelayEnd(loop, server.target, enrolled.relay)
         slow, revoked = Slow(), Slow(lambda a: None)
         ends = [
-            loop.start(attend(connect(relay, credentials=mine), client, answer))
-            for client, mine, answer in zip(range(2), enrolled.credentials, (slow, revoked))
+            loop.start(attend(connect(relay, credentials=own), client, answer))
+            for client, own, answer in zip(range(2), enrolled.credentials, (slow, revoked))
         ]
         server.wait_for_clients(0, 1)
         server.transport.send([assignment(0), assignment(1)])
-        assert slow.begun.wait(20) and revoked.begun.wait(20)
+        assert slow.started.wait(20) and revoked.started.wait(20)
         enrolled.revoked.add(1)
         server.transport.recheck_keys()
         assert answers(server, 1) == {1: Lost("its key is no longer accepted")}
         server.wait_for_clients(0)
-        slow.go_on.set(), revoked.go_on.set()
+        slow.proceed.set(), revoked.proceed.set()
         assert refused(ends[1]) == "client 1 is revoked"
         assert answers(server, 1) == reports(assignment(0))
         again = loop.start(attend(connect(relay, credentials=enrolled.credentials[1]), 1))
@@ -418,7 +418,7 @@ def test_a_relay_that_is_started_again_loses_no_report(loop):
         relay.stop()
         server.wait_for_clients()
         assert server.transport.receive(0.2) == []
-        slow.go_on.set()
+        slow.proceed.set()
         RelayEnd(loop, server.target, port=relay.port)
         assert answers(server, 2) == reports(*sent[1:])
         server.wait_for_clients(0, 1, 2)
@@ -448,10 +448,10 @@ def test_a_client_that_moves_with_an_open_assignment(loop, to_server):
         loop.start(attend(connect(relay, 1), 1))
         server.wait_for_clients(0, 1)
         server.transport.send([assignment(0)])
-        assert slow.begun.wait(20)
+        assert slow.started.wait(20)
         loop.start(attend(connect(other, 0), 0))
         assert answers(server, 1) == reports(assignment(0))
-        slow.go_on.set()
+        slow.proceed.set()
         assert "only the newer one counts" in refused(older)
         server.wait_for_clients(0, 1)
         server.transport.send([assignment(0, 2), assignment(1, 2)])
@@ -466,10 +466,10 @@ def test_a_newer_stream_at_a_relay_replaces_the_older(loop):
         older = loop.start(attend(connect(relay, 0), 0, slow))
         server.wait_for_clients(0)
         server.transport.send([assignment(0)])
-        assert slow.begun.wait(20)
+        assert slow.started.wait(20)
         newer = loop.start(attend(connect(relay, 0), 0))
         assert answers(server, 1) == reports(assignment(0))
-        slow.go_on.set()
+        slow.proceed.set()
         assert "only the newer one counts" in refused(older)
         for round in (2, 3):
             server.transport.send([assignment(0, round)])
@@ -484,10 +484,10 @@ def test_a_client_that_moves_to_another_relay(loop):
         older = loop.start(attend(connect(relays[0], 0), 0, slow))
         server.wait_for_clients(0)
         server.transport.send([assignment(0)])
-        assert slow.begun.wait(20)
+        assert slow.started.wait(20)
         loop.start(attend(connect(relays[1], 0), 0))
         assert answers(server, 1) == reports(assignment(0))
-        slow.go_on.set()
+        slow.proceed.set()
         assert "only the newer one counts" in refused(older)
         assert server.transport.counts()["relays"] == 2
 
@@ -499,15 +499,15 @@ def test_a_client_that_comes_back_to_its_relay_gets_its_assignment_again(loop):
         first = loop.start(attend(connect(relay, 0), 0, slow))
         server.wait_for_clients(0)
         server.transport.send([assignment(0)])
-        assert slow.begun.wait(20)
+        assert slow.started.wait(20)
         first.cancel()
-        slow.go_on.set()
+        slow.proceed.set()
         server.wait_for(lambda: server.left == [0])
         loop.start(attend(connect(relay, 0), 0))
         assert answers(server, 1) == reports(assignment(0)) and len(server.joined) == 2
 
 
-def test_a_client_that_does_not_return_to_its_relay_is_lost_alone(loop):
+def test_only_a_client_that_does_not_reconnect_to_its_relay_is_lost(loop):
     slow = Slow()
     with serving(2, relay_terms=replace(terms(2), grace_s=0.2)) as server:
         relay = RelayEnd(loop, server.target)
@@ -516,9 +516,9 @@ def test_a_client_that_does_not_return_to_its_relay_is_lost_alone(loop):
         server.wait_for_clients(0, 1)
         sent = [assignment(0), assignment(1)]
         server.transport.send(sent)
-        assert slow.begun.wait(20)
+        assert slow.started.wait(20)
         first.cancel()
-        slow.go_on.set()
+        slow.proceed.set()
         assert answers(server, 1) == reports(sent[1])
         assert answers(server, 1) == {0: Lost(GONE, "reply")}
         server.transport.send([assignment(1, 2)])
@@ -535,12 +535,12 @@ def test_without_a_limit_clients_behind_a_relay_are_waited_for(loop, lost):
         server.wait_for_clients(0)
         sent = [assignment(0), assignment(1)]
         server.transport.send(sent)
-        assert slow.begun.wait(20)
+        assert slow.started.wait(20)
         if lost == "client":
             first.cancel()
         else:
             relay.stop()
-        slow.go_on.set()
+        slow.proceed.set()
         server.wait_for_clients()
         assert server.transport.receive(0.5) == []
         if lost == "relay":
@@ -562,7 +562,7 @@ def test_clients_of_a_relay_that_does_not_return_are_lost_after_the_longer_grace
         server.transport.send(sent)
         server.wait_for(lambda: len(slow.asked) == 2)
         relay.stop()
-        slow.go_on.set()
+        slow.proceed.set()
         server.wait_for_clients()
         assert server.transport.receive(7.0) == []
         loop.start(attend(connect(server, 0), 0))
@@ -634,11 +634,11 @@ def test_a_report_on_an_assignment_that_a_relay_does_not_have_is_ignored(loop):
         loop.start(attend(connect(server, 0), 0, slow))
         server.wait_for_clients(0)
         server.transport.send([assignment(0)])
-        assert slow.begun.wait(20)
+        assert slow.started.wait(20)
         loop.start(script(server, interfere))
         server.wait_for_clients(0, 1)  # all that the relay said has arrived
         assert server.transport.receive(0.1) == [] and not server.left and not server.late_answers
-        slow.go_on.set()
+        slow.proceed.set()
         assert answers(server, 1) == reports(assignment(0))
 
 
@@ -801,7 +801,7 @@ def test_the_largest_report_fits_into_a_sum_of_many_clients(loop):
         assert len(answers(server, len(clients))[0].frame) == 300_000
 
 
-def test_a_relay_that_is_silent_with_open_assignments_is_cut_off(loop):
+def test_a_silent_relay_with_open_assignments_is_disconnected(loop):
     async def freeze(connection, messages):
         await connection.write(joined(0))
         await next_bundle(messages)
@@ -993,7 +993,7 @@ def test_a_silent_client_delays_the_sum_of_the_others_up_to_the_time_limit(loop)
         got = in_one_batch(server)
         assert got.keys() == {0, 2}
         assert torch.equal(summed(got[0].frame), vector(0) + vector(2))
-        slow.go_on.set()
+        slow.proceed.set()
         assert in_one_batch(server) == {1: update(sent[1])}
 
 
@@ -1007,9 +1007,9 @@ def test_after_the_time_limit_a_late_frame_does_not_wait_for_others(loop):
         server.transport.clock.begin(0.5)
         server.transport.send([assignment(client) for client in range(3)])
         assert in_one_batch(server) == {0: update(assignment(0))}
-        slow[0].go_on.set()
+        slow[0].proceed.set()
         assert in_one_batch(server) == {1: update(assignment(1))}
-        slow[1].go_on.set()
+        slow[1].proceed.set()
         assert in_one_batch(server) == {2: update(assignment(2))}
 
 
@@ -1026,7 +1026,7 @@ def test_the_time_limit_of_one_phase_does_not_end_the_next(loop):
         server.transport.clock.begin(None)
         server.transport.send([assignment(0, 2), assignment(1, 2)])
         assert server.transport.receive(0.8) == []
-        slow.go_on.set()
+        slow.proceed.set()
         assert in_one_batch(server).keys() == {0, 1}
 
 
@@ -1137,7 +1137,7 @@ def waiting_for(loop: Loop, last: int) -> Iterator[tuple[Server, Slow]]:
             loop.start(attend(connect(relay, client), client, answer))
         server.wait_for_clients(0, 1, 2)
         server.transport.send([assignment(client) for client in range(3)])
-        assert slow.begun.wait(20)
+        assert slow.started.wait(20)
         assert server.transport.receive(0.3) == []
         yield server, slow
 
@@ -1147,7 +1147,7 @@ def test_a_withdrawn_assignment_does_not_delay_the_sum(loop):
         server.transport.cancel([1])
         got = in_one_batch(server)
         assert torch.equal(summed(got[0].frame), vector(0) + vector(2)) and got.keys() == {0, 2}
-        slow.go_on.set()
+        slow.proceed.set()
         server.wait_for(lambda: server.late_answers == [1])
 
 
@@ -1159,17 +1159,17 @@ def test_a_client_that_moves_does_not_delay_the_sum(loop):
         loop.start(attend(connect(relay, 1), 1, slow))
         server.wait_for_clients(0, 1)
         server.transport.send([assignment(0), assignment(1)])
-        assert slow.begun.wait(20)
+        assert slow.started.wait(20)
         loop.start(attend(connect(server, 1), 1, update))
         assert answers(server, 2) == {i: update(assignment(i)) for i in range(2)}
-        slow.go_on.set()
+        slow.proceed.set()
 
 
 def test_a_client_that_moves_while_its_update_waits_to_be_added_counts_once(loop):
     with waiting_for(loop, 2) as (server, slow):
         loop.start(attend(connect(server, 0), 0, update))
         assert answers(server, 1) == {0: update(assignment(0))}
-        slow.go_on.set()
+        slow.proceed.set()
         got = in_one_batch(server)
         assert got.keys() == {1, 2} and torch.equal(summed(got[1].frame), vector(1) + vector(2))
 
@@ -1178,7 +1178,7 @@ def test_a_report_that_waits_to_be_added_can_be_withdrawn(loop):
     with waiting_for(loop, 1) as (server, slow):
         server.transport.cancel([0])
         server.wait_for(lambda: server.late_answers == [0])
-        slow.go_on.set()
+        slow.proceed.set()
         got = in_one_batch(server)
         assert torch.equal(summed(got[1].frame), vector(1) + vector(2)) and got.keys() == {1, 2}
 
@@ -1187,14 +1187,14 @@ def test_a_report_that_waits_to_be_added_can_be_withdrawn(loop):
 @pytest.mark.parametrize("gone", [0, 1, 2])
 def test_a_sum_that_contains_a_withdrawn_update_is_not_accepted(loop, gone, arrived):
     """The clients of the sum are lost, so that their memories keep what they sent."""
-    asked, go_on = [], threading.Event()
+    asked, proceed = [], threading.Event()
 
     async def add_late(connection, messages):
         for client in range(3):
             await connection.write(joined(client))
         while len(asked) < 3:
             asked.extend((await next_bundle(messages)).assignments)
-        await asyncio.to_thread(go_on.wait, 20)
+        await asyncio.to_thread(proceed.wait, 20)
         frame = IDENTITY.encode(sum(vector(client) for client in range(3)))
         entries = [
             (s, replace(update(a), frame=b"" if a.client else frame), a) for s, a in sorted(asked)
@@ -1207,10 +1207,10 @@ def test_a_sum_that_contains_a_withdrawn_update_is_not_accepted(loop, gone, arri
         server.transport.send([assignment(client) for client in range(3)])
         server.wait_for(lambda: len(asked) == 3)
         if arrived:
-            go_on.set()
+            proceed.set()
             time.sleep(0.3)  # and the main thread has not looked
         server.transport.cancel([gone])
-        go_on.set()
+        proceed.set()
         got = in_one_batch(server)
         assert got.keys() == {0, 1, 2} - {gone}
         assert all(isinstance(answer, Lost) and answer.stage == "relay" for answer in got.values())
@@ -1244,11 +1244,11 @@ def test_a_farewell_ends_a_relay_whose_clients_are_training(loop):
         ends = [loop.start(attend(connect(relay, i), i, slow if i else report)) for i in range(2)]
         server.wait_for_clients(0, 1)
         server.transport.send([assignment(1)])
-        assert slow.begun.wait(20)
+        assert slow.started.wait(20)
         dismissed = threading.Thread(target=lambda: server.transport.send_farewell(1))
         dismissed.start()
         assert ends[0].result(20) == Farewell(RUN, 1)
-        slow.go_on.set()
+        slow.proceed.set()
         assert ends[1].result(20) == Farewell(RUN, 1)
         assert relay.end.result(20) == Farewell(RUN, 1)
         dismissed.join(20)

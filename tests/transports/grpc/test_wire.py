@@ -1,4 +1,4 @@
-"""Encodings: every message comes back as it was sent, and any bytes are a message or a ProtocolError."""
+"""Encodings: decoding inverts encoding, and any bytes decode to a message or raise ProtocolError."""
 
 import re
 from dataclasses import fields, replace
