@@ -154,7 +154,7 @@ class FetchSGD(Average):
         positions, values = at.numpy(), moved[at].numpy()
         if self.options.error == "zero":
             for row, (buckets, _) in enumerate(
-                count_sketch.places(positions, *self.shape, self.seed)
+                count_sketch.buckets_and_signs(positions, *self.shape, self.seed)
             ):
                 self.momentum[row, buckets] = self.error[row, buckets] = 0
             return
