@@ -126,7 +126,7 @@ class RotatedUpdate(Update):
     def add_to(self, into: Tensor, weight: float = 1.0) -> None:
         factor = np.float32(weight)
         if into.device.type != "cpu":
-            into.add_(self.dense(into.device) * factor)
+            into.add_(self.dense(into.device) * float(factor))
             return
         target = into.detach().numpy()
 

@@ -136,7 +136,8 @@ class S2(Codec):
         if read is None:
             return RecoveredUpdate(numel, np.empty(0, np.int64), np.empty(0, np.float32))
         positions, exponent, table = read
-        where = peeling.key_cells(positions, *table.shape, seed)
+        rows, columns = table.shape
+        where = peeling.key_cells(positions, rows, columns, seed)
         recovered = peeling.recover(where, table.reshape(-1))
         values = np.ldexp(recovered.values.astype(np.float64), exponent).clip(-LARGEST, LARGEST)
         missed = positions.size - recovered.peeled - recovered.solved

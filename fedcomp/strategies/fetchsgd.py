@@ -47,7 +47,7 @@ FLOAT = np.dtype("<f4")
 
 
 @dataclass(frozen=True)
-class Options:
+class FetchSGDOptions:
     momentum: float = 0.9  # ρ; 0 = none
     error: Literal["subtract", "zero"] = "zero"  # how the sketches are updated after a step
     density: float = 1 / 100  # fraction of the coordinates that a round moves
@@ -73,7 +73,7 @@ class FetchSGD(Average):
     """The k largest estimates of a sketch of the accumulated error."""
 
     name: ClassVar[str] = "fetchsgd"
-    Options: ClassVar[type] = Options
+    Options: ClassVar[type] = FetchSGDOptions
     required_memory: ClassVar[str] = NoMemory.name
     fixed_frame_size: ClassVar[bool] = True
     replaces_server_optimizer: ClassVar[bool] = True

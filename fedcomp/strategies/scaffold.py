@@ -34,7 +34,7 @@ class ScaffoldClient(ClientAlgorithm):
     """Train along the corrected gradients g − c_i + c and send [Δw; Δv_i]."""
 
     def global_layout(self, layout: Layout) -> Layout:
-        return layout.twice("control of ")
+        return layout.doubled("control of ")
 
     def initial_global_state(self, weights: Tensor) -> Tensor:
         return torch.cat([weights, torch.zeros_like(weights)])

@@ -35,7 +35,7 @@ from .client_algorithm import ClientAlgorithm
 
 
 @dataclass(frozen=True)
-class Options:
+class SketchedSGDOptions:
     density: float = 1 / 100  # fraction of the coordinates that a round moves
     candidates: int = (
         4  # P: candidates per moved coordinate; more = more bytes, fewer missed coordinates
@@ -50,7 +50,7 @@ class SketchedSGD(Average):
     """The k largest coordinates of the weighted mean, among candidates from a sketch."""
 
     name: ClassVar[str] = "sketched-sgd"
-    Options: ClassVar[type] = Options
+    Options: ClassVar[type] = SketchedSGDOptions
     allowed_uplinks: ClassVar[tuple[type[Codec], ...]] = (Sketch,)
     required_memory: ClassVar[str] = Sketched.name
     fixed_frame_size: ClassVar[bool] = True
