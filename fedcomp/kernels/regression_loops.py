@@ -31,7 +31,7 @@ def multiply(source, starts, weights, out):
 
 @compiled(fastmath={"contract"})
 def descend(inputs, targets, positions, sizes, lr, weights, biases, losses):
-    """Run the steps of a client: inputs [N, i], targets [N], positions [Σ sizes], sizes [s], weights [o, i], biases [o] or [0], losses [s]."""
+    """Run the steps of a client: inputs [N, i], targets [N], positions [Σ sizes], sizes [s], weights [o, i], biases [o or 0], losses [s]"""
     outputs, width = weights.shape
     source, largest = inputs.reshape(-1), sizes.max()
     starts, scores = np.empty(largest, np.int64), np.empty((largest, outputs), np.float32)
