@@ -88,7 +88,7 @@ class Scaffold(Average):
                 f"--strategy {self.name} computes a client's mean gradient from its update, which momentum would scale; leave "
                 "--momentum out"
             )
-        if not optimizer(config.server_optimizer).plain:
+        if not optimizer(config.server_optimizer).is_identity:
             raise ConfigError(
                 f"--strategy {self.name} adds the mean change of the control variates, which --server-optimizer "
                 f"{config.server_optimizer} would alter; leave it out"
