@@ -107,7 +107,7 @@ def peeled(keys: int, cells_a_key: float, seeds: int) -> None:
     for seed in range(seeds):
         draw = np.random.default_rng(seed)
         at = np.sort(draw.choice(100 * keys, keys, replace=False))
-        where = peeling.places(at, 3, int(cells_a_key * keys / 3), seed)
+        where = peeling.key_cells(at, 3, int(cells_a_key * keys / 3), seed)
         values = draw.integers(-(1 << 30), 1 << 30, keys)
         found = peeling.recover(where, peeling.sums(where, values))
         peel, exact = peel + (found.peeled == keys), exact + np.array_equal(found.values, values)
@@ -118,7 +118,7 @@ def peeled(keys: int, cells_a_key: float, seeds: int) -> None:
     )
 
 
-def _float_error(where: peeling.Places, values: np.ndarray) -> float:
+def _float_error(where: peeling.KeyCells, values: np.ndarray) -> float:
     """The largest error of values read from cells in float32, over the largest value: errors go from key to key."""
     cells = np.zeros(where.size, np.float32)
     signs = np.where(where.negative, -1.0, 1.0)

@@ -32,13 +32,13 @@ Placed = Callable[
 
 def hashed(numel: int, rows: int, columns: int) -> Placed:
     factors = torch.randint(1, P, (rows, 6), generator=torch.Generator().manual_seed(0)).tolist()
-    places = torch.arange(numel)
+    buckets_and_signs = torch.arange(numel)
 
     def row(r: int) -> Iterator[tuple[slice, Tensor, Tensor]]:
         a, b, *polynomial = factors[r]
         for start in range(0, numel, BLOCK):
             span = slice(start, start + BLOCK)
-            i = places[span]
+            i = buckets_and_signs[span]
             h = polynomial[0] * i
             for factor in polynomial[1:-1]:
                 h.add_(factor).fmod_(P).mul_(i)
@@ -57,7 +57,9 @@ def tables(numel: int, rows: int, columns: int) -> tuple[Placed, int]:
     buckets, signs = torch.empty(rows, numel, dtype=torch.int64), torch.empty(rows, numel)
     for start in range(0, numel, BLOCK):
         stop = min(start + BLOCK, numel)
-        placed = count_sketch.places(torch.arange(start, stop).numpy(), rows, columns, SEED)
+        placed = count_sketch.buckets_and_signs(
+            torch.arange(start, stop).numpy(), rows, columns, SEED
+        )
         for r, (at, negative) in enumerate(placed):
             buckets[r, start:stop] = torch.from_numpy(at)
             signs[r, start:stop] = 1 - 2 * torch.from_numpy(negative).to(torch.float32)

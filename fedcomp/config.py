@@ -191,13 +191,13 @@ class RunConfig:
     local_steps_schedule: str | None = option(
         None,
         "local steps by round, in the form of --lr-schedule: 1,8@21 is 1 in rounds 1 to 20, then 8; 8@21 is --local-steps until then",
-        parse=schedules.WHOLE.read,
+        parse=schedules.COUNT.read,
         example="1,8@21",
     )
     batch_size_schedule: str | None = option(
         None,
         "batch size by round, in the form of --lr-schedule: step:every=20,factor=2 doubles --batch-size every 20 rounds",
-        parse=schedules.WHOLE.read,
+        parse=schedules.COUNT.read,
         example="20,40@21",
     )
     density_schedule: str | None = option(
@@ -549,7 +549,7 @@ def with_horizon(config: RunConfig) -> RunConfig:
     be read.
     """
     texts = [value for name, value in vars(config).items() if name.endswith("_schedule")]
-    if config.horizon or not any(map(schedules.ends, texts)):
+    if config.horizon or not any(map(schedules.needs_horizon, texts)):
         return config
     stored = read_run(config.out) if config.resume and config.out else {}
     return dataclasses.replace(config, horizon=int(stored.get("horizon", 0)) or config.rounds)

@@ -1,7 +1,7 @@
 """The layout of a model's trainable tensors in one vector.
 
 The tensors are in the order of `named_parameters()`. Frozen tensors are left out; tied tensors are included once, under their first name.
-Vectors are float32; tensors of other precisions are converted when they are gathered and rounded when they are scattered.
+Vectors are float32. `gather` converts tensors of other precisions, and `scatter` rounds to their precision.
 """
 
 import hashlib
@@ -18,23 +18,23 @@ if TYPE_CHECKING:
 
 
 def model_fingerprint(model: "nn.Module") -> str:
-    """Return the fingerprint of a model's layout and, after a plus, 16 hex digits of its frozen parameters if it has any.
+    """Return the fingerprint of a model's layout, followed by a plus and 16 hex digits for its frozen parameters if it has any.
 
-    Frozen parameters are never sent, so the server and all clients have to build the same ones.
+    Frozen parameters are never sent, so the server and all clients must construct the same ones.
     """
     frozen = hashlib.sha256()
     has_frozen = False
     for name, parameter in model.named_parameters():
         if not parameter.requires_grad:
             has_frozen = True
-            flat = parameter.detach().cpu().contiguous().reshape(-1).view(dtype=_bytes())
+            flat = parameter.detach().cpu().contiguous().reshape(-1).view(dtype=_uint8())
             frozen.update(f"{name}:{tuple(parameter.shape)}:{parameter.dtype}".encode())
             frozen.update(flat.numpy().data)
     layout = Layout.of(model).fingerprint
     return f"{layout}+{frozen.hexdigest()[:16]}" if has_frozen else layout
 
 
-def _bytes() -> "torch.dtype":
+def _uint8() -> "torch.dtype":
     import torch
 
     return torch.uint8
@@ -101,14 +101,14 @@ class Layout:
 
     @cached_property
     def fingerprint(self) -> str:
-        """16 hex digits that change with any name, shape or order."""
+        """A digest, 16 hex digits, of all names and shapes in their order."""
         text = "\n".join(f"{e.name}:{e.shape}" for e in self.entries)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
-    def twice(self, second: str) -> "Layout":
-        """Return a layout with this layout's tensors, then the same tensors again with the prefix `second` in their names."""
+    def doubled(self, prefix: str) -> "Layout":
+        """Return a layout with the tensors of this layout, and then the same tensors with `prefix` before their names."""
         shapes = {e.name: e.shape for e in self.entries}
-        return Layout.from_shapes(shapes | {second + name: shape for name, shape in shapes.items()})
+        return Layout.from_shapes(shapes | {prefix + name: shape for name, shape in shapes.items()})
 
     def entry_at(self, position: int) -> Entry:
         """Return the tensor that holds element `position` of the vector."""

@@ -1,6 +1,6 @@
 """Plugins by name: the codecs, memories, strategies, tasks and attacks of fedcomp and of other installed packages.
 
-A built-in plugin is a class, or a function, with a `name` of its own in a module of one package, such as `fedcomp/codecs/stc.py`.
+A built-in plugin is a class or function with an attribute `name`, in a module of one package, such as `fedcomp/codecs/stc.py`.
 Other packages provide plugins as entry points, such as a codec named `mine`:
 
     [project.entry-points."fedcomp.codecs"]
@@ -27,9 +27,8 @@ T = TypeVar("T")
 class PluginRegistry(Mapping[str, T], Generic[T]):
     """The plugins of one kind by name, sorted. Looking up a plugin imports it; iterating over the names imports no entry point.
 
-    `package`: the package of the built-in plugins. `group`: the group of the entry points. `accepts(value)` returns whether a class or
-    function is a plugin of this kind. `validate(name, plugin)` is called before the first use of a plugin, and raises SpecError
-    to refuse it.
+    `package`: the package of the built-in plugins. `group`: the group of the entry points. `accepts(value)`: return whether a class or
+    function is a plugin of this kind. `validate(name, plugin)`: raise SpecError for an invalid plugin; called before its first use.
     """
 
     def __init__(
@@ -60,11 +59,11 @@ class PluginRegistry(Mapping[str, T], Generic[T]):
         return len({*self._builtin, *self._provided})
 
     def available(self) -> dict[str, T]:
-        """Import and return all plugins. Entry points that cannot be used are left out with a warning."""
-        found: dict[str, T] = {}
+        """Import and return all plugins. Entry points that cannot be used are omitted with a warning."""
+        plugins: dict[str, T] = {}
         for name in self:
             try:
-                found[name] = self[name]
+                plugins[name] = self[name]
             except SpecError as error:
                 warnings.warn(str(error), stacklevel=3)
         for entry in self._entry_points:
@@ -73,12 +72,12 @@ class PluginRegistry(Mapping[str, T], Generic[T]):
                     f"'{entry.name}' of {self.group} in {_provider(entry)} is not used, since the name is built in",
                     stacklevel=3,
                 )
-        return found
+        return plugins
 
     @cached_property
     def _builtin(self) -> dict[str, T]:
         package = import_module(self.package)
-        found: dict[str, T] = {}
+        plugins: dict[str, T] = {}
         for info in pkgutil.iter_modules(package.__path__, f"{self.package}."):
             module = import_module(info.name)
             for value in vars(module).values():
@@ -86,11 +85,11 @@ class PluginRegistry(Mapping[str, T], Generic[T]):
                     continue
                 name = vars(value).get("name")
                 if isinstance(name, str) and self.accepts(value):
-                    if name in found:
-                        raise AssertionError(f"{found[name]} and {value} are both named '{name}'")
+                    if name in plugins:
+                        raise AssertionError(f"{plugins[name]} and {value} are both named '{name}'")
                     self.validate(name, value)
-                    found[name] = value
-        return found
+                    plugins[name] = value
+        return plugins
 
     @property
     def _entry_points(self) -> tuple[EntryPoint, ...]:
@@ -98,12 +97,12 @@ class PluginRegistry(Mapping[str, T], Generic[T]):
 
     @property
     def _provided(self) -> dict[str, list[EntryPoint]]:
-        """Return the entry points of each name that is not built in."""
-        found: dict[str, list[EntryPoint]] = {}
+        """The entry points by name, except for the names of built-in plugins."""
+        entries: dict[str, list[EntryPoint]] = {}
         for entry in self._entry_points:
             if entry.name not in self._builtin:
-                found.setdefault(entry.name, []).append(entry)
-        return found
+                entries.setdefault(entry.name, []).append(entry)
+        return entries
 
     def _load(self, name: str, entries: list[EntryPoint]) -> T:
         providers = " and ".join(sorted({_provider(entry) for entry in entries}))

@@ -1,4 +1,4 @@
-"""A profiler for simulated rounds, which records named, nested spans. `timed` does nothing unless a recorder is active.
+"""A profiler for simulated rounds that records named, nested spans. `timed` does nothing unless a recorder is active.
 
 with recording(Recorder()) as recorder:
     ...  # code that contains `with timed("evaluation"):`
@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-SERVER, CLIENTS, PLAIN_LOOPS = "server", "clients", "plain loops"  # tracks
+SERVER, CLIENTS, BASELINES = "server", "clients", "plain loops"  # tracks; BASELINES: of bench sim
 TRACKS = {  # by name of the span; other spans are on the track PLAIN_LOOPS
     "round": SERVER,
     "aggregation": SERVER,
@@ -33,22 +33,22 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Event:
-    """A span that has ended."""
+    """A finished span."""
 
     name: str
     start_s: float  # since the recorder was created
     seconds: float
-    own_s: float  # seconds without nested spans
+    self_s: float  # seconds without nested spans
     depth: int  # number of enclosing spans
     details: dict[str, Any] = field(default_factory=dict)
 
     @property
     def track(self) -> str:
-        return TRACKS.get(self.name, PLAIN_LOOPS)
+        return TRACKS.get(self.name, BASELINES)
 
 
 class Recorder:
-    """Records the spans of the thread that created it. `synchronise` waits until the device is idle."""
+    """Records the spans of the thread that created it. `synchronise`: called at the edges of spans, to wait until the device is idle."""
 
     def __init__(
         self,
@@ -59,29 +59,28 @@ class Recorder:
         self._synchronise = synchronise
         self._clock = clock
         self._thread = threading.get_ident()
-        self._inside: list[float] = []
-        self._began = clock()
+        self._nested_s: list[float] = []  # by active span: the time of its nested spans
+        self._created = clock()
 
     @contextmanager
     def span(self, name: str, details: dict[str, Any]) -> Iterator[None]:
-        """Record the block as a span, also if it raises."""
+        """Record the block as a span, even if it raises."""
         if threading.get_ident() != self._thread:
             yield
             return
         self._synchronise()
         start = self._clock()
-        self._inside.append(0.0)
+        self._nested_s.append(0.0)
         try:
             yield
         finally:
             self._synchronise()
-            seconds, within = self._clock() - start, self._inside.pop()
-            if self._inside:
-                self._inside[-1] += seconds
+            seconds, nested_s = self._clock() - start, self._nested_s.pop()
+            if self._nested_s:
+                self._nested_s[-1] += seconds
+            depth = len(self._nested_s)
             self.events.append(
-                Event(
-                    name, start - self._began, seconds, seconds - within, len(self._inside), details
-                )
+                Event(name, start - self._created, seconds, seconds - nested_s, depth, details)
             )
 
 
@@ -91,7 +90,7 @@ def timed(name: str, **details: Any) -> AbstractContextManager[None]:
 
 
 def timed_each(name: str, items: Iterable[T]) -> Iterator[T]:
-    """Yield the items of an iterable; the time to compute each item is a span."""
+    """Yield the items of an iterable, and record the computation of each item as a span."""
     source = iter(items)
     while True:
         with timed(name):
@@ -115,11 +114,11 @@ def recording(recorder: Recorder) -> Iterator[Recorder]:
 
 
 def trace(events: Iterable[Event], process: str) -> dict[str, Any]:
-    """Return events in the Trace Event Format of Chrome, which Perfetto opens: complete events in µs, a thread for each track.
+    """Return events in the Trace Event Format of Chrome, which Perfetto opens: complete events in µs, with a thread for each track.
 
     Source: Duca, Sinclair: Trace Event Format. Chromium 2016.
     """
-    tracks = [SERVER, CLIENTS, PLAIN_LOOPS]
+    tracks = [SERVER, CLIENTS, BASELINES]
     metadata = [{"name": "process_name", "ph": "M", "pid": 1, "tid": 0, "args": {"name": process}}]
     for tid, track in enumerate(tracks, 1):
         thread = {"ph": "M", "pid": 1, "tid": tid}

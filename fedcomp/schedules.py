@@ -1,18 +1,19 @@
-"""A value that changes by round: one grammar for the learning rate, local steps, batch size and density.
+"""Schedules of the learning rate, local steps, batch size and density by round.
 
     schedule = piece { "," piece } | curve [ ":" option { "," option } ]
-    piece    = value [ "@" round ]          this value from that round on; the first piece may leave the round out, which is then 1
+    piece    = value [ "@" round ]          this value from that round on; the first piece may omit the round, which is then 1
 
-`1,8@21` is 1 in rounds 1 to 20 and 8 from round 21 on; `8@21` is the run's own value until then. A curve starts from the own value v,
-in the first round after a warm-up, if there is one. With p = (r − 1)/R for the r-th of the R rounds until the horizon, and 1 after it:
+`1,8@21` is 1 in rounds 1 to 20 and 8 from round 21 on. `8@21` is the default until round 21: the value of the run without a schedule. A
+curve starts from the default v, in the first round after the warm-up. In round r after the warm-up, with R rounds from the warm-up to the
+horizon, and p = min(1, (r − 1)/R):
 
     cosine      e + (v − e)(1 + cos πp)/2       Loshchilov, Hutter: SGDR. ICLR 2017, without restarts
     linear      e + (v − e)(1 − p)
     poly        e + (v − e)(1 − p)^power
     geometric   v (e/v)^p
-    step        v · factor^⌊(r − 1)/every⌋      which knows no horizon
+    step        v · factor^⌊(r − 1)/every⌋      needs no horizon
 
-e, the option `to`, is in the unit of the value, and holds from the round after the horizon on. Whole numbers are rounded, halves up.
+e, the option `to`, is in the unit of the value. Whole numbers are rounded to nearest, halves up.
 """
 
 import bisect
@@ -25,20 +26,20 @@ from . import spec
 from .errors import ConfigError, SpecError
 
 MAX_COUNT = 1_000_000  # steps, or examples in a batch
-MAX_ROUND = 2**63 - 1  # round
-MAX_FLOAT = 3e38  # rate, norm or other factor that a float32 holds
+MAX_ROUND = 2**63 - 1
+MAX_FLOAT = 3e38  # for numbers that are stored as float32
 
 
 class Curve(ABC):
-    """The course of a value from `own` in round 1."""
+    """A value that changes by a formula, starting from `default` in round 1."""
 
     name: ClassVar[str]
-    ends: ClassVar[bool] = True  # with the horizon
-    fix: ClassVar[str] = "another 'to'"  # for a curve that leaves the allowed values
+    needs_horizon: ClassVar[bool] = True
+    fix: ClassVar[str] = "another 'to'"  # advice in errors about values out of range
 
     @abstractmethod
-    def at(self, own: float, round: int, rounds: int) -> float:
-        """Return the value in a round, with the horizon `rounds`."""
+    def at(self, default: float, round: int, rounds: int) -> float:
+        """Return the value in a round. `rounds`: the horizon."""
 
 
 @dataclass(frozen=True)
@@ -50,12 +51,12 @@ class Linear(Curve):
     def __post_init__(self) -> None:
         _check_range(self, "to", low=0.0)
 
-    def at(self, own: float, round: int, rounds: int) -> float:
-        return self.to + (own - self.to) * self.remaining(_passed(round, rounds))
+    def at(self, default: float, round: int, rounds: int) -> float:
+        return self.to + (default - self.to) * self.remaining(_progress(round, rounds))
 
-    def remaining(self, passed: float) -> float:
-        """Return the share of the way to `to` that is left after a share of the rounds."""
-        return 1.0 - passed
+    def remaining(self, progress: float) -> float:
+        """Return the remaining fraction of the change to `to`, given the fraction of rounds that have passed."""
+        return 1.0 - progress
 
 
 @dataclass(frozen=True)
@@ -68,16 +69,16 @@ class Poly(Linear):
         super().__post_init__()
         _check_range(self, "power", low=0.0)
 
-    def remaining(self, passed: float) -> float:
-        return (1.0 - passed) ** self.power
+    def remaining(self, progress: float) -> float:
+        return (1.0 - progress) ** self.power
 
 
 @dataclass(frozen=True)
 class Cosine(Linear):
     name: ClassVar[str] = "cosine"
 
-    def remaining(self, passed: float) -> float:
-        return (1.0 + math.cos(math.pi * passed)) / 2
+    def remaining(self, progress: float) -> float:
+        return (1.0 + math.cos(math.pi * progress)) / 2
 
 
 @dataclass(frozen=True)
@@ -89,14 +90,14 @@ class Geometric(Curve):
     def __post_init__(self) -> None:
         _check_range(self, "to", above=0.0)
 
-    def at(self, own: float, round: int, rounds: int) -> float:
-        return own * (self.to / own) ** _passed(round, rounds)
+    def at(self, default: float, round: int, rounds: int) -> float:
+        return default * (self.to / default) ** _progress(round, rounds)
 
 
 @dataclass(frozen=True)
 class Step(Curve):
     name: ClassVar[str] = "step"
-    ends: ClassVar[bool] = False
+    needs_horizon: ClassVar[bool] = False
     fix: ClassVar[str] = "another 'factor' or a larger 'every'"
 
     every: int  # rounds
@@ -106,9 +107,9 @@ class Step(Curve):
         _check_range(self, "every", low=1)
         _check_range(self, "factor", above=0.0)
 
-    def at(self, own: float, round: int, rounds: int) -> float:
+    def at(self, default: float, round: int, rounds: int) -> float:
         try:
-            return own * self.factor ** ((round - 1) // self.every)
+            return default * self.factor ** ((round - 1) // self.every)
         except OverflowError:
             return math.inf
 
@@ -117,15 +118,15 @@ CURVES: dict[str, type[Curve]] = {cls.name: cls for cls in (Cosine, Geometric, L
 
 
 @dataclass(frozen=True)
-class Pieces:
-    """Values with their first rounds, in order."""
+class PiecewiseConstant:
+    """Values, each from its first round on."""
 
     values: tuple[float, ...]
-    rounds: tuple[int, ...]
+    rounds: tuple[int, ...]  # first rounds, ascending
 
-    def at(self, own: float, round: int) -> float:
+    def at(self, default: float, round: int) -> float:
         started = bisect.bisect_right(self.rounds, round)
-        return self.values[started - 1] if started else own
+        return self.values[started - 1] if started else default
 
 
 @dataclass(frozen=True)
@@ -135,13 +136,13 @@ class ValueRange:
     whole: bool = False
     high: float = math.inf
 
-    def read(self, text: str) -> Curve | Pieces:
+    def read(self, text: str) -> Curve | PiecewiseConstant:
         """Parse a schedule. Raises SpecError."""
         if text[:1].isalpha():
             parsed = spec.parse(text)
             if parsed.scope or len(parsed.parts) > 1:
                 raise SpecError(
-                    "a schedule is one curve, such as cosine, or values with their rounds; write 1,8@21 for 8 from round 21"
+                    "a schedule is one curve, such as cosine, or values with rounds, such as 1,8@21 for 8 from round 21; give one of them"
                 )
             return spec.build(parsed.parts[0], CURVES, "schedule")
         pieces = [self._piece(text, item, first=i == 0) for i, item in enumerate(text.split(","))]
@@ -149,15 +150,15 @@ class ValueRange:
         for before, after in zip(rounds, rounds[1:], strict=False):
             if after <= before:
                 raise SpecError(
-                    f"round {after} comes after round {before} in '{text}'; give them in their order"
+                    f"round {after} follows round {before} in '{text}'; give rounds in ascending order"
                 )
-        return Pieces(values, rounds)
+        return PiecewiseConstant(values, rounds)
 
     def _piece(self, text: str, item: str, first: bool) -> tuple[float, int]:
         raw, at, when = item.partition("@")
         if not at and not first:
             raise SpecError(
-                f"'{item}' in '{text}' does not say from which round on; write {item or 'VALUE'}@ROUND"
+                f"'{item}' in '{text}' has no first round; write {item or 'VALUE'}@ROUND"
             )
         value = spec.convert(raw.strip(), int if self.whole else float, f"the value in '{item}'")
         round = spec.convert(when.strip(), int, f"the round in '{item}'") if at else 1
@@ -168,7 +169,7 @@ class ValueRange:
         return value, round
 
     def correction(self, value: float) -> str:
-        """Return what to give instead of a value that is not allowed, "" for one that is."""
+        """Return a description of the allowed values if `value` is not allowed, else ""."""
         if value < 1 and self.whole:
             return "at least 1"
         if not value > 0:
@@ -176,92 +177,97 @@ class ValueRange:
         return f"at most {self.high:g}" if value > self.high else ""
 
 
-RATE, WHOLE, FRACTION = (
-    ValueRange(high=MAX_FLOAT),
-    ValueRange(whole=True, high=MAX_COUNT),
-    ValueRange(high=1.0),
-)
+RATE = ValueRange(high=MAX_FLOAT)
+COUNT = ValueRange(whole=True, high=MAX_COUNT)
+FRACTION = ValueRange(high=1.0)
 
 
 @dataclass(frozen=True)
 class OptionSchedule:
-    """The value of an option by round, from 1 on: the run's `own` without a schedule.
+    """The value of an option by round, from round 1 on. Without a schedule (`text` None) it is always `default`.
 
-    A curve begins after `warmup` rounds and ends with round `horizon`; 0 = not known. Raises SpecError for a text that is not a schedule of
-    this kind, and ConfigError for a curve that needs a horizon and has none. Errors begin with `flag`.
+    A curve starts after `warmup` rounds and ends at round `horizon`, 0 if unknown. Raises SpecError for a text that is not a schedule of
+    values in the range `kind`, and ConfigError for a curve that needs a horizon if it is unknown. Errors start with `flag`.
     """
 
     flag: str
     text: str | None
     kind: ValueRange
-    own: float
+    default: float
     warmup: int = 0
     horizon: int = 0
-    form: Curve | Pieces = field(init=False, repr=False, compare=False)
+    curve: Curve | PiecewiseConstant = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         with spec.error_context(self.text or "", self.flag):
-            form: Curve | Pieces = self.kind.read(self.text) if self.text else Pieces((), ())
-        if isinstance(form, Curve) and form.ends and not self.horizon:
-            raise ConfigError(
-                f"{self.flag} '{self.text}' ends with the last round, which is not known; give --horizon"
+            curve: Curve | PiecewiseConstant = (
+                self.kind.read(self.text) if self.text else PiecewiseConstant((), ())
             )
-        object.__setattr__(self, "form", form)
+        if isinstance(curve, Curve) and curve.needs_horizon and not self.horizon:
+            raise ConfigError(
+                f"{self.flag} '{self.text}' ends at the last round, which is unknown; give --horizon"
+            )
+        object.__setattr__(self, "curve", curve)
 
     def at(self, round: int) -> float:
-        """Return the value in a round, an int for a kind of whole numbers."""
-        if isinstance(self.form, Pieces):
-            return self.form.at(self.own, round)
-        value = self.form.at(
-            self.own, max(1, round - self.warmup), max(1, self.horizon - self.warmup)
+        """Return the value in a round, an int for whole numbers."""
+        if isinstance(self.curve, PiecewiseConstant):
+            return self.curve.at(self.default, round)
+        value = self.curve.at(
+            self.default, max(1, round - self.warmup), max(1, self.horizon - self.warmup)
         )
         return math.floor(value + 0.5) if self.kind.whole and math.isfinite(value) else value
 
     def values(self, rounds: int) -> set[float]:
-        """Return the values in the first and the last of `rounds` rounds, and those of pieces that begin between them."""
-        begun = self.form.rounds if isinstance(self.form, Pieces) else ()
+        """Return the values in the first and the last of `rounds` rounds and at the first rounds of pieces between them."""
+        starts = self.curve.rounds if isinstance(self.curve, PiecewiseConstant) else ()
         return {
             self.at(round)
-            for round in (self.warmup + 1, *begun, rounds)
+            for round in (self.warmup + 1, *starts, rounds)
             if round <= max(rounds, self.warmup + 1)
         }
 
     def check(self, rounds: int) -> None:
-        """Raise ConfigError if a curve leaves the allowed values within `rounds` rounds. Curves rise, or fall, all the way."""
+        """Raise ConfigError if a curve leaves the allowed values within `rounds` rounds. Curves are monotonic."""
         value = self.at(rounds)
-        if isinstance(self.form, Curve) and (correction := self.kind.correction(value)):
-            longer = f"--horizon {rounds}, or " if self.form.ends and rounds > self.horizon else ""
+        if isinstance(self.curve, Curve) and (correction := self.kind.correction(value)):
+            longer = (
+                f"--horizon {rounds}, or "
+                if self.curve.needs_horizon and rounds > self.horizon
+                else ""
+            )
             raise ConfigError(
-                f"{self.flag} '{self.text}' comes to {value:g} in round {rounds}; give {correction}, by {longer}{self.form.fix}"
+                f"{self.flag} '{self.text}' reaches {value:g} in round {rounds}, but values must be {correction}; "
+                f"give {longer}{self.curve.fix}"
             )
 
 
-LOCAL = {"lr": RATE, "local_steps": WHOLE, "batch_size": WHOLE}  # options of clients
+CLIENT_OPTIONS = {"lr": RATE, "local_steps": COUNT, "batch_size": COUNT}  # options of clients
 
 
 def of_options(options: Any, horizon: int) -> dict[str, OptionSchedule]:
-    """Return the schedules of LOCAL from options, a `fedcomp.config.RunConfig` or an object with the same fields."""
+    """Return the schedule of each of CLIENT_OPTIONS. `options`: a `fedcomp.config.RunConfig` or an object with the same fields."""
     return {
         name: OptionSchedule(
             f"--{name.replace('_', '-')}-schedule",
             getattr(options, f"{name}_schedule"),
             kind,
-            options.learning_rate if (own := getattr(options, name)) is None else own,
+            options.learning_rate if (value := getattr(options, name)) is None else value,
             options.lr_warmup if name == "lr" else 0,
             horizon,
         )
-        for name, kind in LOCAL.items()
+        for name, kind in CLIENT_OPTIONS.items()
     }
 
 
-def ends(text: str | None) -> bool:
-    """Return whether a schedule is a curve that ends with the horizon."""
+def needs_horizon(text: str | None) -> bool:
+    """Return whether a schedule is a curve that needs the horizon."""
     if text is None or not text[:1].isalpha():
         return False
-    return CURVES[spec.parse(text).parts[0].name].ends
+    return CURVES[spec.parse(text).parts[0].name].needs_horizon
 
 
-def _passed(round: int, rounds: int) -> float:
+def _progress(round: int, rounds: int) -> float:
     return min(1.0, (round - 1) / rounds)
 
 

@@ -3,7 +3,7 @@
     spec    = product [ "@" scope ]
     product = part { "+" part }
     part    = name [ ":" option { "," option } ]
-    option  = key "=" value | value          a bare value belongs to the first option of the name
+    option  = key "=" value | value          a bare value is that of the first option
     scope   = "model" | "layer" | "chunk=" number
 
 `stc`, `stc:density=1/400`, `topk:density=1%,values=fp16@layer`, `dirichlet:0.1`, `topk:density=1%+qsgd:levels=4`.
@@ -41,20 +41,24 @@ ClassWithOptions = TypeVar("ClassWithOptions", bound=type[HasOptions])
 
 
 @dataclass(frozen=True)
-class Part:
+class SpecPart:
+    """A name with its options, as strings."""
+
     name: str
     options: tuple[tuple[str, str], ...] = ()  # (key, value); the key of a bare value is ""
 
 
 @dataclass(frozen=True)
 class Spec:
-    parts: tuple[Part, ...]
+    """A parsed spec string."""
+
+    parts: tuple[SpecPart, ...]
     scope: str = ""
 
 
 @contextmanager
 def error_context(text: str = "", flag: str = "") -> Iterator[None]:
-    """Note in SpecErrors which spec string is read, and which flag it was given with."""
+    """Add the spec string and its flag to SpecErrors that the block raises."""
     try:
         yield
     except SpecError as error:
@@ -72,8 +76,8 @@ def parse(text: str) -> Spec:
     return Spec(tuple(_part(text, piece) for piece in body.split("+")), scope)
 
 
-def parse_part(text: str, kind: str) -> Part:
-    """Return the part of a spec string that has one part and no scope. Raises SpecError for others."""
+def parse_part(text: str, kind: str) -> SpecPart:
+    """Return the only part of a spec string without a scope. `kind`: what it names, for errors. Raises SpecError for other spec strings."""
     parsed = parse(text)
     if parsed.scope or len(parsed.parts) > 1:
         raise SpecError(
@@ -82,7 +86,7 @@ def parse_part(text: str, kind: str) -> Part:
     return parsed.parts[0]
 
 
-def _part(text: str, piece: str) -> Part:
+def _part(text: str, piece: str) -> SpecPart:
     name, colon, tail = piece.strip().partition(":")
     if not name or (colon and not tail):
         raise SpecError(f"'{text}' is incomplete; write name or name:option=value")
@@ -92,32 +96,32 @@ def _part(text: str, piece: str) -> Part:
         if not value or (equals and not key.strip()):
             raise SpecError(f"'{item}' in '{text}' is incomplete; write option=value")
         options.append((key.strip(), value.strip()))
-    return Part(name.strip(), tuple(options))
+    return SpecPart(name.strip(), tuple(options))
 
 
-def build(part: Part, known: Mapping[str, type], kind: str) -> Any:
-    """Return an instance of the dataclass that `part` names, with its options converted to the types of the fields.
+def build(part: SpecPart, classes: Mapping[str, type], kind: str) -> Any:
+    """Return an instance of the dataclass that `part` names, with the options as fields, converted to their types.
 
-    Raises SpecError, with the nearest name or option, for unknown ones.
+    Raises SpecError for an unknown name or option, with the most similar one.
     """
-    return _filled(part, _found(part, known, kind), kind)
+    return _construct(part, _lookup(part, classes, kind), kind)
 
 
 def choose(
-    part: Part, known: Mapping[str, ClassWithOptions], kind: str
+    part: SpecPart, classes: Mapping[str, ClassWithOptions], kind: str
 ) -> tuple[ClassWithOptions, Any]:
-    """Return the class that `part` names and an instance of its dataclass `Options`. Raises SpecError as `build` does."""
-    cls = _found(part, known, kind)
-    return cls, _filled(part, cls.Options, kind)
+    """Return the class that `part` names, and an instance of its dataclass `Options`. Raises SpecError like `build`."""
+    cls = _lookup(part, classes, kind)
+    return cls, _construct(part, cls.Options, kind)
 
 
-def _found(part: Part, known: Mapping[str, Class], kind: str) -> Class:
-    if part.name not in known:
-        raise SpecError(f"unknown {kind} '{part.name}'; {nearest(part.name, known)}")
-    return known[part.name]
+def _lookup(part: SpecPart, classes: Mapping[str, Class], kind: str) -> Class:
+    if part.name not in classes:
+        raise SpecError(f"unknown {kind} '{part.name}'; {nearest(part.name, classes)}")
+    return classes[part.name]
 
 
-def _filled(part: Part, cls: type, kind: str) -> Any:
+def _construct(part: SpecPart, cls: type, kind: str) -> Any:
     hints = _hints(cls)
     types_ = {f.name: hints[f.name] for f in dataclasses.fields(cls) if f.init}
     values: dict[str, Any] = {}
@@ -148,7 +152,10 @@ def _hints(cls: type) -> dict[str, Any]:
 
 
 def convert(raw: str, to: Any, what: str) -> Any:
-    """Convert `raw` to the type `to`: int, float (also 1%, 1/400), bool, str, a Literal, or one of these or None. Raises SpecError."""
+    """Convert `raw` to the type `to`: int, float (also 1%, 1/400), bool, str, a Literal, or an optional one of these.
+
+    `what`: name of the value, for errors. Raises SpecError.
+    """
     if typing.get_origin(to) in (types.UnionType, typing.Union):
         (to,) = (t for t in typing.get_args(to) if t is not type(None))
     try:
@@ -161,11 +168,11 @@ def convert(raw: str, to: Any, what: str) -> Any:
             return BOOLEANS[raw.lower()]
         return parse_number(raw) if to is float else int(_digits(raw)) if to is int else to(raw)
     except (ValueError, KeyError, ZeroDivisionError, OverflowError):
-        raise SpecError(f"{what} cannot be '{raw}'; give {_wanted(to)}") from None
+        raise SpecError(f"{what} cannot be '{raw}'; give {_describe(to)}") from None
 
 
 def check_ranges(options: Any, **ranges: tuple[float, float]) -> None:
-    """Raise SpecError for an option of a dataclass instance outside of its range (low, high), which includes both ends."""
+    """Raise SpecError if an option of a dataclass instance is outside its range (low, high), which includes both bounds."""
     for name, (low, high) in ranges.items():
         if not low <= (value := getattr(options, name)) <= high:
             wanted = f"at least {low:g}" if high == math.inf else f"{low:g} to {high:g}"
@@ -173,14 +180,14 @@ def check_ranges(options: Any, **ranges: tuple[float, float]) -> None:
 
 
 def check_decays(options: Any, *names: str) -> None:
-    """Raise SpecError for a momentum or another decay of a dataclass instance that is not in [0, 1)."""
+    """Raise SpecError if one of these options of a dataclass instance, such as a momentum, is not in [0, 1)."""
     for name in names:
         if not 0 <= (value := getattr(options, name)) < 1:
             raise SpecError(f"{name} is {value:g}; give at least 0 and less than 1, such as 0.9")
 
 
 def parse_number(raw: str) -> float:
-    """Parse a number; 0.01, 1e-2, 1% and 1/100 are the same. Raises ValueError on anything that is not finite."""
+    """Parse a number: 0.01, 1e-2, 1% and 1/100 are equal. Raises ValueError for other text and for numbers that are not finite."""
     text = _digits(raw).strip()
     if "/" in text:
         value = float(Fraction(text))
@@ -192,7 +199,7 @@ def parse_number(raw: str) -> float:
 
 
 def _quantity(raw: str, units: Mapping[str, float]) -> float:
-    """Return a number times its unit. Raises ValueError on anything else, and for a negative number."""
+    """Parse a number with a unit. Raises ValueError for other text and for negative numbers."""
     text = raw.strip()
     unit = max((unit for unit in units if text.endswith(unit)), key=len)
     value = parse_number(text.removesuffix(unit)) * units[unit]
@@ -202,14 +209,14 @@ def _quantity(raw: str, units: Mapping[str, float]) -> float:
 
 
 def parse_bytes(raw: str) -> int:
-    """Parse a number of bytes: `200kB`, `1.5MB`, `64KiB`, `4096`. Raises ValueError on anything else, and below one byte."""
+    """Parse a number of bytes: `200kB`, `1.5MB`, `64KiB`, `4096`. Raises ValueError for other text and for less than one byte."""
     if not (value := math.floor(_quantity(raw, SIZES))):
         raise ValueError(raw)
     return value
 
 
 def parse_count(raw: str) -> int:
-    """Parse a number of things: `1000000`, `25M`, `1.5k`, `1G`. Raises ValueError on anything else, and below one."""
+    """Parse a count: `1000000`, `25M`, `1.5k`, `1G`. Raises ValueError for other text and for less than one."""
     value = _quantity(raw, COUNTS)
     if value < 1 or abs(value - round(value)) > 1e-6:
         raise ValueError(raw)
@@ -217,12 +224,12 @@ def parse_count(raw: str) -> int:
 
 
 def parse_duration(raw: str) -> float:
-    """Parse a number of seconds: `50ms`, `20s`, `1.5 min`, `2h`, `1d`, `0.5`. Raises ValueError on anything else, and below zero."""
+    """Parse a duration in seconds: `50ms`, `20s`, `1.5 min`, `2h`, `1d`, `0.5`. Raises ValueError for other text and negative numbers."""
     return _quantity(raw, TIMES)
 
 
 def parse_budget(raw: str) -> tuple[int, float]:
-    """Parse bytes or a time: (bytes, 0.0) for `200kB`, (0, seconds) for `30s`. Raises ValueError on anything else, and for zero."""
+    """Parse bytes or a duration: (bytes, 0.0) for `200kB`, (0, seconds) for `30s`. Raises ValueError for other text and for zero."""
     if not raw.strip().endswith(tuple(unit for unit in TIMES if unit)):
         return parse_bytes(raw), 0.0
     if not (seconds := parse_duration(raw)):
@@ -231,25 +238,25 @@ def parse_budget(raw: str) -> tuple[int, float]:
 
 
 def parse_byte_list(raw: str) -> list[int]:
-    """Parse sizes with commas between them."""
+    """Parse numbers of bytes, separated by commas."""
     return [parse_bytes(part) for part in raw.split(",")]
 
 
 def _digits(raw: str) -> str:
-    """Return `raw`. Raises ValueError for digits of other scripts and for 1_0, which Python accepts as numbers."""
+    """Return `raw`. Raises ValueError for numbers that only Python accepts: digits of other scripts, and underscores as in 1_0."""
     if "_" in raw or not raw.isascii():
         raise ValueError(raw)
     return raw
 
 
 def format_spec(name: str, options: Any) -> str:
-    """Return the spec string of a dataclass instance, with all its options. `parse` and `build` are the inverse."""
+    """Return the spec string of a dataclass instance, with all its options. `parse` and `build` invert it."""
     pairs = [(f.name, getattr(options, f.name)) for f in dataclasses.fields(options) if f.init]
-    text = ",".join(f"{key}={_written(value)}" for key, value in pairs if value is not None)
+    text = ",".join(f"{key}={_format_value(value)}" for key, value in pairs if value is not None)
     return f"{name}:{text}" if text else name
 
 
-def _written(value: Any) -> str:
+def _format_value(value: Any) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     if not isinstance(value, float):
@@ -257,11 +264,11 @@ def _written(value: Any) -> str:
     if 1e-6 < value < 1 and float(f"{value:g}") != value == 1 / round(1 / value):
         return f"1/{round(1 / value)}"
     text = f"{value:g}" if float(f"{value:g}") == value else repr(value)
-    return text.replace("+", "")  # 1e+20: a plus joins the parts of a product
+    return text.replace("+", "")  # in 1e+20, since a plus separates the parts of a product
 
 
-def _wanted(to: Any) -> str:
-    """Return a description of the values of a type, which a type may define as `wanted`."""
+def _describe(to: Any) -> str:
+    """Return a description of the values of a type. A type can define it as an attribute `wanted`."""
     usual = {
         int: "a whole number",
         float: "a number such as 0.01, 1% or 1/100",

@@ -6,8 +6,8 @@ import threading
 import pytest
 
 from fedcomp.profiling import (
+    BASELINES,
     CLIENTS,
-    PLAIN_LOOPS,
     SERVER,
     Event,
     Recorder,
@@ -41,7 +41,7 @@ def test_own_time_leaves_out_what_is_inside():
         Event("aggregation", 15.0, 16.0, 16.0, 1),
         Event("round", 1.0, 62.0, 42.0, 0),
     ]
-    assert sum(e.own_s for e in recorder.events) == 62.0
+    assert sum(e.self_s for e in recorder.events) == 62.0
 
 
 def test_nothing_is_recorded_outside():
@@ -142,7 +142,7 @@ def test_a_trace_has_a_track_for_each_side():
         "aggregation",
         "lean loop",
     ]
-    assert [e["cat"] for e in events[:5]] == [SERVER, CLIENTS, CLIENTS, SERVER, PLAIN_LOOPS]
+    assert [e["cat"] for e in events[:5]] == [SERVER, CLIENTS, CLIENTS, SERVER, BASELINES]
     assert events[2]["args"] == {"clients": 2} and len({e["tid"] for e in events}) == 3
 
 

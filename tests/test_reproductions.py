@@ -181,7 +181,8 @@ def test_verdicts(done):
     assert summary_line(found[:1]) == "the claim holds here"
     assert summary_line(found[1:]) == f"the claim does not hold here: {results['short']}"
     assert (
-        summary_line(found) == f"claim 2 does not hold here: {results['short']}; the other one holds"
+        summary_line(found)
+        == f"claim 2 does not hold here: {results['short']}; the other one holds"
     )
     assert summary_line([found[0]] * 3) == "the claims hold here, all 3"
 

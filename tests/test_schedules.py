@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedcomp.errors import ConfigError, SpecError
-from fedcomp.schedules import CURVES, FRACTION, RATE, WHOLE, OptionSchedule, ends
+from fedcomp.schedules import COUNT, CURVES, FRACTION, RATE, OptionSchedule, needs_horizon
 
 
 def values(text: str, rounds, own: float = 1.0, kind=RATE, **also) -> list[float]:
@@ -29,7 +29,7 @@ def values(text: str, rounds, own: float = 1.0, kind=RATE, **also) -> list[float
     ],
 )
 def test_pieces(text, own, expected):
-    found = values(text, range(1, 6), own, WHOLE)
+    found = values(text, range(1, 6), own, COUNT)
     assert found == expected and all(type(value) is int for value in found)
 
 
@@ -62,8 +62,8 @@ def test_a_curve_begins_after_the_warm_up(text):
 
 
 def test_whole_numbers_are_rounded_halves_up():
-    assert values("linear:to=4", range(1, 6), 1, WHOLE, horizon=2) == [1, 3, 4, 4, 4]
-    assert values("step:every=1,factor=2", range(1, 6), 20, WHOLE) == [20, 40, 80, 160, 320]
+    assert values("linear:to=4", range(1, 6), 1, COUNT, horizon=2) == [1, 3, 4, 4, 4]
+    assert values("step:every=1,factor=2", range(1, 6), 20, COUNT) == [20, 40, 80, 160, 320]
 
 
 @given(
@@ -96,12 +96,12 @@ def test_a_curve_goes_one_way_from_the_own_value_to_the_last(name, own, to, roun
         (
             "cosine+linear",
             RATE,
-            "a schedule is one curve, such as cosine, or values with their rounds; write 1,8@21 for 8 from round 21",
+            "a schedule is one curve, such as cosine, or values with rounds, such as 1,8@21 for 8 from round 21; give one of them",
         ),
         (
             "cosine@3",
             RATE,
-            "a schedule is one curve, such as cosine, or values with their rounds; write 1,8@21 for 8 from round 21",
+            "a schedule is one curve, such as cosine, or values with rounds, such as 1,8@21 for 8 from round 21; give one of them",
         ),
         ("geometric", RATE, "schedule 'geometric' needs to; write geometric:to=VALUE"),
         ("geometric:to=0", RATE, "to is 0; give more than 0"),
@@ -113,21 +113,21 @@ def test_a_curve_goes_one_way_from_the_own_value_to_the_last(name, own, to, roun
             "factor is 0; give more than 0",
         ),
         ("poly:power=-1", RATE, "power is -1; give at least 0"),
-        ("1,8", WHOLE, "'8' in '1,8' does not say from which round on; write 8@ROUND"),
-        ("1,", WHOLE, "'' in '1,' does not say from which round on; write VALUE@ROUND"),
-        ("1,8@0", WHOLE, "the round in '8@0' is 0; give at least 1"),
-        ("1,8@", WHOLE, "the round in '8@' cannot be ''; give a whole number"),
-        ("1,8@2.5", WHOLE, "the round in '8@2.5' cannot be '2.5'; give a whole number"),
-        ("1,8@1", WHOLE, "round 1 comes after round 1 in '1,8@1'; give them in their order"),
+        ("1,8", COUNT, "'8' in '1,8' has no first round; write 8@ROUND"),
+        ("1,", COUNT, "'' in '1,' has no first round; write VALUE@ROUND"),
+        ("1,8@0", COUNT, "the round in '8@0' is 0; give at least 1"),
+        ("1,8@", COUNT, "the round in '8@' cannot be ''; give a whole number"),
+        ("1,8@2.5", COUNT, "the round in '8@2.5' cannot be '2.5'; give a whole number"),
+        ("1,8@1", COUNT, "round 1 follows round 1 in '1,8@1'; give rounds in ascending order"),
         (
             "1,8@9,4@5",
-            WHOLE,
-            "round 5 comes after round 9 in '1,8@9,4@5'; give them in their order",
+            COUNT,
+            "round 5 follows round 9 in '1,8@9,4@5'; give rounds in ascending order",
         ),
-        ("0", WHOLE, "the value in '0' is 0; give at least 1"),
-        ("2.5", WHOLE, "the value in '2.5' cannot be '2.5'; give a whole number"),
-        ("1_0", WHOLE, "the value in '1_0' cannot be '1_0'; give a whole number"),
-        ("1000001", WHOLE, "the value in '1000001' is 1e+06; give at most 1e+06"),
+        ("0", COUNT, "the value in '0' is 0; give at least 1"),
+        ("2.5", COUNT, "the value in '2.5' cannot be '2.5'; give a whole number"),
+        ("1_0", COUNT, "the value in '1_0' cannot be '1_0'; give a whole number"),
+        ("1000001", COUNT, "the value in '1000001' is 1e+06; give at most 1e+06"),
         ("0.1,0@3", RATE, "the value in '0@3' is 0; give more than 0"),
         ("-0.1", RATE, "the value in '-0.1' is -0.1; give more than 0"),
         ("0.1,1e39@3", RATE, "the value in '1e39@3' is 1e+39; give at most 3e+38"),
@@ -142,7 +142,7 @@ def test_a_mistake_is_one_sentence(text, kind, sentence):
 
 @given(
     st.text("cosinelartpgy0123456789.,@:=%+-/ ", max_size=12),
-    st.sampled_from([RATE, WHOLE, FRACTION]),
+    st.sampled_from([RATE, COUNT, FRACTION]),
 )
 def test_any_text_is_a_schedule_or_a_sentence(text, kind):
     try:
@@ -161,47 +161,49 @@ def test_any_text_is_a_schedule_or_a_sentence(text, kind):
             RATE,
             0.1,
             5,
-            "--x-schedule 'cosine' comes to 0 in round 5; give more than 0, by --horizon 5, or another 'to'",
+            "--x-schedule 'cosine' reaches 0 in round 5, but values must be more than 0; give --horizon 5, or another 'to'",
         ),
-        ("linear", WHOLE, 4, 4, None),
+        ("linear", COUNT, 4, 4, None),
         (
             "linear",
-            WHOLE,
+            COUNT,
             1,
             4,
-            "--x-schedule 'linear' comes to 0 in round 4; give at least 1, by another 'to'",
+            "--x-schedule 'linear' reaches 0 in round 4, but values must be at least 1; give another 'to'",
         ),
         (
             "linear:to=2",
             FRACTION,
             0.1,
             4,
-            "--x-schedule 'linear:to=2' comes to 1.525 in round 4; give at most 1, by another 'to'",
+            "--x-schedule 'linear:to=2' reaches 1.525 in round 4, but values must be at most 1; give another 'to'",
         ),
         (
             "step:every=1,factor=1e-200",
             RATE,
             0.1,
             3,
-            "--x-schedule 'step:every=1,factor=1e-200' comes to 0 in round 3; give more than 0, by another 'factor' or a larger 'every'",
+            "--x-schedule 'step:every=1,factor=1e-200' reaches 0 in round 3, but values must be more than 0; "
+            "give another 'factor' or a larger 'every'",
         ),
         (
             "step:every=1,factor=1e300",
             RATE,
             0.1,
             2,
-            "--x-schedule 'step:every=1,factor=1e300' comes to 1e+299 in round 2; "
-            "give at most 3e+38, by another 'factor' or a larger 'every'",
+            "--x-schedule 'step:every=1,factor=1e300' reaches 1e+299 in round 2, but values must be "
+            "at most 3e+38; give another 'factor' or a larger 'every'",
         ),
         (
             "step:every=1,factor=10",
-            WHOLE,
+            COUNT,
             1,
             400,
-            "--x-schedule 'step:every=1,factor=10' comes to inf in round 400; give at most 1e+06, by another 'factor' or a larger 'every'",
+            "--x-schedule 'step:every=1,factor=10' reaches inf in round 400, but values must be at most 1e+06; "
+            "give another 'factor' or a larger 'every'",
         ),
         ("cosine", RATE, 0.1, 4, None),
-        ("8@2", WHOLE, 4, 4, None),
+        ("8@2", COUNT, 4, 4, None),
     ],
 )
 def test_a_curve_that_leaves_what_a_value_can_be(text, kind, own, rounds, sentence):
@@ -218,16 +220,16 @@ def test_a_curve_that_leaves_what_a_value_can_be(text, kind, own, rounds, senten
 def test_a_curve_needs_to_know_where_it_ends():
     with pytest.raises(
         ConfigError,
-        match="^--x-schedule 'cosine' ends with the last round, which is not known; give --horizon$",
+        match="^--x-schedule 'cosine' ends at the last round, which is unknown; give --horizon$",
     ):
         OptionSchedule("--x-schedule", "cosine", RATE, 0.1)
-    assert {name for name in CURVES if ends(f"{name}:to=1")} == {
+    assert {name for name in CURVES if needs_horizon(f"{name}:to=1")} == {
         "cosine",
         "geometric",
         "linear",
         "poly",
     }
-    assert not ends("0.1,0.01@3") and not ends(None)
+    assert not needs_horizon("0.1,0.01@3") and not needs_horizon(None)
 
 
 def test_the_extremes_of_a_schedule_are_known():

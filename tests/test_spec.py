@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from fedcomp import spec
 from fedcomp.errors import SpecError
-from fedcomp.spec import Part, Spec
+from fedcomp.spec import Spec, SpecPart
 
 
 @dataclass(frozen=True)
@@ -49,16 +49,16 @@ def build(text: str):
 @for_each(
     "text, parsed",
     [
-        ("stc", Spec((Part("stc"),))),
-        ("stc:density=1/400", Spec((Part("stc", (("density", "1/400"),)),))),
+        ("stc", Spec((SpecPart("stc"),))),
+        ("stc:density=1/400", Spec((SpecPart("stc", (("density", "1/400"),)),))),
         (
             "topk:density=1%,values=fp16@layer",
-            Spec((Part("topk", (("density", "1%"), ("values", "fp16"))),), "layer"),
+            Spec((SpecPart("topk", (("density", "1%"), ("values", "fp16"))),), "layer"),
         ),
-        ("dirichlet:0.1", Spec((Part("dirichlet", (("", "0.1"),)),))),
+        ("dirichlet:0.1", Spec((SpecPart("dirichlet", (("", "0.1"),)),))),
         (
             " topk : density = 1% + qsgd:levels=4 ",
-            Spec((Part("topk", (("density", "1%"),)), Part("qsgd", (("levels", "4"),)))),
+            Spec((SpecPart("topk", (("density", "1%"),)), SpecPart("qsgd", (("levels", "4"),)))),
         ),
     ],
 )
@@ -109,7 +109,9 @@ def test_a_dash_in_an_option_is_an_underscore():
     class Long:
         power_of_two: int = 1
 
-    assert spec.build(Part("long", (("power-of-two", "8"),)), {"long": Long}, "codec") == Long(8)
+    assert spec.build(SpecPart("long", (("power-of-two", "8"),)), {"long": Long}, "codec") == Long(
+        8
+    )
 
 
 @for_each(

@@ -137,7 +137,7 @@ class RoundMeasurement(Callback):
         for event in events:
             part = MESSAGES.get(event.name, event.name)
             if part in parts:
-                parts[part] += event.own_s
+                parts[part] += event.self_s
         self.parts.append(parts | {OTHER: max(0.0, round_s - sum(parts.values()))})
         self.seconds[WHOLE].append(round_s)
         self.seconds[LOCAL].append(parts[TRAINING])

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from itertools import islice, pairwise
-from typing import ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 import torch
@@ -245,9 +245,10 @@ class Codec(ABC):
             whole = entry is frame.WHOLE
             model = Layout.flat(numel) if layout is None else layout
             own = model if whole else entry.as_layout()
-            indices, sections, seeds = zip(*column, strict=True)
-            updates = self._decode_rows(sections, own, seeds)
-            for i, update in zip(indices, updates, strict=True):
+            updates = self._decode_rows(
+                [section for _, section, _ in column], own, [seed for _, _, seed in column]
+            )
+            for (i, _, _), update in zip(column, updates, strict=True):
                 if whole or isinstance(update, FrameError):
                     opened[i] = opened[i] or update
                 else:
@@ -335,7 +336,7 @@ class Codec(ABC):
         return [
             self._seal(numel, next(sections), seed)
             if ok
-            else nonfinite_error(rows[i], context.layout, onto and onto[i])
+            else nonfinite_error(rows[i], context.layout, None if onto is None else onto[i])
             for i, (seed, ok) in enumerate(zip(seeds, finite, strict=True))
         ]
 
@@ -364,7 +365,8 @@ def at_density(codec: Codec, density: float) -> Codec:
         raise ConfigError(
             f"{codec} has no density that could change; use one that has, such as stc or topk"
         )
-    return replace(codec, density=density)
+    changed: dict[str, Any] = {"density": density}
+    return replace(codec, **changed)
 
 
 def spans(codec: Codec, layout: Layout) -> list[slice]:
@@ -395,11 +397,12 @@ def longest_frame(codec: Codec, layout: Layout) -> int | None:
     """Return the largest size in bytes of a frame for vectors of this layout; None if there is no bound."""
     layered = codec.scope == frame.LAYER
     sizes = [e.numel for e in layout] if layered else [layout.numel]
-    sections = [codec.longest_section(numel) for numel in sizes]
-    if None in sections:
-        return None
-    lengths = [len(frame.varint(section)) for section in sections] if layered else []
-    return frame.header_bytes(codec.id, codec.seeded) + sum(sections) + sum(lengths)
+    total = frame.header_bytes(codec.id, codec.seeded)
+    for numel in sizes:
+        if (section := codec.longest_section(numel)) is None:
+            return None
+        total += section + (len(frame.varint(section)) if layered else 0)
+    return total
 
 
 _max_elements: dict[torch.device, int] = {}  # elements of a slice, after the memory ran out

@@ -65,9 +65,7 @@ class Eden(rotated.RotatedCodec):
     """Every rotated coordinate as one to four bits."""
 
     bits: Literal[1, 2, 3, 4] = 2  # per coordinate; one more = about a quarter of the error
-    damped: bool = (
-        False  # use the scale with the least error, for error feedback, not the unbiased one
-    )
+    damped: bool = False  # scale with the least error, for error feedback, not the unbiased one
     name: ClassVar[str] = "eden"
     id: ClassVar[int] = 19
     source: ClassVar[str] = "Vargaftik et al. 2022"
@@ -105,9 +103,7 @@ class Drive(Eden):
     """Every rotated coordinate as its sign."""
 
     bits: ClassVar[int] = 1
-    damped: bool = (
-        False  # use the scale with the least error, for error feedback, not the unbiased one
-    )
+    damped: bool = False  # scale with the least error, for error feedback, not the unbiased one
     name: ClassVar[str] = "drive"
     id: ClassVar[int] = 18
     source: ClassVar[str] = "Vargaftik et al. 2021"

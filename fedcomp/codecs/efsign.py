@@ -58,7 +58,7 @@ class EFSign(Codec):
         numel = layout.numel
         if section.count < max(numel, 1):
             update = spike.unpack(section, numel)
-            scale = _scales(abs(update.values).sum(dtype=np.float64), numel)
+            (scale,) = _scales(abs(update.values).sum(dtype=np.float64, keepdims=True), numel)
             expect(
                 spike.is_needed(scale, numel),
                 "a section with one coordinate should contain signs",

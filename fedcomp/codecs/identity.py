@@ -19,7 +19,7 @@ from .update import Dense, Update
 
 def _bytes_of(values: np.ndarray) -> memoryview:
     """Return the bytes of an array without a copy."""
-    return memoryview(np.ascontiguousarray(values)).cast("B") if values.size else memoryview(b"")
+    return np.ascontiguousarray(values).data.cast("B") if values.size else memoryview(b"")
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Identity(Codec):
         expect(fits, "a dense section has another length")
         read = [np.frombuffer(s.body, "<f4") for s in sections]
         with np.errstate(over="ignore", invalid="ignore"):
-            total = np.sum(read, axis=0, dtype=np.float32)
+            total = np.asarray(np.sum(read, axis=0, dtype=np.float32))
         expect(kernels.all_finite(total), "the sum of the frames is not finite")
         return Section(total.size, _bytes_of(total.astype("<f4", copy=False)))
 
@@ -79,7 +79,7 @@ class Half(Codec):
         return Section(x.numel(), floats.pack_half(x.to(torch.float32).cpu().numpy()))
 
     def _decode_row(self, section: Section, layout: Layout, seed: int) -> Update:
-        return Dense(floats.unpack_half(section.body, layout.numel))
+        return Dense(floats.unpack_half(memoryview(section.body), layout.numel))
 
 
 @dataclass(frozen=True)

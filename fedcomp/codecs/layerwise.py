@@ -70,7 +70,9 @@ class LayerWise(Scoped):
 
     def _sections(self, rows: Rows, seeds: Sequence[int], context: Context) -> list[list[Section]]:
         if context.layout is None:
-            raise ConfigError(f"{self} needs a layout; give layout=fedcomp.Layout.of(model), or use the scope @model")
+            raise ConfigError(
+                f"{self} needs a layout; give layout=fedcomp.Layout.of(model), or use the scope @model"
+            )
         frames: list[list[Section]] = [[] for _ in rows]
         for i, e in enumerate(context.layout):
             parts = rows[:, e.span] if isinstance(rows, Tensor) else [row[e.span] for row in rows]

@@ -88,15 +88,14 @@ class MatrixCodec(Codec):
         return True
 
     def _encode_row(self, x: Tensor, seed: int, context: Context) -> Section:
-        layout = self._check_layout(context.layout)
-        return Section(
-            x.numel(),
-            b"".join(
-                self._tensor(x[e.span], i, e, seed, context)
-                for i, e in enumerate(layout)
-                if e.numel
-            ),
-        )
+        if context.layout is None:
+            raise self._needs_shapes()
+        tensors = [
+            self._tensor(x[e.span], i, e, seed, context)
+            for i, e in enumerate(context.layout)
+            if e.numel
+        ]
+        return Section(x.numel(), b"".join(tensors))
 
     def _decode_row(self, section: Section, layout: Layout, seed: int) -> Update:
         expect(section.count == layout.numel, "a section of matrices has another length")
@@ -110,15 +109,14 @@ class MatrixCodec(Codec):
     def open_batch(
         self, frames: Sequence[bytes], numel: int, layout: Layout | None = None
     ) -> list[Update | FrameError]:
-        self._check_layout(layout)
+        if layout is None and self.needs_layout():
+            raise self._needs_shapes()
         return super().open_batch(frames, numel, layout)
 
-    def _check_layout(self, layout: Layout | None) -> Layout | None:
-        if layout is None and self.needs_layout():
-            raise ConfigError(
-                f"{self} needs the shapes of the tensors; give layout=…, or use a codec for vectors, such as stc"
-            )
-        return layout
+    def _needs_shapes(self) -> ConfigError:
+        return ConfigError(
+            f"{self} needs the shapes of the tensors; give layout=…, or use a codec for vectors, such as stc"
+        )
 
     def _tensor(self, x: Tensor, tensor: int, entry: Entry, seed: int, context: Context) -> bytes:
         shape = shape_of(entry)
@@ -172,7 +170,7 @@ def _read(entry: Entry, data: memoryview) -> tuple[Update, memoryview]:
     if shape and entry.numel:
         first, data = take(data, 1)
         k = first[0]
-    if k == VALUES:
+    if shape is None or k == VALUES:
         own, rest = take(data, FLOAT.itemsize * entry.numel)
         return Dense(*read_arrays(own, [(entry.numel,)])), rest
     rows, columns = shape

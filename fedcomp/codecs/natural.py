@@ -20,6 +20,7 @@ from typing import ClassVar
 import numpy as np
 from torch import Tensor
 
+from ..errors import FrameError
 from ..kernels import rounding
 from ..layout import Layout
 from . import levels as wire
@@ -73,5 +74,6 @@ class Natural(Codec):
             "powers of two are of another range",
         )
         values = rounding.from_powers(codes, signs, data[0])
-        expect(values is not None, "a zero has a sign")
+        if values is None:
+            raise FrameError("a zero has a negative sign")
         return Dense(values)

@@ -57,14 +57,12 @@ class PowerSGD(MatrixCodec):
             raise ConfigError(
                 f"the announced '{start_name(tensor)}' has {len(start)} bytes; announce {columns}·{self.rank} float32 numbers"
             )
-        right = (
+        numbers = (
             normal(seed, columns * self.rank, tensor)
             if start is None
-            else np.frombuffer(start, FLOAT)
+            else np.frombuffer(start, FLOAT).astype(np.float64)
         )
-        right = torch.from_numpy(right.astype(np.float64).reshape(columns, self.rank)).to(
-            matrix.device
-        )
+        right = torch.from_numpy(numbers.reshape(columns, self.rank)).to(matrix.device)
         left = orthonormal(matrix @ right)
         return left, matrix.T @ left
 

@@ -102,8 +102,8 @@ class RandomK(selection.Share):
         if self.scaled and self.draws:
             values = scale_saturating(values, rows[0].numel() / max(chosen.counts[0], 1))
         elif self.scaled:
-            m = np.array(levels, np.float32).repeat(chosen.counts)
-            m = torch.from_numpy(m).to(values.device)
+            repeated = np.array(levels, np.float32).repeat(chosen.counts)
+            m = torch.from_numpy(repeated).to(values.device)
             values = values.where(values.abs() >= m, m.copysign(values))
         return chosen, values
 
@@ -163,7 +163,7 @@ class RandomK(selection.Share):
         }
         expect(len(sizes) == 1, "frames of different densities cannot be merged")
         with np.errstate(over="ignore", invalid="ignore"):
-            total = np.sum(read, axis=0, dtype=np.float32)
+            total = np.asarray(np.sum(read, axis=0, dtype=np.float32))
         expect(bool(np.isfinite(total).all()), "the sum of the frames is not finite")
         return Section(
             sections[0].count,

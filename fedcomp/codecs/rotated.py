@@ -126,7 +126,7 @@ class RotatedUpdate(Update):
     def add_to(self, into: Tensor, weight: float = 1.0) -> None:
         factor = np.float32(weight)
         if into.device.type != "cpu":
-            into.add_(self.dense(into.device) * factor)
+            into.add_(self.dense(into.device) * float(factor))
             return
         target = into.detach().numpy()
 
@@ -152,13 +152,13 @@ class RotatedUpdate(Update):
         if start == stop:
             return
         edges = hadamard.edges(self.numel)
-        begin = int(np.searchsorted(edges, start, "right")) - 1
-        end = int(np.searchsorted(edges, stop))
+        first_block = int(np.searchsorted(edges, start, "right")) - 1
+        last_edge = int(np.searchsorted(edges, stop))
 
         def work(a: int, b: int) -> None:
             for at in range(a, b, hadamard.CHUNK):
                 i, j = (
-                    int(np.searchsorted(edges, edges[begin] + edge))
+                    int(np.searchsorted(edges, edges[first_block] + edge))
                     for edge in (at, min(at + hadamard.CHUNK, b))
                 )
                 codes = self.codes.read(int(edges[i]), int(edges[j]))
@@ -167,7 +167,7 @@ class RotatedUpdate(Update):
                 )
                 use(int(edges[i]), int(edges[i]) + values.size, values)
 
-        map_ranges(int(edges[end] - edges[begin]), work, hadamard.CHUNK)
+        map_ranges(int(edges[last_edge] - edges[first_block]), work, hadamard.CHUNK)
 
 
 @dataclass(frozen=True)

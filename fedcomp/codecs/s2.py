@@ -114,7 +114,7 @@ class S2(Codec):
         needed = self.columns or self.width(math.ceil(min(numel, self.union * max_count)))
         columns = min(needed, _max_columns(numel))
         while True:
-            where = peeling.places(positions, self.rows, columns, seed)
+            where = peeling.key_cells(positions, self.rows, columns, seed)
             table = peeling.sums(where, integers)
             body = _write(S2Section(positions, exponent, table.reshape(self.rows, columns)), numel)
             if (
@@ -136,7 +136,8 @@ class S2(Codec):
         if read is None:
             return RecoveredUpdate(numel, np.empty(0, np.int64), np.empty(0, np.float32))
         positions, exponent, table = read
-        where = peeling.places(positions, *table.shape, seed)
+        rows, columns = table.shape
+        where = peeling.key_cells(positions, rows, columns, seed)
         recovered = peeling.recover(where, table.reshape(-1))
         values = np.ldexp(recovered.values.astype(np.float64), exponent).clip(-LARGEST, LARGEST)
         missed = positions.size - recovered.peeled - recovered.solved

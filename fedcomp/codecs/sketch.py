@@ -23,7 +23,7 @@ import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, reduce
-from typing import ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -44,7 +44,7 @@ MAX_ROWS = 15
 MAX_COLUMNS_PER_COORDINATE = 8  # besides a constant for short vectors
 FLOAT32, BFLOAT16, INT8, INT16, INT32 = range(5)  # forms
 FORMS = {"fp32": FLOAT32, "bf16": BFLOAT16, "int8": INT8}
-TYPES = {
+TYPES: dict[int, np.dtype[Any]] = {
     FLOAT32: np.dtype("<f4"),
     BFLOAT16: np.dtype("<u2"),
     INT8: np.dtype("i1"),
@@ -143,7 +143,8 @@ class Sketch(Codec):
                 and not (total.view(np.uint32) & 0xFFFF).any()
             )
             body = _write(total, BFLOAT16 if short else FLOAT32, 0)
-        return Section(sections[0].count, _head(*first.raw.shape, first.count) + body)
+        rows, columns = first.raw.shape
+        return Section(sections[0].count, _head(rows, columns, first.count) + body)
 
     def _head(self, numel: int) -> bytes:
         return _head(self.rows, self.width(numel), self.count(numel))
@@ -213,7 +214,7 @@ def read_at_density(update: Update, codec: Sketch) -> Update:
 
 def sum_sketches(updates: Sequence[Update], weights: Sequence[float]) -> list[SketchUpdate]:
     """Return the weighted sums of the sketches among the updates, one for each seed and shape, in the order of first occurrence."""
-    totals: dict[tuple, SketchUpdate] = {}
+    totals: dict[tuple[Any, ...], SketchUpdate] = {}
     for update, weight in zip(updates, weights, strict=True):
         if not isinstance(update, SketchUpdate):
             continue

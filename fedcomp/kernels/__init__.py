@@ -1,6 +1,6 @@
-"""Array operations: numpy on a CPU and torch elsewhere, or loops compiled by numba where these would be too slow.
+"""Array operations with numpy on the CPU and torch on other devices, or with loops compiled by numba if these would be too slow.
 
-Results have the same bits on every machine and device, by any number of threads. numba is imported with the first call of a loop.
+Results have the same bits on every machine and device and with any number of threads. The first call of a loop imports numba.
 """
 
 from . import bits, rice

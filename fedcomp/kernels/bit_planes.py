@@ -1,6 +1,7 @@
-"""Small integers as bit planes: first the lowest bit of each, eight to a byte, the first the most significant; then the next.
+"""Small integers as bit planes. The first plane has the lowest bit of every integer, the next plane the next bit.
 
-Their number is a multiple of 8, so no plane has padding.
+A byte of a plane has the bits of eight integers, the first in the most significant bit. The number of integers is a multiple of 8, so
+planes have no padding.
 """
 
 import numpy as np
@@ -8,25 +9,28 @@ import numpy as np
 from ..errors import FrameError
 from .parallel import map_ranges
 
-PIECE = 1 << 17  # integers whose bits are gathered at a time
+PIECE = 1 << 17  # integers that are packed at a time
 
 
 def pack(codes: np.ndarray, width: int) -> bytes:
-    """The planes of integers [N], uint8, below 2^width."""
+    """Return the planes of integers [N], uint8, below 2^width."""
     planes = np.empty((width, codes.size // 8), np.uint8)
 
     def work(start: int, stop: int) -> None:
         for first in range(start, stop, PIECE):
-            held = codes[first : min(first + PIECE, stop)]
+            piece = codes[first : min(first + PIECE, stop)]
             for bit in range(width):
-                planes[bit, first // 8 :][: held.size // 8] = np.packbits(held >> bit & 1)
+                planes[bit, first // 8 :][: piece.size // 8] = np.packbits(piece >> bit & 1)
 
     map_ranges(codes.size, work)
     return planes.tobytes()
 
 
 def unpack(data: memoryview, count: int, size: int) -> np.ndarray:
-    """The planes [width, count/8] of integers below `size`, a view of `data`. Raises FrameError unless `pack` could have made them."""
+    """Return the planes [width, count/8] of integers below `size`, a view of `data`.
+
+    Raises FrameError if `data` has another length or an integer is not below `size`.
+    """
     width = (size - 1).bit_length()
     if len(data) != width * count // 8:
         raise FrameError(
@@ -39,16 +43,16 @@ def unpack(data: memoryview, count: int, size: int) -> np.ndarray:
 
 
 def read(planes: np.ndarray, start: int, stop: int, table: np.ndarray) -> np.ndarray:
-    """table[code] for integers start..stop-1, both multiples of 8; a float32 table of 2^width."""
+    """Return table[code] for the integers start..stop-1, both multiples of 8. `table`: float32 [2^width]."""
     bits = np.unpackbits(planes[:, start // 8 : stop // 8], axis=1)
     codes = bits[0]
-    for place, plane in enumerate(bits[1:], 1):
-        codes |= plane << place
+    for bit, plane in enumerate(bits[1:], 1):
+        codes |= plane << bit
     return table[codes]
 
 
 def _any_above(planes: np.ndarray, top: int) -> bool:
-    """Return whether an integer is above `top`: compared bit by bit from the highest, eight integers at a time."""
+    """Return whether any integer is above `top`. Integers are compared from the highest bit, eight at a time."""
     above, equal = np.zeros((), np.uint8), np.full((), 0xFF, np.uint8)
     for bit in reversed(range(len(planes))):
         if top >> bit & 1:

@@ -1,4 +1,4 @@
-"""One bit per element: the first is the most significant bit of the first byte, zero bits fill the last."""
+"""One bit per element, packed from the most significant bit of the first byte. The last byte is padded with zeros."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,21 +12,21 @@ from . import philox
 from .rows import Rows, stacked
 
 WORD = np.dtype("<u4")
-COINS = 1  # stream of the coins for zeros
-UNITS = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1).astype(np.float32) * 2 - 1
+ZERO_STREAM = 1  # of the random bits for zeros
+SIGNS = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1).astype(np.float32) * 2 - 1
 
 
 @dataclass
 class Signs:
-    """Values of one magnitude, as they are sent: a bit each, 1 for positive."""
+    """Values with the same magnitude, as one bit each, 1 for positive."""
 
     raw: np.ndarray  # uint8 [⌈count/8⌉]
     count: int
-    magnitude: float  # of float32
+    magnitude: float  # a float32 number
 
     def values(self) -> np.ndarray:
         """Return the values: float32 [count]."""
-        values = UNITS.take(self.raw, axis=0).reshape(-1)[: self.count]
+        values = SIGNS.take(self.raw, axis=0).reshape(-1)[: self.count]
         values *= np.float32(self.magnitude)
         return values
 
@@ -38,47 +38,50 @@ def pack_signs(positive: np.ndarray | Tensor) -> bytes:
 
 
 def unpack_signs(data: bytes | memoryview, count: int) -> np.ndarray:
-    """The bool array [count] that `data` holds. Raises FrameError on another length and on padding that is not zero."""
+    """Return the bits as a bool array [count]. Raises FrameError if `data` has another length or its padding is not zero."""
     return np.unpackbits(read_bits(data, count), count=count).view(np.bool_)
 
 
 def signs(x: Tensor, seed: int | None = None) -> bytes:
-    """A bit for each element of a finite x [n], of any float dtype, on any device: 1 if it is positive, 0 if it is negative.
+    """Return a bit for each element of a finite x [n], of any float dtype, on any device: 1 if positive, 0 if negative.
 
-    A zero of either sign is 1, or, where a seed is given, a coin: bit i of the words that kernels/philox.py draws for the seed.
+    The bit of a zero is 1 without a seed. With a seed it is random: bit i of the words of the seed (kernels/philox.py).
     """
     return signs_rows([x], None if seed is None else [seed])[0]
 
 
 def signs_rows(rows: Rows, seeds: Sequence[int] | None = None) -> list[bytes]:
-    """`signs` of each of m ≥ 1 vectors, each with its seed."""
-    drawn = [None] * len(rows) if seeds is None else seeds
+    """Return `signs` of each of m ≥ 1 vectors, each with its seed."""
+    row_seeds = [None] * len(rows) if seeds is None else seeds
     X = stacked(rows).detach()
     packed, zeros = _pack_rows(X)
-    made = []
-    for row, zero, seed in zip(packed, zeros, drawn, strict=True):
+    out = []
+    for row, zero, seed in zip(packed, zeros, row_seeds, strict=True):
         if seed is not None and zero.any():
-            row = row & (~zero | _coins(seed, X.shape[1]))
-        made.append(row.tobytes())
-    return made
+            row = row & (~zero | _random_bits(seed, X.shape[1]))
+        out.append(row.tobytes())
+    return out
 
 
 def flags(raw: np.ndarray, start: int, stop: int) -> np.ndarray:
-    """Bits start..stop-1 of bytes: bool [stop - start]."""
+    """Return the bits start..stop-1 of packed bits: bool [stop - start]."""
     first = start // 8
     part = raw[first : (stop + 7) // 8]
     return np.unpackbits(part, count=stop - 8 * first)[start - 8 * first :].view(np.bool_)
 
 
 def values(raw: np.ndarray, start: int, stop: int, high: np.ndarray, low: np.ndarray) -> np.ndarray:
-    """Return the values of bits start..stop-1: in column i mod c a 1 is high[column] and a 0 is low[column]; both float32 [c], c ≥ 1."""
+    """Return the values of bits start..stop-1, float32. Bit i is in column i mod c; its value is high[column] for 1, low[column] for 0.
+
+    `high`, `low`: float32 [c], c ≥ 1.
+    """
     if high.size > 1:
         high, low = (np.resize(np.roll(v, -start), stop - start) for v in (high, low))
     return np.where(flags(raw, start, stop), high, low)
 
 
 def add_values(into: Tensor, raw: np.ndarray, high: np.ndarray, low: np.ndarray) -> None:
-    """into += `values` of all bits; into is float32 [n], on any device."""
+    """Add `values` of all bits to `into` in place, float32 [n], on any device."""
     numel = into.numel()
     if into.device.type == "cpu":
         into.detach().numpy()[...] += values(raw, 0, numel, high, low)
@@ -87,7 +90,7 @@ def add_values(into: Tensor, raw: np.ndarray, high: np.ndarray, low: np.ndarray)
 
 
 def read_bits(data: bytes | memoryview, count: int) -> np.ndarray:
-    """`data` as uint8, without a copy. Raises FrameError unless it is `count` bits and zeros that fill the last byte."""
+    """Return `data` as uint8, without a copy. Raises FrameError unless it consists of `count` bits and zeros as padding."""
     if count < 0 or len(data) != (count + 7) // 8:
         raise FrameError(
             f"{len(data)} bytes cannot hold {count} signs; the frame is damaged or of another size"
@@ -100,28 +103,30 @@ def read_bits(data: bytes | memoryview, count: int) -> np.ndarray:
 
 
 def _pack_rows(X: Tensor) -> tuple[np.ndarray, np.ndarray]:
-    """The bits x >= 0 and x == 0 of the rows of X [m, n]: uint8 [m, ⌈n/8⌉]."""
+    """Return the packed bits x >= 0 and x == 0 of the rows of X [m, n]: uint8 [m, ⌈n/8⌉] each."""
     if X.device.type == "cpu":
-        X = X.to(torch.float32).numpy()
-        return np.packbits(X >= 0, axis=1), np.packbits(X == 0, axis=1)
-    return tuple(_pack_torch(torch.stack([X >= 0, X == 0])).cpu().numpy())
+        values = X.to(torch.float32).numpy()
+        return np.packbits(values >= 0, axis=1), np.packbits(values == 0, axis=1)
+    positive, zero = pack_torch(torch.stack([X >= 0, X == 0])).cpu().numpy()
+    return positive, zero
 
 
-def _pack_torch(flags: Tensor) -> Tensor:
-    """np.packbits of a bool tensor along its last dimension, on its device."""
-    whole = torch.nn.functional.pad(flags, (0, -flags.shape[-1] % 8)).unflatten(-1, (-1, 8))
-    places = torch.tensor([128, 64, 32, 16, 8, 4, 2, 1], dtype=torch.uint8, device=flags.device)
-    return (whole * places).sum(-1, dtype=torch.uint8)
+def pack_torch(flags: Tensor) -> Tensor:
+    """Return np.packbits of a bool tensor along its last dimension, on its device."""
+    padded = torch.nn.functional.pad(flags, (0, -flags.shape[-1] % 8)).unflatten(-1, (-1, 8))
+    weights = torch.tensor([128, 64, 32, 16, 8, 4, 2, 1], dtype=torch.uint8, device=flags.device)
+    return (padded * weights).sum(-1, dtype=torch.uint8)
 
 
 def _values_torch(raw: Tensor, numel: int, high: np.ndarray, low: np.ndarray) -> Tensor:
-    """`values` of all bits of uint8 bytes, on their device."""
-    places = torch.arange(7, -1, -1, dtype=torch.uint8, device=raw.device)
-    grid = (raw[:, None] >> places & 1).flatten()[:numel].bool().view(-1, high.size)
-    return torch.where(grid, *(torch.from_numpy(v).to(raw.device) for v in (high, low))).flatten()
+    """Return `values` of all bits of uint8 bytes, on their device."""
+    shifts = torch.arange(7, -1, -1, dtype=torch.uint8, device=raw.device)
+    grid = (raw[:, None] >> shifts & 1).flatten()[:numel].bool().view(-1, high.size)
+    one, zero = (torch.from_numpy(v).to(raw.device) for v in (high, low))
+    return torch.where(grid, one, zero).flatten()
 
 
-def _coins(seed: int, count: int) -> np.ndarray:
-    """The bytes of `count` coins; bits past the last are coins too."""
-    words = philox.words(seed, (count + 31) // 32, stream=COINS)
+def _random_bits(seed: int, count: int) -> np.ndarray:
+    """Return the bytes of `count` random bits. The padding is random, too."""
+    words = philox.words(seed, (count + 31) // 32, stream=ZERO_STREAM)
     return words.astype(WORD, copy=False).view(np.uint8)[: (count + 7) // 8]

@@ -1,6 +1,6 @@
-"""Loops of the entropy coder, compiled by numba. kernels/range_coder.py says what they do.
+"""Loops of the entropy coder (kernels/range_coder.py), compiled by numba.
 
-Indices are unsigned, as in kernels/loops.py. States stay below 2⁵³, so that their quotient as float64, cut off, is exact.
+Indices are unsigned, as in kernels/loops.py. States are below 2⁵³, so the truncated float64 quotient is exact.
 """
 
 import numpy as np
@@ -12,7 +12,7 @@ from .range_coder import FLOOR, WORD
 
 @compiled
 def encode(symbols, frequencies, bits, states, words):
-    """Fill `words` from its end with the code of `symbols`, and `states` with what decoding starts from. Returns where the code begins."""
+    """Fill `words` from its end with the code of `symbols`, and `states` with the initial states of decoding. Return the code's start."""
     firsts = frequencies.cumsum() - frequencies
     divisors = frequencies.astype(np.float64)
     whole, limit, lanes, at = int64(1) << bits, 53 - bits, uint64(states.size - 1), words.size
@@ -34,7 +34,7 @@ def encode(symbols, frequencies, bits, states, words):
 
 @compiled
 def decode(words, states, table, frequencies, bits, symbols):
-    """Fill `symbols`; `table` is the symbol of each slot. Returns how many words that took, or -1 where they run out."""
+    """Fill `symbols`. `table`: the symbol of each slot. Return the number of words read, -1 if there are too few."""
     firsts = frequencies.cumsum() - frequencies
     mask, lanes, at = (int64(1) << bits) - 1, uint64(states.size - 1), 0
     for i in range(uint64(symbols.size)):

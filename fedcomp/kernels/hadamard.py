@@ -96,7 +96,7 @@ class RotatedBlocks:
 
         `low` and `step` are float64 [blocks]; `dtype` is int16 or uint8.
         """
-        codes = np.empty(self.u.size, dtype)
+        codes: np.ndarray = np.empty(self.u.size, dtype)
         inverse = np.divide(1.0, step, where=step > 0, out=np.zeros_like(step))
         key = np.uint64(self.seed)
         self.loops.rounded(self.u, self.edges, low, inverse, top, key, self.span.start, codes)
@@ -106,11 +106,12 @@ class RotatedBlocks:
 def rotate(x: Tensor, seed: int, use: Callable[[RotatedBlocks], None]) -> None:
     """Rotate a vector [n] in chunks, on several threads, and call `use` for each chunk."""
     x = x.detach().cpu()
-    map_ranges(
-        int(edges(x.numel())[-1]),
-        lambda start, stop: [use(RotatedBlocks(x, seed, a)) for a in range(start, stop, CHUNK)],
-        CHUNK,
-    )
+
+    def work(start: int, stop: int) -> None:
+        for at in range(start, stop, CHUNK):
+            use(RotatedBlocks(x, seed, at))
+
+    map_ranges(int(edges(x.numel())[-1]), work, CHUNK)
 
 
 def rotate_back(

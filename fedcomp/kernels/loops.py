@@ -1,7 +1,7 @@
-"""The decorator that compiles loops over arrays by numba, and loops that several files share.
+"""The decorator that compiles loops with numba, and loops that several modules share.
 
-Loops release the interpreter lock, so that threads can share a vector. Indices are unsigned: numba then leaves out the test for negative
-ones, which would keep the loops from being vectorised.
+Loops release the interpreter lock, so that threads can share a vector. Indices are unsigned, because the test for negative indices prevents
+vectorisation.
 """
 
 import functools
@@ -16,28 +16,29 @@ import numba
 from numpy import uint32, uint64
 
 
-def compiled(function: Callable | None = None, **options: Any) -> Callable:
-    """Compile a function by numba, with a cache on disk if a folder for it can be written. As a decorator it takes numba's options."""
+def compiled(function: Callable[..., Any] | None = None, **options: Any) -> Callable[..., Any]:
+    """Compile a function with numba, and cache the result on disk if possible. Usable as a decorator, with options of numba."""
     if function is None:
         return functools.partial(compiled, **options)
-    before, folder = numba.config.CACHE_DIR, cache_folder()
-    numba.config.CACHE_DIR = folder or before
+    config: Any = numba.config
+    before, folder = config.CACHE_DIR, cache_folder()
+    config.CACHE_DIR = folder or before
     try:
         return numba.njit(nogil=True, cache=bool(folder), **options)(function)
     finally:
-        numba.config.CACHE_DIR = before
+        config.CACHE_DIR = before
 
 
 @functools.cache
 def cache_folder() -> str:
-    """Return the folder of the compiled loops of this version of the code, "" where none can be written; others beside it are removed.
+    """Return the folder of the loops compiled from this version of the code, "" if no folder is writable. Remove those of other versions.
 
-    It is named by a digest of all files of this folder: numba alone would see changes of a function's own file, not of what it imports.
+    Its name is a digest of all modules of this package, because numba detects changes of a function's own file but not of imported ones.
     """
-    here = Path(__file__).parent
-    sources = b"".join(file.read_bytes() for file in sorted(here.glob("*.py")))
+    package = Path(__file__).parent
+    sources = b"".join(file.read_bytes() for file in sorted(package.glob("*.py")))
     name = f"numba-{hashlib.sha256(sources).hexdigest()[:16]}"
-    for parent in (here / "__pycache__", Path.home() / ".cache" / "fedcomp"):
+    for parent in (package / "__pycache__", Path.home() / ".cache" / "fedcomp"):
         try:
             (parent / name).mkdir(parents=True, exist_ok=True)
         except OSError:
@@ -51,7 +52,7 @@ def cache_folder() -> str:
 
 @numba.njit(nogil=True, inline="always")
 def add_rows(sums, source, starts, factors, count):
-    """sums[j] += Σ factors[n] * source[starts[n] + j] over n < count, for all j; float32, starts int64. Four rows at a time."""
+    """Add Σ factors[n] * source[starts[n] + j] over n < count to sums[j], for all j. float32; starts are int64. Four rows at a time."""
     size = sums.size
     whole = count - count % 4
     for n in range(0, whole, 4):
@@ -68,7 +69,7 @@ def add_rows(sums, source, starts, factors, count):
 
 @numba.njit(nogil=True, inline="always")
 def philox(low, high, c0, c1, c2, c3):
-    """A block of four words (kernels/philox.py). All arguments and results are uint32."""
+    """Return a block of four words (kernels/philox.py). All arguments and results are uint32."""
     for _ in range(10):
         x, y = uint64(c0) * uint64(0xD2511F53), uint64(c2) * uint64(0xCD9E8D57)
         c0 = uint32((y >> uint64(32)) ^ c1 ^ low)
@@ -81,7 +82,7 @@ def philox(low, high, c0, c1, c2, c3):
 
 @numba.njit(nogil=True, inline="always")
 def draw(low, high, stream, start, out):
-    """Words start..start+out.size-1 of a seed and a stream; `start` is a multiple of 4, and so is `out.size`."""
+    """Fill `out` with the words start..start+out.size-1 of a seed and a stream; `start` and `out.size` are multiples of 4."""
     low, high, stream, first = uint32(low), uint32(high), uint32(stream), uint64(start) >> uint64(2)
     for j in range(uint64(out.size >> 2)):
         block, at = first + j, j << uint64(2)
@@ -92,9 +93,9 @@ def draw(low, high, stream, start, out):
 
 
 @numba.njit(nogil=True, inline="always")
-def word_at(low, high, stream, place):
-    """Word `place`, uint64, of a seed and a stream."""
-    block, lane = place >> uint64(2), place & uint64(3)
+def word_at(low, high, stream, index):
+    """Return word `index`, uint64, of a seed and a stream."""
+    block, lane = index >> uint64(2), index & uint64(3)
     a, b, c, d = philox(low, high, uint32(block), uint32(block >> uint64(32)), stream, uint32(0))
     a, c = (b, d) if lane & uint64(1) else (a, c)
     return c if lane & uint64(2) else a

@@ -1,17 +1,18 @@
-"""Order statistics down the columns of a stack."""
+"""Order statistics of the columns of a stack."""
 
 import numpy as np
 
 from .parallel import map_ranges
 
 LARGEST = float(np.finfo(np.float32).max)
-TILE = 4096  # columns that are sorted together, near the processor
+TILE = 4096  # columns that are sorted at a time, so that they fit in the cache
 
 
 def mean_of_ranks(stack: np.ndarray, first: int, last: int) -> np.ndarray:
-    """Return the mean of the ranks first..last-1, 0 the smallest, of every column of a finite float32 stack [m, n]: float32 [n].
+    """Return the mean of the ranks first..last-1 of every column of a finite float32 stack [m, n]: float32 [n]. Rank 0 is the smallest.
 
-    Summed in float64 from the smallest to the largest, so that it does not depend on the order of the rows. The stack is not touched.
+    The sum is computed in float64 from the smallest to the largest value, so it does not depend on the order of the rows. The stack is not
+    modified.
     """
     m, n = stack.shape
     if not 0 <= first < last <= m:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 PIECE = 1 << 17  # elements converted to float32 at a time
-UNIT = 128  # elements that stay together: whole bytes of bits, whole blocks of random words
+UNIT = 128  # ranges start at multiples: whole bytes of bits, whole blocks of random words
 
 Result = TypeVar("Result")
 
@@ -33,26 +33,28 @@ def starmap(work: Callable[..., Result], calls: Sequence[tuple[Any, ...]]) -> li
     results: list[Any] = [None] * len(calls)
     waiting = iter(list(enumerate(calls)))  # each call goes to the next free thread
 
-    def take() -> None:
+    def run_calls() -> None:
         try:
-            for place, call in waiting:
-                results[place] = work(*call)
+            for i, call in waiting:
+                results[i] = work(*call)
         except BaseException:
             list(waiting)  # no thread starts another call
             raise
 
-    others = [_pool().submit(take) for _ in range(min(len(calls), torch.get_num_threads()) - 1)]
+    n_others = min(len(calls), torch.get_num_threads()) - 1
+    others = [_pool().submit(run_calls) for _ in range(n_others)]
     try:
-        take()
+        run_calls()
     finally:
         for other in others:
-            other.cancel() or other.result()  # a thread that has not started is not waited for
+            if not other.cancel():  # the thread has started
+                other.result()
     return results
 
 
 @functools.cache
 def _pool() -> ThreadPoolExecutor:
-    """Return a pool that is kept: starting a thread takes as long as processing millions of coordinates."""
+    """Return a thread pool for all calls. Starting a thread takes as long as processing millions of coordinates."""
     return ThreadPoolExecutor(os.cpu_count(), "fedcomp-kernels")
 
 
@@ -60,7 +62,7 @@ os.register_at_fork(after_in_child=_pool.cache_clear)  # threads do not survive 
 
 
 def pieces(x: Tensor, start: int, stop: int) -> Iterator[np.ndarray]:
-    """Yield x[start:stop] of a CPU tensor as float32: at once if x is float32, else in pieces. Contiguous float32 is not copied."""
+    """Yield x[start:stop] of a CPU tensor as float32, in one piece if x is float32. Contiguous float32 is not copied."""
     length = max(stop - start, 1) if x.dtype is torch.float32 else PIECE
     for a in range(start, stop, length):
         yield x[a : min(a + length, stop)].to(torch.float32).contiguous().numpy()

@@ -1,8 +1,8 @@
-"""Gradients of a convolution whose outputs go through a maximum over patches and a ReLU.
+"""Gradients of a convolution that is followed by max pooling and a ReLU.
 
-Of each patch of outputs one has a gradient, if the ReLU let it pass: with patches of 2×2 less than a quarter of them all. Only these are
-gone through, each with one patch of the inputs and one kernel, in place of products with all the zeros. The sums are those of the dense
-gradient in another order.
+Only one output of each pooling patch has a nonzero gradient, and only if the ReLU is active there: with patches of 2×2, at most a quarter
+of the outputs. The loops process only these outputs, each with one patch of the inputs and one kernel. The sums are those of the dense
+gradient, in another order.
 """
 
 import numpy as np
@@ -12,23 +12,25 @@ from torch.nn import functional as F
 
 from .parallel import starmap
 
-EXAMPLES = 8  # that one thread takes; their gradients are added up in one order, whatever the number of threads
-ROW = 32  # floats in a row of a kernel from which the loops are worth while
-WORK = 1 << 22  # products of a dense gradient from which they are
+EXAMPLES = (
+    8  # per call of a thread; gradients are added in an order that does not depend on threads
+)
+MIN_ROW = 32  # numbers in a row of a kernel from which the loops are faster
+MIN_WORK = 1 << 22  # products of a dense gradient from which the loops are faster
 
 
-def suits(x: Tensor, weight: Tensor, padding: tuple[int, int], patch: tuple[int, int]) -> bool:
-    """Whether `gradients` is for inputs x [b, c, h, w] and a weight [k, c, i, j]."""
+def is_faster(x: Tensor, weight: Tensor, padding: tuple[int, int], patch: tuple[int, int]) -> bool:
+    """Return whether `gradients` supports inputs x [b, c, h, w] and a weight [k, c, i, j], and is faster than dense gradients."""
     (b, c, h, w), (_, _, rows, columns) = x.shape, weight.shape
     high, wide = h + 2 * padding[0] - rows + 1, w + 2 * padding[1] - columns + 1
     return (
         x.device.type == "cpu"
         and x.dtype == weight.dtype == torch.float32
         and all(t.is_contiguous(memory_format=torch.channels_last) for t in (x, weight))
-        and c * columns >= ROW
+        and c * columns >= MIN_ROW
         and high >= patch[0]
         and wide >= patch[1]
-        and b * high * wide * weight.numel() >= WORK
+        and b * high * wide * weight.numel() >= MIN_WORK
     )
 
 
@@ -40,40 +42,40 @@ def gradients(
     padding: tuple[int, int],
     inputs: bool,
 ) -> tuple[Tensor | None, Tensor]:
-    """The gradients of x [b, c, h, w], if `inputs`, and of weight [k, c, i, j], both channels last, float32 on the CPU.
+    """Return the gradients of x [b, c, h, w], None unless `inputs`, and of weight [k, c, i, j]: float32 on the CPU, channels last.
 
-    `slopes` [b, k, oh, ow] are those of the maxima, 0 where the ReLU was, and `places`, int64 of the same shape, where these were in a
-    plane of the convolution's outputs. Stride and dilation are 1.
+    `slopes` [b, k, oh, ow]: gradients of the maxima, 0 where the ReLU is inactive. `places`, int64 of the same shape: indices of the maxima
+    in a plane of outputs of the convolution. Stride and dilation are 1.
     """
     from .pooled_loops import add_to_inputs, add_to_weights
 
-    (b, c, h, w), (k, _, rows, columns), (above, beside) = x.shape, weight.shape, padding
+    (b, c, h, w), (k, _, rows, columns), (pad_h, pad_w) = x.shape, weight.shape, padding
     padded = _padded(x, padding).flatten(2).numpy()
     kernels = weight.permute(0, 2, 3, 1).reshape(k, rows, columns * c).numpy()
-    slopes, places = (
+    slope_arrays, place_arrays = (
         t.permute(0, 2, 3, 1).reshape(b, -1, k).contiguous().numpy() for t in (slopes, places)
     )
-    pieces = [slice(start, start + EXAMPLES) for start in range(0, b, EXAMPLES)]
-    tops, besides = np.ogrid[: h + 2 * above - rows + 1, : w + 2 * beside - columns + 1]
-    begins = (tops * padded.shape[2] + besides * c).ravel()
-    weights = torch.zeros(len(pieces), k, rows, columns * c, dtype=torch.float32)
-    found = torch.zeros(padded.shape if inputs else 0, dtype=torch.float32)
+    batches = [slice(start, start + EXAMPLES) for start in range(0, b, EXAMPLES)]
+    top, left = np.ogrid[: h + 2 * pad_h - rows + 1, : w + 2 * pad_w - columns + 1]
+    offsets = (top * padded.shape[2] + left * c).ravel()
+    weights = torch.zeros(len(batches), k, rows, columns * c, dtype=torch.float32)
+    of_inputs = torch.zeros(padded.shape if inputs else 0, dtype=torch.float32)
 
-    def work(i: int, piece: slice) -> None:
-        add_to_weights(padded[piece], slopes[piece], places[piece], begins, weights[i].numpy())
+    def work(i: int, batch: slice) -> None:
+        own = slope_arrays[batch], place_arrays[batch]
+        add_to_weights(padded[batch], *own, offsets, weights[i].numpy())
         if inputs:
-            add_to_inputs(kernels, slopes[piece], places[piece], begins, found[piece].numpy())
+            add_to_inputs(kernels, *own, offsets, of_inputs[batch].numpy())
 
-    starmap(work, list(enumerate(pieces)))
+    starmap(work, list(enumerate(batches)))
     of_weight = weights.sum(0).view(k, rows, columns, c).permute(0, 3, 1, 2)
     if not inputs:
         return None, of_weight
-    return found.view(b, h + 2 * above, -1, c)[:, above : above + h, beside : beside + w].permute(
-        0, 3, 1, 2
-    ), of_weight
+    planes = of_inputs.view(b, h + 2 * pad_h, -1, c)[:, pad_h : pad_h + h, pad_w : pad_w + w]
+    return planes.permute(0, 3, 1, 2), of_weight
 
 
 def _padded(x: Tensor, padding: tuple[int, int]) -> Tensor:
-    """x [b, c, h, w] with zeros around it: [b, h, w, c], contiguous."""
-    above, beside = padding
-    return F.pad(x.detach(), (beside, beside, above, above)).permute(0, 2, 3, 1).contiguous()
+    """Return x [b, c, h, w] padded with zeros: [b, h, w, c], contiguous."""
+    pad_h, pad_w = padding
+    return F.pad(x.detach(), (pad_w, pad_w, pad_h, pad_h)).permute(0, 2, 3, 1).contiguous()

@@ -1,4 +1,7 @@
-"""Loops of kernels/pooled.py, compiled by numba. `begins`, int64: where in an example, padded, line after line, the patch of a place is."""
+"""Loops of kernels/pooled.py, compiled by numba.
+
+`offsets`, int64: index in a padded example of the input patch of each output. A line is a row of the padded inputs with all channels.
+"""
 
 import numpy as np
 
@@ -6,8 +9,8 @@ from .loops import add_rows, compiled
 
 
 @compiled(fastmath={"contract"})
-def add_to_weights(x, slopes, places, begins, weights):
-    """Add to weights [k, i, j·c] what slopes [b, o, k] at `places` of the outputs tell of x [b, h, w·c], padded."""
+def add_to_weights(x, slopes, places, offsets, weights):
+    """Add the gradients of the weights [k, i, j·c], given slopes [b, o, k] of the outputs at `places` and padded inputs x [b, h, w·c]."""
     (examples, outputs, kernels), line = slopes.shape, x.shape[2]
     starts, factors, counts = (
         np.empty((kernels, outputs), np.int64),
@@ -19,42 +22,41 @@ def add_to_weights(x, slopes, places, begins, weights):
         for o in range(outputs):
             for k in range(kernels):
                 n = counts[k]
-                starts[k, n], factors[k, n] = begins[places[b, o, k]], slopes[b, o, k]
+                starts[k, n], factors[k, n] = offsets[places[b, o, k]], slopes[b, o, k]
                 counts[k] += slopes[b, o, k] != 0
         flat = x[b].reshape(-1)
-        for i in range(
-            weights.shape[1]
-        ):  # the lines of an example that a row of all kernels meets stay near
+        for i in range(weights.shape[1]):  # the outer loop, so that lines of x stay in the cache
             for k in range(kernels):
                 add_rows(weights[k, i], flat[i * line :], starts[k], factors[k], counts[k])
 
 
 @compiled(fastmath={"contract"})
-def add_to_inputs(weights, slopes, places, begins, x):
-    """Add to x [b, h, w·c], padded, what slopes [b, o, k] at `places` tell by weights [k, i, j·c]."""
+def add_to_inputs(weights, slopes, places, offsets, x):
+    """Add the gradients of padded inputs x [b, h, w·c], given slopes [b, o, k] of the outputs at `places` and weights [k, i, j·c]."""
     examples, outputs, kernels = slopes.shape
     (_, rows, row), line = weights.shape, x.shape[2]
-    flat, left = weights.reshape(-1), np.empty(kernels, np.int64)
+    flat, remaining = weights.reshape(-1), np.empty(kernels, np.int64)
     starts, factors = np.empty(kernels, np.int64), np.empty(kernels, np.float32)
     for b in range(examples):
         example = x[b].reshape(-1)
         for o in range(outputs):
-            waiting = 0
+            n_remaining = 0
             for k in range(kernels):
-                left[waiting] = k
-                waiting += slopes[b, o, k] != 0
-            while waiting:  # those whose maximum stood in one place
-                place, count, kept = places[b, o, left[0]], 0, 0
-                for n in range(waiting):
-                    k = left[n]
-                    starts[count], factors[count], left[kept] = k * rows * row, slopes[b, o, k], k
-                    here = places[b, o, k] == place
-                    count += here
-                    kept += not here
-                waiting = kept
+                remaining[n_remaining] = k
+                n_remaining += slopes[b, o, k] != 0
+            while n_remaining:  # process all kernels with the same place together
+                place, count, others = places[b, o, remaining[0]], 0, 0
+                for n in range(n_remaining):
+                    k = remaining[n]
+                    starts[count], factors[count] = k * rows * row, slopes[b, o, k]
+                    remaining[others] = k
+                    same = places[b, o, k] == place
+                    count += same
+                    others += not same
+                n_remaining = others
                 for i in range(rows):
                     add_rows(
-                        example[begins[place] + i * line :][:row],
+                        example[offsets[place] + i * line :][:row],
                         flat[i * row :],
                         starts,
                         factors,

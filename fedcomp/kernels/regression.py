@@ -1,9 +1,9 @@
-"""Steps of softmax regression for a stack of clients, each on one thread.
+"""SGD for softmax regression on a stack of clients, each client on one thread.
 
-    p_j = softmax(W x_j + b);  W ← W − η/|B| Σ_j (p_j − onehot(y_j)) x_jᵀ;  b likewise
+    p_j = softmax(W x_j + b);  W ← W − η/|B| Σ_j (p_j − onehot(y_j)) x_jᵀ;  b ← b − η/|B| Σ_j (p_j − onehot(y_j))
 
-Examples are read where they lie: a step writes down neither a batch nor a gradient, and between the first step and the last no thread
-waits for another. What comes out for a client does not depend on who is trained with it, nor on the number of threads.
+A step reads the examples in place, without copying a batch or storing a gradient, and threads synchronise only after the last step. The
+result of a client does not depend on the other clients or the number of threads.
 """
 
 from collections.abc import Sequence
@@ -14,11 +14,14 @@ from torch import Tensor
 
 from .parallel import starmap
 
-WORK = 100_000  # products in the gradient of one batch from which the loops are worth while
+MIN_WORK = 100_000  # products in the gradient of a batch from which the loops are faster
 
 
-def suits(inputs: Tensor, targets: Tensor, outputs: int, width: int, examples: int) -> bool:
-    """Whether `descend` is for batches of so many of these examples [N, width], N ≥ 1, with targets [N], and so many outputs."""
+def is_faster(inputs: Tensor, targets: Tensor, outputs: int, width: int, examples: int) -> bool:
+    """Return whether `descend` supports the inputs [N, width] and targets [N], and is faster than torch.
+
+    `examples`: size of a batch. `outputs`: number of classes.
+    """
     return (
         inputs.device.type == "cpu"
         and inputs.dtype == torch.float32
@@ -29,7 +32,7 @@ def suits(inputs: Tensor, targets: Tensor, outputs: int, width: int, examples: i
         and targets.is_contiguous()
         and len(targets) == len(inputs) > 0
         and inputs[0].numel() == width
-        and examples * width * outputs >= WORK
+        and examples * width * outputs >= MIN_WORK
         and bool(targets.min() >= 0)
         and bool(targets.max() < outputs)
     )
@@ -46,11 +49,11 @@ def descend(
     sizes: Sequence[int],
     lr: float,
 ) -> Tensor:
-    """Steps of SGD on the mean cross-entropy, in place, for the clients of stack [m, n], contiguous. Returns the losses before them [m, s].
+    """Run s steps of SGD on the mean cross-entropy for m clients, in place. Return the losses before each step [m, s].
 
-    A client's weights [outputs, i] and biases [outputs] begin at these columns. Its batches, of `sizes` [s] examples, are one after the
-    other in positions [m, Σ sizes] of inputs [N, i] and targets [N]; these are 0 to outputs − 1, which is not checked. Raises IndexError
-    for positions outside.
+    `stack` [m, n], contiguous: the weights [outputs, i] and biases [outputs] of each client start at the columns `weights` and `biases`.
+    `positions` [m, Σ sizes]: indices of the examples in inputs [N, i] and targets [N], batch after batch, of `sizes` [s] examples. Targets
+    must be in 0..outputs−1, which is not checked. Raises IndexError for positions out of range.
     """
     from .regression_loops import descend_each
 
@@ -59,24 +62,24 @@ def descend(
             f"positions {positions.min()}..{positions.max()} do not fit {len(inputs)} examples"
         )
     losses = torch.empty(len(stack), len(sizes), dtype=torch.float32)
-    examples, classes, chosen, vectors, found = (
+    examples, classes, chosen, vectors, out = (
         t.detach().numpy() for t in (inputs.flatten(1), targets, positions, stack, losses)
     )
     each, rate, column = np.array(sizes), np.float32(lr), -1 if biases is None else biases
 
     def work(first: int, last: int) -> None:
-        mine = slice(first, last)
+        clients = slice(first, last)
         descend_each(
             examples,
             classes,
-            chosen[mine],
+            chosen[clients],
             each,
             rate,
-            vectors[mine],
+            vectors[clients],
             weights,
             column,
             outputs,
-            found[mine],
+            out[clients],
         )
 
     parts = min(len(stack), 4 * torch.get_num_threads())

@@ -6,9 +6,9 @@ from numpy import float32, uint64
 from .loops import add_rows, compiled
 
 
-@compiled(fastmath={"contract", "nsz", "reassoc"})  # sums in vectors
-def multiply(source, starts, weights, found):
-    """found[j, o] = weights[o] · (the row of `source` that begins at starts[j]), four rows at a time."""
+@compiled(fastmath={"contract", "nsz", "reassoc"})  # to vectorise the sums
+def multiply(source, starts, weights, out):
+    """Set out[j, o] to the product of weights[o] and the row of `source` that starts at starts[j]. Four rows at a time."""
     (outputs, width), last = weights.shape, starts.size - 1
     for j0 in range(0, starts.size, 4):
         j1, j2, j3 = min(j0 + 1, last), min(j0 + 2, last), min(j0 + 3, last)
@@ -26,12 +26,12 @@ def multiply(source, starts, weights, found):
                 sum_b += b[k] * row[k]
                 sum_c += c[k] * row[k]
                 sum_d += d[k] * row[k]
-            found[j0, o], found[j1, o], found[j2, o], found[j3, o] = sum_a, sum_b, sum_c, sum_d
+            out[j0, o], out[j1, o], out[j2, o], out[j3, o] = sum_a, sum_b, sum_c, sum_d
 
 
 @compiled(fastmath={"contract"})
 def descend(inputs, targets, positions, sizes, lr, weights, biases, losses):
-    """One client's steps. inputs [N, i], targets [N], positions [Σ sizes], sizes [s], weights [o, i], biases [o] or [0], losses [s]."""
+    """Run the steps of a client: inputs [N, i], targets [N], positions [Σ sizes], sizes [s], weights [o, i], biases [o or 0], losses [s]"""
     outputs, width = weights.shape
     source, largest = inputs.reshape(-1), sizes.max()
     starts, scores = np.empty(largest, np.int64), np.empty((largest, outputs), np.float32)
@@ -43,14 +43,14 @@ def descend(inputs, targets, positions, sizes, lr, weights, biases, losses):
             starts[j] = chosen[j] * width
         multiply(source, starts[:count], weights, scores)
         for j in range(count):
-            mine, target = scores[j], targets[chosen[j]]
+            own, target = scores[j], targets[chosen[j]]
             for o in range(biases.size):
-                mine[o] += biases[o]
-            most, mass = mine.max(), float32(0)
+                own[o] += biases[o]
+            largest_score, mass = own.max(), float32(0)
             for o in range(outputs):
-                slopes[o, j] = np.exp(mine[o] - most)
+                slopes[o, j] = np.exp(own[o] - largest_score)
                 mass += slopes[o, j]
-            total += (most - mine[target]) + np.log(mass)
+            total += (largest_score - own[target]) + np.log(mass)
             for o in range(outputs):
                 slopes[o, j] = (slopes[o, j] / mass - float32(o == target)) * (-lr / float32(count))
         losses[step] = total / count
@@ -62,8 +62,10 @@ def descend(inputs, targets, positions, sizes, lr, weights, biases, losses):
 
 @compiled(fastmath={"contract"})
 def descend_each(inputs, targets, positions, sizes, lr, stack, weights, biases, outputs, losses):
-    """`descend` for clients: positions [m, Σ sizes], losses [m, s], and stack [m, n] with their weights and biases from these columns on;
-    `biases` is -1 where there are none."""
+    """Run `descend` for each client: positions [m, Σ sizes], losses [m, s], stack [m, n].
+
+    `weights`, `biases`: columns of the stack at which they start; -1 without biases.
+    """
     width = inputs.shape[1]
     for client in range(stack.shape[0]):
         own = stack[client]

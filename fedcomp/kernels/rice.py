@@ -6,11 +6,12 @@ Of positions p_0 < p_1 < … the gaps g_i = p_i − p_(i−1), with p_(−1) = �
     low stream     for each i: the b low bits of g_i − 1, the most significant first
     padding        zero bits up to a whole byte
 
-The streams follow one another without a break; the first bit is the most significant one of the first byte. All unary parts
-come first so that numpy can find every stop bit at once. `count`, `b` and `numel` travel outside. In rows each position may have its own b.
+The second stream starts at the bit after the first; bits are packed from the most significant bit of the first byte. All unary parts come
+first, so that numpy can find all stop bits at once. `count`, `b` and `numel` are sent separately. In rows, each position can have its own
+b.
 
-b* is the largest b with (1 − p)^(2^(b−1)) ≥ φ − 1, φ = (√5 + 1)/2 and p the density: 1 + floor(log2(log(φ−1)/log(1−p))), at
-least 0. It is found in integers, so that every machine finds the same.
+b* is the largest b with (1 − p)^(2^(b−1)) ≥ φ − 1, where φ = (√5 + 1)/2 and p is the density: 1 + floor(log2(log(φ−1)/log(1−p))), at
+least 0. It is computed in integers, so that it is the same on every machine.
 """
 
 from collections.abc import Sequence
@@ -23,16 +24,16 @@ import numpy as np
 
 from ..errors import FrameError
 
-WIDEST = 40  # b may not be above: positions stay below 2^63 whatever the bytes claim
-SPARE = 8  # bytes after the last code that may be looked at
+WIDEST = 40  # largest b, so that positions in damaged codes are below 2^63
+SPARE = 8  # bytes after the last code that may be read
 AFTER = bytes(SPARE)
-MANY = 1_000  # positions from which compiled loops repay their import
-_FRACTION = 128  # bits after the point
+MANY = 1_000  # number of positions from which importing the compiled loops is worthwhile
+_FRACTION = 128  # fractional bits
 _GOLDEN = (isqrt(5 << 2 * _FRACTION) - (1 << _FRACTION)) >> 1  # φ − 1
 
 
 class Fields(NamedTuple):
-    """Numbers in so many bits each: int64 [f], in the order of their rows. A field has at most 40 bits."""
+    """Numbers of different widths: int64 [f], in the order of their rows. A field has at most 40 bits."""
 
     rows: np.ndarray
     widths: np.ndarray
@@ -41,7 +42,7 @@ class Fields(NamedTuple):
 
 @lru_cache(4096)
 def parameter(count: int, numel: int) -> int:
-    """b* for `count` positions spread evenly over numel; 0 for none."""
+    """Return b* for `count` uniformly distributed positions of numel; 0 for no positions."""
     if count == 0:
         return 0
     power, b = ((numel - count) << _FRACTION) // numel, 0
@@ -51,32 +52,32 @@ def parameter(count: int, numel: int) -> int:
 
 
 def parameters(counts: np.ndarray, numel: int) -> np.ndarray:
-    """`parameter` of each of counts [m]: int64 [m]."""
+    """Return `parameter` of each of counts [m]: int64 [m]."""
     return np.array([parameter(count, numel) for count in counts.tolist()], np.int64)
 
 
 def best_parameter(positions: np.ndarray, numel: int) -> int:
-    """The b of the shortest code among b* − 2 … b* + 2; of equals the smallest."""
+    """Return the b of the shortest code among b* − 2 … b* + 2; the smallest if several are equally short."""
     return int(best_parameters(positions, np.array([positions.size]), numel)[0])
 
 
 def best_parameters(
     positions: np.ndarray, counts: np.ndarray, numel: int, widest: int = WIDEST
 ) -> np.ndarray:
-    """`best_parameter` for m rows whose positions follow one another, counts [m] long; none above `widest`: int64 [m]."""
+    """Return `best_parameter`, at most `widest`, of m rows: int64 [m]. `counts` [m]: lengths of the rows in `positions`."""
     rest, (low, high) = rests(positions, counts), near(parameters(counts, numel), widest)
     best, filled = low.copy(), np.flatnonzero(counts)
     runs, kept, high = (counts.cumsum() - counts)[filled], counts[filled], high[filled]
     for i in range(4 if filled.size else 0):
         b = low + i
-        # One more low bit costs one bit a position and saves half of each unary part, rounded up: the length is convex in b.
+        # Increasing b by 1 costs one bit per position and saves half of each unary part, rounded up. The length is convex in b.
         saved = np.add.reduceat((rest >> b.repeat(counts)) + 1 >> 1, runs)
         best[filled] += (saved > kept) & (b[filled] < high)
     return best
 
 
 def near(b: np.ndarray, widest: int = WIDEST) -> tuple[np.ndarray, np.ndarray]:
-    """The first and the last parameter that are tried around b*."""
+    """Return the smallest and the largest parameter to try for b*."""
     return np.clip(b - 2, 0, widest), np.minimum(b + 2, widest)
 
 
@@ -86,16 +87,16 @@ def bits(positions: np.ndarray, b: int) -> int:
 
 
 def pack(positions: np.ndarray, b: int) -> bytes:
-    """Return the code of positions (int64 [count], strictly increasing from 0 up)."""
+    """Return the code of positions, int64 [count], strictly increasing, ≥ 0."""
     return pack_rows(positions, np.array([positions.size]), np.full(positions.size, b))[0]
 
 
 def pack_rows(
     positions: np.ndarray, counts: np.ndarray, each: np.ndarray, lead: Fields | None = None
 ) -> list[bytes]:
-    """Return a code for each of m rows whose positions follow one another, counts [m] long, `each` the b of every position.
+    """Return a code for each of m rows. `counts` [m]: lengths of the rows in `positions`. `each`: b of every position.
 
-    A row's code begins with the fields that `lead` has for it.
+    The code of a row starts with its fields in `lead`.
     """
     rest = rests(positions, counts)
     unary = (rest >> each) + 1
@@ -117,10 +118,10 @@ def pack_rows(
 
 
 def unpack(data: bytes | memoryview, count: int, b: int, numel: int) -> np.ndarray:
-    """Return the `count` positions below numel, int64, of a whole code. Memory and time are O(numel), whatever is claimed.
+    """Return the `count` positions below numel, int64, in a code. Time and memory are O(numel) for any arguments.
 
-    Raises FrameError on impossible counts and parameters, data that is too short or too long, padding that is not zero, and
-    positions out of range. `pack` of the result gives `data` again.
+    Raises FrameError unless `data` is exactly what `pack` returns for such positions: for an impossible count or parameter, for data that
+    is too short or too long, for nonzero padding, and for positions out of range.
     """
     if not 0 <= count <= numel:
         raise FrameError(
@@ -153,10 +154,10 @@ def unpack_rows(
     lengths: np.ndarray,
     numel: int,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the positions of m codes, one row after the other, and whether each code is valid, bool [m]. Rows of bad codes are undefined.
+    """Return the positions of m codes, row after row, and whether each code is valid, bool [m]. Positions of invalid codes are undefined.
 
-    The codes are the bits starts..ends − 1 [m] of `padded` bytes, starts ≤ ends. Each has at least one position, counts [m]. Rows are
-    made of whole blocks of positions with one b: `parameters` and `lengths` of the blocks of all rows.
+    Code i consists of the bits starts[i]..ends[i]−1 of `padded` bytes, starts ≤ ends, and has counts[i] ≥ 1 positions. Rows consist of
+    blocks of positions with the same b: `parameters` and `lengths` are those of the blocks of all rows.
     """
     total = sum(counts.tolist())
     if compiled := loops(total):
@@ -198,7 +199,7 @@ def padded(codes: Sequence[bytes | memoryview]) -> np.ndarray:
 
 
 def read_bits(raw: np.ndarray, widths: np.ndarray, at: np.ndarray) -> np.ndarray:
-    """Numbers of so many bits each, at most 40, that begin at the bits `at` of `padded` bytes: int64."""
+    """Return numbers of these widths, at most 40 bits, that start at the bits `at` of `padded` bytes: int64."""
     words = np.ndarray(raw.size - SPARE + 1, ">u8", raw, strides=(1,))[
         at >> 3
     ]  # eight bytes from the one with the first bit
@@ -206,7 +207,7 @@ def read_bits(raw: np.ndarray, widths: np.ndarray, at: np.ndarray) -> np.ndarray
 
 
 def rests(positions: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    """g_i − 1, for m rows that follow one another, counts [m] long."""
+    """Return g_i − 1 of all positions of m rows. `counts` [m]: lengths of the rows in `positions`."""
     rest = np.diff(positions, prepend=-1) - 1
     first = (counts.cumsum() - counts)[counts > 0]
     rest[first] = positions[first]
@@ -214,7 +215,7 @@ def rests(positions: np.ndarray, counts: np.ndarray) -> np.ndarray:
 
 
 def sums(values: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    """The sum of each of m runs of values, counts [m] long."""
+    """Return the sum of each of m runs of values: int64 [m]. `counts` [m]: lengths of the runs."""
     filled, total = counts > 0, np.zeros(counts.size, np.int64)
     if filled.any():
         total[filled] = np.add.reduceat(values, (counts.cumsum() - counts)[filled], dtype=np.int64)
@@ -222,7 +223,7 @@ def sums(values: np.ndarray, counts: np.ndarray) -> np.ndarray:
 
 
 def loops(count: int) -> ModuleType | None:
-    """Return the compiled loops where so many positions repay their import."""
+    """Return the compiled loops, None if `count` positions are too few to import them."""
     return _loops() if count >= MANY else None
 
 
@@ -234,7 +235,7 @@ def _loops() -> ModuleType:
 
 
 def _put(stream: np.ndarray, widths: np.ndarray, values: np.ndarray, at: np.ndarray) -> None:
-    """Write the low bits of values, so many of each, into a stream of one element per bit, from `at` on."""
+    """Write the low bits of values, of these widths, into a stream with one element per bit, from the indices `at` on."""
     for bit in range(widths.max(initial=0)):
         if bit == widths.min():
             has = widths > bit

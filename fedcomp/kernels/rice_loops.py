@@ -1,4 +1,4 @@
-"""Loops over Rice codes and sparse values, compiled by numba. kernels/rice.py and sparse.py say what they do."""
+"""Loops of kernels/rice.py and kernels/sparse.py, compiled by numba."""
 
 import numba
 from llvmlite import ir
@@ -12,7 +12,7 @@ TOP = uint64(1 << 63)
 
 @intrinsic
 def leading_zeros(_, word):
-    """Return the number of zero bits before the first one of a word that is not zero."""
+    """Return the number of leading zero bits of a nonzero word."""
     return word(word), lambda context, builder, signature, args: builder.ctlz(
         args[0], ir.Constant(ir.IntType(1), 1)
     )
@@ -20,22 +20,23 @@ def leading_zeros(_, word):
 
 @numba.njit(nogil=True, inline="always")
 def _word(raw, at):
-    """Eight bytes, the first the most significant, from the one with the bit `at` on."""
+    """Return the eight bytes that start with the byte of bit `at`, as a big-endian number."""
     word = uint64(0)
-    for i in range(8):  # one load, and one instruction that swaps the bytes
+    for i in range(8):  # compiled to one load and one byte swap
         word = word << uint64(8) | uint64(raw[uint64(at >> 3) + uint64(i)])
     return word
 
 
 @numba.njit(nogil=True, inline="always")
 def _bits(raw, at, width):
-    """The number in `width` bits from `at` on: at most 40."""
+    """Return the number in the `width` ≤ 40 bits from bit `at` on."""
     return int64((_word(raw, at) << uint64(at & 7)) >> uint64(1) >> uint64(63 - width))
 
 
 @numba.njit(nogil=True)
 def _unary(raw, start, end, high):
-    """Fill `high` with the zeros before each one from the bit `start` on. Return the bit after the last one, past `end` if ones lack."""
+    """Fill `high` with the numbers of zeros before each one, from bit `start` on. Return the bit after the last one, or end + 1 if ones are
+    missing."""
     i, before, at = uint64(0), start, start & ~7
     skip = uint64(start & 7)
     while at < end:
@@ -56,9 +57,9 @@ def _unary(raw, start, end, high):
 
 @compiled
 def unpack(raw, starts, ends, counts, parameters, lengths, numel, positions, good):
-    """Fill the positions of all rows, one row after the other, and whether each row is valid. Nothing outside of `raw` is read.
+    """Fill `positions` row after row, and `good` with whether each row is valid. Reads only within `raw`.
 
-    Positions of a valid row rise and are below numel.
+    The positions of a valid row are strictly increasing and below numel.
     """
     first, block = 0, 0
     for r in range(starts.size):
@@ -76,7 +77,7 @@ def unpack(raw, starts, ends, counts, parameters, lengths, numel, positions, goo
         last, i = int64(-1), uint64(0)
         for j in range(blocks, block):
             b = parameters[j]
-            most = (numel >> b) + 1  # more zeros are too many, and might overflow
+            most = (numel >> b) + 1  # larger numbers of zeros are invalid and could overflow
             for _ in range(lengths[j]):
                 last = min(last + (min(row[i], most) << b) + _bits(raw, at, b) + 1, numel)
                 row[i] = last
@@ -87,7 +88,7 @@ def unpack(raw, starts, ends, counts, parameters, lengths, numel, positions, goo
 
 @compiled
 def add_at(into, positions, values, weight):
-    """into[positions] += weight * values, in float32."""
+    """Add weight * values to into[positions], in float32."""
     weight = float32(weight)
     for i in range(uint64(positions.size)):
         into[uint64(positions[i])] += weight * values[i]
@@ -95,7 +96,7 @@ def add_at(into, positions, values, weight):
 
 @compiled
 def add_signs_at(into, positions, raw, magnitude, weight):
-    """`add_at` of ±magnitude, whose signs are bits, the most significant first."""
+    """Add weight * ±magnitude to into[positions], in float32. `raw`: packed signs, 1 for positive."""
     step = float32(weight) * float32(magnitude)
     for i in range(uint64(positions.size)):
         positive = raw[i >> uint64(3)] << (i & uint64(7)) & uint64(128)

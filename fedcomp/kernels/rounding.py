@@ -1,9 +1,9 @@
-"""Stochastic rounding: a coordinate goes up with the probability of its fraction, drawn by a random word of its own.
+"""Stochastic rounding: round up with the probability of the fraction, with one random word per coordinate.
 
-    ⌊t + u⌋   t ≥ 0 in fixed point with 32 bits after the point, u a word of (seed, coordinate) (kernels/philox.py)
+    ⌊t + u⌋   t ≥ 0 in fixed point with 32 fractional bits, u·2³² the word of (seed, coordinate) (kernels/philox.py)
 
-In fixed point t is a product in float64 and a half, cut off, and all that follows is in integers. Vectors are on any device; results are
-numpy arrays.
+t is computed in float64, rounded to fixed point, and all further arithmetic is in integers. Vectors are on any device; results are numpy
+arrays.
 """
 
 import math
@@ -18,11 +18,11 @@ ONE = 2.0**32  # in fixed point
 FRACTION = 23  # bits of a float32 below its leading one
 MAGNITUDE, INFINITE = 0x7FFFFFFF, 0x7F800000  # bits without the sign, and those of infinity
 BITS = 16  # of a bin of a histogram, and of a bin of bit patterns
-MAX_SHIFT = 23  # by so many powers of two every denormal becomes normal
+MAX_SHIFT = 23  # exponent of the power of two that makes every subnormal float32 normal
 
 
 def to_multiples(x: Tensor, unit: float, limit: float, seed: int) -> np.ndarray:
-    """Integers l [n], int8 or int16, with unit·l = x in the mean over seeds, |x| cut at `limit`; l is exact where x/unit is whole.
+    """Return x/unit, with |x| clipped to `limit`, stochastically rounded to integers [n], int8 or int16.
 
     unit > 0 and limit/unit ≤ 32767.
     """
@@ -33,9 +33,9 @@ def to_multiples(x: Tensor, unit: float, limit: float, seed: int) -> np.ndarray:
 
 
 def to_powers(x: Tensor, shift: int, seed: int) -> np.ndarray:
-    """Codes c [n], uint8, of powers of two that are |x| in the mean over seeds: 2^(c − 127 − shift), and 0 for c = 0.
+    """Return |x| stochastically rounded to powers of two, as codes c [n], uint8: 2^(c − 127 − shift), and 0 for c = 0.
 
-    `shift` is at most `max_shift` the largest magnitude. What is smaller than the smallest power turns to it or to 0.
+    `shift` is at most `max_shift` of the largest magnitude. Magnitudes below the smallest power are rounded to it or to 0.
     """
     codes = np.empty(x.numel(), np.uint8)
     _fill(codes, x, "powers", np.float32(2.0**shift), seed=seed)
@@ -43,7 +43,7 @@ def to_powers(x: Tensor, shift: int, seed: int) -> np.ndarray:
 
 
 def pack_negative(x: Tensor, codes: np.ndarray) -> np.ndarray:
-    """One bit for each coordinate (kernels/bits.py), 1 where x is negative and its code is not 0: uint8 [ceil(n/8)]."""
+    """Return one bit for each coordinate (kernels/bits.py), 1 if x is negative and its code is not 0: uint8 [⌈n/8⌉]."""
     bits, x = np.empty((codes.size + 7) // 8, np.uint8), x.detach().cpu()
 
     def work(start: int, stop: int) -> None:
@@ -57,31 +57,31 @@ def pack_negative(x: Tensor, codes: np.ndarray) -> np.ndarray:
 
 
 def from_powers(codes: np.ndarray, bits: np.ndarray, shift: int) -> np.ndarray | None:
-    """The powers of two, float32 [n], of codes and their signs; 2^128 is the largest float32. None if a zero has a sign."""
+    """Return the powers of two, float32 [n], for codes and sign bits, with the largest float32 for 2^128. None if a zero is negative."""
     powers = np.minimum(np.ldexp(1.0, np.arange(256) - 127 - shift), np.finfo(np.float32).max)
     powers[0] = 0.0
     values, table = np.empty(codes.size, np.float32), np.concatenate([powers, -powers])
     table = table.astype(np.float32)
 
     def work(start: int, stop: int) -> bool:
-        some = codes[start:stop]
-        negative = np.unpackbits(bits[start // 8 : (stop + 7) // 8], count=some.size)
-        values[start:stop] = table[some + (negative.astype(np.uint16) << 8)]
-        return not (negative.view(np.bool_) & (some == 0)).any()
+        part = codes[start:stop]
+        negative = np.unpackbits(bits[start // 8 : (stop + 7) // 8], count=part.size)
+        values[start:stop] = table[part + (negative.astype(np.uint16) << 8)]
+        return not (negative.view(np.bool_) & (part == 0)).any()
 
     return values if all(map_ranges(codes.size, work)) else None
 
 
 def to_levels(x: Tensor, levels: np.ndarray, nearest: bool, seed: int) -> np.ndarray:
-    """Codes c [n], uint8, of levels [at most 256], float32 and ascending: the nearest one, or one of the two around x with x as their mean.
+    """Return x rounded to ascending levels, float32 [at most 256], as codes [n], uint8: to the nearest level, or stochastically.
 
-    Where x lies below the first level or above the last, it turns to that one.
+    Values below the first or above the last level are rounded to it.
     """
     wide = levels.astype(np.float64)
     ends = (wide[1:] + wide[:-1]) / 2 if nearest else wide[1:-1]
     edges = ends.astype(np.float32)
     edges = np.where(edges < ends, np.nextafter(edges, np.float32(np.inf)), edges)
-    # What one more above a level adds to the chance of going up, in fixed point.
+    # Probability of rounding up, per unit above a level, in fixed point.
     up = np.zeros(levels.size) if nearest else np.append(ONE / np.diff(wide), 0.0)
     codes = np.empty(x.numel(), np.uint8)
     _fill(codes, x, "levels", edges, wide, up, seed=seed)
@@ -89,14 +89,14 @@ def to_levels(x: Tensor, levels: np.ndarray, nearest: bool, seed: int) -> np.nda
 
 
 def max_shift(largest: float) -> int:
-    """The most powers of two, up to 23, by which a float32 of this magnitude can be multiplied."""
+    """Return the largest h ≤ 23 for which a float32 of this magnitude, multiplied by 2^h, is in the range of float32."""
     return min(MAX_SHIFT, 128 - math.frexp(largest)[1])
 
 
 def histogram(x: Tensor) -> tuple[np.ndarray, np.ndarray]:
-    """x in ascending bins, at most 65537: the mean of each that holds something, float64, and how many it holds, int64.
+    """Return a histogram of x with at most 65537 bins: the mean of each nonempty bin, float64, ascending, and its count, int64.
 
-    Bit patterns are put together, in as few as will do: a bin is at most 2⁻⁷ of its values wide, and less where these are alike.
+    A bin is a range of bit patterns. Its width is at most 2⁻⁷ of its values, and less if all values are close to each other.
     """
     from . import rounding_loops
 
@@ -111,7 +111,7 @@ def histogram(x: Tensor) -> tuple[np.ndarray, np.ndarray]:
     def work(start: int, stop: int) -> np.ndarray:
         part = np.zeros_like(table)
         for piece in pieces(x, start, stop):
-            rounding_loops.tally(piece, factor, first, width, part)
+            rounding_loops.add_to_histogram(piece, factor, first, width, part)
         return part
 
     for part in map_ranges(x.numel(), work):
@@ -123,25 +123,28 @@ def histogram(x: Tensor) -> tuple[np.ndarray, np.ndarray]:
 
 
 def largest(x: Tensor) -> float:
-    """max |x|, 0 of none."""
+    """Return max |x|, 0 for an empty x."""
     return max(map(abs, extremes(x)))
 
 
 def extremes(x: Tensor) -> tuple[float, float]:
-    """The smallest and the largest of x; 0 of none."""
-    return tuple(edge.item() for edge in x.detach().aminmax()) if x.numel() else (0.0, 0.0)
+    """Return the smallest and the largest value of x, 0 for an empty x."""
+    if not x.numel():
+        return 0.0, 0.0
+    smallest, largest = x.detach().aminmax()
+    return smallest.item(), largest.item()
 
 
 def count(codes: np.ndarray, size: int) -> np.ndarray:
-    """Return how often each code below `size` occurs."""
-    return sum(
-        np.bincount(codes[start : start + PIECE], minlength=size)
-        for start in range(0, codes.size, PIECE)
-    )
+    """Return the number of occurrences of each code below `size`."""
+    counts = np.zeros(size, np.int64)
+    for start in range(0, codes.size, PIECE):
+        counts += np.bincount(codes[start : start + PIECE], minlength=size)
+    return counts
 
 
 def lookup(symbols: np.ndarray, values: np.ndarray) -> np.ndarray:
-    """values[symbols]; symbols are in range."""
+    """Return values[symbols]. Symbols must be in range."""
     out = np.empty(symbols.size, values.dtype)
 
     def work(start: int, stop: int) -> None:
@@ -152,7 +155,7 @@ def lookup(symbols: np.ndarray, values: np.ndarray) -> np.ndarray:
 
 
 def _fill(out: np.ndarray, x: Tensor, name: str, *arguments: object, seed: int) -> None:
-    """Fill `out` by the loop of this name for each piece of x."""
+    """Fill `out` with the loop of this name in rounding_loops.py, called for each piece of x."""
     from . import rounding_loops
 
     loop, x = getattr(rounding_loops, name), x.detach().cpu()
@@ -167,13 +170,13 @@ def _fill(out: np.ndarray, x: Tensor, name: str, *arguments: object, seed: int) 
 
 
 def _keys(x: np.ndarray) -> np.ndarray:
-    """Integers, int64, in the order of the float32s x: bit patterns of magnitudes, with the sign."""
+    """Return integers, int64, in the same order as the float32 values x: the bits of the magnitude, with the sign of x."""
     bits = x.view(np.int32).astype(np.int64)
     return np.where(bits < 0, -(bits & MAGNITUDE), bits)
 
 
 def _values(keys: np.ndarray) -> np.ndarray:
-    """The float64s whose keys these are; what follows the largest float32 is 2^128."""
+    """Return the float64 values with these keys; 2^128 for keys above that of the largest float32."""
     values = (
         np.minimum(np.abs(keys), INFINITE - 1).astype(np.int32).view(np.float32).astype(np.float64)
     )

@@ -1,4 +1,7 @@
-"""Loops of kernels/rounding.py, compiled by numba. `start`, the place of x[0], is a multiple of 4, so that blocks of words are whole."""
+"""Loops of kernels/rounding.py, compiled by numba.
+
+`start`: coordinate of x[0], a multiple of 4. `low`, `high`: words of the seed.
+"""
 
 import numpy as np
 from numpy import float32, float64, int32, int64, uint8, uint32, uint64
@@ -6,16 +9,17 @@ from numpy import float32, float64, int32, int64, uint8, uint32, uint64
 from .loops import compiled, draw
 from .rounding import FRACTION, MAGNITUDE, ONE
 
-LINE = 1024  # words that are drawn at a time
+N_WORDS = 1024  # random words that are drawn at a time
 
 
 @compiled
 def multiples(x, arguments, low, high, start, out):
+    """The loop of `to_multiples`."""
     scale, limit = arguments
-    words = np.empty(LINE, np.uint32)
-    for first in range(0, x.size, LINE):
+    words = np.empty(N_WORDS, np.uint32)
+    for first in range(0, x.size, N_WORDS):
         draw(low, high, 0, start + first, words)
-        for i in range(uint64(min(LINE, x.size - first))):
+        for i in range(uint64(min(N_WORDS, x.size - first))):
             value = x[uint64(first) + i]
             level = (int64(min(abs(float64(value)), limit) * scale + 0.5) + int64(words[i])) >> 32
             out[uint64(first) + i] = -level if value < 0 else level
@@ -23,11 +27,12 @@ def multiples(x, arguments, low, high, start, out):
 
 @compiled
 def powers(x, arguments, low, high, start, out):
+    """The loop of `to_powers`."""
     (factor,) = arguments
-    words = np.empty(LINE, np.uint32)
-    for first in range(0, x.size, LINE):
+    words = np.empty(N_WORDS, np.uint32)
+    for first in range(0, x.size, N_WORDS):
         draw(low, high, 0, start + first, words)
-        for i in range(uint64(min(LINE, x.size - first))):
+        for i in range(uint64(min(N_WORDS, x.size - first))):
             bits = float32(abs(x[uint64(first) + i] * factor)).view(uint32)
             out[uint64(first) + i] = (bits + (words[i] >> uint32(32 - FRACTION))) >> uint32(
                 FRACTION
@@ -36,13 +41,14 @@ def powers(x, arguments, low, high, start, out):
 
 @compiled
 def levels(x, arguments, low, high, start, out):
+    """The loop of `to_levels`."""
     edges, levels, up = arguments
-    words, cells = np.empty(LINE, np.uint32), np.empty(LINE, np.uint8)
-    for first in range(0, x.size, LINE):
+    words, cells = np.empty(N_WORDS, np.uint32), np.empty(N_WORDS, np.uint8)
+    for first in range(0, x.size, N_WORDS):
         draw(low, high, 0, start + first, words)
-        count = uint64(min(LINE, x.size - first))
+        count = uint64(min(N_WORDS, x.size - first))
         cells[:] = 0
-        for edge in edges:  # a search by halves is not vectorised
+        for edge in edges:  # a binary search would not be vectorised
             for i in range(count):
                 cells[i] += uint8(x[uint64(first) + i] >= edge)
         for i in range(count):
@@ -53,11 +59,12 @@ def levels(x, arguments, low, high, start, out):
 
 
 @compiled
-def tally(x, factor, first, width, table):
-    below = (int64(1) << width) - 1
+def add_to_histogram(x, factor, first, width, table):
+    """Add x·factor to the bins: counts to table[0], low `width` bits of the keys to table[1]. `first`: key of the first bin >> width."""
+    low_bits = (int64(1) << width) - 1
     for i in range(uint64(x.size)):
         bits = int64(float32(x[i] * factor).view(int32))
         key = -(bits & MAGNITUDE) if bits < 0 else bits
         at = uint64((key >> width) - first)
         table[0, at] += 1
-        table[1, at] += key & below
+        table[1, at] += key & low_bits

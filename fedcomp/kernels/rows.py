@@ -7,20 +7,20 @@ import numpy as np
 import torch
 from torch import Tensor
 
-LARGE = 100_000  # elements of a vector on the CPU from which each takes a thread of its own
+LARGE = 100_000  # elements of a vector on the CPU from which each vector has its own thread
 
 Rows = Tensor | Sequence[Tensor]
 
 
 def stacked(rows: Rows) -> Tensor:
-    """Return m ≥ 1 vectors as a tensor [m, n]; a tensor is returned as it is, and one vector is not copied."""
+    """Return m ≥ 1 vectors as a tensor [m, n]. A tensor, and a single vector, are not copied."""
     if isinstance(rows, Tensor):
         return rows
     return torch.stack(tuple(rows)) if len(rows) > 1 else rows[0][None]
 
 
 def are_large(rows: Rows) -> bool:
-    """Return whether m ≥ 1 vectors are worked on one by one, each by a thread."""
+    """Return whether each of m ≥ 1 vectors is processed separately, on its own thread."""
     return rows[0].device.type == "cpu" and rows[0].numel() >= LARGE
 
 

@@ -1,8 +1,8 @@
 """Exact selection of coordinates by magnitude, by side or by a threshold, without sorting.
 
-Functions take m finite vectors [n], of any float dtype and on any device: the rows of a tensor, or separate tensors. A float32's bits
-without the sign rise with its magnitude, so selection works on these bits as integers, the keys. Ties at the k-th magnitude go to the
-lower position, zeros are never selected, and a result holds fewer than k where fewer are left.
+Functions take m finite vectors [n], of any float dtype and on any device: the rows of a tensor, or separate tensors. The bits of a float32
+without the sign, as an integer, increase with the magnitude. Selection compares these integers, the keys. Ties at the k-th magnitude go to
+the lower position. Zeros are never selected, so a result can have fewer than k positions.
 """
 
 from collections.abc import Sequence
@@ -17,24 +17,24 @@ from .rows import Rows, split_runs, stacked
 
 MAGNITUDE = 0x7FFFFFFF  # bits without the sign
 SIGN = -0x80000000  # the sign bit of an int32
-MANY = 100_000  # elements of all vectors from which compiled loops repay their import
-LONG = 1 << 10  # elements of a vector from which it is searched faster by itself than in a stack
-SAMPLE = 1 << 14  # the fewest elements in a sample
-STEP = 251  # the most elements from one in a sample to the next; a prime, so that they are of all columns of a matrix
-SAMPLED = 1 << 17  # elements of a vector from which a sample tells which of them are too small
+MANY = 100_000  # elements of all vectors from which importing the compiled loops is worthwhile
+LONG = 1 << 10  # elements of a vector from which the loops are faster than numpy on a stack
+SAMPLE = 1 << 14  # smallest size of a sample
+STEP = 251  # largest stride of a sample; a prime, so that it samples all columns of a matrix
+SAMPLED = 1 << 17  # elements of a vector from which a sample excludes small elements
 
 Array = np.ndarray | Tensor  # numpy on the CPU, torch elsewhere
 
 
 class Chosen(NamedTuple):
-    """Positions in m vectors, one vector after the other, ascending in each, and how many there are in each."""
+    """Selected positions in m vectors: vector after vector, ascending in each, and their number in each vector."""
 
     positions: Tensor  # int64, on the vectors' device
     counts: np.ndarray  # int64 [m]
 
 
 class Side(NamedTuple):
-    """A key is (bits ^ flip) & mask."""
+    """The definition of keys: (bits ^ flip) & mask."""
 
     flip: int
     mask: int
@@ -49,9 +49,9 @@ def top_k(rows: Rows, k: int) -> Chosen:
 
 
 def top_side(rows: Rows, k: int) -> Chosen:
-    """Select the k largest of x or the k largest of -x, of each vector x: the side with the larger mean.
+    """Select the k largest of x or the k largest of −x for each vector x, whichever have the larger mean (`means`).
 
-    Only members above zero count; means are those of `means`; equal means go to the positive side.
+    Only values above zero are selected. If the means are equal, the k largest of x are selected.
     """
     sides = [_top(rows, k, side) for side in (POSITIVES, NEGATIVES)]
     means_of = [abs(means(values_at(rows, side), side.counts)) for side in sides]
@@ -66,7 +66,7 @@ def top_side(rows: Rows, k: int) -> Chosen:
 
 
 def at_least(rows: Rows, threshold: float) -> Chosen:
-    """Select the coordinates whose magnitude reaches the threshold, which is above 0 and rounded to float32."""
+    """Select the coordinates whose magnitude is at least the threshold, a number above 0 that is rounded to float32."""
     return _split(_bits(rows) & MAGNITUDE >= int(np.float32(threshold).view(np.int32)))
 
 
@@ -85,9 +85,9 @@ def values_at(rows: Rows, chosen: Chosen) -> Tensor:
 
 
 def means(values: Array, counts: Array) -> np.ndarray:
-    """Return the mean of each of m runs of values, `counts` [m] long, 0 of none: float64 [m].
+    """Return the mean of each of m runs of values, 0 for an empty run: float64 [m]. `counts` [m]: lengths of the runs.
 
-    Values are summed in float64 on the host, one after the other: the same on every device.
+    Values are summed in order, in float64 on the CPU, so the result is the same on every device.
     """
     values, counts = (v.cpu().numpy() if isinstance(v, Tensor) else v for v in (values, counts))
     runs = np.arange(len(counts)).repeat(counts)
@@ -95,7 +95,7 @@ def means(values: Array, counts: Array) -> np.ndarray:
 
 
 def are_finite(rows: Rows) -> list[bool]:
-    """Return for each vector whether it holds neither NaN nor infinity."""
+    """Return for each vector whether it has neither NaN nor infinity."""
     if not len(rows):
         return []
     if _compiles(rows):
@@ -107,9 +107,9 @@ def are_finite(rows: Rows) -> list[bool]:
 
 
 def add_finite(onto: Sequence[Tensor], rows: Rows) -> tuple[Rows, list[bool]]:
-    """`onto[i] += rows[i]`, in place, where the sum is finite; return the sums of m ≥ 1 vectors [n], and where they are finite.
+    """Add rows[i] to onto[i] in place if the sum is finite. Return the sums of m ≥ 1 vectors [n], and whether each is finite.
 
-    The sums of large vectors on the CPU are `onto` itself.
+    For large vectors on the CPU, the returned sums are `onto` itself.
     """
     if _compiles(rows):
         fine = [_add_finite(e.numpy(), _floats(x)) for e, x in zip(onto, rows, strict=True)]
@@ -123,7 +123,7 @@ def add_finite(onto: Sequence[Tensor], rows: Rows) -> tuple[Rows, list[bool]]:
 
 
 def _bits(rows: Rows) -> Array:
-    """Return the bits of vectors [m, n], int32: a numpy array if they are on the CPU, where numpy partitions several times faster."""
+    """Return the bits of vectors [m, n], int32: a numpy array on the CPU, where numpy partitions several times faster than torch."""
     if not len(rows):
         return np.empty((0, 0), np.int32)
     stack = stacked(rows)
@@ -137,7 +137,7 @@ def _on_cpu(x: Tensor) -> bool:
 
 
 def _compiles(rows: Rows) -> bool:
-    """Return whether vectors go to the compiled loops, one by one."""
+    """Return whether vectors are processed by the compiled loops, one by one."""
     if not len(rows) or not _on_cpu(rows[0]):
         return False
     numel = rows[0].numel()
@@ -145,7 +145,7 @@ def _compiles(rows: Rows) -> bool:
 
 
 def keep_largest(keys: Array, k: int) -> Array:
-    """Return flags [m, n] of the k largest keys above 0 in each row, ties to the lower position."""
+    """Return flags [m, n] of the k largest keys above 0 in each row. Ties go to the lower position."""
     n = keys.shape[1]
     k = min(k, n)
     if k == 0:
@@ -172,9 +172,9 @@ def _top(rows: Rows, k: int, side: Side) -> Chosen:
 
 
 def _largest(bits: np.ndarray, k: int, side: Side) -> np.ndarray:
-    """Return the positions of the k largest keys above 0 of the bits of a vector [n], ascending, ties to the lower position.
+    """Return the positions of the k largest keys above 0 of the bits of a vector [n], ascending. Ties go to the lower position.
 
-    Of a large vector, a sample tells which keys are too small; the others are collected first. All keys are searched if it misled.
+    For a large vector, only the candidates from a sample are searched. If the sample is misleading, all keys are searched.
     """
     from . import select_loops
 
@@ -189,12 +189,12 @@ def _largest(bits: np.ndarray, k: int, side: Side) -> np.ndarray:
 
 
 def _candidates(bits: np.ndarray, k: int, side: Side) -> np.ndarray | None:
-    """Return the positions of somewhat more than k of the largest keys, ascending, or None where a sample does not tell them."""
+    """Return the positions of somewhat more than the k largest keys, ascending, by a threshold from a sample; None if it is misleading."""
     from . import select_loops
 
     sample = bits[:: min(bits.size // SAMPLE, STEP)].copy()
     share = sample.size / bits.size
-    rank = int(k * share + 4 * (k * share) ** 0.5 + 16)  # four deviations, so that too few are rare
+    rank = int(k * share + 4 * (k * share) ** 0.5 + 16)  # 4 σ more, so k candidates are almost sure
     floor, _ = select_loops.kth_largest(sample, *side, rank)
     room = int(2 * rank / share)
 
@@ -242,7 +242,7 @@ def _split(keep: Array) -> Chosen:
 def _count(keep: Array) -> Array:
     if isinstance(keep, Tensor):
         return keep.count_nonzero(1)
-    # Thrice as fast as count_nonzero.
+    # Three times as fast as count_nonzero.
     return np.bincount(np.flatnonzero(keep) // max(keep.shape[1], 1), minlength=len(keep))
 
 

@@ -1,6 +1,6 @@
 """Loops of kernels/select.py, compiled by numba.
 
-A key is `(bits ^ flip) & mask` of a float32's bits; keys above 0 are candidates. Most blocks hold no key that matters, and cost one
+A key is `(bits ^ flip) & mask` of the bits of a float32. Only keys above 0 are selected. Most blocks have no relevant key and cost only one
 vectorised maximum.
 """
 
@@ -24,7 +24,7 @@ def _largest(bits, start, stop, flip, mask):
 
 @compiled
 def kth_largest(bits, flip, mask, k):
-    """Return the k-th largest key and how many are larger, of int32 bits [n]; (0, all) where fewer than k keys are above 0."""
+    """Return the k-th largest key of int32 bits [n] and the number of larger keys; 0 and the number of keys above 0 if it is below k."""
     flip, mask, base, above, shift = int32(flip), int32(mask), int32(0), 0, 31
     for width in DIGITS:
         shift -= width
@@ -51,9 +51,9 @@ def kth_largest(bits, flip, mask, k):
 
 @compiled
 def collect(bits, flip, mask, threshold, ties, first, out):
-    """Fill `out` with the positions, counted from `first`, of the keys above the threshold and of the first `ties` keys equal to it.
+    """Fill `out` with the positions of the keys above the threshold and of the first `ties` keys equal to it, plus `first`.
 
-    Return how many there are, or more than `out` holds.
+    Return their number, or a number above the size of `out` if there are more.
     """
     flip, mask, threshold = int32(flip), int32(mask), int32(threshold)
     filled = 0
@@ -74,7 +74,7 @@ def collect(bits, flip, mask, threshold, ties, first, out):
 
 @compiled
 def sum_is_finite(onto, x):
-    """Return whether onto + x [n], or x where onto is None, holds neither NaN nor infinity; both are float32."""
+    """Return whether onto + x [n], or x if onto is None, has neither NaN nor infinity. Both are float32."""
     largest = int32(0)
     for i in range(uint64(x.size)):
         total = x[i] if onto is None else onto[i] + x[i]

@@ -1,4 +1,4 @@
-"""Sparse values: checked, and added to a dense vector."""
+"""Addition of sparse values to a dense vector."""
 
 from collections.abc import Sequence
 from types import ModuleType
@@ -12,15 +12,15 @@ from .bits import Signs
 
 
 def all_finite(values: np.ndarray) -> bool:
-    """Return whether an array of float32 has no NaN and no infinity."""
+    """Return whether a float32 array has neither NaN nor infinity."""
     return bool(np.isfinite(values).all())
 
 
 def add_at(into: Tensor, positions: np.ndarray, values: np.ndarray | Signs, weight: float) -> None:
-    """into[positions] += weight·values: into is a contiguous float32 [n] on any device, positions int64, ascending, values float32.
+    """Add weight·values to into[positions] in place. `into`: contiguous float32 [n], on any device. `positions`: int64, ascending.
 
-    The product is rounded to float32, then the sum: the same bits on every device. The cost grows with the positions, not
-    with n. Raises IndexError, and changes nothing, if a position is not in 0..n−1.
+    The product is rounded to float32, and then the sum, so all devices compute the same bits. The time grows with the number of positions,
+    not with n. Raises IndexError, with `into` unchanged, if a position is not in 0..n−1.
     """
     if not positions.size:
         return
@@ -41,7 +41,7 @@ def add_all_at(
     values: Sequence[np.ndarray | Signs],
     weights: Sequence[float],
 ) -> None:
-    """`add_at` of many, one after the other: those of few positions in one pass. Raises IndexError like it, before anything is changed."""
+    """Call `add_at` for several updates in order; small updates are added in one pass. Raises IndexError with `into` unchanged."""
     sizes = [at.size for at in positions]
     if not into.is_cpu:
         for at, some, weight in zip(positions, values, weights, strict=True):
@@ -69,7 +69,7 @@ def _add(
     values: np.ndarray | Signs,
     weight: float,
 ) -> None:
-    """`add_at` of a vector on the CPU, whose positions were checked."""
+    """Implement `add_at` on the CPU, for checked positions."""
     if loops is None:
         dense[positions] += np.float32(weight) * _spread(values)
     elif isinstance(values, Signs):

@@ -1,14 +1,14 @@
-"""Sums over whole vectors that are the same on every device and for any number of threads.
+"""Sums over vectors that are the same on every device and for any number of threads.
 
-Norms are exact sums, rounded once. Vectors are finite, float32, float16 or bfloat16, on any device; norms are Python floats, since they
-may lie outside of float32.
+Norms are exact sums, rounded once. Vectors are finite, float32, float16 or bfloat16, on any device. Norms are Python floats, since they may
+exceed the range of float32.
 
 Rump, Ogita, Oishi: Accurate floating-point summation, part I: faithful rounding. SIAM Journal on Scientific Computing 2008.
 """
 
 import math
 from collections.abc import Iterator
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -17,36 +17,36 @@ from torch import Tensor
 from .parallel import map_ranges
 
 UNIT = 149  # a float32 is an integer times 2^-UNIT
-ROOT_BITS = 65  # of a root behind the point: more than a float64 holds of the root of 1
-PIECE, DEVICE_PIECE = 1 << 16, 1 << 20  # elements that are summed together, on a CPU and elsewhere
-STRETCH, LEAST = 1 << 16, 64  # elements, and rows, of a column sum that stands by itself
-LANES = 64  # columns that a single one is taken apart into
+ROOT_BITS = 65  # fractional bits of a square root: more than the precision of float64
+PIECE, DEVICE_PIECE = 1 << 16, 1 << 20  # elements that are summed at a time on CPUs and GPUs
+BLOCK, MIN_BLOCK_ROWS = 1 << 16, 64  # elements and rows of a block in a column sum
+LANES = 64  # columns into which a single column is divided
 
 Array = TypeVar("Array", np.ndarray, Tensor)
 
 
 def norm1(x: Tensor) -> float:
-    """‖x‖₁ of x [n], correctly rounded."""
+    """Return ‖x‖₁ of x [n], correctly rounded."""
     return float(norm1_rows(x[None])[0])
 
 
 def norm2(x: Tensor) -> float:
-    """‖x‖₂ of x [n], correctly rounded."""
+    """Return ‖x‖₂ of x [n], correctly rounded."""
     return _root(_sums(x[None], 2)[0]) / (1 << UNIT + ROOT_BITS)
 
 
 def sum_squares(x: Tensor) -> float:
-    """‖x‖₂² of x [n], correctly rounded."""
+    """Return ‖x‖₂² of x [n], correctly rounded."""
     return _sums(x[None], 2)[0] / (1 << 2 * UNIT)
 
 
 def norm1_rows(X: Tensor) -> np.ndarray:
-    """`norm1` of every row of X [m, n]: float64 [m]."""
+    """Return `norm1` of every row of X [m, n]: float64 [m]."""
     return np.array([total / (1 << UNIT) for total in _sums(X, 1)], np.float64)
 
 
 def _root(total: int) -> int:
-    """Return √total · 2^ROOT_BITS, cut off, with the last bit set if it is not exact: it rounds to float64 as the root does."""
+    """Return √total · 2^ROOT_BITS, truncated, with the last bit set if inexact. It rounds to the same float64 as the exact root."""
     scaled = total << 2 * ROOT_BITS
     root = math.isqrt(scaled)
     return root | (root * root != scaled)
@@ -63,7 +63,8 @@ def _sums(X: Tensor, power: int) -> list[int]:
         for left in range(start, stop, wide):
             piece = X[:, left : min(left + wide, stop)].to(torch.float32)
             v = piece.numpy().astype(np.float64) if on_cpu else piece.to(torch.float64)
-            for exact in _exact_sums(abs(v) if power == 1 else v * v):  # both without an error
+            powers: Any = abs(v) if power == 1 else v * v  # exact in float64
+            for exact in _exact_sums(powers):
                 totals = [total + int(s * one) for total, s in zip(totals, exact.tolist())]
         return totals
 
@@ -71,9 +72,9 @@ def _sums(X: Tensor, power: int) -> list[int]:
 
 
 def _exact_sums(v: Array) -> Iterator[Array]:
-    """Yield sums [m] that add up to those of the rows of v [m, n], n ≥ 1, float64, which is overwritten. Each is exact in any order.
+    """Yield parts [m] of the sums of the rows of v [m, n], n ≥ 1, float64. Each part is exact in any order of summation. v is overwritten.
 
-    In every step the leading bits of all elements are cut off, as many as leave their sum within 53 bits.
+    Every step splits off the leading bits of all elements, so many that their sum fits in 53 bits.
     """
     library = torch if isinstance(v, Tensor) else np
     room = 2.0 ** v.shape[1].bit_length()
@@ -90,11 +91,11 @@ def _exact_sums(v: Array) -> Iterator[Array]:
 
 
 def column_sides(x: Tensor, columns: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the sums of the entries ≥ 0 and < 0 of each column of a finite, nonempty x [rows · columns], row by row, and their numbers.
+    """Return the sums and the numbers of the entries ≥ 0 and < 0 of each column of a finite, nonempty x [rows · columns], row-major.
 
-    float64 and int64 [2, columns]. Not exact, but summed in one order everywhere: on the host, in float64, from the first row to the
-    last of each stretch, and then stretch by stretch. A stretch is as many rows as make STRETCH elements, and at least LEAST. One
-    column by itself is summed as LANES columns and what is left, and then these sums one after the other.
+    They are float64 and int64 [2, columns]. Sums are not exact, but computed in the same order everywhere: on the CPU, in float64, row
+    after row within a block, and then block after block. A block has BLOCK elements, and at least MIN_BLOCK_ROWS rows. A single column is
+    summed as LANES columns and a remainder, whose sums are then added in order.
     """
     if columns > 1:
         return _column_sides(x, columns)
@@ -111,10 +112,10 @@ def column_sides(x: Tensor, columns: int) -> tuple[np.ndarray, np.ndarray]:
 def _column_sides(x: Tensor, columns: int) -> tuple[np.ndarray, np.ndarray]:
     grid = x.detach().cpu().to(torch.float32).numpy().reshape(-1, columns)
     totals, below = np.zeros((2, columns)), np.zeros(columns, np.int64)
-    high = max(LEAST, STRETCH // columns)
-    for start in range(0, len(grid), high):
-        part = grid[start : start + high].astype(np.float64)
-        # numpy adds along the first axis row after row.
+    rows = max(MIN_BLOCK_ROWS, BLOCK // columns)
+    for start in range(0, len(grid), rows):
+        part = grid[start : start + rows].astype(np.float64)
+        # numpy adds along the first axis in the order of the rows.
         totals += part.clip(0).sum(axis=0), part.clip(max=0).sum(axis=0)
         below += np.count_nonzero(part < 0, axis=0)
     return totals, np.stack([len(grid) - below, below])

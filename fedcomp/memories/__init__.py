@@ -1,4 +1,4 @@
-"""Memories: the state of a client around a codec. One algorithm, one file."""
+"""Memories keep the part of a client's updates that its codec has not sent. One algorithm, one file."""
 
 import dataclasses
 import functools
@@ -31,7 +31,7 @@ _MEMORIES: PluginRegistry[type[Memory]] = PluginRegistry(
 
 
 def available_memories() -> dict[str, type[Memory]]:
-    """Return every memory that a spec string may name, those of other packages included: name → class."""
+    """Return all memories, including those of other packages: name → class."""
     return _MEMORIES.available()
 
 

@@ -27,7 +27,7 @@ from .vector_memory import NamedVectors, VectorMemory, at_full_density
 
 
 @dataclass(frozen=True)
-class Options:
+class AdaCompOptions:
     bin: int = 500  # T, coordinates in a bin
 
     def __post_init__(self) -> None:
@@ -39,7 +39,7 @@ class AdaComp(VectorMemory):
 
     name: ClassVar[str] = "adacomp"
     source: ClassVar[str] = "Chen et al. 2018"
-    Options: ClassVar[type] = Options
+    Options: ClassVar[type] = AdaCompOptions
     selects_coordinates: ClassVar[bool] = True
 
     def __init__(self, codec: Codec, numel: int, layout: Layout | None = None, options: Any = None):

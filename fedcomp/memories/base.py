@@ -334,10 +334,10 @@ def mask(vectors: Iterable[Tensor], sent: np.ndarray | None, dropped: Update | N
     """
     if dropped is not None:
         sent = np.arange(dropped.numel) if sent is None else sent
-        kept = dropped.positions
-        if kept is None:
-            kept = np.flatnonzero(dropped.block(0, dropped.numel))
-        sent = np.setdiff1d(sent, kept, assume_unique=True)
+        excluded = dropped.positions
+        if excluded is None:
+            excluded = np.flatnonzero(dropped.block(0, dropped.numel))
+        sent = np.setdiff1d(sent, excluded, assume_unique=True)
     for vector in vectors:
         if sent is None:
             vector.zero_()
@@ -350,7 +350,7 @@ def add_saturating(vector: Tensor, update: Update, weight: float = 1.0) -> None:
     with np.errstate(over="ignore"):
         update.add_to(vector, weight)
     at = update.positions
-    if vector.is_cpu:  # numpy is faster for few positions
+    if vector.is_cpu:  # numpy is faster for a small number of positions
         finite = kernels.all_finite(vector.numpy() if at is None else vector.numpy()[at])
     else:
         touched = vector if at is None else vector[torch.from_numpy(at).to(vector.device)]

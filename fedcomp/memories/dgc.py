@@ -29,7 +29,7 @@ from .vector_memory import NamedVectors, VectorMemory
 
 
 @dataclass(frozen=True)
-class Options:
+class DGCOptions:
     momentum: float = 0.9
     clip: float = 0.0  # largest L2 norm of the sum of N updates; 0 = no clipping
     nodes: int = 1  # N, number of clients in a round
@@ -56,7 +56,7 @@ class DGC(VectorMemory):
 
     name: ClassVar[str] = "dgc"
     source: ClassVar[str] = "Lin et al. 2018"
-    Options: ClassVar[type] = Options
+    Options: ClassVar[type] = DGCOptions
     default_uplink: ClassVar[str] = "topk:density=1/100"
     vectors: ClassVar[tuple[str, ...]] = ("residual", "velocity")
     velocity: Tensor | None = None  # u

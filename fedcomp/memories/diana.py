@@ -24,7 +24,7 @@ from .shift import ShiftCounterpart, ShiftMemory
 
 
 @dataclass(frozen=True)
-class Options:
+class DianaOptions:
     alpha: float | None = None  # step of the shift; None = the largest stable step, 1/(1 + ω)
 
 
@@ -47,7 +47,7 @@ class Diana(ShiftMemory):
 
     name: ClassVar[str] = "diana"
     source: ClassVar[str] = "Mishchenko et al. 2019"
-    Options: ClassVar[type] = Options
+    Options: ClassVar[type] = DianaOptions
     counterpart: ClassVar[type[Counterpart]] = DianaCounterpart
 
     def _check_codec(self) -> None:

@@ -26,7 +26,7 @@ SAFE = 0.9  # α√γ of the values that an error message suggests
 
 
 @dataclass(frozen=True)
-class Options:
+class ECQOptions:
     alpha: float = 0.95  # weight of the accumulated error in a frame
     beta: float = 0.95  # factor by which the accumulated error decays in a round
 
@@ -36,7 +36,7 @@ class ECQ(VectorMemory):
 
     name: ClassVar[str] = "ecq"
     source: ClassVar[str] = "Wu et al. 2018"
-    Options: ClassVar[type] = Options
+    Options: ClassVar[type] = ECQOptions
 
     def _check_codec(self) -> None:
         gamma, alpha, beta = (

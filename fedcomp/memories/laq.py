@@ -38,7 +38,7 @@ STEPS = "steps"  # name in a checkpoint
 
 
 @dataclass(frozen=True)
-class Options:
+class LAQOptions:
     window: int = 10  # D: number of model steps in the threshold
     weight: float = 0.8  # Σ ξ_d; higher = more rounds are skipped
     errors: float = 3.0  # weight of the codec's errors; 0 = none
@@ -86,7 +86,7 @@ class LAQ(ShiftMemory):
 
     name: ClassVar[str] = "laq"
     source: ClassVar[str] = "Sun et al. 2019"
-    Options: ClassVar[type] = Options
+    Options: ClassVar[type] = LAQOptions
     counterpart: ClassVar[type[Counterpart]] = LAQCounterpart
     age: int = NEVER  # rounds since the last accepted proposal
     error: float = 0.0  # ‖ε̂‖², in the unit of the shift

@@ -8,7 +8,7 @@ SGD with memory. NeurIPS 2018. Karimireddy, Rebjock, Stich, Jaggi: Error feedbac
 Σ accepted + e = Σ inputs holds after every round, up to rounding. C(a) is subtracted on commit: before it, `residual` is a, so a
 rollback changes nothing.
 
-Of a lossless codec, the pending frame holds a, and the residual is not in memory beside it.
+With a lossless codec, the pending frame contains a, so the residual is not stored in addition.
 
 With `decay` β below 1, a = x + β·e: old errors fade, as in SparseLoCo (Sarfi, Thérien, Lidin, Belilovsky: Communication efficient LLM
 pre-training with SparseLoCo. arXiv:2508.15706, 2025), where β = 0.95.

@@ -20,7 +20,7 @@ from .vector_memory import NamedVectors, VectorMemory
 
 
 @dataclass(frozen=True)
-class Options:
+class SignumOptions:
     momentum: float = 0.9  # β; larger = votes change more slowly
 
     def __post_init__(self) -> None:
@@ -32,7 +32,7 @@ class Signum(VectorMemory):
 
     name: ClassVar[str] = "signum"
     source: ClassVar[str] = "Bernstein et al. 2019"
-    Options: ClassVar[type] = Options
+    Options: ClassVar[type] = SignumOptions
     vectors: ClassVar[tuple[str, ...]] = ("velocity",)
     velocity: Tensor | None = None  # u
 

@@ -32,7 +32,7 @@ MARKS = codec("sbc:density=1")  # codec of sets of positions
 
 
 @dataclass(frozen=True)
-class Options:
+class SketchedOptions:
     momentum: float = 0.9
 
     def __post_init__(self) -> None:
@@ -44,7 +44,7 @@ class Sketched(VectorMemory):
 
     name: ClassVar[str] = "sketched"
     source: ClassVar[str] = "Ivkin et al. 2019"
-    Options: ClassVar[type] = Options
+    Options: ClassVar[type] = SketchedOptions
     required_strategy: ClassVar[str] = "sketched-sgd"
     vectors: ClassVar[tuple[str, ...]] = ("residual", "velocity")
     velocity: Tensor | None = None  # u

@@ -22,7 +22,7 @@ from .vector_memory import NamedVectors, VectorMemory, at_full_density
 
 
 @dataclass(frozen=True)
-class Options:
+class VarianceOptions:
     alpha: float = 2.0  # required ratio of the squared sum to the sum of squares; larger = fewer coordinates, later
     zeta: float = 0.999  # factor by which the sum of squares decays in a round
 
@@ -39,7 +39,7 @@ class Variance(VectorMemory):
 
     name: ClassVar[str] = "variance"
     source: ClassVar[str] = "Tsuzuku et al. 2018"
-    Options: ClassVar[type] = Options
+    Options: ClassVar[type] = VarianceOptions
     selects_coordinates: ClassVar[bool] = True
     needs_moments: ClassVar[bool] = True
     vectors: ClassVar[tuple[str, ...]] = ("residual", "gradients", "squares")

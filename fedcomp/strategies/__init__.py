@@ -1,4 +1,4 @@
-"""Strategies: what federated algorithms decide. One algorithm, one file."""
+"""Strategies: the decisions of federated algorithms on the server and on clients. One algorithm, one file."""
 
 import dataclasses
 from typing import Any
@@ -37,7 +37,7 @@ _STRATEGIES: PluginRegistry[type[RoundStrategy]] = PluginRegistry(
 )
 
 
-READ_BY = {
+SPEC_READERS = {
     "uplink": codec,
     "downlink": codec,
     "downlink_memory": default_uplink,
@@ -46,7 +46,7 @@ READ_BY = {
 
 
 def available_strategies() -> dict[str, type[RoundStrategy]]:
-    """Return every strategy that a spec string may name, those of other packages included: name → class."""
+    """Return all strategies, including those of other packages: name → class."""
     return _STRATEGIES.available()
 
 
@@ -66,10 +66,10 @@ def make_client_algorithm(text: str) -> ClientAlgorithm:
 
 
 def resolved(config: RunConfig) -> RunConfig:
-    """Return the options of a run, with the choices of its strategy and memory where they were left out. Raises UserError.
+    """Return the options of a run, with the defaults of its strategy and memory for unset options, and the horizon of schedules.
 
-    The horizon of schedules is filled in as well. Memories are left at `auto` where they depend on the model: see
-    `fedcomp.memories.with_memories`. A resumed run has those of the stored run.
+    A memory stays `auto` if it depends on the model (`fedcomp.memories.with_memories`). A resumed run uses the memories of the stored run.
+    Raises UserError.
     """
     with spec.error_context(flag="--strategy"):
         cls, options = _chosen(config.strategy)
@@ -86,7 +86,7 @@ def resolved(config: RunConfig) -> RunConfig:
         suited = default_uplink(chosen.memory)
     if isinstance(chosen.uplink, StrategyDefault) and suited:
         chosen = dataclasses.replace(chosen, uplink=suited)
-    for name, read in READ_BY.items():
+    for name, read in SPEC_READERS.items():
         with spec.error_context(flag=flag(name)):
             read(getattr(chosen, name))
     return with_horizon(chosen)

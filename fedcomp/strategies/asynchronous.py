@@ -22,7 +22,7 @@ from .base import AcceptedUpdate
 
 
 @dataclass(frozen=True)
-class Options:
+class AsynchronousOptions:
     wait: float = (
         0.25  # fraction of the training clients whose answers complete a round, at least one
     )
@@ -37,7 +37,7 @@ class Asynchronous(Average):
     """The mean of the first updates to arrive, discounted by staleness."""
 
     name: ClassVar[str] = "asynchronous"
-    Options: ClassVar[type] = Options
+    Options: ClassVar[type] = AsynchronousOptions
     asynchronous: ClassVar[bool] = True
 
     def _check_settings(self) -> None:

@@ -284,7 +284,7 @@ class RoundStrategy(ABC):
             raise ConfigError(
                 f"--strategy {self.name} sends frames of one size; leave --density-warmup, --density-schedule and --budget out"
             )
-        if self.replaces_server_optimizer and not steps.plain:
+        if self.replaces_server_optimizer and not steps.is_identity:
             raise ConfigError(
                 f"--strategy {self.name} replaces the server optimizer; leave --server-optimizer out, or for momentum give "
                 f"--strategy {self.name}:momentum=0.9"

@@ -28,7 +28,7 @@ CENTER = "center"  # in a checkpoint
 
 
 @dataclass(frozen=True)
-class Options(RobustOptions):
+class CenteredClippingOptions(RobustOptions):
     radius: float = 0.0  # τ, in the L2 norm of updates; 0 = the median distance
     iterations: int = 1  # steps per round
 
@@ -41,8 +41,8 @@ class CenteredClipping(ByDistance):
     """The last center plus clipped differences to it."""
 
     name: ClassVar[str] = "centered-clipping"
-    options: Options
-    Options: ClassVar[type] = Options
+    options: CenteredClippingOptions
+    Options: ClassVar[type] = CenteredClippingOptions
 
     def __init__(self, *args: Any, **options: Any):
         super().__init__(*args, **options)

@@ -243,7 +243,7 @@ class Election(Vote):
             self.seats = None
             self._warn_once(
                 "seats",
-                f"round {round} is left out: {len(cohort)} clients are connected, too few for {n} seats with "
+                f"round {round} is skipped: {len(cohort)} clients are connected, too few for {n} seats with "
                 f"byzantine={b}, f={self.f}",
             )
             return []
@@ -368,10 +368,10 @@ class Election(Vote):
         )
         if self.seats.may_close(max(0, f - m), m + absent):
             return ""
-        left = f"{max(0, f - m)} more may be" if m else f"{f} may be"
+        possible = f"{max(0, f - m)} more may be" if m else f"{f} may be"
         return (
             f"the vote could be wrong and was discarded: of {len(voters)} voters {absent} are absent and {m} proven Byzantine, "
-            f"{left}, and 2·(may be) + (proven) + (absent) must be below {self.seats.margin}"
+            f"{possible}, and 2·(may be) + (proven) + (absent) must be below {self.seats.margin}"
         )
 
     def reject(self, accepted: Sequence[AcceptedUpdate]) -> Mapping[int, str]:

@@ -47,7 +47,7 @@ FLOAT = np.dtype("<f4")
 
 
 @dataclass(frozen=True)
-class Options:
+class FetchSGDOptions:
     momentum: float = 0.9  # ρ; 0 = none
     error: Literal["subtract", "zero"] = "zero"  # how the sketches are updated after a step
     density: float = 1 / 100  # fraction of the coordinates that a round moves
@@ -73,7 +73,7 @@ class FetchSGD(Average):
     """The k largest estimates of a sketch of the accumulated error."""
 
     name: ClassVar[str] = "fetchsgd"
-    Options: ClassVar[type] = Options
+    Options: ClassVar[type] = FetchSGDOptions
     required_memory: ClassVar[str] = NoMemory.name
     fixed_frame_size: ClassVar[bool] = True
     replaces_server_optimizer: ClassVar[bool] = True
@@ -154,7 +154,7 @@ class FetchSGD(Average):
         positions, values = at.numpy(), moved[at].numpy()
         if self.options.error == "zero":
             for row, (buckets, _) in enumerate(
-                count_sketch.places(positions, *self.shape, self.seed)
+                count_sketch.buckets_and_signs(positions, *self.shape, self.seed)
             ):
                 self.momentum[row, buckets] = self.error[row, buckets] = 0
             return

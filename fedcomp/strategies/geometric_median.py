@@ -22,7 +22,7 @@ from .robust import ByDistance, RobustOptions
 
 
 @dataclass(frozen=True)
-class Options(RobustOptions):
+class GeometricMedianOptions(RobustOptions):
     iterations: int = 1000  # largest number of iterations
     tolerance: float = 1e-6  # norm 0..1 of the mean gradient at which the iteration stops
     smoothing: float = 1e-6  # ν: smaller distances count as ν
@@ -36,8 +36,8 @@ class GeometricMedian(ByDistance):
     """The smoothed geometric median."""
 
     name: ClassVar[str] = "geometric-median"
-    options: Options
-    Options: ClassVar[type] = Options
+    options: GeometricMedianOptions
+    Options: ClassVar[type] = GeometricMedianOptions
 
     def min_vectors(self) -> int:
         return 2 * self.f + 1

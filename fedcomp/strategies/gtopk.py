@@ -38,7 +38,7 @@ class GTopK(Average):
 
     def __init__(self, *args: Any, **options: Any):
         super().__init__(*args, **options)
-        self._kept = np.empty(0, np.int64)  # positions in the last aggregate
+        self._selected = np.empty(0, np.int64)  # positions in the last aggregate
         if getattr(self.uplink.unscoped, "values", "") == "2bit":
             raise ConfigError(
                 f"--uplink {self.uplink}: --strategy gtopk returns dropped values, which values=2bit would change again; "
@@ -57,19 +57,19 @@ class GTopK(Average):
     def aggregate(self, updates: RoundUpdates, into: Tensor) -> Aggregation:
         aggregation = super().aggregate(updates, into)
         sent = [a.update for a in updates.accepted if a.update is not None]
-        self._kept = self._largest(into, sent)
-        at = torch.from_numpy(self._kept)
+        self._selected = self._largest(into, sent)
+        at = torch.from_numpy(self._selected)
         values = into[at]
         into.zero_()[at] = values
         return aggregation
 
     def returned_frame(self, accepted: AcceptedUpdate) -> bytes:
         update = accepted.update
-        if update is None or np.isin(update.positions, self._kept, assume_unique=True).all():
+        if update is None or np.isin(update.positions, self._selected, assume_unique=True).all():
             return b""
         dropped = update.dense()
-        dropped[torch.from_numpy(self._kept)] = 0
-        # The codec made these values, so it encodes them without loss.
+        dropped[torch.from_numpy(self._selected)] = 0
+        # The values are decoded from this codec, so it encodes them without loss.
         return at_density(self.uplink, 1.0).encode(dropped, layout=self.layout)
 
     def _largest(self, mean: Tensor, updates: Sequence[Update]) -> np.ndarray:

@@ -40,7 +40,7 @@ class Krum(ByDistance):
 
 
 @dataclass(frozen=True)
-class Options(RobustOptions):
+class MultiKrumOptions(RobustOptions):
     keep: int = 0  # updates that are averaged; 0 = all but f
 
     def __post_init__(self) -> None:
@@ -52,8 +52,8 @@ class MultiKrum(Krum):
     """The mean of the updates with the closest neighbours."""
 
     name: ClassVar[str] = "multi-krum"
-    options: Options
-    Options: ClassVar[type] = Options
+    options: MultiKrumOptions
+    Options: ClassVar[type] = MultiKrumOptions
 
     def min_vectors(self) -> int:
         return max(super().min_vectors(), self.options.keep + self.f)

@@ -81,7 +81,7 @@ def ballot_of(update: Tensor, seed: int, round: int, number: int) -> bytes:
 
 def missing_ballot(numel: int, seed: int, round: int, number: int) -> np.ndarray:
     """Return the random signs that all voters use for a partition without a ballot."""
-    return votes.coins(seeds.key(seed, "missing", round, number), numel)
+    return votes.random_bits(seeds.key(seed, "missing", round, number), numel)
 
 
 def sent_ballot(memory: Memory, frame: bytes) -> Ballot:

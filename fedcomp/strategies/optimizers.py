@@ -58,16 +58,16 @@ class Optimizer(ABC):
 
     name: ClassVar[str]
     Options: ClassVar[type]
-    scale_free: ClassVar[bool] = False  # the length of a step does not depend on that of the update
+    scale_free: ClassVar[bool] = False  # the norm of a step does not depend on that of the update
 
     def __init__(self, options: SGDOptions | AdaptiveOptions):
         self.options = options
-        self.kept: dict[str, Tensor] = {}
+        self.state: dict[str, Tensor] = {}
         self._next: dict[str, Tensor] = {}
 
     @property
-    def plain(self) -> bool:
-        """Whether the step is the update."""
+    def is_identity(self) -> bool:
+        """Whether every step equals the update."""
         return False
 
     @abstractmethod
@@ -77,13 +77,15 @@ class Optimizer(ABC):
     def commit(self) -> None:
         """Store the state of the last step, after the model has moved."""
         if self._next:
-            self.kept, self._next = self._next, {}
+            self.state, self._next = self._next, {}
 
     def take_changes(self) -> Changes:
-        return dict(self.kept), {}
+        return dict(self.state), {}
 
     def restore(self, vector: ReadVector, value: ReadValue) -> None:
-        self.kept = {name: held for name in (FIRST, SECOND) if (held := vector(name)) is not None}
+        self.state = {
+            name: previous for name in (FIRST, SECOND) if (previous := vector(name)) is not None
+        }
         self._next = {}
 
 
@@ -95,14 +97,14 @@ class SGD(Optimizer):
     options: SGDOptions
 
     @property
-    def plain(self) -> bool:
+    def is_identity(self) -> bool:
         return not self.options.momentum
 
     def step(self, update: Tensor) -> Tensor:
-        if self.plain:
+        if self.is_identity:
             return update
-        mu, held = self.options.momentum, self.kept.get(FIRST)
-        m = update.clone() if held is None else torch.add(update, held, alpha=mu)
+        mu, previous = self.options.momentum, self.state.get(FIRST)
+        m = update.clone() if previous is None else torch.add(update, previous, alpha=mu)
         self._next = {FIRST: m}
         return update.add_(m, alpha=mu) if self.options.nesterov else m.clone()
 
@@ -118,11 +120,11 @@ class Adam(Optimizer):
     def step(self, update: Tensor) -> Tensor:
         o = self.options
         m = update * (1 - o.beta1)
-        if FIRST in self.kept:
-            m.add_(self.kept[FIRST], alpha=o.beta1)
-        v = self.second(self.kept.get(SECOND, torch.tensor(o.tau**2)), update * update)
-        if not all_finite(v.numpy()):  # it would stay so, and the model where it is
-            raise NonFiniteError("the squares of the averaged update are outside of float32")
+        if FIRST in self.state:
+            m.add_(self.state[FIRST], alpha=o.beta1)
+        v = self.second(self.state.get(SECOND, torch.tensor(o.tau**2)), update * update)
+        if not all_finite(v.numpy()):  # v would stay infinite, and all later steps 0
+            raise NonFiniteError("the squares of the averaged update exceed the range of float32")
         self._next = {FIRST: m, SECOND: v}
         return m / v.sqrt().add_(o.tau)
 
@@ -132,7 +134,7 @@ class Adam(Optimizer):
 
 
 class Yogi(Adam):
-    """Adam with an additive change of v, by at most Δ² in a round."""
+    """Adam with an additive change of v, at most Δ² in a round."""
 
     name: ClassVar[str] = "yogi"
 

@@ -38,7 +38,7 @@ from .client_algorithm import ClientAlgorithm
 
 
 @dataclass(frozen=True)
-class Options:
+class PowerSGDOptions:
     rank: int = 2  # columns of the factors; larger = more bytes, smaller error
 
     def __post_init__(self) -> None:
@@ -49,7 +49,7 @@ class PowerSGD(Average):
     """The low-rank factors of the mean update, averaged in two phases."""
 
     name: ClassVar[str] = "powersgd"
-    Options: ClassVar[type] = Options
+    Options: ClassVar[type] = PowerSGDOptions
     required_memory: ClassVar[str] = LowRank.name
     supports_clipping: ClassVar[bool] = False
     client_algorithm: ClassVar[ClientAlgorithm] = ClientAlgorithm((LEFT, RIGHT))

@@ -34,7 +34,7 @@ class ScaffoldClient(ClientAlgorithm):
     """Train along the corrected gradients g − c_i + c and send [Δw; Δv_i]."""
 
     def global_layout(self, layout: Layout) -> Layout:
-        return layout.twice("control of ")
+        return layout.doubled("control of ")
 
     def initial_global_state(self, weights: Tensor) -> Tensor:
         return torch.cat([weights, torch.zeros_like(weights)])
@@ -88,7 +88,7 @@ class Scaffold(Average):
                 f"--strategy {self.name} computes a client's mean gradient from its update, which momentum would scale; leave "
                 "--momentum out"
             )
-        if not optimizer(config.server_optimizer).plain:
+        if not optimizer(config.server_optimizer).is_identity:
             raise ConfigError(
                 f"--strategy {self.name} adds the mean change of the control variates, which --server-optimizer "
                 f"{config.server_optimizer} would alter; leave it out"

@@ -87,7 +87,7 @@ class Schedule:
         """Return the learning rate of a round as a multiple of the run's."""
         warmup, scheduled = self.config.lr_warmup, self.local.get("lr")
         grown = min(1.0, round / warmup) if warmup else 1.0
-        return grown * scheduled.at(round) / scheduled.own if scheduled else grown
+        return grown * scheduled.at(round) / scheduled.default if scheduled else grown
 
     def count(self, name: str, round: int) -> int:
         """Return `local_steps` or `batch_size` of a round, 0 without a schedule."""

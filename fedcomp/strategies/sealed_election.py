@@ -147,19 +147,19 @@ class SealedRound:
             voter, complaints = vote.client, split_vote(vote.frame)[0]
             if len(complaints) > (n_senders := len(self.rows[voter].senders)):
                 convicted[voter] = (
-                    f"it complained {len(complaints)} times of {n_senders} ballots; it is left out"
+                    f"it complained {len(complaints)} times about {n_senders} ballots; it is excluded"
                 )
                 continue
             for sender, private in complaints:
                 if proof := self._proof(voter, sender, private):
                     convicted.setdefault(
                         sender,
-                        f"its ballot does not open for voter {voter}, which has proven it; it is left out",
+                        f"its ballot does not open for voter {voter}, which has proven it; it is excluded",
                     )
                     self.proofs.setdefault(sender, proof)
                 else:
                     convicted[voter] = (
-                        f"it complained of the ballot of client {sender}, which it could open; it is left out"
+                        f"it complained about the ballot of client {sender}, which opens; it is excluded"
                     )
         return convicted
 

@@ -41,7 +41,7 @@ def check(previous: RoundState | None, announced: Mapping[str, bytes], round: in
         )
     if attempt in known[:-1]:
         raise ProtocolError(
-            "the server comes back to an attempt that it had given up; a new attempt needs another name"
+            "the server returns to an earlier attempt of this run; a new attempt needs a new name"
         )
     if len(known) >= MAX_ATTEMPTS and known[-1] != attempt:
         raise ProtocolError(

@@ -35,7 +35,7 @@ from .client_algorithm import ClientAlgorithm
 
 
 @dataclass(frozen=True)
-class Options:
+class SketchedSGDOptions:
     density: float = 1 / 100  # fraction of the coordinates that a round moves
     candidates: int = (
         4  # P: candidates per moved coordinate; more = more bytes, fewer missed coordinates
@@ -50,7 +50,7 @@ class SketchedSGD(Average):
     """The k largest coordinates of the weighted mean, among candidates from a sketch."""
 
     name: ClassVar[str] = "sketched-sgd"
-    Options: ClassVar[type] = Options
+    Options: ClassVar[type] = SketchedSGDOptions
     allowed_uplinks: ClassVar[tuple[type[Codec], ...]] = (Sketch,)
     required_memory: ClassVar[str] = Sketched.name
     fixed_frame_size: ClassVar[bool] = True
@@ -76,11 +76,11 @@ class SketchedSGD(Average):
 
     def _check_settings(self) -> None:
         super()._check_settings()
-        own, given = self.options.density, self.uplink.density
-        if given not in (Sketch.density, own):
+        own, uplink_density = self.options.density, self.uplink.density
+        if uplink_density not in (Sketch.density, own):
             raise ConfigError(
-                f"--strategy {self.name} has density={own:g}, and its --uplink density={given:g}; "
-                f"give --strategy {self.name}:density={given:g}"
+                f"--strategy {self.name} has density={own:g}, and its --uplink density={uplink_density:g}; "
+                f"give --strategy {self.name}:density={uplink_density:g}"
             )
 
     @classmethod
@@ -119,9 +119,9 @@ class SketchedSGD(Average):
         mean = torch.zeros(self.candidates.size, dtype=torch.float32)
         for update, weight in self.weighted_updates(updates.phases[VALUES]):
             update.add_to(mean, weight)
-        kept = kernels.top_k([mean], self.count).positions.numpy()
-        into[torch.from_numpy(self.candidates[kept])] = mean[kept]
-        dropped = np.setdiff1d(np.arange(mean.numel()), kept, assume_unique=True)
+        selected = kernels.top_k([mean], self.count).positions.numpy()
+        into[torch.from_numpy(self.candidates[selected])] = mean[selected]
+        dropped = np.setdiff1d(np.arange(mean.numel()), selected, assume_unique=True)
         self._returned = _marks(dropped, mean.numel()) if dropped.size else b""
         return Aggregation()
 

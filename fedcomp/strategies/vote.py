@@ -45,7 +45,7 @@ WIDE_MARGIN = 0.5  # fraction of the voters; a vote that loses by at least this 
 
 
 @dataclass(frozen=True)
-class Options:
+class VoteOptions:
     momentum: float = 0.0  # β, on the server
 
     def __post_init__(self) -> None:
@@ -56,7 +56,7 @@ class Vote(RoundStrategy):
     """A step of length η in every coordinate, in the direction of the majority."""
 
     name: ClassVar[str] = "vote"
-    Options: ClassVar[type] = Options
+    Options: ClassVar[type] = VoteOptions
     allowed_uplinks: ClassVar[tuple[type[Codec], ...]] = (Sign, EFSign)
     supports_weights: ClassVar[bool] = False
     replaces_server_optimizer: ClassVar[bool] = True

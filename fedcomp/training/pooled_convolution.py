@@ -38,7 +38,7 @@ class PooledConvolution(nn.Module):
         c, m = self.convolution, self.maximum
         if self.is_supported and not torch.is_autocast_enabled("cpu") and x.dim() == 4:
             padding, patch = _pair(c.padding), _pair(m.kernel_size)
-            if pooled.suits(x, c.weight, padding, patch):
+            if pooled.is_faster(x, c.weight, padding, patch):
                 return _PooledFunction.apply(  # type: ignore[no-untyped-call]
                     x, c.weight, c.bias, padding, patch, m.ceil_mode
                 )

@@ -18,7 +18,7 @@ from fedcomp.cli.main import app
         ),
         (
             "--local-steps-schedule 1,8",
-            "--local-steps-schedule 1,8: '8' in '1,8' does not say from which round on; write 8@ROUND",
+            "--local-steps-schedule 1,8: '8' in '1,8' has no first round; write 8@ROUND",
         ),
         (
             "--batch-size-schedule 0@3",
@@ -30,11 +30,11 @@ from fedcomp.cli.main import app
         ),
         (
             "--local-steps-schedule linear",
-            "--local-steps-schedule 'linear' comes to 0 in round 50; give at least 1, by another 'to'",
+            "--local-steps-schedule 'linear' reaches 0 in round 50, but values must be at least 1; give another 'to'",
         ),
         (
             "--lr-schedule cosine --horizon 9",
-            "--lr-schedule 'cosine' comes to 0 in round 50; give more than 0, by --horizon 50, or another 'to'",
+            "--lr-schedule 'cosine' reaches 0 in round 50, but values must be more than 0; give --horizon 50, or another 'to'",
         ),
         (
             "--local-steps-schedule 8@2 --local-epochs 1",

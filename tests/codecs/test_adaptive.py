@@ -101,7 +101,7 @@ def test_every_value_goes_to_its_nearest_level():
 
 
 @for_each("spec", ["adaptive", "adaptive:placement=quantiles", "adaptive:rounding=stochastic"])
-def test_few_values_are_exact(spec):
+def test_a_small_number_of_values_is_exact(spec):
     for values in (
         [0.3],
         [0.0],
@@ -136,7 +136,7 @@ def test_stochastic_rounding_is_unbiased(spec, name):
     assert variance.sum() <= codec(spec).variance(400) * np.square(v).sum()
 
 
-def test_stochastic_levels_are_where_their_neighbours_want_them():
+def test_stochastic_levels_minimize_the_variance():
     """At the least variance, moving any free level to a neighbouring value gains next to nothing."""
     v = np.sort(distributions()["laplace"].astype(np.float32)).astype(np.float64)
     levels = (
@@ -153,7 +153,7 @@ def test_stochastic_levels_are_where_their_neighbours_want_them():
             assert loss(v, moved, True) > 0.9999 * least
 
 
-def test_residual_takes_nearest_and_refuses_stochastic():
+def test_residual_accepts_nearest_and_rejects_stochastic():
     assert memory("residual", ADAPTIVE, 100)
     with pytest.raises(ConfigError, match="diverges with adaptive"):
         memory("residual", codec("adaptive:rounding=stochastic"), 100)
@@ -199,7 +199,7 @@ def test_levels_out_of_range(spec, least):
         ([-1.0, 0.0, 1.0], [0, 2, 0]),
     ],
 )
-def test_bodies_that_no_encoder_makes(levels, codes):
+def test_invalid_bodies_are_rejected(levels, codes):
     packed = sum(code * len(levels) ** i for i, code in enumerate(codes))
     body = (
         bytes([len(levels) - 1])

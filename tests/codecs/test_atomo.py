@@ -25,8 +25,8 @@ def update(seed: int = 0) -> torch.Tensor:
     return torch.from_numpy(np.concatenate([m.ravel(), rng.standard_normal(5)]).astype(np.float32))
 
 
-def by_the_paper(sizes: np.ndarray, s: float) -> np.ndarray:
-    """Algorithm 1: the largest first; whoever would have more than one is certain, and the rest shares what is left."""
+def probabilities_of_the_paper(sizes: np.ndarray, s: float) -> np.ndarray:
+    """Algorithm 1: in descending order, atoms with p ≥ 1 are certain, and the others divide the remaining budget."""
     order, p = np.argsort(-sizes, kind="stable"), np.zeros(len(sizes))
     for i in range(len(sizes)):
         rest = sizes[order[i:]].sum()
@@ -50,13 +50,15 @@ sizes_of = st.lists(
 def test_the_probabilities_are_those_of_the_paper(sizes, budget):
     sizes = np.array(sizes)
     p = probabilities(sizes, budget) / ONE
-    np.testing.assert_allclose(p, by_the_paper(sizes, budget), rtol=1e-6, atol=2 / ONE)
+    np.testing.assert_allclose(
+        p, probabilities_of_the_paper(sizes, budget), rtol=1e-6, atol=2 / ONE
+    )
     assert ((p > 0) == (sizes > 0)).all() and (p <= 1).all()
     assert p.sum() == pytest.approx(min(budget, np.count_nonzero(sizes)), abs=1e-6)
 
 
 @given(sizes_of, st.floats(1, 10), st.integers(0, 2**32))
-def test_no_others_of_the_budget_have_a_smaller_variance(sizes, budget, seed):
+def test_the_probabilities_minimize_the_variance(sizes, budget, seed):
     sizes = np.array(sizes)[np.array(sizes) > 1e-3]
     if not len(sizes) > budget:
         return
@@ -66,7 +68,7 @@ def test_no_others_of_the_budget_have_a_smaller_variance(sizes, budget, seed):
     assert np.sum(sizes**2 / p) <= np.sum(sizes**2 / other) * (1 + 1e-6)
 
 
-def test_each_atom_is_drawn_with_its_probability_and_so_many_in_all():
+def test_each_atom_is_drawn_with_its_probability():
     sizes = np.array([5.0, 0.0, 3.0, 1.0, 1.0, 0.5, 0.01])
     shares, counts = probabilities(sizes, 2.5), np.zeros(7)
     for seed in range(4000):
@@ -106,7 +108,7 @@ def test_the_mean_over_seeds_is_the_update_and_the_variance_the_least(spec):
         else np.linalg.svd(x[:300].double().numpy().reshape(15, 20), compute_uv=False)
     )
     budget = c.budget if c.budget >= 1 else c.budget * len(sizes)
-    p = by_the_paper(sizes, budget)
+    p = probabilities_of_the_paper(sizes, budget)
     least = np.sum(sizes**2 / p) - np.sum(sizes**2)
     assert float(lost.square().sum(1).mean()) == pytest.approx(least, rel=0.2)
     assert float(lost.mean(0).square().sum()) <= 3 * least / 300
@@ -127,12 +129,12 @@ def test_the_mean_over_seeds_is_the_update_and_the_variance_the_least(spec):
         ("999", {305}),
     ],
 )
-def test_a_frame_has_as_many_entries_as_the_budget_says(budget, sent):
+def test_the_budget_determines_the_number_of_entries(budget, sent):
     c, x = codec(f"atomo:budget={budget},atoms=entries"), update()
     assert {c.open(c.encode(x, seed=seed), 305).nonzeros for seed in range(60)} == sent
 
 
-def test_a_budget_for_all_there_is_sends_it_as_it_is():
+def test_a_budget_for_all_atoms_sends_the_update_without_loss():
     x = update()
     for spec in ("atomo:budget=305,atoms=entries", "atomo:budget=15", "atomo:budget=99.9%"):
         assert torch.equal(
@@ -145,7 +147,7 @@ def test_a_budget_for_all_there_is_sends_it_as_it_is():
     )
 
 
-def test_few_atoms_are_short_frames():
+def test_a_small_budget_gives_short_frames():
     x = update()
     lengths = [
         len(codec(f"atomo:budget={budget}").encode(x, layout=LAYOUT)) for budget in (1, 2, 3)
@@ -153,7 +155,7 @@ def test_few_atoms_are_short_frames():
     assert np.diff(lengths).tolist() == [4 * 35, 4 * 35]
 
 
-def test_a_matrix_of_one_triplet_takes_no_more_than_one():
+def test_a_matrix_of_rank_one_is_sent_as_one_triplet():
     m = torch.outer(torch.arange(1.0, 16), torch.arange(-5.0, 15)).ravel()
     layout = Layout.from_shapes({"w": (15, 20)})
     frame = Atomo(budget=3).encode(m, layout=layout)
@@ -162,7 +164,7 @@ def test_a_matrix_of_one_triplet_takes_no_more_than_one():
 
 
 @pytest.mark.parametrize("largest", [3.4028235e38, 2.0**-149])
-def test_at_the_ends_of_float32_no_entry_leaves_it(largest):
+def test_entries_stay_in_the_range_of_float32(largest):
     x = torch.linspace(-1, 1, 200) * largest
     c = codec("atomo:atoms=entries")
     draws = torch.stack([c.decode(c.encode(x, seed=seed), numel=200) for seed in range(300)])
@@ -172,7 +174,7 @@ def test_at_the_ends_of_float32_no_entry_leaves_it(largest):
 
 
 @for_each("budget", ["0", "-1"])
-def test_a_budget_that_cannot_be(budget):
+def test_an_invalid_budget_is_rejected(budget):
     with pytest.raises(
         SpecError, match="give a number of atoms, or a fraction below 1, such as 1%"
     ):

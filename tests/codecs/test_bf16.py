@@ -20,7 +20,7 @@ def decoded(x: torch.Tensor) -> torch.Tensor:
     return BF16.decode(BF16.encode(x), numel=x.numel())
 
 
-def test_torch_rounds_alike():
+def test_rounding_is_that_of_torch():
     bits = torch.randint(
         0x00800000,
         0x70000000,
@@ -53,12 +53,12 @@ def test_huge_values_stay_finite():
 
 
 @for_each("value", [2.0**-149, 3 * 2.0**-149, 255 * 2.0**-149, 2.0**-130, 2.0**-126])
-def test_denormals_do_not_vanish(value):
+def test_subnormals_do_not_become_zero(value):
     x = torch.tensor([value, -value, 0.0, -0.0])
     assert same_bits(decoded(x), x)
 
 
-def test_two_bytes_a_coordinate_and_one():
+def test_a_body_has_two_bytes_per_coordinate_and_one():
     assert len(BF16.encode(torch.randn(100))) == 9 + 1 + 1 + 200
 
 
@@ -68,7 +68,7 @@ def test_a_long_vector():
     assert BF16.encode(long.to(torch.float16)) == BF16.encode(long.to(torch.float16).float())
 
 
-def test_layer_by_layer_each_tensor_has_its_range():
+def test_layerwise_each_tensor_has_its_own_range():
     layout = layout_of(400)
     x = torch.cat([torch.full((266,), 3e38), torch.full((134,), 2.0**-149)])
     y = codec("bf16@layer").decode(
@@ -88,7 +88,7 @@ def test_layer_by_layer_each_tensor_has_its_range():
         ([], "another length"),
     ],
 )
-def test_bodies_that_no_encoder_makes(body, sentence):
+def test_invalid_bodies_are_rejected(body, sentence):
     with pytest.raises(FrameError, match=sentence):
         BF16._decode_row(Section(2, bytes(body)), Layout.flat(2), 0)
     assert BF16._decode_row(

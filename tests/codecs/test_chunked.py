@@ -16,7 +16,7 @@ SPARSE_LOCO = "topk:density=64/4096,values=2bit@chunk=4096"
 
 @for_each("spec", CHUNKED)
 @for_each("numel", [1, 16, 50])
-def test_a_chunk_is_what_its_codec_makes_of_it(spec, numel):
+def test_a_chunk_is_encoded_by_its_codec(spec, numel):
     x, c = vectors(numel)["heavy tails"], codec(spec)
     parts = []
     for i, part in enumerate(x.split(c.size)):
@@ -27,7 +27,7 @@ def test_a_chunk_is_what_its_codec_makes_of_it(spec, numel):
 
 
 @for_each("spec", ["topk:values=2bit", "stc", "sign", "efsign", "identity"])
-def test_pieces_and_threads_make_the_same_bytes(spec):
+def test_stacks_and_threads_give_the_same_bytes(spec):
     """1,000 chunks are worked on in two pieces; a frame of the first 500 holds the same values."""
     x, c = vectors(401)["normal"].repeat(1300)[: 512 * 1000], codec(f"{spec}@chunk=512")
     y, half = c.decode(c.encode(x), numel=x.numel()), x[: x.numel() // 2]
@@ -45,7 +45,7 @@ def test_exactly_k_of_every_chunk_are_sent():
     assert codec("topk:density=1%@chunk=1000").contraction(10_000) == 1 / 100
 
 
-def test_a_value_of_sparse_loco_takes_9_5_bits():
+def test_the_settings_of_sparse_loco_take_9_5_bits_per_value():
     """64 of every 4,096: 14 bits a value with 12-bit indices and 2-bit values."""
     numel, c = 1 << 20, codec(SPARSE_LOCO)
     x = torch.randn(numel, generator=torch.Generator().manual_seed(0))
@@ -57,7 +57,7 @@ def test_a_value_of_sparse_loco_takes_9_5_bits():
 
 
 @for_each("spec", ["stc@chunk=16", "identity@chunk=16", "qsgd@chunk=16", SPARSE_LOCO])
-def test_a_frame_is_read_with_its_own_chunks_alone(spec):
+def test_only_the_same_chunk_size_decodes_a_frame(spec):
     frame, plain = codec(spec).encode(vectors(50)["normal"]), spec.split("@")[0]
     for other in (plain, f"{plain}@layer", f"{plain}@chunk=17"):
         with pytest.raises(FrameError, match="chunk"):
@@ -82,7 +82,7 @@ def test_a_frame_is_read_with_its_own_chunks_alone(spec):
         varint(0) + b"\0",
     ],
 )
-def test_impossible_counts_and_lengths_are_refused(body):
+def test_impossible_counts_and_lengths_are_rejected(body):
     for spec in ("topk@chunk=16", "topk:values=2bit@chunk=16", "qsgd@chunk=16", "sign@chunk=16"):
         c = codec(spec)
         frame = seal(c.id, CHUNK, 50, [Section(16, body)])
@@ -90,7 +90,7 @@ def test_impossible_counts_and_lengths_are_refused(body):
             c.decode(frame, numel=50)
 
 
-def test_means_that_are_not_finite_are_refused():
+def test_means_that_are_not_finite_are_rejected():
     c = codec("topk:density=1/4,values=2bit@chunk=16")
     frame = c.encode(vectors(50)["normal"])
     with pytest.raises(FrameError, match="NaN or infinity"):
@@ -110,7 +110,7 @@ def test_frames_of_a_linear_codec_are_merged_chunk_by_chunk(spec):
 
 
 @for_each("spec", CHUNKED)
-def test_no_frame_is_longer_than_the_longest(spec):
+def test_no_frame_exceeds_the_declared_size(spec):
     for numel in (1, 50, 401):
         longest = longest_frame(codec(spec), Layout.flat(numel))
         for x in vectors(numel).values():

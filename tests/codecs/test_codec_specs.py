@@ -18,7 +18,7 @@ from fedcomp.errors import ConfigError, SpecError
 
 
 @for_each("spec", SPECS)
-def test_a_codec_writes_itself_as_a_spec_string(spec):
+def test_str_of_a_codec_is_its_spec_string(spec):
     c = codec(spec)
     assert codec(str(c)) == c and hash(codec(str(c))) == hash(c)
     assert isinstance(c, LayerWise) == spec.endswith("@layer") == str(c).endswith("@layer")
@@ -128,13 +128,13 @@ def test_a_mistake_is_one_sentence_that_names_the_fix(spec, sentence):
     assert sentence in str(caught.value) and "\n" not in str(caught.value)
 
 
-def test_the_registry_that_is_given_away_is_a_copy():
+def test_available_codecs_returns_a_copy():
     available_codecs().clear()
     assert "stc" in available_codecs()
 
 
 @for_each("given", [None, 3, b"stc"])
-def test_what_is_no_text_is_no_codec(given):
+def test_a_spec_must_be_a_string(given):
     with pytest.raises(SpecError, match="specified by a string"):
         codec(given)
 
@@ -143,7 +143,7 @@ def test_what_is_no_text_is_no_codec(given):
     "x",
     [[1.0, 2.0], torch.ones(3).numpy(), torch.ones(3).to_sparse(), torch.empty(3, device="meta")],
 )
-def test_what_is_no_dense_tensor_is_not_encoded(x):
+def test_only_dense_tensors_are_encoded(x):
     with pytest.raises(ConfigError, match="dense torch tensor"):
         codec("stc").encode(x)
 
@@ -157,12 +157,12 @@ def test_what_is_no_dense_tensor_is_not_encoded(x):
         torch.empty(1, 3, device="meta"),
     ],
 )
-def test_what_is_no_dense_stack_is_not_encoded(x):
+def test_only_dense_stacks_are_encoded(x):
     with pytest.raises(ConfigError, match="dense torch tensor"):
         codec("stc").encode_batch(x, [0])
 
 
 @for_each("numel", [-1, 2.0, None])
-def test_a_size_that_is_none_is_not_decoded(numel):
+def test_an_invalid_size_is_rejected(numel):
     with pytest.raises(ConfigError, match="numel"):
         codec("stc").decode(codec("stc").encode(torch.ones(3)), numel=numel)

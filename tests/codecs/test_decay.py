@@ -23,13 +23,13 @@ def test_a_step_without_decay_is_sent_as_it_is():
 
 
 @for_each("factor", [-0.5, 1.0, 1.5, math.inf, math.nan])
-def test_a_factor_that_is_no_decay_is_refused(factor):
+def test_an_invalid_decay_factor_is_rejected(factor):
     body = FACTOR.pack(factor) + STEP
     with pytest.raises(FrameError, match="factor"):
         unwrap_decay(seal(DECAY, MODEL, NUMEL, [Section(NUMEL, body)]), NUMEL)
 
 
-def test_a_frame_that_is_cut_off_or_of_another_model_is_refused():
+def test_a_truncated_frame_or_one_of_another_model_is_rejected():
     with pytest.raises(FrameError, match="before its factor"):
         unwrap_decay(seal(DECAY, MODEL, NUMEL, [Section(NUMEL, b"abc")]), NUMEL)
     part = seal(DECAY, MODEL, NUMEL, [Section(NUMEL - 1, FACTOR.pack(0.5) + STEP)])

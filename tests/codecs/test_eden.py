@@ -27,7 +27,7 @@ def normal(*shape: int, seed: int = 0) -> torch.Tensor:
 
 
 def lloyd_max(count: int) -> np.ndarray:
-    """The magnitudes that are best for a normal variable: each the mean of what is nearest to it."""
+    """Return the optimal magnitudes for a normal variable: each is the mean of the values nearest to it."""
     density, tail = (
         np.vectorize(lambda t: math.exp(-t * t / 2) / math.sqrt(2 * math.pi)),
         np.vectorize(lambda t: math.erfc(t / 2**0.5) / 2),
@@ -40,7 +40,7 @@ def lloyd_max(count: int) -> np.ndarray:
 
 
 def clients(spec: str, x: torch.Tensor) -> torch.Tensor:
-    """What comes of each row, encoded by a seed of its own: float64."""
+    """Return each row after encoding and decoding with its own seed: float64."""
     c = codec(spec)
     return torch.stack(
         [c.decode(frame, numel=x.shape[1]) for frame in c.encode_batch(x, range(len(x)))]
@@ -58,7 +58,7 @@ def test_the_tables_are_those_of_lloyd_and_max(bits):
 
 @for_each("bits", BITS)
 def test_a_code_is_the_nearest_value(bits):
-    """Turned again, what is decoded is S·q of the nearest q, S = ‖x‖²/⟨u, q⟩."""
+    """The rotation of the decoded vector is S·q with the nearest levels q, S = ‖x‖²/⟨u, q⟩."""
     x, seed = normal(NUMEL) ** 3, 3
     c = codec(f"eden:bits={bits}")
     y = c.decode(c.encode(x, seed=seed), numel=NUMEL)
@@ -93,8 +93,8 @@ def test_drive_is_eden_of_one_bit():
         )
 
 
-def test_of_few_coordinates_the_mean_is_not_the_vector():
-    """Why no variance is promised: the rotation is no uniform one."""
+def test_the_codec_is_biased_for_sparse_vectors():
+    """The codec declares no variance, since the rotation is not uniform."""
     x = torch.zeros(1, 1024)
     x[0, [3, 900]] = torch.tensor([1.0, 0.5])
     y = clients("drive", x.expand(20, -1))
@@ -108,7 +108,7 @@ def test_of_few_coordinates_the_mean_is_not_the_vector():
 
 
 @for_each("bits", BITS)
-def test_damped_has_less_error_and_points_nowhere_else(bits):
+def test_damped_has_less_error_and_the_same_direction(bits):
     x = normal(20, NUMEL)
     unbiased, damped = (clients(f"eden:bits={bits},damped={d}", x) for d in ("false", "true"))
     shrunk = (damped * unbiased).sum(1) / unbiased.square().sum(1)
@@ -136,8 +136,8 @@ def test_the_contraction_is_proven(bits):
 
 
 @pytest.mark.parametrize("bits", BITS)
-def test_it_contracts_on_few_coordinates(bits):
-    """Of two equal ones, one bit loses half, which is all that is promised."""
+def test_it_contracts_sparse_vectors(bits):
+    """With two equal coordinates, one bit has half of the squared norm as error, which equals the bound."""
     c = codec(f"eden:bits={bits},damped=true")
     for count in (1, 2, 3, 4):
         x = (torch.arange(64) < count).float()

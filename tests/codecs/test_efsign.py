@@ -105,7 +105,7 @@ def test_a_frame_has_one_bit_a_coordinate_and_a_scale():
 # Vectors of which the mean magnitude is below float32's normal numbers.
 
 
-def test_where_a_mean_would_be_lost_the_largest_coordinate_is_sent():
+def test_a_subnormal_mean_is_replaced_by_the_largest_coordinate():
     x = torch.tensor([0.0, LEAST, -2 * LEAST, 0.0])
     assert through(x).tolist() == [0, 0, -2 * LEAST, 0] and EFSIGN.open(
         EFSIGN.encode(x), 4
@@ -124,7 +124,7 @@ def refused(body: bytes, count: int, numel: int) -> bool:
     return False
 
 
-def test_a_position_and_a_value_that_were_never_sent_are_refused():
+def test_invalid_positions_and_values_are_rejected():
     value = struct.Struct("<f").pack
     assert not refused(b"\x09" + value(LEAST), 1, 10) and not refused(
         b"\x09" + value(-9 * NORMAL), 1, 10
@@ -145,7 +145,7 @@ def test_a_position_and_a_value_that_were_never_sent_are_refused():
 
 
 @for_each("scale", [math.nan, math.inf, -math.inf, 0.0, -0.0, -1.0, LEAST, NORMAL - LEAST])
-def test_a_scale_that_is_none_is_refused(scale):
+def test_an_invalid_scale_is_rejected(scale):
     frame = EFSIGN.encode(vectors(50)["normal"])
     start = SECTIONS + 1
     with pytest.raises(FrameError, match="has the scale"):

@@ -36,12 +36,12 @@ every_spec = for_each("spec", SPECS)
 each_codec = for_each("spec", ONE_EACH)
 
 
-def troubles(*sizes: int) -> Iterator[tuple[int, str, torch.Tensor]]:
+def difficult_vectors(*sizes: int) -> Iterator[tuple[int, str, torch.Tensor]]:
     return ((numel, name, x) for numel in sizes for name, x in vectors(numel).items())
 
 
 @cache
-def a_million() -> torch.Tensor:
+def million_coordinates() -> torch.Tensor:
     """Thousands of ties, and zeros."""
     x = torch.round(2000 * normal(MILLION))
     x[::7] = 0
@@ -58,7 +58,7 @@ def normal(*shape: int, seed: int = 0) -> torch.Tensor:
 @for_each("spec", [s for s in SPECS if codec(s).name in ORACLES])
 def test_a_frame_decodes_to_what_the_paper_says(spec):
     c = codec(spec)
-    for numel, name, x in troubles(*SIZES):
+    for numel, name, x in difficult_vectors(*SIZES):
         layout = layout_of(numel)
         y = c.decode(c.encode(x, layout=layout), numel=numel, layout=layout)
         assert y.device.type == "cpu" and same_bits(y, expected(c, x, layout)), (numel, name)
@@ -67,8 +67,8 @@ def test_a_frame_decodes_to_what_the_paper_says(spec):
 @pytest.mark.parametrize(
     "spec", [s for s in ONE_EACH if codec(s).name in ORACLES] + ["topk:density=1,values=fp16"]
 )
-def test_so_does_a_frame_of_a_million(spec):
-    c, layout, x = codec(spec), layout_of(MILLION), a_million()
+def test_a_frame_of_a_million_coordinates_decodes_to_what_the_paper_says(spec):
+    c, layout, x = codec(spec), layout_of(MILLION), million_coordinates()
     y = c.decode(c.encode(x, layout=layout), numel=MILLION, layout=layout)
     assert same_bits(y, expected(c, x, layout))
 
@@ -76,7 +76,7 @@ def test_so_does_a_frame_of_a_million(spec):
 @for_each("spec", [s for s in WHOLE if codec(s).name in ("topk", "stc", "sbc")])
 def test_at_most_k_coordinates_are_sent_and_no_zeros(spec):
     c = codec(spec)
-    for numel, name, x in troubles(*SIZES):
+    for numel, name, x in difficult_vectors(*SIZES):
         k = max(1, int(np.floor(c.density * numel + 0.5)))
         sent = c.open(c.encode(x), numel).positions
         assert len(sent) <= k and x[sent].all(), (numel, name)
@@ -101,7 +101,7 @@ def test_at_most_k_coordinates_are_sent_and_no_zeros(spec):
         ("1/2", 3, 2),
     ],
 )
-def test_k_is_the_share_rounded_half_up_and_at_least_one(density, numel, k):
+def test_k_is_the_density_rounded_half_up_and_at_least_one(density, numel, k):
     for name in ("topk", "stc", "sbc"):
         c = codec(f"{name}:density={density}")
         assert len(c.open(c.encode(torch.ones(numel)), numel).positions) == k
@@ -157,7 +157,7 @@ def test_a_frame_decodes_with_any_options_of_its_codec():
 @each_codec
 def test_encoding_is_pure(spec):
     c = codec(spec)
-    for numel, name, x in troubles(1, 401):
+    for numel, name, x in difficult_vectors(1, 401):
         layout, before = layout_of(numel), x.clone()
         frame = c.encode(x, seed=7, layout=layout)
         assert isinstance(frame, bytes) and frame == codec(spec).encode(
@@ -186,7 +186,7 @@ def test_strided_vectors_and_vectors_with_a_gradient(spec):
 
 
 @for_each("spec", ["identity", "stc", "stc@layer"])
-def test_what_is_no_vector_of_floats_is_refused(spec):
+def test_only_vectors_of_floats_are_encoded(spec):
     c, layout = codec(spec), layout_of(40)
     for x in (
         torch.ones(()),
@@ -213,7 +213,7 @@ def test_a_layout_of_another_model_is_refused(spec):
 
 
 @for_each("spec", LAYERED[:3])
-def test_a_layerwise_codec_says_that_it_needs_a_layout(spec):
+def test_a_layerwise_codec_needs_a_layout(spec):
     c, x = codec(spec), torch.ones(4)
     for encode in (
         lambda: c.encode(x),
@@ -224,7 +224,7 @@ def test_a_layerwise_codec_says_that_it_needs_a_layout(spec):
 
 
 @each_codec
-def test_nan_and_infinity_are_refused_by_the_name_of_their_tensor(spec):
+def test_errors_about_nan_and_infinity_name_the_tensor(spec):
     c, layout, x, total = codec(spec), layout_of(401), normal(401), normal(401, seed=1)
     before = total.clone()
     for value in (float("nan"), float("inf"), -float("inf")):
@@ -286,7 +286,7 @@ def test_a_batch_may_be_empty(spec):
 
 
 @each_codec
-def test_a_batch_may_hold_nothing_finite(spec):
+def test_no_vector_of_a_batch_need_be_finite(spec):
     frames = codec(spec).encode_batch(
         torch.full((2, 40), float("nan")), [0, 0], layout=layout_of(40)
     )
@@ -306,7 +306,7 @@ def test_a_batch_has_a_seed_for_each_row():
 @each_codec
 def test_encoding_onto_a_vector_is_encoding_the_sum(spec):
     c = codec(spec)
-    for numel, name, x in troubles(0, 401):
+    for numel, name, x in difficult_vectors(0, 401):
         layout = layout_of(numel)
         for update in (x, x.clip(-1, 1).to(torch.bfloat16)):
             total, before = 0.3 * normal(numel, seed=1), update.clone()
@@ -341,7 +341,7 @@ def test_a_sum_is_float32_of_the_shape_of_the_vector(spec):
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="compares a CPU with a CUDA device")
-def test_portable_codecs_make_the_same_bytes_on_every_device():
+def test_portable_codecs_give_the_same_bytes_on_every_device():
     for c, numel in itertools.product(
         [codec(spec) for spec in SPECS if codec(spec).portable], [401, MILLION]
     ):
@@ -373,7 +373,7 @@ def test_accumulate_adds_the_weighted_vector(spec):
 
 
 @each_codec
-def test_decoding_makes_a_vector_of_its_own(spec):
+def test_decoding_returns_a_new_vector(spec):
     c, layout, x = codec(spec), layout_of(401), normal(401)
     frame = c.encode(x, layout=layout)
     first, kept = c.decode(frame, numel=401, layout=layout), bytes(bytearray(frame))
@@ -405,7 +405,7 @@ def test_blocks_and_positions_of_an_update(spec):
 
 
 @for_each("spec", [*available_codecs(), PRODUCTS[0]])
-def test_a_layerwise_frame_holds_a_whole_one_for_each_tensor(spec):
+def test_a_layerwise_frame_has_the_section_of_each_tensor(spec):
     c, layout, x = codec(spec), layout_of(401), normal(401)
     layerwise = LayerWise(c)
     seed, sections = unseal(
@@ -451,7 +451,7 @@ def test_frames_of_linear_codecs_can_be_merged(spec):
 
 
 @for_each("spec", LINEAR)
-def test_frames_that_do_not_belong_together_are_not_merged(spec):
+def test_incompatible_frames_are_not_merged(spec):
     c, layout = codec(spec), layout_of(40)
     frame = c.encode(normal(40), layout=layout)
     changed = bytearray(frame)
@@ -482,7 +482,7 @@ def test_frames_that_do_not_belong_together_are_not_merged(spec):
 
 
 @for_each("spec", LINEAR)
-def test_a_merged_sum_that_overflows_is_refused(spec):
+def test_a_merged_sum_that_overflows_is_rejected(spec):
     c, layout = codec(spec), layout_of(40)
     with pytest.raises(FrameError, match="not finite"):
         c.merge([c.encode(torch.full((40,), 3e38), layout=layout)] * 2)
@@ -521,7 +521,7 @@ def assert_contracts(c, x, layout):
 @pytest.mark.parametrize("spec", [s for s in ONE_EACH if codec(s).contraction(9) is not None])
 def test_the_declared_contraction_holds(spec):
     c = codec(spec)
-    for numel, _, x in troubles(1, 7, 401):
+    for numel, _, x in difficult_vectors(1, 7, 401):
         assert 0 <= c.contraction(numel) <= 1
         assert_contracts(c, x, layout_of(numel))
 
@@ -532,13 +532,13 @@ def test_the_declared_contraction_holds(spec):
         st.floats(width=32, allow_nan=False, allow_infinity=False), min_size=1, max_size=50
     ),
 )
-def test_the_declared_contraction_holds_for_anything(spec, values):
+def test_the_declared_contraction_holds_for_any_vector(spec, values):
     assert_contracts(codec(spec), torch.tensor(values), layout_of(len(values)))
 
 
 @for_each("density", DENSITIES)
 @for_each("name", ["topk", "stc", "sbc"])
-def test_the_contraction_of_layers_bears_the_worst_rounding(name, density):
+def test_the_contraction_of_layers_allows_for_the_worst_rounding(name, density):
     """k of the whole is rounded up and k of the only tensor that holds anything is rounded down."""
     c = codec(f"{name}:density={density}@layer")
     numel = round(1.5 / c.inner.density)

@@ -37,7 +37,7 @@ def test_no_scale_overflows_or_vanishes(scale):
     "value",
     [2.0**-149, 3 * 2.0**-149, 2.0**-126, 1.0, 2047.0, 2.0**127, float(np.finfo(np.float32).max)],
 )
-def test_the_ends_of_the_range(value):
+def test_the_largest_and_smallest_values(value):
     v = np.array([value, -value, 0.0], np.float32)
     assert np.allclose(through(v), v, rtol=2.0**-11, atol=0)
 

@@ -26,7 +26,7 @@ from fedcomp.codecs.frame import (
 STC, TOPK = codec("stc").id, codec("topk").id
 
 
-def test_trusted_frames_are_read_without_their_checksum_and_others_are_not():
+def test_only_trusted_frames_skip_the_checksum():
     made = codec("identity").encode(torch.ones(3))
     damaged = made[:5] + bytes(4) + made[9:]
     with trusted_frames():
@@ -59,7 +59,7 @@ def test_a_frame_by_layers_byte_by_byte():
     )
 
 
-def test_a_seed_stands_before_the_sections():
+def test_the_seed_precedes_the_sections():
     plain, seeded = (seal(STC, MODEL, 1000, [Section(300, b"body")], seed) for seed in (None, -2))
     assert seeded == reseal(plain[:9] + b"\xfe" + b"\xff" * 7 + plain[9:], 1000)
     assert unseal(seeded, STC, 1000, None, True) == (
@@ -87,7 +87,7 @@ def test_varints(value, tail):
     "data",
     [b"", b"\x80", b"\xff" * 8, b"\x80\x00", b"\xac\x82\x00", varint(2**63), b"\xff" * 9 + b"\x01"],
 )
-def test_varints_that_are_none(data):
+def test_invalid_varints_are_rejected(data):
     with pytest.raises(FrameError, match="a count is"):
         read_varint(memoryview(data))
 
@@ -111,7 +111,7 @@ def test_varints_that_are_none(data):
         (lambda f: reseal(f[:9] + b"\x00" + f[10:], 401), "without coordinates has a body"),
     ],
 )
-def test_what_is_wrong_is_said(change, sentence):
+def test_errors_name_the_problem(change, sentence):
     c = codec("stc")
     frame = c.encode(vectors(401)["normal"])
     with pytest.raises(FrameError, match=sentence):
@@ -163,7 +163,7 @@ def test_a_dense_frame_is_its_numbers(spec, numel, bytes_each):
 
 
 @for_each("spec", [s for s in WHOLE if codec(s).name in ("topk", "stc", "sbc")])
-def test_a_sparse_frame_of_nothing_is_its_header(spec):
+def test_a_sparse_frame_of_zeros_is_only_a_header(spec):
     assert len(codec(spec).encode(torch.zeros(10**6))) <= 24
 
 
@@ -173,7 +173,7 @@ def log2_binomial(n: int, k: int) -> float:
 
 @for_each("density", ["1/25", "1/100", "1/400", "1/1000"])
 @for_each("name, sign_bits", [("stc", 1), ("sbc", 0)])
-def test_a_million_coordinates_cost_their_entropy(name, sign_bits, density):
+def test_the_size_of_a_million_coordinates_is_near_their_entropy(name, sign_bits, density):
     """The Rice code is within 1 % of log₂ of the number of ways to choose k of n places."""
     n, x = 10**6, torch.randn(10**6, generator=torch.Generator().manual_seed(1))
     c = codec(f"{name}:density={density}")

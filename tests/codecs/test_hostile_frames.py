@@ -34,7 +34,7 @@ frames = st.builds(
 
 
 def read(spec: str, data: bytes, numel: int) -> bool:
-    """Whether `data` is taken for a frame; checks what comes of it either way."""
+    """Return whether `data` decodes. Checks the result or the error."""
     c, layout, into = codec(spec), layout_of(numel), torch.linspace(-1, 1, numel)
     before = into.clone()
     try:
@@ -62,7 +62,7 @@ def test_noise(spec, numel, data):
 
 
 @given(frames, st.data())
-def test_flipped_bits_are_noticed(frame, data):
+def test_flipped_bits_are_detected(frame, data):
     spec, numel, original = frame
     changed = bytearray(original)
     for bit in data.draw(st.sets(st.integers(0, 8 * len(original) - 1), min_size=1, max_size=5)):
@@ -71,7 +71,7 @@ def test_flipped_bits_are_noticed(frame, data):
 
 
 @given(frames, st.data())
-def test_a_frame_cut_short_is_noticed_under_any_checksum(frame, data):
+def test_a_truncated_frame_is_detected_with_any_checksum(frame, data):
     spec, numel, original = frame
     cut = original[: data.draw(st.integers(0, len(original) - 1))]
     assert not read(spec, cut, numel)
@@ -79,7 +79,7 @@ def test_a_frame_cut_short_is_noticed_under_any_checksum(frame, data):
 
 
 @given(frames, st.binary(min_size=1, max_size=20), frames)
-def test_a_frame_that_goes_on_is_noticed_under_any_checksum(frame, tail, other):
+def test_trailing_bytes_are_detected_with_any_checksum(frame, tail, other):
     spec, numel, original = frame
     for longer in (
         original + tail,
@@ -93,14 +93,14 @@ def test_a_frame_that_goes_on_is_noticed_under_any_checksum(frame, tail, other):
 
 
 @given(frames, st.integers(0, 500))
-def test_a_frame_of_another_size_is_noticed(frame, numel):
+def test_a_frame_of_another_size_is_detected(frame, numel):
     spec, made_for, original = frame
     assert read(spec, original, numel) == (numel == made_for)
     read(spec, reseal(original, numel), numel)
 
 
 @given(frames, specs, st.integers(0, 255))
-def test_a_frame_of_another_codec_is_noticed(frame, other, number):
+def test_a_frame_of_another_codec_is_detected(frame, other, number):
     spec, numel, original = frame
     assert read(other, original, numel) == alike(other, spec)
     swapped = reseal(original[:3] + bytes([number]) + original[4:], numel)
@@ -109,12 +109,12 @@ def test_a_frame_of_another_codec_is_noticed(frame, other, number):
 
 
 @given(specs, numels, st.integers(0, 500), st.binary(max_size=120))
-def test_any_body_under_a_checksum_that_fits(spec, numel, count, body):
+def test_any_body_with_a_valid_checksum(spec, numel, count, body):
     read(spec, seal(codec(spec).id, MODEL, numel, [Section(count, body)]), numel)
 
 
 @given(specs, numels, st.lists(st.tuples(st.integers(0, 12), st.binary(max_size=40)), max_size=5))
-def test_any_layers_under_a_checksum_that_fits(spec, numel, sections):
+def test_any_layers_with_a_valid_checksum(spec, numel, sections):
     read(
         spec, seal(codec(spec).id, LAYER, numel, [Section(*section) for section in sections]), numel
     )
@@ -122,8 +122,8 @@ def test_any_layers_under_a_checksum_that_fits(spec, numel, sections):
 
 @settings(max_examples=150)
 @given(frames, st.data())
-def test_any_change_under_a_checksum_that_fits(frame, data):
-    """One byte written over, put in or left out behind the checksum: the inner checks are all that is left."""
+def test_any_change_with_a_valid_checksum(frame, data):
+    """One byte after the checksum is replaced, inserted or deleted, so only the inner checks can detect it."""
     spec, numel, original = frame
     at = data.draw(st.integers(4, len(original)))
     new, kept = data.draw(st.binary(max_size=3)), data.draw(st.integers(0, 3))
@@ -138,7 +138,7 @@ def test_any_change_under_a_checksum_that_fits(frame, data):
     frames,
     st.integers(0, 2**64) | st.sampled_from([2**31 - 1, 2**32, 2**62, 2**63 - 1, 2**63, 2**64 - 1]),
 )
-def test_a_count_that_is_not_so_is_noticed(frame, count):
+def test_a_wrong_count_is_detected(frame, count):
     spec, numel, original = frame
     start = header_bytes(codec(spec).id, codec(spec).seeded)
     if not spec.endswith("@layer") and numel and original[start] < 0x80:
@@ -156,7 +156,7 @@ def test_a_dense_frame_counts_every_coordinate(spec, count):
 
 @for_each("value", [np.nan, np.inf, -np.inf, 0.0, -0.0, -1.0])
 @for_each("spec", ["stc", "sbc"])
-def test_a_mean_that_is_none_is_refused(spec, value):
+def test_an_invalid_mean_is_rejected(spec, value):
     frame = frame_of(spec, 401, "normal")
     start = SECTIONS + 2  # count, first byte
     assert not read(
@@ -168,7 +168,7 @@ def test_a_mean_that_is_none_is_refused(spec, value):
 
 @for_each("value", [np.nan, np.inf, -np.inf])
 @for_each("spec, start", [("identity", 2), ("topk", 2), ("identity@layer", 4)])
-def test_values_that_are_not_finite_are_refused(spec, start, value):
+def test_values_that_are_not_finite_are_rejected(spec, start, value):
     frame = frame_of(spec, 401, "normal")
     start += SECTIONS
     assert not read(
@@ -179,7 +179,7 @@ def test_values_that_are_not_finite_are_refused(spec, start, value):
 
 
 @for_each("spec", ["stc", "sbc", "topk", "topk:values=fp16"])
-def test_flags_that_no_encoder_sets_are_refused(spec):
+def test_unknown_flags_are_rejected(spec):
     frame = frame_of(spec, 401, "normal")
     for flag in (2, 3) if spec != "stc" else (1, 2, 3):
         changed = bytearray(frame)
@@ -188,7 +188,7 @@ def test_flags_that_no_encoder_sets_are_refused(spec):
 
 
 def peak(call) -> int:
-    """Bytes that were allocated at most while `call` ran."""
+    """Return the peak of allocated bytes while `call` runs."""
     tracemalloc.start()
     try:
         call()
@@ -198,7 +198,7 @@ def peak(call) -> int:
 
 
 @for_each("spec", ONE_EACH)
-def test_what_a_frame_claims_is_not_allocated(spec):
+def test_claimed_sizes_are_not_allocated(spec):
     numel, c = 10**6, codec(spec)
     layout = layout_of(numel)
 
@@ -235,7 +235,7 @@ def test_what_a_frame_claims_is_not_allocated(spec):
 
 
 @for_each("spec", ONE_EACH)
-def test_a_valid_frame_takes_memory_of_the_receivers_size(spec):
+def test_decoding_needs_memory_proportional_to_numel(spec):
     numel, c = 50_000, codec(spec)
     layout, x = layout_of(numel), torch.randn(numel, generator=torch.Generator().manual_seed(1))
     frame = c.encode(x, layout=layout)
@@ -244,6 +244,6 @@ def test_a_valid_frame_takes_memory_of_the_receivers_size(spec):
     assert peak(lambda: c.accumulate(frame, x, layout=layout)) < 80 * numel + 100_000
 
 
-def test_ids_that_no_codec_has_are_refused():
+def test_unknown_ids_are_rejected():
     for number in set(range(256)) - NAMES.keys():
         assert not read("stc", reseal(b"fc\x01" + bytes([number, 0]) + bytes(4) + b"\x00", 50), 50)

@@ -45,7 +45,7 @@ def test_symbols_without_order_are_packed_into_words(size, bits):
 
 
 @given(st.data())
-def test_few_symbols_of_any_alphabet(data):
+def test_short_sequences_of_any_alphabet(data):
     size = data.draw(st.integers(2, 65535))
     symbols = np.array(
         data.draw(st.lists(st.integers(0, size - 1), min_size=1, max_size=70)),
@@ -60,7 +60,7 @@ def test_few_symbols_of_any_alphabet(data):
 
 
 @given(st.integers(2, 5001), st.integers(1, 60), st.binary(max_size=100))
-def test_any_bytes_are_the_only_ones_of_their_symbols_or_none(size, count, data):
+def test_any_bytes_are_rejected_or_encode_back_to_themselves(size, count, data):
     try:
         symbols = levels.unpack(memoryview(data), count, size)
     except FrameError:
@@ -70,7 +70,7 @@ def test_any_bytes_are_the_only_ones_of_their_symbols_or_none(size, count, data)
 
 
 @given(st.integers(2, 300), st.integers(1, 60), st.data())
-def test_packed_symbols_that_are_out_of_range_are_refused(size, count, data):
+def test_packed_symbols_out_of_range_are_rejected(size, count, data):
     length = levels.packed_bytes(count, size)
     raw = data.draw(st.binary(min_size=length, max_size=length))
     try:
@@ -80,14 +80,14 @@ def test_packed_symbols_that_are_out_of_range_are_refused(size, count, data):
     assert symbols.max() < size and levels._packed(symbols, size) == raw
 
 
-def test_packed_symbols_that_are_shorter_when_coded_are_refused():
+def test_packed_symbols_are_rejected_if_coding_is_shorter():
     symbols = np.zeros(1000, np.uint8)
     assert len(levels.pack(symbols, 3)) == 3
     with pytest.raises(FrameError, match="coded they are shorter"):
         levels.unpack(memoryview(levels._packed(symbols, 3)), 1000, 3)
 
 
-def test_coded_symbols_that_are_no_shorter_are_refused():
+def test_coded_symbols_are_rejected_if_not_shorter():
     symbols = draw(40, 256)
     assert len(levels.pack(symbols, 256)) == 40
     with pytest.raises(FrameError):
@@ -95,7 +95,7 @@ def test_coded_symbols_that_are_no_shorter_are_refused():
 
 
 @for_each("size", [3, 9, 17])
-def test_many_symbols_are_coded_in_groups_within_their_entropy(size):
+def test_long_sequences_are_coded_in_groups_near_their_entropy(size):
     count = levels.MIN_GROUPED + 3
     symbols = draw(count, size, 4.0)
     data = levels.pack(symbols, size)
@@ -152,7 +152,7 @@ def test_zeros_are_one_byte():
         (2**40, 1.0),
     ],
 )
-def test_a_unit_or_a_largest_level_that_cannot_be(most, unit):
+def test_an_invalid_unit_or_largest_level_is_rejected(most, unit):
     data = (
         varint(most)
         + levels.UNIT.pack(unit)
@@ -194,7 +194,7 @@ QUANTIZERS = (
 
 @for_each("spec", QUANTIZERS)
 @for_each("scope", ["", "@layer"])
-def test_no_frame_is_longer_than_the_longest(spec, scope):
+def test_no_frame_exceeds_the_declared_size(spec, scope):
     c = codec(spec + scope)
     for numel in (0, 1, 7, 401):
         for kind, x in vectors(numel).items():

@@ -55,7 +55,7 @@ def test_a_kernel_is_sent_as_its_matrix():
         )
 
 
-def test_factors_and_values_stand_one_after_the_other():
+def test_the_body_has_factors_and_values_in_order():
     frame = codec("powersgd").encode(normal(), layout=LAYOUT)
     lengths = [1 + 4 * 2 * (20 + 30), 1 + 4 * 2 * (8 + 36), 4 * 7, 1 + 4 * 9, 4]
     assert len(frame) == BODY + sum(lengths)
@@ -112,7 +112,7 @@ def test_a_product_is_clipped_to_float32():
 
 @for_each("spec", SPECS)
 @for_each("scale", [2.0**-149, 1e-42, 1e-36, 1e-30, 1e30, 3e38])
-def test_what_float32_cannot_carry_in_factors_is_sent_as_it_is(spec, scale):
+def test_matrices_whose_factors_exceed_float32_are_sent_as_values(spec, scale):
     c = codec(spec)
     x = ((1 + 0.1 * normal().double().clamp(-1, 1)) * scale).float()
     y = c.decode(c.encode(x, seed=2, layout=LAYOUT), numel=LAYOUT.numel, layout=LAYOUT)
@@ -124,7 +124,7 @@ def test_what_float32_cannot_carry_in_factors_is_sent_as_it_is(spec, scale):
 
 
 @for_each("spec", ["powersgd", "atomo", "atomo:budget=10%"])
-def test_shapes_are_needed_both_ways(spec):
+def test_encoding_and_decoding_need_shapes(spec):
     c, x = codec(spec), normal()
     frame = c.encode(x, layout=LAYOUT)
     for call in (
@@ -149,7 +149,7 @@ def test_entries_need_no_shapes():
     )
 
 
-def test_layer_by_layer_a_frame_has_the_same_factors():
+def test_layerwise_frames_have_the_same_factors():
     layer, model = codec("atomo@layer"), codec("atomo")
     alone = Layout.from_shapes({"w": (20, 30)})
     x = normal(600)
@@ -181,7 +181,7 @@ UNIT = np.eye(6, 2)
         (b"\xff" + floats(np.ones(35)), "cut short"),
     ],
 )
-def test_a_body_that_no_encoder_makes_is_refused(body, sentence):
+def test_an_invalid_body_is_rejected(body, sentence):
     c = codec("powersgd")
     with np.errstate(invalid="ignore"), pytest.raises(FrameError, match=sentence):
         c.open(sealed(body, layout=SQUARE), 36, SQUARE)
@@ -201,7 +201,7 @@ FRAMES = {spec: codec(spec).encode(normal(), seed=3, layout=LAYOUT) for spec in 
 
 
 @given(st.sampled_from(SPECS), st.data())
-def test_any_change_under_a_checksum_that_fits(spec, data):
+def test_any_change_with_a_valid_checksum(spec, data):
     frame, into = FRAMES[spec], torch.linspace(-1, 1, LAYOUT.numel)
     at = data.draw(st.integers(BODY, min(len(frame), BODY + 600)) | st.integers(4, len(frame)))
     new, kept = data.draw(st.binary(max_size=4)), data.draw(st.integers(0, 4))
@@ -225,7 +225,7 @@ def test_any_body(spec, body):
         assert str(error)
 
 
-def test_flags_and_entries_that_no_encoder_makes():
+def test_invalid_flags_and_entries_are_rejected():
     frame = FRAMES["atomo:atoms=entries"]
     for flag in (2, 3):
         changed = bytearray(frame)

@@ -35,7 +35,7 @@ def test_a_frame_decodes_to_what_the_paper_says():
 
 
 @for_each("kind", vectors(7))
-def test_either_power_of_two_beside_a_value(kind):
+def test_values_are_rounded_to_an_adjacent_power_of_two(kind):
     for numel in (1, 7, 401):
         x = vectors(numel)[kind]
         v, y = np.abs(x.double().numpy()), decoded(x, 3)
@@ -67,13 +67,13 @@ def test_an_eighth_is_attained_at_four_thirds_of_a_power():
 
 
 @for_each("exponent", [-149, -148, -127, -126, 0, 104, 105, 126, 127])
-def test_powers_of_two_stay(exponent):
+def test_powers_of_two_are_exact(exponent):
     x = torch.tensor([1.0, -1.0]).double().mul(2.0**exponent).float()
     for seed in range(5):
         assert decoded(x, seed).tolist() == [2.0**exponent, -(2.0**exponent)]
 
 
-def test_the_largest_float32_stands_for_the_power_above_it():
+def test_the_largest_float32_replaces_the_power_above_it():
     x = torch.tensor([LARGEST, -LARGEST, 2.0**127, 1.5 * 2.0**127] * 100)
     drawn = np.concatenate([decoded(x, seed).reshape(-1, 4) for seed in range(20)])
     assert np.abs(drawn).max() == LARGEST and (drawn[:, 2] == 2.0**127).all()
@@ -83,7 +83,7 @@ def test_the_largest_float32_stands_for_the_power_above_it():
     assert (drawn[:, :2] == [LARGEST, -LARGEST]).all()
 
 
-def test_what_is_far_below_the_largest_turns_to_the_smallest_power_or_to_zero():
+def test_small_magnitudes_are_rounded_to_the_smallest_power_or_zero():
     x = torch.full((3000,), 2.0**-130)
     x[0] = 2.0**127
     drawn = decoded(x, 1)[1:]
@@ -100,7 +100,7 @@ def test_at_most_nine_bits_a_coordinate(numel):
     assert numel < 400 or len(frame) < numel  # the exponents of normal values are few
 
 
-def test_residual_takes_it():
+def test_residual_accepts_it():
     keeper, x = memory("residual", NATURAL, 1000), normal(1000)
     for seed in range(30):
         keeper.propose(x, seed=seed)
@@ -114,7 +114,7 @@ def refused(body: bytes, numel: int, sentence: str) -> bool:
     return True
 
 
-def test_bodies_that_no_encoder_makes():
+def test_invalid_bodies_are_rejected():
     assert NATURAL._decode_row(
         Section(3, bytes([23, 0x40, 100, 101, 0])), Layout.flat(3), 0
     ).values.tolist() == [2.0**-50, -(2.0**-49), 0.0]
@@ -125,7 +125,7 @@ def test_bodies_that_no_encoder_makes():
         Section(3, bytes([22, 0x40, 100, 254, 0])), Layout.flat(3), 0
     ).values[1] == -(2.0**105)
     assert refused(bytes([23, 0x41, 100, 101, 0]), 3, "last bits")
-    assert refused(bytes([23, 0x20, 100, 101, 0]), 3, "a zero has a sign")
+    assert refused(bytes([23, 0x20, 100, 101, 0]), 3, "a zero has a negative sign")
     assert refused(bytes([23, 0x40, 100, 101]), 3, "damaged")
     assert refused(bytes([23]), 3, "cut short")
     assert refused(b"", 3, "cut short")

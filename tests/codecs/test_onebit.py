@@ -69,7 +69,7 @@ def test_hard_vectors_decode_to_what_the_paper_says():
             )
 
 
-def test_by_hand():
+def test_an_example_computed_by_hand():
     x = torch.tensor([[1.0, -2.0, 0.0], [3.0, -4.0, -5.0]]).flatten()
     assert through(x, Layout.from_shapes({"w": (2, 3)})).tolist() == [2, -3, 0, 2, -3, -5]
     assert through(x).tolist() == [
@@ -124,7 +124,7 @@ def test_it_contracts_every_vector_in_exact_arithmetic(values):
         )
 
 
-def test_where_all_means_would_be_lost_the_largest_coordinate_is_sent():
+def test_subnormal_means_are_replaced_by_the_largest_coordinate():
     x = torch.tensor([0.0, LEAST, -3 * LEAST, 2 * LEAST, 0.0, 0.0])
     for layout in (None, Layout.from_shapes({"w": (3, 2)})):
         assert through(x, layout).tolist() == [0, 0, -3 * LEAST, 0, 0, 0]
@@ -141,7 +141,7 @@ def refused(data: bytes, layout: Layout) -> bool:
     return False
 
 
-def test_means_that_no_encoder_sends_are_refused():
+def test_invalid_means_are_rejected():
     """Columns of a 3 × 3 matrix: both signs, none negative, all negative."""
     layout = Layout.from_shapes({"w": (3, 3)})
     frame = ONEBIT.encode(
@@ -185,7 +185,7 @@ def test_means_that_no_encoder_sends_are_refused():
         (1.0, False),
     ],
 )
-def test_a_coordinate_by_itself_is_refused_where_its_column_has_a_mean(value, sent):
+def test_a_single_coordinate_is_rejected_if_its_column_has_a_normal_mean(value, sent):
     layout = Layout.from_shapes({"w": (3, 2), "b": (4,)})
     frame = ONEBIT.encode(torch.tensor([0.0, LEAST] + 8 * [0.0]), layout=layout)
     assert frame[SECTIONS : SECTIONS + 2] == b"\x01\x01"

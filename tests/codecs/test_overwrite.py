@@ -36,7 +36,7 @@ def test_weights_end_bit_identical(positions):
 
 
 @for_each("step", [1, 3, 400, 99_999])
-def test_so_they_do_in_large_models(step):
+def test_weights_of_large_models_end_bit_identical(step):
     assert_replaces(
         torch.randn(200_000, generator=torch.Generator().manual_seed(3)),
         np.arange(5, 200_000, step),
@@ -44,7 +44,7 @@ def test_so_they_do_in_large_models(step):
 
 
 @for_each("count", [0, 1, 8, 9, 150, 300])
-def test_no_frame_of_so_many_values_takes_fewer_bytes_than_the_least(count):
+def test_no_frame_is_smaller_than_min_frame_bytes(count):
     """The first coordinates need the shortest gaps."""
     least = overwrite.min_frame_bytes(count)
     assert least <= len(overwrite.encode(WEIGHTS, np.arange(count))) <= least + 1 + count // 4
@@ -69,7 +69,7 @@ def test_a_flipped_bit_leaves_the_weights_as_they_are(bit):
 
 
 @given(st.integers(0, len(FRAME) - 1), st.binary(min_size=1, max_size=20))
-def test_a_frame_that_is_cut_short_or_goes_on(length, tail):
+def test_truncated_frames_and_trailing_bytes_are_rejected(length, tail):
     assert_refused(FRAME[:length])
     assert_refused(FRAME + tail)
     assert_refused(reseal(FRAME + tail, NUMEL))
@@ -78,7 +78,7 @@ def test_a_frame_that_is_cut_short_or_goes_on(length, tail):
 
 
 @given(st.integers(0, NUMEL + 1), st.binary(max_size=100))
-def test_any_body_under_a_checksum_that_fits(count, body):
+def test_any_body_with_a_valid_checksum(count, body):
     data, weights = seal(OVERWRITE, MODEL, NUMEL, [Section(count, body)]), OLD.clone()
     try:
         overwrite.apply(data, weights)
@@ -95,7 +95,7 @@ def test_nan_and_infinity_are_refused(value):
     assert_refused(overwrite.encode(weights, np.array([3, 14, 200])))
 
 
-def test_frames_of_others_are_refused():
+def test_other_frames_are_rejected():
     assert_refused(overwrite.encode(WEIGHTS[:-1], np.array([3, 14, 200])))
     assert_refused(reseal(FRAME[:3] + bytes([3]) + FRAME[4:], NUMEL))
     assert_refused(seal(OVERWRITE, LAYER, NUMEL, [Section(0, b"")]))
@@ -103,7 +103,7 @@ def test_frames_of_others_are_refused():
 
 
 @for_each("count", [NUMEL, NUMEL + 1, 2**40, 2**62])
-def test_what_a_frame_claims_is_not_allocated(count):
+def test_claimed_sizes_are_not_allocated(count):
     data = seal(OVERWRITE, MODEL, NUMEL, [Section(count, bytes(40))])
     tracemalloc.start()
     try:

@@ -41,13 +41,13 @@ def test_a_frame_is_what_the_paper_says(rank):
     )
 
 
-def test_a_matrix_of_the_rank_arrives():
+def test_a_matrix_of_the_given_rank_is_exact():
     for rank in (1, 2, 4):
         np.testing.assert_allclose(sent(matrix(rank), rank), matrix(rank), atol=1e-5)
         np.testing.assert_allclose(sent(matrix(1), rank), matrix(1), atol=1e-5)
 
 
-def test_what_is_lost_is_no_longer_than_what_was_there_from_any_start():
+def test_the_error_is_not_longer_than_the_matrix_from_any_start():
     m = matrix()
     starts = [
         np.zeros((COLUMNS, 2)),
@@ -66,7 +66,7 @@ def test_what_is_lost_is_no_longer_than_what_was_there_from_any_start():
 
 
 @for_each("rank", [1, 2, 4])
-def test_in_the_mean_over_seeds_a_share_of_it_arrives(rank):
+def test_the_mean_contraction_over_seeds(rank):
     """The least that is declared: of an orthogonal matrix a projection on `rank` of 12 directions keeps no more than these."""
     layout, flat = (
         Layout.from_shapes({"w": (ROWS, ROWS)}),
@@ -96,7 +96,7 @@ def test_seeds_start_differently_and_tensors_too():
     assert not torch.allclose(a, b, atol=1e-3)
 
 
-def test_started_where_it_ended_the_iteration_finds_the_best_factors():
+def test_warm_starts_converge_to_the_best_factors():
     m, start = matrix(), None
     singular = np.linalg.svd(m, compute_uv=False).astype(np.float64)
     errors = []
@@ -117,7 +117,7 @@ def test_started_where_it_ended_the_iteration_finds_the_best_factors():
     )
 
 
-def test_a_start_of_another_size_is_refused():
+def test_a_start_of_another_size_is_rejected():
     for start in (np.ones((COLUMNS, 1)), np.ones((COLUMNS + 1, 2)), np.ones(0)):
         with pytest.raises(ConfigError, match=r"has [0-9]+ bytes; announce 17·2 float32 numbers"):
             sent(matrix(), 2, start=start)
@@ -136,7 +136,7 @@ def test_factors_are_sent_where_they_are_fewer_numbers():
         ) == 4 * min(2 * sum(shape), layout.numel)
 
 
-def test_a_basis_is_orthonormal_whatever_it_is_made_of():
+def test_a_basis_is_orthonormal_for_any_matrix():
     for p in (
         matrix()[:, :3],
         np.zeros((ROWS, 3)),
@@ -162,7 +162,7 @@ def test_starts_are_normal():
     )
 
 
-def test_a_split_puts_together_what_it_took_apart():
+def test_a_factor_layout_restores_the_update():
     layout = Layout.from_shapes(
         {
             "b": (5,),
@@ -198,6 +198,6 @@ def test_a_split_puts_together_what_it_took_apart():
 
 
 @for_each("rank", ["0", "-1", "255"])
-def test_a_rank_that_cannot_be(rank):
+def test_an_invalid_rank_is_rejected(rank):
     with pytest.raises(SpecError, match=f"rank is {rank}; give 1 to 254"):
         codec(f"powersgd:rank={rank}")

@@ -147,7 +147,7 @@ def test_a_product_writes_itself_as_a_spec_string(spec):
 # What may be done with it.
 
 
-def test_facts_follow_from_the_halves():
+def test_attributes_are_derived_from_both_codecs():
     c = codec("topk:density=1/10+fp16")
     assert (
         c.contraction(400) == 0.1 * (1 - 2.0**-21)
@@ -171,7 +171,7 @@ def test_facts_follow_from_the_halves():
     )
 
 
-def test_an_unbiased_codec_contracts_where_it_loses_less_than_it_is_given():
+def test_an_unbiased_codec_with_omega_below_one_contracts():
     assert contraction(codec("natural"), 10) == 7 / 8
     assert (
         contraction(codec("qsgd:levels=4"), 16) == 0
@@ -204,7 +204,7 @@ def test_the_declared_contraction_holds(first, second):
         "randomk:density=3/4,by=magnitude,scaled=true+qsgd:levels=2",
     ],
 )
-def test_halves_draw_words_of_their_own(spec):
+def test_both_codecs_use_different_random_words(spec):
     """If rounding used the words that chose, values would be biased."""
     c, x = codec(spec), torch.linspace(0.1, 2, 16)
     sent = torch.stack([c.decode(c.encode(x, seed=seed), numel=16) for seed in range(120)]).double()
@@ -220,7 +220,7 @@ def test_another_density():
 
 
 @for_each("spec", [s for s in PAIRS if codec(s).longest_section(9) is not None])
-def test_no_frame_is_longer_than_the_longest(spec):
+def test_no_frame_exceeds_the_declared_size(spec):
     for density, numel in itertools.product((1e-9, 1 / 10, 1.0), (1, NUMEL)):
         c, layout = at_density(codec(f"{spec}@layer"), density), layout_of(numel)
         for x in (vectors(numel)[name] for name in ("normal", "constant", "one spike")):
@@ -272,7 +272,7 @@ def test_a_simulation_sends_products(tmp_path, uplink, memory_):
 
 
 @given(st.sampled_from(PAIRS + MORE), st.sampled_from([1, 8, 50, NUMEL]), st.data())
-def test_any_change_under_a_checksum_that_fits(spec, numel, data):
+def test_any_change_with_a_valid_checksum(spec, numel, data):
     original = codec(spec).encode(vectors(numel)["ties"], layout=layout_of(numel))
     at = data.draw(st.integers(4, len(original)))
     new, kept = data.draw(st.binary(max_size=3)), data.draw(st.integers(0, 3))
@@ -284,7 +284,7 @@ def test_any_change_under_a_checksum_that_fits(spec, numel, data):
 
 
 @every_product
-def test_a_frame_cut_short_or_going_on_is_noticed(spec):
+def test_truncated_and_extended_frames_are_detected(spec):
     original = codec(spec).encode(vectors(50)["normal"])
     for end in range(SECTIONS, len(original)):
         assert not read(spec, reseal(original[:end], 50), 50)
@@ -307,7 +307,7 @@ def test_a_product_has_two_parts(spec):
     "first, second",
     list(itertools.product(VALUES + MATRICES + SUMS, ["fp16", *SELECTIONS[:1]])),
 )
-def test_the_first_half_selects(first, second):
+def test_the_first_codec_must_select_coordinates(first, second):
     with pytest.raises(
         SpecError, match=f"'{first}' does not; give (topk:density=1%.fp16|{second}.{first})"
     ):
@@ -315,7 +315,7 @@ def test_the_first_half_selects(first, second):
 
 
 @for_each("first, second", list(itertools.product(SELECTIONS, [*SELECTIONS, *MATRICES, "sketch"])))
-def test_the_second_half_codes_every_value_of_a_vector(first, second):
+def test_the_second_codec_must_encode_every_value(first, second):
     why = "(selects coordinates again|needs matrices|needs the same coordinates of all clients)"
     with pytest.raises(
         SpecError, match=f"'{second}' {why}; give another one, such as {first}.fp16"
@@ -323,7 +323,7 @@ def test_the_second_half_codes_every_value_of_a_vector(first, second):
         codec(f"{first}+{second}")
 
 
-def test_products_are_no_halves():
+def test_products_cannot_be_nested():
     inner = codec("topk+fp16")
     for halves in ((inner, codec("fp16")), (codec("topk"), inner)):
         with pytest.raises(SpecError):

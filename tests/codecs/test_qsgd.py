@@ -98,7 +98,7 @@ def test_a_frame_of_a_million_is_within_2_percent_of_the_entropy_of_its_levels(s
     assert len(frame) <= 1.02 * x.numel() / 8 * -(shares * np.log2(shares)).sum() + 100
 
 
-def test_few_coordinates_are_packed():
+def test_short_vectors_are_packed():
     """Ten levels from −4 to 4 in 32 bits."""
     frame = codec("qsgd:levels=4").encode(
         torch.tensor([1.0, -1.0, 2.0, 0.5, 3.0, 4.0, -4.0, 1.0, 2.0, 1.0])

@@ -73,7 +73,7 @@ def test_the_mean_over_seeds_is_the_vector(levels):
 
 
 def test_levels_are_evenly_spaced_between_the_ends_of_a_block():
-    """Turned again, what is decoded lies on k levels, the ends of which hold the vector's own."""
+    """The rotation of the decoded vector has at most k levels between the smallest and the largest value of the vector."""
     x, seed = normal(NUMEL), 6
     y = codec("srq:levels=5").decode(codec("srq:levels=5").encode(x, seed=seed), numel=NUMEL)
     exact, coded = (hadamard.RotatedBlocks(v, seed, 0) for v in (x, y))

@@ -116,7 +116,7 @@ def test_a_frame_with_another_threshold_is_refused(tau):
         )
 
 
-def test_flags_that_no_encoder_sets_are_refused():
+def test_unknown_flags_are_rejected():
     c = codec("threshold:tau=0.25")
     frame = bytearray(c.encode(torch.tensor([1.0, 0.0, -1.0])))
     frame[SECTIONS + 1] |= 0xC0

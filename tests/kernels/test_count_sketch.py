@@ -63,7 +63,7 @@ def test_it_is_what_the_paper_says(rows, columns):
 
 def test_places_are_those_of_the_sums():
     at = np.array([2**40 + 3, 0, 5, 5, 2**34 + 1, 402])
-    for r, (buckets, negative) in enumerate(count_sketch.places(at, 5, 1000, 99)):
+    for r, (buckets, negative) in enumerate(count_sketch.buckets_and_signs(at, 5, 1000, 99)):
         assert buckets.dtype == np.int64 and negative.dtype == np.bool_
         assert list(zip(buckets.tolist(), (1 - 2 * negative).tolist(), strict=True)) == [
             by_hand(99, int(i), r, 1000) for i in at
@@ -73,7 +73,7 @@ def test_places_are_those_of_the_sums():
 @for_each("columns", [2, 64, 1000])
 def test_buckets_are_uniform_and_signs_balanced_in_each(columns):
     n = 200_000
-    for buckets, negative in count_sketch.places(np.arange(n), 5, columns, 7):
+    for buckets, negative in count_sketch.buckets_and_signs(np.arange(n), 5, columns, 7):
         counts, signed = (
             np.bincount(buckets, minlength=columns),
             np.bincount(buckets, 1 - 2 * negative, columns),
@@ -91,8 +91,12 @@ def test_buckets_are_uniform_and_signs_balanced_in_each(columns):
 def test_no_two_coordinates_rows_or_seeds_have_to_do_with_each_other():
     """Signs of pairs, and of four together: a sign has to be independent of any three others."""
     n, deviation = 100_000, 100_000**-0.5
-    (b0, s0), (b1, s1) = [(b, 1 - 2 * s) for b, s in count_sketch.places(np.arange(n), 2, 50, 1)]
-    ((b2, s2),) = [(b, 1 - 2 * s) for b, s in count_sketch.places(np.arange(n), 1, 50, 2)]
+    (b0, s0), (b1, s1) = [
+        (b, 1 - 2 * s) for b, s in count_sketch.buckets_and_signs(np.arange(n), 2, 50, 1)
+    ]
+    ((b2, s2),) = [
+        (b, 1 - 2 * s) for b, s in count_sketch.buckets_and_signs(np.arange(n), 1, 50, 2)
+    ]
     for b, s in [
         (b1, s1),
         (b2, s2),

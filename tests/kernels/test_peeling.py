@@ -21,7 +21,7 @@ def recovered(
     count: int, cells: int, seed: int, rows: int = 3
 ) -> tuple[np.ndarray, peeling.Recovered, np.ndarray]:
     """What went in, what came out, what is left of the table."""
-    where, values = peeling.places(keys(count, seed), rows, cells // rows, seed), integers(count)
+    where, values = peeling.key_cells(keys(count, seed), rows, cells // rows, seed), integers(count)
     table = peeling.sums(where, values)
     return values, peeling.recover(where, table), table
 
@@ -29,7 +29,7 @@ def recovered(
 def test_a_cell_of_its_own_tells_a_key():
     """Keys a, b, c in three rows of two cells: only a is alone, then b is, then c."""
     cells = np.array([[0, 2, 4], [1, 2, 4], [1, 2, 5]], np.int32)
-    where = peeling.Places(cells, np.array([[0, 0, 0], [1, 0, 0], [0, 1, 0]], bool), 6)
+    where = peeling.KeyCells(cells, np.array([[0, 0, 0], [1, 0, 0], [0, 1, 0]], bool), 6)
     table = np.array([7, -20 + 5, 7 + 20 - 5, 0, 7 + 20, 5])
     assert peeling.sums(where, np.array([7, 20, 5])).tolist() == table.tolist()
     values, found = peeling.peel(where, table)
@@ -38,8 +38,8 @@ def test_a_cell_of_its_own_tells_a_key():
 
 def test_places_are_those_of_the_sketch():
     at = keys(50, 1)
-    where = peeling.places(at, 3, 40, 9)
-    for r, (buckets, negative) in enumerate(peeling.count_sketch.places(at, 3, 40, 9)):
+    where = peeling.key_cells(at, 3, 40, 9)
+    for r, (buckets, negative) in enumerate(peeling.count_sketch.buckets_and_signs(at, 3, 40, 9)):
         assert np.array_equal(where.cells[:, r], buckets + 40 * r) and np.array_equal(
             where.negative[:, r], negative
         )
@@ -60,7 +60,9 @@ def test_nearly_every_table_of_that_size_tells_all(count, cells_a_key, seeds):
 def test_rows_have_their_thresholds():
     for rows, above, below in ((3, 1.25, 1.19), (4, 1.33, 1.26), (5, 1.46, 1.39)):
         for cells_a_key, all_peel in ((above, True), (below, False)):
-            where = peeling.places(keys(20_000, rows), rows, int(cells_a_key * 20_000 / rows), rows)
+            where = peeling.key_cells(
+                keys(20_000, rows), rows, int(cells_a_key * 20_000 / rows), rows
+            )
             found = peeling.peel(where, peeling.sums(where, integers(20_000)))[1]
             assert found.all() == all_peel, (rows, cells_a_key)
 
@@ -74,7 +76,7 @@ def test_what_does_not_peel_is_solved():
 
 def test_keys_that_cannot_be_told_apart_are_said_to_be_estimates():
     cells = np.array([[0, 2, 4]] * 2 + [[1, 3, 5]] * 2, np.int32)
-    where = peeling.Places(cells, np.array([[0, 0, 0], [0, 0, 0], [0, 1, 0], [0, 0, 0]], bool), 6)
+    where = peeling.KeyCells(cells, np.array([[0, 0, 0], [0, 0, 0], [0, 1, 0], [0, 0, 0]], bool), 6)
     found = peeling.recover(where, peeling.sums(where, np.array([10, 30, 5, 8])))
     assert found.values.tolist() == [20, 20, 5, 8] and (found.peeled, found.solved) == (0, 2)
 
@@ -92,7 +94,7 @@ def test_estimates_in_a_table_that_is_too_small_are_no_worse_than_zeros(cells_a_
 def test_tables_of_nothing_that_adds_up_are_read_all_the_same():
     """What is told leaves the table, also of one that no keys made; sums go round at 2⁶⁴."""
     for count, cells in ((4000, 5600), (4000, 3900), (5000, 30_000)):
-        where = peeling.places(keys(count, 7), 3, cells // 3, 11)
+        where = peeling.key_cells(keys(count, 7), 3, cells // 3, 11)
         before = np.random.default_rng(5).integers(-(2**63), 2**63 - 1, where.size)
         left = before.copy()
         values, found = peeling.peel(where, left)
@@ -100,6 +102,6 @@ def test_tables_of_nothing_that_adds_up_are_read_all_the_same():
 
 
 def test_no_keys_at_all():
-    where = peeling.places(np.empty(0, np.int64), 3, 4, 1)
+    where = peeling.key_cells(np.empty(0, np.int64), 3, 4, 1)
     found = peeling.recover(where, peeling.sums(where, np.empty(0, np.int64)))
     assert found.values.size == found.peeled == found.solved == 0

@@ -120,5 +120,5 @@ def test_for_large_convolutions_with_channels_last(change, said):
         memory_format=order
     )
     weight = torch.zeros(64, channels, 5, 5, dtype=dtype).contiguous(memory_format=order)
-    assert pooled.suits(x, weight, (2, 2), (2, 2)) is said
-    assert not pooled.suits(x, weight, (2, 2), (15, 2))
+    assert pooled.is_faster(x, weight, (2, 2), (2, 2)) is said
+    assert not pooled.is_faster(x, weight, (2, 2), (15, 2))

@@ -98,16 +98,16 @@ def test_each_form():
         4,
         rice.pack(np.array([3, 4, 10, 100]), 4),
     )
-    assert positions.pack(np.arange(9), 9) == (positions.MISSING, b"")
+    assert positions.pack(np.arange(9), 9) == (positions.COMPLEMENT, b"")
     assert positions.pack(np.delete(np.arange(90), [10, 80]), 90) == (
-        positions.MISSING + 4,
+        positions.COMPLEMENT + 4,
         rice.pack(np.array([10, 80]), 4),
     )
     assert positions.pack(np.arange(40), 90) == (0, b"\xff" * 5)  # a bitmap, cut off
     layers = draw(9000, 700, "layers")
     assert positions.pack(layers, 9000)[0] == positions.BLOCKS
     form, code = positions.pack(np.delete(np.arange(9000), layers), 9000)
-    assert form == positions.LAST and code == positions.pack(layers, 9000)[1]
+    assert form == positions.COMPLEMENT_BLOCKED and code == positions.pack(layers, 9000)[1]
 
 
 @for_each("count", [20, 79, 393, 3000])

@@ -49,7 +49,10 @@ def test_what_is_encoded_is_decoded(case):
 
 
 @for_each("kind", KINDS)
-@for_each("size, count", [(3, range_coder.FEW - 1), (256, range_coder.FEW), (4096, 40_001)])
+@for_each(
+    "size, count",
+    [(3, range_coder.MIN_LANE_SYMBOLS - 1), (256, range_coder.MIN_LANE_SYMBOLS), (4096, 40_001)],
+)
 def test_symbols_of_one_and_of_several_states_come_back(size, count, kind):
     symbols = draw(size, count, kind)
     made = range_coder.encode(symbols, size)

@@ -56,7 +56,7 @@ def test_vectors_that_look_for_trouble():
 
 
 @for_each("value", [2.0**-149, 2.0**-126, 1.0, 2.0**127, float(np.finfo(np.float32).max)])
-def test_the_ends_of_the_range(value):
+def test_the_largest_and_smallest_values(value):
     for numel in (1, 64, 1000):
         x = torch.full((numel,), value)
         assert_exact(x)

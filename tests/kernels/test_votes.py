@@ -26,7 +26,7 @@ def plain_majority(flags: np.ndarray, seed: int) -> np.ndarray:
     """By the definition, a tie by bit i of the seed's words as bytes, the most significant bit of a byte first."""
     m, numel = flags.shape
     tossed = np.unpackbits(
-        philox.words(seed, -(-numel // 32), stream=votes.TIES).astype("<u4").view(np.uint8),
+        philox.words(seed, -(-numel // 32), stream=votes.TIE_STREAM).astype("<u4").view(np.uint8),
         count=numel,
     )
     twice = 2 * flags.sum(0, dtype=np.int64)
@@ -106,15 +106,15 @@ def test_votes_of_frames_and_a_result_that_is_one():
 
 
 def test_coins_are_fair_their_own_and_do_not_depend_on_the_length():
-    long = votes.coins(5, 300_000)
+    long = votes.random_bits(5, 300_000)
     assert abs(np.unpackbits(long).mean() - 0.5) < 0.005
-    assert np.array_equal(votes.coins(5, 800), long[:100]) and not np.array_equal(
-        votes.coins(6, 800), long[:100]
+    assert np.array_equal(votes.random_bits(5, 800), long[:100]) and not np.array_equal(
+        votes.random_bits(6, 800), long[:100]
     )
     zeros = np.frombuffer(
         bits.signs(torch.zeros(800), 5), np.uint8
     )  # of the stream that decides them
-    assert not np.array_equal(votes.coins(5, 800), zeros)
+    assert not np.array_equal(votes.random_bits(5, 800), zeros)
 
 
 def test_what_is_no_vote_is_refused():

@@ -279,7 +279,7 @@ def test_a_mistake_is_one_sentence_that_names_the_fix(text, sentence):
     assert sentence in str(caught.value) and "\n" not in str(caught.value)
 
 
-def test_the_registry_that_is_given_away_is_a_copy():
+def test_available_codecs_returns_a_copy():
     available_memories().clear()
     assert {name: cls.name for name, cls in available_memories().items()} == {
         name: name for name in available_memories()

@@ -24,7 +24,7 @@ WIDTH, CLASSES = 45, 5  # neither a multiple of what goes into a vector
 
 @pytest.fixture(autouse=True)
 def however_small(monkeypatch):
-    monkeypatch.setattr(regression, "WORK", 100)
+    monkeypatch.setattr(regression, "MIN_WORK", 100)
 
 
 @pytest.fixture

@@ -101,7 +101,7 @@ def test_a_run_that_goes_on_with_nothing_left_of_its_rate_says_what_to_give(tmp_
     simulate(config)
     with pytest.raises(
         ConfigError,
-        match="^--lr-schedule 'cosine' comes to 0 in round 6; give more than 0, by --horizon 6, or ",
+        match="^--lr-schedule 'cosine' reaches 0 in round 6, but values must be more than 0; give --horizon 6, or ",
     ):
         simulate(replace(config, rounds=6, resume=True))
     simulate(replace(config, rounds=6, resume=True, horizon=6))
@@ -134,7 +134,7 @@ def test_a_run_without_curves_has_no_horizon(tmp_path):
         ),
         (
             {"density_schedule": "step:every=1,factor=3"},
-            "--density-schedule 'step:every=1,factor=3' comes to 2.7 in round 4; give at most 1",
+            "--density-schedule 'step:every=1,factor=3' reaches 2.7 in round 4, but values must be at most 1",
         ),
         (
             {
@@ -229,6 +229,6 @@ def test_steps_that_are_told_stand_in_for_epochs():
 
 def test_a_schedule_that_ends_with_a_last_round_that_is_not_known_is_refused():
     with pytest.raises(
-        ConfigError, match="ends with the last round, which is not known; give --horizon"
+        ConfigError, match="ends at the last round, which is unknown; give --horizon"
     ):
         Federation(StrategyConfig(lr_schedule="cosine"))

@@ -92,14 +92,14 @@ def test_the_model_moves_by_the_optimizers_step_of_the_mean(text):
 def test_a_round_without_updates_leaves_the_momentum():
     federation = Federation(with_optimizer(DENSE, "sgd:momentum=0.5"))
     list(federation.loop.rounds([1]))
-    before = {name: kept.clone() for name, kept in federation.loop.optimizer.kept.items()}
+    before = {name: vector.clone() for name, vector in federation.loop.optimizer.state.items()}
     federation.faults = {
         (client, 2): lambda a, r: replace(r, frame=b"no frame")
         for client in range(federation.clients)
     }
     (outcome,) = federation.loop.rounds([2])
     assert outcome.broadcast is None
-    assert torch.equal(before[FIRST], federation.loop.optimizer.kept[FIRST])
+    assert torch.equal(before[FIRST], federation.loop.optimizer.state[FIRST])
 
 
 def test_updates_whose_squares_are_infinite_are_rejected_and_the_next_round_moves():

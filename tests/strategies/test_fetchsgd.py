@@ -66,7 +66,7 @@ class Recorded(Federation):
         rows, columns = self.strategy.shape
         matrix = np.zeros((rows, columns, x.size))
         for r, (buckets, negative) in enumerate(
-            count_sketch.places(np.arange(x.size), rows, columns, self.strategy.seed)
+            count_sketch.buckets_and_signs(np.arange(x.size), rows, columns, self.strategy.seed)
         ):
             matrix[r, buckets, np.arange(x.size)] = np.where(negative, -1.0, 1.0)
         return matrix @ x

@@ -75,7 +75,7 @@ def test_the_learning_rate_grows_to_its_own():
 
 
 @for_each("spec", BOUNDED + ROTATED)
-def test_no_frame_is_longer_than_the_longest(spec):
+def test_no_frame_exceeds_the_declared_size(spec):
     hard = ("normal", "ties", "alternating", "denormal", "all scales")
     for numel, densities in ((1, (1.0,)), (401, (1e-9, 1 / 10, 1.0)), (20_000, (1 / 10,))):
         layout = layout_of(numel)

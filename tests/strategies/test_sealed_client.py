@@ -133,7 +133,7 @@ def test_a_round_is_not_opened_again_under_its_attempt_nor_under_one_that_was_gi
             client.open(round=round)
     client.open(B, round=1)  # a server that began anew
     client.open(B, round=2)
-    with pytest.raises(ProtocolError, match="given up"):
+    with pytest.raises(ProtocolError, match="an earlier attempt"):
         client.open(A, round=3)
     with pytest.raises(ProtocolError, match="another attempt"):
         client.ask(BALLOTS, {}, C, 2)

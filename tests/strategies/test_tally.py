@@ -20,8 +20,8 @@ def test_what_most_say_and_the_seeds_coin_where_as_many_say_the_opposite(voters,
     votes = drawn(voters, 1003).astype(dtype)
     won, total = majority(votes, 7), votes.sum(0, dtype=np.int64)
     assert won.dtype == dtype and won.shape == (1003,)
-    coins = 2 * np.unpackbits(kernel.coins(7, 1003), count=1003).astype(np.int64) - 1
-    assert np.array_equal(won, np.where(total == 0, coins, np.sign(total)))
+    random_bits = 2 * np.unpackbits(kernel.random_bits(7, 1003), count=1003).astype(np.int64) - 1
+    assert np.array_equal(won, np.where(total == 0, random_bits, np.sign(total)))
     of_tensor = majority(torch.from_numpy(votes), 7)
     assert of_tensor.dtype is torch.from_numpy(votes).dtype and np.array_equal(
         of_tensor.numpy(), won

@@ -51,8 +51,8 @@ def test_a_tie_is_the_coin_that_all_can_toss():
     for outcome in f.loop.rounds(range(1, 4)):
         step = f.strategy.downlink.decode(outcome.broadcast.frame, numel=f.layout.numel)
         tie = signs(outcome).sum(0) == 0
-        coins = votes.coins(seeds.key(3, "tie", outcome.round), f.layout.numel)
-        heads = torch.from_numpy(votes.bits.unpack_signs(coins, f.layout.numel))
+        random_bits = votes.random_bits(seeds.key(3, "tie", outcome.round), f.layout.numel)
+        heads = torch.from_numpy(votes.bits.unpack_signs(random_bits, f.layout.numel))
         assert torch.equal(step[tie] > 0, heads[tie])
         ties += int(tie.sum())
     assert ties

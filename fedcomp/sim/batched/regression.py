@@ -59,7 +59,7 @@ class Regression:
         )
         if not plain or not min(sizes) or not (self.flattens or data.single_input.dim() == 2):
             return False
-        return regression.suits(
+        return regression.is_faster(
             data.single_input, data.targets, self.outputs, self.inputs, max(sizes)
         )
 
