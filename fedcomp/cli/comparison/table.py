@@ -42,7 +42,7 @@ def as_text(lines: Sequence[Result], target: float | None) -> list[str]:
 def as_rich_table(lines: Sequence[Result], target: float | None, width: int) -> Table:
     """Return the table for a terminal of `width` characters, without the column of rounds if all lines have the same number.
 
-    Columns that do not fit are omitted, those of OPTIONAL_COLUMNS first, then from the right. Long names are wrapped; numbers are never cut.
+    Columns that do not fit are omitted, those of OPTIONAL_COLUMNS first, then from the right. Long names are wrapped, numbers never cut.
     """
     same_rounds = len({line.rounds for line in lines}) == 1
     titles, rows = _columns(lines, target)

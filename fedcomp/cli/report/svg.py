@@ -115,7 +115,10 @@ class Point:
 
 @dataclass(frozen=True)
 class Series:
-    """One data series of a chart: points and a line of the same style. `band`: (x, lowest, highest), a whisker if there is one x; `ring`: circle the points."""
+    """One data series of a chart: points and a line of the same style.
+
+    `band`: (x, lowest, highest), a whisker if there is one x; `ring`: circle the points.
+    """
 
     name: str
     style: int
