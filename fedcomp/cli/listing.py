@@ -54,7 +54,8 @@ def print_codecs() -> None:
             ]
         )
     left = set(CODEC_COLUMNS) - {"bits"}
-    print_table(CODEC_COLUMNS, rows, left, legend=CODEC_LEGEND)
+    below = ("what it sends", "source")
+    print_table(CODEC_COLUMNS, rows, left, legend=CODEC_LEGEND, below=below)
 
 
 def _factor(value: float | None) -> str:

@@ -3,6 +3,8 @@
 import sys
 from collections.abc import Collection, Sequence
 
+from ..formatting import NOTHING
+
 
 def print_table(
     head: Sequence[str],
@@ -12,27 +14,36 @@ def print_table(
     title: str = "",
     legend: str = "",
     styles: Sequence[str] = (),
+    below: Sequence[str] = (),
 ) -> None:
     """Print a table that fits the terminal, or lines with tabs if standard output is not a terminal.
 
-    Columns in `left` are aligned to the left, others to the right. Only a terminal shows `title`, `legend` and `styles` (of the rows).
+    Columns in `left` are aligned to the left, others to the right. Only a terminal shows `title`, `legend` and `styles` (of the rows),
+    and shows the columns in `below` as text below the first cell of a row.
     """
     if not sys.stdout.isatty():
         print("\n".join("\t".join(row) for row in [head, *rows]))
         return
     from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
-    for i, name in enumerate(head):
+    columns = [i for i, name in enumerate(head) if name not in below]
+    for i, name in ((i, head[i]) for i in columns):
         table.add_column(
             name,
             justify="left" if name in left else "right",
-            style="" if i else "bold",
+            style="" if i or below else "bold",
             overflow="fold",
         )
     for row, style in zip(rows, styles or [""] * len(rows), strict=True):
-        table.add_row(*row, style=style)
+        first: Text | str = row[0]
+        if below:
+            texts = (row[head.index(name)] for name in below)
+            details = "; ".join(text.rstrip(".") for text in texts if text != NOTHING)
+            first = Text.assemble((row[0], "bold"), "\n", (details, "dim"))
+        table.add_row(first, *(row[i] for i in columns[1:]), style=style)
     console = Console(highlight=False, markup=False)
     if title:
         console.print(title)

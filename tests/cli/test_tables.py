@@ -1,0 +1,39 @@
+"""Tables on a terminal and in a pipe."""
+
+import io
+import sys
+
+from fedcomp.cli.tables import print_table
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+ROWS = [["one", "1", "the first of all numbers", "–"], ["two", "2", "the next", "Peano 1889"]]
+HEAD = ["name", "value", "text", "source"]
+
+
+def printed(monkeypatch, stream: io.StringIO) -> str:
+    monkeypatch.setenv("COLUMNS", "40")
+    monkeypatch.setattr(sys, "stdout", stream)
+    print_table(HEAD, ROWS, {"name"}, legend="a legend", below=("text", "source"))
+    return stream.getvalue()
+
+
+def test_a_terminal_shows_long_columns_below_the_first_cell(monkeypatch):
+    lines = [line.split() for line in printed(monkeypatch, Terminal()).splitlines()]
+    assert lines == [
+        ["name", "value"],
+        ["one", "1"],
+        "the first of all numbers".split(),
+        ["two", "2"],
+        "the next; Peano 1889".split(),
+        ["a", "legend"],
+    ]
+
+
+def test_a_pipe_gets_lines_with_tabs(monkeypatch):
+    lines = printed(monkeypatch, io.StringIO()).splitlines()
+    assert [line.split("\t") for line in lines] == [HEAD, *ROWS]
