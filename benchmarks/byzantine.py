@@ -4,10 +4,10 @@
                                                 [--strategy ...] [--rounds N] [--seeds N] [--picture byzantine.svg]
 
 All clients take part in every round. `mean` is federated averaging with dense updates both ways, `vote` is signSGD with majority vote,
-`election` uses the deterministic code for the given number of Byzantine clients with data allocation, and `bernoulli` uses the Bernoulli
+`election` uses the deterministic code for the args number of Byzantine clients with data allocation, and `bernoulli` uses the Bernoulli
 code of redundancy 3. The robust rules receive dense updates and know the number of Byzantine clients; "–" marks combinations that a
-rule refuses. Votes use a learning rate of their own, chosen in advance without Byzantine clients. The last table shows what election
-coding promises: the largest loss of accuracy over all attacks, in points, against the same run without Byzantine clients.
+rule rejects. Votes have a separate learning rate, chosen in advance without Byzantine clients. The last table shows what election
+coding guarantees: the maximum loss of accuracy over all attacks, in points, against the same run without Byzantine clients.
 """
 
 import argparse
@@ -20,23 +20,28 @@ from dataclasses import replace
 from fedcomp import RunConfig, UserError
 from fedcomp.sim import simulate
 
-WHOLE = {"uplink": "identity", "downlink": "identity", "memory": "none", "downlink_memory": "none"}
-VOTES = {"digits": 0.01, "mnist-logreg": 0.002}  # learning rates of votes
-MEANS = {"digits": 0.5, "mnist-logreg": 0.2}
+UNCOMPRESSED = {
+    "uplink": "identity",
+    "downlink": "identity",
+    "memory": "none",
+    "downlink_memory": "none",
+}
+VOTE_RATES = {"digits": 0.01, "mnist-logreg": 0.002}  # learning rates of votes
+AVERAGE_RATES = {"digits": 0.5, "mnist-logreg": 0.2}  # of all other strategies
 ROUNDS = {"digits": 40, "mnist-logreg": 60}
 RULES = ("median", "trimmed-mean", "krum", "multi-krum", "geometric-median", "centered-clipping")
 STRATEGIES = ("mean", "vote", "election", "bernoulli", *RULES, "median+mix")
 ATTACKS = ("inverted", "rescaled", "random-sign", "constant", "gaussian", "infinity", "label-flip", "alie", "ipm", "mimic", "low-margin",
            "code-aware")  # fmt: skip
-ACROSS = 4  # panels of the picture in a row
-CODED = ("election", "bernoulli")  # that have seats for `code-aware` to look for
+PANELS_PER_ROW = 4  # of the picture
+CODED = ("election", "bernoulli")  # strategies with an allocation matrix, which `code-aware` needs
 
 
 def options(name: str, byzantine: int) -> dict[str, object]:
     """Return the options of a run whose strategy expects this many Byzantine clients."""
     expected = max(1, byzantine)
     if name == "mean":
-        return {"strategy": "average", **WHOLE}
+        return {"strategy": "average", **UNCOMPRESSED}
     if name == "vote":
         return {"strategy": "vote"}
     if name == "election":
@@ -44,70 +49,69 @@ def options(name: str, byzantine: int) -> dict[str, object]:
     if name == "bernoulli":
         return {"strategy": f"election:code=bernoulli,byzantine={expected},redundancy=3"}
     rule, _, mix = name.partition("+")
-    return {"strategy": f"{rule}:f={expected}" + ",mix=true" * bool(mix), **WHOLE}
+    return {"strategy": f"{rule}:f={expected}" + ",mix=true" * bool(mix), **UNCOMPRESSED}
 
 
 def accuracy(
     task: str, clients: int, name: str, attack: str, byzantine: int, rounds: int, seeds: range
 ) -> float | None:
-    """Mean over seeds after the last round; None where the strategy refuses."""
-    lr = (VOTES if name in ("vote", *CODED) else MEANS)[task]
+    """Return the accuracy after the last round, a mean over seeds; None if the strategy rejects the options."""
+    lr = (VOTE_RATES if name in ("vote", *CODED) else AVERAGE_RATES)[task]
     config = RunConfig(task=task, clients=clients, participation=1.0, rounds=rounds, local_steps=1, lr=lr, eval_every=rounds,
                        checkpoint_every=rounds, partition="iid", attack=f"{attack}:{byzantine}" if byzantine else None)  # fmt: skip
-    found = []
+    accuracies = []
     for seed in seeds:
         with tempfile.TemporaryDirectory() as folder:
             try:
-                found.append(
+                accuracies.append(
                     simulate(
                         replace(config, **options(name, byzantine), seed=seed, out=f"{folder}/run")
                     ).accuracy
                 )
             except UserError:
                 return None
-    return statistics.mean(found)
+    return statistics.mean(accuracies)
 
 
-def shown(share: float | None) -> str:
-    return f"{'–':>8}" if share is None else f"{100 * share:7.1f}%"
+def percent(accuracy: float | None) -> str:
+    return f"{'–':>8}" if accuracy is None else f"{100 * accuracy:7.1f}%"
 
 
-Table = dict[
-    tuple[str, str], list[float | None]
-]  # (attack, strategy) → by number of Byzantine clients
+# (attack, strategy) → accuracies, by number of Byzantine clients
+Table = dict[tuple[str, str], list[float | None]]
 
 
-def measure(task: str, clients: int, given: argparse.Namespace, rounds: int) -> Table:
-    counts = [byzantine for byzantine in given.byzantine if 2 * byzantine < clients]
+def measure(task: str, clients: int, args: argparse.Namespace, rounds: int) -> Table:
+    counts = [byzantine for byzantine in args.byzantine if 2 * byzantine < clients]
     print(
-        f"{task}: {clients} clients, {rounds} rounds, seeds 0 to {given.seeds - 1}; Byzantine clients among them\n"
+        f"{task}: {clients} clients, {rounds} rounds, seeds 0 to {args.seeds - 1}; Byzantine clients among them\n"
     )
     print(f"{'':34}" + "".join(f"{byzantine:>8}" for byzantine in counts), flush=True)
     table: Table = {}
     honest = {
-        name: accuracy(task, clients, name, "inverted", 0, rounds, range(given.seeds))
-        for name in given.strategy
+        name: accuracy(task, clients, name, "inverted", 0, rounds, range(args.seeds))
+        for name in args.strategy
     }
-    for attack, name in itertools.product(given.attack, given.strategy):
+    for attack, name in itertools.product(args.attack, args.strategy):
         if attack == "code-aware" and name not in CODED:
             continue
         row = [
-            accuracy(task, clients, name, attack, n, rounds, range(given.seeds))
+            accuracy(task, clients, name, attack, n, rounds, range(args.seeds))
             if n
             else honest[name]
             for n in counts
         ]
         table[attack, name] = row
-        print(f"{attack:16}{name:18}" + "".join(map(shown, row)), flush=True)
+        print(f"{attack:16}{name:18}" + "".join(map(percent, row)), flush=True)
     print(
-        f"\nlargest loss over these attacks, in points\n{'':34}"
+        f"\nmaximum loss over these attacks, in points\n{'':34}"
         + "".join(f"{byzantine:>8}" for byzantine in counts)
     )
-    for name in given.strategy:
+    for name in args.strategy:
         columns = zip(*(row for (_, other), row in table.items() if other == name), strict=True)
         lost = [
             max(
-                (100 * (honest[name] - share) for share in column if share is not None),
+                (100 * (honest[name] - value) for value in column if value is not None),
                 default=None,
             )
             for column in columns
@@ -121,7 +125,7 @@ def measure(task: str, clients: int, given: argparse.Namespace, rounds: int) -> 
 
 
 def draw(tables: dict[str, tuple[list[int], Table]], path: str) -> None:
-    """A panel for each table and attack, a line for each strategy; legible without colours."""
+    """Draw a panel for each table and attack, with a line for each strategy. Line styles and markers differ, not only colours."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -136,9 +140,13 @@ def draw(tables: dict[str, tuple[list[int], Table]], path: str) -> None:
     styles = dict(
         zip(names, itertools.cycle(itertools.product(("-", "--", ":"), ("o", "s", "^", "x", "D"))))
     )
-    rows = -(-len(panels) // ACROSS)
+    rows = -(-len(panels) // PANELS_PER_ROW)
     figure, axes = pyplot.subplots(
-        rows, ACROSS, figsize=(3 * ACROSS, 2.6 * rows + 0.8), sharey=True, squeeze=False
+        rows,
+        PANELS_PER_ROW,
+        figsize=(3 * PANELS_PER_ROW, 2.6 * rows + 0.8),
+        sharey=True,
+        squeeze=False,
     )
     for panel, (title, attack) in itertools.zip_longest(axes.flat, panels, fillvalue=("", "")):
         panel.set_visible(bool(attack))
@@ -153,7 +161,7 @@ def draw(tables: dict[str, tuple[list[int], Table]], path: str) -> None:
             if (attack, name) in table:
                 line, mark = styles[name]
                 colour = f"C{names.index(name)}"
-                shares = [float("nan") if share is None else share for share in table[attack, name]]
+                shares = [float("nan") if value is None else value for value in table[attack, name]]
                 panel.plot(
                     counts,
                     shares,
@@ -197,17 +205,17 @@ def main() -> None:
     parser.add_argument("--rounds", type=int)
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--picture", help="draw the tables into this file, such as byzantine.svg")
-    given = parser.parse_args()
+    args = parser.parse_args()
     warnings.simplefilter("ignore")
     tables = {}
-    for task, clients in itertools.product(given.task, given.clients):
-        table = measure(task, clients, given, given.rounds or ROUNDS[task])
+    for task, clients in itertools.product(args.task, args.clients):
+        table = measure(task, clients, args, args.rounds or ROUNDS[task])
         tables[f"{task}, {clients} clients"] = (
-            [n for n in given.byzantine if 2 * n < clients],
+            [n for n in args.byzantine if 2 * n < clients],
             table,
         )
-    if given.picture:
-        draw(tables, given.picture)
+    if args.picture:
+        draw(tables, args.picture)
 
 
 if __name__ == "__main__":

@@ -1,12 +1,12 @@
-"""SparseLoCo beside DiLoCo: a causal transformer on the characters of Shakespeare, 4 clients, 30 AdamW steps a round.
+"""SparseLoCo against DiLoCo: a causal transformer on the characters of Shakespeare, 4 clients, 30 AdamW steps a round.
 
     FEDCOMP_DATA=DIR python benchmarks/char_transformer.py [--rounds 8] [--seeds 3] [--minutes 8] [--out runs/char-transformer]
 
 Sarfi, Thérien, Lidin, Belilovsky: Communication efficient LLM pre-training with SparseLoCo. arXiv:2508.15706, 2025. Douillard et al.:
 DiLoCo. arXiv:2311.08105, 2023. The text is cut into windows of 80 characters (fedcomp/tasks/shakespeare.py), which are divided at random
 among the clients. Both start from the same weights and have the same batches in each seed. The tables have the loss on part of the test
-windows after each round, and the bytes that a client sends. A run is stopped at a checkpoint after `--minutes` and continued by the next
-call; a finished one is only read.
+windows after each round, and the bytes that a client sends. After `--minutes`, a run stops at a checkpoint; the next call continues it.
+Finished runs are not repeated.
 """
 
 import argparse
@@ -23,7 +23,7 @@ import fedcomp
 from fedcomp.config import data_folder
 from fedcomp.tasks import shakespeare
 
-TEST = 256  # windows that are evaluated, about
+TEST_WINDOWS = 256  # approximate number of windows that are evaluated
 OPTIONS = {
     "clients": 4,
     "participation": 1.0,
@@ -49,7 +49,7 @@ METHODS = {
 
 
 class Block(nn.Module):
-    """Self-attention over the characters so far, and a feed-forward network, each behind a layer norm."""
+    """Causal self-attention and a feed-forward network, each after a layer norm."""
 
     def __init__(self, width: int, heads: int):
         super().__init__()
@@ -70,7 +70,7 @@ class Block(nn.Module):
 
 
 class CharacterTransformer(nn.Module):
-    """Characters int64 [B, t] → scores of the next one after each [B, t, 97]; 5,423,233 parameters."""
+    """Characters int64 [B, t] → scores of the next character after each [B, t, 97]; 5,423,233 parameters."""
 
     def __init__(self, width: int = 272, layers: int = 6, heads: int = 8):
         super().__init__()
@@ -85,8 +85,9 @@ class CharacterTransformer(nn.Module):
 
 
 def windows(split: str) -> tuple[Tensor, Tensor]:
+    """Return the windows of a split and their targets."""
     data = shakespeare.Text(data_folder(None)).read(split)
-    step = max(1, len(data) // TEST) if split == "test" else 1
+    step = max(1, len(data) // TEST_WINDOWS) if split == "test" else 1
     return data.inputs[::step], data.targets[::step]
 
 

@@ -1,14 +1,13 @@
-"""Which codec: accuracy after equally many rounds, bytes and encoding time of every codec, as the tables of docs/how-to/choose-a-codec.md.
+"""Accuracy, bytes and encoding time of every codec: the tables of docs/how-to/choose-a-codec.md.
 
     FEDCOMP_DATA=... python benchmarks/choosing.py [--task mnist-logreg] [--clients 100] [--rounds 50] [--participation 0.2] [--seeds 2]
                                                    [--partition iid dirichlet:0.1] [--numel 1_000_000]
 
-In the first table the uplink is compressed and the downlink is not, but for the signs that `vote` sends back: what differs between rows
-is the codec, the memory of the clients and, where the table names one, the strategy. In the second all clients send `stc:density=1/100`
-and the downlink differs, with the server's memory around it. Bytes are those of one client in one round, headers included: the mean over
-all frames that were made, up, or sent, down, which holds what a client had missed. Accuracy is a mean over seeds after the last round.
-Every row trains at the same learning rate but `vote`, whose steps are signs. Encoding is timed on standard normal values, in milliseconds
-of processor time, so that other work on the machine hardly matters: the median of nine.
+In the first table, only the uplink is compressed, except that `vote` also sends signs back. Rows differ in the codec, the memory of the
+clients and, if the table names one, the strategy. In the second table, all clients send `stc:density=1/100`, and rows differ in the
+downlink codec and the server's memory. Bytes are means per client and round, headers included; those of the downlink include broadcasts
+that a client missed. Accuracy is the mean over seeds after the last round. All rows have the same learning rate except `vote`, whose steps
+are signs. Encoding time is the median processor time of nine frames of standard normal values, which depends little on other load.
 """
 
 import argparse
@@ -25,12 +24,12 @@ from fedcomp.callbacks import Summary
 from fedcomp.cli import bench_codecs
 from fedcomp.sim import simulate
 
-VOTE_LR = 0.002  # of votes on mnist-logreg, chosen beforehand (benchmarks/byzantine.py)
+VOTE_LR = 0.002  # of votes on mnist-logreg, chosen in advance (benchmarks/byzantine.py)
 
 
 @dataclass(frozen=True)
-class Way:
-    """A codec, what is kept around it, and the strategy that reads it."""
+class Compression:
+    """A codec, the memory around it, and the strategy that decodes it."""
 
     codec: str
     memory: str = "residual"
@@ -38,95 +37,96 @@ class Way:
 
 
 UPLINKS = (
-    Way("identity", "none"),
-    Way("fp16"),
-    Way("bf16"),
-    Way("topk:density=1/100"),
-    Way("topk:density=1/100,values=fp16"),
-    Way("stc:density=1/25"),
-    Way("stc:density=1/100"),
-    Way("stc:density=1/100@layer"),
-    Way("stc:density=1/400"),
-    Way("sbc:density=1/100"),
-    Way("threshold:tau=0.01"),
-    Way("randomk:density=1/100"),
-    Way("randomk:density=1/100,scaled=true", "none"),
-    Way("randomk:density=1/100,scaled=true,by=magnitude", "none"),
-    Way("sign", "none", "vote"),
-    Way("efsign"),
-    Way("onebit"),
-    Way("drive:damped=true"),
-    Way("eden:bits=2", "none"),
-    Way("eden:bits=2,damped=true"),
-    Way("qsgd:levels=16", "none"),
-    Way("qsgd:levels=16,damped=true"),
-    Way("terngrad", "none"),
-    Way("natural", "none"),
-    Way("natural", "diana"),
-    Way("adaptive:levels=4"),
-    Way("srq:levels=16", "none"),
-    Way("vlc", "none"),
-    Way("atomo:budget=3", "none"),
-    Way("powersgd:rank=2"),
-    Way("sketch:rows=3,ratio=8,cells=int8", "none", "fetchsgd:momentum=0,density=1/50"),
-    Way("topk:density=1/100+s2"),
-    Way("topk:density=1/100+qsgd:levels=4,damped=true"),
-    Way("topk:density=1/25+eden:bits=2,damped=true"),
+    Compression("identity", "none"),
+    Compression("fp16"),
+    Compression("bf16"),
+    Compression("topk:density=1/100"),
+    Compression("topk:density=1/100,values=fp16"),
+    Compression("stc:density=1/25"),
+    Compression("stc:density=1/100"),
+    Compression("stc:density=1/100@layer"),
+    Compression("stc:density=1/400"),
+    Compression("sbc:density=1/100"),
+    Compression("threshold:tau=0.01"),
+    Compression("randomk:density=1/100"),
+    Compression("randomk:density=1/100,scaled=true", "none"),
+    Compression("randomk:density=1/100,scaled=true,by=magnitude", "none"),
+    Compression("sign", "none", "vote"),
+    Compression("efsign"),
+    Compression("onebit"),
+    Compression("drive:damped=true"),
+    Compression("eden:bits=2", "none"),
+    Compression("eden:bits=2,damped=true"),
+    Compression("qsgd:levels=16", "none"),
+    Compression("qsgd:levels=16,damped=true"),
+    Compression("terngrad", "none"),
+    Compression("natural", "none"),
+    Compression("natural", "diana"),
+    Compression("adaptive:levels=4"),
+    Compression("srq:levels=16", "none"),
+    Compression("vlc", "none"),
+    Compression("atomo:budget=3", "none"),
+    Compression("powersgd:rank=2"),
+    Compression("sketch:rows=3,ratio=8,cells=int8", "none", "fetchsgd:momentum=0,density=1/50"),
+    Compression("topk:density=1/100+s2"),
+    Compression("topk:density=1/100+qsgd:levels=4,damped=true"),
+    Compression("topk:density=1/25+eden:bits=2,damped=true"),
 )
 DOWNLINKS = (
-    Way("identity", "none"),
-    Way("fp16"),
-    Way("topk:density=1/25"),
-    Way("topk:density=1/100"),
-    Way("stc:density=1/25"),
-    Way("stc:density=1/100"),
-    Way("stc:density=1/400"),
-    Way("efsign"),
-    Way("eden:bits=2,damped=true"),
-    Way("qsgd:levels=16,damped=true"),
+    Compression("identity", "none"),
+    Compression("fp16"),
+    Compression("topk:density=1/25"),
+    Compression("topk:density=1/100"),
+    Compression("stc:density=1/25"),
+    Compression("stc:density=1/100"),
+    Compression("stc:density=1/400"),
+    Compression("efsign"),
+    Compression("eden:bits=2,damped=true"),
+    Compression("qsgd:levels=16,damped=true"),
 )
 
 
 def run(config: RunConfig, seeds: int) -> list[Summary]:
-    found = []
+    summaries = []
     for seed in range(seeds):
         with tempfile.TemporaryDirectory() as folder:
-            found.append(simulate(replace(config, seed=seed, out=f"{folder}/run")))
+            summaries.append(simulate(replace(config, seed=seed, out=f"{folder}/run")))
         gc.collect()  # the data of a run is large
-    return found
+    return summaries
 
 
 def encode_ms(spec: str, vector: bench_codecs.Vector) -> float:
-    """Processor time of a frame, of all threads together."""
-    made, taken = codec(spec), []
+    """Return the median processor time of encoding, of all threads together."""
+    chosen, times_ms = codec(spec), []
     for _ in range(10):
         start = time.process_time()
-        made.encode(vector.values, seed=1, layout=vector.layout)
-        taken.append(1e3 * (time.process_time() - start))
-    return statistics.median(taken[1:])
+        chosen.encode(vector.values, seed=1, layout=vector.layout)
+        times_ms.append(1e3 * (time.process_time() - start))
+    return statistics.median(times_ms[1:])
 
 
-def row(cells: list[str]) -> None:
+def print_row(cells: list[str]) -> None:
     print("| " + " | ".join(cells) + " |", flush=True)
 
 
-def head(cells: list[str]) -> None:
-    row(cells)
-    row(["---", "---"] + ["--:"] * (len(cells) - 2))
+def print_head(cells: list[str]) -> None:
+    print_row(cells)
+    print_row(["---", "---"] + ["--:"] * (len(cells) - 2))
 
 
-def accuracies(found: list[list[Summary]]) -> list[str]:
-    """A mean over seeds for each partition."""
+def accuracies(results: list[list[Summary]]) -> list[str]:
+    """Return the mean accuracy over seeds, for each partition."""
     return [
-        f"{100 * statistics.mean(summary.accuracy for summary in runs):.1f} %" for runs in found
+        f"{100 * statistics.mean(summary.accuracy for summary in runs):.1f} %" for runs in results
     ]
 
 
-def per_client(found: list[list[Summary]], link: str) -> list[str]:
-    """Bytes of a client and round, and by how much dense models are longer; of all runs."""
-    runs = [summary for several in found for summary in several]
+def per_client(results: list[list[Summary]], link: str) -> list[str]:
+    """Return the bytes per client and round, and the compression ratio, over all runs."""
+    runs = [summary for summaries in results for summary in summaries]
     sent, dense = (
-        sum(getattr(summary, f"{what}{link}_bytes") for summary in runs) for what in ("", "dense_")
+        sum(getattr(summary, f"{prefix}{link}_bytes") for summary in runs)
+        for prefix in ("", "dense_")
     )
     return [
         f"{sent / sum(summary.client_updates for summary in runs):,.0f}",
@@ -143,64 +143,78 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=2)
     parser.add_argument("--partition", nargs="+", default=["iid", "dirichlet:0.1"])
     parser.add_argument(
-        "--numel", type=int, default=1_000_000, help="of the vector whose encoding is timed"
+        "--numel",
+        type=int,
+        default=1_000_000,
+        help="elements of the vector whose encoding is timed",
     )
-    given = parser.parse_args()
+    args = parser.parse_args()
     warnings.simplefilter("ignore")
-    base = RunConfig(task=given.task, clients=given.clients, rounds=given.rounds, participation=given.participation,
-                     eval_every=given.rounds, checkpoint_every=given.rounds)  # fmt: skip
+    base = RunConfig(task=args.task, clients=args.clients, rounds=args.rounds, participation=args.participation,
+                     eval_every=args.rounds, checkpoint_every=args.rounds)  # fmt: skip
     print(
-        f"{given.task}, {given.clients} clients, {given.participation:.0%} a round, {given.rounds} rounds of {base.local_steps} steps of "
-        f"{base.batch_size}, learning rate {base.lr:g}; {given.seeds} seeds, load {os.getloadavg()[0]:.1f}\n"
+        f"{args.task}, {args.clients} clients, {args.participation:.0%} a round, {args.rounds} rounds of {base.local_steps} steps of "
+        f"{base.batch_size}, learning rate {base.lr:g}; {args.seeds} seeds, load {os.getloadavg()[0]:.1f}\n"
     )
 
-    vector = bench_codecs.normal(given.numel)
-    head(
+    vector = bench_codecs.normal(args.numel)
+    print_head(
         [
             "uplink",
             "memory",
             "bytes up",
             "ratio",
-            *given.partition,
-            "encode 10⁶" if given.numel == 10**6 else f"encode {given.numel:,}",
+            *args.partition,
+            "encode 10⁶" if args.numel == 10**6 else f"encode {args.numel:,}",
         ]
     )
-    for way in UPLINKS:
+    for compression in UPLINKS:
         own = (
             {"lr": VOTE_LR}
-            if way.strategy == "vote"
+            if compression.strategy == "vote"
             else {"downlink": "identity", "downlink_memory": "none"}
         )
-        whole = replace(base, uplink=way.codec, memory=way.memory, strategy=way.strategy, **own)
-        found = [
-            run(replace(whole, partition=partition), given.seeds) for partition in given.partition
+        config = replace(
+            base,
+            uplink=compression.codec,
+            memory=compression.memory,
+            strategy=compression.strategy,
+            **own,
+        )
+        results = [
+            run(replace(config, partition=partition), args.seeds) for partition in args.partition
         ]
-        name = f"`{way.codec}`" + (f" under `{way.strategy}`" if way.strategy != "average" else "")
-        row(
+        name = f"`{compression.codec}`" + (
+            f" under `{compression.strategy}`" if compression.strategy != "average" else ""
+        )
+        print_row(
             [
                 name,
-                f"`{way.memory}`",
-                *per_client(found, "uplink"),
-                *accuracies(found),
-                f"{encode_ms(way.codec, vector):.1f} ms",
+                f"`{compression.memory}`",
+                *per_client(results, "uplink"),
+                *accuracies(results),
+                f"{encode_ms(compression.codec, vector):.1f} ms",
             ]
         )
 
     print()
-    head(["downlink", "memory of the server", "bytes down", "ratio", *given.partition])
-    for way in DOWNLINKS:
-        whole = replace(
-            base, uplink="stc:density=1/100", downlink=way.codec, downlink_memory=way.memory
+    print_head(["downlink", "memory of the server", "bytes down", "ratio", *args.partition])
+    for compression in DOWNLINKS:
+        config = replace(
+            base,
+            uplink="stc:density=1/100",
+            downlink=compression.codec,
+            downlink_memory=compression.memory,
         )
-        found = [
-            run(replace(whole, partition=partition), given.seeds) for partition in given.partition
+        results = [
+            run(replace(config, partition=partition), args.seeds) for partition in args.partition
         ]
-        row(
+        print_row(
             [
-                f"`{way.codec}`",
-                f"`{way.memory}`",
-                *per_client(found, "downlink"),
-                *accuracies(found),
+                f"`{compression.codec}`",
+                f"`{compression.memory}`",
+                *per_client(results, "downlink"),
+                *accuracies(results),
             ]
         )
 

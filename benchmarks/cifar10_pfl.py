@@ -4,12 +4,12 @@
 
 From pfl-research, benchmarks/image_classification/configs/baseline.yaml: the data set `cifar10_iid`, the model `simple_cnn` (1,626,442
 parameters, dropout; rival_models.py), local rate 0.1, one pass over a user's 50 images in batches of 10, central SGD at rate 1, users
-weighted alike, evaluation on the test set every 10 rounds, 1,500 rounds. Images are standardised channel by channel.
+with equal weights, evaluation on the test set every 10 rounds, 1,500 rounds. Images are standardised channel by channel.
 
-One script: where there is a CUDA device everything runs on it for 1,500 rounds, else on the CPU for 20. fedcomp runs whole rounds, STC at
-1/100 both ways, residuals, a checkpoint every 100 rounds; --dense sends whole float32 updates, as pfl does. pfl runs after it, where
-`rivals.py --rivals FOLDER --install` has put it. --no-dropout takes the dropouts out on both sides: fedcomp trains a model that draws one
-client after the other on a GPU, and others as a batch of clients.
+On a CUDA device the benchmark runs 1,500 rounds, on a CPU 20. fedcomp runs whole rounds, with STC at 1/100 in both directions, residuals
+and a checkpoint every 100 rounds; --dense sends float32 updates, as pfl does. pfl runs if `rivals.py --rivals FOLDER --install` has
+installed it. --no-dropout removes the dropout layers from both models: on a GPU, fedcomp trains clients one by one if the model has
+dropout, and otherwise in batches.
 """
 
 import argparse
@@ -44,11 +44,11 @@ plain = dataclasses.replace(built_in, name="cifar10-plain-cnn", model=cifar10_pl
 
 
 class Rounds(Callback):
-    """Seconds of each round, what was sent, the last accuracy."""
+    """Records the seconds of each round, the records and the last accuracy."""
 
-    def __init__(self, say_every: int):
-        self.say_every, self.seconds, self.records, self.engine, self.accuracy = (
-            say_every,
+    def __init__(self, log_every: int):
+        self.log_every, self.seconds, self.records, self.engine, self.accuracy = (
+            log_every,
             [],
             [],
             "",
@@ -65,7 +65,7 @@ class Rounds(Callback):
         self.records.append(record)
         if record.accuracy is not None:
             self.accuracy = record.accuracy
-        if record.round % self.say_every == 0:
+        if record.round % self.log_every == 0:
             print(
                 f"  fedcomp, round {record.round}: accuracy {self.accuracy or 0:.3f}, {sum(self.seconds):.1f} s",
                 file=sys.stderr,
@@ -75,15 +75,15 @@ class Rounds(Callback):
         print(f"  fedcomp: {sentence}", file=sys.stderr)
 
 
-def fedcomp_row(rounds: int, device: str, given: argparse.Namespace) -> dict[str, object]:
-    codec = "identity" if given.dense else "stc:density=1/100"
-    memory = "none" if given.dense else "residual"
+def fedcomp_row(rounds: int, device: str, args: argparse.Namespace) -> dict[str, object]:
+    codec = "identity" if args.dense else "stc:density=1/100"
+    memory = "none" if args.dense else "residual"
     watch = Rounds(max(1, rounds // 10))
     with tempfile.TemporaryDirectory() as folder:
         began = time.perf_counter()
         simulate(
             RunConfig(
-                task=f"{__file__}:{'plain' if given.no_dropout else 'task'}",
+                task=f"{__file__}:{'plain' if args.no_dropout else 'task'}",
                 clients=USERS,
                 participation=COHORT / USERS,
                 partition="iid",
@@ -95,8 +95,8 @@ def fedcomp_row(rounds: int, device: str, given: argparse.Namespace) -> dict[str
                 downlink=codec,
                 memory=memory,
                 downlink_memory=memory,
-                engine=given.engine,
-                precision=given.precision,
+                engine=args.engine,
+                precision=args.precision,
                 device=device,
                 eval_every=EVALUATE_EVERY,
                 checkpoint_every=100,
@@ -118,15 +118,15 @@ def fedcomp_row(rounds: int, device: str, given: argparse.Namespace) -> dict[str
     } | sent
 
 
-def pfl_row(rounds: int, device: str, given: argparse.Namespace) -> dict[str, object] | None:
-    python = Path(given.rivals or "") / "pfl" / "bin" / "python"
-    if not given.rivals or not python.exists():
+def pfl_row(rounds: int, device: str, args: argparse.Namespace) -> dict[str, object] | None:
+    python = Path(args.rivals or "") / "pfl" / "bin" / "python"
+    if not args.rivals or not python.exists():
         print(
-            "pfl is left out: rivals.py --rivals FOLDER --install puts it into a folder, give that as --rivals",
+            "pfl is not run: install it with rivals.py --rivals FOLDER --install, and give the folder as --rivals",
             file=sys.stderr,
         )
         return None
-    chosen = plain if given.no_dropout else task
+    chosen = plain if args.no_dropout else task
     data, test = chosen.train(), chosen.test()
     shards = partition("iid", data, USERS, 0, chosen.name)
     weights = {
@@ -164,29 +164,29 @@ def pfl_row(rounds: int, device: str, given: argparse.Namespace) -> dict[str, ob
         )
         began = time.perf_counter()
         os.environ["PFL_PYTORCH_DEVICE"] = device
-        told = run(
+        result = run(
             Rival("pfl 0.6", (str(python), str(HERE / "rival_pfl.py"), str(stored), *words)),
             torch.get_num_threads(),
             24 * 3600,
         )
-    return told | {"whole_s": time.perf_counter() - began}
+    return result | {"whole_s": time.perf_counter() - began}
 
 
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    options.add_argument("--rounds", type=int, help="1,500 on a GPU, 20 on a CPU when not given")
+    options.add_argument("--rounds", type=int, help="default: 1,500 on a GPU, 20 on a CPU")
     options.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     options.add_argument("--engine", default="auto")
     options.add_argument("--precision", default="float32", help="float32 or bfloat16, of fedcomp")
-    options.add_argument("--dense", action="store_true", help="whole float32 updates both ways")
+    options.add_argument("--dense", action="store_true", help="float32 updates in both directions")
     options.add_argument("--no-dropout", action="store_true")
-    options.add_argument("--rivals", metavar="FOLDER", help="where pfl is")
-    options.add_argument("--json", metavar="FILE", help="what came out, as JSON")
-    given = options.parse_args()
-    rounds = given.rounds or (1500 if given.device.startswith("cuda") else 20)
+    options.add_argument("--rivals", metavar="FOLDER", help="folder in which pfl is installed")
+    options.add_argument("--json", metavar="FILE", help="file for the results as JSON")
+    args = options.parse_args()
+    rounds = args.rounds or (1500 if args.device.startswith("cuda") else 20)
     found = {
-        "fedcomp": fedcomp_row(rounds, given.device, given),
-        "pfl 0.6": pfl_row(rounds, given.device, given),
+        "fedcomp": fedcomp_row(rounds, args.device, args),
+        "pfl 0.6": pfl_row(rounds, args.device, args),
     }
     found = {name: row for name, row in found.items() if row}
     print(
@@ -195,19 +195,19 @@ def main() -> None:
     )
     for name, row in found.items():
         median = statistics.median(row["seconds"][1:] or row["seconds"])
-        beside = (
+        ratio = (
             f"{sum(found['pfl 0.6']['seconds']) / sum(row['seconds']):7.2f} × pfl"
             if "pfl 0.6" in found
             else ""
         )
         print(
             f"{name:10}{sum(row['seconds']):9.1f} s in rounds{row['whole_s']:9.1f} s in all{1e3 * median:9.1f} ms a round (median)"
-            f"{COHORT / median:9.0f} client updates/s   accuracy {row['accuracy'] or 0:.3f}{beside}   {row.get('engine', '')}"
+            f"{COHORT / median:9.0f} client updates/s   accuracy {row['accuracy'] or 0:.3f}{ratio}   {row.get('engine', '')}"
         )
     sent = found["fedcomp"]
     print(f"fedcomp's uplink: {sent['uplink_bytes']:,} bytes of {sent['dense_uplink_bytes']:,}")
-    if given.json:
-        Path(given.json).write_text(json.dumps(found))
+    if args.json:
+        Path(args.json).write_text(json.dumps(found))
 
 
 if __name__ == "__main__":

@@ -1,14 +1,14 @@
-"""How often the coded vote of an election is right, by code, by the seats of the Byzantine voters, and by their attack.
+"""Probability that the coded vote of an election is correct, by code, placement of the Byzantine voters, and attack.
 
     python benchmarks/codes.py [--voters 15] [--byzantine 6] [--redundancy 3] [--matrices 30]
 
-Model: in a coordinate, the sign of each partition is right with probability q, independently. An honest seat votes with the majority of its
-partitions; the coins of ties are fair and independent. A Byzantine voter votes the opposite of what it should (`inverted`), or always
-against the truth (`wrong`). A tie of the tally is right with probability 1/2. Byzantine voters sit anywhere (`random`, the mean over all
-placements) or in the seats with most partitions (`heaviest`).
+Model: in a coordinate, the sign of each partition is correct with probability q, independently. An honest voter votes with the majority of
+its partitions; ties are decided by fair, independent coins. A Byzantine voter inverts its vote (`inverted`), or always votes for the wrong
+sign (`wrong`). A tie of the tally is correct with probability 1/2. Byzantine voters have random rows of the matrix (`random`, the mean over
+all placements) or the rows with the most partitions (`heaviest`).
 
-Exact for each matrix up to 15 voters, beyond that to a standard error of 0.2 %. Bernoulli matrices are drawn, and their mean and
-standard deviation shown.
+The result is exact for up to 15 voters, and has a standard error of 0.2 % for more. For random Bernoulli matrices, mean and standard
+deviation are shown.
 """
 
 import argparse
@@ -20,39 +20,40 @@ from fedcomp.strategies import allocation_matrix
 
 LEVELS = (0.55, 0.70, 0.85)
 ATTACKS, PLACEMENTS = ("inverted", "wrong"), ("random", "heaviest")
-EXACT, SAMPLES = 15, 1 << 16  # voters up to which all patterns of right partitions are evaluated
+MAX_EXACT_VOTERS = 15  # up to which all patterns of correct partitions are evaluated
+SAMPLES = 1 << 16  # of patterns, for more voters
 
 
 def uncoded(n: int, q: float, f: int, attack: str) -> float:
-    """Return how often a plain vote is right, for any n."""
+    """Return the probability that a vote without a code is correct, for any n."""
     wrong = binomial(f, 1 - q if attack == "inverted" else 0.0)
     return float(np.convolve(binomial(n - f, q), wrong) @ won(np.arange(n + 1), n))
 
 
 def coded(G: np.ndarray, q: float, f: int, placement: str, attack: str) -> float:
-    """Return how often the vote of a code G [n, n] is right."""
+    """Return the probability that the vote of a code G [n, n] is correct."""
     n = len(G)
     signs, weights = patterns(n, q)
     votes = np.sign((2 * signs.astype(np.float32) - 1) @ G.T.astype(np.float32))
     if placement == "heaviest":
         heaviest = np.argsort(G.sum(1, dtype=np.int64), kind="stable")[n - f :]
-        chance = fixed_seats(votes, heaviest, attack)
+        chance = fixed_rows(votes, heaviest, attack)
     else:
-        chance = any_seats(votes, f, attack)
+        chance = any_rows(votes, f, attack)
     return float(weights @ chance)
 
 
 def patterns(n: int, q: float) -> tuple[np.ndarray, np.ndarray]:
-    """Return which partitions are right, bool [patterns, n], and the probability of each pattern."""
-    if n > EXACT:
+    """Return which partitions are correct, bool [patterns, n], and the probability of each pattern."""
+    if n > MAX_EXACT_VOTERS:
         return np.random.default_rng(0).random((SAMPLES, n)) < q, np.full(SAMPLES, 1 / SAMPLES)
     signs = (np.arange(1 << n)[:, None] >> np.arange(n) & 1).astype(bool)
     right = signs.sum(1)
     return signs, q**right * (1 - q) ** (n - right)
 
 
-def fixed_seats(votes: np.ndarray, byzantine: np.ndarray, attack: str) -> np.ndarray:
-    """Return how often the tally is right, by pattern, with Byzantine voters in these seats. `votes`: ±1, or 0 for a coin, by seat."""
+def fixed_rows(votes: np.ndarray, byzantine: np.ndarray, attack: str) -> np.ndarray:
+    """Return the probability of a correct tally by pattern, with Byzantine voters on these rows. `votes`: ±1, or 0 for a coin, by row."""
     n = votes.shape[1]
     votes = votes.copy()
     votes[:, byzantine] = -votes[:, byzantine] if attack == "inverted" else -1
@@ -60,20 +61,20 @@ def fixed_seats(votes: np.ndarray, byzantine: np.ndarray, attack: str) -> np.nda
     return chances(won(np.arange(n + 1), n))[sure, coins]
 
 
-def any_seats(votes: np.ndarray, f: int, attack: str) -> np.ndarray:
-    """Return how often the tally is right, by pattern, in the mean over all placements of f Byzantine voters."""
+def any_rows(votes: np.ndarray, f: int, attack: str) -> np.ndarray:
+    """Return the probability of a correct tally by pattern, the mean over all placements of f Byzantine voters."""
     n = votes.shape[1]
-    after = np.zeros(n + 1)  # by the number of seats that would vote right without an attack
+    after = np.zeros(n + 1)  # by the number of rows that vote correctly without an attack
     for right in range(n + 1):
         for held in range(max(0, f + right - n), min(f, right) + 1):
-            share = math.comb(right, held) * math.comb(n - right, f - held) / math.comb(n, f)
-            turned = f - held if attack == "inverted" else 0
-            after[right] += share * won(right - held + turned, n)
+            probability = math.comb(right, held) * math.comb(n - right, f - held) / math.comb(n, f)
+            inverted = f - held if attack == "inverted" else 0
+            after[right] += probability * won(right - held + inverted, n)
     return chances(after)[(votes > 0).sum(1), (votes == 0).sum(1)]
 
 
 def chances(after: np.ndarray) -> np.ndarray:
-    """Return [right, coins]: the mean of `after`, which is by the number of right votes, over the falls of the coins."""
+    """Return [correct, coins]: the mean of `after`, which is by the number of correct votes, over the results of the coins."""
     n = len(after) - 1
     found = np.zeros((n + 1, n + 1))
     for coins in range(n + 1):
@@ -100,7 +101,9 @@ def line(name: str, cells: list[str]) -> None:
     print(f"{name:46}" + "".join(f"{cell:>16}" for cell in cells))
 
 
-def drawn(matrices: list[np.ndarray], q: float, f: int, placement: str, attack: str) -> str:
+def mean_and_deviation(
+    matrices: list[np.ndarray], q: float, f: int, placement: str, attack: str
+) -> str:
     found = [coded(G, q, f, placement, attack) for G in matrices]
     return f"{np.mean(found):.3f} ± {np.std(found):.3f}"
 
@@ -117,14 +120,14 @@ def main() -> None:
         allocation_matrix("bernoulli", n, f, redundancy, seed) for seed in range(options.matrices)
     ]
     print(
-        f"P(vote right), n = {n}, f = {f}; Bernoulli matrices: {options.matrices}, "
-        f"redundancy {redundancy:g}, really {np.mean([G.sum() / n for G in bernoulli]):.2f}\n"
+        f"P(correct vote), n = {n}, f = {f}; Bernoulli matrices: {options.matrices}, "
+        f"redundancy {redundancy:g}, actual mean {np.mean([G.sum() / n for G in bernoulli]):.2f}\n"
     )
-    line("a partition's sign is right with probability", [f"{q:.2f}" for q in LEVELS])
+    line("probability of a correct sign in a partition", [f"{q:.2f}" for q in LEVELS])
     for attack in ATTACKS:
         line(f"uncoded, {attack}", [f"{uncoded(n, q, f, attack):.3f}" for q in LEVELS])
         for placement in PLACEMENTS:
-            cells = [drawn(bernoulli, q, f, placement, attack) for q in LEVELS]
+            cells = [mean_and_deviation(bernoulli, q, f, placement, attack) for q in LEVELS]
             line(f"bernoulli, {attack}, {placement}", cells)
         if n % 2:
             G = allocation_matrix("deterministic", n, f)

@@ -1,15 +1,15 @@
-"""What a deployment costs on this machine: a server, and all its clients in one process beside it, through real sockets.
+"""Time, bytes and memory of a deployment on this machine: a server, and all its clients in another process, over real sockets.
 
-    python benchmarks/deployed.py [--clients 10 50 200] [--rounds 20]                    seconds and bytes an exchange
+    python benchmarks/deployed.py [--clients 10 50 200] [--rounds 20]                    seconds and bytes per exchange
     python benchmarks/deployed.py --parameters 11M --uplink identity --downlink identity   the same with a large model
-    python benchmarks/deployed.py --idle 300                                             bytes a second of clients that wait
+    python benchmarks/deployed.py --idle 300                                             bytes per second of waiting clients
     python benchmarks/deployed.py --memory [--clients 50] [--rounds 300]                 memory of the server over the rounds
     python benchmarks/deployed.py --relay [--clients 200]                                seconds and bytes with a relay before the server
     python benchmarks/deployed.py --connected 10000                                      memory of a server for each connected client
     python benchmarks/deployed.py --client-memory [--parameters 11M]                     memory of a client above its training step
 
-Training is next to nothing, so that what is measured is the rest. --secure goes through TLS and enrolled keys. Each table ends with the
-load of the machine: figures of one that is busy with other things say little.
+The training step is very small, so that the measurements are of everything else. --secure uses TLS and enrolled keys. Each table ends
+with the load of the machine: figures that were measured under other load are not reliable.
 """
 
 import argparse
@@ -35,7 +35,7 @@ ENVIRONMENT = os.environ | {
     "PYTHONPATH": str(ROOT),
     "PYTHONUNBUFFERED": "1",
 }
-HOSTED = 5000  # clients in a process: each has a connection and a state file open
+MAX_HOSTED = 5000  # clients in a process; each has a connection and an open state file
 SUFFIXES = {"k": 1_000, "M": 1_000_000}
 WIDE_TASK = """\
 import torch
@@ -51,7 +51,7 @@ def data(examples, seed):
 
 task = Task("wide", lambda: nn.Linear(1000, {classes}), train=lambda: data({examples}, 1), test=lambda: data(20, 2))
 """
-# The training step of a client, and nothing of what is around it.
+# The training step of a client, without a deployment.
 STEP = """\
 import statistics, sys, time, torch
 from fedcomp import RunConfig
@@ -88,7 +88,9 @@ def main() -> None:
     parser.add_argument("--rounds", type=int)
     parser.add_argument("--task", default="digits")
     parser.add_argument(
-        "--parameters", default="", help="take a linear model of about so many in place of --task"
+        "--parameters",
+        default="",
+        help="use a linear model with about this number of parameters instead of --task",
     )
     parser.add_argument("--uplink", default="stc:density=1/100")
     parser.add_argument("--downlink", default="stc:density=1/100")
@@ -96,42 +98,42 @@ def main() -> None:
     parser.add_argument("--idle", type=float, default=0.0, metavar="SECONDS")
     parser.add_argument("--memory", action="store_true")
     parser.add_argument("--client-memory", action="store_true")
-    parser.add_argument("--relay", action="store_true", help="put a relay before the server")
+    parser.add_argument("--relay", action="store_true", help="with a relay in front of the server")
     parser.add_argument("--connected", type=int, metavar="N", help="clients, in cohorts of 200")
-    given = parser.parse_args()
-    if given.connected:
-        connected(given)
-    elif given.client_memory:
-        client_memory(given)
-    elif given.idle:
-        idle(given)
-    elif given.memory:
-        server_memory(given)
+    args = parser.parse_args()
+    if args.connected:
+        connected(args)
+    elif args.client_memory:
+        client_memory(args)
+    elif args.idle:
+        idle(args)
+    elif args.memory:
+        server_memory(args)
     else:
-        exchanges(given)
+        exchanges(args)
     print(
         f"load averages of the machine {', '.join(f'{load:.1f}' for load in os.getloadavg())}, {os.cpu_count()} cores"
     )
 
 
 class Federation:
-    """A server and a host of clients, in a folder, until `end`."""
+    """A server and its clients, in a folder. `end` stops them."""
 
     def __init__(
         self,
         folder: Path,
-        given: argparse.Namespace,
+        args: argparse.Namespace,
         clients: int,
         rounds: int,
-        here: int | None = None,
+        started_clients: int | None = None,
         cohort: int | None = None,
     ):
         self.folder, self.processes = folder, []
         self.port, self.metrics_port, self.relay_port = free_port(), free_port(), free_port()
         self.task = (
-            given.task
-            if not given.parameters
-            else wide_task(folder, given.parameters, max(2000, clients))
+            args.task
+            if not args.parameters
+            else wide_task(folder, args.parameters, max(2000, clients))
         )
         shape = [
             "--clients",
@@ -147,13 +149,13 @@ class Federation:
             "--batch-size",
             "10",
             "--uplink",
-            given.uplink,
+            args.uplink,
             "--downlink",
-            given.downlink,
+            args.downlink,
             "--eval-every",
             str(rounds),
         ]
-        door = [
+        output = [
             "--port",
             str(self.port),
             "--out",
@@ -162,7 +164,7 @@ class Federation:
             "--metrics-port",
             str(self.metrics_port),
         ]
-        if given.secure:
+        if args.secure:
             keys = [
                 *FEDCOMP,
                 "keys",
@@ -175,41 +177,43 @@ class Federation:
                 "127.0.0.1",
             ]
             subprocess.run(keys, cwd=folder, env=ENVIRONMENT, check=True, stdout=subprocess.DEVNULL)
-        lock = ["--keys", "keys", "--host", "127.0.0.1"] if given.secure else ["--insecure"]
-        self.server = self.start("server", [*FEDCOMP, "server", "start", *shape, *door, *lock])
+        security = ["--keys", "keys", "--host", "127.0.0.1"] if args.secure else ["--insecure"]
+        self.server = self.start(
+            "server", [*FEDCOMP, "server", "start", *shape, *output, *security]
+        )
         while "0 of " not in (folder / "server.txt").read_text() and self.check_server():
-            time.sleep(0.1)  # a client that comes too early asks the port why, which costs bytes
-        self.alone_mb = resident_mb(self.server.pid)
-        if given.relay:
-            self.start_relay(given.secure)
-        self.start_clients(given, here or clients)
+            time.sleep(0.1)  # an earlier connection attempt would send additional bytes
+        self.initial_mb = resident_mb(self.server.pid)
+        if args.relay:
+            self.start_relay(args.secure)
+        self.start_clients(args, started_clients or clients)
 
     def start(self, name: str, command: list[str]) -> subprocess.Popen:
-        with (self.folder / f"{name}.txt").open("wb") as said:
+        with (self.folder / f"{name}.txt").open("wb") as log:
             process = subprocess.Popen(
-                command, cwd=self.folder, env=ENVIRONMENT, stdout=said, stderr=subprocess.STDOUT
+                command, cwd=self.folder, env=ENVIRONMENT, stdout=log, stderr=subprocess.STDOUT
             )
         self.processes.append(process)
         return process
 
-    def start_clients(self, given: argparse.Namespace, clients: int) -> None:
-        """Start the clients in processes of at most HOSTED."""
-        door = self.relay_port if given.relay else self.port
-        there = ["--server", f"127.0.0.1:{door}", "--task", self.task]
+    def start_clients(self, args: argparse.Namespace, clients: int) -> None:
+        """Start the clients in processes of at most MAX_HOSTED."""
+        port = self.relay_port if args.relay else self.port
+        connection = ["--server", f"127.0.0.1:{port}", "--task", self.task]
         (self.folder / "enrolments").mkdir()
         self.hosts: dict[str, subprocess.Popen] = {}
-        for first in range(0, clients, HOSTED):
-            here = range(first, min(first + HOSTED, clients))
-            some = ["--count", str(len(here)), "--partition-id", str(first)]
+        for first in range(0, clients, MAX_HOSTED):
+            hosted_clients = range(first, min(first + MAX_HOSTED, clients))
+            hosted = ["--count", str(len(hosted_clients)), "--partition-id", str(first)]
             key = ["--insecure"]
-            if given.secure:
+            if args.secure:
                 own = self.folder / "enrolments" / str(first)
                 own.mkdir()
-                for client in here:
+                for client in hosted_clients:
                     file = f"{client}.toml"
                     (self.folder / "keys" / "clients" / file).rename(own / file)
                 key = ["--enrolment", str(own)]
-            command = [*FEDCOMP, "client", *there, *some, *key]
+            command = [*FEDCOMP, "client", *connection, *hosted, *key]
             name = f"clients-{first}"
             self.hosts[name] = self.start(name, command)
 
@@ -218,8 +222,8 @@ class Federation:
             add = [*FEDCOMP, "keys", "add", "--relay", "--host", "127.0.0.1"]
             subprocess.run(add, cwd=self.folder, env=ENVIRONMENT, check=True, capture_output=True)
         key = ["--enrolment", "keys/relays/0.toml"] if secure else ["--insecure"]
-        there = ["--server", f"127.0.0.1:{self.port}", "--port", str(self.relay_port)]
-        self.start("relay", [*FEDCOMP, "relay", *there, *key])
+        connection = ["--server", f"127.0.0.1:{self.port}", "--port", str(self.relay_port)]
+        self.start("relay", [*FEDCOMP, "relay", *connection, *key])
         while "relays 127" not in (self.folder / "relay.txt").read_text() and self.check_server():
             time.sleep(0.1)
 
@@ -256,29 +260,29 @@ class Federation:
 
 @contextmanager
 def federation(
-    given: argparse.Namespace,
+    args: argparse.Namespace,
     clients: int,
     rounds: int,
-    here: int | None = None,
+    started_clients: int | None = None,
     cohort: int | None = None,
 ) -> Iterator[Federation]:
     with tempfile.TemporaryDirectory() as folder:
-        made = Federation(Path(folder), given, clients, rounds, here, cohort)
+        run = Federation(Path(folder), args, clients, rounds, started_clients, cohort)
         try:
-            yield made
+            yield run
         finally:
-            made.end()
+            run.end()
 
 
-def exchanges(given: argparse.Namespace) -> None:
-    rounds = given.rounds or 20
+def exchanges(args: argparse.Namespace) -> None:
+    rounds = args.rounds or 20
     print(
         f"{'clients':>8} {'rounds':>7} {'median s':>9} {'slowest s':>10} {'training s':>11} {'beyond s':>9} {'frames B':>12} "
-        f"{'beyond B':>9} {'joining B':>10} {'rejected':>9}   a round; bytes an exchange, a joining",
+        f"{'beyond B':>9} {'joining B':>10} {'rejected':>9}   per round; bytes per exchange and per joining client",
         flush=True,
     )
-    for clients in given.clients or [10, 50, 200]:
-        with federation(given, clients, rounds) as on:
+    for clients in args.clients or [10, 50, 200]:
+        with federation(args, clients, rounds) as on:
             step_s = step_seconds(on.task)
             while on.check():
                 time.sleep(0.2)
@@ -313,38 +317,38 @@ def step_seconds(task: str) -> float:
         return float(step.communicate("")[0].split()[-1])
 
 
-def idle(given: argparse.Namespace) -> None:
-    """Clients of a server that waits for one more of them."""
-    clients = (given.clients or [10])[0]
-    with federation(given, clients + 1, 1, here=clients) as on:
+def idle(args: argparse.Namespace) -> None:
+    """Print the bytes of clients while the server waits for one more client."""
+    clients = (args.clients or [10])[0]
+    with federation(args, clients + 1, 1, started_clients=clients) as on:
         await_clients(on, clients)
         names = ("fedcomp_wire_received_bytes_total", "fedcomp_wire_sent_bytes_total")
         before, began = [on.metric(name) for name in names], time.monotonic()
-        time.sleep(given.idle)
+        time.sleep(args.idle)
         after, passed = [on.metric(name) for name in names], time.monotonic() - began
     received, sent = ((b - a) / passed / clients for a, b in zip(before, after, strict=True))
     print(
-        f"{clients} clients that wait, over {passed:.0f} s: {received:,.0f} B/s up, {sent:,.0f} B/s down, {received + sent:,.0f} B/s "
-        "a client"
+        f"{clients} waiting clients, over {passed:.0f} s: {received:,.0f} B/s up, {sent:,.0f} B/s down, {received + sent:,.0f} B/s "
+        "per client"
     )
 
 
-def connected(given: argparse.Namespace) -> None:
-    """Many connected clients, of which 200 take part in each round."""
-    clients, rounds = given.connected, given.rounds or 5
-    given.parameters = given.parameters or "10k"
-    with federation(given, clients, rounds, cohort=min(200, clients)) as on:
+def connected(args: argparse.Namespace) -> None:
+    """Print the memory of a server with many connected clients, of which 200 take part in each round."""
+    clients, rounds = args.connected, args.rounds or 5
+    args.parameters = args.parameters or "10k"
+    with federation(args, clients, rounds, cohort=min(200, clients)) as on:
         began = time.monotonic()
         await_clients(on, clients)
         joined_s = time.monotonic() - began
-        joined_mb = most_mb = resident_mb(on.server.pid)
+        joined_mb = max_mb = resident_mb(on.server.pid)
         while on.check():
-            most_mb = max(most_mb, resident_mb(on.server.pid))
+            max_mb = max(max_mb, resident_mb(on.server.pid))
             time.sleep(0.1)
         seconds = [record["seconds"] for record in on.records()[1:]]
     print(
-        f"{clients:,} clients joined in {joined_s:.0f} s; the server had {on.alone_mb:.0f} MB before, {joined_mb:.0f} MB then and "
-        f"{most_mb:.0f} MB at most: {(most_mb - on.alone_mb) / clients * 1e3:.0f} kB a client; "
+        f"{clients:,} clients joined in {joined_s:.0f} s; the server had {on.initial_mb:.0f} MB before, {joined_mb:.0f} MB then and "
+        f"{max_mb:.0f} MB at most: {(max_mb - on.initial_mb) / clients * 1e3:.0f} kB per client; "
         f"a round of {min(200, clients)} took {statistics.median(seconds):.2f} s"
     )
 
@@ -356,12 +360,12 @@ def await_clients(on: Federation, clients: int) -> None:
             return
 
 
-def server_memory(given: argparse.Namespace) -> None:
-    clients, rounds = (given.clients or [50])[0], given.rounds or 300
+def server_memory(args: argparse.Namespace) -> None:
+    clients, rounds = (args.clients or [50])[0], args.rounds or 300
     steps, next_at = max(1, rounds // 12), 1
     print(f"{'round':>6} {'server MB':>10}   resident, {clients} clients", flush=True)
     seen: list[tuple[int, float]] = []
-    with federation(given, clients, rounds) as on:
+    with federation(args, clients, rounds) as on:
         while on.check():
             done = len(on.records())
             if done >= next_at:
@@ -377,12 +381,12 @@ def server_memory(given: argparse.Namespace) -> None:
     )
 
 
-def client_memory(given: argparse.Namespace) -> None:
-    """By how much the memory of clients grows with the model, beyond that of a training step alone: libraries and data cancel out."""
-    rounds = given.rounds or 5
-    large = given.parameters or "11M"
+def client_memory(args: argparse.Namespace) -> None:
+    """Print the growth of a client's memory with the model, beyond that of a training step. Libraries and data cancel out."""
+    rounds = args.rounds or 5
+    large = args.parameters or "11M"
     sizes = [f"{parameters(large) // 10}", large]
-    given.task = "wide"
+    args.task = "wide"
     step = {size: step_memory(size) for size in sizes}
     grown_mb = (parameters(sizes[1]) - parameters(sizes[0])) * 4 / 1e6
     print(
@@ -393,11 +397,11 @@ def client_memory(given: argparse.Namespace) -> None:
     )
     row = "{:>13} {:8.0f} {:8.0f} {:8.0f} {:8.0f}".format
     print(row("step alone", *(step[size][which] for which in (0, 1) for size in sizes)))
-    for clients in given.clients or [1, 2, 4]:
+    for clients in args.clients or [1, 2, 4]:
         seen = {}
         for size in sizes:
-            given.parameters = size
-            seen[size] = host_memory(given, clients, rounds)
+            args.parameters = size
+            seen[size] = host_memory(args, clients, rounds)
         above = [
             (
                 seen[sizes[1]][which]
@@ -416,7 +420,7 @@ def client_memory(given: argparse.Namespace) -> None:
 
 
 def step_memory(size: str) -> tuple[float, float]:
-    """Resident MB of a process that does nothing but training steps: at rest, and at most."""
+    """Return the resident MB of a process that only trains: at rest, and the maximum."""
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-c", STEP, wide_task(Path(folder), size)]
         step = subprocess.Popen(
@@ -428,9 +432,9 @@ def step_memory(size: str) -> tuple[float, float]:
     return seen
 
 
-def host_memory(given: argparse.Namespace, clients: int, rounds: int) -> tuple[float, float]:
-    """Resident MB of a host in its last round: at rest, and at most."""
-    with federation(given, clients, rounds) as on:
+def host_memory(args: argparse.Namespace, clients: int, rounds: int) -> tuple[float, float]:
+    """Return the resident MB of a host in its last round: at rest, and the maximum."""
+    with federation(args, clients, rounds) as on:
         last: list[tuple[float, float]] = []
         (host,) = on.hosts.values()
         while on.check():
@@ -454,7 +458,7 @@ def resident_mb(process: int, what: str = "VmRSS") -> float:
             / 1e6
         )
     except (OSError, TypeError):
-        return 0.0  # it has ended
+        return 0.0  # the process has ended
 
 
 def wide_task(folder: Path, count: str, examples: int = 2000) -> str:

@@ -1,15 +1,14 @@
-"""How far FetchSGD compresses before it costs two points of accuracy, and its accuracy against bytes beside STC and the dense model.
+"""The largest compression of FetchSGD that costs at most two points of accuracy, and its accuracy by bytes against STC and dense models.
 
     FEDCOMP_DATA=... python benchmarks/fetchsgd.py [--task mnist-logreg mnist-cnn cifar10-vgg11s] [--rounds N] [--clients N] [--seeds N]
                                                    [--first-seed N]
 
-Clients of two classes, 10 % a round. Compression is that of all frames both ways, headers, catching up and first downloads included,
-against those of the same run uncompressed (`identity` both ways). FetchSGD has momentum on the server, which `average` has not: with
-momentum ρ it steps 1/(1 − ρ) times as far in the long run, here 10 times. So the uncompressed run is given several steps of the
-server, and the one with the best accuracy is what the others are held against. On MNIST each size is a run; the result is the largest
-compression of one that stays within two points of that, in the mean over seeds. On CIFAR-10, 32 rounds of 4 of 10 clients with equal
-data and momentum of their own, runs are too short to end: their curves are shown. More threads than cores make it slow: give
-OMP_NUM_THREADS where others compute as well.
+Clients have two classes, and 10 % of them take part in a round. Compression counts all frames in both directions, with headers, missed
+broadcasts and first downloads, against an uncompressed run (`identity` in both directions). FetchSGD has momentum ρ on the server, which
+multiplies its steps by 1/(1 − ρ) in the long run, here by 10. The uncompressed run therefore has several server learning rates, and the
+one with the best accuracy is the reference. On MNIST each size is one run, and the result is the largest compression with a mean accuracy
+within two points of the reference. On CIFAR-10 there are 32 rounds with 4 of 10 clients, IID data and client momentum; these runs are too
+short to converge, and their curves are shown. More threads than free cores are slow: set OMP_NUM_THREADS.
 """
 
 import argparse
@@ -23,7 +22,7 @@ from fedcomp.callbacks import Callback, RoundRecord
 from fedcomp.sim import simulate
 
 POINTS = 0.02  # of accuracy that compression may cost
-STEPS = (0.5, 1.0, 2.0, 3.0, 10.0)  # of the server of uncompressed runs
+SERVER_RATES = (0.5, 1.0, 2.0, 3.0, 10.0)  # of uncompressed runs
 Choice = dict[str, str | float]  # of options
 IDENTITY: Choice = {
     "uplink": "identity",
@@ -34,7 +33,7 @@ IDENTITY: Choice = {
 
 
 def sized(ratio: float, density: str, momentum: float = 0.9) -> Choice:
-    """FetchSGD whose sketches are so many times shorter than a model in float32, and which moves this share of it."""
+    """Return options of FetchSGD. `ratio`: size of the float32 model divided by that of a sketch. `density`: of the server's update."""
     return {
         "strategy": f"fetchsgd:momentum={momentum:g},density={density}",
         "uplink": f"sketch:rows=3,ratio={ratio:g},cells=int8",
@@ -47,12 +46,12 @@ def stc(density: str) -> Choice:
 
 @dataclass(frozen=True)
 class Setting:
-    """A task and the sizes that are tried on it."""
+    """A task and the options that are compared on it."""
 
     run: RunConfig
     sizes: tuple[Choice, ...]
-    steps: tuple[float, ...] = STEPS
-    curve: bool = False  # show how accuracy grows, not where it ends
+    steps: tuple[float, ...] = SERVER_RATES
+    curve: bool = False  # print the accuracy over the rounds, not only the last one
 
 
 COMMON = RunConfig(partition="classes:2", participation=0.1, batch_size=20)
@@ -99,10 +98,10 @@ class Watch(Callback):
         return self.records[-1].accuracy
 
     def sent(self, name: str = "", until: int | None = None) -> int:
-        """Bytes of a way, or of both."""
-        ways = [name] if name else ["uplink", "downlink"]
+        """Return the bytes of a link, or of both."""
+        links = [name] if name else ["uplink", "downlink"]
         return sum(
-            getattr(record, f"{way}_bytes") for record in self.records[:until] for way in ways
+            getattr(record, f"{link}_bytes") for record in self.records[:until] for link in links
         )
 
 
@@ -115,7 +114,7 @@ def runs(config: RunConfig, choice: Choice, seeds: range) -> list[Watch]:
     return watches
 
 
-def named(choice: Choice) -> str:
+def choice_text(choice: Choice) -> str:
     step = f", step {choice['server_lr']:g}" if "server_lr" in choice else ""
     return ", ".join(choice[key] for key in ("strategy", "uplink") if key in choice) + step
 
@@ -135,23 +134,23 @@ def measure(name: str, setting: Setting, seeds: range) -> None:
         return curve(setting, seeds[0])
     c = replace(c, eval_every=c.rounds, checkpoint_every=c.rounds)
     print(f"{'':64}{'accuracy':>9}{'up':>8}{'down':>8}{'in all':>8}{'s':>6}")
-    best, dense = (0.0, "none of these sizes"), []
+    best, dense = (0.0, "none of these runs"), []
     uncompressed = [IDENTITY | {"server_lr": step} for step in setting.steps]
     for choice in (*uncompressed, *setting.sizes):
         began, mine = time.perf_counter(), runs(c, choice, seeds)
         if choice in uncompressed:
             dense = max(dense or mine, mine, key=accuracy)
         up, down, total = (
-            sum(w.sent(way) for w in dense) / sum(w.sent(way) for w in mine)
-            for way in ("uplink", "downlink", "")
+            sum(w.sent(link) for w in dense) / sum(w.sent(link) for w in mine)
+            for link in ("uplink", "downlink", "")
         )
         seconds = time.perf_counter() - began
         print(
-            f"{named(choice):64}{100 * accuracy(mine):>8.2f}%{up:>7.1f}×{down:>7.1f}×{total:>7.1f}×{seconds:>6.0f}",
+            f"{choice_text(choice):64}{100 * accuracy(mine):>8.2f}%{up:>7.1f}×{down:>7.1f}×{total:>7.1f}×{seconds:>6.0f}",
             flush=True,
         )
         if choice not in uncompressed and accuracy(mine) >= accuracy(dense) - POINTS:
-            best = max(best, (total, f"{total:.1f}× by {named(choice)}"))
+            best = max(best, (total, f"{total:.1f}× by {choice_text(choice)}"))
     print(
         f"\nlargest compression within {100 * POINTS:g} points of {100 * accuracy(dense):.2f} %: {best[1]}\n",
         flush=True,
@@ -165,7 +164,7 @@ def curve(setting: Setting, seed: int) -> None:
     for choice in (IDENTITY, *setting.sizes):
         (watch,) = runs(c, choice, range(seed, seed + 1))
         evaluated = [record for record in watch.records if record.accuracy is not None]
-        print(named(choice))
+        print(choice_text(choice))
         print(f"  {'round':10}" + "".join(f"{record.round:>10}" for record in evaluated))
         print(
             f"  {'MB':10}"

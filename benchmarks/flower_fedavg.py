@@ -1,11 +1,11 @@
-"""Bytes at the port: a compressed run beside Flower's own FedAvg on the same task, with as many rounds and clients.
+"""Bytes at the port: a compressed run against Flower's FedAvg on the same task, with the same rounds and clients.
 
     python benchmarks/flower_fedavg.py [--numel 1000000] [--rounds 10] [--clients 10] [--participation 0.5] [--density 1/400] [--mod]
 
 Three runs, one after the other. FedAvg: Flower's SuperLink and SuperNodes with Flower's strategy. fedcomp: `fedcomp server start` and
 `fedcomp client`, STC up and down. With --mod also FedAvg with `Compressed` and `compression_mod`, on Flower's SuperLink and
-SuperNodes. Flower's bytes are counted by a relay of TCP connections before the SuperLink, fedcomp's by the kernel: frames, headers, polls,
-heartbeats, what clients download to catch up, joining and leaving.
+SuperNodes. Flower's bytes are counted by a TCP proxy in front of the SuperLink, fedcomp's by the kernel. They include headers, polls,
+heartbeats, missed broadcasts, joining and leaving.
 """
 
 import argparse
@@ -78,22 +78,22 @@ class Result:
     sent: int
     accuracy: float
     seconds: float
-    rounds: str = ""  # what it costs once all clients have come
+    rounds: str = ""  # text about the cost of rounds after the first
 
     @property
-    def carried(self) -> int:
+    def total_bytes(self) -> int:
         return self.received + self.sent
 
 
-class Relay:
-    """While entered, passes TCP connections on to a port of this machine and counts their bytes."""
+class Proxy:
+    """A context manager that forwards TCP connections to a port of this machine and counts their bytes."""
 
     def __init__(self, to: int):
         self.to, self.received, self.sent = to, 0, 0
         self._listener = socket.create_server((LOOPBACK, 0))
         self.port = self._listener.getsockname()[1]
 
-    def __enter__(self) -> "Relay":
+    def __enter__(self) -> "Proxy":
         threading.Thread(target=self._accept, daemon=True).start()
         return self
 
@@ -122,14 +122,14 @@ class Relay:
 
 @contextmanager
 def processes(environment: dict[str, str], folder: Path) -> Iterator:
-    """start(*words): a process that ends with the block."""
+    """Yield a function start(*command) that starts a process, which ends with the block."""
     started = []
 
     def start(*words: str) -> subprocess.Popen:
-        with (folder / f"process-{len(started)}.txt").open("wb") as said:
+        with (folder / f"process-{len(started)}.txt").open("wb") as log:
             started.append(
                 subprocess.Popen(
-                    [*words], cwd=folder, env=environment, stdout=said, stderr=subprocess.STDOUT
+                    [*words], cwd=folder, env=environment, stdout=log, stderr=subprocess.STDOUT
                 )
             )
         return started[-1]
@@ -147,21 +147,21 @@ def processes(environment: dict[str, str], folder: Path) -> Iterator:
                 process.wait()
 
 
-def flower(folder: Path, given: argparse.Namespace, density: str) -> Result:
-    """Flower's SuperLink and SuperNodes, FedAvg; compressed where a density is given."""
+def flower(folder: Path, options: argparse.Namespace, density: str) -> Result:
+    """Run FedAvg with Flower's SuperLink and SuperNodes; compressed if `density` is not empty."""
     folder.mkdir()
     (folder / "app").mkdir()
     (folder / "app" / "pyproject.toml").write_text(BUNDLE)
     port, scripts = free_port(), Path(sysconfig.get_path("scripts"))
     (folder / "config.toml").write_text(CONNECTION.format(LOOPBACK, port))
-    environment = surroundings(given) | {
+    environment = process_environment(options) | {
         "FLWR_HOME": str(folder),
         "PATH": os.pathsep.join([str(scripts), os.environ.get("PATH", "")]),
         "BENCH_STATE": str(folder / "state") if density else "",
         "FLWR_TELEMETRY_ENABLED": "0",
         "FLWR_DISABLE_UPDATE_CHECK": "1",
     }
-    out, relay = folder / "result.json", Relay(port)
+    out, relay = folder / "result.json", Proxy(port)
     with processes(environment, folder) as start:
         link = start(
             str(scripts / "flower-superlink"),
@@ -176,8 +176,8 @@ def flower(folder: Path, given: argparse.Namespace, density: str) -> Result:
         with relay:
             began = time.monotonic()
             values = {
-                "rounds": given.rounds,
-                "participation": given.participation,
+                "rounds": options.rounds,
+                "participation": options.participation,
                 "density": density,
                 "out": str(out),
             }
@@ -190,8 +190,8 @@ def flower(folder: Path, given: argparse.Namespace, density: str) -> Result:
                 stdout=subprocess.DEVNULL,
                 timeout=300,
             )
-            for i in range(given.clients):
-                there = [
+            for i in range(options.clients):
+                connection = [
                     "--superlink",
                     f"{LOOPBACK}:{relay.port}",
                     "--host",
@@ -202,46 +202,46 @@ def flower(folder: Path, given: argparse.Namespace, density: str) -> Result:
                 start(
                     str(scripts / "flower-supernode"),
                     "--insecure",
-                    *there,
+                    *connection,
                     "--node-config",
                     f"partition-id={i}",
                 )
             wait(out.exists, link)
-            told, seconds = json.loads(out.read_text()), time.monotonic() - began
-    exchanges = round(given.participation * given.clients) * given.rounds
+            result, seconds = json.loads(out.read_text()), time.monotonic() - began
+    exchanges = round(options.participation * options.clients) * options.rounds
     if density:
-        assert told["exchanges"] == exchanges
+        assert result["exchanges"] == exchanges
     name = f"FedAvg, stc:density={density} by the mod" if density else "FedAvg"
     return Result(
-        name, exchanges, told["frames"], relay.received, relay.sent, told["accuracy"], seconds
+        name, exchanges, result["frames"], relay.received, relay.sent, result["accuracy"], seconds
     )
 
 
-def ours(folder: Path, given: argparse.Namespace) -> Result:
-    """`fedcomp server start` in this process, and clients of their own."""
+def fedcomp_run(folder: Path, options: argparse.Namespace) -> Result:
+    """Run a fedcomp server in this process, and each client in its own process."""
     folder.mkdir()
-    codec, this = f"stc:density={given.density}", f"{Path(__file__).resolve()}:task"
-    config = RunConfig(  # as much training as in the app
+    codec, this = f"stc:density={options.density}", f"{Path(__file__).resolve()}:task"
+    config = RunConfig(  # with the same training as in the app
         task=this,
-        clients=given.clients,
-        rounds=given.rounds,
-        participation=given.participation,
+        clients=options.clients,
+        rounds=options.rounds,
+        participation=options.participation,
         uplink=codec,
         downlink=codec,
         partition="iid",
         local_steps=app.LOCAL_STEPS,
         batch_size=app.BATCH,
         lr=app.LR,
-        eval_every=given.rounds,
+        eval_every=options.rounds,
         device="cpu",
         out=str(folder / "run"),
     )
     deployment = Deployment(config, Endpoint(port=0), Callback())
     began = time.monotonic()
-    with processes(surroundings(given), folder) as start:
+    with processes(process_environment(options), folder) as start:
 
         def opened(port: int) -> None:
-            for i in range(given.clients):
+            for i in range(options.clients):
                 start(
                     sys.executable,
                     "-m",
@@ -273,24 +273,24 @@ def ours(folder: Path, given: argparse.Namespace) -> Result:
         *counted,
         summary.accuracy,
         seconds,
-        beside_frames(records[1:]),
+        overhead_text(records[1:]),
     )
 
 
-def beside_frames(records: list[dict]) -> str:
-    """What rounds cost beside their frames."""
+def overhead_text(records: list[dict]) -> str:
+    """Return the bytes per exchange in addition to the frames, as text."""
     frames = sum(record["uplink_bytes"] + record["downlink_bytes"] for record in records)
     port = sum(record["wire_bytes_in"] + record["wire_bytes_out"] for record in records)
     exchanges = sum(record["accepted"] for record in records)
-    return f"{(port - frames) / exchanges:,.0f} bytes an exchange beyond the frames"
+    return f"{(port - frames) / exchanges:,.0f} bytes per exchange in addition to the frames"
 
 
-def surroundings(given: argparse.Namespace) -> dict[str, str]:
+def process_environment(options: argparse.Namespace) -> dict[str, str]:
     here = Path(__file__).resolve().parent
-    told = {"BENCH_NUMEL": str(given.numel), "BENCH_CLIENTS": str(given.clients)}
+    variables = {"BENCH_NUMEL": str(options.numel), "BENCH_CLIENTS": str(options.clients)}
     return (
         os.environ
-        | told
+        | variables
         | {
             "PYTHONPATH": os.pathsep.join([str(here.parent), str(here)]),
             "OMP_NUM_THREADS": "1",
@@ -331,31 +331,31 @@ def main() -> None:
     parser.add_argument(
         "--mod", action="store_true", help="also FedAvg with Compressed and compression_mod"
     )
-    parser.add_argument("--folder", type=Path, help="where to leave what the processes said")
-    given = parser.parse_args()
-    os.environ["BENCH_NUMEL"] = str(given.numel)
+    parser.add_argument("--folder", type=Path, help="folder for the output of the processes")
+    options = parser.parse_args()
+    os.environ["BENCH_NUMEL"] = str(options.numel)
     with tempfile.TemporaryDirectory() as scratch:
-        folder = given.folder or Path(scratch)
+        folder = options.folder or Path(scratch)
         folder.mkdir(parents=True, exist_ok=True)
-        results = [flower(folder / "fedavg", given, "")]
-        results += [flower(folder / "mod", given, given.density)] if given.mod else []
-        results.append(ours(folder / "ours", given))
+        results = [flower(folder / "fedavg", options, "")]
+        results += [flower(folder / "mod", options, options.density)] if options.mod else []
+        results.append(fedcomp_run(folder / "fedcomp", options))
     numel = sum(p.numel() for p in app.network().parameters())
     print(
-        f"{numel:,} weights, {given.clients} clients, {given.rounds} rounds, participation {given.participation:g}, "
+        f"{numel:,} weights, {options.clients} clients, {options.rounds} rounds, participation {options.participation:g}, "
         f"load average {os.getloadavg()[0]:.1f}\n"
     )
     print(
-        f"{'':38}{'exchanges':>10}{'frames':>13}{'port in':>13}{'port out':>13}{'in all':>13}{'less':>8}{'accuracy':>10}{'seconds':>9}"
+        f"{'':38}{'exchanges':>10}{'frames':>13}{'port in':>13}{'port out':>13}{'total':>13}{'ratio':>8}{'accuracy':>10}{'seconds':>9}"
     )
     for r in results:
-        less = results[0].carried / r.carried
+        ratio = results[0].total_bytes / r.total_bytes
         frames = f"{r.frames:,}" if r.frames else "–"
         print(
-            f"{r.name:38}{r.exchanges:>10}{frames:>13}{r.received:>13,}{r.sent:>13,}{r.carried:>13,}{less:>7.1f}×"
+            f"{r.name:38}{r.exchanges:>10}{frames:>13}{r.received:>13,}{r.sent:>13,}{r.total_bytes:>13,}{ratio:>7.1f}×"
             f"{r.accuracy:>10.4f}{r.seconds:>9.0f}"
         )
-    print(f"\nfedcomp, round 2 and on, without what it costs to come and go: {results[-1].rounds}")
+    print(f"\nfedcomp, from round 2 on, without joining and leaving: {results[-1].rounds}")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The Flower App of flower_fedavg.py: ten clouds of points and a network as large as is wanted."""
+"""The Flower App of flower_fedavg.py: ten clouds of points, and a network of configurable size."""
 
 import json
 import os

@@ -1,10 +1,10 @@
 """Measure the cost of a client on a device: start-up time, installed size, and memory while it waits for a round.
 
-python benchmarks/footprint.py [--repeats 11]
+    python benchmarks/footprint.py [--repeats 11]
 
-Times are medians of interleaved repeats. Sizes are those of the distributions that fedcomp requires without extras, with all that they
-require, as installed here; torch is given apart, since its CPU and CUDA builds differ by gigabytes. Memory is resident memory of a client
-of a model with 7,850 parameters that is connected over loopback, beside that of a process that has imported torch and nothing else.
+Times are medians of interleaved repeats. Sizes are those of the installed distributions that fedcomp requires without extras, and of their
+dependencies; torch is listed separately, since its CPU and CUDA builds differ by gigabytes. Memory is the resident memory of a client with
+a model of 7,850 parameters that is connected over loopback, against that of a process that has only imported torch.
 """
 
 import argparse
@@ -40,7 +40,7 @@ from fedcomp import Data, Task
 data = Data(torch.zeros(100, 784), torch.zeros(100, dtype=torch.int64))
 task = Task("idle", lambda: nn.Linear(784, 10), train=data, test=data)
 """
-LONGEST_S = 60.0
+START_TIMEOUT_S = 60.0
 
 
 def main() -> None:
@@ -58,10 +58,10 @@ def print_times(repeats: int) -> None:
             begin = time.perf_counter()
             subprocess.run(command, env=ENVIRONMENT, check=True, stdout=subprocess.DEVNULL)
             seconds[name].append(time.perf_counter() - begin)
-    least = statistics.median(seconds["python -c pass"])
+    python_s = statistics.median(seconds["python -c pass"])
     for name, values in seconds.items():
         median = statistics.median(values)
-        beyond = f", {(median - least) * 1e3:.0f} beyond Python" if median > least else ""
+        beyond = f", {(median - python_s) * 1e3:.0f} more than Python" if median > python_s else ""
         print(f"{name:28}{median * 1e3:8.0f} ms{beyond}")
 
 
@@ -78,7 +78,7 @@ def print_sizes() -> None:
 
 
 def required(name: str) -> set[str]:
-    """Return the distributions that a distribution requires without extras, all the way down."""
+    """Return the distributions that a distribution requires without extras, directly and indirectly."""
     found: set[str] = set()
     waiting = [name]
     while waiting:
@@ -104,7 +104,7 @@ def print_memory() -> None:
         serve = (*FEDCOMP, "server", "start", "--clients", "2", "--plain", "--port", port, *shared)
         join = (*FEDCOMP, "client", "--server", f"127.0.0.1:{port}", "--partition-id", "0", *shared)
         with started(serve, folder, "0 of 2"), started(join, folder, "takes part") as client:
-            print(f"{'a client that waits':28}{resident_mb(client):8.0f} MB")
+            print(f"{'a waiting client':28}{resident_mb(client):8.0f} MB")
         bare = (sys.executable, "-c", "import torch, time; print('ready'); time.sleep(60)")
         with started(bare, folder, "ready") as process:
             print(f"{'a process with torch':28}{resident_mb(process):8.0f} MB")
@@ -118,10 +118,10 @@ def started(command: tuple[str, ...], folder: str, until: str) -> Iterator[subpr
             command, cwd=folder, env=ENVIRONMENT, stdout=output, stderr=subprocess.STDOUT
         )
         try:
-            end = time.monotonic() + LONGEST_S
-            while until not in (said := Path(output.name).read_text()):
+            end = time.monotonic() + START_TIMEOUT_S
+            while until not in (text := Path(output.name).read_text()):
                 if process.poll() is not None or time.monotonic() > end:
-                    raise RuntimeError(f"{' '.join(command)} did not say '{until}':\n{said}")
+                    raise RuntimeError(f"{' '.join(command)} did not print '{until}':\n{text}")
                 time.sleep(0.1)
             time.sleep(1)  # until it rests
             yield process

@@ -1,11 +1,11 @@
-"""Frame sizes against the entropy of what is in them.
+"""Frame sizes against the entropy of their content.
 
     python benchmarks/frame_sizes.py [--numel 1000000]
 
-The bound is that of uniformly spread positions, log2 C(n, k) bits, with one sign bit each and μ for `stc`, float32
-values for `topk`, μ for `sbc`. A model's update is not spread uniformly: two more tables have one with the shapes of
-`cifar10-vgg11s`, normal values whose scale differs from tensor to tensor, by fan-in or by chance, beside the same bound. `by tensor` is
-the bound for one who knows how many positions each tensor has, which nobody tells the codec.
+The bound is that of uniformly distributed positions, log2 C(n, k) bits, plus a sign bit each and μ for `stc`, float32 values for `topk`,
+and μ for `sbc`. The positions of a model's update are not uniform. Two more tables therefore have vectors with the shapes of
+`cifar10-vgg11s` and normal values whose scale differs between tensors, by fan-in or at random. `by tensor` is the bound if the number of
+positions in each tensor is known, which the codec does not know.
 """
 
 import argparse
@@ -23,7 +23,7 @@ DENSITIES = (25, 100, 400, 1000)
 
 
 def binomial_bits(numel: int, k: int) -> float:
-    """log2 C(n, k)."""
+    """Return log2 C(n, k)."""
     return (math.lgamma(numel + 1) - math.lgamma(k + 1) - math.lgamma(numel - k + 1)) / math.log(2)
 
 
@@ -32,7 +32,7 @@ def bound_bytes(name: str, numel: int, k: int) -> float:
 
 
 def by_tensor_bytes(name: str, layout: Layout, positions: np.ndarray) -> float:
-    """The bound where each tensor's positions are spread uniformly."""
+    """Return the bound for positions that are uniformly distributed within each tensor."""
     counts = np.histogram(positions, [0, *(e.span.stop for e in layout)])[0].tolist()
     return (
         sum(map(binomial_bits, (e.numel for e in layout), counts))
@@ -41,19 +41,19 @@ def by_tensor_bytes(name: str, layout: Layout, positions: np.ndarray) -> float:
 
 
 def layered(layout: Layout, how: str) -> Tensor:
-    """Normal values; a tensor's are scaled by 1/sqrt(fan-in) of its layer, or by something between 1/4 and 2."""
+    """Return normal values, scaled by 1/sqrt(fan-in) of each layer, or by a random factor from 1/4 to 2 for each tensor."""
     draw = torch.Generator().manual_seed(0)
     x, fan_in = torch.randn(layout.numel, generator=draw), 1
     for entry in layout:
-        by_chance = 2 ** (3 * float(torch.rand((), generator=draw)) - 2)
+        random_factor = 2 ** (3 * float(torch.rand((), generator=draw)) - 2)
         fan_in = (
             math.prod(entry.shape[1:]) if len(entry.shape) > 1 else fan_in
         )  # a bias follows its matrix
-        x[entry.span] *= by_chance if how == "by chance" else fan_in**-0.5
+        x[entry.span] *= random_factor if how == "at random" else fan_in**-0.5
     return x
 
 
-def show(name: str, x: Tensor, layout: Layout | None) -> None:
+def print_sizes(name: str, x: Tensor, layout: Layout | None) -> None:
     numel = x.numel()
     for p in DENSITIES:
         chosen = codec(f"{name}:density=1/{p}")
@@ -75,14 +75,14 @@ def main() -> None:
     head = f"{'codec':24}{'k':>8}{'frame':>12}{'bound':>14}{'above bound':>13}{'to float32':>12}"
     print(f"n = {numel:,}, normal values\n\n{head}   within 1 % + 24 bytes")
     for name in EXTRA_BITS:
-        show(name, torch.randn(numel, generator=torch.Generator().manual_seed(0)), None)
+        print_sizes(name, torch.randn(numel, generator=torch.Generator().manual_seed(0)), None)
     layout = Layout.of(network())
-    for how in ("by fan-in", "by chance"):
+    for how in ("by fan-in", "at random"):
         print(
             f"\nn = {layout.numel:,}, the shapes of cifar10-vgg11s, normal values scaled {how}\n\n{head}{'by tensor':>14}"
         )
         for name in EXTRA_BITS:
-            show(name, layered(layout, how), layout)
+            print_sizes(name, layered(layout, how), layout)
 
 
 if __name__ == "__main__":

@@ -1,16 +1,16 @@
-"""Local SGD of many clients on a GPU: does every way agree with one client after the other, how fast is each, what does it need.
+"""Local SGD of many clients on a GPU: agreement of the engines with serial training, their speed, and their memory.
 
     python benchmarks/gpu_sim.py [--device cuda] [--models mnist-cnn,...] [--clients 100] [--json FILE]
 
-Needs neither Flower nor data: examples are random, of the shapes of MNIST, CIFAR-10 and 80 characters. Of each model, and in float32 and
-bfloat16: the serial engine, the batched engine in each of its ways, and one model on one big
-batch of the same examples, which is the limit. Printed are client updates per second, the share of the device's arithmetic (the floating
-point operations of one client's steps, as torch counts them, over time and over what a large product of matrices reaches in the same
-precision in the same run), the bytes that one more client needs at the peak, and the largest distance of an update from that of the serial
-engine, relative to its length. In float32, convolutions of cuDNN may multiply with 10 bits (TF32), as torch has it by default.
+Flower and data are not needed: examples are random, with the shapes of MNIST, CIFAR-10 and 80 characters. For each model, in float32 and
+bfloat16, the benchmark runs the serial engine, the batched engine with each gradient method, and one model on one big batch of the same
+examples, which is the limit. It prints client updates per second, the fraction of the device's arithmetic (the floating point operations of
+one client's steps, as counted by torch, per second, divided by those of a large matrix product in the same precision), the peak bytes per
+additional client, and the largest relative distance of an update from that of the serial engine. In float32, convolutions of cuDNN may use
+TF32 with 10 bits, which is torch's default.
 
-Then: compression of a stack and how often it waits for the device, memory that runs out, several devices. Ends with status 1 where
-something does not agree. On a CPU (--device cpu) the same is run in a small size.
+It then tests the compression of a stack and its synchronisations with the device, exhausted memory, and several devices. The exit status
+is 1 if a result does not agree. On a CPU (--device cpu) the sizes are small.
 """
 
 import argparse
@@ -42,11 +42,9 @@ from fedcomp.training.local_sgd import LocalSGD
 from fedcomp.training.serial_engine import SerialEngine
 
 IMAGES = {"mnist": (1, 28, 28), "cifar10": (3, 32, 32)}
-TOLERANCES = {
-    "float32": 1e-2,
-    "bfloat16": 0.5,
-}  # of an update's length; one maximum that falls on another pixel is more than rounding
-SURE = 1e-3  # of the median client in float32: pixels change places in few
+# Maximum distance relative to the norm of an update. A maximum at another pixel is a larger difference than rounding.
+TOLERANCES = {"float32": 1e-2, "bfloat16": 0.5}
+MEDIAN_TOLERANCE = 1e-3  # in float32: few clients have a maximum at another pixel
 
 
 @dataclass(frozen=True)
@@ -54,24 +52,26 @@ class Case:
     make: Callable[[], nn.Module]
     examples: str  # a key of IMAGES, "rows" or "text"
     sgd: LocalSGD
-    ways: tuple[str, ...]
+    methods: tuple[str, ...]  # gradient methods of the batched engine
 
 
-CONVOLUTIONS, ONCE = (MAPPED, *CONVOLUTIONS), (MAPPED, AUTO)
+CONVOLUTION_METHODS, DEFAULT_METHODS = (MAPPED, *CONVOLUTIONS), (MAPPED, AUTO)
 CASES = {
-    "mnist-logreg": Case(mnist.linear, "rows", LocalSGD(5, batch_size=20), ONCE),
+    "mnist-logreg": Case(mnist.linear, "rows", LocalSGD(5, batch_size=20), DEFAULT_METHODS),
     "mlp": Case(
         lambda: nn.Sequential(
             nn.Linear(784, 200), nn.ReLU(), nn.Linear(200, 200), nn.ReLU(), nn.Linear(200, 10)
         ),
         "rows",
         LocalSGD(5, batch_size=20),
-        ONCE,
+        DEFAULT_METHODS,
     ),
-    "mnist-cnn": Case(mnist.network, "mnist", LocalSGD(5, batch_size=20), CONVOLUTIONS),
-    "cifar10-vgg11s": Case(cifar10.network, "cifar10", LocalSGD(5, batch_size=20), CONVOLUTIONS),
+    "mnist-cnn": Case(mnist.network, "mnist", LocalSGD(5, batch_size=20), CONVOLUTION_METHODS),
+    "cifar10-vgg11s": Case(
+        cifar10.network, "cifar10", LocalSGD(5, batch_size=20), CONVOLUTION_METHODS
+    ),
     "cifar10-resnet18": Case(
-        resnet.ResNet18, "cifar10", LocalSGD(5, batch_size=20, momentum=0.9), CONVOLUTIONS
+        resnet.ResNet18, "cifar10", LocalSGD(5, batch_size=20, momentum=0.9), CONVOLUTION_METHODS
     ),
     "shakespeare-lstm": Case(
         shakespeare.CharacterLSTM, "text", LocalSGD(5, batch_size=10, lr=0.5), (AUTO,)
@@ -83,14 +83,14 @@ HEAVY = "cifar10-resnet18"
 @dataclass(frozen=True)
 class Row:
     model: str
-    way: str
+    method: str
     precision: str
     at_once: int
     updates_per_s: float
-    arithmetic: float  # share of the device's
-    bytes_a_client: int  # at the peak; 0 where torch tells none
-    apart: float  # the largest distance from the serial engine's update, relative
-    typical: float  # the median distance
+    arithmetic: float  # fraction of the device's
+    bytes_a_client: int  # at the peak; 0 on a CPU
+    distance: float  # maximum relative distance from the serial engine's update
+    typical: float  # median distance
 
 
 def examples(kind: str, count: int) -> Data:
@@ -114,19 +114,19 @@ def synchronise(device: torch.device) -> None:
 def seconds(
     run: Callable[[], object], device: torch.device, repeats: int, warm_up: int = 3
 ) -> float:
-    """Median of a few runs."""
-    taken = []
+    """Return the median seconds of `repeats` calls."""
+    times = []
     for _ in range(warm_up + repeats):
         synchronise(device)
         began = time.perf_counter()
         run()
         synchronise(device)
-        taken.append(time.perf_counter() - began)
-    return statistics.median(taken[warm_up:])
+        times.append(time.perf_counter() - began)
+    return statistics.median(times[warm_up:])
 
 
 def peak_per_s(device: torch.device, precision: str) -> float:
-    """Floating point operations per second of a large product."""
+    """Return the floating point operations per second of a large matrix product."""
     n = 8192 if device.type == "cuda" else 1024
     a, b = (torch.randn(n, n, device=device, dtype=getattr(torch, precision)) for _ in range(2))
     return 2 * n**3 / seconds(lambda: a @ b, device, 10)
@@ -142,13 +142,13 @@ class Bench:
         self.task = Task(name, self.case.make, lambda: data, lambda: data, **loss)
         self.data = Data(data.inputs.to(device), data.targets.to(device))
         model = initial_model(self.task, 0)
-        if name == "mnist-logreg":  # from zero all clients are alike for a step
+        if name == "mnist-logreg":  # with zero weights, all clients would be alike for a step
             nn.init.normal_(model.weight, std=0.05)
         self.model, self.layout = model, Layout.of(model)
         self.start = self.layout.gather(model).to(device)
         self.plans = [
-            plan_batches(self.case.sgd, np.arange(40) + 40 * who, 0, 1, who)
-            for who in range(clients)
+            plan_batches(self.case.sgd, np.arange(40) + 40 * client, 0, 1, client)
+            for client in range(clients)
         ]
 
     def fresh(self) -> nn.Module:
@@ -165,7 +165,7 @@ class Bench:
         return train(), seconds(train, self.device, 1, 1)
 
     def one_batch(self, sgd: LocalSGD) -> float:
-        """Seconds of one model that sees the examples of all clients in each step, as often as fits: the limit."""
+        """Return the seconds of one model that trains on the examples of all clients in each step: the limit."""
         engine = SerialEngine(self.task, self.fresh(), self.layout, self.device)
         together = [np.concatenate(step) for step in zip(*self.plans, strict=True)]
         return seconds(
@@ -173,23 +173,21 @@ class Bench:
         )
 
     def operations(self) -> int:
-        """Of one client's update: forward and backward of its steps."""
-        engine = BatchedEngine(
-            self.task, self.fresh(), self.layout, self.device
-        )  # of an LSTM in one piece torch counts nothing
-        engine.train(
-            self.start, self.data, self.plans[:1], self.case.sgd
-        )  # which compares its passes with the model's
+        """Return the floating point operations of one client's steps, forward and backward."""
+        # torch does not count the operations of nn.LSTM, but those of the batched form.
+        engine = BatchedEngine(self.task, self.fresh(), self.layout, self.device)
+        # The first call also compares the gradients with those of the model.
+        engine.train(self.start, self.data, self.plans[:1], self.case.sgd)
         with FlopCounterMode(display=False) as counter:
             engine.train(self.start, self.data, self.plans[:1], self.case.sgd)
         return counter.get_total_flops()
 
     def batched(
         self,
-        way: str,
+        method: str,
         sgd: LocalSGD,
         exact: Tensor,
-        share: Callable[[float], float],
+        fraction: Callable[[float], float],
     ) -> Row:
         engine = BatchedEngine(
             self.task,
@@ -197,29 +195,29 @@ class Bench:
             self.layout,
             self.device,
             len(self.plans),
-            gradient_method=way,
+            gradient_method=method,
             warn=print,
         )
-        each = self._room(engine, sgd)
+        each = self._bytes_per_client(engine, sgd)
 
         def train() -> Tensor:
             return engine.train(self.start, self.data, self.plans, sgd)[0]
 
-        taken = seconds(train, self.device, self.repeats)
-        apart = (train() - exact).norm(dim=1) / exact.norm(dim=1)
+        time_s = seconds(train, self.device, self.repeats)
+        distance = (train() - exact).norm(dim=1) / exact.norm(dim=1)
         return Row(
             self.name,
             engine.gradient_method,
             sgd.precision,
             min(engine.at_once, len(self.plans)),
-            len(self.plans) / taken,
-            share(taken),
+            len(self.plans) / time_s,
+            fraction(time_s),
             each,
-            float(apart.max()),
-            float(apart.median()),
+            float(distance.max()),
+            float(distance.median()),
         )
 
-    def _room(self, engine: BatchedEngine, sgd: LocalSGD) -> int:
+    def _bytes_per_client(self, engine: BatchedEngine, sgd: LocalSGD) -> int:
         if self.device.type != "cuda":
             return 0
         some = [plan[:2] for plan in self.plans[:8]]
@@ -235,54 +233,54 @@ class Bench:
         for precision, peak in peaks.items():
             sgd = replace(self.case.sgd, precision=precision)
 
-            def share(taken: float, peak: float = peak) -> float:
-                return operations * len(self.plans) / taken / peak
+            def fraction(time_s: float, peak: float = peak) -> float:
+                return operations * len(self.plans) / time_s / peak
 
-            updates, taken = self.serial(sgd)
-            apart = (updates - exact).norm(dim=1) / exact.norm(dim=1)
+            updates, time_s = self.serial(sgd)
+            distance = (updates - exact).norm(dim=1) / exact.norm(dim=1)
             found.append(
                 Row(
                     self.name,
                     "serial",
                     precision,
                     1,
-                    len(self.plans) / taken,
-                    share(taken),
+                    len(self.plans) / time_s,
+                    fraction(time_s),
                     0,
-                    float(apart.max()),
-                    float(apart.median()),
+                    float(distance.max()),
+                    float(distance.median()),
                 )
             )
-            taken = self.one_batch(sgd)
+            time_s = self.one_batch(sgd)
             found.append(
                 Row(
                     self.name,
                     "one big batch",
                     precision,
                     0,
-                    len(self.plans) / taken,
-                    share(taken),
+                    len(self.plans) / time_s,
+                    fraction(time_s),
                     0,
                     0.0,
                     0.0,
                 )
             )
-            for way in self.case.ways:
-                found.append(self.batched(way, sgd, exact, share))
+            for method in self.case.methods:
+                found.append(self.batched(method, sgd, exact, fraction))
         return found
 
 
 def show(row: Row) -> None:
     speed = f"{row.updates_per_s:11.1f} updates/s{100 * row.arithmetic:7.2f} %"
     print(
-        f"{row.model:18}{row.way:24}{row.precision:10}{row.at_once:6} at once{speed}"
-        f"{row.bytes_a_client / 1e6:10.2f} MB a client   apart {row.apart:.1e}, typically {row.typical:.1e}",
+        f"{row.model:18}{row.method:24}{row.precision:10}{row.at_once:6} at once{speed}"
+        f"{row.bytes_a_client / 1e6:10.2f} MB per client   distance {row.distance:.1e}, median {row.typical:.1e}",
         flush=True,
     )
 
 
 def compression(device: torch.device, clients: int) -> dict[str, float]:
-    """Residual, selection and frames of a stack, ms; and how often the host waits for the device, in all and for each client."""
+    """Return the milliseconds of proposals and commits of a stack, and how often the host waits for the device."""
     n, stc = (
         (1_663_370, codec("stc:density=1/400"))
         if device.type == "cuda"
@@ -301,7 +299,7 @@ def compression(device: torch.device, clients: int) -> dict[str, float]:
     for _ in range(6):
         times["propose"].append(seconds(propose, device, 1, 0))
         times["commit"].append(seconds(commit, device, 1, 0))
-    found = {f"{name}_ms": 1e3 * statistics.median(taken[2:]) for name, taken in times.items()}
+    found = {f"{name}_ms": 1e3 * statistics.median(time_s[2:]) for name, time_s in times.items()}
     if device.type == "cuda":
         for name, work in (("propose", propose), ("commit", commit)):
             found[f"{name}_waits"] = waits(work)
@@ -309,7 +307,7 @@ def compression(device: torch.device, clients: int) -> dict[str, float]:
 
 
 def waits(work: Callable[[], None]) -> int:
-    """How often the host waited for the device."""
+    """Return how often the host waits for the device."""
     torch.cuda.set_sync_debug_mode("warn")
     try:
         with warnings.catch_warnings(record=True) as caught:
@@ -321,7 +319,7 @@ def waits(work: Callable[[], None]) -> int:
 
 
 def peak_bytes(device: torch.device, run: Callable[[], object]) -> int:
-    """Return the most memory that `run` had at any time, beyond what was allocated before."""
+    """Return the peak memory of `run`, minus the memory that was allocated before."""
     before = torch.cuda.memory_allocated(device)
     torch.cuda.reset_peak_memory_stats(device)
     run()
@@ -329,9 +327,9 @@ def peak_bytes(device: torch.device, run: Callable[[], object]) -> int:
 
 
 def memory_runs_out(device: torch.device) -> bool:
-    """Whether clients for whom a real allocator has no room are trained in smaller batches, with the same updates."""
-    bench, said = Bench("mnist-cnn", 64, device, 1), []
-    engine = BatchedEngine(bench.task, bench.fresh(), bench.layout, device, warn=said.append)
+    """Return whether clients are trained in smaller batches, with the same updates, if memory runs out."""
+    bench, messages = Bench("mnist-cnn", 64, device, 1), []
+    engine = BatchedEngine(bench.task, bench.fresh(), bench.layout, device, warn=messages.append)
     expected = engine.train(bench.start, bench.data, bench.plans, bench.case.sgd)[0]
     each = (
         peak_bytes(
@@ -339,7 +337,7 @@ def memory_runs_out(device: torch.device) -> bool:
         )
         // 64
     )
-    engine = BatchedEngine(bench.task, bench.fresh(), bench.layout, device, warn=said.append)
+    engine = BatchedEngine(bench.task, bench.fresh(), bench.layout, device, warn=messages.append)
     torch.cuda.empty_cache()
     total = torch.cuda.get_device_properties(device).total_memory
     torch.cuda.set_per_process_memory_fraction(
@@ -349,33 +347,35 @@ def memory_runs_out(device: torch.device) -> bool:
         found = engine.train(bench.start, bench.data, bench.plans, bench.case.sgd)[0]
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0, device)
-    apart = ((found - expected).norm(dim=1) / expected.norm(dim=1)).max()
+    distance = ((found - expected).norm(dim=1) / expected.norm(dim=1)).max()
     print(
-        f"memory for about 20 of 64 clients: {said}; {engine.at_once} at once in the end, updates apart by {apart:.1e}"
+        f"memory for about 20 of 64 clients: {messages}; {engine.at_once} at once in the end, relative distance {distance:.1e}"
     )
-    return len(said) == 1 and 0 < engine.at_once < 64 and float(apart) < TOLERANCES["float32"]
+    return (
+        len(messages) == 1 and 0 < engine.at_once < 64 and float(distance) < TOLERANCES["float32"]
+    )
 
 
-def on_several(device: torch.device, clients: int) -> bool:
-    """Whether several devices make of a cohort what one makes of it; on one GPU, two engines on it."""
+def agrees_on_several_devices(device: torch.device, clients: int) -> bool:
+    """Return whether several devices return the updates of one. On one GPU, two engines share it."""
     count = torch.cuda.device_count() if device.type == "cuda" else 0
-    places = [torch.device("cuda", i) for i in range(count)] if count > 1 else [device] * 2
-    bench = Bench("mnist-cnn", clients, places[0], 3)
+    gpus = [torch.device("cuda", i) for i in range(count)] if count > 1 else [device] * 2
+    bench = Bench("mnist-cnn", clients, gpus[0], 3)
     engines = [
         BatchedJobs(BatchedEngine(bench.task, bench.fresh(), bench.layout, place, warn=print))
-        for place in places
+        for place in gpus
     ]
-    jobs = [Job(1, who, plan) for who, plan in enumerate(bench.plans)]
+    jobs = [Job(1, client, plan) for client, plan in enumerate(bench.plans)]
     several, found = MultiDevice(engines, []), {}
     for name, engine in (("one", engines[0]), ("several", several)):
-        taken = seconds(
+        time_s = seconds(
             lambda e=engine: e.train(bench.start, bench.data, jobs, bench.case.sgd, seed=0),
-            places[0],
+            gpus[0],
             3,
         )
         found[name] = engine.train(bench.start, bench.data, jobs, bench.case.sgd, seed=0)[0]
         print(
-            f"mnist-cnn on {name}: {clients / taken:.1f} updates/s ({', '.join(map(str, places)) if name == 'several' else places[0]})"
+            f"mnist-cnn on {name}: {clients / time_s:.1f} updates/s ({', '.join(map(str, gpus)) if name == 'several' else gpus[0]})"
         )
     several.close()
     return (
@@ -392,11 +392,11 @@ def main() -> None:
     )
     parser.add_argument("--clients", type=int, default=0, help="0 = 100 on a GPU, 4 on a CPU")
     parser.add_argument("--repeats", type=int, default=0, help="0 = 5 on a GPU, 1 on a CPU")
-    parser.add_argument("--json", help="a file for the rows")
-    given = parser.parse_args()
-    device = torch.device(given.device)
+    parser.add_argument("--json", help="file for the results as JSON")
+    args = parser.parse_args()
+    device = torch.device(args.device)
     cuda = device.type == "cuda"
-    clients, repeats = given.clients or (100 if cuda else 4), given.repeats or (5 if cuda else 1)
+    clients, repeats = args.clients or (100 if cuda else 4), args.repeats or (5 if cuda else 1)
     name = (
         torch.cuda.get_device_name(device)
         if cuda
@@ -412,8 +412,8 @@ def main() -> None:
     )
     rows: list[Row] = []
     for model in (
-        given.models.split(",")
-        if given.models
+        args.models.split(",")
+        if args.models
         else [model for model in CASES if cuda or model != HEAVY]
     ):
         for row in Bench(model, clients, device, repeats).rows(peaks):
@@ -423,8 +423,8 @@ def main() -> None:
         row
         for row in rows
         if not (
-            row.apart < TOLERANCES[row.precision]
-            and (row.precision != "float32" or row.typical < SURE)
+            row.distance < TOLERANCES[row.precision]
+            and (row.precision != "float32" or row.typical < MEDIAN_TOLERANCE)
         )
     ]
     packing = compression(device, clients)
@@ -433,10 +433,10 @@ def main() -> None:
         ", ".join(f"{key} {value:,.2f}" for key, value in packing.items()),
         flush=True,
     )
-    checks = {"several": on_several(device, clients)} | (
+    checks = {"several": agrees_on_several_devices(device, clients)} | (
         {"memory": memory_runs_out(device)} if cuda else {}
     )
-    if given.json:
+    if args.json:
         found = {
             "device": name,
             "peaks": peaks,
@@ -444,11 +444,11 @@ def main() -> None:
             "compression": packing,
             "checks": checks,
         }
-        with open(given.json, "w", encoding="utf-8") as file:
+        with open(args.json, "w", encoding="utf-8") as file:
             json.dump(found, file)
     print(f"{len(rows) - len(wrong)} of {len(rows)} agree; {checks}")
     for row in wrong:
-        print("APART:", end=" ")
+        print("DIFFERENT:", end=" ")
         show(row)
     sys.exit(bool(wrong) or not all(checks.values()))
 

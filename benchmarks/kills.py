@@ -1,4 +1,4 @@
-"""The model of a deployment whose processes are killed at random moments. It has to be the same bytes as that of an undisturbed run.
+"""A deployment whose processes are killed at random times. Its model must have the same bytes as that of an undisturbed run.
 
     python benchmarks/kills.py [--kills 100] [--seed 1]
 
@@ -6,7 +6,7 @@ A server, a relay with three clients, and a fourth client that is connected to t
 every client. Each kill is a SIGKILL of one of the six processes, which is started again at once, a server with --resume. Half of the kills
 come after a round was completed, the others also while processes start. Then an undisturbed run repeats the rounds from the beginning.
 
-Exit status: 0 for equal models, 1 for different ones, 2 if a process failed by itself.
+Exit status: 0 for equal models, 1 for different models, 2 if a process failed without a kill.
 """
 
 import argparse
@@ -31,11 +31,11 @@ ENVIRONMENT = os.environ | {
     "PYTHONUNBUFFERED": "1",
 }
 CLIENTS, RELAYED = 4, 3  # the first three are behind the relay
-NO_END = 1_000_000  # rounds, until it is known how many were done
+NO_END = 1_000_000  # rounds of the disturbed run, which is ended after the last kill
 LAST_ROUNDS = 5  # without kills
-WAIT_S = 6.0  # longest wait for a completed round before a kill
-PAUSE_S = 2.0  # longest pause before a kill
-STUCK_S = 180.0  # without a completed round and without kills
+MAX_WAIT_S = 6.0  # for a completed round before a kill
+MAX_PAUSE_S = 2.0  # before a kill
+STUCK_S = 180.0  # maximum time without a completed round
 # A step takes two milliseconds, so that many kills hit training.
 TASK = """\
 import time
@@ -69,7 +69,7 @@ def main() -> None:
     )
     parser.add_argument("--kills", type=int, default=100)
     parser.add_argument("--seed", type=int, default=1)
-    given = parser.parse_args()
+    args = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "slow_task.py").write_text(TASK)
@@ -77,7 +77,7 @@ def main() -> None:
             keys = [*FEDCOMP, "keys", *words, "--host", "localhost"]
             subprocess.run(keys, cwd=folder, env=ENVIRONMENT, check=True, capture_output=True)
         disturbed = Deployment(folder, "disturbed")
-        kills = disturbed.survive(given.kills, random.Random(given.seed))
+        kills = disturbed.survive(args.kills, random.Random(args.seed))
         undisturbed = Deployment(folder, "undisturbed")
         undisturbed.finish(disturbed.rounds)
     print("kills        " + ", ".join(f"{count} of {kind}" for kind, count in kills.items()))
@@ -111,8 +111,8 @@ class Deployment:
         self.wait_for_rounds(1, STUCK_S)
         for _ in range(kills):
             if draws.random() < 0.5:
-                self.wait_for_rounds(1, WAIT_S)
-            time.sleep(draws.uniform(0, PAUSE_S))
+                self.wait_for_rounds(1, MAX_WAIT_S)
+            time.sleep(draws.uniform(0, MAX_PAUSE_S))
             name = draws.choice(names)
             self.kill(name)
             killed[name.split()[0]] += 1
@@ -164,11 +164,11 @@ class Deployment:
         if self.processes[name].poll():
             self.fail(name, f"ended with status {self.processes[name].returncode}")
 
-    def fail(self, name: str, what: str) -> None:
+    def fail(self, name: str, problem: str) -> None:
         for process in self.processes.values():
             process.kill()
-        said = self.output(name).read_text()[-3000:]
-        print(f"{name} {what}:\n{said}", file=sys.stderr)
+        text = self.output(name).read_text()[-3000:]
+        print(f"{name} {problem}:\n{text}", file=sys.stderr)
         raise SystemExit(2)
 
     def kill(self, name: str) -> None:
@@ -178,19 +178,19 @@ class Deployment:
         process.wait()
 
     def start(self, name: str) -> None:
-        with self.output(name).open("ab") as said:
+        with self.output(name).open("ab") as log:
             self.processes[name] = subprocess.Popen(
-                [*FEDCOMP, *self.words(name)],
+                [*FEDCOMP, *self.command(name)],
                 cwd=self.folder,
                 env=ENVIRONMENT,
-                stdout=said,
+                stdout=log,
                 stderr=subprocess.STDOUT,
             )
 
     def output(self, name: str) -> Path:
         return self.folder / self.name / f"{name}.txt"
 
-    def words(self, name: str) -> list[str]:
+    def command(self, name: str) -> list[str]:
         """Return the command line of a process, without `fedcomp`."""
         kind, _, number = name.partition(" ")
         port, task = str(self.port), "slow_task.py:task"

@@ -1,13 +1,12 @@
-"""Client updates per second of local SGD: two plain loops over PyTorch modules, and the engines.
+"""Client updates per second of local SGD: two loops over PyTorch modules, and the engines.
 
     python benchmarks/local_sgd.py [--task mnist-logreg] [--clients 200] [--repeats 15] [--threads 2]
     python benchmarks/local_sgd.py --task mnist-cnn --clients 20
 
-5 steps of batch 20, on MNIST where FEDCOMP_DATA names its folder, else on random examples. The usual loop copies the model and
-shuffles with a DataLoader for every client; the lean loop keeps one model and indexes resident tensors. The lean loop and the
-engines get the same batches and give the same updates, those in bfloat16 to its rounding; all take turns, and the table has the
-medians. Beside the rate stands the processor's time for a client, of all threads and processes: it says more where others use the
-machine as well.
+5 steps with batches of 20, on MNIST if FEDCOMP_DATA is set, else on random examples. The usual loop copies the model and shuffles with a
+DataLoader for every client. The lean loop reuses one model and indexes tensors in memory. The lean loop and the engines have the same
+batches and return the same updates, up to the rounding of bfloat16. Times are medians of interleaved repeats. The table also has the
+processor time per client, of all threads and processes, which depends less on other load.
 """
 
 import argparse
@@ -35,7 +34,7 @@ from fedcomp.training.local_sgd import LocalSGD
 from fedcomp.training.serial_engine import SerialEngine
 
 SHAPES = {"mnist-logreg": (784,), "mnist-cnn": (1, 28, 28)}
-COARSE = "bfloat16"
+LOW_PRECISION = "bfloat16"
 
 
 def examples(task: Task) -> tuple[str, Data]:
@@ -55,7 +54,7 @@ def seconds(run: Callable[[], object]) -> float:
 
 
 def processor_seconds(processes: list[int]) -> float:
-    """Of this process and others, so far."""
+    """Return the processor time of this process and of others, so far."""
     ticks = [
         Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:13] for pid in processes
     ]
@@ -70,18 +69,18 @@ def main() -> None:
     options.add_argument("--clients", type=int, default=200)
     options.add_argument("--repeats", type=int, default=15)
     options.add_argument("--threads", type=int, default=torch.get_num_threads())
-    given = options.parse_args()
-    torch.set_num_threads(given.threads)
+    args = options.parse_args()
+    torch.set_num_threads(args.threads)
     keep_freed_memory()
 
     folder = config.data_folder(None)
-    task, sgd = tasks.load(given.task, folder), LocalSGD(steps=5, batch_size=20)
-    coarse = dataclasses.replace(sgd, precision=COARSE)
+    task, sgd = tasks.load(args.task, folder), LocalSGD(steps=5, batch_size=20)
+    low_precision = dataclasses.replace(sgd, precision=LOW_PRECISION)
     source, data = examples(task)
-    shards = np.array_split(np.random.default_rng(0).permutation(len(data)), given.clients)
+    shards = np.array_split(np.random.default_rng(0).permutation(len(data)), args.clients)
 
     def plan() -> list[list[np.ndarray]]:
-        return [plan_batches(sgd, shard, 0, 1, who) for who, shard in enumerate(shards)]
+        return [plan_batches(sgd, shard, 0, 1, client_id) for client_id, shard in enumerate(shards)]
 
     model, plans = initial_model(task, 0), plan()
     layout = Layout.of(model)
@@ -89,58 +88,65 @@ def main() -> None:
     serial = SerialEngine(task, initial_model(task, 0), layout, "cpu")
     batched = BatchedEngine(task, initial_model(task, 0), layout, "cpu", at_once)
     workers = WorkerEngine(
-        config.RunConfig(task=given.task, seed=0), task, initial_model(task, 0), given.threads
+        config.RunConfig(task=args.task, seed=0), task, initial_model(task, 0), args.threads
     )
-    data, jobs = workers.resident(data), [Job(1, who, batches) for who, batches in enumerate(plans)]
+    data, jobs = (
+        workers.resident(data),
+        [Job(1, client_id, batches) for client_id, batches in enumerate(plans)],
+    )
     loop = lean_loop(task, data, shards, plans, sgd)
-    ways = {
+    functions = {
         "usual loop": usual_loop(task, data, shards, plans, sgd),
         "lean loop": loop,
         "serial engine": lambda: [
-            serial.train(start, data, batches, sgd, client=who).update
-            for who, batches in enumerate(plans)
+            serial.train(start, data, batches, sgd, client=client_id).update
+            for client_id, batches in enumerate(plans)
         ],
         f"batched engine, {at_once} at once": lambda: batched.train(start, data, plans, sgd)[0],
-        f"{given.threads} processes": lambda: workers.train(start, data, jobs, sgd, seed=0)[0],
-        f"serial engine, {COARSE}": lambda: [
-            serial.train(start, data, b, coarse, client=who).update for who, b in enumerate(plans)
+        f"{args.threads} processes": lambda: workers.train(start, data, jobs, sgd, seed=0)[0],
+        f"serial engine, {LOW_PRECISION}": lambda: [
+            serial.train(start, data, b, low_precision, client=client_id).update
+            for client_id, b in enumerate(plans)
         ],
-        f"{given.threads} processes, {COARSE}": lambda: workers.train(
-            start, data, jobs, coarse, seed=0
+        f"{args.threads} processes, {LOW_PRECISION}": lambda: workers.train(
+            start, data, jobs, low_precision, seed=0
         )[0],
     }
     expected = torch.stack(
         [torch.cat([update[e.name].flatten() for e in layout]) for update in loop()]
     )
-    for name in list(ways)[2:]:
-        difference = (torch.stack(list(ways[name]())) - expected).norm(dim=1) / expected.norm(dim=1)
-        # of a maximum over two equal values rounding chooses, so that a client in a hundred is further off in any two layouts
-        assert difference.median() < (0.2 if COARSE in name else 1e-4) and difference.max() < 0.3, (
-            f"{name}: {difference}"
+    for name in list(functions)[2:]:
+        difference = (torch.stack(list(functions[name]())) - expected).norm(dim=1) / expected.norm(
+            dim=1
         )
+        # Rounding decides between two equal values in max-pooling, so that the updates of few clients differ more.
+        assert (
+            difference.median() < (0.2 if LOW_PRECISION in name else 1e-4)
+            and difference.max() < 0.3
+        ), f"{name}: {difference}"
 
-    times: dict[str, list[float]] = {name: [] for name in ways}
-    spent: dict[str, list[float]] = {name: [] for name in ways}
+    times: dict[str, list[float]] = {name: [] for name in functions}
+    processor_s: dict[str, list[float]] = {name: [] for name in functions}
     processes = [worker.process.pid for worker in workers.workers]
-    for _ in range(given.repeats):
-        for name, run in ways.items():
+    for _ in range(args.repeats):
+        for name, run in functions.items():
             before = processor_seconds(processes)
             times[name].append(seconds(run))
-            spent[name].append(processor_seconds(processes) - before)
+            processor_s[name].append(processor_seconds(processes) - before)
     workers.close()
     print(
-        f"{task.name}, {source}, {given.clients} clients, {sgd.steps} steps of {sgd.batch_size}, {torch.get_num_threads()} threads, "
+        f"{task.name}, {source}, {args.clients} clients, {sgd.steps} steps of {sgd.batch_size}, {torch.get_num_threads()} threads, "
         f"torch {torch.__version__}; planning the batches takes {1e3 * min(seconds(plan) for _ in range(3)):.1f} ms more"
     )
     usual, lean = (statistics.median(times[name]) for name in ("usual loop", "lean loop"))
-    for name, taken in times.items():
+    for name, wall_s in times.items():
         median, cost = (
-            statistics.median(taken),
-            1e3 * statistics.median(spent[name]) / given.clients,
+            statistics.median(wall_s),
+            1e3 * statistics.median(processor_s[name]) / args.clients,
         )
         ratios = f"{usual / median:8.2f} × the usual loop{lean / median:8.2f} × the lean loop"
         print(
-            f"{name:28s}{given.clients / median:8.1f} client updates/s{ratios}{cost:10.2f} ms of processor a client"
+            f"{name:28s}{args.clients / median:8.1f} client updates/s{ratios}{cost:10.2f} ms of processor time per client"
         )
 
 

@@ -1,11 +1,11 @@
-"""LoRA adapters of 20 clients, averaged: compressed beside dense, by loss and by bytes both ways.
+"""Averaged LoRA adapters of 20 clients: compressed against dense, by loss and by bytes in both directions.
 
     FEDCOMP_DATA=... python benchmarks/lora.py [--seeds 1 2] [--rounds N] [--uplink CODEC] [--downlink CODEC] [--freeze-a]
 
-A small Llama for characters is trained on half of the Shakespeare text: the roles that enter first. 20 clients, who have whole roles of
-the other half, then adapt it: they train LoRA adapters with AdamW, and only the adapters are sent. Each seed runs twice, with the
-same options and batches: with `identity` both ways, and with `stc` and a residual both ways. The loss is that of test windows of the
-other half, before adapting and after the last round. `--freeze-a` trains only B of each adapter (FFA-LoRA, Sun et al. 2024).
+A small Llama for characters is trained on the first half of the roles of the Shakespeare text. 20 clients, each with whole roles of the
+other half, then train LoRA adapters with AdamW, and only the adapters are sent. Each seed runs twice with the same options and batches:
+with `identity`, and with `stc` and a residual, in both directions. The loss is that of test windows of the second half, before training
+and after the last round. `--freeze-a` trains only B of each adapter (FFA-LoRA, Sun et al. 2024).
 """
 
 import argparse
@@ -39,9 +39,9 @@ def windows(folder: Path | None, split: str, half: int) -> fedcomp.Data:
     """Return the windows of the roles of half 0 or 1 of the text; each character is also a target, which the model shifts."""
     whole = Text(folder)
     data, roles = whole.read(split), whole.read("train").groups
-    enters = dict.fromkeys(roles)  # roles in the order in which they enter
+    ordered = dict.fromkeys(roles)  # in the order of their first speech
     first = set(
-        np.array(list(enters))[np.cumsum([np.sum(roles == r) for r in enters]) <= len(roles) // 2]
+        np.array(list(ordered))[np.cumsum([np.sum(roles == r) for r in ordered]) <= len(roles) // 2]
     )
     rows = np.flatnonzero(np.array([(role not in first) == bool(half) for role in data.groups]))
     text = torch.cat([data.inputs, data.targets[:, -1:]], dim=1)[rows]
@@ -157,8 +157,8 @@ def main() -> None:
                 f"{up:13,.0f} {run.sent_bytes - up:13,.0f} {fewer:8,.0f}× {fewer * whole / adapters:7,.0f}×"
             )
     print(
-        "above: the loss of dense adapters; gain: share of the decrease that dense adapters reach; adapters and model: times fewer "
-        "bytes both ways than dense adapters, and than the dense model"
+        "above: loss relative to dense adapters; gain: decrease as a fraction of that of dense adapters; adapters and model: bytes of "
+        "dense adapters, and of the dense model, divided by the bytes sent in both directions"
     )
 
 

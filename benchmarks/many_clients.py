@@ -1,13 +1,12 @@
-"""What many clients cost: time of a round, memory and disk, early and late in a run, while more and more of them hold a residual.
+"""Time of a round, memory and disk with many clients, of which more and more have a residual during the run.
 
     python benchmarks/many_clients.py [--clients 10000] [--parameters 1M] [--participation 1%] [--rounds 50] [--residuals file]
     python benchmarks/many_clients.py --growth [--rounds 1000]       memory of the process over many rounds of a small model
 
-The small model is large enough for compiled loops, since a process that comes to need them later grows by them once.
-Training is next to nothing, one step of two examples, so that what is measured is the rest. Everything is written below --folder, whose
-disk has to hold 4 bytes a parameter for each client that was ever asked, and for one cohort more; it is removed in the end. The page cache
-belongs to the system, not to the process; its column counts the part of the checkpoint that it holds. The table ends with the load of
-the machine: on a busy machine the figures say little.
+The small model is large enough to use the compiled loops from the beginning, since loading them increases the memory. Training is one step
+with two examples, so that the measurements are of everything else. Files are written below --folder and removed at the end. Its disk needs
+4 bytes per parameter for each client that takes part at least once, and for one more cohort. The page cache belongs to the system; its
+column has the part of the checkpoint in it. The last line has the load of the machine: figures under other load are not reliable.
 """
 
 import argparse
@@ -62,17 +61,17 @@ def main() -> None:
     parser.add_argument("--uplink", default="stc:density=1/100")
     parser.add_argument("--checkpoint-every", type=int, default=1)
     parser.add_argument(
-        "--folder", default=tempfile.gettempdir(), help="where to write: the disk decides"
+        "--folder", default=tempfile.gettempdir(), help="folder on the disk that is measured"
     )
     parser.add_argument("--growth", action="store_true")
-    given = parser.parse_args()
+    args = parser.parse_args()
     clients, rounds = (
-        given.clients or (100 if given.growth else 10_000),
-        given.rounds or (1000 if given.growth else 50),
+        args.clients or (100 if args.growth else 10_000),
+        args.rounds or (1000 if args.growth else 50),
     )
-    participation = given.participation or (0.1 if given.growth else 0.01)
-    parameters = _count(given.parameters or ("110k" if given.growth else "1M"))
-    with tempfile.TemporaryDirectory(dir=given.folder) as folder:
+    participation = args.participation or (0.1 if args.growth else 0.01)
+    parameters = _count(args.parameters or ("110k" if args.growth else "1M"))
+    with tempfile.TemporaryDirectory(dir=args.folder) as folder:
         config = RunConfig(
             task=f"{_task(Path(folder), parameters, 2 * clients)}:task",
             clients=clients,
@@ -81,11 +80,11 @@ def main() -> None:
             local_steps=1,
             batch_size=2,
             lr=0.01,
-            uplink=given.uplink,
-            memory=given.memory,
-            residuals=given.residuals,
+            uplink=args.uplink,
+            memory=args.memory,
+            residuals=args.residuals,
             eval_every=rounds,
-            checkpoint_every=given.checkpoint_every,
+            checkpoint_every=args.checkpoint_every,
             out=f"{folder}/run",
         )
         simulate(config, Meter(Path(folder, "run"), rounds))
@@ -95,7 +94,7 @@ def main() -> None:
 
 
 class Meter(Callback):
-    """Measures after rounds, and prints a line at tenths of the run; the process is this one."""
+    """Measures this process after rounds, and prints a line for each tenth of the run."""
 
     def __init__(self, run: Path, rounds: int):
         self.run, self.rounds, self.records, self.asked, self.saving = run, rounds, [], 0, []
@@ -107,7 +106,7 @@ class Meter(Callback):
             f"residuals {header.residuals or 'in memory'}; {shutil.disk_usage(self.run).free / 1e9:.0f} GB of disk free\n"
         )
         print(
-            "rounds     asked so far   round (ms)   of it checkpoint   in memory (MB)   page cache (MB)   disk (MB)",
+            "rounds     clients so far   round (ms)   of it checkpoint   in memory (MB)   page cache (MB)   disk (MB)",
             flush=True,
         )
 
@@ -123,7 +122,7 @@ class Meter(Callback):
         if round % tenth == 0:
             files = [f for f in (self.run / "checkpoint").rglob("*") if f.is_file()]
             self.resident[round] = _resident()
-            took = 1e3 * statistics.median(
+            round_ms = 1e3 * statistics.median(
                 r.seconds + s
                 for r, s in zip(self.records[-tenth:], self.saving[-tenth:], strict=False)
             )
@@ -132,7 +131,7 @@ class Meter(Callback):
                 512 * sum(file.stat().st_blocks for file in files) / 1e6,
             )
             print(
-                f"{round - tenth + 1:5}–{round:<5}{sum(r.cohort for r in self.records):11,}{took:13.0f}{saved:19.0f}"
+                f"{round - tenth + 1:5}–{round:<5}{sum(r.cohort for r in self.records):11,}{round_ms:13.0f}{saved:19.0f}"
                 f"{self.resident[round]:17.0f}{sum(map(_cached, files)):18.0f}{written:12.0f}",
                 flush=True,
             )
@@ -145,7 +144,7 @@ class Meter(Callback):
 
 
 def _resident() -> float:
-    """Memory of this process that is no file's, MB."""
+    """Return the anonymous memory of this process in MB."""
     status = Path("/proc/self/status").read_text()
     return (
         next(int(line.split()[1]) for line in status.splitlines() if line.startswith("RssAnon:"))
@@ -155,23 +154,24 @@ def _resident() -> float:
 
 
 def _cached(path: Path) -> float:
-    """What of a file is in the page cache, MB."""
+    """Return the MB of a file that are in the page cache."""
     libc, size, cached = ctypes.CDLL(None), path.stat().st_size, 0
     with open(path, "r+b") as file:
-        for first in range(
-            0, size, MAPPED_BYTES
-        ):  # as a whole, a file larger than the memory is refused
+        # The file is mapped in parts, since a file larger than the memory cannot be mapped as a whole.
+        for first in range(0, size, MAPPED_BYTES):
             length = min(MAPPED_BYTES, size - first)
             with mmap.mmap(file.fileno(), length, mmap.MAP_PRIVATE, offset=first) as mapped:
-                there, start = (
+                resident_pages, start = (
                     (ctypes.c_ubyte * -(-length // mmap.PAGESIZE))(),
                     ctypes.c_ubyte.from_buffer(mapped),
                 )
                 libc.mincore(
-                    ctypes.c_void_p(ctypes.addressof(start)), ctypes.c_size_t(length), there
+                    ctypes.c_void_p(ctypes.addressof(start)),
+                    ctypes.c_size_t(length),
+                    resident_pages,
                 )
                 del start
-            cached += sum(page & 1 for page in bytes(there))
+            cached += sum(page & 1 for page in bytes(resident_pages))
     return cached * mmap.PAGESIZE / 1e6
 
 

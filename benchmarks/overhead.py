@@ -1,11 +1,11 @@
-"""What a round costs beside training: milliseconds by part, with 200 clients, and what more clients at rest add.
+"""Time of a round besides training: milliseconds by part with 200 clients, and the effect of more idle clients.
 
     python benchmarks/overhead.py [--cohort 200] [--rounds 30] [--populations 200 2000 20000] [--clock cpu] [--profile]
 
-Training is next to nothing: 42 parameters, one step on one example. A round is whole: messages both ways, residuals, STC frames,
-checks, the sum, a compressed broadcast, a checkpoint; it is not evaluated. Populations take turns, run after run, and the table has
-medians over the rounds of all repeats. --clock cpu counts what the main thread computes, for machines that are busy with other things,
-and leaves out what waits for the disk. With --profile, the functions in which the last run spent most of its time.
+Training is one step on one example with 42 parameters. Rounds are complete, except that they are not evaluated: messages in both
+directions, residuals, STC frames, checks, the sum, a compressed broadcast and a checkpoint. Runs with different numbers of clients are
+interleaved, and the table has medians over the rounds of all repeats. --clock cpu measures the processor time of the main thread, without
+waiting for the disk. --profile prints the functions in which the last run spent the most time.
 """
 
 import argparse
@@ -29,7 +29,7 @@ from fedcomp.profiling import Recorder, recording  # noqa: E402
 from fedcomp.sim import simulate  # noqa: E402
 
 CLOCKS = {"wall": time.perf_counter, "cpu": time.thread_time}
-EXAMPLES = 20_000  # one a client, in the largest population
+EXAMPLES = 20_000  # one for each client with the most clients
 
 
 def clouds(examples: int) -> Data:
@@ -41,11 +41,11 @@ def model() -> nn.Module:
     return nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Linear(8, 2))
 
 
-task = Task("next to nothing", model, train=lambda: clouds(EXAMPLES), test=lambda: clouds(100))
+task = Task("tiny", model, train=lambda: clouds(EXAMPLES), test=lambda: clouds(100))
 
 
 class Rounds(Callback):
-    """Milliseconds of each round but the first ten and the last, which is evaluated, and of its parts."""
+    """Records the milliseconds of each round and of its parts, except for the first ten rounds and the last, which is evaluated."""
 
     def __init__(self, clock: Callable[[], float], rounds: int):
         self.last = 10 + rounds
@@ -103,36 +103,36 @@ def main() -> None:
     options.add_argument("--populations", type=int, nargs="+", default=[200, 2000, 20_000])
     options.add_argument("--clock", choices=CLOCKS, default="wall")
     options.add_argument("--profile", action="store_true")
-    given = options.parse_args()
-    told: dict[int, list[Rounds]] = {clients: [] for clients in given.populations}
-    for _ in range(given.repeats):
-        for clients in told:
-            told[clients].append(run(clients, given.cohort, given.rounds, given.clock))
+    args = options.parse_args()
+    runs: dict[int, list[Rounds]] = {clients: [] for clients in args.populations}
+    for _ in range(args.repeats):
+        for clients in runs:
+            runs[clients].append(run(clients, args.cohort, args.rounds, args.clock))
 
     def median(clients: int, part: str = "") -> float:
         return statistics.median(
-            ms for watch in told[clients] for ms in (watch.parts[part] if part else watch.ms)
+            ms for watch in runs[clients] for ms in (watch.parts[part] if part else watch.ms)
         )
 
-    parts = list(told[given.populations[0]][0].parts)
+    parts = list(runs[args.populations[0]][0].parts)
     print(
-        f"{given.cohort} clients a round, medians of {given.repeats} × {given.rounds} rounds, ms by the {given.clock} clock; "
+        f"{args.cohort} clients a round, medians of {args.repeats} × {args.rounds} rounds, ms by the {args.clock} clock; "
         f"load {os.getloadavg()[0]:.1f}"
     )
     print(
         f"{'clients':>10}{'round':>9}" + "".join(f"{part:>13}" for part in parts) + f"{'beyond':>9}"
     )
-    for clients in told:
+    for clients in runs:
         beyond = median(clients) - median(clients, "aggregation")
         print(
             f"{clients:10,}{median(clients):9.1f}"
             + "".join(f"{median(clients, part):13.1f}" for part in parts)
             + f"{beyond:9.1f}"
         )
-    print("beyond: what is not aggregation, the little training included")
-    if given.profile:
+    print("beyond: time that is not aggregation, including training")
+    if args.profile:
         with cProfile.Profile() as profile:
-            run(given.populations[-1], given.cohort, given.rounds, given.clock)
+            run(args.populations[-1], args.cohort, args.rounds, args.clock)
         pstats.Stats(profile).sort_stats("cumulative").print_stats("fedcomp", 60)
 
 

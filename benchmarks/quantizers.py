@@ -1,18 +1,17 @@
-"""What quantizing a vector costs on this CPU, in time and in bits a coordinate.
+"""Time of quantization on this CPU, and bits per coordinate.
 
     python benchmarks/quantizers.py --numel 25_000_000
 
-`copy` is a plain copy into memory that is there. Encoding includes the checks of the vector, the coding and the frame with its checksum,
-decoding all checks of the frame and a new vector. Times are medians of interleaved repeats. `entropy` is that of the levels one by one, in
-bits a coordinate, for `natural` with a bit for the sign.
+`copy` is a copy into existing memory. Encoding includes the checks of the vector, the coding, and the frame with its checksum; decoding
+includes all checks of the frame and a new vector. Times are medians of interleaved repeats. `entropy` is that of the levels in bits per
+coordinate, for `natural` with a bit for the sign.
 """
 
 import argparse
-import statistics
-import time
 from collections.abc import Callable
 
 import torch
+from timing import medians
 from torch import Tensor
 
 from fedcomp import codec
@@ -29,18 +28,12 @@ SPECS = (
 )
 
 
-def seconds(call: Callable[[], object], taken: list[float]) -> None:
-    start = time.perf_counter()
-    call()
-    taken.append(time.perf_counter() - start)
-
-
 def entropy(c: Codec, y: Tensor) -> float:
-    """Of the values of a decoded vector, in bits; of `natural` that of the magnitudes, and a bit for the sign."""
+    """Return the entropy of the values of a decoded vector, in bits; for `natural`, that of the magnitudes and a bit for the sign."""
     values = y.abs() if c.name == "natural" else y
     counts = torch.unique(values, return_counts=True)[1].double()
-    shares = counts / counts.sum()
-    return -float((shares * shares.log2()).sum()) + (c.name == "natural")
+    p = counts / counts.sum()
+    return -float((p * p.log2()).sum()) + (c.name == "natural")
 
 
 def main() -> None:
@@ -56,22 +49,15 @@ def main() -> None:
     e = torch.empty_like(x)
     codecs = {spec: codec(spec) for spec in options.specs}
     frames = {spec: c.encode(x) for spec, c in codecs.items()}
-    taken: dict[str, list[float]] = {"copy": []} | {
-        f"{spec} {way}": [] for spec in codecs for way in ("encode", "decode")
-    }
-    for _ in range(options.repeats + 1):
-        seconds(lambda: e.copy_(x), taken["copy"])
-        for spec, c in codecs.items():
-            seconds(lambda c=c: c.encode(x), taken[f"{spec} encode"])
-            seconds(
-                lambda c=c, spec=spec: c.decode(frames[spec], numel=x.numel()),
-                taken[f"{spec} decode"],
-            )
-    copy, *rest = (statistics.median(times[1:]) for times in taken.values())
+    functions: dict[str, Callable[[], object]] = {"copy": lambda: e.copy_(x)}
+    for spec, c in codecs.items():
+        functions[f"{spec} encode"] = lambda c=c: c.encode(x)
+        functions[f"{spec} decode"] = lambda c=c, spec=spec: c.decode(frames[spec], numel=x.numel())
+    copy, *rest = (times.wall_s for times in medians(functions, options.repeats).values())
     print(
         f"n = {x.numel():,}   threads = {torch.get_num_threads()}   median of {options.repeats}   copy {copy * 1e3:.1f} ms\n"
     )
-    print(f"{'':30}{'encode':^27}{'decode':^27}{'bits a':>12}")
+    print(f"{'':30}{'encode':^27}{'decode':^27}{'bits per':>12}")
     print(
         f"{'':30}{'ms':>9}{'M/s':>9}{'copies':>9}{'ms':>9}{'M/s':>9}{'copies':>9}{'coordinate':>12}{'entropy':>10}"
     )

@@ -3,9 +3,9 @@
     FEDCOMP_DATA=... python benchmarks/rival_flower_ray.py --task mnist-cnn --clients 200 --cohort 20 --rounds 6 [--cores 2]
     python benchmarks/rival_flower_ray.py WORKLOAD.npz --task mnist-cnn ...
 
-The second runs without fedcomp, where flwr[simulation] and torch are installed. A ServerApp with FedAvg and a ClientApp as Flower's PyTorch
-tutorial writes them: the model from the message, a shuffling DataLoader over the client's examples, torch.optim.SGD, the state back; an
-actor of one core and one thread for each of the --cores. Examples are read once by each actor, and nothing is evaluated between rounds.
+The second command only needs flwr[simulation] and torch, not fedcomp. ServerApp and ClientApp are those of Flower's PyTorch tutorial, with
+FedAvg, a shuffling DataLoader over the client's examples, and torch.optim.SGD. There is an actor with one core and one thread for each of
+the --cores. Each actor reads the examples once, and rounds are not evaluated.
 """
 
 import argparse
@@ -42,9 +42,9 @@ def train(message: Message, context: Context) -> Message:
     model = MODELS[config["model"]]()
     model.load_state_dict(message.content["arrays"].to_torch_state_dict())
     data = stored(config["workload"])
-    mine = data["shards"][context.node_config["partition-id"]]
+    shard = data["shards"][context.node_config["partition-id"]]
     examples = TensorDataset(
-        torch.from_numpy(data["inputs"][mine]), torch.from_numpy(data["targets"][mine])
+        torch.from_numpy(data["inputs"][shard]), torch.from_numpy(data["targets"][shard])
     )
     loader = DataLoader(examples, batch_size=config["batch-size"], shuffle=True)
     loss_of, optimizer, total = (
@@ -69,7 +69,7 @@ def train(message: Message, context: Context) -> Message:
 
 
 class Timed(FedAvg):
-    """FedAvg that notes how long rounds take, from the choice of the cohort to the averaged model."""
+    """FedAvg that records the time of rounds, from the selection of the cohort to the averaged model."""
 
     def configure_train(self, server_round, arrays, config, grid):
         self.began = time.perf_counter()
@@ -89,39 +89,39 @@ seconds: list[float] = []
 answered: list[int] = []
 
 
-def server_app(given: argparse.Namespace, workload: str, reached: list[float]) -> ServerApp:
+def server_app(args: argparse.Namespace, workload: str, accuracies: list[float]) -> ServerApp:
     app = ServerApp()
 
     @app.main()
     def main(grid: Grid, context: Context) -> None:
-        data, model = stored(workload), MODELS[given.task]()
+        data, model = stored(workload), MODELS[args.task]()
         model.load_state_dict(
             {name: torch.from_numpy(data["weights." + name]) for name in model.state_dict()}
         )
         strategy = Timed(
-            fraction_train=given.cohort / given.clients,
+            fraction_train=args.cohort / args.clients,
             fraction_evaluate=0.0,
-            min_train_nodes=given.cohort,
+            min_train_nodes=args.cohort,
             min_evaluate_nodes=0,
-            min_available_nodes=given.clients,
+            min_available_nodes=args.clients,
         )
         config = {
             "workload": workload,
-            "model": given.task,
-            "steps": given.steps,
-            "batch-size": given.batch_size,
-            "lr": given.lr,
+            "model": args.task,
+            "steps": args.steps,
+            "batch-size": args.batch_size,
+            "lr": args.lr,
         }
         result = strategy.start(
             grid,
             ArrayRecord(model.state_dict()),
-            num_rounds=given.rounds,
+            num_rounds=args.rounds,
             train_config=ConfigRecord(config),
         )
         model.load_state_dict(result.arrays.to_torch_state_dict())
         model.eval()
         with torch.inference_mode():
-            right = [
+            correct = [
                 int((model(torch.from_numpy(x)).argmax(-1) == torch.from_numpy(y)).sum())
                 for x, y in zip(
                     np.array_split(data["test_inputs"], 10),
@@ -129,7 +129,7 @@ def server_app(given: argparse.Namespace, workload: str, reached: list[float]) -
                     strict=True,
                 )
             ]
-        reached.append(sum(right) / len(data["test_targets"]))
+        accuracies.append(sum(correct) / len(data["test_targets"]))
 
     return app
 
@@ -137,7 +137,9 @@ def server_app(given: argparse.Namespace, workload: str, reached: list[float]) -
 def options() -> argparse.Namespace:
     found = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     found.add_argument(
-        "workload", nargs="?", help="as rival_pfl.py reads it; made with fedcomp when not given"
+        "workload",
+        nargs="?",
+        help="file in the format of rival_pfl.py; default: written by fedcomp",
     )
     found.add_argument("--task", choices=MODELS, required=True)
     found.add_argument("--clients", type=int, default=200)
@@ -151,36 +153,36 @@ def options() -> argparse.Namespace:
 
 
 def main() -> None:
-    given, reached = options(), []
+    args, accuracies = options(), []
     with tempfile.TemporaryDirectory() as folder:
-        workload = given.workload
+        workload = args.workload
         if workload is None:
             from rivals import Workload, export
 
             workload = export(
-                Workload(given.task, given.clients, given.cohort, given.rounds), Path(folder)
+                Workload(args.task, args.clients, args.cohort, args.rounds), Path(folder)
             )
-        import rival_flower_ray as here  # as actors know it: by its name, so that what they have read stays
+        import rival_flower_ray as here  # by its module name, under which the actors cache the examples
 
         run_simulation(
-            here.server_app(given, str(Path(workload).absolute()), reached),
+            here.server_app(args, str(Path(workload).absolute()), accuracies),
             here.client_app,
-            num_supernodes=given.clients,
+            num_supernodes=args.clients,
             backend_config={
                 "client_resources": {"num_cpus": 1, "num_gpus": 0.0},
-                "init_args": {"num_cpus": given.cores},
+                "init_args": {"num_cpus": args.cores},
             },
         )
-    if set(here.answered) != {given.cohort} or len(here.seconds) != given.rounds:
+    if set(here.answered) != {args.cohort} or len(here.seconds) != args.rounds:
         sys.exit(
-            f"{here.answered} clients answered in {len(here.seconds)} rounds; {given.cohort} were to in {given.rounds}"
+            f"{here.answered} clients answered in {len(here.seconds)} rounds; expected {args.cohort} in each of {args.rounds}"
         )
-    rate = given.cohort / sorted(here.seconds[1:] or here.seconds)[len(here.seconds[1:]) // 2]
+    rate = args.cohort / sorted(here.seconds[1:] or here.seconds)[len(here.seconds[1:]) // 2]
     print(
         json.dumps(
             {
                 "seconds": here.seconds,
-                "accuracy": reached[-1],
+                "accuracy": accuracies[-1],
                 "client_updates_per_s": rate,
                 "torch": torch.__version__,
             }

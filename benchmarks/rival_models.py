@@ -1,4 +1,4 @@
-"""Models of the workloads that rivals.py and cifar10_pfl.py compare, in plain torch: rivals run where fedcomp is not installed."""
+"""Models of the workloads that rivals.py and cifar10_pfl.py compare, in torch only, since other simulators run without fedcomp."""
 
 from torch import nn
 
@@ -49,7 +49,7 @@ def cifar10_cnn() -> nn.Module:
 
 
 def cifar10_plain_cnn() -> nn.Module:
-    """cifar10_cnn without its dropouts, the names of its weights kept."""
+    """cifar10_cnn without dropout, with the same names of weights."""
     return nn.Sequential(
         *(nn.Identity() if isinstance(module, nn.Dropout) else module for module in cifar10_cnn())
     )

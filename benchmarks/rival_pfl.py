@@ -3,8 +3,8 @@
     python benchmarks/rival_pfl.py WORKLOAD.npz --model mnist-cnn --rounds 10 --cohort 20
     torchrun --nproc-per-node 2 benchmarks/rival_pfl.py ...
 
-Runs where pfl is installed (`rivals.py --install`), without fedcomp. SimulatedBackend with FederatedAveraging and PyTorchModel, the users'
-tensors resident, central SGD at rate 1, users weighted alike: what pfl's own benchmarks do. torchrun is its way to several processes.
+Needs pfl (`rivals.py --install`), not fedcomp. As in pfl's benchmarks, it uses SimulatedBackend with FederatedAveraging and PyTorchModel,
+the users' tensors in memory, central SGD at rate 1, and equal weights of the users. torchrun starts several processes.
 """
 
 import argparse
@@ -21,7 +21,7 @@ from torch.nn import functional as F
 
 
 class Stopwatch:
-    """A pfl callback: seconds of each round. Now and then the model is evaluated on the test set, which its seconds include."""
+    """A pfl callback that records the seconds of each round, including those of evaluations every `evaluate_every` rounds."""
 
     def __init__(self, test: tuple[torch.Tensor, torch.Tensor], evaluate_every: int):
         self.test, self.evaluate_every, self.seconds = test, evaluate_every, []
@@ -47,11 +47,11 @@ class Stopwatch:
 def accuracy(model: torch.nn.Module, inputs: torch.Tensor, targets: torch.Tensor) -> float:
     model.eval()
     with torch.inference_mode():
-        right = sum(
+        correct = sum(
             int((model(x).argmax(-1) == y).sum())
             for x, y in zip(inputs.split(1000), targets.split(1000), strict=True)
         )
-    return right / len(targets)
+    return correct / len(targets)
 
 
 def loss(self, inputs, targets, eval=False):
@@ -81,12 +81,12 @@ def main() -> None:
     options.add_argument("--threads", type=int, default=0)
     options.add_argument("--evaluate-every", type=int, default=0)
     options.add_argument("--bf16", action="store_true", help="pfl's amp_dtype")
-    given = options.parse_args()
-    if given.threads:
-        torch.set_num_threads(given.threads)
+    args = options.parse_args()
+    if args.threads:
+        torch.set_num_threads(args.threads)
     np.random.seed(0)
 
-    stored, device = np.load(given.workload), get_default_device()
+    stored, device = np.load(args.workload), get_default_device()
     inputs, targets, test_inputs, test_targets = (
         torch.from_numpy(stored[name]).to(device)
         for name in ("inputs", "targets", "test_inputs", "test_targets")
@@ -97,7 +97,7 @@ def main() -> None:
     }
     data = FederatedDataset.from_slices(users, get_user_sampler("random", range(len(users))))
 
-    network = MODELS[given.model]()
+    network = MODELS[args.model]()
     network.load_state_dict(
         {name: torch.from_numpy(stored["weights." + name]) for name in network.state_dict()}
     )
@@ -109,35 +109,35 @@ def main() -> None:
         network,
         torch.optim.SGD,
         torch.optim.SGD(network.parameters(), 1.0),
-        amp_dtype=torch.bfloat16 if given.bf16 else None,
+        amp_dtype=torch.bfloat16 if args.bf16 else None,
     )
-    watch = Stopwatch((test_inputs, test_targets), given.evaluate_every)
+    watch = Stopwatch((test_inputs, test_targets), args.evaluate_every)
     model = FederatedAveraging().run(
         NNAlgorithmParams(
-            central_num_iterations=given.rounds,
+            central_num_iterations=args.rounds,
             evaluation_frequency=1 << 30,
-            train_cohort_size=given.cohort,
+            train_cohort_size=args.cohort,
             val_cohort_size=0,
         ),
         SimulatedBackend(training_data=data, val_data=data, postprocessors=[WeightByUser()]),
         model,
         model_train_params=NNTrainHyperParams(
             local_num_epochs=None,
-            local_learning_rate=given.lr,
-            local_batch_size=given.batch_size,
-            local_num_steps=given.steps,
+            local_learning_rate=args.lr,
+            local_batch_size=args.batch_size,
+            local_num_steps=args.steps,
         ),
         model_eval_params=NNEvalHyperParams(local_batch_size=None),
         callbacks=[watch],
         send_metrics_to_platform=False,
     )
     if int(os.environ.get("RANK", 0)) == 0:
-        reached = accuracy(model.pytorch_model, test_inputs, test_targets)
+        final_accuracy = accuracy(model.pytorch_model, test_inputs, test_targets)
         print(
             json.dumps(
                 {
                     "seconds": watch.seconds,
-                    "accuracy": reached,
+                    "accuracy": final_accuracy,
                     "device": str(device),
                     "torch": torch.__version__,
                 }

@@ -1,14 +1,13 @@
-"""Client updates per second of whole rounds beside other simulators and plain loops: one table of processes that take turns.
+"""Client updates per second of whole rounds, against other simulators and simple loops, in interleaved processes.
 
     FEDCOMP_DATA=... python benchmarks/rivals.py [--workload mnist-cnn] [--repeats 5] [--threads 2] [--rivals FOLDER [--install]]
 
-MNIST logistic regression, 200 clients a round, and mnist-cnn, 20 of 200 clients a round; 5 steps of batch 20. Every row is a process
-of its own, with the same data, the same clients' shards, the same steps and as many threads; its first round is not counted. fedcomp
-runs whole rounds with STC at 1/400 up and down, residuals and checkpoints; the loops and vmap train a cohort and send nothing;
-`one big batch` trains one model on the same examples, the limit. Accuracies are those after the last round, of which fedcomp does ten more,
-in which worker processes start. Rivals: pfl (rival_pfl.py), in an environment that --install makes in
-FOLDER, as one process with all threads and as torchrun's processes of one thread; Flower's Ray engine (rival_flower_ray.py), where
-ray is installed beside fedcomp. Those that are not there are left out.
+MNIST logistic regression with 200 clients per round, and mnist-cnn with 20 of 200 clients per round; 5 steps with batches of 20. Every
+row is a separate process with the same data, shards, steps and threads; its first round is not counted. fedcomp runs whole rounds with
+STC at 1/400 in both directions, residuals and checkpoints. The loops and vmap only train a cohort. `one big batch` trains one model on
+the same examples, which is the limit. Accuracies are those after the last round; fedcomp runs ten more rounds, in which worker processes
+start. The other simulators are pfl (rival_pfl.py), which --install installs into FOLDER, as one process with all threads and as processes
+of torchrun with one thread each, and Flower's Ray engine (rival_flower_ray.py), if Ray is installed. Missing simulators are skipped.
 """
 
 import argparse
@@ -31,12 +30,12 @@ os.environ.setdefault("GOMP_SPINCOUNT", "10000")  # as the command line does
 HERE = Path(__file__).resolve().parent
 PFL = ("pfl==0.6.0", "torch==2.13.0")
 DENSITY = "stc:density=1/400"
-WARM = 10  # rounds more for fedcomp, in which worker processes start
+WARM_UP_ROUNDS = 10  # additional rounds of fedcomp, in which worker processes start
 
 
 @dataclass(frozen=True)
 class Workload:
-    """Clients, those of them in a round, and the rounds of a process."""
+    """A task, the number of clients, the clients per round, and the rounds of a process."""
 
     task: str
     clients: int
@@ -53,11 +52,11 @@ WORKLOADS = {
 LOOPS = ("usual loop", "lean loop", "torch.func.vmap", "one big batch")
 
 
-# In a row's own process.
+# In the process of a row.
 
 
 def run_loop(name: str, w: Workload) -> dict[str, object]:
-    """Seconds of each turn of a loop that trains one cohort."""
+    """Return the seconds of each repetition of a loop that trains one cohort."""
     import numpy as np
     import torch
 
@@ -67,21 +66,21 @@ def run_loop(name: str, w: Workload) -> dict[str, object]:
 
     task, data, shards = load(w)
     sgd, shards = LocalSGD(w.steps, batch_size=w.batch_size, lr=w.lr), shards[: w.cohort]
-    plans = [plan_batches(sgd, shard, 0, 1, who) for who, shard in enumerate(shards)]
-    made: dict[str, Callable[[], Callable[[], object]]] = {
+    plans = [plan_batches(sgd, shard, 0, 1, client) for client, shard in enumerate(shards)]
+    loops: dict[str, Callable[[], Callable[[], object]]] = {
         "usual loop": lambda: pytorch_loops.usual_loop(task, data, shards, plans, sgd),
         "lean loop": lambda: pytorch_loops.lean_loop(task, data, shards, plans, sgd),
         "torch.func.vmap": lambda: vmapped(task, data, torch.from_numpy(np.array(plans)), sgd.lr),
         "one big batch": lambda: pytorch_loops.big_batch(task, data, plans, sgd),
     }
-    loop = made[name]()
+    loop = loops[name]()
     return {
         "seconds": [pytorch_loops.seconds_of(loop, torch.device("cpu")) for _ in range(w.rounds)]
     }
 
 
 def vmapped(task, data, rows, lr: float) -> Callable[[], object]:
-    """What torch.func's own tutorial on model ensembles does: one stack of models, a gradient for each, rows [clients, steps, batch]."""
+    """Return a loop as in torch.func's tutorial on model ensembles: a stack of models. `rows`: [clients, steps, batch]."""
     import torch
     from torch.func import functional_call, grad, stack_module_state, vmap
 
@@ -97,15 +96,15 @@ def vmapped(task, data, rows, lr: float) -> Callable[[], object]:
     def run() -> dict[str, torch.Tensor]:
         weights = start
         for step in range(rows.shape[1]):
-            slopes = gradient(weights, data.inputs[rows[:, step]], data.targets[rows[:, step]])
-            weights = {name: value - lr * slopes[name] for name, value in weights.items()}
+            gradients = gradient(weights, data.inputs[rows[:, step]], data.targets[rows[:, step]])
+            weights = {name: value - lr * gradients[name] for name, value in weights.items()}
         return {name: value - start[name] for name, value in weights.items()}
 
     return run
 
 
 def run_fedcomp(engine: str, precision: str, w: Workload) -> dict[str, object]:
-    """Seconds of each round, checkpoint included, once the engine has settled; not of the last, which is evaluated."""
+    """Return the seconds of each round with its checkpoint, after the engine has settled, except for the last round, which is evaluated."""
     from fedcomp import RunConfig
     from fedcomp.callbacks import Callback
     from fedcomp.sim.run import Simulation
@@ -119,12 +118,12 @@ def run_fedcomp(engine: str, precision: str, w: Workload) -> dict[str, object]:
             self.engine, self.began = header.engine, time.perf_counter()
 
         def on_round_end(self, record) -> None:
-            if not self.settled():  # worker processes are on their way
+            if not self.settled():  # worker processes are starting
                 self.seconds.clear()
             self.seconds.append(time.perf_counter() - self.began)
             self.began, self.record = time.perf_counter(), record
 
-    watch, rounds = Rounds(), w.rounds + WARM
+    watch, rounds = Rounds(), w.rounds + WARM_UP_ROUNDS
     with tempfile.TemporaryDirectory() as folder:
         simulation = Simulation(
             RunConfig(
@@ -170,12 +169,14 @@ def load(w: Workload):
 
 @dataclass(frozen=True)
 class Rival:
+    """A row of the table."""
+
     name: str
-    words: tuple[str, ...]  # the process
+    command: tuple[str, ...]
 
 
-def rivals(w: Workload, given: argparse.Namespace, folder: Path) -> list[Rival]:
-    """Those that can run here; who cannot is named on standard error."""
+def rivals(w: Workload, args: argparse.Namespace, folder: Path) -> list[Rival]:
+    """Return the rows that can run here. Missing simulators are named on standard error."""
 
     def own(name: str) -> Rival:
         return Rival(
@@ -190,13 +191,13 @@ def rivals(w: Workload, given: argparse.Namespace, folder: Path) -> list[Rival]:
                 "--rounds",
                 str(w.rounds),
                 "--threads",
-                str(given.threads),
+                str(args.threads),
             ),
         )
 
     found = [own(name) for name in LOOPS]
-    pfl = Path(given.rivals or "") / "pfl" / "bin"
-    if given.rivals and (pfl / "python").exists():
+    pfl = Path(args.rivals or "") / "pfl" / "bin"
+    if args.rivals and (pfl / "python").exists():
         stored = export(w, folder)
         words = (
             str(HERE / "rival_pfl.py"),
@@ -215,7 +216,7 @@ def rivals(w: Workload, given: argparse.Namespace, folder: Path) -> list[Rival]:
             str(w.lr),
         )
         found.append(
-            Rival("pfl 0.6", (str(pfl / "python"), *words, "--threads", str(given.threads)))
+            Rival("pfl 0.6", (str(pfl / "python"), *words, "--threads", str(args.threads)))
         )
         launch = (
             str(pfl / "python"),
@@ -223,19 +224,19 @@ def rivals(w: Workload, given: argparse.Namespace, folder: Path) -> list[Rival]:
             "torch.distributed.run",
             "--standalone",
             "--nproc-per-node",
-            str(given.threads),
+            str(args.threads),
         )
         found.append(
-            Rival(f"pfl 0.6, {given.threads} processes", (*launch, *words, "--threads", "1"))
+            Rival(f"pfl 0.6, {args.threads} processes", (*launch, *words, "--threads", "1"))
         )
         found.append(
             Rival(
                 "pfl 0.6, bf16",
-                (str(pfl / "python"), *words, "--threads", str(given.threads), "--bf16"),
+                (str(pfl / "python"), *words, "--threads", str(args.threads), "--bf16"),
             )
         )
     else:
-        print("pfl is left out: give --rivals FOLDER --install", file=sys.stderr)
+        print("pfl is not installed: give --rivals FOLDER --install", file=sys.stderr)
     ray = HERE / "rival_flower_ray.py"
     if importlib.util.find_spec("ray") and ray.exists():
         found.append(
@@ -259,24 +260,24 @@ def rivals(w: Workload, given: argparse.Namespace, folder: Path) -> list[Rival]:
                     "--lr",
                     str(w.lr),
                     "--cores",
-                    str(given.threads),
+                    str(args.threads),
                 ),
             )
         )
     else:
-        print("Flower's Ray engine is left out: pip install 'flwr[simulation]'", file=sys.stderr)
+        print("Ray is not installed: pip install 'flwr[simulation]'", file=sys.stderr)
     found += [own(name) for name in fedcomp_rows(w)]
     names = {rival.name for rival in found}
     return [
         r
         for r in found
-        if not given.only
-        or any(r.name == only or (only in r.name and only not in names) for only in given.only)
+        if not args.only
+        or any(r.name == only or (only in r.name and only not in names) for only in args.only)
     ]
 
 
 def fedcomp_rows(w: Workload) -> list[str]:
-    """`fedcomp ENGINE [PRECISION]` for what this version has."""
+    """Return `fedcomp ENGINE [PRECISION]` for each engine and for bfloat16."""
     from fedcomp import RunConfig
 
     options = {f.name: f.metadata for f in dataclasses.fields(RunConfig)}
@@ -286,7 +287,7 @@ def fedcomp_rows(w: Workload) -> list[str]:
 
 
 def export(w: Workload, folder: Path) -> Path:
-    """The workload for those who have no fedcomp, as .npz."""
+    """Write the workload as .npz, for processes without fedcomp. Return its path."""
     import numpy as np
 
     from fedcomp.tasks import initial_model
@@ -310,7 +311,7 @@ def export(w: Workload, folder: Path) -> Path:
 
 
 def run(rival: Rival, threads: int, limit_s: float = 1800) -> dict[str, object] | None:
-    """What the last line of the process says; None, said on standard error, where it failed."""
+    """Return the result in the last line of the process; None if it failed, with a message on standard error."""
     environment = os.environ | {
         "OMP_NUM_THREADS": str(threads),
         "PYTHONPATH": os.pathsep.join([str(HERE.parent), str(HERE)]),
@@ -318,12 +319,12 @@ def run(rival: Rival, threads: int, limit_s: float = 1800) -> dict[str, object] 
         "FLWR_TELEMETRY_ENABLED": "0",
     }
     done = subprocess.run(
-        rival.words, env=environment, capture_output=True, encoding="utf-8", timeout=limit_s
+        rival.command, env=environment, capture_output=True, encoding="utf-8", timeout=limit_s
     )
     lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
     if done.returncode or not lines:
         print(
-            f"{rival.name} failed with status {done.returncode}, and is not counted: {done.stderr[:1000]}…",
+            f"{rival.name} failed with status {done.returncode}, and is skipped: {done.stderr[:1000]}…",
             file=sys.stderr,
         )
         return None
@@ -331,23 +332,23 @@ def run(rival: Rival, threads: int, limit_s: float = 1800) -> dict[str, object] 
 
 
 def install(folder: Path) -> None:
-    """An environment with pfl, whose pins differ from ours."""
+    """Create an environment with pfl, whose dependencies conflict with those of fedcomp."""
     venv.create(folder / "pfl", with_pip=True)
     subprocess.run(
         [folder / "pfl" / "bin" / "python", "-m", "pip", "install", "--quiet", *PFL], check=True
     )
 
 
-def table(w: Workload, told: dict[str, list[dict]]) -> None:
+def print_table(w: Workload, results_of: dict[str, list[dict]]) -> None:
     def rate(results: list[dict]) -> float:
         return w.cohort / statistics.median(statistics.median(r["seconds"][1:]) for r in results)
 
-    rates = {name: rate(results) for name, results in told.items()}
+    rates = {name: rate(results) for name, results in results_of.items()}
     pfl = max(
         (r for name, r in rates.items() if name.startswith("pfl") and "bf16" not in name),
         default=None,
     )
-    beside = {
+    references = {
         "the usual loop": rates.get("usual loop"),
         "pfl": pfl,
         "Ray": rates.get("Flower's Ray engine"),
@@ -355,16 +356,18 @@ def table(w: Workload, told: dict[str, list[dict]]) -> None:
     print(
         f"\n{w.task}: {w.cohort} of {w.clients} clients a round, {w.steps} steps of {w.batch_size}"
     )
-    for name, results in told.items():
+    for name, results in results_of.items():
         ratios = "".join(
-            f"{rates[name] / other:8.2f} × {who}" for who, other in beside.items() if other
+            f"{rates[name] / rate:8.2f} × {reference}"
+            for reference, rate in references.items()
+            if rate
         )
-        reached = next(
+        accuracy_text = next(
             (f"   accuracy {r['accuracy']:.3f}" for r in results if r.get("accuracy") is not None),
             "",
         )
         print(
-            f"{name:26}{rates[name]:8,.0f} client updates/s{ratios}{reached}   {results[0].get('engine', '')}"
+            f"{name:26}{rates[name]:8,.0f} client updates/s{ratios}{accuracy_text}   {results[0].get('engine', '')}"
         )
 
 
@@ -378,63 +381,64 @@ def main() -> None:
         "--workload",
         choices=WORKLOADS,
         action="append",
-        help="may be given again; both when not given",
+        help="may be repeated; default: both",
     )
     options.add_argument("--repeats", type=int, default=5)
-    options.add_argument("--rounds", type=int, help="of each process; 16 and 6 when not given")
+    options.add_argument("--rounds", type=int, help="of each process; default: 16 and 6")
     options.add_argument("--threads", type=int, default=os.cpu_count() or 1)
     options.add_argument(
-        "--rivals", metavar="FOLDER", help="where --install puts what cannot stand beside fedcomp"
+        "--rivals", metavar="FOLDER", help="folder into which --install installs other simulators"
     )
     options.add_argument("--install", action="store_true")
     options.add_argument(
         "--only",
         action="append",
         metavar="TEXT",
-        help="this row, or those whose names hold it; may be given again",
+        help="only this row, or rows whose names contain the text; may be repeated",
     )
     options.add_argument(
-        "--json", metavar="FILE", help="also append what each process said, a line each"
+        "--json", metavar="FILE", help="append the result of each process as a line of JSON"
     )
     options.add_argument(
-        "--one", metavar="ROW", help="run a row in this process and print what it took"
+        "--one", metavar="ROW", help="run a row in this process and print its times"
     )
-    given = options.parse_args()
-    if given.one:
+    args = options.parse_args()
+    if args.one:
         import torch
 
-        torch.set_num_threads(given.threads)
-        w, (kind, *rest) = workload(given.workload[0], given.rounds), given.one.split()
+        torch.set_num_threads(args.threads)
+        w, (kind, *rest) = workload(args.workload[0], args.rounds), args.one.split()
         print(
             json.dumps(
                 run_fedcomp(rest[0], *(rest[1:] or [""]), w)
                 if kind == "fedcomp"
-                else run_loop(given.one, w)
+                else run_loop(args.one, w)
             )
         )
         return
-    if given.install:
-        install(Path(given.rivals or sys.exit("--install needs --rivals FOLDER")))
+    if args.install:
+        install(Path(args.rivals or sys.exit("--install needs --rivals FOLDER")))
     with tempfile.TemporaryDirectory() as folder:
-        for name in given.workload or WORKLOADS:
-            w, told = workload(name, given.rounds), {}
-            chosen = rivals(w, given, Path(folder))
-            for repeat in range(given.repeats):
+        for name in args.workload or WORKLOADS:
+            w, results_of = workload(name, args.rounds), {}
+            chosen = rivals(w, args, Path(folder))
+            for repeat in range(args.repeats):
                 for rival in chosen:
-                    if (said := run(rival, given.threads)) is None:
+                    if (result := run(rival, args.threads)) is None:
                         continue
-                    told.setdefault(rival.name, []).append(said)
-                    if given.json:
-                        with open(given.json, "a") as file:
+                    results_of.setdefault(rival.name, []).append(result)
+                    if args.json:
+                        with open(args.json, "a") as file:
                             file.write(
                                 json.dumps(
-                                    {"workload": name, "rival": rival.name, "repeat": repeat} | said
+                                    {"workload": name, "rival": rival.name, "repeat": repeat}
+                                    | result
                                 )
                                 + "\n"
                             )
-            table(w, told)
+            print_table(w, results_of)
             print(
-                f"medians of {given.repeats} interleaved processes, {given.threads} threads, load {os.getloadavg()[0]:.1f}"
+                f"medians of {args.repeats} interleaved processes, {args.threads} threads, load {os.getloadavg()[0]:.1f}"
             )
 
 

@@ -1,20 +1,18 @@
-"""What robust rules cost beside the same in torch on a dense stack of all updates, and how much memory they take beside the updates.
+"""Time of robust aggregation against the same in torch on a dense stack of all updates, and its memory besides the updates.
 
     python benchmarks/robust.py --clients 20 --numel 1M
 
-Updates come as opened frames: `dense` is identity (what fp16 and qsgd are spread out to), the others stay as short as they came. torch
-has the stack [m, n] in memory and does no more than the rule needs: median, a sort and a mean, or distances by a product of matrices.
-Times are medians of interleaved repeats, after one that compiles. Memory is the most that Python and numpy held during a call, without
-the updates and the result.
+Updates are opened frames: `dense` is identity (as also after fp16 and qsgd), the others remain compressed. torch has the stack [m, n] in
+memory and computes only what the rule needs: a median, a sort and a mean, or distances by a product of matrices. Times are medians of
+interleaved repeats, after one that compiles. Memory is the peak of Python and numpy during a call, without the updates and the result.
 """
 
 import argparse
-import statistics
-import time
 import tracemalloc
 from collections.abc import Callable
 
 import torch
+from timing import medians
 
 from fedcomp import Layout, codec, spec
 from fedcomp.strategies import StrategyConfig, strategy
@@ -35,7 +33,7 @@ RULES = (
 
 
 def baselines(stack: torch.Tensor, byzantine: int) -> dict[str, Callable[[], object]]:
-    """The same on a dense stack, by the names of the rules that they are for."""
+    """Return implementations on a dense stack, by the names of the rules."""
     m = len(stack)
 
     def distances() -> torch.Tensor:
@@ -54,7 +52,7 @@ def baselines(stack: torch.Tensor, byzantine: int) -> dict[str, Callable[[], obj
     }
 
 
-def opened(stack: torch.Tensor, uplink: str) -> list[AcceptedUpdate]:
+def opened_updates(stack: torch.Tensor, uplink: str) -> list[AcceptedUpdate]:
     c, n = codec(uplink), stack.shape[1]
     return [
         AcceptedUpdate(i, c.open(c.encode(row, seed=i), n), 1, 0.0, "")
@@ -62,30 +60,20 @@ def opened(stack: torch.Tensor, uplink: str) -> list[AcceptedUpdate]:
     ]
 
 
-def called(
-    text: str, uplink: str, answers: list[AcceptedUpdate], into: torch.Tensor
+def aggregation(
+    text: str, uplink: str, answers: list[AcceptedUpdate], out: torch.Tensor
 ) -> Callable[[], object]:
-    """A call of a rule, on a server that stands before round 1."""
-    rule = strategy(text, StrategyConfig(uplink=uplink, memory="none"), Layout.flat(into.numel()))
-    updates = RoundUpdates(1, {"train": answers}, torch.zeros_like(into))
-    return lambda: rule.aggregate(updates, into.zero_())
+    """Return a function that aggregates the updates of round 1 by a rule."""
+    rule = strategy(text, StrategyConfig(uplink=uplink, memory="none"), Layout.flat(out.numel()))
+    updates = RoundUpdates(1, {"train": answers}, torch.zeros_like(out))
+    return lambda: rule.aggregate(updates, out.zero_())
 
 
-def seconds(ways: dict[str, Callable[[], object]], repeats: int) -> dict[str, float]:
-    taken: dict[str, list[float]] = {name: [] for name in ways}
-    for _ in range(repeats + 1):
-        for name, way in ways.items():
-            start = time.perf_counter()
-            way()
-            taken[name].append(time.perf_counter() - start)
-    return {name: statistics.median(times[1:]) for name, times in taken.items()}
-
-
-def peak(way: Callable[[], object]) -> float:
-    """Bytes."""
+def peak_bytes(function: Callable[[], object]) -> float:
+    """Return the peak memory of Python and numpy during a call."""
     tracemalloc.start()
     try:
-        way()
+        function()
         return tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
@@ -102,7 +90,8 @@ def main() -> None:
     options = parser.parse_args()
     m, n, f = options.clients, options.numel, options.byzantine
     stack = torch.randn(m, n, generator=torch.Generator().manual_seed(0))
-    torch_s = seconds(baselines(stack, f), options.repeats)
+    torch_times = medians(baselines(stack, f), options.repeats)
+    torch_s = {name: times.wall_s for name, times in torch_times.items()}
     print(
         f"{m} clients, n = {n:,}, {f} Byzantine clients, {torch.get_num_threads()} threads; a dense stack is {stack.nbytes / 1e6:,.0f} MB\n"
     )
@@ -113,12 +102,14 @@ def main() -> None:
     )
     rows: dict[str, list[str]] = {text.format(f=f): [] for text in RULES}
     for uplink in UPLINKS.values():
-        answers, into = opened(stack, uplink), torch.zeros(n)
-        ways = {text: called(text, uplink, answers, into) for text in rows}
-        for text, time_s in seconds(ways, options.repeats).items():
+        answers, out = opened_updates(stack, uplink), torch.zeros(n)
+        functions = {text: aggregation(text, uplink, answers, out) for text in rows}
+        for text, (time_s, _) in medians(functions, options.repeats).items():
             baseline = torch_s.get(text.partition(":")[0]) if "," not in text else None
             ratio = f"{time_s / baseline:9.2f}x" if baseline else f"{'':10}"
-            rows[text].append(f"{time_s * 1e3:12.0f}{ratio}{peak(ways[text]) / 1e6:7.1f}")
+            rows[text].append(
+                f"{time_s * 1e3:12.0f}{ratio}{peak_bytes(functions[text]) / 1e6:7.1f}"
+            )
     for text, cells in rows.items():
         baseline = torch_s.get(text.partition(":")[0]) if "," not in text else None
         print(f"{text:28}{f'{baseline * 1e3:.0f}' if baseline else '':>9}" + "".join(cells))

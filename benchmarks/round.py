@@ -1,10 +1,10 @@
-"""Client updates per second of whole rounds, beside plain loops over PyTorch modules that only train.
+"""Client updates per second of whole rounds, against loops over PyTorch modules that only train.
 
     FEDCOMP_DATA=... python benchmarks/round.py [--rounds 40]
 
-200 clients a round, 5 steps of batch 20 each, logistic regression on MNIST. The loops of local_sgd.py train with torch.optim.SGD and
-subtract; they send nothing and keep nothing. A whole round trains, adds residuals, makes STC frames at 1/400, carries Flower messages
-both ways, checks and averages the replies, compresses the broadcast, and writes a checkpoint. Rounds and loops take turns in one process.
+200 clients per round, 5 steps each with batches of 20, logistic regression on MNIST. The loops of local_sgd.py only train, with
+torch.optim.SGD, and return updates. A whole round trains, adds residuals, encodes STC frames at 1/400, checks and averages the updates,
+compresses the broadcast, and writes a checkpoint. Rounds and loops are interleaved in one process.
 """
 
 import argparse
@@ -32,7 +32,7 @@ CLIENTS = 200
 
 
 class Interleaved(Callback):
-    """Runs the loops after every round, and times all."""
+    """Runs the loops after every round, and records all times."""
 
     def __init__(self, loops: dict[str, Callable[[], object]]) -> None:
         self.loops, self.loop_s, self.round_s = loops, {name: [] for name in loops}, []

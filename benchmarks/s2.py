@@ -1,22 +1,22 @@
-"""Traffic of s2 through relays, against the same sparse values passed on as they are; and how many tables are read.
+"""Traffic of s2 through relays, against forwarded frames with the same sparse values; and the fraction of tables that can be decoded.
 
     python benchmarks/s2.py [--seeds 100] [--task digits]
 
-Every vector has its 1 % largest kept. The updates are those of local SGD from a model that has trained for some rounds: overlapping
-supports, as in training, and supports drawn at random. For sums of 8, 32 and 128 clients:
+The 1 % largest values of every vector are sent. The vectors are updates of local SGD after some rounds, whose supports overlap, or random
+vectors. For sums of 8, 32 and 128 clients:
 
-    topk        a frame of topk, values in float32, from each client: what a star sends
-    all         frames of topk of all clients, one behind the other: what a link carries where frames are only passed on (all-gather)
-    s2          the sum of all frames of s2, whose tables are made for the union; and from each client, before anything is added
-    values      positions and values of the union in a frame of topk: what a relay could send that looks into frames, and adds them
+    topk        a frame of topk with values in float32 from each client, as without relays
+    all         the frames of topk of all clients, as on a link that only forwards frames (all-gather)
+    s2          the sum of all frames of s2, whose tables have room for the union; and the frame of one client
+    values      positions and values of the union in a frame of topk, as from a relay that decodes and adds frames
 
-Saved by s2, of what frames of topk take where they are only passed on:
+Savings of s2 against forwarded frames of topk:
 
-    top     on the one link to whoever gets the sum
-    ring    by each of N who are to have the sum: 2(N − 1)/N of the sum of s2 by all-reduce, N − 1 frames of topk by all-gather
-    tree    on all links from the clients through 8 relays upwards
+    top     on the link to the receiver of the sum
+    ring    for each of N receivers: 2(N − 1)/N of the sum of s2 by all-reduce, against N − 1 frames of topk by all-gather
+    tree    on all links from the clients through 8 relays to the server
 
-The paper claims 81 % of the traffic of all-gather. A frame of s2 that nobody adds is longer than one of topk, always.
+The paper claims savings of 81 % against all-gather. A single frame of s2 is always longer than one of topk.
 """
 
 import argparse
@@ -30,10 +30,11 @@ from fedcomp.callbacks import Callback
 from fedcomp.kernels import peeling
 from fedcomp.sim.run import Simulation
 from fedcomp.training.batches import plan_batches
+from fedcomp.training.engine import Job
 from fedcomp.training.local_sgd import LocalSGD
 
 DENSITY, CLIENTS, RELAYS = 0.01, (8, 32, 128), 8
-CLAIMED = 0.81
+CLAIMED_SAVING = 0.81
 TASKS = {
     "digits": {"partition": "classes:2", "batch_size": 5},
     "mnist-logreg": {"partition": "classes:2", "lr": 0.04},
@@ -41,7 +42,7 @@ TASKS = {
 
 
 def updates(task: str, clients: int, rounds: int = 10) -> torch.Tensor:
-    """What clients of two classes each have to send after some rounds: [clients, n]."""
+    """Return the updates [clients, n] of clients with two classes each after some rounds."""
     with tempfile.TemporaryDirectory() as folder:
         config = RunConfig(
             task=task,
@@ -51,28 +52,25 @@ def updates(task: str, clients: int, rounds: int = 10) -> torch.Tensor:
             out=f"{folder}/run",
             **TASKS[task],
         )
-        made = Simulation(config, Callback())
-        made.run()
-        sgd, start, members = (
-            LocalSGD.from_config(config),
-            made.loop.broadcasts.weights,
-            made.clients,
-        )
-        plans = [
-            plan_batches(sgd, members.shards[i], config.seed, rounds + 1, i) for i in range(clients)
+        simulation = Simulation(config, Callback())
+        simulation.run()
+        sgd, trainer = LocalSGD.from_config(config), simulation.trainer
+        jobs = [
+            Job(rounds + 1, i, plan_batches(sgd, trainer.shards[i], config.seed, rounds + 1, i))
+            for i in range(clients)
         ]
-        return torch.cat(
-            [members.engine.train(start, members.data, [plan], sgd)[0] for plan in plans]
-        )
+        start = simulation.loop.broadcasts.weights
+        return trainer.engine.train(start, trainer.data, jobs, sgd, seed=config.seed)[0]
 
 
-def at_random(clients: int, numel: int) -> torch.Tensor:
+def random_vectors(clients: int, numel: int) -> torch.Tensor:
     return torch.from_numpy(
         np.random.default_rng(clients).standard_normal((clients, numel)).astype(np.float32)
     )
 
 
 def traffic(name: str, x: torch.Tensor) -> None:
+    """Print a row for each type of values."""
     clients, numel = x.shape
     topk = codec(f"topk:density={DENSITY}")
     kept = torch.stack([topk.decode(topk.encode(row), numel=numel) for row in x])
@@ -100,8 +98,8 @@ def traffic(name: str, x: torch.Tensor) -> None:
         )
 
 
-def peeled(keys: int, cells_a_key: float, seeds: int) -> None:
-    """Of tables with integers, how many peel, how many are exact; of tables of float32, how far off their values are."""
+def peeling_rates(keys: int, cells_a_key: float, seeds: int) -> None:
+    """Print the fractions of integer tables that peel and that are exact, and the maximum error of float32 tables."""
     peel = exact = 0
     off = []
     for seed in range(seeds):
@@ -119,13 +117,17 @@ def peeled(keys: int, cells_a_key: float, seeds: int) -> None:
 
 
 def _float_error(where: peeling.KeyCells, values: np.ndarray) -> float:
-    """The largest error of values read from cells in float32, over the largest value: errors go from key to key."""
+    """Return the largest error of values read from float32 cells, relative to the largest value. Errors propagate between keys."""
     cells = np.zeros(where.size, np.float32)
     signs = np.where(where.negative, -1.0, 1.0)
     np.add.at(cells, where.cells, (signs * values[:, None]).astype(np.float32))
-    unit = 2.0**-40  # far below what float32 rounds: what is left is the error of the cells
-    got = peeling.peel(where, np.rint(cells.astype(np.float64) / unit).astype(np.int64))[0] * unit
-    return float(np.abs(got - values).max() / np.abs(values).max())
+    unit = (
+        2.0**-40
+    )  # far below the rounding of float32, so that only the error of the cells remains
+    decoded = (
+        peeling.peel(where, np.rint(cells.astype(np.float64) / unit).astype(np.int64))[0] * unit
+    )
+    return float(np.abs(decoded - values).max() / np.abs(values).max())
 
 
 def main() -> None:
@@ -142,12 +144,12 @@ def main() -> None:
     for clients in CLIENTS:
         traffic(options.task, trained[:clients])
     for clients in CLIENTS:
-        traffic("at random", at_random(clients, trained.shape[1]))
+        traffic("random", random_vectors(clients, trained.shape[1]))
     for clients in CLIENTS:
-        traffic("at random", at_random(clients, 100_000))
-    print(f"top, ring, tree: saved; the paper claims {CLAIMED:.0%}")
+        traffic("random", random_vectors(clients, 100_000))
+    print(f"top, ring, tree: saved; the paper claims {CLAIMED_SAVING:.0%}")
     print(
-        f"\n{'keys':>9}{'cells a key':>12}{'peeled':>9}{'exact':>9}{'float32 is off':>16}   of {options.seeds} seeds, 3 rows"
+        f"\n{'keys':>9}{'cells a key':>12}{'peeled':>9}{'exact':>9}{'float32 error':>16}   of {options.seeds} seeds, 3 rows"
     )
     for keys, cells_a_key in (
         (1000, 1.25),
@@ -156,7 +158,7 @@ def main() -> None:
         (10_000, 1.25),
         (100_000, 1.25),
     ):
-        peeled(keys, cells_a_key, options.seeds)
+        peeling_rates(keys, cells_a_key, options.seeds)
 
 
 if __name__ == "__main__":

@@ -1,21 +1,19 @@
-"""What a Count Sketch costs on this CPU, beside the gather and scatter of torch.
+"""Time of a Count Sketch on this CPU, against gather and scatter in torch.
 
     python benchmarks/sketches.py --numel 11_000_000 --rows 5 --columns 500_000
 
-`hashed` is the idiom of a library that keeps no tables: buckets (a·i + b) mod p mod c, signs the lowest bit of a polynomial of degree 3
-mod p = 2³¹ − 1, in int64, a block of coordinates after the other. `tables` has all buckets (int64) and signs (float32) in memory, ours
-without their making; what comes out of them is compared with ours. Sums are by scatter_add_ or bincount; a reading gathers, takes the
-median over the rows, and the k largest by topk. Times are medians of interleaved repeats, `copies` multiples of a plain copy of the
-vector in the same run, `ours` how many times as long as ours it took; `CPU` is the time of all threads together, which tells more where
-others use the machine too.
+`hashed` computes hashes for each use: buckets (a·i + b) mod p mod c, signs from the lowest bit of a polynomial of degree 3 mod p =
+2³¹ − 1, in int64, block by block. `tables` has all buckets (int64) and signs (float32) in memory; their construction is not timed, and
+their results are compared with those of fedcomp. Sums use scatter_add_ or bincount. Reading gathers, takes the median over the rows, and
+selects the k largest by topk. Times are medians of interleaved repeats. `copies` are multiples of a copy of the vector in the same run,
+`ours` multiples of the time of fedcomp. `CPU` is the time of all threads together, which depends less on other load.
 """
 
 import argparse
-import statistics
-import time
 from collections.abc import Callable, Iterator
 
 import torch
+from timing import medians
 from torch import Tensor
 
 from fedcomp.codecs.sketch import SketchUpdate
@@ -25,9 +23,8 @@ P = 2**31 - 1
 BLOCK = 1 << 20  # coordinates that are hashed together
 SEED = 1
 
-Placed = Callable[
-    [int], Iterator[tuple[slice, Tensor, Tensor]]
-]  # of a row: coordinates, their buckets, their signs
+# Function of a row that yields coordinates, their buckets and their signs.
+Placed = Callable[[int], Iterator[tuple[slice, Tensor, Tensor]]]
 
 
 def hashed(numel: int, rows: int, columns: int) -> Placed:
@@ -53,7 +50,7 @@ def hashed(numel: int, rows: int, columns: int) -> Placed:
 
 
 def tables(numel: int, rows: int, columns: int) -> tuple[Placed, int]:
-    """Those of ours, and their bytes."""
+    """Return the buckets and signs of fedcomp, and their bytes."""
     buckets, signs = torch.empty(rows, numel, dtype=torch.int64), torch.empty(rows, numel)
     for start in range(0, numel, BLOCK):
         stop = min(start + BLOCK, numel)
@@ -85,35 +82,19 @@ def counted(x: Tensor, rows: int, columns: int, placed: Placed) -> Tensor:
 
 
 def gathered(cells: Tensor, numel: int, k: int, placed: Placed) -> tuple[Tensor, Tensor]:
-    """Positions and values of the k largest estimates."""
-    found = torch.empty(len(cells), numel)
+    """Return positions and values of the k largest estimates."""
+    rows = torch.empty(len(cells), numel)
     for r in range(len(cells)):
         for span, buckets, signs in placed(r):
-            torch.mul(cells[r][buckets], signs, out=found[r, span])
-    estimates = found.median(dim=0).values
+            torch.mul(cells[r][buckets], signs, out=rows[r, span])
+    estimates = rows.median(dim=0).values
     at = estimates.abs().topk(k, sorted=False).indices
     return at, estimates[at]
 
 
 def ours(cells: Tensor, numel: int, k: int) -> tuple[Tensor, Tensor]:
-    read = SketchUpdate(numel, cells.numpy(), SEED, k).read
+    read = SketchUpdate(numel, cells.numpy(), SEED, k).decoded
     return torch.from_numpy(read.positions), torch.from_numpy(read.values)
-
-
-def medians(
-    ways: dict[tuple[str, str], Callable[[], object]], repeats: int
-) -> dict[tuple[str, str], tuple[float, float]]:
-    """Seconds of each way, and of the processor; the first round compiles."""
-    taken: dict[tuple[str, str], list[tuple[float, float]]] = {name: [] for name in ways}
-    for _ in range(repeats + 1):
-        for name, way in ways.items():
-            start, spent = time.perf_counter(), time.process_time()
-            way()
-            taken[name].append((time.perf_counter() - start, time.process_time() - spent))
-    return {
-        name: tuple(map(statistics.median, zip(*times[1:], strict=True)))
-        for name, times in taken.items()
-    }
 
 
 def main() -> None:
@@ -121,12 +102,14 @@ def main() -> None:
     parser.add_argument("--numel", type=int, default=11_000_000, help="elements of the vector")
     parser.add_argument("--rows", type=int, default=5)
     parser.add_argument("--columns", type=int, default=500_000)
-    parser.add_argument("--largest", type=int, default=50_000, help="k: estimates that are kept")
+    parser.add_argument(
+        "--largest", type=int, default=50_000, help="k, the number of estimates that are read"
+    )
     parser.add_argument("--repeats", type=int, default=3)
     options = parser.parse_args()
     n, shape, k = options.numel, (options.rows, options.columns), options.largest
     x = torch.randn(n, generator=torch.Generator().manual_seed(0)) ** 5
-    into, by_hash, (by_table, table_bytes) = torch.empty(n), hashed(n, *shape), tables(n, *shape)
+    out, by_hash, (by_table, table_bytes) = torch.empty(n), hashed(n, *shape), tables(n, *shape)
 
     cells = torch.from_numpy(count_sketch.sketch(x, *shape, SEED))
     torch.testing.assert_close(
@@ -151,22 +134,21 @@ def main() -> None:
         "tables, gather": lambda: gathered(cells, n, k, by_table),
         "hashed, gather": lambda: gathered(cells, n, k, by_hash),
     }
-    ways = {("", "copy"): lambda: into.copy_(x)}
-    ways |= {("sketch", name): way for name, way in sketching.items()} | {
-        ("read", name): way for name, way in reading.items()
-    }
-    times = medians(ways, options.repeats)
+    functions = {("", "copy"): lambda: out.copy_(x)}
+    functions |= {("sketch", name): function for name, function in sketching.items()}
+    functions |= {("read", name): function for name, function in reading.items()}
+    times = medians(functions, options.repeats)
     print(f"n = {n:,} into {options.rows} x {options.columns:,}, the {k:,} largest read   threads = {torch.get_num_threads()}"
           f"   median of {options.repeats}   tables: {table_bytes / 1e6:,.0f} MB\n")  # fmt: skip
     print(f"{'':30}{'ms':>9}{'copies':>9}{'ours':>8}{'CPU ms':>10}{'ours':>8}")
-    for (what, name), (time_s, cpu_s) in times.items():
-        our_s, our_cpu_s = times.get((what, "ours"), (time_s, cpu_s))
-        line = f"{f'{what:8}{name}':30}{time_s * 1e3:9.1f}{time_s / times['', 'copy'][0]:9.1f}"
+    for (operation, name), (time_s, cpu_s) in times.items():
+        our_s, our_cpu_s = times.get((operation, "ours"), (time_s, cpu_s))
+        line = f"{f'{operation:8}{name}':30}{time_s * 1e3:9.1f}{time_s / times['', 'copy'][0]:9.1f}"
         print(
             line
             + (
                 f"{time_s / our_s:8.1f}{cpu_s * 1e3:10.1f}{cpu_s / our_cpu_s:8.1f}"
-                if what
+                if operation
                 else f"{cpu_s * 1e3:18.1f}"
             )
         )

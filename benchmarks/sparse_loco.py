@@ -1,10 +1,10 @@
-"""Frames of SparseLoCo: 64 of every 4,096 coordinates with two-bit values, beside 12-bit indices packed with plain torch.
+"""Frames of SparseLoCo: 64 of every 4,096 coordinates with two-bit values, against 12-bit indices packed in torch.
 
     python benchmarks/sparse_loco.py [--numel 10_000_000] [--repeats 5]
 
-The plain implementation selects with torch.topk, puts each value into one of four bins by the standard deviation of its chunk, and packs 12
-bits of index and 2 of bin for each value. Means of the bins are the scales of both, counted apart. Both must decode to the same tensor.
-Normal and heavy-tailed vectors; times are the least of the repeats.
+The torch implementation selects with torch.topk, assigns each value to one of four bins by the standard deviation of its chunk, and packs
+12 bits of index and 2 bits of bin for each value. The scales of both are the means of the bins, counted separately. Both must decode to
+the same tensor. Vectors are normal and heavy-tailed. Times are the minimum of the repeats.
 """
 
 import argparse
@@ -35,20 +35,20 @@ def encode(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     pairs = index.view(-1, 2)
     words = pairs[:, 0] | pairs[:, 1] << 12
     packed = torch.stack([words >> shift & 255 for shift in (0, 8, 16)], 1).to(torch.uint8)
-    four = bins.view(-1, 4)
-    return packed, (four << torch.tensor([0, 2, 4, 6])).sum(1).to(torch.uint8), means
+    quads = bins.view(-1, 4)
+    return packed, (quads << torch.tensor([0, 2, 4, 6])).sum(1).to(torch.uint8), means
 
 
 def decode(packed: Tensor, bins: Tensor, means: Tensor, numel: int) -> Tensor:
     low, middle, high = packed.long().unbind(1)
     word = low | middle << 8 | high << 16
     index = torch.stack([word & 4095, word >> 12], 1).view(-1, K)
-    places = (bins.long()[:, None] >> torch.tensor([0, 2, 4, 6]) & 3).view(-1, K)
+    bin_index = (bins.long()[:, None] >> torch.tensor([0, 2, 4, 6]) & 3).view(-1, K)
     out = torch.zeros(numel // SIZE, SIZE)
-    return out.scatter_(1, index, means.float().gather(1, places)).view(-1)
+    return out.scatter_(1, index, means.float().gather(1, bin_index)).view(-1)
 
 
-def least(repeats: int, run: Callable[[], object]) -> float:
+def min_ms(repeats: int, run: Callable[[], object]) -> float:
     times = []
     for _ in range(repeats):
         begin = time.perf_counter()
@@ -66,32 +66,32 @@ def main() -> None:
     print(f"{SPEC}, n = {numel:,}")
     normal = torch.randn(numel, generator=torch.Generator().manual_seed(0))
     for name, x in {"normal": normal, "heavy tails": normal**3}.items():
-        frame, plain = c.encode(x), encode(x)
+        frame, parts = c.encode(x), encode(x)
         y = c.decode(frame, numel=numel)
-        assert torch.equal(y, decode(*plain, numel)), "the two decode to different tensors"
+        assert torch.equal(y, decode(*parts, numel)), "the two decode to different tensors"
         values = numel // SIZE * K
         scales = 2 * int(sum(len(chunk.unique()) - 1 for chunk in y.view(-1, SIZE)))
         bits = 8 * (len(frame) - scales) / values
-        other = 8 * (plain[0].numel() + plain[1].numel()) / values
-        print(f"{name}: bits a value, scales apart")
+        other = 8 * (parts[0].numel() + parts[1].numel()) / values
+        print(f"{name}: bits per value, without scales")
         print(f"  frame                      {bits:6.3f}   scales {8 * scales / values:5.3f}")
         print(
-            f"  12-bit indices, torch      {other:6.3f}   scales {16 * plain[2].numel() / values:5.3f}"
+            f"  12-bit indices, torch      {other:6.3f}   scales {16 * parts[2].numel() / values:5.3f}"
         )
         print(
             f"  compression of float32     ×{32 * numel / values / bits:.0f} and ×{32 * numel / values / other:.0f}"
         )
     print("milliseconds   encode   decode")
-    here = (
-        least(args.repeats, lambda: c.encode(x)),
-        least(args.repeats, lambda: c.decode(frame, numel=numel)),
+    codec_ms = (
+        min_ms(args.repeats, lambda: c.encode(x)),
+        min_ms(args.repeats, lambda: c.decode(frame, numel=numel)),
     )
-    there = (
-        least(args.repeats, lambda: encode(x)),
-        least(args.repeats, lambda: decode(*plain, numel)),
+    torch_ms = (
+        min_ms(args.repeats, lambda: encode(x)),
+        min_ms(args.repeats, lambda: decode(*parts, numel)),
     )
-    print(f"  frame       {here[0]:9.1f}{here[1]:9.1f}")
-    print(f"  plain torch {there[0]:9.1f}{there[1]:9.1f}")
+    print(f"  frame       {codec_ms[0]:9.1f}{codec_ms[1]:9.1f}")
+    print(f"  torch       {torch_ms[0]:9.1f}{torch_ms[1]:9.1f}")
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
-"""The STC authors' setting: accuracy and every byte, over seeds.
+"""The setting of the STC authors: accuracy and all bytes, over several seeds.
 
     FEDCOMP_DATA=... python benchmarks/stc_mnist.py [--seeds 5] [--rounds 400]
 
-200 clients of two classes, 10 % a round, one step of batch 20 at lr 0.04, p = 1/400 both ways, logistic regression on MNIST with pixels
-standardised. The authors' code reports 87.5 % and counts 30.0 bytes a frame, by formula, without headers, without catching up and
-without first downloads.
+200 clients with two classes, 10 % per round, one step with a batch of 20 at lr 0.04, p = 1/400 in both directions, logistic regression on
+MNIST with standardised pixels. The authors' code reports 87.5 % and 30.0 bytes per frame, computed by a formula, without headers, missed
+broadcasts and first downloads.
 """
 
 import argparse
@@ -20,7 +20,8 @@ from fedcomp.codecs.frame import SECTIONS, varint
 from fedcomp.sim import simulate
 
 STC = "stc:density=1/400"
-PARAMETERS, MEAN, RICE = 7850, 4, 1  # μ and the Rice parameter, bytes a frame
+PARAMETERS = 7850
+MEAN, RICE = 4, 1  # bytes of μ and of the Rice parameter in a frame
 
 
 @dataclass
@@ -77,7 +78,7 @@ def main() -> None:
     frames = sum(watch.total("accepted") for watch in stc)
     nonzeros = sum(watch.total("uplink_nonzeros") for watch in stc)
     uplink, downlink = (
-        sum(watch.total(f"{way}_bytes") for watch in stc) for way in ("uplink", "downlink")
+        sum(watch.total(f"{link}_bytes") for watch in stc) for link in ("uplink", "downlink")
     )
     catch_up, first = (
         sum(watch.total(f"{part}_bytes") for watch in stc)
@@ -129,7 +130,7 @@ def main() -> None:
 
 
 def expected_rice_bits(p: float) -> float:
-    """Bits a position: b* + 1/(1 − (1−p)^(2^b*))."""
+    """Return the expected bits per position: b* + 1/(1 − (1−p)^(2^b*))."""
     golden = (math.sqrt(5) + 1) / 2
     b = max(0, 1 + math.floor(math.log2(math.log(golden - 1) / math.log(1 - p))))
     return b + 1 / (1 - (1 - p) ** 2**b)

@@ -1,30 +1,31 @@
-"""What it costs to count one-bit votes on this CPU, packed as they are sent, beside int8 tensors in torch.
+"""Time of counting packed one-bit votes on this CPU, against int8 tensors in torch.
 
     python benchmarks/tally.py [--numel 25000000] [--voters 15] [--threads 1]
 
-`int8 added up` adds the tensors one by one in int8 and takes the sign; `stack.sum(0)` is torch's sum of the stack [m, n], in int64 as torch
-does it unless told otherwise; `stack.sum(0, int8)` is told otherwise, and is right up to 127 voters. None of the three decides ties, and
-the stack is there before. Times are medians of interleaved repeats; --processor-time counts what this process got of a busy machine.
+`int8 added up` adds the tensors one by one in int8 and takes the sign. `stack.sum(0)` is torch's sum of the stack [m, n], by default in
+int64. `stack.sum(0, int8)` is correct for up to 127 voters. None of the three decides ties, and the stack is already in memory. Times are
+medians of interleaved repeats. --processor-time shows processor time, which depends less on other load.
 """
 
 import argparse
 import os
-import statistics
-import time
 from collections.abc import Callable
 
 os.environ.setdefault("GOMP_SPINCOUNT", "10000")  # as the command line does
 
 import numpy as np  # noqa: E402
 import torch  # noqa: E402
+from timing import medians  # noqa: E402
 
 from fedcomp.kernels import votes  # noqa: E402
 
-WIDE = 5  # votes that are a wide margin
+WIDE_MARGIN = 5  # votes
 
 
-def ways(numel: int, voters: int) -> tuple[dict[str, Callable[[], object]], list[str]]:
-    """What is timed, and which of it is a baseline."""
+def functions_and_baselines(
+    numel: int, voters: int
+) -> tuple[dict[str, Callable[[], object]], list[str]]:
+    """Return the functions that are timed, and the names of the baselines."""
     rng = np.random.default_rng(0)
     flags = [rng.integers(0, 2, numel, dtype=np.int8) for _ in range(voters)]
     packed = [np.packbits(vote).tobytes() for vote in flags]
@@ -47,21 +48,9 @@ def ways(numel: int, voters: int) -> tuple[dict[str, Callable[[], object]], list
         baselines["stack.sum(0, int8)"] = lambda: stack.sum(0, dtype=torch.int8).sign()
     ours: dict[str, Callable[[], object]] = {
         "majority": lambda: votes.majority(packed, numel, 0),
-        "disagreement": lambda: votes.disagreement(packed, result, numel, WIDE),
+        "disagreement": lambda: votes.disagreement(packed, result, numel, WIDE_MARGIN),
     }
     return baselines | ours, list(baselines)
-
-
-def seconds(
-    found: dict[str, Callable[[], object]], repeats: int, clock: Callable[[], float]
-) -> dict[str, float]:
-    taken = {name: [] for name in found}
-    for _ in range(repeats + 1):
-        for name, way in found.items():
-            start = clock()
-            way()
-            taken[name].append(clock() - start)
-    return {name: statistics.median(times[1:]) for name, times in taken.items()}
 
 
 def main() -> None:
@@ -73,14 +62,15 @@ def main() -> None:
     parser.add_argument(
         "--processor-time",
         action="store_true",
-        help="of all threads together, instead of the time that passes",
+        help="of all threads together, instead of wall-clock time",
     )
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    found, baselines = ways(options.numel, options.voters)
-    times = seconds(
-        found, options.repeats, time.process_time if options.processor_time else time.perf_counter
-    )
+    functions, baselines = functions_and_baselines(options.numel, options.voters)
+    times = {
+        name: median.processor_s if options.processor_time else median.wall_s
+        for name, median in medians(functions, options.repeats).items()
+    }
     print(
         f"{options.voters} votes of n = {options.numel:,}   threads = {options.threads}   median of {options.repeats}"
         f"{', processor time' * options.processor_time}\n"

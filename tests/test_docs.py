@@ -161,7 +161,7 @@ def test_the_table_of_codecs_to_choose_from_is_that_of_the_benchmark():
         import choosing
     finally:
         sys.path.remove(str(ROOT / "benchmarks"))
-    assert rows == [way.codec for way in choosing.UPLINKS + choosing.DOWNLINKS]
+    assert rows == [row.codec for row in choosing.UPLINKS + choosing.DOWNLINKS]
     named = {part.partition(":")[0].partition("@")[0] for row in rows for part in row.split("+")}
     assert named <= set(fedcomp.available_codecs())
 
