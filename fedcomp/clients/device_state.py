@@ -11,14 +11,14 @@ from torch import Tensor
 
 from ..errors import CheckpointError
 from ..strategies.client_algorithm import RoundState
-from .session import ClientSession
+from .session import EncodingSession
 from .state import ClientState
 
 CLIENT, WEIGHTS, SESSION, VALUES = "client", "weights", "session", "round."
 MAX_PAST_VERSIONS = 32  # past versions that are stored
 
 
-def pack(session: ClientSession, client: int) -> dict[str, Tensor | bytes | list[bytes]]:
+def pack(session: EncodingSession, client: int) -> dict[str, Tensor | bytes | list[bytes]]:
     """Return the state of a client and its session, by name. A list holds the parts of one byte string. Nothing large is copied."""
     state, round_state = session.states.at(client), session.rounds.get(client)
     vectors, record = state.pack(CLIENT)
@@ -38,7 +38,7 @@ def pack(session: ClientSession, client: int) -> dict[str, Tensor | bytes | list
     }
 
 
-def restore(session: ClientSession, client: int, stored: Mapping[str, Any]) -> None:
+def restore(session: EncodingSession, client: int, stored: Mapping[str, Any]) -> None:
     """Restore a client of a session from the result of `pack`. A newer copy of the model is not replaced.
 
     Raises CheckpointError for anything that `pack` did not return.

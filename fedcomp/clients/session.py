@@ -104,78 +104,13 @@ class HostedStates(States):
         """Do nothing: the process stores the state of each client itself."""
 
 
-class ClientSession:
-    """Answers assignments with reports.
+class EncodingSession:
+    """Downloads and encodes for the clients that it hosts. The caller trains them."""
 
-    `trainer`: None if the caller trains, and calls `download` and `encode` instead of `handle`. `keeps_rounds`: keep a client's round state
-    until the client's next round; by default it is dropped when any new round begins. `evaluator`: None if clients do not evaluate.
-    `frees_downloads`: clear the frames of an assignment when they are applied, because nobody else reads them; they may be as large as the
-    model.
-    """
-
-    def __init__(
-        self,
-        replica: Replica,
-        states: States,
-        trainer: Trainer | None,
-        algorithm: ClientAlgorithm,
-        seed: int,
-        *,
-        hook: ClientHook | None = None,
-        watch: Watch | None = None,
-        keeps_rounds: bool = False,
-        evaluator: ClientEvaluator | None = None,
-        frees_downloads: bool = False,
-    ):
-        self.replica, self.states, self._trainer = replica, states, trainer
+    def __init__(self, replica: Replica, states: States, algorithm: ClientAlgorithm, seed: int):
+        self.replica, self.states = replica, states
         self.algorithm, self.seed = algorithm, seed
-        self.hook: ClientHook = hook or ClientHook()
-        self.watch: Watch = watch or (lambda assignments, memories, updates: None)
-        self.keeps_rounds, self.evaluator = keeps_rounds, evaluator
-        self.frees_downloads = frees_downloads
         self.rounds: dict[int, RoundState] = {}  # by client: state in its current round
-
-    @property
-    def trainer(self) -> Trainer:
-        """The trainer of a session that handles assignments."""
-        assert self._trainer is not None, "this session has no trainer; its caller trains"
-        return self._trainer
-
-    @property
-    def at_once(self) -> int:
-        """The number of assignments that one call of `handle` should get."""
-        whole = self.hook.needs_whole_cohort or self.algorithm.trains_on_partitions
-        return len(self.trainer.shards) if whole else self.trainer.at_once
-
-    def handle(self, assignments: Sequence[Assignment]) -> list[Report]:
-        """Return one report for each assignment. A failing client reports its stage and reason, and does not affect the others."""
-        reports: dict[int, Report] = {}
-        if not self.keeps_rounds:
-            running = {a.round for a in assignments}
-            self.rounds = {c: state for c, state in self.rounds.items() if state.round in running}
-        self.hook.on_assignments([a for a in assignments if a.phase == self.algorithm.phases[0]])
-        for a in assignments:
-            if reason := self.hook.no_answer_reason(a):
-                reports[a.client] = failure(a, "reply", reason)
-        answering = [a for a in assignments if a.client not in reports]
-        with timed("memories"):
-            self.states.ensure_loaded([a.client for a in answering])
-        starting, continuing = self._open(answering, reports)
-        starting, measured = self._evaluate(starting, reports)
-        for group, mine in self.hook.groups(starting):
-            data = self.hook.training_data(group, self.trainer.data)
-            for first in range(0, len(mine), self.trainer.at_once):
-                some = mine[first : first + self.trainer.at_once]
-                self._start_round(group, some, data, measured, reports)
-        for group, mine in self.hook.groups(continuing):
-            with timed("compression", clients=len(mine)):
-                self._continue(group, mine, reports)
-        self.states.mark_changed([a.client for a in assignments])
-        for a in assignments:
-            if (report := reports[a.client]).kind == UPDATE:
-                memory = self.states.at(a.client).memory
-                reports[a.client] = self.hook.on_report(a, report, memory)
-        return [reports[a.client] for a in assignments]
 
     def download(self, assignment: Assignment) -> None:
         """Settle the client's pending proposal and bring its copy of the model to the assignment's version.
@@ -229,6 +164,96 @@ class ClientSession:
                 if not isinstance(frame, FedcompError):
                     self.states.at(a.client).ticket = ticket(a.round, a.client, frame or b"")
         return frames
+
+    def _passes(self, a: Assignment, version: str) -> bool:
+        """Return whether a download from an earlier version leads through `version`, as after a report that the server did not receive."""
+        if a.form == OVERWRITE:
+            return {a.base, version} <= self.replica.past_versions.keys()
+        return version in itertools.accumulate(a.frames, next_version, initial=a.base)
+
+    def _encode_group(
+        self,
+        assignments: Sequence[Assignment],
+        updates: Tensor | None,
+        traces: Sequence[Traces],
+    ) -> list[Frame]:
+        """Encode for clients with the same density, learning rate and announcements."""
+        memories = [self.states.at(a.client).memory for a in assignments]
+        seeds = []
+        for a, memory in zip(assignments, memories, strict=True):
+            memory.set_density(a.density)
+            seeds.append(self.algorithm.seed(memory.codec, self.seed, a))
+        context = replace(context_of(assignments[0]), moments=Traces.stack(traces).moments)
+        values = [
+            self.rounds[a.client].values if a.client in self.rounds else {} for a in assignments
+        ]
+        return self.algorithm.encode(memories, updates, values, seeds, context)
+
+
+class ClientSession(EncodingSession):
+    """Answers assignments with reports.
+
+    `keeps_rounds`: keep a client's round state until the client's next round; by default it is dropped when any new round begins.
+    `evaluator`: None if clients do not evaluate. `frees_downloads`: clear the frames of an assignment when they are applied, because nobody
+    else reads them; they may be as large as the model.
+    """
+
+    def __init__(
+        self,
+        replica: Replica,
+        states: States,
+        trainer: Trainer,
+        algorithm: ClientAlgorithm,
+        seed: int,
+        *,
+        hook: ClientHook | None = None,
+        watch: Watch | None = None,
+        keeps_rounds: bool = False,
+        evaluator: ClientEvaluator | None = None,
+        frees_downloads: bool = False,
+    ):
+        super().__init__(replica, states, algorithm, seed)
+        self.trainer = trainer
+        self.hook: ClientHook = hook or ClientHook()
+        self.watch: Watch = watch or (lambda assignments, memories, updates: None)
+        self.keeps_rounds, self.evaluator = keeps_rounds, evaluator
+        self.frees_downloads = frees_downloads
+
+    @property
+    def at_once(self) -> int:
+        """The number of assignments that one call of `handle` should get."""
+        whole = self.hook.needs_whole_cohort or self.algorithm.trains_on_partitions
+        return len(self.trainer.shards) if whole else self.trainer.at_once
+
+    def handle(self, assignments: Sequence[Assignment]) -> list[Report]:
+        """Return one report for each assignment. A failing client reports its stage and reason, and does not affect the others."""
+        reports: dict[int, Report] = {}
+        if not self.keeps_rounds:
+            running = {a.round for a in assignments}
+            self.rounds = {c: state for c, state in self.rounds.items() if state.round in running}
+        self.hook.on_assignments([a for a in assignments if a.phase == self.algorithm.phases[0]])
+        for a in assignments:
+            if reason := self.hook.no_answer_reason(a):
+                reports[a.client] = failure(a, "reply", reason)
+        answering = [a for a in assignments if a.client not in reports]
+        with timed("memories"):
+            self.states.ensure_loaded([a.client for a in answering])
+        starting, continuing = self._open(answering, reports)
+        starting, measured = self._evaluate(starting, reports)
+        for group, mine in self.hook.groups(starting):
+            data = self.hook.training_data(group, self.trainer.data)
+            for first in range(0, len(mine), self.trainer.at_once):
+                some = mine[first : first + self.trainer.at_once]
+                self._start_round(group, some, data, measured, reports)
+        for group, mine in self.hook.groups(continuing):
+            with timed("compression", clients=len(mine)):
+                self._continue(group, mine, reports)
+        self.states.mark_changed([a.client for a in assignments])
+        for a in assignments:
+            if (report := reports[a.client]).kind == UPDATE:
+                memory = self.states.at(a.client).memory
+                reports[a.client] = self.hook.on_report(a, report, memory)
+        return [reports[a.client] for a in assignments]
 
     def _open(
         self, assignments: Sequence[Assignment], reports: dict[int, Report]
@@ -287,12 +312,6 @@ class ClientSession:
             type(accepted[0].memory).commit_stack([state.memory for state in accepted])
         for state in accepted:
             state.after = state.ticket
-
-    def _passes(self, a: Assignment, version: str) -> bool:
-        """Return whether a download from an earlier version leads through `version`, as after a report that the server did not receive."""
-        if a.form == OVERWRITE:
-            return {a.base, version} <= self.replica.past_versions.keys()
-        return version in itertools.accumulate(a.frames, next_version, initial=a.base)
 
     def _start_round(
         self,
@@ -377,7 +396,7 @@ class ClientSession:
         if new_updates:
             fresh = [a for a, _ in new_updates]
             stack = torch.stack([update for _, update in new_updates])
-            stack = stack if self._trainer is None else stack.to(self._trainer.engine.device)
+            stack = stack.to(self.trainer.engine.device)
             self._report(fresh, self.hook.on_updates(group, fresh, stack), None, reports)
         proceeding = [a for a in assignments if a.client in updates and updates[a.client] is None]
         self._report(proceeding, None, None, reports)
@@ -392,7 +411,7 @@ class ClientSession:
         frames = self.encode(assignments, updates, traces)
         for a, frame in zip(assignments, frames, strict=True):
             if isinstance(frame, FedcompError):
-                error = encoding_error(frame, self._trainer, a.client)
+                error = encoding_error(frame, self.trainer, a.client)
                 reports[a.client] = self._failure(a, "encode", error)
                 continue
             state = self.states.at(a.client)
@@ -412,24 +431,6 @@ class ClientSession:
                 state.after,
                 self.rounds[a.client].metrics,
             )
-
-    def _encode_group(
-        self,
-        assignments: Sequence[Assignment],
-        updates: Tensor | None,
-        traces: Sequence[Traces],
-    ) -> list[Frame]:
-        """Encode for clients with the same density, learning rate and announcements."""
-        memories = [self.states.at(a.client).memory for a in assignments]
-        seeds = []
-        for a, memory in zip(assignments, memories, strict=True):
-            memory.set_density(a.density)
-            seeds.append(self.algorithm.seed(memory.codec, self.seed, a))
-        context = replace(context_of(assignments[0]), moments=Traces.stack(traces).moments)
-        values = [
-            self.rounds[a.client].values if a.client in self.rounds else {} for a in assignments
-        ]
-        return self.algorithm.encode(memories, updates, values, seeds, context)
 
     def _failure(
         self, a: Assignment, stage: str, error: Exception | SystemExit, kind: str = FAILED
@@ -475,12 +476,10 @@ def context_of(assignment: Assignment) -> Context:
     )
 
 
-def encoding_error(error: FedcompError, trainer: Trainer | None, client: int) -> FedcompError:
+def encoding_error(error: FedcompError, trainer: Trainer, client: int) -> FedcompError:
     """Return `error`, or an error about the training data if it is the cause of a non-finite update."""
-    if (
-        trainer is not None
-        and isinstance(error, NonFiniteError)
-        and (found := describe_non_finite(trainer.data, trainer.shards[client]))
+    if isinstance(error, NonFiniteError) and (
+        found := describe_non_finite(trainer.data, trainer.shards[client])
     ):
         return NonFiniteError(
             f"the update is not finite because this client's training data contains {found}; correct train()"

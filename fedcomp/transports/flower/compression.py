@@ -24,7 +24,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 
 from ...clients import device_state
 from ...clients.replica import NeedDense, Replica
-from ...clients.session import ClientSession, HostedStates, context_of
+from ...clients.session import EncodingSession, HostedStates, context_of
 from ...clients.state import ClientState
 from ...codecs import codec
 from ...errors import CheckpointError, ConfigError, FedcompError, ProtocolError
@@ -188,7 +188,7 @@ class AppClient:
         self.state = ClientState(memory, self.replica.version)
         states = HostedStates()
         states.by_client[id] = self.state
-        self.session = ClientSession(self.replica, states, None, ClientAlgorithm(), seed)
+        self.session = EncodingSession(self.replica, states, ClientAlgorithm(), seed)
 
     def encode(self, assignment: Assignment, update: torch.Tensor) -> bytes:
         """Return a frame for the update, b"" for nothing to send. Raises NonFiniteError with the memory unchanged."""
