@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from cases import for_each
 
-from benchmarks.codes import coded, fixed_seats, patterns, uncoded
+from benchmarks.codes import coded, fixed_rows, patterns, uncoded
 from fedcomp.strategies import allocation_matrix
 
 CODES = [
@@ -52,7 +52,7 @@ def test_small_codes_are_as_counted_by_hand(which, attack):
     for f in range(3):
         chances = {seats: by_hand(G, q, seats, attack) for seats in combinations(range(n), f)}
         for seats, chance in chances.items():
-            found = weights @ fixed_seats(votes, np.array(seats, int), attack)
+            found = weights @ fixed_rows(votes, np.array(seats, int), attack)
             assert found == pytest.approx(float(chance))
         mean = float(sum(chances.values()) / len(chances))
         assert coded(G, 0.7, f, "random", attack) == pytest.approx(mean)
