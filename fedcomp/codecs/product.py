@@ -25,7 +25,7 @@ from ..layout import Layout
 from .base import Codec, Context, expect, or_raise
 from .frame import PRODUCT, ProductId, read_section, read_varint, varint
 from .matrices import MatrixCodec
-from .selection import Selective, Share, take
+from .selection import DensityCodec, Selective, take
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ class Product(Selective):
     def longest_section(self, numel: int) -> int | None:
         k = self.most(numel)
         first, second = self.first.longest_section(numel), self.second.longest_section(k)
-        if first is None or second is None or not isinstance(self.first, Share):
+        if first is None or second is None or not isinstance(self.first, DensityCodec):
             return None
         return first - self.first.value_bytes(k) + len(varint(second)) + second
 

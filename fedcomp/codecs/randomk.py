@@ -46,7 +46,7 @@ CLIP_ELEMENTS = 1 << 24  # elements that are clipped at a time
 
 
 @dataclass(frozen=True)
-class RandomK(selection.Share):
+class RandomK(selection.DensityCodec):
     """Random coordinates, drawn uniformly and sent without positions, or drawn with probabilities by magnitude."""
 
     density: float = 1 / 100  # fraction of the coordinates sent

@@ -195,7 +195,7 @@ class Selective(Codec):
 
 
 @dataclass(frozen=True)
-class Share(Selective):
+class DensityCodec(Selective):
     """A codec that sends k coordinates, k = max(1, floor(density · n + ½))."""
 
     density: float  # fraction of the coordinates sent
@@ -205,7 +205,7 @@ class Share(Selective):
 
     def count(self, numel: int) -> int:
         """Return k for a vector [numel]."""
-        return share(self.density, numel)
+        return count_at_density(self.density, numel)
 
     def most(self, numel: int) -> int:
         return self.count(numel)
@@ -216,7 +216,7 @@ class Share(Selective):
 
 
 @dataclass(frozen=True)
-class Largest(Share):
+class Largest(DensityCodec):
     """A codec that sends the k largest magnitudes. Ties go to the lower position."""
 
     def longest_section(self, numel: int) -> int:
@@ -236,7 +236,7 @@ def check_density(density: float) -> None:
         raise SpecError("density must be in (0, 1]; try density=1%")
 
 
-def share(density: float, numel: int) -> int:
+def count_at_density(density: float, numel: int) -> int:
     """Return the number of coordinates of a vector [numel] for a density."""
     return min(numel, max(1, math.floor(density * numel + 0.5)))
 

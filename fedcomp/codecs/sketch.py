@@ -36,7 +36,7 @@ from ..layout import Layout
 from . import floats
 from .base import Codec, Context, expect
 from .frame import EMPTY, Section, read_varint, varint
-from .selection import check_density, share, take
+from .selection import check_density, count_at_density, take
 from .update import Dense, Sections, Sparse, Update
 
 RATIO = 10.0  # default of the option `ratio`
@@ -94,7 +94,7 @@ class Sketch(Codec):
 
     def count(self, numel: int) -> int:
         """Return the number of coordinates of a vector [numel] that are decoded."""
-        return share(self.density, numel)
+        return count_at_density(self.density, numel)
 
     def variance(self, numel: int) -> float | None:
         if self.density < 1 or not numel or self.cells != "fp32":
