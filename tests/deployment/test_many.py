@@ -110,7 +110,6 @@ def test_a_killed_process_continues_with_the_simulated_result_and_a_signal_ends_
             0, "--insecure", "--count", "3", "--state-dir", "kept", "--stay", name="second"
         )
         assert server.end() == 0, server.output
-        assert "client 3 tried to join and is not part of this run of 3 clients" in server.output
         again.wait_for("nothing listens on")  # it stays, and looks for the next run
         assert (
             again.interrupt(signal.SIGTERM) == 128 + signal.SIGTERM
