@@ -84,7 +84,7 @@ def test_a_phase_ends_after_the_timeout_of_start():
     flowers = federation("average")
     grid = grid_of(flowers)
     grid.faults["train", 0] = lambda reply: None
-    result = flower_strategy("average").start(grid, flowers.arrays(), num_rounds=1, timeout=0.2)
+    result = flower_strategy("average").start(grid, flowers.arrays(), num_rounds=1, timeout=1.0)
     metrics = result.train_metrics_clientapp[1]
     assert (metrics["accepted"], metrics["rejected"]) == (5, 1)
 
