@@ -160,7 +160,7 @@ class FailingClient(DeployedClient):
         self.kill, self.killed = kill, killed
 
     def join(self, invitation):
-        before = self.session
+        before = self.session if self.has_joined else None
         presence = super().join(invitation)
         if self.session is not before:
             self.on_join(self)
