@@ -11,7 +11,7 @@ unexport PYTHONDONTWRITEBYTECODE
 demo: .venv/.sim
 	.venv/bin/fedcomp sim --clients 200
 
-# Tests run on one worker more than there are cores, and each worker computes on one thread.
+# There are twice as many workers as cores, and each worker computes on one thread.
 check test coverage record: export HF_HUB_OFFLINE := 1
 check test coverage record: export OMP_NUM_THREADS := 1
 check test coverage record: export RAY_USAGE_STATS_ENABLED := 0

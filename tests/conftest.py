@@ -30,12 +30,10 @@ settings.load_profile("fedcomp")
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int:
-    """One more than there are cores: who started processes waits for them most of the time."""
-    return (
-        len(os.sched_getaffinity(0)) + 1
-        if hasattr(os, "sched_getaffinity")
-        else (os.cpu_count() or 1)
-    )
+    """Twice as many as there are cores: tests that start processes wait for them most of the time."""
+    if hasattr(os, "sched_getaffinity"):
+        return 2 * len(os.sched_getaffinity(0))
+    return 2 * (os.cpu_count() or 1)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

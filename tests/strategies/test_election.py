@@ -289,7 +289,7 @@ def test_an_empty_ballot_is_a_missing_one_and_turns_its_sender_down():
     ("election:seats=1000000001", 5, {}, "a smaller 'seats'"),
     ("election:code=bernoulli,seats=1000000000", 9, {}, "a smaller 'seats'"),
     ("election:byzantine=2,seats=3", 9, {}, "needs 5 seats, .* more 'seats'"),
-    ("election", 2, {}, "rounds of 2 clients have 1; .*a larger --participation"),
+    ("election", 2, {}, "a round of 2 clients has only 1; .*a larger --participation"),
     ("election:redundancy=2", 5, {}, "code=bernoulli"),
     ("election:f=-1", 5, {}, "at least 0"),
     ("election:momentum=1", 5, {}, "such as 0.9"),

@@ -128,7 +128,7 @@ def test_one_example_is_tried_where_batches_are_no_larger():
         ),
         (
             {"model": lambda: Wrapped(lambda x: x[:, :0])},
-            r"gave float32 \[2, 0\]; expected a tensor of outputs",
+            r"got float32 \[2, 0\]; expected a tensor of outputs",
         ),
         (
             {"model": lambda: Wrapped(lambda x: x[:, :2])},
@@ -149,19 +149,19 @@ def test_one_example_is_tried_where_batches_are_no_larger():
             {"test": lambda: Data(torch.zeros(2, 4), torch.tensor([0, 3]))},
             r"test\(\).targets: got labels from 0 to 3",
         ),
-        ({"train": lambda: Data([[1.0]], [1])}, r"train\(\).inputs: got list; expected a tensor"),
+        ({"train": lambda: Data([[1.0]], [1])}, r"train\(\).inputs: got list; expected a dense tensor"),
         (
             {"loss": lambda o, t: 0.5},
             r"loss\(outputs, targets\): got float; expected a scalar tensor",
         ),
-        ({"loss": lambda o, t: o.sum(1)}, r"gave float32 \[2\]; expected a scalar tensor"),
-        ({"loss": lambda o, t: o.sum() * float("nan")}, "gave nan; expected a finite number"),
-        ({"loss": lambda o, t: o.detach().sum()}, "gave a tensor without gradient"),
+        ({"loss": lambda o, t: o.sum(1)}, r"got float32 \[2\]; expected a scalar tensor"),
+        ({"loss": lambda o, t: o.sum() * float("nan")}, "got nan; expected a finite number"),
+        ({"loss": lambda o, t: o.detach().sum()}, "got a tensor without gradient"),
         ({"loss": raising}, r"loss\(outputs, targets\) failed: .*RuntimeError"),
-        ({"accuracy": lambda o, t: 93.5}, "gave 93.5; expected a share from 0 to 1"),
-        ({"accuracy": lambda o, t: float("nan")}, "gave nan; expected a share"),
-        ({"accuracy": lambda o, t: o.argmax(1) == t}, r"gave bool \[2\]; expected a number"),
-        ({"accuracy": lambda o, t: None}, "gave NoneType; expected a number"),
+        ({"accuracy": lambda o, t: 93.5}, "got 93.5; expected a number from 0 to 1"),
+        ({"accuracy": lambda o, t: float("nan")}, "got nan; expected a number from 0 to 1"),
+        ({"accuracy": lambda o, t: o.argmax(1) == t}, r"got bool \[2\]; expected a number"),
+        ({"accuracy": lambda o, t: None}, "got NoneType; expected a number"),
         ({"accuracy": raising}, r"accuracy\(outputs, targets\) failed: .*RuntimeError"),
     ],
 )
@@ -200,9 +200,9 @@ def test_augmentation_is_tried_where_it_is_asked_for():
         (
             lambda generator, count: generator.random((1, 4)),
             torch.add,
-            r"gave an array \[1, 4\]; expected .* a row for each of 2 examples",
+            r"got an array \[1, 4\]; expected .* a row for each of 2 examples",
         ),
-        (lambda generator, count: np.array(0.0), torch.add, r"gave an array \[\]; expected"),
+        (lambda generator, count: np.array(0.0), torch.add, r"got an array \[\]; expected"),
         (shift, raising, r"augment.apply\(inputs, drawn\) failed: .*RuntimeError"),
         (
             shift,
@@ -212,7 +212,7 @@ def test_augmentation_is_tried_where_it_is_asked_for():
         (
             shift,
             lambda inputs, drawn: inputs.double(),
-            r"gave float64 \[2, 4\]; expected float32 \[2, 4\]",
+            r"got float64 \[2, 4\]; expected float32 \[2, 4\]",
         ),
     ],
 )
@@ -314,7 +314,7 @@ def test_what_could_only_fail_later_is_told_before(change, says):
             {"metrics": [lambda outputs, targets: 0.0]},
             "task 'toy': metrics is of type list; give a dict",
         ),
-        ({"name": 5}, "a task's name is of type int; give a text"),
+        ({"name": 5}, "the name of a task is of type int; give a string"),
     ],
 )
 def test_name_and_metrics_are_looked_at_when_a_task_is_made(change, says):
