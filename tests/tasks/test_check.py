@@ -149,7 +149,10 @@ def test_one_example_is_tried_where_batches_are_no_larger():
             {"test": lambda: Data(torch.zeros(2, 4), torch.tensor([0, 3]))},
             r"test\(\).targets: got labels from 0 to 3",
         ),
-        ({"train": lambda: Data([[1.0]], [1])}, r"train\(\).inputs: got list; expected a dense tensor"),
+        (
+            {"train": lambda: Data([[1.0]], [1])},
+            r"train\(\).inputs: got list; expected a dense tensor",
+        ),
         (
             {"loss": lambda o, t: 0.5},
             r"loss\(outputs, targets\): got float; expected a scalar tensor",
