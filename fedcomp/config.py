@@ -116,10 +116,7 @@ class RunConfig:
         example="cosine",
     )
     accumulate: int = option(
-        1,
-        "batches whose gradients are accumulated before each step",
-        low=1,
-        high=10_000,
+        1, "batches whose gradients are accumulated before each step", low=1, high=10_000
     )
     momentum: float = option(
         0.0,

@@ -52,11 +52,7 @@ class LocalOptimizer:
         return (self.name == SGD and option in SGD_OPTIONS) or option in _arguments(self.name)
 
     def make(
-        self,
-        parameters: Iterable[Any],
-        lr: float,
-        momentum: float = 0.0,
-        weight_decay: float = 0.0,
+        self, parameters: Iterable[Any], lr: float, momentum: float = 0.0, weight_decay: float = 0.0
     ) -> "Optimizer":
         """Return a torch optimizer of the parameters. `momentum` and `weight_decay` are defaults for options that the spec string omits."""
         options = dict(self.options)

@@ -172,10 +172,7 @@ class EncodingSession:
         return version in itertools.accumulate(a.frames, next_version, initial=a.base)
 
     def _encode_group(
-        self,
-        assignments: Sequence[Assignment],
-        updates: Tensor | None,
-        traces: Sequence[Traces],
+        self, assignments: Sequence[Assignment], updates: Tensor | None, traces: Sequence[Traces]
     ) -> list[Frame]:
         """Encode for clients with the same density, learning rate and announcements."""
         memories = [self.states.at(a.client).memory for a in assignments]

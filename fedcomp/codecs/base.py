@@ -317,11 +317,7 @@ class Codec(ABC):
         return frame.unseal(data, self.id, numel, layout, self.seeded, self.chunk)
 
     def _frames(
-        self,
-        context: Context,
-        rows: Rows,
-        seeds: Sequence[int],
-        onto: Sequence[Tensor] | None,
+        self, context: Context, rows: Rows, seeds: Sequence[int], onto: Sequence[Tensor] | None
     ) -> list[bytes | NonFiniteError]:
         """Return the frames of vectors that are encoded together, with an error in place of each vector that is not finite."""
         sums, finite = (

@@ -60,8 +60,7 @@ class EFSign(Codec):
             update = spike.unpack(section, numel)
             (scale,) = _scales(abs(update.values).sum(dtype=np.float64, keepdims=True), numel)
             expect(
-                spike.is_needed(scale, numel),
-                "a section with one coordinate should contain signs",
+                spike.is_needed(scale, numel), "a section with one coordinate should contain signs"
             )
             return update
         packed, signs = take(memoryview(section.body), SCALE.size)

@@ -210,9 +210,7 @@ class SparseS2(Codec):
         (positions, counts), values = self.first.choose(rows, seeds)
         numel = rows[0].numel()
         sent = zip(
-            *(split_runs(v.cpu().numpy(), counts) for v in (positions, values)),
-            seeds,
-            strict=True,
+            *(split_runs(v.cpu().numpy(), counts) for v in (positions, values)), seeds, strict=True
         )
         return [
             self.second.pack_sparse(at, own, numel, self.first.most(numel), seed)

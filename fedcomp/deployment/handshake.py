@@ -209,9 +209,7 @@ def _new_session(
     model = initial_model(setup.task, config.seed)
     data = shared.get_or_make("data", (), lambda: setup.train.to(setup.device))
     engine = shared.get_or_make(
-        "engine",
-        (config.seed,),
-        lambda: client_engine(setup.task, model, layout, setup.device),
+        "engine", (config.seed,), lambda: client_engine(setup.task, model, layout, setup.device)
     )
     layout_of_state = algorithm.global_layout(layout)
     replica = Replica(

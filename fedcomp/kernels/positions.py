@@ -95,10 +95,7 @@ def unpack(data: bytes | memoryview, count: int, form: int, numel: int) -> np.nd
 
 
 def unpack_rows(
-    codes: Sequence[bytes | memoryview],
-    counts: Sequence[int],
-    forms: Sequence[int],
-    numel: int,
+    codes: Sequence[bytes | memoryview], counts: Sequence[int], forms: Sequence[int], numel: int
 ) -> list[np.ndarray | FrameError]:
     """Return the positions in each of m codes, with a FrameError in place of each invalid code."""
     if len(codes) == 1 and forms[0] <= WIDEST:

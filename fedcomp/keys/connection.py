@@ -193,8 +193,7 @@ class _Probe:
         for kind, certificate, remedy in remedies:
             if certificate and (when := out_of_date(certificate, utc_now())):
                 return UnreachableError(
-                    f"the {kind} of {self.where} {when} on the server: fedcomp keys {remedy}",
-                    cause,
+                    f"the {kind} of {self.where} {when} on the server: fedcomp keys {remedy}", cause
                 )
         return UnreachableError(
             f"the certificate of {self.where} is not valid now; correct this machine's clock if it is wrong, else on the "

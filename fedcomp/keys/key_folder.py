@@ -249,8 +249,7 @@ class _State:
         """Read the CA's certificate and key. Raises KeysError if ca.key is kept elsewhere or the CA's certificate has ended."""
         certificate = read_certificate(self.folder / CA_CRT)
         key = read_private_key(
-            self.folder / CA_KEY,
-            "restore it for this command, which signs a certificate with it",
+            self.folder / CA_KEY, "restore it for this command, which signs a certificate with it"
         )
         if key.public_key() != certificate.public_key():
             raise KeysError(

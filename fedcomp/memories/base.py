@@ -209,10 +209,7 @@ class Memory(ABC):
 
     @classmethod
     def _commit(
-        cls,
-        memories: Sequence["Memory"],
-        frames: Sequence[bytes],
-        dropped: Sequence[Update | None],
+        cls, memories: Sequence["Memory"], frames: Sequence[bytes], dropped: Sequence[Update | None]
     ) -> None:
         """Call `_on_accepted` for m ≥ 1 accepted frames. Overridden by memories whose frames are not frames of the codec."""
         updates = cls._open(memories, frames)

@@ -22,8 +22,5 @@ class NoMemory(Memory):
 
     @classmethod
     def _commit(
-        cls,
-        memories: Sequence[Memory],
-        frames: Sequence[bytes],
-        dropped: Sequence[Update | None],
+        cls, memories: Sequence[Memory], frames: Sequence[bytes], dropped: Sequence[Update | None]
     ) -> None: ...

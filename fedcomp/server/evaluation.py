@@ -105,12 +105,7 @@ class Evaluator:
             if self.calibrates:
                 self._load(weights)
             evaluation = evaluate(
-                self.task,
-                self.model,
-                self.layout,
-                weights.to(self.device),
-                self.test,
-                self.device,
+                self.task, self.model, self.layout, weights.to(self.device), self.test, self.device
             )
         if (
             evaluation.accuracy is not None

@@ -55,13 +55,7 @@ from ..transports.relays import check as check_relays
 from ..transports.relays import inexact, inexact_warning
 from .attacks import ByzantineClients, attacks
 from .clients import VirtualClients
-from .engine_choice import (
-    PLACEMENT_KEY,
-    EngineChoice,
-    batching_error,
-    engine_reason,
-    make_engine,
-)
+from .engine_choice import PLACEMENT_KEY, EngineChoice, batching_error, engine_reason, make_engine
 from .interruption import Interruption
 from .multi_device import MultiDevice
 from .network import Network, draw_profiles, parse_network

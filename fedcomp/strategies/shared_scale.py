@@ -93,11 +93,7 @@ class SharedScale(Average):
 
     @classmethod
     def defaults(cls, options: Any) -> Mapping[str, str]:
-        return {
-            "uplink": "terngrad@layer",
-            "memory": NoMemory.name,
-            "downlink": Identity.name,
-        }
+        return {"uplink": "terngrad@layer", "memory": NoMemory.name, "downlink": Identity.name}
 
     def phases(self, round: int) -> Iterable[Phase]:
         return Phase(SCALE), Phase(TRAIN)

@@ -226,9 +226,7 @@ def _check_augmentation(task: Task, augment: Augmentation, data: Examples) -> No
             f"a numpy array with a row for each of {len(inputs)} examples",
         )
     changed = _call(
-        task,
-        "augment.apply(inputs, drawn)",
-        lambda: augment.apply(inputs, torch.from_numpy(drawn)),
+        task, "augment.apply(inputs, drawn)", lambda: augment.apply(inputs, torch.from_numpy(drawn))
     )
     if _describe(changed) != _describe(inputs):
         raise _task_error(

@@ -67,12 +67,7 @@ def evaluate(
 
 @torch.inference_mode()
 def _evaluate_batches(
-    task: Task,
-    model: nn.Module,
-    data: Examples,
-    size: int,
-    rows: np.ndarray | None,
-    lenient: bool,
+    task: Task, model: nn.Module, data: Examples, size: int, rows: np.ndarray | None, lenient: bool
 ) -> Evaluation:
     """Evaluate a model as it is, in batches of at most `size` examples."""
     count = len(data) if rows is None else len(rows)

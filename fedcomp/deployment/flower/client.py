@@ -112,13 +112,7 @@ class FlowerClient:
         if self.target.enrolment is None:
             return [*words, "--insecure"]
         ca, key = self.target.enrolment.unpack(key_folder)
-        return [
-            *words,
-            "--root-certificates",
-            str(ca),
-            "--auth-supernode-private-key",
-            str(key),
-        ]
+        return [*words, "--root-certificates", str(ca), "--auth-supernode-private-key", str(key)]
 
     def _log_new_messages(self) -> None:
         """Log the messages that the ClientApp's processes have written since the last call."""

@@ -40,8 +40,7 @@ class Infinity(Attack):
                 return _with_frame(report, self._encoded(x.sign().mul_(number), context))
             frame, doubled = self._encoded(x, context), self._encoded(2 * x, context)
             return _with_frame(
-                report,
-                replace_floats(frame, doubled, context.codec, context.layout, number),
+                report, replace_floats(frame, doubled, context.codec, context.layout, number)
             )
         except FedcompError:  # the codec does not work without its memory
             return _with_frame(

@@ -68,11 +68,7 @@ class FlowerStrategy(Strategy):
         return result
 
     def initialize(
-        self,
-        grid: Grid,
-        initial_arrays: ArrayRecord,
-        num_rounds: int,
-        timeout: float | None = None,
+        self, grid: Grid, initial_arrays: ArrayRecord, num_rounds: int, timeout: float | None = None
     ) -> RoundLoop:
         """Make the loop of a run over `grid` from `initial_arrays`. Raises SpecError and ConfigError for settings that do not suit it."""
         config = replace(
