@@ -86,7 +86,7 @@ def test_the_rule_is_that_of_the_paper(spec, errors, patience):
 
 def test_a_schedule_of_the_learning_rate_changes_no_decision():
     """Updates, thresholds and errors grow with the rate, or with its square; powers of two are exact."""
-    constant, scheduled = (memory("laq:errors=0.5", codec("natural"), NUMEL) for _ in range(2))
+    constant, scheduled = (memory("laq:errors=4", codec("natural"), NUMEL) for _ in range(2))
     drawn, sent = np.random.default_rng(1), []
     x = update(0)
     for round in range(30):
