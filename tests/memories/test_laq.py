@@ -93,9 +93,7 @@ def test_a_schedule_of_the_learning_rate_changes_no_decision():
         x = x + float(drawn.choice([0.01, 0.3])) * update(round + 1)
         threshold, rate = float(drawn.choice([0.0, 5.0, 30.0])), 2.0 ** -(round // 3)
         frame = constant.propose(x, seed=round, context=told(threshold))
-        other = scheduled.propose(
-            rate * x, seed=round, context=told(threshold * rate**2, rate)
-        )
+        other = scheduled.propose(rate * x, seed=round, context=told(threshold * rate**2, rate))
         assert (frame is None) == (other is None)
         sent.append(frame is not None)
         if frame is not None:

@@ -37,9 +37,7 @@ def test_data_that_is_read_batch_by_batch_is_named_as_a_possible_cause(tmp_path)
     targets = (inputs[:, 1] > 0).long()
     spoiled = inputs.clone()
     spoiled[100:] = torch.nan
-    sensors = Task(
-        "sensors", nn.Linear(4, 2), TensorDataset(spoiled, targets), (inputs, targets)
-    )
+    sensors = Task("sensors", nn.Linear(4, 2), TensorDataset(spoiled, targets), (inputs, targets))
     config = RunConfig(
         "object:sensors", clients=2, rounds=1, local_epochs=1, out=str(tmp_path / "run")
     )
