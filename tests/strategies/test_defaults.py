@@ -4,9 +4,10 @@ import pytest
 from cases import for_each
 from federation import Federation
 
-from fedcomp import RunConfig
+from fedcomp import RunConfig, codec, memory
 from fedcomp.errors import ConfigError
 from fedcomp.layout import Layout
+from fedcomp.memories import with_memories
 from fedcomp.server.results import make_strategy
 from fedcomp.strategies import Average, StrategyConfig, resolved, strategy
 
@@ -53,17 +54,27 @@ def test_a_run_warns_of_a_codec_whose_error_dgc_would_lose(uplink, loses):
     assert ["is lost; use --uplink topk" in sentence for sentence in heard] == [True] * loses
 
 
+@for_each(
+    "text, chosen",
+    [("stc", "residual"), ("topk@layer", "residual"), ("qsgd:levels=4", "none"), ("sign", "none")],
+)
+def test_the_memory_auto_is_a_residual_for_codecs_that_contract(text, chosen):
+    assert memory("auto", codec(text), 100).name == chosen
+    run = with_memories(resolved(RunConfig(uplink=text, downlink=text)), 100)
+    assert run.memory == run.downlink_memory == chosen
+
+
 def made(**options):
     return make_strategy(resolved(RunConfig(**options)), Layout.from_shapes({"weight": (20, 10)}))
 
 
-@for_each("memory", ["dgc", "signum"])
+@for_each("name", ["dgc", "signum"])
 @for_each("local", [{"momentum": 0.9}, {"optimizer": "sgd:momentum=0.9"}])
-def test_momentum_is_not_applied_twice(memory, local):
+def test_momentum_is_not_applied_twice(name, local):
     with pytest.raises(ConfigError, match="both apply momentum to an update"):
-        made(memory=memory, **local)
-    assert made(memory=f"{memory}:momentum=0", **local)
-    assert made(memory=memory)
+        made(memory=name, **local)
+    assert made(memory=f"{name}:momentum=0", **local)
+    assert made(memory=name)
 
 
 @for_each("strategy", ["vote", "election:f=1"])
