@@ -22,11 +22,7 @@ def summary_line(judged: JudgedClaims) -> str:
     """Return one line with the claims that do not hold."""
     failed = [i for i, (_, judgement) in enumerate(judged, 1) if not judgement.holds]
     if not failed:
-        return (
-            "the claim holds here"
-            if len(judged) == 1
-            else f"the claims hold here, all {len(judged)}"
-        )
+        return "the claim holds here" if len(judged) == 1 else f"all {len(judged)} claims hold here"
     if len(judged) == 1:
         return f"the claim does not hold here: {judged[0][1].ours}"
     which = ", ".join(map(str, failed))
@@ -102,10 +98,9 @@ def section(
         reproduction.full_setting if full else reproduction.setting,
         markdown(COLUMNS, rows(judged)),
         f"**{summary_line(judged)[0].upper()}{summary_line(judged)[1:]}.**",
-        f"Accuracy at the end, {seeds} seed{'s' * (seeds > 1)}; bytes of a run, headers and catching up included:",
+        f"Accuracy after the last round, {seeds} seed{'s' * (seeds > 1)}; bytes of a run, headers and missed broadcasts included:",
         markdown(RUNS, run_rows(results)),
-        f"{_of_device(results)}: {time.processor_s / 60:.1f} minutes of one core, {time.processor_s / 120:.1f} on two if both are kept "
-        f"busy; {time.wall_s / 60:.1f} minutes by the clock as it was run.",
+        f"{_of_device(results)}: {time.processor_s / 60:.1f} minutes of processor time, {time.wall_s / 60:.1f} minutes by the clock.",
     ]
     return "\n\n".join(parts)
 
