@@ -184,8 +184,8 @@ def _cell(text: str) -> str:
 def _entry(name: str, cls: type, options: type) -> str:
     """Return a heading, the docstring of the module, and the options of the spec string."""
     fields = [f.name for f in dataclasses.fields(options) if f.init]
-    shown = f"::: {options.__module__}.{options.__qualname__}\n    options: {{show_root_heading: false, members: [{', '.join(fields)}]}}\n"
-    module = f"::: {cls.__module__}\n    options: {{show_root_heading: false, members: false}}\n"
+    shown = f"::: {options.__module__}.{options.__qualname__}\n    options: {{show_root_heading: false, show_root_toc_entry: false, members: [{', '.join(fields)}]}}\n"
+    module = f"::: {cls.__module__}\n    options: {{show_root_heading: false, show_root_toc_entry: false, members: false}}\n"
     return f"\n### `{name}`\n\n{module}\n" + (f"Options:\n\n{shown}" if fields else "")
 
 
