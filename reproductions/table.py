@@ -71,6 +71,16 @@ def _choice(measured: MethodResult) -> str:
     )
 
 
+def edges(results: Results) -> str:
+    """Return a sentence with the choices at an end of their range, beyond which a better one may lie; "" for none."""
+    names = [
+        f"{name} {choice_text(m.choice)}"
+        for name, m in results.items()
+        if len(tried := list(m.tried)) > 1 and choice_text(m.choice) in (tried[0], tried[-1])
+    ]
+    return f"Chosen at an end of the grid: {', '.join(names)}." if names else ""
+
+
 def size(count: float) -> str:
     """Return a number of bytes with three digits and a unit."""
     for unit, factor in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
@@ -98,8 +108,7 @@ def section(
         reproduction.full_setting if full else reproduction.setting,
         markdown(COLUMNS, rows(judged)),
         f"**{summary_line(judged)[0].upper()}{summary_line(judged)[1:]}.**",
-        f"Accuracy after the last round, {seeds} seed{'s' * (seeds > 1)}; bytes of a run, headers and missed broadcasts included:",
-        markdown(RUNS, run_rows(results)),
+        f"{seeds} seed{'s' * (seeds > 1)}. {edges(results)}".rstrip(),
         f"{_of_device(results)}: {time.processor_s / 60:.1f} minutes of processor time, {time.wall_s / 60:.1f} minutes by the clock.",
     ]
     return "\n\n".join(parts)
