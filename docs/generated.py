@@ -92,7 +92,7 @@ def commands() -> str:
                 or path[1:] not in WITH_OPTIONS_OF_RUNS
             ]
             rows = [f"| {', '.join(f'`{o}`' for o in p.opts) if p.param_type_name == 'option' else f'`{p.human_readable_name}`'} | "
-                    f"{_cell(getattr(p, 'help', None) or '')} |" for p in own]  # fmt: skip
+                    f"{_cell(_help(command, p))} |" for p in own]  # fmt: skip
             text = [f"## {' '.join(path)}", (command.help or "").strip()]
             if path[1:] in WITH_OPTIONS_OF_RUNS:
                 text.append("It also takes the [options of a run](options.md).")
@@ -105,6 +105,12 @@ def commands() -> str:
     for name, command in get_command(app).commands.items():
         describe(command, ["fedcomp", name])
     return "\n\n".join(sections)
+
+
+def _help(command, parameter) -> str:
+    """Return the help text of an option or argument. click 8.5 drops that of the arguments of typer 0.20."""
+    default = inspect.signature(command.callback).parameters[parameter.name].default
+    return getattr(parameter, "help", None) or getattr(default, "help", None) or ""
 
 
 def messages() -> str:
