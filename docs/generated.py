@@ -192,7 +192,8 @@ def _entry(name: str, cls: type, options: type) -> str:
     fields = [f.name for f in dataclasses.fields(options) if f.init]
     shown = f"::: {options.__module__}.{options.__qualname__}\n    options: {{show_root_heading: false, show_root_toc_entry: false, members: [{', '.join(fields)}]}}\n"
     module = f"::: {cls.__module__}\n    options: {{show_root_heading: false, show_root_toc_entry: false, members: false}}\n"
-    return f"\n### `{name}`\n\n{module}\n" + (f"Options:\n\n{shown}" if fields else "")
+    head = f"\n### `{name}`\n\nModule `{cls.__module__}`\n\n{module}\n"
+    return head + (f"Options:\n\n{shown}" if fields else "")
 
 
 class Comments(Extension):
