@@ -50,13 +50,13 @@ REPRODUCTION = Reproduction(
     ),
     claims=(
         Claim(
-            "With two classes a client STC ends ahead of FedAvg and signSGD (at every seed).",
+            "With two classes per client, STC ends ahead of FedAvg and signSGD (at every seed).",
             "figures",
             IN_WORDS,
             best,
         ),
         Claim(
-            f"Two classes a client in place of equal shares {MORE}.",
+            f"Changing from equal shares to two classes per client {MORE}.",
             "figures",
             IN_WORDS,
             lambda results: cost(results, "alike", "two-classes"),

@@ -105,25 +105,25 @@ REPRODUCTION = Reproduction(
     ),
     claims=(
         Claim(
-            "With two classes a client STC ends ahead of FedAvg and signSGD (at every seed).",
+            "With two classes per client, STC ends ahead of FedAvg and signSGD (at every seed).",
             "figures",
             IN_WORDS,
             best,
         ),
         Claim(
-            f"Two classes a client in place of equal shares {MORE}.",
+            f"Changing from equal shares to two classes per client {MORE}.",
             "figures",
             IN_WORDS,
             lambda results: cost(results, "alike", "two-classes"),
         ),
         Claim(
-            f"With two classes, single examples a step in place of 20 {MORE}.",
+            f"With two classes, reducing batches from 20 examples to 1 {MORE}.",
             "figures",
             IN_WORDS,
             lambda results: cost(results, "two-classes", "single-examples"),
         ),
         Claim(
-            f"With two classes, 2 % of the clients a round in place of 10 % {MORE}.",
+            f"With two classes, reducing the cohort from 10 % of the clients to 2 % {MORE}.",
             "figures",
             IN_WORDS,
             lambda results: cost(results, "two-classes", "few-clients"),
