@@ -1,5 +1,6 @@
 """Fill in the parts of the documentation that follow from the code, and add the files of deploy/ that pages link to."""
 
+import ast
 import dataclasses
 import inspect
 import re
@@ -13,15 +14,15 @@ from fedcomp import available_codecs, available_memories, available_strategies
 from fedcomp.callbacks import ClientRecord, Rejection, RoundRecord, Summary
 from fedcomp.cli.main import app
 from fedcomp.config import RunConfig, flag
-from fedcomp.messages import Assignment, Report
+from fedcomp.messages import Assignment, Farewell, Invitation, Presence, Report
 from fedcomp.sim.attacks import available_attacks
 
 ROOT = Path(__file__).parents[1]
 DEPLOY = re.compile(
     r"\]\(\.\./\.\./(deploy/[\w.-]+)\)"
 )  # a link of a page in a folder of docs/ that leads out of docs/
-COMMENT = re.compile(r"\s{2}# (.+)$")
-FIELD = re.compile(r"^    (\w+): [^#\n]*?(?:  # (.*))?$", re.MULTILINE)
+BEHIND = re.compile(r"\s{2}# (.+)$")
+ABOVE = re.compile(r"\s*# (.+)$")
 WITH_OPTIONS_OF_RUNS = (
     ["sim"],
     ["bench", "sim"],
@@ -91,7 +92,7 @@ def commands() -> str:
                 or path[1:] not in WITH_OPTIONS_OF_RUNS
             ]
             rows = [f"| {', '.join(f'`{o}`' for o in p.opts) if p.param_type_name == 'option' else f'`{p.human_readable_name}`'} | "
-                    f"{_cell(getattr(p, 'help', None) or '')} |" for p in own]  # fmt: skip
+                    f"{_cell(_help(command, p))} |" for p in own]  # fmt: skip
             text = [f"## {' '.join(path)}", (command.help or "").strip()]
             if path[1:] in WITH_OPTIONS_OF_RUNS:
                 text.append("It also takes the [options of a run](options.md).")
@@ -106,9 +107,21 @@ def commands() -> str:
     return "\n\n".join(sections)
 
 
+def _help(command, parameter) -> str:
+    """Return the help text of an option or argument. click 8.5 drops that of the arguments of typer 0.20."""
+    default = inspect.signature(command.callback).parameters[parameter.name].default
+    return getattr(parameter, "help", None) or getattr(default, "help", None) or ""
+
+
 def messages() -> str:
     """A table of the fields of each message between server and client."""
-    ways = {Assignment: "server to client", Report: "client to server"}
+    ways = {
+        Invitation: "server to client",
+        Presence: "client to server",
+        Assignment: "server to client",
+        Report: "client to server",
+        Farewell: "server to client",
+    }
     return "\n\n".join(f"### {cls.__name__}, {way}\n\n{_fields(cls)}" for cls, way in ways.items())
 
 
@@ -125,12 +138,29 @@ def records() -> str:
 
 def _fields(cls: type) -> str:
     """Return a table of a dataclass: its fields, their types, and the comments behind or above them."""
-    comments = dict(FIELD.findall(inspect.getsource(cls)))
+    source = inspect.getsource(cls)
+    lines = source.splitlines()
+    comments = {
+        node.target.id: _comment(lines, node.lineno, node.end_lineno)
+        for node in ast.parse(source).body[0].body
+        if isinstance(node, ast.AnnAssign)
+    }
     rows = [
         f"| `{f.name}` | {_type(f.type)} | {_cell(comments.get(f.name, ''))} |"
         for f in dataclasses.fields(cls)
     ]
     return "\n".join(["| field | type | meaning |", "|---|---|---|", *rows])
+
+
+def _comment(lines: list[str], first: int, last: int) -> str:
+    """Return the comment behind the field in the lines `first` to `last`, counted from 1, or else the comment above it."""
+    if behind := [found[1] for line in lines[first - 1 : last] if (found := BEHIND.search(line))]:
+        return " ".join(behind)
+    above: list[str] = []
+    while first > 1 and (found := ABOVE.match(lines[first - 2])):
+        above.insert(0, found[1])
+        first -= 1
+    return " ".join(above)
 
 
 def _type(annotation: object) -> str:
@@ -160,16 +190,17 @@ def _cell(text: str) -> str:
 def _entry(name: str, cls: type, options: type) -> str:
     """Return a heading, the docstring of the module, and the options of the spec string."""
     fields = [f.name for f in dataclasses.fields(options) if f.init]
-    shown = f"::: {options.__module__}.{options.__qualname__}\n    options: {{show_root_heading: false, members: [{', '.join(fields)}]}}\n"
-    module = f"::: {cls.__module__}\n    options: {{show_root_heading: false, members: false}}\n"
-    return f"\n### `{name}`\n\n{module}\n" + (f"Options:\n\n{shown}" if fields else "")
+    shown = f"::: {options.__module__}.{options.__qualname__}\n    options: {{show_root_heading: false, show_root_toc_entry: false, members: [{', '.join(fields)}]}}\n"
+    module = f"::: {cls.__module__}\n    options: {{show_root_heading: false, show_root_toc_entry: false, members: false}}\n"
+    head = f"\n### `{name}`\n\nModule `{cls.__module__}`\n\n{module}\n"
+    return head + (f"Options:\n\n{shown}" if fields else "")
 
 
 class Comments(Extension):
-    """Use the comment behind a field as its docstring."""
+    """Use the comment behind or above a field as its docstring."""
 
     def on_attribute_instance(self, *, attr, **told):
         if attr.docstring is None and attr.lineno and attr.filepath:
-            found = COMMENT.search(attr.lines_collection[attr.filepath][attr.endlineno - 1])
-            if found:
-                attr.docstring = Docstring(found[1], lineno=attr.lineno, parent=attr)
+            lines = attr.lines_collection[attr.filepath]
+            if comment := _comment(lines, attr.lineno, attr.endlineno):
+                attr.docstring = Docstring(comment, lineno=attr.lineno, parent=attr)

@@ -53,8 +53,8 @@ class ClientMetric:
     mean: float | None  # weighted by examples
     # Mean over the tenth of the clients with the lowest accuracy or the highest loss; None for other metrics.
     worst_decile: float | None
-    clients: int
-    examples: int
+    clients: int  # that reported it
+    examples: int  # of these clients
 
 
 class EvaluatedRecord:
@@ -130,6 +130,7 @@ class RoundRecord(EvaluatedRecord):
     simulated_s: float | None = None  # duration on the virtual network; None without one
     simulated_hours: float | None = None  # virtual time since the start of the run
     metrics: Mapping[str, float | None] = field(default_factory=dict)  # of the task
+    # By name, metrics that clients reported.
     client_metrics: Mapping[str, ClientMetric] = field(default_factory=dict)
 
 
@@ -154,13 +155,13 @@ class Summary(EvaluatedRecord):
     downlink_bytes: int  # of the run
     dense_uplink_bytes: int  # the same exchanges in float32
     dense_downlink_bytes: int  # the same exchanges in float32
-    rounds: int
-    clients: int
+    rounds: int  # finished
+    clients: int  # of the run
     client_updates: int  # accepted
     seconds: float  # sum of the rounds
-    client_updates_per_s: float
-    device: str
-    seed: int
+    client_updates_per_s: float  # mean of the run
+    device: str  # such as cpu or cuda:0
+    seed: int  # of the run
     version: str  # of fedcomp
     # TCP payload at a deployment's port, with TLS, handshakes and keepalive; None in a simulation, and if it is not counted.
     wire_bytes_in: int | None = None  # received

@@ -116,7 +116,7 @@ class Invitation(WireMessage):
 class Presence(WireMessage):
     """A client's answer to an invitation."""
 
-    run: str
+    run: str  # that of the invitation
     client: int  # logical id
     version: str  # of the client's weights
     reason: str  # why the client cannot take part; "" if it can
@@ -127,7 +127,7 @@ class Presence(WireMessage):
 class Farewell(WireMessage):
     """The end of the run."""
 
-    run: str
+    run: str  # that of the invitation
     round: int  # the last round
 
 
@@ -135,7 +135,7 @@ class Farewell(WireMessage):
 class Assignment(WireMessage):
     """The work of a client in one phase, with the download that it starts from."""
 
-    round: int
+    round: int  # from 1
     phase: str  # "train", or the name of another phase of the strategy
     client: int  # logical id
     form: str  # of the download: UP_TO_DATE, FRAMES, OVERWRITE or DENSE
@@ -158,7 +158,7 @@ class Assignment(WireMessage):
 class Report(WireMessage):
     """A client's answer to an assignment."""
 
-    round: int
+    round: int  # that of the assignment, and so are phase and client
     phase: str
     client: int
     kind: str  # UPDATE, NEED_DENSE or FAILED
@@ -169,10 +169,9 @@ class Report(WireMessage):
     examples: int  # weight of the update: the number of the client's examples, or the number that its train_fn returned
     loss: float  # mean training loss before each local step
     stage: str  # stage at which a FAILED client failed: "phase", "download", "evaluate", "train", "encode"
-    reason: str
-    committed: str = (
-        ""  # ticket of the last proposal that the client's memory committed, "" for none
-    )
+    reason: str  # of a failure, one sentence
+    # Ticket of the last proposal that the client's memory committed, "" for none.
+    committed: str = ""
     metrics: bytes = b""  # packed ReportedMetrics, b"" for none
 
 

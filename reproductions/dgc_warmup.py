@@ -60,14 +60,15 @@ REPRODUCTION = Reproduction(
     name="dgc-warmup",
     title="deep gradient compression with and without a warm-up, and momentum SGD",
     paper=PAPER,
-    setting="Digits, 4 clients with equal shares, all in every round, one step of 16 examples a round, momentum 0.9, 0.1 % of the "
-    "coordinates up, which is ten coordinates of this small model. In the first 20 rounds, about an epoch, the density falls from "
-    "25 % and the learning rate grows. Claim 1 compares after 100 rounds and claim 2 after 2,000. The paper trains for more "
-    "epochs and warms up over four of them, on CIFAR-10, ImageNet and others. Each method gets the best of three learning rates.",
-    full_setting="ResNet-18 with GroupNorm on CIFAR-10, cropped and flipped, 4 clients with equal shares, all in every round, one step of "
-    "32 examples a round, momentum 0.9, 0.1 % of the coordinates up. In the first four epochs the density falls from 25 % and "
-    "the learning rate grows. Claim 1 compares after 8,000 rounds and claim 2 after 64,000. Each method gets the best of three "
-    "learning rates.",
+    setting="Digits, 4 clients with equal shares, all in every round, one step of 16 examples in a round, momentum 0.9. Clients "
+    "send 0.1 % of the coordinates, which is ten coordinates of this small model. In the first 20 rounds, about an epoch, "
+    "the density falls from 25 % and the learning rate grows. Claim 1 compares after 100 rounds and claim 2 after 2,000. "
+    "The paper trains for more epochs and warms up over four of them, on CIFAR-10, ImageNet and others. Each method gets "
+    "the best of three learning rates.",
+    full_setting="ResNet-18 with GroupNorm on CIFAR-10, cropped and flipped, 4 clients with equal shares, all in every round, one step "
+    "of 32 examples in a round, momentum 0.9. Clients send 0.1 % of the coordinates. In the first four epochs the density "
+    "falls from 25 % and the learning rate grows. Claim 1 compares after 8,000 rounds and claim 2 after 64,000. Each method "
+    "gets the best of three learning rates.",
     small=Experiment(
         {
             "task": "digits",

@@ -103,11 +103,11 @@ REPRODUCTION = Reproduction(
     name="ef-signsgd",
     title="signs with error feedback against signSGD and SGD",
     paper=PAPER,
-    setting="Two convex problems of two coordinates, exactly; then logistic regression on MNIST, 2 clients with equal shares that are "
-    "both in each of 400 rounds of one step, batches of 32 and of 2 examples. The paper trains ResNet-18 and VGG on CIFAR in one "
-    "process. signSGD is the majority vote; the scaled signs without memory step as EF-signSGD does and differ from it in the memory "
-    "alone. Each method gets the best of five learning rates, a factor of two to three apart.",
-    full_setting="The same problems; then ResNet-18 with GroupNorm on CIFAR-10, cropped and flipped, 2 clients, 40,000 rounds of one "
+    setting="Two convex problems with two coordinates, computed exactly; then logistic regression on MNIST, 2 clients with equal "
+    "shares, both in each of 400 rounds of one step, batches of 32 and of 2 examples. The paper trains ResNet-18 and VGG on "
+    "CIFAR in one process. signSGD is the majority vote. The scaled signs without memory differ from EF-signSGD in the "
+    "memory alone. Each method gets the best of five learning rates, a factor of two to three apart.",
+    full_setting="The same two problems; then ResNet-18 with GroupNorm on CIFAR-10, cropped and flipped, 2 clients, 40,000 rounds of one "
     "step, batches of 128 and of 8 examples.",
     small=Experiment(
         {

@@ -91,13 +91,13 @@ REPRODUCTION = Reproduction(
     name="election",
     title="election coding against a plain majority vote, a third of the voters Byzantine",
     paper=PAPER,
-    setting="(n, b) = (9, 3), one of the paper's pairs: digits, 9 clients with equal shares, all in each of 60 rounds of one step, of "
-    "whom 3 invert what they send. The step is 0.01 for all, chosen without Byzantine clients. Bernoulli codes with an empty "
-    "row or column are drawn again, which raises their redundancy. The paper trains ResNet-18 on CIFAR-10 with "
+    setting="(n, b) = (9, 3), one of the paper's pairs: digits, 9 clients with equal shares, all in each of 60 rounds of one step. "
+    "3 of them invert what they send. All use the step 0.01, chosen without Byzantine clients. Bernoulli codes with an "
+    "empty row or column are drawn again, which raises their redundancy. The paper trains ResNet-18 on CIFAR-10 with "
     "momentum.",
-    full_setting="(n, b) = (9, 3): ResNet-18 with GroupNorm on CIFAR-10, 9 clients with equal shares, all in each of 20,000 rounds of one "
-    "step of 14 examples at the paper's step of 1e-4, of whom 3 invert what they send; without the paper's momentum of the "
-    "server.",
+    full_setting="(n, b) = (9, 3): ResNet-18 with GroupNorm on CIFAR-10, 9 clients with equal shares, all in each of 20,000 rounds of "
+    "one step of 14 examples, at the paper's step of 1e-4. 3 clients invert what they send. The server has no momentum, "
+    "unlike the paper's.",
     small=Experiment(
         {
             "task": "digits",
@@ -129,7 +129,7 @@ REPRODUCTION = Reproduction(
     ),
     claims=(
         Claim(
-            "The deterministic code gives each voter so many partitions, at (n, b).",
+            "The deterministic code gives each voter the paper's number of partitions, at (n, b).",
             "deterministic code, r = (n + 2b + 1)/2 − s/n",
             ", ".join(f"{value:g} at {key}" for key, value in REDUNDANCIES.items()),
             redundancy,

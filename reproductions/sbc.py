@@ -55,13 +55,14 @@ REPRODUCTION = Reproduction(
     name="sbc",
     title="sparse binary compression with 10 and 100 local steps a round, and plain SGD",
     paper=PAPER,
-    setting="Logistic regression on MNIST, 4 clients with equal shares, all in every round, local steps of 20 examples, p = 1/200 up: "
-    "1,000 steps for claim 1, 10,000 for claim 2. The downlink is not compressed and not counted, as in the paper, which has "
-    "ResNet-50 on ImageNet. Ratios are bytes up of plain SGD that sends after every step, headers included. The learning rate is "
-    "0.1 for all, the best of 0.01, 0.03 and 0.1 for each method at 1,000 steps.",
+    setting="Logistic regression on MNIST, 4 clients with equal shares, all in every round, local steps of 20 examples, p = 1/200 "
+    "up; 1,000 steps for claim 1 and 10,000 for claim 2. The downlink is neither compressed nor counted, as in the paper, "
+    "which trains ResNet-50 on ImageNet. A ratio divides the bytes up of plain SGD that sends after every step by those of "
+    "the method, headers included. All use the learning rate 0.1, the best of 0.01, 0.03 and 0.1 for each method at 1,000 "
+    "steps.",
     full_setting="ResNet-18 with GroupNorm on CIFAR-10, cropped and flipped, 4 clients with equal shares, all in every round, local "
-    "steps of 32 examples with momentum that is masked where it was sent, p = 1/100 up: 40,000 steps for claim 1, 80,000 for "
-    "claim 2. Ratios are bytes up of plain SGD that sends after every step.",
+    "steps of 32 examples with momentum that is masked where it was sent, p = 1/100 up; 40,000 steps for claim 1 and 80,000 "
+    "for claim 2. A ratio divides the bytes up of plain SGD that sends after every step by those of the method.",
     small=Experiment(
         {
             "task": "mnist-logreg",
@@ -90,13 +91,13 @@ REPRODUCTION = Reproduction(
     ),
     claims=(
         Claim(
-            f"With 10 local steps a round: such a ratio at unchanged accuracy (within {100 * SAME:g} points).",
+            f"With 10 local steps a round: the paper's ratio at unchanged accuracy (within {100 * SAME:g} points).",
             SOURCE,
             "×3531",
             lambda results: compressed(results, "sbc-10", "dense", 3531, SAME),
         ),
         Claim(
-            "With 100 local steps a round: such a ratio at 1 point less.",
+            "With 100 local steps a round: the paper's ratio at 1 point less.",
             SOURCE,
             "×37,208",
             lambda results: compressed(results, "sbc-100", "dense-long", 37_208, POINT),

@@ -25,13 +25,14 @@ REPRODUCTION = Reproduction(
     name="stc-cifar10",
     title="STC against FedAvg and signSGD, VGG11* on CIFAR-10",
     paper=PAPER,
-    setting="10 clients, 4 a round, batches of 20, 300 local steps at a rate of 0.05, of signSGD 0.0005: STC sends after each at p = 1/25 "
-    "both ways, FedAvg after every 25 the whole model, signSGD after each one bit; one seed. The paper has 100 clients, p = "
-    "1/400, FedAvg with 400 local steps, a rate of 0.016 and far more steps in all. With ours, the network has only begun to "
-    "learn.",
-    full_setting="100 clients, 10 % a round, batches of 20, 20,000 local steps at the paper's rate of 0.016, of signSGD 0.0002: STC sends "
-    "after each at p = 1/400 both ways, FedAvg after every 400 the whole model, signSGD after each one bit; how many steps "
-    "the paper takes, and its rate for signSGD, are our guesses.",
+    setting="10 clients, 4 in a round, batches of 20, 300 local steps, one seed. STC and FedAvg have a learning rate of 0.05, "
+    "signSGD of 0.0005. STC sends after each step, at p = 1/25 both ways. FedAvg sends the whole model after every 25 "
+    "steps. signSGD sends one bit per coordinate after each step. The paper has 100 clients, p = 1/400, FedAvg with 400 "
+    "local steps, a rate of 0.016 and far more steps in all. After our 300 steps, the network has only begun to learn.",
+    full_setting="100 clients, 10 % in a round, batches of 20, 20,000 local steps. STC and FedAvg have the paper's learning rate of "
+    "0.016, signSGD 0.0002. STC sends after each step, at p = 1/400 both ways. FedAvg sends the whole model after every 400 "
+    "steps. signSGD sends one bit per coordinate after each step. The number of steps in the paper, and its rate for "
+    "signSGD, are our guesses.",
     small=Experiment(
         {"task": "cifar10-vgg11s", "clients": 10, "participation": 0.4, "batch_size": 20},
         methods(300, 25, "1/25", 0.05, 0.0005),
@@ -49,13 +50,13 @@ REPRODUCTION = Reproduction(
     ),
     claims=(
         Claim(
-            "With two classes a client STC ends ahead of FedAvg and signSGD (at every seed).",
+            "With two classes per client, STC ends ahead of FedAvg and signSGD (at every seed).",
             "figures",
             IN_WORDS,
             best,
         ),
         Claim(
-            f"Two classes a client in place of equal shares {MORE}.",
+            f"Changing from equal shares to two classes per client {MORE}.",
             "figures",
             IN_WORDS,
             lambda results: cost(results, "alike", "two-classes"),

@@ -85,14 +85,14 @@ REPRODUCTION = Reproduction(
     name="stc-mnist",
     title="STC against FedAvg and signSGD, logistic regression on MNIST",
     paper=PAPER,
-    setting="100 clients, 10 % a round, batches of 20, 1,600 local steps; all pixels are standardised by one mean and deviation. STC "
-    "sends after each step at p = 1/100 both ways, FedAvg sends the whole model after every 400 steps, which leaves it four rounds, "
-    "signSGD sends one bit a coordinate after each step. The paper has p = 1/400 and far more steps. Each method gets the best of "
-    "three learning rates in each setting.",
-    full_setting="100 clients, 10 % a round, batches of 20, 20,000 local steps; all pixels are standardised by one mean and deviation. "
-    "STC sends after each step at p = 1/400 both ways, FedAvg sends the whole model after every 400 steps, signSGD sends one bit "
-    "a coordinate after each. The number of steps in the paper is our guess. Each method gets the best of three learning rates "
-    "in each setting, among them the paper's 0.04.",
+    setting="100 clients, 10 % in a round, batches of 20, 1,600 local steps. All pixels are standardised by one mean and deviation. "
+    "STC sends after each step, at p = 1/100 both ways. FedAvg sends the whole model after every 400 steps, so it has four "
+    "rounds. signSGD sends one bit per coordinate after each step. The paper has p = 1/400 and far more steps. Each method "
+    "gets the best of three learning rates in each setting.",
+    full_setting="100 clients, 10 % in a round, batches of 20, 20,000 local steps. All pixels are standardised by one mean and "
+    "deviation. STC sends after each step, at p = 1/400 both ways. FedAvg sends the whole model after every 400 steps. "
+    "signSGD sends one bit per coordinate after each step. The number of steps in the paper is our guess. Each method gets "
+    "the best of three learning rates in each setting, among them the paper's 0.04.",
     small=Experiment(
         {"task": "mnist-logreg-global", "clients": 100},
         methods(1600, 400, "1/100", lrs(0.01, 0.04, 0.16), lrs(0.000125, 0.0005, 0.002)),
@@ -105,25 +105,25 @@ REPRODUCTION = Reproduction(
     ),
     claims=(
         Claim(
-            "With two classes a client STC ends ahead of FedAvg and signSGD (at every seed).",
+            "With two classes per client, STC ends ahead of FedAvg and signSGD (at every seed).",
             "figures",
             IN_WORDS,
             best,
         ),
         Claim(
-            f"Two classes a client in place of equal shares {MORE}.",
+            f"Changing from equal shares to two classes per client {MORE}.",
             "figures",
             IN_WORDS,
             lambda results: cost(results, "alike", "two-classes"),
         ),
         Claim(
-            f"With two classes, single examples a step in place of 20 {MORE}.",
+            f"With two classes, reducing batches from 20 examples to 1 {MORE}.",
             "figures",
             IN_WORDS,
             lambda results: cost(results, "two-classes", "single-examples"),
         ),
         Claim(
-            f"With two classes, 2 % of the clients a round in place of 10 % {MORE}.",
+            f"With two classes, reducing the cohort from 10 % of the clients to 2 % {MORE}.",
             "figures",
             IN_WORDS,
             lambda results: cost(results, "two-classes", "few-clients"),

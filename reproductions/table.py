@@ -22,11 +22,7 @@ def summary_line(judged: JudgedClaims) -> str:
     """Return one line with the claims that do not hold."""
     failed = [i for i, (_, judgement) in enumerate(judged, 1) if not judgement.holds]
     if not failed:
-        return (
-            "the claim holds here"
-            if len(judged) == 1
-            else f"the claims hold here, all {len(judged)}"
-        )
+        return "the claim holds here" if len(judged) == 1 else f"all {len(judged)} claims hold here"
     if len(judged) == 1:
         return f"the claim does not hold here: {judged[0][1].ours}"
     which = ", ".join(map(str, failed))
@@ -75,6 +71,16 @@ def _choice(measured: MethodResult) -> str:
     )
 
 
+def edges(results: Results) -> str:
+    """Return a sentence with the choices at an end of their range, beyond which a better one may lie; "" for none."""
+    names = [
+        f"{name} {choice_text(m.choice)}"
+        for name, m in results.items()
+        if len(tried := list(m.tried)) > 1 and choice_text(m.choice) in (tried[0], tried[-1])
+    ]
+    return f"Choices at an end of their grid: {', '.join(names)}." if names else ""
+
+
 def size(count: float) -> str:
     """Return a number of bytes with three digits and a unit."""
     for unit, factor in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
@@ -102,10 +108,8 @@ def section(
         reproduction.full_setting if full else reproduction.setting,
         markdown(COLUMNS, rows(judged)),
         f"**{summary_line(judged)[0].upper()}{summary_line(judged)[1:]}.**",
-        f"Accuracy at the end, {seeds} seed{'s' * (seeds > 1)}; bytes of a run, headers and catching up included:",
-        markdown(RUNS, run_rows(results)),
-        f"{_of_device(results)}: {time.processor_s / 60:.1f} minutes of one core, {time.processor_s / 120:.1f} on two if both are kept "
-        f"busy; {time.wall_s / 60:.1f} minutes by the clock as it was run.",
+        f"{seeds} seed{'s' * (seeds > 1)}. {edges(results)}".rstrip(),
+        f"{_of_device(results)}: {time.processor_s / 60:.1f} minutes of processor time, {time.wall_s / 60:.1f} minutes by the clock.",
     ]
     return "\n\n".join(parts)
 

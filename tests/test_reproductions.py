@@ -184,7 +184,7 @@ def test_verdicts(done):
         summary_line(found)
         == f"claim 2 does not hold here: {results['short']}; the other one holds"
     )
-    assert summary_line([found[0]] * 3) == "the claims hold here, all 3"
+    assert summary_line([found[0]] * 3) == "all 3 claims hold here"
 
 
 def test_what_is_finished_is_not_done_again(done):

@@ -199,7 +199,7 @@ def read_section(data: memoryview, numel: int) -> Section:
     """Return the section of a vector [numel] in `data`, which begins with its count. Raises FrameError for an impossible count."""
     count, start = read_varint(data)
     if count > numel:
-        raise FrameError(f"a section claims {count} coordinates of {numel}")
+        raise FrameError(f"a section claims {count} coordinates, but the vector has {numel}")
     if count == 0 and start < len(data):
         raise FrameError("a section without coordinates has a body")
     return Section(count, data[start:])

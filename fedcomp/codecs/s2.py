@@ -172,7 +172,7 @@ class S2(Codec):
 
 @dataclass(frozen=True)
 class SparseS2(Codec):
-    """The coordinates that the first codec selects, in frames of the second: `topk:density=1%+s2`. Any `s2` decodes these frames."""
+    """The coordinates that the first codec selects, in frames of the second: `topk:density=1%+s2`. `s2` with any options decodes them."""
 
     first: Selective
     second: S2

@@ -78,7 +78,7 @@ def pack_options(config: RunConfig) -> str:
 
 
 def unpack_options(invitation: Invitation) -> RunConfig:
-    """Return the options of an invitation, checked. Raises ProtocolError or ConfigError."""
+    """Check and return the options of an invitation. Raises ProtocolError or ConfigError."""
     try:
         values = json.loads(invitation.options)
         if not isinstance(values, dict) or not set(values) <= set(CLIENT_OPTIONS):

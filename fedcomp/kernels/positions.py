@@ -39,7 +39,7 @@ GAIN = 6  # blocks must save more than 2^−GAIN of the bytes
 
 
 class Plan(NamedTuple):
-    """The coding of m rows: int64 [m], except `each`."""
+    """The coding of m rows. All fields are int64; `each` has an element per position, the others are [m]."""
 
     form: np.ndarray  # 0..41
     size: np.ndarray  # s, 0 without blocks

@@ -189,7 +189,10 @@ def _largest(bits: np.ndarray, k: int, side: Side) -> np.ndarray:
 
 
 def _candidates(bits: np.ndarray, k: int, side: Side) -> np.ndarray | None:
-    """Return the positions of somewhat more than the k largest keys, ascending, by a threshold from a sample; None if it is misleading."""
+    """Return the positions of slightly more than the k largest keys, ascending, by a threshold from a sample.
+
+    None if the sample is misleading.
+    """
     from . import select_loops
 
     sample = bits[:: min(bits.size // SAMPLE, STEP)].copy()

@@ -51,7 +51,7 @@ def kth_largest(bits, flip, mask, k):
 
 @compiled
 def collect(bits, flip, mask, threshold, ties, first, out):
-    """Fill `out` with the positions of the keys above the threshold and of the first `ties` keys equal to it, plus `first`.
+    """Fill `out` with the positions of the keys above the threshold and of the first `ties` keys equal to it. Add `first` to each position.
 
     Return their number, or a number above the size of `out` if there are more.
     """

@@ -208,7 +208,7 @@ class Enrolment:
 
     @property
     def relay(self) -> bool:
-        """Whether this is a relay's enrolment: only certificates of relays are for hosts."""
+        """Whether this enrolment belongs to a relay. Only certificates of relays name hosts."""
         return bool(hosts_of(self.leaf))
 
     @property

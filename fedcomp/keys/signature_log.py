@@ -15,7 +15,7 @@ PREFIX = "sealed-"  # of the files
 
 
 class SignatureLog:
-    """Named bytes by run. Entries are never removed."""
+    """Signatures and pinned keys as bytes, by run and name. Entries are never removed."""
 
     def __init__(self, folder: StateFolder | None = None):
         self.folder = folder

@@ -128,7 +128,7 @@ def seal(
 ) -> bytes:
     """Return a ballot for voters with these public halves: len(bits) + 210 + 84 bytes for each voter.
 
-    Raises ProtocolError for a key that is none.
+    Raises ProtocolError for bytes that are not a key.
     """
     key, salt, own = entropy(KEY), entropy(SALT), X25519PrivateKey.from_private_bytes(entropy(KEY))
     point = own.public_key().public_bytes_raw()

@@ -118,7 +118,7 @@ class Recovery:
         return self.saved_round
 
     def mark_changed(self, result: RoundResult) -> None:
-        """Mark the clients of a round. The next `save` writes their records."""
+        """Mark the clients of a round as changed. The next `save` writes their records."""
         self.changed |= set(result.cohort)
 
     def save(self, round: int, metrics_length: int) -> None:

@@ -63,7 +63,7 @@ def choose_placement(
         where = "the device's memory" if name == DEVICE else "memory"
         raise ConfigError(
             f"--residuals {name}: the vectors of {clients:,} clients may take {human_bytes(needed)}, but only "
-            f"{human_bytes(free[name])} of {where} are free; leave it out, or give --residuals file"
+            f"{human_bytes(free[name])} of {where} are free; leave --residuals out, or give --residuals file"
         )
     return Placement(
         name,

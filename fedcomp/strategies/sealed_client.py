@@ -155,7 +155,7 @@ class SealedElectionClient(ClientAlgorithm):
             )
         if f"{ANSWERED}{context.phase}" in values:
             raise ProtocolError(
-                f"the server asks again for phase '{context.phase}' of round {context.round}, which has one answer"
+                f"the server asks again for phase '{context.phase}' of round {context.round}, which a client answers only once"
             )
         values[f"{ANSWERED}{context.phase}"] = b"1"
 

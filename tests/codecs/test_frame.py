@@ -107,7 +107,10 @@ def test_invalid_varints_are_rejected(data):
             "a frame of scope 2 was given to a codec without @chunk",
         ),
         (lambda f: reseal(f[:4] + b"\x03" + f[5:], 401), "scope 3 is not known"),
-        (lambda f: reseal(f[:9] + varint(402) + f[10:], 401), "402 coordinates of 401"),
+        (
+            lambda f: reseal(f[:9] + varint(402) + f[10:], 401),
+            "402 coordinates, but the vector has 401",
+        ),
         (lambda f: reseal(f[:9] + b"\x00" + f[10:], 401), "without coordinates has a body"),
     ],
 )

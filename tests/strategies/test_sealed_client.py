@@ -103,10 +103,10 @@ def test_a_voter_votes_once_on_one_set_of_ballots(opened):
     sealed = ballots_of(clients, cards)
     assert clients[0].ask(TALLY, {s: sealed[s] for s in "012"})
     for more in ("0123", "01234", "012"):
-        with pytest.raises(ProtocolError, match="which has one answer"):
+        with pytest.raises(ProtocolError, match="which a client answers only once"):
             clients[0].ask(TALLY, {s: sealed[s] for s in more})
     assert clients[0].ask(RECOUNT, {})
-    with pytest.raises(ProtocolError, match="which has one answer"):
+    with pytest.raises(ProtocolError, match="which a client answers only once"):
         clients[0].ask(RECOUNT, {})
 
 
@@ -115,14 +115,14 @@ def test_nor_after_a_vote_that_it_refused(opened):
     sealed = ballots_of(clients, cards)
     with pytest.raises(ProtocolError, match="would reveal them"):
         clients[0].ask(TALLY, {s: sealed[s] for s in "01"})
-    with pytest.raises(ProtocolError, match="which has one answer"):
+    with pytest.raises(ProtocolError, match="which a client answers only once"):
         clients[0].ask(TALLY, {s: sealed[s] for s in "01234"})
 
 
 def test_a_sender_signs_one_ballot_for_a_slot(opened):
     clients, cards = opened
     ballots_of(clients, cards)
-    with pytest.raises(ProtocolError, match="which has one answer"):
+    with pytest.raises(ProtocolError, match="which a client answers only once"):
         clients[0].ask(BALLOTS, {str(v): cards[v][0] for v in ALL})
 
 
@@ -160,7 +160,7 @@ def test_what_was_answered_is_told_from_what_is_kept_on_the_disk(opened):
             1, 0.0, {name: bytes(value) for name, value in clients[0].round_state.values.items()}
         ),
     )
-    with pytest.raises(ProtocolError, match="which has one answer"):
+    with pytest.raises(ProtocolError, match="which a client answers only once"):
         again.ask(BALLOTS, {str(v): cards[v][0] for v in ALL})
     with pytest.raises(ProtocolError, match="asks again"):
         again.open()

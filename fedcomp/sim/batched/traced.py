@@ -40,7 +40,7 @@ class TracedModel:
         }
 
     def run(self, parameters: Parameters, m: int, x: Tensor) -> Tensor:
-        """Return the model's outputs [m·b, ...] for x [m·b, ...], with the weights [m, *shape] of m clients; frozen ones are shared."""
+        """Return the model's outputs [m·b, ...] for x [m·b, ...], with the weights [m, *shape] of m clients. Frozen weights are shared."""
         values: dict[fx.Node, Any] = {}
         for node in self.nodes:
             mapped: Any = fx.node.map_arg((node.args, node.kwargs), values.__getitem__)

@@ -126,7 +126,7 @@ def decode_entry(kind: Kind, reader: Reader) -> tuple[Any, ...]:
 def encode_bundles(
     wait_s: float, assignments: Sequence[tuple[int, Assignment]], cache: FrameCache
 ) -> Iterator[list[bytes]]:
-    """Yield messages with assignments, given with their sequence numbers, and with the frames that the relay does not have."""
+    """Yield messages with assignments, their sequence numbers, and the frames that the relay does not have."""
     remaining = iter(assignments)
     while True:
         new: list[bytes] = []

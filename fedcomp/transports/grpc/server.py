@@ -129,7 +129,7 @@ class GrpcTransport:
                 self.on_late_answer(delivery.client)
 
     def _lose_sums(self, withdrawn: set[int], first: int = 0) -> None:
-        """Deliver updates as lost if a relay may have added them to one that was withdrawn. Their clients send them again later.
+        """Deliver as lost each update that a relay may have added to a withdrawn one. Their clients send these updates again later.
 
         `first`: index of the first delivery to look at.
         """

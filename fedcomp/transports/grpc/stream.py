@@ -83,7 +83,7 @@ class Stream:
         self._assignment = iter(())
 
     def close(self, refused: Refused | None = None) -> None:
-        """End the stream after its last message, `refused` if it is not None."""
+        """End the stream. Send `refused` before, if it is given."""
         if self.closing:
             return
         self.closing = True
