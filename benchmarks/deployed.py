@@ -56,7 +56,7 @@ STEP = """\
 import statistics, sys, time, torch
 from fedcomp import RunConfig
 from fedcomp.training import devices
-from fedcomp.training.batches import plan_batches
+from fedcomp.training.local_sgd import plan_batches
 from fedcomp.training.local_sgd import LocalSGD
 from fedcomp.training.serial_engine import SerialEngine
 from fedcomp.layout import Layout

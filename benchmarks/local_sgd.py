@@ -27,10 +27,9 @@ from fedcomp.sim.batched import BatchedEngine, choose_engine
 from fedcomp.sim.processes import WorkerEngine
 from fedcomp.tasks.base import Task, initial_model
 from fedcomp.tasks.data import Data
-from fedcomp.training.batches import plan_batches
 from fedcomp.training.devices import keep_freed_memory
 from fedcomp.training.engine import Job
-from fedcomp.training.local_sgd import LocalSGD
+from fedcomp.training.local_sgd import LocalSGD, plan_batches
 from fedcomp.training.serial_engine import SerialEngine
 
 SHAPES = {"mnist-logreg": (784,), "mnist-cnn": (1, 28, 28)}

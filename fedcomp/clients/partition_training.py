@@ -10,9 +10,8 @@ from ..errors import ConfigError, ProtocolError
 from ..messages import Assignment
 from ..strategies.client_algorithm import ClientAlgorithm, DataPartition
 from ..tasks.data import Examples
-from ..training.batches import plan_batches
 from ..training.engine import Engine, Job
-from ..training.local_sgd import LocalSGD
+from ..training.local_sgd import LocalSGD, plan_batches
 
 Shards = Sequence[np.ndarray] | Mapping[int, np.ndarray]  # by client: positions of its examples
 PartitionResult = tuple[Any, float]  # summary of a partition's update, and mean loss

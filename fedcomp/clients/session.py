@@ -34,7 +34,7 @@ from ..profiling import timed
 from ..strategies.client_algorithm import ClientAlgorithm, Frame, RoundState
 from ..tasks.data import Examples, describe_non_finite
 from ..tasks.user_errors import client_error
-from ..training.traces import NO_TRACES, Traces
+from ..training.local_sgd import NO_TRACES, Traces
 from .evaluation import ClientEvaluator
 from .replica import NeedDense, Replica
 from .state import ClientState

@@ -10,10 +10,8 @@ from ..errors import DataError, ProtocolError
 from ..messages import Assignment
 from ..strategies.client_algorithm import ClientAlgorithm
 from ..tasks.data import Examples
-from ..training.batches import plan_all_batches
 from ..training.engine import DeviceResults, Engine, Job
-from ..training.local_sgd import LocalSGD
-from ..training.traces import NO_TRACES, Traces
+from ..training.local_sgd import NO_TRACES, LocalSGD, Traces, plan_all_batches
 from .partition_training import PartitionTraining, Shards
 from .state import ClientState
 

@@ -19,10 +19,9 @@ from ..tasks import OBJECT
 from ..tasks.base import Task
 from ..tasks.data import Data, Examples, LazyData
 from ..training import devices
-from ..training.batches import plan_batches
-from ..training.engine import Engine
-from ..training.local_sgd import LocalSGD
-from ..training.sequential import SequentialJobs, client_engine
+from ..training.engine import Engine, SequentialJobs
+from ..training.local_sgd import LocalSGD, plan_batches
+from ..training.serial_engine import client_engine
 from .batched import (
     BatchedEngine,
     BatchedJobs,

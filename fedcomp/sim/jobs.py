@@ -12,7 +12,7 @@ from torch import Tensor
 from ..clients import nested_state
 from ..tasks.data import Data, Examples, map_tensors
 from ..training.engine import Job, JobResult
-from ..training.traces import Traces
+from ..training.local_sgd import Traces
 
 PACKED = "packed"  # the only key of a packed state
 

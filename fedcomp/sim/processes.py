@@ -29,10 +29,9 @@ from ..errors import ConfigError, FedcompError, TaskError, UserError
 from ..layout import Layout
 from ..tasks.base import Task
 from ..tasks.data import Data, Examples, map_tensors
-from ..training.engine import Engine, Job, JobResult
-from ..training.local_sgd import LocalSGD
-from ..training.sequential import client_engine, try_job
-from ..training.traces import Traces
+from ..training.engine import Engine, Job, JobResult, try_job
+from ..training.local_sgd import LocalSGD, Traces
+from ..training.serial_engine import client_engine
 from .jobs import copy_traces, map_traces, packed_data, packed_job, unpacked_result
 from .shared_memory import SharedMemory, SharedTensor
 from .worker import with_absolute_paths

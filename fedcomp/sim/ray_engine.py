@@ -32,8 +32,7 @@ from ..config import RunConfig
 from ..errors import ConfigError, FedcompError, TaskError, UserError
 from ..tasks.data import Examples
 from ..training.engine import Engine, Job, JobResult
-from ..training.local_sgd import LocalSGD
-from ..training.traces import Traces
+from ..training.local_sgd import LocalSGD, Traces
 from .jobs import PickledTensor, copy_traces, map_traces, packed_data, packed_job, unpacked_result
 from .worker import TrainingWorker, with_absolute_paths
 

@@ -18,9 +18,9 @@ from ..tasks import initial_model, load
 from ..tasks.data import Examples
 from ..tasks.user_errors import client_error
 from ..training import devices
-from ..training.engine import ClientEngine, Job, JobResult
+from ..training.engine import ClientEngine, Job, JobResult, try_job
 from ..training.local_sgd import LocalSGD
-from ..training.sequential import client_engine, try_job
+from ..training.serial_engine import client_engine
 from .jobs import packed_result, unpacked_job
 
 POLL_S = 0.5  # interval at which a worker checks that its parent still runs

@@ -15,8 +15,7 @@ from ..errors import ProtocolError, TaskError
 from ..messages import MAX_EXAMPLES, check_metric_names
 from ..tasks.base import Task
 from ..tasks.data import Examples
-from .devices import seeded_torch
-from .engine import ClientEngine, Job, JobResult, LocalUpdate
+from .engine import ClientEngine, Job, JobResult, LocalUpdate, seeded_torch
 from .local_sgd import LocalSGD
 
 

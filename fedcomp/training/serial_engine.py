@@ -15,51 +15,35 @@ from ..local_optimizer import read as read_optimizer
 from ..schedules import RATE, OptionSchedule
 from ..tasks.base import Task, predictions
 from ..tasks.data import Batch, Examples
-from .batches import plan_augmentation
-from .channels import NOT_CONTIGUOUS, channels_may_be_last, set_memory_format
-from .devices import seeded_torch
-from .engine import ClientEngine, Job, JobResult, LocalUpdate
-from .local_sgd import LocalSGD, Tensors, descend, proximal_anchors
-from .pooled_convolution import fused
-from .traces import Traces
+from .cpu_convolutions import NOT_CONTIGUOUS, channels_may_be_last, fused, set_memory_format
+from .engine import ClientEngine, Job, JobResult, LocalUpdate, seeded_torch
+from .local_sgd import Descent, LocalSGD, Tensors, plan_augmentation
+from .own_loop import OwnLoopEngine
 
 LossFunction = Callable[[Batch], Tensor]  # returns the mean loss of a batch
 
 
 class SGDSteps:
-    """Steps of SGD by `descend`, on parameters that are views of one vector."""
+    """Steps of SGD by `Descent`, which can also train a stack of clients."""
 
-    def __init__(
-        self,
-        layout: Layout,
-        parameters: list[nn.Parameter],
-        sgd: LocalSGD,
-        traces: Traces,
-        anchors: Tensors,
-    ):
-        self.layout, self.sgd = layout, sgd
-        self.parameters: list[Tensor] = [*parameters]
-        self.traces, self.anchors = traces, anchors
-        self.momenta: Tensors | None = traces.momentum_views(layout, parameters)
+    def __init__(self, descent: Descent):
+        self.descent = descent
 
     def step(self, batch: Batch, loss_of: LossFunction) -> Tensor:
         """Take a step on a batch. Return its loss before the step, without a gradient."""
         loss = loss_of(batch)
         gradients: Tensors = torch.autograd.grad(
-            loss, self.parameters, allow_unused=True, materialize_grads=True
+            loss, self.descent.weights, allow_unused=True, materialize_grads=True
         )
-        with torch.no_grad():
-            if self.sgd.clip:
-                gradients = _clipped(gradients, self.sgd.clip)
-            self.traces.add_gradients(self.layout, gradients)
-            corrected = self.traces.corrected(self.layout, gradients)
-            self.momenta = descend(self.parameters, corrected, self.momenta, self.sgd, self.anchors)
+        if limit := self.descent.sgd.clip:
+            norm = torch.stack([n.float() for n in torch._foreach_norm(gradients)]).norm()
+            gradients = torch._foreach_mul(gradients, (limit / (norm + 1e-6)).clamp(max=1.0))
+        self.descent.step(gradients)
         return loss.detach()
 
-    def finish(self) -> dict[str, Any] | None:
-        """Store the momentum after the last step. Return None: there is no other state."""
-        self.traces.store_momentum(self.layout, self.momenta)
-        return None
+    def finish(self) -> None:
+        """Store the momentum after the last step. There is no other state."""
+        self.descent.finish()
 
 
 class OptimizerSteps:
@@ -69,26 +53,16 @@ class OptimizerSteps:
     is the optimizer's state after the client's last round; learning rates and other settings are always those of this round.
     """
 
-    def __init__(
-        self,
-        task: Task,
-        layout: Layout,
-        parameters: list[nn.Parameter],
-        sgd: LocalSGD,
-        traces: Traces,
-        anchors: Tensors,
-        state: dict[str, Any] | None,
-        n_steps: int,
-    ):
-        self.layout, self.parameters, self.sgd = layout, parameters, sgd
-        self.traces, self.anchors = traces, anchors
+    def __init__(self, task: Task, descent: Descent, state: dict[str, Any] | None, n_steps: int):
+        self.descent, self.sgd = descent, descent.sgd
+        self.parameters, sgd = descent.weights, descent.sgd
         if task.optimizer is not None:
-            self.optimizer = task.optimizer(parameters)
+            self.optimizer = task.optimizer(self.parameters)
             for group in self.optimizer.param_groups:
                 group["lr"] *= sgd.lr_multiple
         else:
             self.optimizer = read_optimizer(sgd.optimizer).make(
-                parameters, sgd.lr, sgd.momentum, sgd.weight_decay
+                self.parameters, sgd.lr, sgd.momentum, sgd.weight_decay
             )
         if state:
             groups = self.optimizer.state_dict()["param_groups"]
@@ -98,7 +72,7 @@ class OptimizerSteps:
         self.schedule = OptionSchedule(
             "--step-schedule", sgd.step_schedule, RATE, 1.0, horizon=n_steps
         )
-        device = parameters[0].device.type
+        device = self.parameters[0].device.type
         self.scaler = torch.amp.GradScaler(device, enabled=sgd.precision == "float16")
         self.steps_taken = 0
 
@@ -124,23 +98,19 @@ class OptimizerSteps:
         """Clip the gradients, then add the terms of FedProx and of the strategy."""
         if self.sgd.clip:
             torch.nn.utils.clip_grad_norm_(self.parameters, self.sgd.clip)
-        if not (self.anchors or self.traces):
-            return
-        gradients: Tensors = [
-            torch.zeros_like(p) if p.grad is None else p.grad for p in self.parameters
-        ]
-        self.traces.add_gradients(self.layout, gradients)
-        gradients = self.traces.corrected(self.layout, gradients)
-        if self.anchors:
-            distances = torch._foreach_sub([*self.parameters], self.anchors)
-            gradients = torch._foreach_add(gradients, distances, alpha=self.sgd.proximal)
-        for parameter, gradient in zip(self.parameters, gradients, strict=True):
-            parameter.grad = gradient
+        if self.sgd.proximal or self.descent.traces:
+            gradients: Tensors = [
+                torch.zeros_like(p) if p.grad is None else p.grad for p in self.parameters
+            ]
+            adjusted = self.descent.adjusted(gradients)
+            for parameter, gradient in zip(self.parameters, adjusted, strict=True):
+                parameter.grad = gradient
 
     def finish(self) -> dict[str, Any] | None:
         """Release the gradients. Return the optimizer's state if the client keeps it."""
         self.optimizer.zero_grad()
-        return self.optimizer.state_dict()["state"] if self.sgd.keeps_state else None
+        kept = self.sgd.optimizer_state == "kept"
+        return self.optimizer.state_dict()["state"] if kept else None
 
 
 class SerialEngine(ClientEngine):
@@ -190,7 +160,12 @@ class SerialEngine(ClientEngine):
         """
         base = self._load(start, job.buffers)
         self.model.train()
-        steps = self._steps(job, sgd, base)
+        descent = Descent(self.layout, self.parameters, sgd, job.traces, base)
+        steps = (
+            SGDSteps(descent)
+            if sgd.uses_descend and self.task.optimizer is None
+            else OptimizerSteps(self.task, descent, job.state, len(job.batches))
+        )
         try:
             with seeded_torch(seeds.key(seed, "dropout", job.round, job.client), self.device):
                 losses = [
@@ -209,22 +184,6 @@ class SerialEngine(ClientEngine):
         update = torch.sub(self.weights, base, out=out)
         loss = torch.stack(losses).mean(dtype=torch.float32).item()
         return LocalUpdate(update, JobResult(loss, self.changed_buffers(), state))
-
-    def _steps(self, job: Job, sgd: LocalSGD, base: Tensor) -> SGDSteps | OptimizerSteps:
-        """Return the steps of a job that starts from the weights `base` [n]."""
-        anchors = proximal_anchors(self.layout, base, self.parameters, sgd)
-        if sgd.uses_descend and self.task.optimizer is None:
-            return SGDSteps(self.layout, self.parameters, sgd, job.traces, anchors)
-        return OptimizerSteps(
-            self.task,
-            self.layout,
-            self.parameters,
-            sgd,
-            job.traces,
-            anchors,
-            job.state,
-            len(job.batches),
-        )
 
     def _batches(self, data: Examples, job: Job, sgd: LocalSGD, seed: int) -> Iterable[Batch]:
         """Yield the batches of a job, augmented if the options require it."""
@@ -285,7 +244,9 @@ def _as_float32(outputs: Any) -> Any:
     return outputs
 
 
-def _clipped(gradients: Tensors, limit: float) -> Tensors:
-    """Scale gradients so that their joint L2 norm is at most `limit`."""
-    norm = torch.stack([n.float() for n in torch._foreach_norm(gradients)]).norm()
-    return torch._foreach_mul(gradients, (limit / (norm + 1e-6)).clamp(max=1.0))
+def client_engine(
+    task: Task, model: nn.Module, layout: Layout, device: torch.device | str
+) -> ClientEngine:
+    """Return the engine that trains one client at a time: by the task's `train_fn`, or by an optimizer."""
+    engine = OwnLoopEngine if task.train_fn is not None else SerialEngine
+    return engine(task, model, layout, device)

@@ -13,8 +13,7 @@ from fedcomp.layout import Layout
 from fedcomp.sim.batched import BatchedEngine, choose_engine
 from fedcomp.tasks.base import Task
 from fedcomp.tasks.data import Data
-from fedcomp.training.batches import plan_batches
-from fedcomp.training.local_sgd import LocalSGD
+from fedcomp.training.local_sgd import LocalSGD, plan_batches
 from fedcomp.training.serial_engine import SerialEngine
 
 SGD = LocalSGD(steps=4, batch_size=8, lr=0.1)
@@ -181,7 +180,7 @@ def test_targets_that_cross_entropy_leaves_out():
 )
 @for_each(
     "model, method",
-    [("linear", "grouped"), ("convolution", "grouped"), ("tied, frozen, unused", "mapped")],
+    [("linear", "traced"), ("convolution", "mapped"), ("tied, frozen, unused", "mapped")],
 )
 def test_a_batch_whose_targets_are_all_left_out_has_no_gradient(model, method, options):
     make, data, sgd = MODELS[model], examples(), dataclasses.replace(SGD, **options)
@@ -255,7 +254,6 @@ MINDED = {  # model, asked on the CPU → engine
         "serial",
     ),
     "recurrent": (lambda: nn.LSTM(12, 4), "auto", "serial"),
-    "recurrent, asked for": (lambda: nn.LSTM(12, 4, batch_first=True), "batched", "batched"),
 }
 
 

@@ -19,7 +19,7 @@ from fedcomp.sim.clients import VirtualClients
 from fedcomp.sim.multi_device import MultiDevice
 from fedcomp.training import devices
 from fedcomp.training.engine import Job, JobResult
-from fedcomp.training.traces import Traces
+from fedcomp.training.local_sgd import Traces
 
 CPU = torch.device("cpu")
 

@@ -28,8 +28,7 @@ from fedcomp.sim.network_file import is_file, read_profiles
 from fedcomp.sim.timed_transport import VirtualClock
 from fedcomp.sim.timing import step_counter
 from fedcomp.strategies.client_algorithm import ClientAlgorithm, DataPartition
-from fedcomp.training.batches import plan_batches
-from fedcomp.training.local_sgd import LocalSGD
+from fedcomp.training.local_sgd import LocalSGD, plan_batches
 
 NEUTRAL_OPTIONS = {
     "up": 1000.0,

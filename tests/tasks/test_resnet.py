@@ -7,9 +7,8 @@ from fedcomp.sim.batched import BatchedEngine, choose_engine
 from fedcomp.tasks import Data, Task, initial_model
 from fedcomp.tasks.check import check
 from fedcomp.tasks.resnet import ResNet18
-from fedcomp.training.batches import plan_batches
 from fedcomp.training.evaluation import evaluate
-from fedcomp.training.local_sgd import LocalSGD
+from fedcomp.training.local_sgd import LocalSGD, plan_batches
 from fedcomp.training.serial_engine import SerialEngine
 
 

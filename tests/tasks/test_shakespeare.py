@@ -8,7 +8,6 @@ from torch.nn import functional as F
 from fedcomp.errors import ConfigError, DataError
 from fedcomp.layout import Layout
 from fedcomp.sim.attacks import attacks
-from fedcomp.sim.batched import BatchedEngine
 from fedcomp.tasks import Data, Task, initial_model, load
 from fedcomp.tasks.check import check
 from fedcomp.tasks.partition import partition
@@ -22,9 +21,8 @@ from fedcomp.tasks.shakespeare import (
     loss,
     speeches,
 )
-from fedcomp.training.batches import plan_batches
 from fedcomp.training.evaluation import evaluate
-from fedcomp.training.local_sgd import LocalSGD
+from fedcomp.training.local_sgd import LocalSGD, plan_batches
 from fedcomp.training.serial_engine import SerialEngine
 
 PLAY = """First  Citizen:
@@ -217,24 +215,6 @@ def test_a_role_is_learned(folder, one_thread):
     learned = start + SerialEngine(task, model, layout, "cpu").train(start, train, plan, sgd).update
     most_frequent = torch.bincount(test.targets.flatten()).max() / test.targets.numel()
     assert evaluate(task, model, layout, learned, test, "cpu")[1] > 1.5 * most_frequent
-
-
-def test_clients_trained_together_end_where_each_alone_would(folder, one_thread):
-    task = small(folder)
-    model, train = initial_model(task, 0), task.train()
-    layout, sgd = Layout.of(model), LocalSGD(steps=3, batch_size=4, lr=2.0, momentum=0.9, clip=1.0)
-    start, plans = (
-        layout.gather(model),
-        [plan_batches(sgd, np.arange(8) + 8 * who, 0, 1, who) for who in range(3)],
-    )
-    updates, losses = BatchedEngine(task, initial_model(task, 0), layout, "cpu", 2).train(
-        start, train, plans, sgd
-    )
-    engine = SerialEngine(task, model, layout, "cpu")
-    for who, plan in enumerate(plans):
-        alone = engine.train(start, train, plan, sgd)
-        assert (updates[who] - alone.update).norm() < 1e-4 * alone.update.norm()
-        assert losses[who].item() == pytest.approx(alone.result.loss, rel=1e-4)
 
 
 def test_byzantine_clients_may_flip_characters(folder):

@@ -12,7 +12,7 @@ from fedcomp.errors import TaskError
 from fedcomp.layout import Layout
 from fedcomp.tasks import initial_model
 from fedcomp.training.local_sgd import LocalSGD
-from fedcomp.training.sequential import client_engine
+from fedcomp.training.serial_engine import client_engine
 
 DATA = Data(torch.arange(12.0).reshape(6, 2), torch.arange(6))
 

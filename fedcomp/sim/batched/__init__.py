@@ -2,8 +2,7 @@
 
 There are three methods for the gradients of a stack of clients; `choice.gradients_of` chooses by the model's layers. Softmax regression
 has kernels on a CPU (regression.py). A model whose forward pass can be traced and whose layers have a batched form runs in that form
-(traced.py, layers.py, convolutions.py, recurrent.py). All other models are mapped by torch.func; the serial engine trains those that cannot
-be mapped.
+(traced.py). All other models are mapped by torch.func; the serial engine trains those that cannot be mapped.
 
 Except for rounding, the update of a client is that of training.serial_engine.SerialEngine, whichever clients it is trained with.
 """

@@ -8,10 +8,7 @@ from ...errors import ConfigError
 from ...tasks.base import Task
 from ...training.local_sgd import Tensors
 from ..processes import is_available as processes_available
-from .convolutions import CONVOLUTIONS
-from .layers import RANDOM
-from .losses import Gradients, Parameters
-from .traced import traced_gradients, traced_model
+from .traced import RANDOM, Gradients, Parameters, traced_gradients
 
 # Memory for the clients that are trained at once. On a CPU they should fit into its caches.
 CPU_BYTES = 8 << 20
@@ -19,22 +16,13 @@ CPU_WEIGHTS_BYTES = 64 << 20  # of the clients trained at once, even if they exc
 CUDA_MEMORY_FRACTION = 1 / 4
 MAP_POSITIONS = 256  # the outputs of a convolution are estimated as maps of 16x16
 
-MAPPED, AUTO = "mapped", "auto"
-GRADIENT_METHODS = (AUTO, MAPPED, *CONVOLUTIONS)
+AUTO, TRACED, MAPPED = "auto", "traced", "mapped"  # methods for the gradients of a stack
 
 
-def fastest_convolution(device: torch.device) -> str:
-    """Return the fastest batched form of convolutions, a key of CONVOLUTIONS. benchmarks/gpu_sim.py compares them."""
-    return "products" if device.type == "cuda" else "grouped"
-
-
-def gradients_of(
-    task: Task, model: nn.Module, device: torch.device, method: str = AUTO
-) -> tuple[Gradients, str]:
-    """Return a function for the gradients of a stack, and its name in GRADIENT_METHODS: `method` if the model allows it, else MAPPED."""
-    convolution = method if method in CONVOLUTIONS else fastest_convolution(device)
-    if method != MAPPED and (traced := traced_gradients(task, model, convolution)):
-        return traced, convolution
+def gradients_of(task: Task, model: nn.Module, method: str = AUTO) -> tuple[Gradients, str]:
+    """Return a function for the gradients of a stack, and its method: TRACED if the model and `method` allow it, else MAPPED."""
+    if method != MAPPED and (traced := traced_gradients(task, model)):
+        return traced, TRACED
     return mapped_gradients(task, model), MAPPED
 
 
@@ -60,12 +48,11 @@ def choose_engine(
 ) -> tuple[str, int]:
     """Return "serial" or "batched", and the number of clients at once, by the model's layers and the device's memory.
 
-    With `requested` "auto": serial if a layer draws at random, keeps statistics, or is a recurrent layer without a batched form. Else
-    batched, on CUDA if the memory holds two clients, on a CPU if all weights belong to nn.Linear and nn.Embedding. Raises ConfigError if
-    "batched" is requested and impossible.
+    With `requested` "auto": serial if a layer draws at random, keeps statistics, or is recurrent. Else batched, on CUDA if the memory holds
+    two clients, on a CPU if all weights belong to nn.Linear and nn.Embedding. Raises ConfigError if "batched" is requested and impossible.
     """
     device = torch.device(device)
-    obstacle = _obstacle_of(model, device)
+    obstacle = _obstacle_of(model)
     if requested == "batched" and obstacle:
         raise ConfigError(
             f"--engine batched cannot train a model with {obstacle}; give --engine {unbatched_engine(device)}"
@@ -84,7 +71,7 @@ def choose_engine(
 
 def serial_reason(model: nn.Module, device: torch.device, batch_size: int) -> str:
     """Return why `choose_engine` with "auto" does not batch a model; "" if it does."""
-    if obstacle := _obstacle_of(model, device):
+    if obstacle := _obstacle_of(model):
         return f"the model has {obstacle}"
     if device.type == "cuda":
         several = _clients_at_once(model, device, batch_size) > 1
@@ -129,12 +116,9 @@ def _shortened(message: str) -> str:
     return message.strip().split("\n")[0].split(". ")[0].removesuffix(".")[:120]
 
 
-def _obstacle_of(model: nn.Module, device: torch.device) -> str:
+def _obstacle_of(model: nn.Module) -> str:
     """Return the first obstacle of a model's layers; "" if they can be batched."""
-    obstacle = next(filter(None, map(_obstacle, model.modules())), "")
-    if obstacle and traced_model(model, fastest_convolution(device)) is not None:
-        return ""
-    return obstacle
+    return next(filter(None, map(_obstacle, model.modules())), "")
 
 
 def _obstacle(module: nn.Module) -> str:
