@@ -3,7 +3,7 @@
     python benchmarks/gpu_sim.py [--device cuda] [--models mnist-cnn,...] [--clients 100] [--json FILE]
 
 Flower and data are not needed: examples are random, with the shapes of MNIST and CIFAR-10. For each model, in float32 and
-bfloat16, the benchmark runs the serial engine, the batched engine with each gradient method, and one model on one big batch of the same
+bfloat16, the benchmark runs the serial engine, the batched engine, and one model on one big batch of the same
 examples, which is the limit. It prints client updates per second, the fraction of the device's arithmetic (the floating point operations of
 one client's steps, as counted by torch, per second, divided by those of a large matrix product in the same precision), the peak bytes per
 additional client, and the largest relative distance of an update from that of the serial engine. In float32, convolutions of cuDNN may use
@@ -30,14 +30,12 @@ from torch.utils.flop_counter import FlopCounterMode
 from fedcomp import codec, memory
 from fedcomp.layout import Layout
 from fedcomp.sim.batched import BatchedEngine, BatchedJobs
-from fedcomp.sim.batched.choice import AUTO, MAPPED
 from fedcomp.sim.multi_device import MultiDevice
-from fedcomp.tasks import cifar10, mnist, resnet
+from fedcomp.tasks import cifar10, mnist
 from fedcomp.tasks.base import Task, initial_model
 from fedcomp.tasks.data import Data
-from fedcomp.training.engine import Job
+from fedcomp.training.engine import Job, SerialEngine
 from fedcomp.training.local_sgd import LocalSGD, plan_batches
-from fedcomp.training.serial_engine import SerialEngine
 
 IMAGES = {"mnist": (1, 28, 28), "cifar10": (3, 32, 32)}
 # Maximum distance relative to the norm of an update. A maximum at another pixel is a larger difference than rounding.
@@ -50,25 +48,20 @@ class Case:
     make: Callable[[], nn.Module]
     examples: str  # a key of IMAGES, or "rows"
     sgd: LocalSGD
-    methods: tuple[str, ...]  # gradient methods of the batched engine
 
 
-DENSE, CONVOLUTIONAL = (MAPPED, AUTO), (MAPPED,)  # methods to compare; convolutions have one
 CASES = {
-    "mnist-logreg": Case(mnist.linear, "rows", LocalSGD(5, batch_size=20), DENSE),
+    "mnist-logreg": Case(mnist.linear, "rows", LocalSGD(5, batch_size=20)),
     "mlp": Case(
         lambda: nn.Sequential(
             nn.Linear(784, 200), nn.ReLU(), nn.Linear(200, 200), nn.ReLU(), nn.Linear(200, 10)
         ),
         "rows",
         LocalSGD(5, batch_size=20),
-        DENSE,
     ),
-    "mnist-cnn": Case(mnist.network, "mnist", LocalSGD(5, batch_size=20), CONVOLUTIONAL),
-    "cifar10-vgg11s": Case(cifar10.network, "cifar10", LocalSGD(5, batch_size=20), CONVOLUTIONAL),
-    "cifar10-resnet18": Case(
-        resnet.ResNet18, "cifar10", LocalSGD(5, batch_size=20, momentum=0.9), CONVOLUTIONAL
-    ),
+    "mnist-cnn": Case(mnist.network, "mnist", LocalSGD(5, batch_size=20)),
+    "cifar10-vgg11s": Case(cifar10.network, "cifar10", LocalSGD(5, batch_size=20)),
+    "cifar10-resnet18": Case(cifar10.ResNet18, "cifar10", LocalSGD(5, batch_size=20, momentum=0.9)),
 }
 HEAVY = "cifar10-resnet18"
 
@@ -170,7 +163,6 @@ class Bench:
 
     def batched(
         self,
-        method: str,
         sgd: LocalSGD,
         exact: Tensor,
         fraction: Callable[[float], float],
@@ -181,7 +173,6 @@ class Bench:
             self.layout,
             self.device,
             len(self.plans),
-            gradient_method=method,
             warn=print,
         )
         each = self._bytes_per_client(engine, sgd)
@@ -251,8 +242,7 @@ class Bench:
                     0.0,
                 )
             )
-            for method in self.case.methods:
-                found.append(self.batched(method, sgd, exact, fraction))
+            found.append(self.batched(sgd, exact, fraction))
         return found
 
 

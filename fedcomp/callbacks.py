@@ -198,6 +198,10 @@ class PortFigures:
 class Callback:
     """Base class of callbacks. Its hooks do nothing; override those that you need."""
 
+    def hears(self, hook: str) -> bool:
+        """Return whether this callback has a hook of its own of this name."""
+        return getattr(type(self), hook) is not getattr(Callback, hook)
+
     def on_port_open(self, port: Callable[[], PortFigures]) -> None:
         """The port of a deployment is open. `port()` returns its traffic and may be called in any thread."""
 
@@ -273,6 +277,9 @@ class CallbackList(ForwardingCallback):
     def __init__(self, first: Callback, others: Mapping[str, Callback], metrics: str = ""):
         """`others`: callbacks by name; the warning about a failing callback starts with the name. `metrics`: address of /metrics."""
         self.first, self.others, self.metrics = first, dict(others), metrics
+
+    def hears(self, hook: str) -> bool:
+        return any(callback.hears(hook) for callback in (self.first, *self.others.values()))
 
     def on_run_start(self, header: Header) -> None:
         super().on_run_start(replace(header, metrics=self.metrics or header.metrics))

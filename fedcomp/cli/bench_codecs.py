@@ -21,7 +21,7 @@ from ..layout import Layout
 from ..tasks import initial_model, load
 from ..tasks.check import check, data_of
 from ..training.local_sgd import LocalSGD, plan_batches
-from ..training.serial_engine import client_engine
+from ..training.own_loop import client_engine
 from .pytorch_loops import seconds_of
 from .report import svg
 from .tables import print_table

@@ -20,7 +20,7 @@ from ..tasks.running_statistics import (
 )
 from ..training.engine import seeded_torch
 from ..training.evaluation import evaluate
-from .partition_training import Shards
+from .trainer import Shards
 
 
 class ClientEvaluator:

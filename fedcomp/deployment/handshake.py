@@ -36,7 +36,7 @@ from ..tasks.data import Examples
 from ..tasks.partition import hold_out, partition, partition_test_data
 from ..training.engine import SequentialJobs
 from ..training.local_sgd import LocalSGD
-from ..training.serial_engine import client_engine
+from ..training.own_loop import client_engine
 
 # The options of a run that determine what a client does.
 CLIENT_OPTIONS = (

@@ -109,14 +109,13 @@ def fused(model: nn.Module) -> nn.Module:
 
     Return `model` itself if it is not an nn.Sequential, if it has no such layers, or if a layer has hooks.
     """
-    layers = list(_fused(list(_flat(model))))
+    layers = list(_fused(list(flat_layers(model))))
     if has_hooks(model) or not any(isinstance(layer, PooledConvolution) for layer in layers):
         return model
     return nn.Sequential(*layers)
 
 
 def _pair(value: Any) -> tuple[int, int]:
-    """Return a layer's option for two dimensions, which may be given as one number."""
     return (value, value) if isinstance(value, int) else (value[0], value[1])
 
 
@@ -128,11 +127,11 @@ def has_hooks(model: nn.Module) -> bool:
     )
 
 
-def _flat(model: nn.Module) -> Iterator[nn.Module]:
+def flat_layers(model: nn.Module) -> Iterator[nn.Module]:
     """Yield the layers of nested nn.Sequentials."""
     if type(model) is nn.Sequential:
         for layer in model:
-            yield from _flat(layer)
+            yield from flat_layers(layer)
     else:
         yield model
 

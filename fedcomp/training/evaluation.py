@@ -69,7 +69,6 @@ def evaluate(
 def _evaluate_batches(
     task: Task, model: nn.Module, data: Examples, size: int, rows: np.ndarray | None, lenient: bool
 ) -> Evaluation:
-    """Evaluate a model as it is, in batches of at most `size` examples."""
     count = len(data) if rows is None else len(rows)
     sums: dict[str, float] = {}
     pairs: list[tuple[Any, Any]] = []  # outputs and targets

@@ -9,9 +9,8 @@ import worker_tasks
 from fedcomp.layout import Layout
 from fedcomp.tasks import initial_model, load
 from fedcomp.tasks.data import Data
-from fedcomp.training.engine import Job, SequentialJobs
+from fedcomp.training.engine import Job, SequentialJobs, SerialEngine
 from fedcomp.training.local_sgd import LocalSGD, Traces, plan_batches
-from fedcomp.training.serial_engine import SerialEngine
 
 TASKS = Path(worker_tasks.__file__)
 SGD = LocalSGD(

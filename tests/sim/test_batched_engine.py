@@ -13,12 +13,12 @@ from torch.nn import functional as F
 from fedcomp.errors import ConfigError, UserError
 from fedcomp.layout import Layout
 from fedcomp.sim.batched import BatchedEngine
-from fedcomp.sim.batched.choice import AUTO, MAPPED, TRACED
+from fedcomp.sim.batched.gradients import LAYERED, MAPPED
 from fedcomp.tasks.base import Task
+from fedcomp.tasks.cifar10 import ResNet18
 from fedcomp.tasks.data import Data
-from fedcomp.tasks.resnet import ResNet18
+from fedcomp.training.engine import SerialEngine
 from fedcomp.training.local_sgd import LocalSGD, Traces, plan_batches
-from fedcomp.training.serial_engine import SerialEngine
 
 SGD = LocalSGD(steps=3, batch_size=4, lr=0.05)
 
@@ -76,33 +76,12 @@ def flattened(layer, x):
     return layer(x).view(x.size(0), -1)
 
 
-def partly_fixed(layer, x):
-    with torch.no_grad():
-        fixed = layer(x)
-    return flattened(layer, x) + fixed.flatten(1)
-
-
-def centred(layer, x):
-    return flattened(layer, x) - flattened(layer, x).mean(0)
-
-
-class Counting:
-    """Gives something else whenever it is called."""
-
-    def __init__(self):
-        self.calls = 0
-
-    def __call__(self, layer, x):
-        self.calls += 1
-        return flattened(layer, x) * (1 + self.calls % 7)
-
-
-MODELS = {  # model and the method that "auto" chooses
+MODELS = {  # model and the method for its gradients
     "network": (network, MAPPED),
     "tied, frozen": (tied_and_frozen, MAPPED),
     "resnet": (lambda: ResNet18(2, 4), MAPPED),
-    "dense": (dense, TRACED),
-    "own": (lambda: Own(flattened), TRACED),
+    "dense": (dense, LAYERED),
+    "own": (lambda: Own(flattened), MAPPED),
 }
 
 
@@ -140,15 +119,14 @@ def assert_close(found, expected, tolerance=1e-4):
     torch.testing.assert_close(found[1], expected[1], rtol=tolerance, atol=0)
 
 
-@for_each("method", [AUTO, MAPPED])
-@for_each("make, chosen", MODELS.values(), ids=MODELS)
-def test_every_way_gives_what_one_client_after_the_other_gives(make, chosen, method):
+@for_each("make, method", MODELS.values(), ids=MODELS)
+def test_every_way_gives_what_one_client_after_the_other_gives(make, method):
     data, sgd = images(), replace(SGD, momentum=0.5, clip=1.0)
     plans = planned(sgd, 4)
     task, model, layout, start = parts(make, data)
-    engine = BatchedEngine(task, model, layout, "cpu", gradient_method=method)
+    engine = BatchedEngine(task, model, layout, "cpu")
     assert_close(engine.train(start, data, plans, sgd), one_by_one(make, data, plans, sgd))
-    assert engine.gradient_method == (chosen if method == AUTO else MAPPED)
+    assert engine.gradient_method == method
 
 
 @for_each("at_once", [1, 2, 3, 7])
@@ -157,27 +135,6 @@ def test_any_batch_of_clients(at_once):
     task, model, layout, start = parts(network, data)
     engine = BatchedEngine(task, model, layout, "cpu", at_once)
     assert_close(engine.train(start, data, plans, SGD), one_by_one(network, data, plans, SGD))
-
-
-@for_each("forward, method", [(flattened, TRACED), (partly_fixed, MAPPED), (centred, MAPPED)])
-def test_a_traced_pass_is_believed_where_it_agrees_with_the_model(forward, method):
-    data, plans = images(), planned(SGD, 3)
-
-    def make():
-        return Own(forward)
-
-    task, model, layout, start = parts(make, data)
-    engine = BatchedEngine(task, model, layout, "cpu")
-    assert_close(engine.train(start, data, plans, SGD), one_by_one(make, data, plans, SGD))
-    assert engine.gradient_method == method
-
-
-def test_a_pass_that_is_another_one_each_time_is_not_believed():
-    data = images()
-    task, model, layout, start = parts(lambda: Own(Counting()), data)
-    engine = BatchedEngine(task, model, layout, "cpu")
-    engine.train(start, data, planned(SGD, 3), SGD)
-    assert engine.gradient_method == "mapped"
 
 
 def test_a_loss_of_the_tasks_own_and_probabilities_as_targets():
@@ -194,12 +151,11 @@ def test_a_loss_of_the_tasks_own_and_probabilities_as_targets():
         )
 
 
-@for_each("method", [AUTO, MAPPED])
 @for_each("make", [network, dense, lambda: nn.Sequential(nn.Flatten(), nn.Linear(192, 4))])
-def test_bfloat16_is_for_the_passes_alone(make, method):
+def test_bfloat16_is_for_the_passes_alone(make):
     data, plans = images(), planned(SGD, 3)
     task, model, layout, start = parts(make, data)
-    updates, losses = BatchedEngine(task, model, layout, "cpu", gradient_method=method).train(
+    updates, losses = BatchedEngine(task, model, layout, "cpu").train(
         start, data, plans, replace(SGD, precision="bfloat16")
     )
     exact, exact_losses = BatchedEngine(*parts(make, data)[:3], "cpu").train(

@@ -6,7 +6,8 @@ from cases import for_each
 from torch import nn
 from torch.func import functional_call
 
-from fedcomp.sim.batched.traced import traced_model
+from fedcomp.sim.batched.gradients import layered_gradients
+from fedcomp.tasks.base import Task
 
 CLIENTS, EXAMPLES = 3, 4
 CASES = {
@@ -19,63 +20,41 @@ CASES = {
         lambda: nn.Sequential(nn.LayerNorm(5, elementwise_affine=False), nn.Linear(5, 3)),
         (5,),
     ),
+    "embedding": (lambda: nn.Embedding(9, 4), None),
+    "embedding with padding": (lambda: nn.Embedding(9, 4, padding_idx=3), None),
 }
 
 
-def stacked(model: nn.Module) -> dict[str, torch.Tensor]:
-    """Weights of clients who differ, float64."""
-    drawn = torch.Generator().manual_seed(2)
-    shapes = {name: (CLIENTS, *p.shape) for name, p in model.named_parameters()}
-    return {
-        name: torch.randn(shape, generator=drawn, dtype=torch.float64, requires_grad=True)
-        for name, shape in shapes.items()
-    }
+def task_of(model: nn.Module) -> Task:
+    """A task whose loss is the product of outputs and targets."""
+    return Task(
+        "product", lambda: model, [], loss=lambda outputs, targets: (outputs * targets).sum()
+    )
 
 
 @for_each("make, shape", CASES.values(), ids=CASES)
 def test_a_stack_gives_what_each_client_gives(make, shape):
     model = make()
-    passes, weights = traced_model(model), stacked(model)
-    x = torch.randn(CLIENTS, EXAMPLES, *shape, dtype=torch.float64, requires_grad=True)
-    found = passes.run(weights, CLIENTS, x.flatten(0, 1))
+    gradients = layered_gradients(task_of(model), model)
+    drawn = torch.Generator().manual_seed(2)
+    weights = {
+        name: torch.randn((CLIENTS, *p.shape), generator=drawn, dtype=torch.float64)
+        for name, p in model.named_parameters()
+    }
+    if shape is None:
+        x = torch.randint(0, 9, (CLIENTS, EXAMPLES, 6), generator=drawn)
+    else:
+        x = torch.randn(CLIENTS, EXAMPLES, *shape, generator=drawn, dtype=torch.float64)
     model.double()
-    alone = [
-        functional_call(model, {name: w[i] for name, w in weights.items()}, (x[i].clone(),))
-        for i in range(CLIENTS)
-    ]
-    expected = torch.cat(alone)
-    torch.testing.assert_close(found, expected)
-    slope = torch.randn_like(expected)
-    used = [x, *weights.values()]
-    for a, b in zip(
-        torch.autograd.grad(found, used, slope),
-        torch.autograd.grad(expected, used, slope),
-        strict=True,
-    ):
-        torch.testing.assert_close(a, b)
-
-
-@for_each("padding", [None, 3])
-def test_each_client_has_an_embedding_of_its_own(padding):
-    model = nn.Embedding(9, 4, padding_idx=padding)
-    passes, weights, tokens = (
-        traced_model(model),
-        stacked(model),
-        torch.randint(0, 9, (CLIENTS, EXAMPLES, 6)),
-    )
-    found = passes.run(weights, CLIENTS, tokens.flatten(0, 1))
-    model.double()
-    expected = torch.cat(
-        [
-            functional_call(model, {"weight": w}, (t,))
-            for w, t in zip(weights["weight"], tokens, strict=True)
-        ]
-    )
-    assert torch.equal(found, expected)
-    slope = torch.randn_like(expected)
-    torch.testing.assert_close(
-        *(torch.autograd.grad(y, weights["weight"], slope)[0] for y in (found, expected))
-    )
+    outputs = model(x[0].clone())
+    slope = torch.randn(CLIENTS, *outputs.shape, generator=drawn, dtype=torch.float64)
+    found, losses = gradients(weights, x.clone(), slope)
+    for i in range(CLIENTS):
+        own = {name: w[i].clone().requires_grad_() for name, w in weights.items()}
+        loss = (functional_call(model, own, (x[i].clone(),)) * slope[i]).sum()
+        torch.testing.assert_close(losses[i], loss.detach())
+        expected = torch.autograd.grad(loss, list(own.values()))
+        torch.testing.assert_close([gradient[i] for gradient in found], list(expected))
 
 
 @pytest.mark.parametrize(
@@ -84,12 +63,13 @@ def test_each_client_has_an_embedding_of_its_own(padding):
         lambda: nn.Linear(4, 4).bfloat16(),
         lambda: nn.Sequential(nn.Linear(4, 4), nn.Dropout()),
         lambda: nn.BatchNorm2d(4),
-        lambda: nn.GRU(4, 4),
         lambda: nn.LSTM(4, 4),
         lambda: nn.Embedding(4, 4, max_norm=1.0),
         lambda: nn.Conv2d(4, 4, 3),
+        lambda: nn.utils.parametrizations.weight_norm(nn.Linear(4, 4)),
     ],
-    ids=lambda make: str(make()),
+    ids=lambda make: str(make()).partition("(")[0],
 )
-def test_what_has_no_batched_form_has_no_program(make):
-    assert traced_model(make()) is None
+def test_models_without_a_batched_form_are_mapped(make):
+    model = make()
+    assert layered_gradients(task_of(model), model) is None

@@ -13,20 +13,20 @@ from hypothesis import strategies as st
 from fedcomp import spec
 from fedcomp.errors import ConfigError, SpecError
 from fedcomp.messages import Assignment
-from fedcomp.sim.absences import AbsenceModel
 from fedcomp.sim.network import (
     COLUMNS,
     LIMITS,
     NETWORKS,
+    AbsenceModel,
     Network,
     Profiles,
     Uniform,
     draw_profiles,
+    is_file,
     parse_network,
+    read_profiles,
 )
-from fedcomp.sim.network_file import is_file, read_profiles
-from fedcomp.sim.timed_transport import VirtualClock
-from fedcomp.sim.timing import step_counter
+from fedcomp.sim.timing import VirtualClock, step_counter
 from fedcomp.strategies.client_algorithm import ClientAlgorithm, DataPartition
 from fedcomp.training.local_sgd import LocalSGD, plan_batches
 

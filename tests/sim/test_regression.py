@@ -13,8 +13,8 @@ from fedcomp.layout import Layout
 from fedcomp.sim.batched import BatchedEngine
 from fedcomp.tasks.base import Task
 from fedcomp.tasks.data import Data
+from fedcomp.training.engine import SerialEngine
 from fedcomp.training.local_sgd import LocalSGD, Traces, plan_batches
-from fedcomp.training.serial_engine import SerialEngine
 
 SGD = LocalSGD(steps=4, batch_size=7, lr=0.1)
 WIDTH, CLASSES = 45, 5  # neither a multiple of what goes into a vector

@@ -38,7 +38,7 @@ from fedcomp.sim.clients import VirtualClients
 from fedcomp.strategies import StrategyConfig
 from fedcomp.tasks import Data
 from fedcomp.tasks.partition import partition
-from fedcomp.training.serial_engine import SerialEngine
+from fedcomp.training.engine import SerialEngine
 
 
 def test_a_run_leaves_what_it_promises(tmp_path):

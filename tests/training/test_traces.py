@@ -16,8 +16,8 @@ from fedcomp.errors import ConfigError
 from fedcomp.sim.batched import BatchedEngine
 from fedcomp.strategies import Average, StrategyConfig
 from fedcomp.strategies.gtopk import GTopK
+from fedcomp.training.engine import SerialEngine
 from fedcomp.training.local_sgd import LocalSGD, Traces, plan_batches
-from fedcomp.training.serial_engine import SerialEngine
 
 SGD = LocalSGD(steps=4, batch_size=8, lr=0.1, momentum=0.9, keep_momentum=True)
 RULES = StrategyConfig(participation=1.0, uplink="topk:density=10%", downlink="identity", seed=3)

@@ -17,20 +17,37 @@ from ...tasks.user_errors import client_error, is_out_of_memory
 from ...training.engine import Engine, Job, JobResult
 from ...training.local_sgd import Descent, LocalSGD, Tensors, Traces, plan_augmentation
 from ...training.parameter_memory import free_parameters
-from .choice import AUTO, MAPPED, TRACED, NotBatchable, gradients_of, mapped_gradients
+from ..processes import unbatched_engine
+from .gradients import Parameters, gradients_of
 from .regression import Regression
-from .traced import Parameters, matches_model
 
 # Positions in the data [m, b], and the draws of augmentation [m, b, ...] or None.
 Batch = tuple[Tensor, Tensor | None]
+
+
+class NotBatchable(ConfigError):
+    """The forward pass or the loss of a task cannot be trained batched. `problem`: the error message without its advice."""
+
+    def __init__(self, task: Task, device: torch.device, message: str):
+        self.problem = (
+            f"the model of task '{task.name}' cannot be trained batched: {_shortened(message)}"
+        )
+        super().__init__(f"{self.problem}; give --engine {unbatched_engine(device)}")
+
+
+def _shortened(message: str) -> str:
+    if ".item()" in message or "data-dependent control flow" in message:
+        return (
+            "its forward pass or loss depends on the values of tensors (.item(), or if on a tensor)"
+        )
+    return message.strip().split("\n")[0].split(". ")[0].removesuffix(".")[:120]
 
 
 class BatchedEngine:
     """Trains a stack of clients, at most `at_once` of them together; 0: all whose batches have the same sizes.
 
     Takes ownership of `model` and moves it to `device`. Only its frozen tensors and buffers are used, and its large trainable tensors are
-    freed. With the `gradient_method` MAPPED, the model is never traced. If the device runs out of memory, half as many clients are trained
-    together from then on, and `warn` is called once.
+    freed. If the device runs out of memory, half as many clients are trained together from then on, and `warn` is called once.
     """
 
     def __init__(
@@ -41,7 +58,6 @@ class BatchedEngine:
         device: torch.device | str,
         at_once: int = 0,
         *,
-        gradient_method: str = AUTO,
         warn: Callable[[str], None] = lambda sentence: None,
     ):
         self.task = task
@@ -57,12 +73,9 @@ class BatchedEngine:
             for e in layout
             if parameters[e.name].dtype != torch.float32
         }
-        self.gradients, self.gradient_method = gradients_of(task, model, gradient_method)
-        self.regression = Regression.of(task, model, layout) if gradient_method == AUTO else None
-        # Whether the gradients are those of a traced model that has not been compared with the model itself.
-        self._unverified = self.gradient_method == TRACED
-        if not self._unverified:
-            free_parameters(self.model)
+        self.gradients, self.gradient_method = gradients_of(task, model)
+        self.regression = Regression.of(task, model, layout)
+        free_parameters(self.model)
 
     def train(
         self,
@@ -220,12 +233,6 @@ class BatchedEngine:
             inputs = self.task.augment.apply(inputs.flatten(0, 1), augmentation.flatten(0, 1)).view(
                 inputs.shape
             )
-        if self._unverified:
-            self._unverified = False
-            if not matches_model(self.gradients, self.task, self.model, parameters, data):
-                self.gradients = mapped_gradients(self.task, self.model)
-                self.gradient_method = MAPPED
-            free_parameters(self.model)
         try:
             with torch.autocast(
                 self.device.type, torch.bfloat16, enabled=autocast, cache_enabled=False

@@ -15,7 +15,7 @@ from fedcomp.layout import Layout
 from fedcomp.tasks import initial_model
 from fedcomp.training.evaluation import evaluate
 from fedcomp.training.local_sgd import LocalSGD, plan_batches
-from fedcomp.training.serial_engine import client_engine
+from fedcomp.training.own_loop import client_engine
 from fedcomp.transports.flower import Compressed, compression_mod
 
 CLIENTS, EXAMPLES = 3, 20
