@@ -178,7 +178,8 @@ class EncodingSession:
         for a, memory in zip(assignments, memories, strict=True):
             memory.set_density(a.density)
             seeds.append(self.algorithm.seed(memory.codec, self.seed, a))
-        context = replace(context_of(assignments[0]), moments=Traces.stack(traces).moments)
+        moments = Traces.stack([Traces(moments=t.moments) for t in traces]).moments
+        context = replace(context_of(assignments[0]), moments=moments)
         values = [
             self.rounds[a.client].values if a.client in self.rounds else {} for a in assignments
         ]

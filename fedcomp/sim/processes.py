@@ -305,7 +305,6 @@ class WorkerEngine(Engine):
                 worker.ready = True
 
     def _store_result(self, worker: Worker, answer: JobResult | str, queue: JobQueue) -> None:
-        """Store the result of a worker's job, or its error, and mark the worker as idle."""
         i, worker.job = worker.job, -1
         traces = queue.traces.pop(i)
         if isinstance(answer, str):

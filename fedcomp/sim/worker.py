@@ -15,9 +15,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..clients.session import reason
 from ..clients.state import pack_nested, unpack_nested
 from ..config import RunConfig, data_folder
-from ..errors import FedcompError
 from ..layout import Layout
 from ..tasks import initial_model, load
 from ..tasks.data import Data, Examples, map_tensors
@@ -51,7 +51,7 @@ class TrainingWorker:
                 model = initial_model(task, self.config.seed)
                 self.engine = client_engine(task, model, Layout.of(model), self.device)
             except Exception as error:
-                return _first_line(error)
+                return reason(error)
         return ""
 
     def train(
@@ -68,31 +68,16 @@ class TrainingWorker:
         `data`: None if this process reads the task's data itself.
         """
         assert self.engine is not None  # `load` has been called
-        result: JobResult | Exception
         try:
             if data is None:
                 if self._own_data is None:
                     self._own_data = self.engine.task.train().to(self.device)
                 data = self._own_data
-            result = try_job(
-                self.engine,
-                start,
-                data,
-                job._replace(state=_unpacked_state(job.state)),
-                sgd,
-                seed,
-                update,
-            )
-        except Exception as error:
-            result = error
-        except KeyboardInterrupt as error:  # raised by the task's own code
-            result = client_error(error)
-        if isinstance(result, Exception):
-            return _first_line(result)
-        try:
-            return packed_result(result)
-        except FedcompError as error:
-            return _first_line(error)
+            job = job._replace(state=_unpacked_state(job.state))
+            result = try_job(self.engine, start, data, job, sgd, seed, update)
+            return reason(result) if isinstance(result, Exception) else packed_result(result)
+        except (Exception, KeyboardInterrupt) as error:  # the task's own code may raise both
+            return reason(client_error(error))
 
 
 def main(descriptor: int, parent_pid: int) -> None:
@@ -127,10 +112,6 @@ def _exit_with_parent(parent_pid: int) -> None:
     while os.getppid() == parent_pid:
         time.sleep(POLL_S)
     os._exit(0)
-
-
-def _first_line(error: Exception) -> str:
-    return str(client_error(error)).strip().split("\n")[0]
 
 
 @dataclass(frozen=True, eq=False)

@@ -13,8 +13,6 @@ CLIENTS, EXAMPLES = 3, 4
 CASES = {
     "linear": (lambda: nn.Linear(5, 3), (5,)),
     "linear on sequences": (lambda: nn.Linear(5, 3, bias=False), (6, 5)),
-    "layer norm": (lambda: nn.LayerNorm((8,)), (4, 9, 8)),
-    "layer norm of maps": (lambda: nn.LayerNorm((4, 9, 8), bias=False), (4, 9, 8)),
     "pool": (lambda: nn.Sequential(nn.AvgPool2d(2), nn.Flatten(), nn.Linear(64, 3)), (4, 9, 8)),
     "no weights of its own": (
         lambda: nn.Sequential(nn.LayerNorm(5, elementwise_affine=False), nn.Linear(5, 3)),
@@ -64,6 +62,7 @@ def test_a_stack_gives_what_each_client_gives(make, shape):
         lambda: nn.Sequential(nn.Linear(4, 4), nn.Dropout()),
         lambda: nn.BatchNorm2d(4),
         lambda: nn.LSTM(4, 4),
+        lambda: nn.LayerNorm(4),
         lambda: nn.Embedding(4, 4, max_norm=1.0),
         lambda: nn.Conv2d(4, 4, 3),
         lambda: nn.utils.parametrizations.weight_norm(nn.Linear(4, 4)),

@@ -116,8 +116,6 @@ def batched_layer(layer: nn.Module) -> LayerFunction | None:
         return lambda own, m, x: layer(x)
     if type(layer) is nn.Linear:
         return linear
-    if type(layer) is nn.LayerNorm:
-        return lambda own, m, x: _layer_norm(layer, own, m, x)
     if type(layer) is nn.Embedding and not (
         layer.sparse or layer.scale_grad_by_freq or layer.max_norm is not None
     ):
@@ -164,17 +162,6 @@ def _has_no_state(layer: nn.Module) -> bool:
     """Return whether a layer is defined by torch and has no parameters, buffers or inner layers."""
     of_torch = type(layer).__module__.startswith("torch.nn.modules.")
     return of_torch and not layer.state_dict() and not list(layer.children())
-
-
-def _layer_norm(layer: nn.LayerNorm, own: Parameters, m: int, x: Tensor) -> Tensor:
-    normed = F.layer_norm(x, layer.normalized_shape, eps=layer.eps)
-    if not own:
-        return normed
-    ones = [1] * (x.dim() - len(layer.normalized_shape))
-    scale = {name: value.view(m, *ones, *value.shape[1:]) for name, value in own.items()}
-    stack, weight = normed.unflatten(0, (m, -1)), scale["weight"]
-    out = torch.addcmul(scale["bias"], stack, weight) if "bias" in scale else stack * weight
-    return out.flatten(0, 1)
 
 
 def _embedded(layer: nn.Embedding, weight: Tensor, tokens: Tensor) -> Tensor:
