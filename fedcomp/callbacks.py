@@ -198,10 +198,6 @@ class PortFigures:
 class Callback:
     """Base class of callbacks. Its hooks do nothing; override those that you need."""
 
-    def hears(self, hook: str) -> bool:
-        """Return whether this callback has a hook of its own of this name."""
-        return getattr(type(self), hook) is not getattr(Callback, hook)
-
     def on_port_open(self, port: Callable[[], PortFigures]) -> None:
         """The port of a deployment is open. `port()` returns its traffic and may be called in any thread."""
 
@@ -278,9 +274,6 @@ class CallbackList(ForwardingCallback):
         """`others`: callbacks by name; the warning about a failing callback starts with the name. `metrics`: address of /metrics."""
         self.first, self.others, self.metrics = first, dict(others), metrics
 
-    def hears(self, hook: str) -> bool:
-        return any(callback.hears(hook) for callback in (self.first, *self.others.values()))
-
     def on_run_start(self, header: Header) -> None:
         super().on_run_start(replace(header, metrics=self.metrics or header.metrics))
 
@@ -295,6 +288,13 @@ class CallbackList(ForwardingCallback):
                 del self.others[name]
                 why = getattr(error, "strerror", None) or f"{type(error).__name__}: {error}"
                 self.on_warning(f"{name} has failed ({why}); the run continues without it")
+
+
+def hears(callback: Callback, hook: str) -> bool:
+    """Return whether a callback, or one in its list, has a hook of its own of this name."""
+    if isinstance(callback, CallbackList):
+        return any(hears(each, hook) for each in (callback.first, *callback.others.values()))
+    return getattr(type(callback), hook) is not getattr(Callback, hook)
 
 
 class LogMessage(str):

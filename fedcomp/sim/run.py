@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..callbacks import Callback, Header, RoundRecord, Summary
+from ..callbacks import Callback, Header, RoundRecord, Summary, hears
 from ..clients.evaluation import ClientEvaluator
 from ..clients.replica import Replica
 from ..clients.trainer import Trainer
@@ -188,10 +188,8 @@ class Simulation(PreparedRun):
 
     def __init__(self, config: RunConfig, callback: Callback, task: Task | None = None):
         super().__init__(config, callback, task)
-        config = self.config
-        model = self.model
-        weights = self.weights
-        shards = self.shards
+        config, shards = self.config, self.shards
+        model, weights = self.model, self.weights
         if self.placement.name == FILE:  # vectors of clients come and go
             devices.keep_freed_memory(vector_bytes=4 * self.sent_layout.numel)
         train = self.train.to(self.device)
@@ -249,7 +247,7 @@ class Simulation(PreparedRun):
         """Run or continue the simulation and return its summary."""
         with ExitStack() as ends:
             self.callback = ends.enter_context(with_option_callbacks(self.config, self.callback))
-            if self.callback.hears("on_progress"):
+            if hears(self.callback, "on_progress"):
                 self.loop.on_answer = self.callback.on_progress
             ends.callback(self.engine.close)
             if isinstance(self.engine, RayEngine):

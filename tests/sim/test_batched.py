@@ -290,11 +290,7 @@ def test_asking_for_what_cannot_be_names_the_flag(layer):
 
 @for_each(
     "forward",
-    [
-        lambda x: x if x.sum() > 0 else -x,
-        lambda x: x * x.max().item(),
-        lambda x: F.dropout(x, 0.5),
-    ],
+    [lambda x: x if x.sum() > 0 else -x, lambda x: x * x.max().item(), lambda x: F.dropout(x, 0.5)],
     ids=["branch", "item", "random"],
 )
 def test_a_forward_pass_that_cannot_be_mapped_names_the_flag(forward):

@@ -110,8 +110,7 @@ def test_clients_are_roles_or_share_them(folder):
     assert [set(train.groups[shard]) for shard in shards] == [{"JULIET"}, {"ROMEO"}]
     assert len(partition("natural", train, 1, 0)[0]) == len(train)
     with pytest.raises(
-        ConfigError,
-        match="--clients 3 exceeds the 2 groups of --partition natural; give at most 2",
+        ConfigError, match="--clients 3 exceeds the 2 groups of --partition natural; give at most 2"
     ):
         partition("natural", train, 3, 0)
     with pytest.raises(
