@@ -56,9 +56,9 @@ STEP = """\
 import statistics, sys, time, torch
 from fedcomp import RunConfig
 from fedcomp.training import devices
-from fedcomp.training.batches import plan_batches
+from fedcomp.training.local_sgd import plan_batches
 from fedcomp.training.local_sgd import LocalSGD
-from fedcomp.training.serial_engine import SerialEngine
+from fedcomp.training.engine import SerialEngine
 from fedcomp.layout import Layout
 from fedcomp.tasks import initial_model, load
 from fedcomp.tasks.check import data_of

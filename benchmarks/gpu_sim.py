@@ -2,8 +2,8 @@
 
     python benchmarks/gpu_sim.py [--device cuda] [--models mnist-cnn,...] [--clients 100] [--json FILE]
 
-Flower and data are not needed: examples are random, with the shapes of MNIST, CIFAR-10 and 80 characters. For each model, in float32 and
-bfloat16, the benchmark runs the serial engine, the batched engine with each gradient method, and one model on one big batch of the same
+Flower and data are not needed: examples are random, with the shapes of MNIST and CIFAR-10. For each model, in float32 and
+bfloat16, the benchmark runs the serial engine, the batched engine, and one model on one big batch of the same
 examples, which is the limit. It prints client updates per second, the fraction of the device's arithmetic (the floating point operations of
 one client's steps, as counted by torch, per second, divided by those of a large matrix product in the same precision), the peak bytes per
 additional client, and the largest relative distance of an update from that of the serial engine. In float32, convolutions of cuDNN may use
@@ -30,16 +30,12 @@ from torch.utils.flop_counter import FlopCounterMode
 from fedcomp import codec, memory
 from fedcomp.layout import Layout
 from fedcomp.sim.batched import BatchedEngine, BatchedJobs
-from fedcomp.sim.batched.choice import AUTO, MAPPED
-from fedcomp.sim.batched.convolutions import CONVOLUTIONS
 from fedcomp.sim.multi_device import MultiDevice
-from fedcomp.tasks import cifar10, mnist, resnet, shakespeare
+from fedcomp.tasks import cifar10, mnist
 from fedcomp.tasks.base import Task, initial_model
 from fedcomp.tasks.data import Data
-from fedcomp.training.batches import plan_batches
-from fedcomp.training.engine import Job
-from fedcomp.training.local_sgd import LocalSGD
-from fedcomp.training.serial_engine import SerialEngine
+from fedcomp.training.engine import Job, SerialEngine
+from fedcomp.training.local_sgd import LocalSGD, plan_batches
 
 IMAGES = {"mnist": (1, 28, 28), "cifar10": (3, 32, 32)}
 # Maximum distance relative to the norm of an update. A maximum at another pixel is a larger difference than rounding.
@@ -50,32 +46,22 @@ MEDIAN_TOLERANCE = 1e-3  # in float32: few clients have a maximum at another pix
 @dataclass(frozen=True)
 class Case:
     make: Callable[[], nn.Module]
-    examples: str  # a key of IMAGES, "rows" or "text"
+    examples: str  # a key of IMAGES, or "rows"
     sgd: LocalSGD
-    methods: tuple[str, ...]  # gradient methods of the batched engine
 
 
-CONVOLUTION_METHODS, DEFAULT_METHODS = (MAPPED, *CONVOLUTIONS), (MAPPED, AUTO)
 CASES = {
-    "mnist-logreg": Case(mnist.linear, "rows", LocalSGD(5, batch_size=20), DEFAULT_METHODS),
+    "mnist-logreg": Case(mnist.linear, "rows", LocalSGD(5, batch_size=20)),
     "mlp": Case(
         lambda: nn.Sequential(
             nn.Linear(784, 200), nn.ReLU(), nn.Linear(200, 200), nn.ReLU(), nn.Linear(200, 10)
         ),
         "rows",
         LocalSGD(5, batch_size=20),
-        DEFAULT_METHODS,
     ),
-    "mnist-cnn": Case(mnist.network, "mnist", LocalSGD(5, batch_size=20), CONVOLUTION_METHODS),
-    "cifar10-vgg11s": Case(
-        cifar10.network, "cifar10", LocalSGD(5, batch_size=20), CONVOLUTION_METHODS
-    ),
-    "cifar10-resnet18": Case(
-        resnet.ResNet18, "cifar10", LocalSGD(5, batch_size=20, momentum=0.9), CONVOLUTION_METHODS
-    ),
-    "shakespeare-lstm": Case(
-        shakespeare.CharacterLSTM, "text", LocalSGD(5, batch_size=10, lr=0.5), (AUTO,)
-    ),
+    "mnist-cnn": Case(mnist.network, "mnist", LocalSGD(5, batch_size=20)),
+    "cifar10-vgg11s": Case(cifar10.network, "cifar10", LocalSGD(5, batch_size=20)),
+    "cifar10-resnet18": Case(cifar10.ResNet18, "cifar10", LocalSGD(5, batch_size=20, momentum=0.9)),
 }
 HEAVY = "cifar10-resnet18"
 
@@ -95,11 +81,6 @@ class Row:
 
 def examples(kind: str, count: int) -> Data:
     drawn = torch.Generator().manual_seed(0)
-    if kind == "text":
-        text = torch.randint(
-            0, shakespeare.UNKNOWN, (count, shakespeare.WINDOW + 1), generator=drawn
-        )
-        return Data(text[:, :-1].contiguous(), text[:, 1:].contiguous())
     shape = (784,) if kind == "rows" else IMAGES[kind]
     return Data(
         torch.randn(count, *shape, generator=drawn), torch.randint(0, 10, (count,), generator=drawn)
@@ -137,9 +118,8 @@ class Bench:
 
     def __init__(self, name: str, clients: int, device: torch.device, repeats: int):
         self.name, self.case, self.device, self.repeats = name, CASES[name], device, repeats
-        loss = {"loss": shakespeare.loss} if self.case.examples == "text" else {}
         data = examples(self.case.examples, 40 * clients)
-        self.task = Task(name, self.case.make, lambda: data, lambda: data, **loss)
+        self.task = Task(name, self.case.make, lambda: data, lambda: data)
         self.data = Data(data.inputs.to(device), data.targets.to(device))
         model = initial_model(self.task, 0)
         if name == "mnist-logreg":  # with zero weights, all clients would be alike for a step
@@ -174,7 +154,6 @@ class Bench:
 
     def operations(self) -> int:
         """Return the floating point operations of one client's steps, forward and backward."""
-        # torch does not count the operations of nn.LSTM, but those of the batched form.
         engine = BatchedEngine(self.task, self.fresh(), self.layout, self.device)
         # The first call also compares the gradients with those of the model.
         engine.train(self.start, self.data, self.plans[:1], self.case.sgd)
@@ -184,7 +163,6 @@ class Bench:
 
     def batched(
         self,
-        method: str,
         sgd: LocalSGD,
         exact: Tensor,
         fraction: Callable[[float], float],
@@ -195,7 +173,6 @@ class Bench:
             self.layout,
             self.device,
             len(self.plans),
-            gradient_method=method,
             warn=print,
         )
         each = self._bytes_per_client(engine, sgd)
@@ -265,8 +242,7 @@ class Bench:
                     0.0,
                 )
             )
-            for method in self.case.methods:
-                found.append(self.batched(method, sgd, exact, fraction))
+            found.append(self.batched(sgd, exact, fraction))
         return found
 
 

@@ -23,15 +23,14 @@ import torch
 from fedcomp import config, tasks
 from fedcomp.cli.pytorch_loops import lean_loop, usual_loop
 from fedcomp.layout import Layout
-from fedcomp.sim.batched import BatchedEngine, choose_engine
+from fedcomp.sim.batched import BatchedEngine
+from fedcomp.sim.engine_choice import choose_engine
 from fedcomp.sim.processes import WorkerEngine
 from fedcomp.tasks.base import Task, initial_model
 from fedcomp.tasks.data import Data
-from fedcomp.training.batches import plan_batches
 from fedcomp.training.devices import keep_freed_memory
-from fedcomp.training.engine import Job
-from fedcomp.training.local_sgd import LocalSGD
-from fedcomp.training.serial_engine import SerialEngine
+from fedcomp.training.engine import Job, SerialEngine
+from fedcomp.training.local_sgd import LocalSGD, plan_batches
 
 SHAPES = {"mnist-logreg": (784,), "mnist-cnn": (1, 28, 28)}
 LOW_PRECISION = "bfloat16"

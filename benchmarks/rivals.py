@@ -73,8 +73,7 @@ def run_loop(name: str, w: Workload) -> dict[str, object]:
     import torch
 
     from fedcomp.cli import pytorch_loops
-    from fedcomp.training.batches import plan_batches
-    from fedcomp.training.local_sgd import LocalSGD
+    from fedcomp.training.local_sgd import LocalSGD, plan_batches
 
     task, data, shards = load(w)
     sgd, shards = LocalSGD(w.steps, batch_size=w.batch_size, lr=w.lr), shards[: w.cohort]

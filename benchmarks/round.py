@@ -25,8 +25,10 @@ from fedcomp.config import data_folder  # noqa: E402
 from fedcomp.sim import simulate  # noqa: E402
 from fedcomp.tasks import load  # noqa: E402
 from fedcomp.tasks.partition import partition  # noqa: E402
-from fedcomp.training.batches import plan_batches  # noqa: E402
-from fedcomp.training.local_sgd import LocalSGD  # noqa: E402
+from fedcomp.training.local_sgd import (
+    LocalSGD,  # noqa: E402
+    plan_batches,  # noqa: E402
+)
 
 CLIENTS = 200
 

@@ -29,9 +29,8 @@ from fedcomp import RunConfig, codec
 from fedcomp.callbacks import Callback
 from fedcomp.kernels import peeling
 from fedcomp.sim.run import Simulation
-from fedcomp.training.batches import plan_batches
 from fedcomp.training.engine import Job
-from fedcomp.training.local_sgd import LocalSGD
+from fedcomp.training.local_sgd import LocalSGD, plan_batches
 
 DENSITY, CLIENTS, RELAYS = 0.01, (8, 32, 128), 8
 CLAIMED_SAVING = 0.81

@@ -291,6 +291,13 @@ class CallbackList(ForwardingCallback):
                 self.on_warning(f"{name} has failed ({why}); the run continues without it")
 
 
+def hears(callback: Callback, hook: str) -> bool:
+    """Return whether a callback, or one in its list, has a hook of its own of this name."""
+    if isinstance(callback, CallbackList):
+        return any(hears(each, hook) for each in (callback.first, *callback.others.values()))
+    return getattr(type(callback), hook) is not getattr(Callback, hook)
+
+
 class LogMessage(str):
     """A sentence to print, which also has the name and the values of an event for a JSON log."""
 

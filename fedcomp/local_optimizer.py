@@ -7,7 +7,7 @@ plain `sgd`, torch is not imported.
 import inspect
 from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any
 
 from . import spec
@@ -33,7 +33,7 @@ class LocalOptimizer:
     lr: float | None = None
     options: tuple[tuple[str, Any], ...] = ()
 
-    @property
+    @cached_property
     def is_plain_sgd(self) -> bool:
         """Whether this is SGD with no options but momentum and weight decay, which can train a stack of clients."""
         return self.name == SGD and all(key in SGD_OPTIONS for key, _ in self.options)
@@ -66,6 +66,7 @@ class LocalOptimizer:
         return _classes()[self.name](parameters, lr=lr, **options)
 
 
+@cache  # the clients of every round read the same text
 def read(text: str) -> LocalOptimizer:
     """Return the optimizer of a spec string. Raises SpecError for an unknown name or option."""
     part = spec.parse_part(text, "optimizer")

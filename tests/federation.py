@@ -23,8 +23,9 @@ from fedcomp.server.transport import Delivery, Transport
 from fedcomp.sim.clients import VirtualClients
 from fedcomp.strategies import Average, RoundStrategy, StrategyConfig
 from fedcomp.tasks import Data, Task, initial_model
+from fedcomp.training.engine import SequentialJobs
 from fedcomp.training.local_sgd import LocalSGD
-from fedcomp.training.sequential import SequentialJobs, client_engine
+from fedcomp.training.own_loop import client_engine
 from fedcomp.transports.inprocess import InProcessTransport, Population
 
 Fault = Callable[[Assignment, Report], Report | None]  # what becomes of a reply; None = it is lost

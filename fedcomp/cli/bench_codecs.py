@@ -20,9 +20,8 @@ from ..formatting import NOTHING, human_bytes
 from ..layout import Layout
 from ..tasks import initial_model, load
 from ..tasks.check import check, data_of
-from ..training.batches import plan_batches
-from ..training.local_sgd import LocalSGD
-from ..training.sequential import client_engine
+from ..training.local_sgd import LocalSGD, plan_batches
+from ..training.own_loop import client_engine
 from .pytorch_loops import seconds_of
 from .report import svg
 from .tables import print_table

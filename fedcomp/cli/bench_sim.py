@@ -24,7 +24,7 @@ from ..formatting import NOTHING
 from ..profiling import Event, Recorder, recording, timed, trace
 from ..sim.run import Simulation
 from ..strategies.cohort import cohort_size
-from ..training.batches import plan_batches
+from ..training.local_sgd import plan_batches
 from . import pytorch_loops
 from .tables import print_table
 

@@ -27,10 +27,9 @@ from ..sim.run import Simulation
 from ..strategies.cohort import cohort_size
 from ..tasks import Data, initial_model
 from ..tasks.data import Examples
-from ..training.batches import plan_batches
 from ..training.engine import Job, JobResult
-from ..training.local_sgd import LocalSGD
-from ..training.sequential import client_engine
+from ..training.local_sgd import LocalSGD, plan_batches
+from ..training.own_loop import client_engine
 from .comparison.alternatives import Alternative, alternative_error
 from .results import RATIO_TO_DENSE, RATIO_TO_FLOAT32
 from .tables import aligned, print_table

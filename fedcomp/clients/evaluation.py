@@ -18,9 +18,9 @@ from ..tasks.running_statistics import (
     recalibrated_layers,
     recalibration_error,
 )
-from ..training.devices import seeded_torch
+from ..training.engine import seeded_torch
 from ..training.evaluation import evaluate
-from .partition_training import Shards
+from .trainer import Shards
 
 
 class ClientEvaluator:

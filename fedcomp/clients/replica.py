@@ -80,7 +80,6 @@ class Replica:
             )
 
     def _missing(self, assignment: Assignment) -> list[bytes]:
-        """Return the frames of a download that follow this copy's version."""
         versions = [assignment.base]
         for frame in assignment.frames:
             versions.append(next_version(versions[-1], frame))

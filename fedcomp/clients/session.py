@@ -6,7 +6,6 @@ version have the same weights, so one copy of the model serves all clients of a 
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -34,11 +33,11 @@ from ..profiling import timed
 from ..strategies.client_algorithm import ClientAlgorithm, Frame, RoundState
 from ..tasks.data import Examples, LazyData, describe_non_finite
 from ..tasks.user_errors import client_error
-from ..training.traces import NO_TRACES, Traces
+from ..training.local_sgd import NO_TRACES, Traces
 from .evaluation import ClientEvaluator
 from .replica import NeedDense, Replica
 from .state import ClientState
-from .trainer import ClientResult, Stack, Trainer
+from .trainer import ClientResult, Trainer
 
 # Called before encoding, with the assignments, memories and updates [m, numel] of the clients, which it must not change.
 Watch = Callable[[Sequence[Assignment], Sequence[Memory], Tensor], None]
@@ -49,7 +48,6 @@ class ClientHook:
     """A hook that a `ClientSession` calls around training and encoding, used to simulate Byzantine clients. The base class does nothing."""
 
     needs_whole_cohort: bool = False  # all clients of a phase must be handled in one call
-    uses_updates: bool = False  # the updates of a cohort must be on one device
 
     def on_assignments(self, assignments: Sequence[Assignment]) -> None:
         """Called with the assignments of the first phase of a round, before they are handled."""
@@ -180,7 +178,8 @@ class EncodingSession:
         for a, memory in zip(assignments, memories, strict=True):
             memory.set_density(a.density)
             seeds.append(self.algorithm.seed(memory.codec, self.seed, a))
-        context = replace(context_of(assignments[0]), moments=Traces.stack(traces).moments)
+        moments = Traces.stack([Traces(moments=t.moments) for t in traces]).moments
+        context = replace(context_of(assignments[0]), moments=moments)
         values = [
             self.rounds[a.client].values if a.client in self.rounds else {} for a in assignments
         ]
@@ -319,24 +318,17 @@ class ClientSession(EncodingSession):
         reports: dict[int, Report],
     ) -> None:
         """Train clients on `data`, and report on the first phase. Their updates are released when this returns."""
-        with timed("local SGD", clients=len(assignments)):
-            stacks = self._train(assignments, data, reports)
-        for trained, updates in stacks:
-            updates = self.hook.on_updates(group, [t.assignment for t in trained], updates)
-            with timed("compression", clients=len(trained)), _on(updates.device):
-                self._finish_training(trained, updates, measured, reports)
-
-    def _train(
-        self, assignments: Sequence[Assignment], data: Examples, reports: dict[int, Report]
-    ) -> list[Stack]:
         failures: dict[int, Exception] = {}
-        stacks = self.trainer.train(
-            assignments, data, self.replica.weights, self.states.at, failures
-        )
+        with timed("local SGD", clients=len(assignments)):
+            trained, updates = self.trainer.train(
+                assignments, data, self.replica.weights, self.states.at, failures
+            )
         for a in assignments:
             if a.client in failures:
                 reports[a.client] = self._failure(a, "train", failures[a.client])
-        return stacks
+        updates = self.hook.on_updates(group, [t.assignment for t in trained], updates)
+        with timed("compression", clients=len(trained)):
+            self._finish_training(trained, updates, measured, reports)
 
     def _finish_training(
         self,
@@ -376,7 +368,6 @@ class ClientSession(EncodingSession):
     def _continue(
         self, group: Any, assignments: Sequence[Assignment], reports: dict[int, Report]
     ) -> None:
-        """Handle the assignments of a phase after the first."""
         updates: dict[int, Tensor | None] = {}
         for a in assignments:
             memory = self.states.at(a.client).memory
@@ -434,11 +425,6 @@ class ClientSession(EncodingSession):
     ) -> Report:
         version = self.states.at(a.client).version
         return failure(a, stage, reason(error), version, self.replica.fingerprint, kind)
-
-
-def _on(device: torch.device) -> AbstractContextManager[object]:
-    """Make the device the current one for this block."""
-    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
 def settle(

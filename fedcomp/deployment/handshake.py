@@ -34,8 +34,9 @@ from ..tasks import Task, initial_model
 from ..tasks.check import check, local_data
 from ..tasks.data import Examples
 from ..tasks.partition import hold_out, partition, partition_test_data
+from ..training.engine import SequentialJobs
 from ..training.local_sgd import LocalSGD
-from ..training.sequential import SequentialJobs, client_engine
+from ..training.own_loop import client_engine
 
 # The options of a run that determine what a client does.
 CLIENT_OPTIONS = (

@@ -19,22 +19,20 @@ from ..tasks import OBJECT
 from ..tasks.base import Task
 from ..tasks.data import Data, Examples, LazyData
 from ..training import devices
-from ..training.batches import plan_batches
-from ..training.engine import Engine
-from ..training.local_sgd import LocalSGD
-from ..training.sequential import SequentialJobs, client_engine
-from .batched import (
-    BatchedEngine,
-    BatchedJobs,
-    NotBatchable,
-    choose_engine,
-    serial_reason,
-    unbatched_engine,
-)
+from ..training.engine import Engine, SequentialJobs
+from ..training.local_sgd import LocalSGD, plan_batches
+from ..training.own_loop import client_engine
+from .batched import BatchedEngine, BatchedJobs, NotBatchable
+from .batched.gradients import RANDOM
 from .multi_device import MultiDevice
-from .processes import WorkerEngine
+from .processes import WorkerEngine, unbatched_engine
 from .ray_engine import RayEngine
 
+# Memory for the clients that are trained at once. On a CPU they should fit into its caches.
+CPU_BYTES = 8 << 20
+CPU_WEIGHTS_BYTES = 64 << 20  # of the clients trained at once, even if they exceed the caches
+CUDA_MEMORY_FRACTION = 1 / 4
+MAP_POSITIONS = 256  # the outputs of a convolution are estimated as maps of 16x16
 TRIAL_BATCHES = 3  # trained before the first round
 PLACEMENT_KEY = (
     "residuals"  # in [resolved]: the placement of clients; a resumed run chooses it again
@@ -200,3 +198,79 @@ def batching_error(
     except (Exception, SystemExit):  # from the user's model; the client will fail in its round
         pass
     return None
+
+
+def choose_engine(
+    model: nn.Module, device: torch.device | str, requested: str = "auto", batch_size: int = 20
+) -> tuple[str, int]:
+    """Return "serial" or "batched", and the number of clients at once, by the model's layers and the device's memory.
+
+    With `requested` "auto": serial if a layer draws at random, keeps statistics, or is recurrent. Else batched, on CUDA if the memory holds
+    two clients, on a CPU if all weights belong to nn.Linear and nn.Embedding. Raises ConfigError if "batched" is requested and impossible.
+    """
+    device = torch.device(device)
+    obstacle = _obstacle_of(model)
+    if requested == "batched" and obstacle:
+        raise ConfigError(
+            f"--engine batched cannot train a model with {obstacle}; give --engine {unbatched_engine(device)}"
+        )
+    at_once = _clients_at_once(model, device, batch_size)
+    if device.type != "cuda" and _is_dense(model):
+        # With fewer clients, batches are no faster than the serial engine, even if 16 clients exceed the caches. Large models are
+        # trained as fast one by one.
+        weights_bytes = 4 * sum(p.numel() for p in model.parameters())
+        at_once = max(at_once, min(16, CPU_WEIGHTS_BYTES // max(1, weights_bytes)))
+    if requested == "batched":
+        return "batched", max(at_once, 2)
+    suits = requested == "auto" and not serial_reason(model, device, batch_size)
+    return ("batched", max(at_once, 1)) if suits else ("serial", 1)
+
+
+def serial_reason(model: nn.Module, device: torch.device, batch_size: int) -> str:
+    """Return why `choose_engine` with "auto" does not batch a model; "" if it does."""
+    if obstacle := _obstacle_of(model):
+        return f"the model has {obstacle}"
+    if device.type == "cuda":
+        several = _clients_at_once(model, device, batch_size) > 1
+        return "" if several else "a quarter of the GPU's memory does not hold two clients"
+    return "" if _is_dense(model) else "on a CPU, only Linear and Embedding layers are batched"
+
+
+def _is_dense(model: nn.Module) -> bool:
+    return all(
+        isinstance(m, nn.Linear | nn.Embedding)
+        for m in model.modules()
+        if list(m.parameters(recurse=False))
+    )
+
+
+def _obstacle_of(model: nn.Module) -> str:
+    return next(filter(None, map(_obstacle, model.modules())), "")
+
+
+def _obstacle(module: nn.Module) -> str:
+    """Return why a layer cannot be mapped by torch.func, such as "Dropout, which draws at random"; "" if it can."""
+    name = type(module).__name__
+    if isinstance(module, nn.RNNBase | nn.RNNCellBase):
+        return f"the recurrent layer {name}"
+    rate = getattr(module, "dropout", 0.0)
+    if isinstance(module, RANDOM) or (isinstance(rate, float) and rate > 0):
+        return f"{name}, which draws at random"
+    if getattr(module, "running_mean", None) is not None:
+        return f"{name}, which keeps statistics"
+    if isinstance(module, nn.Embedding) and (module.sparse or module.max_norm is not None):
+        return f"{name} with sparse gradients or max_norm"
+    return ""
+
+
+def _clients_at_once(model: nn.Module, device: torch.device, batch_size: int) -> int:
+    """Return how many clients fit into the memory. Each takes four vectors of weights, and the inputs and outputs of its layers."""
+    weights = [p for p in model.parameters() if p.dim() > 1]
+    widths = sum(sum(p.shape[:2]) * (MAP_POSITIONS if p.dim() > 2 else 1) for p in weights)
+    client = 4 * (4 * sum(p.numel() for p in model.parameters()) + batch_size * widths)
+    budget = (
+        torch.cuda.get_device_properties(device).total_memory * CUDA_MEMORY_FRACTION
+        if device.type == "cuda"
+        else CPU_BYTES
+    )
+    return max(1, int(budget / client))

@@ -1,24 +1,23 @@
-"""Several devices of one machine in parallel: each trains consecutive clients of a cohort and compresses their updates.
+"""Several devices of one machine in parallel: each trains consecutive clients of a cohort.
 
-Except for rounding, a client's update does not depend on the number of devices. The host adds the frames in the order of the clients.
+Except for rounding, a client's update does not depend on the number of devices.
 """
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from ..tasks.data import Data, Examples
-from ..training.engine import DeviceResults, Engine, Job, JobResult
+from ..training.engine import Engine, Job, JobResult
 from ..training.local_sgd import LocalSGD
-from .jobs import copy_traces, map_traces
 
 
 class MultiDevice(Engine):
-    """One engine and one thread for each device. `train` takes weights and data on the first device.
+    """One engine and one thread for each device. `train` takes weights and data on the first device and returns the updates there.
 
     `warnings`: a list to which the engines append in their threads. `train` passes them to `warn` in the caller's thread.
     """
@@ -38,50 +37,35 @@ class MultiDevice(Engine):
     def train(
         self, start: Tensor, data: Examples, jobs: Sequence[Job], sgd: LocalSGD, *, seed: int
     ) -> tuple[Tensor, list[JobResult | Exception]]:
-        """Train on all devices and gather the updates on the first."""
-        by_device = self.train_on_devices(start, data, jobs, sgd, seed=seed)
-        moved_jobs = [job for results in by_device for job in results.jobs]
-        for job, moved in zip(jobs, moved_jobs, strict=True):
-            copy_traces(moved.traces, job.traces)
-        updates = [
-            start.new_empty(0, len(start)),
-            *(results.updates.to(self.device) for results in by_device),
-        ]
-        return torch.cat(updates), [result for results in by_device for result in results.results]
-
-    def train_on_devices(
-        self, start: Tensor, data: Examples, jobs: Sequence[Job], sgd: LocalSGD, *, seed: int
-    ) -> list[DeviceResults]:
         assert isinstance(data, Data)  # else the run has another engine
-        edges = [i * len(jobs) // len(self.engines) for i in range(len(self.engines) + 1)]
-        slices = [
-            (i, jobs[a:b]) for i, (a, b) in enumerate(zip(edges, edges[1:], strict=False)) if a < b
-        ]
+        n = len(self.engines)
+        shares = [jobs[i * len(jobs) // n : (i + 1) * len(jobs) // n] for i in range(n)]
         futures = [
-            self._threads.submit(self._train_on, i, start, self._data_on(i, data), some, sgd, seed)
-            for i, some in slices
+            self._threads.submit(self._train_on, i, start, self._data_on(i, data), share, sgd, seed)
+            for i, share in enumerate(shares)
+            if share
         ]
         wait(futures)
         while self.warnings:
             self.warn(self.warnings.pop(0))
-        return [future.result() for future in futures]
+        trained = [future.result() for future in futures]
+        updates = torch.cat([start.new_empty(0, len(start)), *(own for own, _ in trained)])
+        return updates, [result for _, results in trained for result in results]
 
     def _train_on(
         self, i: int, start: Tensor, data: Data, jobs: Sequence[Job], sgd: LocalSGD, seed: int
-    ) -> DeviceResults:
-        """Train jobs with engine `i`, on its device."""
+    ) -> tuple[Tensor, list[JobResult | Exception]]:
+        """Train jobs with engine `i` on its device. Return the updates on the first device."""
         engine = self.engines[i]
-
-        def move(tensor: Tensor) -> Tensor:
-            return tensor.to(engine.device)
-
-        with current_device(engine.device):
-            moved = [job._replace(traces=map_traces(move, job.traces)) for job in jobs]
-            updates, results = engine.train(start.to(engine.device), data, moved, sgd, seed=seed)
-            return DeviceResults(moved, updates, results)
+        device = engine.device
+        with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
+            moved = [job._replace(traces=job.traces.map(lambda t: t.to(device))) for job in jobs]
+            updates, results = engine.train(start.to(device), data, moved, sgd, seed=seed)
+            for job, own in zip(jobs, moved, strict=True):
+                job.traces.copy_from(own.traces)
+            return updates.to(self.device), results
 
     def _data_on(self, i: int, data: Data) -> Data:
-        """Return the data on the device of engine `i`, copied once."""
         inputs, targets = (self._copy_of(i, tensor) for tensor in (data.single_input, data.targets))
         return replace(data, inputs=inputs, targets=targets)
 
@@ -98,8 +82,3 @@ class MultiDevice(Engine):
         self._threads.shutdown()
         for engine in self.engines:
             engine.close()
-
-
-def current_device(device: torch.device) -> AbstractContextManager[object]:
-    """Make a device the current one in a `with` block."""
-    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()

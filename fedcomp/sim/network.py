@@ -2,7 +2,7 @@
 
     seconds of an exchange = latency + bytes down / down + steps · step · swing + bytes up / up + latency
 
-`--network NAME:option=value,...` draws the clients' values from the seed; a CSV file lists them for each client (network_file.py).
+`--network NAME:option=value,...` draws the clients' values from the seed; a CSV file lists them for each client (`read_profiles`).
 `uniform` gives all clients the same values. `lognormal` takes the values as medians and draws three factors e^(spread·z) for each client, z
 standard normal: one for its link (up and down), one for its latency, one for its compute speed. The other networks are `lognormal` with
 other defaults:
@@ -15,17 +15,22 @@ other defaults:
 Steps, spreads, and the latencies of the last two are assumptions; set your own values where they matter.
 """
 
+import csv
 import dataclasses
 import hashlib
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from .. import seeds, spec
-from ..errors import SpecError
-from .absences import AbsenceModel
+from ..config import expand_home
+from ..errors import ConfigError, SpecError, nearest
+from ..kernels import philox
 
+CHUNK = 1024  # periods of a client that are drawn at once
 MIN_PERIOD_S = 5.0  # of `stretch`; a server waits this long for a client to reconnect
 LIMITS: Mapping[str, tuple[float, float]] = {  # lowest and highest value of each option
     "up": (1, 1e15),
@@ -227,3 +232,162 @@ class Network:
             generator, n = seeds.generator(self.seed, "pace", round), len(self.profiles)
             self._draws = round, generator.uniform(-1.0, 1.0, n), generator.random(n)
         return self._draws[1:]
+
+
+TYPES: dict[str, Any] = {"client": int, **{f.name: f.type for f in dataclasses.fields(Uniform)}}
+DEFAULTS = {"stretch": 600.0, "factor": 4.0}
+REQUIRED = "client", "up", "down"
+
+
+def is_file(text: str) -> bool:
+    """Return whether --network names a file. Options of a network may contain a slash as well: `lognormal:spread=1/2`."""
+    name, colon, _ = text.partition(":")
+    return (text.endswith(".csv") or "/" in text) and not (colon and name.strip() in NETWORKS)
+
+
+def read_profiles(text: str, clients: int) -> Profiles:
+    """Return the profiles of clients 0..clients-1 from a CSV file: the names of the columns, then a line for each client.
+
+        client,up,down,latency,step,absent
+        0,250kB,2MB,40ms,15ms,5%
+        1,30kB,500kB,0.2,20ms,0
+
+    `client`, `up` and `down` are required. The others are the options of `--network` with the same names. They default to 0, stretch to
+    10 min and factor to 4. Numbers without a unit are bytes a second, seconds, or fractions. Lines and columns may be in any order. Lines
+    of clients that the run does not have are ignored. Raises ConfigError, which names line and column.
+    """
+    path = expand_home(text, "--network")
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            return _profiles(f"--network {text}", csv.reader(file, strict=True), clients)
+    except OSError as error:
+        raise ConfigError(
+            f"--network {text} cannot be read ({error.strerror}); give a readable CSV file"
+        ) from error
+    except (csv.Error, UnicodeDecodeError) as error:
+        raise ConfigError(
+            f"--network {text} is not a CSV file in UTF-8 ({error}); write it as comma-separated lines"
+        ) from error
+
+
+def _profiles(flag: str, lines: Any, clients: int) -> Profiles:
+    rows = (
+        [cell.strip() for cell in cells] for cells in lines if any(cell.strip() for cell in cells)
+    )
+    names = next(rows, [])
+    _check_columns(f"{flag}, line {lines.line_num}", names)
+    values = {name: np.full(clients, DEFAULTS.get(name, 0.0)) for name in COLUMNS}
+    line_of: dict[int, int] = {}  # by client
+    for cells in rows:
+        where = f"{flag}, line {lines.line_num}"
+        if len(cells) != len(names):
+            raise ConfigError(
+                f"{where} has {len(cells)} cells; give {len(names)}, one for each of {', '.join(names)}"
+            )
+        row = {
+            name: _value(f"{where}, column {name}:", name, cell)
+            for name, cell in zip(names, cells, strict=True)
+        }
+        client = int(row.pop("client"))
+        if client in line_of:
+            raise ConfigError(
+                f"{where}, column client: client {client} is in line {line_of[client]} already; remove one of the lines"
+            )
+        line_of[client] = lines.line_num
+        if client < clients:
+            for name, value in row.items():
+                values[name][client] = value
+    missing = [client for client in range(clients) if client not in line_of]
+    if missing:
+        raise ConfigError(
+            f"{flag} has no line for client {missing[0]} of {clients}, 0 to {clients - 1}; add it, or give fewer --clients"
+        )
+    return Profiles(**values)
+
+
+def _check_columns(where: str, names: list[str]) -> None:
+    for name in names:
+        if name not in ("client", *COLUMNS):
+            raise ConfigError(
+                f"{where}: unknown column '{name}'; {nearest(name, ('client', *COLUMNS))}"
+            )
+        if names.count(name) > 1:
+            raise ConfigError(f"{where} has {names.count(name)} columns '{name}'; keep one")
+    for name in REQUIRED:
+        if name not in names:
+            raise ConfigError(
+                f"{where} has no column '{name}'; add it, as in client,up,down,latency,step"
+            )
+
+
+def _value(where: str, name: str, cell: str) -> float:
+    try:
+        value = spec.convert(cell, TYPES[name], where)
+    except SpecError as error:
+        raise ConfigError(str(error)) from None
+    if name == "client":
+        if value < 0:
+            raise ConfigError(f"{where} the id is {value}; give a whole number of at least 0")
+    elif problem := out_of_range(name, value):
+        raise ConfigError(f"{where} the value {problem}")
+    return value
+
+
+class AbsenceModel:
+    """The times at which clients are absent. `absent` [clients]: fraction of the time, 0..0.9. `period_s` [clients]: seconds.
+
+    Time is divided into periods, which start at an offset drawn for each client. In each period a client is absent with probability
+    `absent`. The draws depend only on the seed, the client and the number of the period, so there is no state, and any time can be queried.
+    """
+
+    def __init__(self, absent: np.ndarray, period_s: np.ndarray, seed: int):
+        self.absent, self.period_s = absent, period_s
+        self._key = seeds.key(seed, "away")
+        self._offset_s = seeds.generator(seed, "away").random(len(absent)) * period_s
+
+    def absent_at(self, time_s: float) -> np.ndarray:
+        """Return whether each client is absent at a time: bool [clients]."""
+        clients = np.arange(len(self.absent))
+        periods = np.floor((time_s + self._offset_s) / self.period_s).astype(np.int64)
+        return self._is_absent(clients, periods)
+
+    def is_absent(self, client: int, time_s: float) -> bool:
+        period = self._period(client, time_s)
+        return bool(self._is_absent(np.array([client]), np.array([period]))[0])
+
+    def first_absence_s(self, client: int, since_s: float, until_s: float) -> float | None:
+        """Return the first time from `since_s` to `until_s` at which a client is absent; None if it is always present."""
+        if not self.absent[client]:
+            return None
+        first, last = self._period(client, since_s), self._period(client, until_s)
+        for start in range(first, last + 1, CHUNK):
+            periods = np.arange(start, min(start + CHUNK, last + 1))
+            absent = np.flatnonzero(self._is_absent(np.full(len(periods), client), periods))
+            if len(absent):
+                start_s = periods[absent[0]] * self.period_s[client] - self._offset_s[client]
+                return max(since_s, float(start_s))
+        return None
+
+    def lost_at_s(
+        self, client: int, since_s: float, until_s: float, grace_s: float
+    ) -> float | None:
+        """Return the end of `grace_s` seconds after which a client that left in this time is still absent; None if it stays or returns."""
+        while (left_s := self.first_absence_s(client, since_s, until_s)) is not None:
+            if self.is_absent(client, since_s := left_s + grace_s):
+                return since_s
+        return None
+
+    def next_change_s(self, time_s: float) -> float:
+        """Return the first time after `time_s` at which a client may leave or return; infinity if no client is ever absent."""
+        clients = np.flatnonzero(self.absent)
+        period_s, offset_s = self.period_s[clients], self._offset_s[clients]
+        ends = (np.floor((time_s + offset_s) / period_s) + 1) * period_s - offset_s
+        return float(np.maximum(ends, np.nextafter(time_s, math.inf)).min(initial=math.inf))
+
+    def _period(self, client: int, time_s: float) -> int:
+        return math.floor((time_s + self._offset_s[client]) / self.period_s[client])
+
+    def _is_absent(self, clients: np.ndarray, periods: np.ndarray) -> np.ndarray:
+        """Return the draws of these clients for these periods, element by element."""
+        words = philox.words_at(self._key, periods.astype(np.int64) << 32 | clients)
+        return words < self.absent[clients] * 2.0**32

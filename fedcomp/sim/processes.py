@@ -2,11 +2,13 @@
 
 A convolution gains little from a second thread, but two clients on two cores take the time of one. Each worker is a separate interpreter
 that trains like the serial engine on one thread, so a client's update is the same bit for bit. Weights, tensors of data, updates and traces
-are in shared memory; the rest of a job is sent through a pipe. Workers themselves read datasets that are not in memory.
+are in shared memory, which only Linux has; the rest of a job is sent through a pipe. Workers themselves read datasets that are not in
+memory.
 
 A worker that dies is replaced, and its client is trained once more. If that worker dies too, the client fails.
 """
 
+import math
 import os
 import signal
 import subprocess
@@ -19,8 +21,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from multiprocessing import Pipe
 from multiprocessing.connection import wait
-from typing import Any
+from typing import Any, Self
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -29,13 +32,10 @@ from ..errors import ConfigError, FedcompError, TaskError, UserError
 from ..layout import Layout
 from ..tasks.base import Task
 from ..tasks.data import Data, Examples, map_tensors
-from ..training.engine import Engine, Job, JobResult
-from ..training.local_sgd import LocalSGD
-from ..training.sequential import client_engine, try_job
-from ..training.traces import Traces
-from .jobs import copy_traces, map_traces, packed_data, packed_job, unpacked_result
-from .shared_memory import SharedMemory, SharedTensor
-from .worker import with_absolute_paths
+from ..training.engine import Engine, Job, JobResult, try_job
+from ..training.local_sgd import LocalSGD, Traces
+from ..training.own_loop import client_engine
+from .worker import packed_data, packed_job, unpacked_result, with_absolute_paths
 
 LOCAL_TRAINING_S = 0.5  # seconds of training in this process before workers are started
 MAX_FAILED_STARTS = 3  # consecutive workers that end before they are ready; then the run ends
@@ -45,14 +45,50 @@ WORKER_PROGRAM = (
     "from fedcomp.sim.worker import main; main(int(channel), int(parent))"
 )
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-TUNABLES_VARIABLE = "GLIBC_TUNABLES"
-HUGE_PAGES = "glibc.malloc.hugetlb=1"  # makes a step a tenth faster where the system has them
 Result = JobResult | Exception
 
 
 def is_available() -> bool:
     """Return whether this system has anonymous shared memory, which worker processes need."""
     return hasattr(os, "memfd_create")
+
+
+def unbatched_engine(device: torch.device) -> str:
+    """Return the engine for a model that cannot be batched: worker processes on a CPU with several cores, else serial."""
+    return (
+        "processes"
+        if device.type == "cpu" and torch.get_num_threads() > 1 and is_available()
+        else "serial"
+    )
+
+
+class SharedTensor:
+    """A tensor in memory that is shared between processes of one machine. A process that unpickles it gets a tensor with the same storage.
+
+    The memory is anonymous: it has no file, and the system frees it when the last process that maps it ends. The object has to exist until
+    the other process has unpickled it. The storage exists as long as a tensor uses it.
+    """
+
+    def __init__(self, shape: tuple[int, ...], dtype: torch.dtype = torch.float32):
+        file = os.memfd_create("fedcomp", os.MFD_CLOEXEC)
+        weakref.finalize(self, os.close, file)
+        os.ftruncate(file, max(1, math.prod(shape) * dtype.itemsize))
+        self.path = f"/proc/{os.getpid()}/fd/{file}"
+        self.tensor = _mapped(self.path, shape, dtype)
+
+    @classmethod
+    def copy_of(cls, tensor: Tensor) -> Self:
+        shared = cls(tuple(tensor.shape), tensor.dtype)
+        shared.tensor.copy_(tensor)
+        return shared
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _mapped, (self.path, tuple(self.tensor.shape), self.tensor.dtype)
+
+
+def _mapped(path: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    mapping = np.memmap(path, np.uint8, "r+")
+    return torch.from_numpy(mapping[: math.prod(shape) * dtype.itemsize]).view(dtype).view(shape)
 
 
 class Worker:
@@ -65,7 +101,6 @@ class Worker:
         """`setup`: the arguments of TrainingWorker."""
         self.ready, self.job = False, -1  # position of the job in training; -1: none
         self.connection, remote = Pipe()
-        tunables = ":".join(filter(None, [os.environ.get(TUNABLES_VARIABLE), HUGE_PAGES]))
         path = [entry for entry in sys.path if isinstance(entry, str)]
         with remote:
             self.process = subprocess.Popen(
@@ -73,14 +108,13 @@ class Worker:
                     sys.executable,
                     "-c",
                     WORKER_PROGRAM,
-                    str(remote.fileno()),
-                    str(os.getpid()),
+                    *map(str, (remote.fileno(), os.getpid())),
                     *path,
                 ],
                 stdin=subprocess.DEVNULL,
                 stdout=2,
                 pass_fds=[remote.fileno()],
-                env=os.environ | ONE_THREAD | {TUNABLES_VARIABLE: tunables},
+                env=os.environ | ONE_THREAD,
                 process_group=0,  # Ctrl-C reaches only the parent
             )
             self.send(*setup)
@@ -161,7 +195,6 @@ class WorkerEngine(Engine):
         self._setup = with_absolute_paths(config), "cpu", torch.get_default_dtype()
         # By id of a tensor of the data: the tensor and its copy in shared memory.
         self._data: dict[int, tuple[Tensor, SharedTensor]] = {}
-        self._memory: SharedMemory | None = None  # of the last updates
         self._local_s, self._deaths_in_a_row = 0.0, 0
         weakref.finalize(self, _kill_all, self.workers, os.getpid())
 
@@ -179,7 +212,7 @@ class WorkerEngine(Engine):
             packed_data(data, self._shared_copy),
             sgd,
             seed,
-            self._updates_of(m, len(start)),
+            SharedTensor((m, len(start))),
             [None] * m,
             deque(range(m)),
         )
@@ -218,13 +251,6 @@ class WorkerEngine(Engine):
         """End the workers. The engine can be used again."""
         _kill_all(self.workers, os.getpid())
 
-    def _updates_of(self, m: int, n: int) -> SharedTensor:
-        """Return a tensor for the updates of m clients; it reuses the memory of the last one if that is free."""
-        memory, size = self._memory, 4 * m * n
-        if memory is None or memory.size < size or not memory.is_free:
-            memory = self._memory = SharedMemory(size)
-        return SharedTensor((m, n), memory=memory)
-
     def _move_to_shared_memory(self, tensor: Tensor) -> Tensor:
         """Return a copy in shared memory of a tensor of the data, and register it as shared."""
         shared = SharedTensor.copy_of(tensor)
@@ -232,13 +258,11 @@ class WorkerEngine(Engine):
         return shared.tensor
 
     def _shared_copy(self, tensor: Tensor) -> SharedTensor:
-        """Return a tensor of the data in shared memory, copied once."""
         if id(tensor) not in self._data:
             self._data[id(tensor)] = tensor, SharedTensor.copy_of(tensor)
         return self._data[id(tensor)][1]
 
     def _assign_jobs(self, queue: JobQueue) -> None:
-        """Send a job to every idle worker."""
         for worker in [w for w in self.workers if w.ready and w.job < 0]:
             if queue.waiting:
                 i = queue.waiting.popleft()
@@ -265,7 +289,6 @@ class WorkerEngine(Engine):
             self._local_s += time.perf_counter() - began
 
     def _receive(self, queue: JobQueue) -> None:
-        """Wait for answers of workers and handle them."""
         ready = wait([worker.connection for worker in self.workers])
         for worker in [worker for worker in self.workers if worker.connection in ready]:
             answer = worker.receive()
@@ -282,13 +305,12 @@ class WorkerEngine(Engine):
                 worker.ready = True
 
     def _store_result(self, worker: Worker, answer: JobResult | str, queue: JobQueue) -> None:
-        """Store the result of a worker's job, or its error, and mark the worker as idle."""
         i, worker.job = worker.job, -1
         traces = queue.traces.pop(i)
         if isinstance(answer, str):
             queue.results[i] = FedcompError(answer)
             return
-        copy_traces(map_traces(lambda shared: shared.tensor, traces), queue.jobs[i].traces)
+        queue.jobs[i].traces.copy_from(traces.map(lambda shared: shared.tensor))
         self._deaths_in_a_row = 0
         queue.results[i] = unpacked_result(answer)
 

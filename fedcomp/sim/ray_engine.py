@@ -32,10 +32,15 @@ from ..config import RunConfig
 from ..errors import ConfigError, FedcompError, TaskError, UserError
 from ..tasks.data import Examples
 from ..training.engine import Engine, Job, JobResult
-from ..training.local_sgd import LocalSGD
-from ..training.traces import Traces
-from .jobs import PickledTensor, copy_traces, map_traces, packed_data, packed_job, unpacked_result
-from .worker import TrainingWorker, with_absolute_paths
+from ..training.local_sgd import LocalSGD, Traces
+from .worker import (
+    PickledTensor,
+    TrainingWorker,
+    packed_data,
+    packed_job,
+    unpacked_result,
+    with_absolute_paths,
+)
 
 ACTORS_PER_GPU = 4
 JOBS_PER_ACTOR = 4  # in one call of `train`, so that actors seldom wait for the next call
@@ -88,11 +93,11 @@ class TrainingActor(TrainingWorker):
             return error
         [data], [start] = self._fetch("data", refs["data"]), self._fetch("start", refs["start"])
         update = torch.empty_like(start)
-        traces = map_traces(lambda trace: trace.to(self.device, copy=True), job.traces)
+        traces = job.traces.map(lambda trace: trace.to(self.device, copy=True))
         result = self.train(start, data, job._replace(traces=traces), sgd, seed, update)
         if isinstance(result, str):
             return result
-        return TrainResult(PickledTensor(update), result, map_traces(PickledTensor, traces))
+        return TrainResult(PickledTensor(update), result, traces.map(PickledTensor))
 
     def _fetch(self, name: str, ref: Any) -> list[Any]:
         """Return the data or tensors of a reference on this actor's device. The last ones of each name are cached."""
@@ -135,7 +140,7 @@ class RayEngine(Engine):
             else:
                 results[i] = unpacked_result(result.result)
                 updates[i].copy_(result.update)
-                copy_traces(result.traces, jobs[i].traces)
+                jobs[i].traces.copy_from(result.traces)
         trained = [i for i in range(len(jobs)) if isinstance(results[i], JobResult)]
         if len(trained) < len(jobs):
             updates = updates[trained]
@@ -298,7 +303,6 @@ def _check_reachable(address: str) -> None:
 
 
 def _n_actors(resources: dict[str, float], gpus: float) -> int:
-    """Return the number of actors, with `gpus` of a GPU each, that fit on a machine with these resources."""
     limits = [resources.get("CPU", 0)] + ([resources.get("GPU", 0) / gpus] if gpus else [])
     return int(min(limits))
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..callbacks import Callback, Header, RoundRecord, Summary
+from ..callbacks import Callback, Header, RoundRecord, Summary, hears
 from ..clients.evaluation import ClientEvaluator
 from ..clients.replica import Replica
 from ..clients.trainer import Trainer
@@ -57,9 +57,7 @@ from .attacks import ByzantineClients, attacks
 from .clients import VirtualClients
 from .engine_choice import PLACEMENT_KEY, EngineChoice, batching_error, engine_reason, make_engine
 from .interruption import Interruption
-from .multi_device import MultiDevice
-from .network import Network, draw_profiles, parse_network
-from .network_file import is_file, read_profiles
+from .network import Network, draw_profiles, is_file, parse_network, read_profiles
 from .placement import FILE, choose_placement
 from .ray_engine import JOBS_PER_ACTOR, RayEngine
 from .relays import Relays
@@ -162,7 +160,6 @@ class PreparedRun:
         )
 
     def _memory(self) -> Memory:
-        """Return a new client memory."""
         return memory(
             self.config.memory, self.strategy.uplink, self.sent_layout.numel, self.sent_layout
         )
@@ -191,10 +188,8 @@ class Simulation(PreparedRun):
 
     def __init__(self, config: RunConfig, callback: Callback, task: Task | None = None):
         super().__init__(config, callback, task)
-        config = self.config
-        model = self.model
-        weights = self.weights
-        shards = self.shards
+        config, shards = self.config, self.shards
+        model, weights = self.model, self.weights
         if self.placement.name == FILE:  # vectors of clients come and go
             devices.keep_freed_memory(vector_bytes=4 * self.sent_layout.numel)
         train = self.train.to(self.device)
@@ -212,8 +207,6 @@ class Simulation(PreparedRun):
             config.seed,
             at_once=max(self.machine.at_once, STACK_BYTES // (4 * self.sent_layout.numel))
             * len(self.devices),
-            updates_stay_on_devices=isinstance(self.engine, MultiDevice)
-            and not self.byzantine.uses_updates,
         )
         self.clients = VirtualClients(
             Replica(
@@ -244,9 +237,6 @@ class Simulation(PreparedRun):
             self.broadcasts,
             self.transport,
             gather=self.timing.gather if self.timing else None,
-            on_answer=lambda round, answered, asked: self.callback.on_progress(
-                round, answered, asked
-            ),
             bandwidths=self.bandwidths,
             work_s=self.timing.work_s if self.timing else random_work_s(config.seed),
             evaluates=partial(config.evaluates, "clients"),
@@ -257,6 +247,8 @@ class Simulation(PreparedRun):
         """Run or continue the simulation and return its summary."""
         with ExitStack() as ends:
             self.callback = ends.enter_context(with_option_callbacks(self.config, self.callback))
+            if hears(self.callback, "on_progress"):
+                self.loop.on_answer = self.callback.on_progress
             ends.callback(self.engine.close)
             if isinstance(self.engine, RayEngine):
                 self._start_actors(self.engine)
@@ -431,7 +423,6 @@ class Simulation(PreparedRun):
 
 
 def _refuse_deployment_options(config: RunConfig) -> None:
-    """Raise ConfigError for options that do not apply to virtual clients."""
     if (config.deadline or config.quorum != 1) and not config.network:
         raise ConfigError(
             "--deadline and --quorum are for real clients: without --network, virtual clients answer at once; give --network, "

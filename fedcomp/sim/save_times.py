@@ -17,7 +17,6 @@ class SaveTimes:
     """
 
     def __init__(self, every: str, clock: Callable[[], float] = time.perf_counter):
-        """`clock`: returns the time in seconds."""
         self.rounds = None if every == AUTO else int(every)
         self.clock = clock
         self._saved_s, self._duration_s = clock(), 0.0

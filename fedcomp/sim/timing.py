@@ -1,12 +1,20 @@
-"""Virtual time of a run: the clients that a round can be drawn from, the duration of rounds, and the state in checkpoints.
+"""Virtual time of a run on a virtual network: a clock, a transport whose answers arrive late, and the choice of clients.
 
-As in a deployment, cohorts are drawn from the clients that are online. A client that missed a deadline is not drawn until its late answer
-arrives, as long as enough others are online (server/availability.py). While too few clients are online, virtual time advances.
+All clients compute as soon as their assignments are sent. Their answers are delivered when the virtual clock reaches the time of arrival.
+`receive` moves the clock to the next arrival, or to the end of the exchange. As in a deployment, a client that receives assignments while
+it is busy starts the newest one when it has finished; in the simulation it has trained for all of them. A client that goes offline before
+its answer arrives is lost after GRACE_S. The exchange waits for a client that does not answer until the deadline, or without a deadline
+until all others have answered.
+
+Cohorts are drawn from the clients that are online. A client that missed a deadline is not drawn until its late answer arrives, as long as
+enough others are online (server/availability.py). While too few clients are online, virtual time advances.
 """
 
+import heapq
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 from torch import Tensor
@@ -15,20 +23,208 @@ from .. import seeds
 from ..config import RunConfig
 from ..errors import RunFolderError
 from ..memories.base import Changes
-from ..messages import Assignment
+from ..messages import FAILED, NEED_DENSE, UPDATE, Assignment, Report
 from ..server.availability import Availability, Quota
 from ..server.round_loop import RoundResult
-from ..server.transport import Transport
+from ..server.transport import GRACE_S, NOT_RECONNECTED, Clock, Delivery, Lost, Transport
 from ..strategies.client_algorithm import ClientAlgorithm
 from ..strategies.cohort import cohort_size
 from ..strategies.round_completion import DEADLINE
 from ..training.local_sgd import LocalSGD
 from .network import Network
-from .timed_transport import TimedTransport, VirtualClock
 
 STATE = "state"  # name in a checkpoint
 MAX_SLOWDOWN = 4.0  # duration of the slowest clients as a multiple of the fastest clients' duration
 MAX_SWING = 0.5  # maximum relative change of a client's duration from round to round
+SILENT = "reply"  # the stage of a virtual client that does not answer
+TRAINED = "train", "encode"  # stages of failures in or after training
+
+
+class VirtualClock(Clock):
+    """Virtual time: it jumps from one answer to the next and stands still while a client computes.
+
+    The time of an exchange starts at zero, so that a deadline does not depend on the duration of earlier rounds.
+    """
+
+    def __init__(self) -> None:
+        self.elapsed_s, self.limit_s = 0.0, None  # of the exchange
+        self.expected = 1  # maximum answers of one call of `receive`
+        self._began_s, self._round_s, self._taken_s = 0.0, 0.0, 0.0
+
+    @property
+    def time_s(self) -> float:  # type: ignore[override]
+        return self._began_s + self.elapsed_s
+
+    def begin(self, limit_s: float | None) -> None:
+        self._settle()
+        self.limit_s, self.expected = limit_s, 1
+
+    def expect(self, answers: int) -> None:
+        self.expected = answers
+
+    def now(self) -> float:
+        return self.elapsed_s
+
+    def go_to(self, elapsed_s: float) -> None:
+        """Advance to a time of the exchange, unless it is past."""
+        self.elapsed_s = max(self.elapsed_s, elapsed_s)
+
+    def wait(self, seconds: float) -> None:
+        """Advance the time between exchanges."""
+        self._settle()
+        self._began_s, self._round_s = self._began_s + seconds, self._round_s + seconds
+
+    def move_to(self, time_s: float) -> None:
+        self.elapsed_s, self._began_s, self._round_s = 0.0, time_s, time_s - self._taken_s
+
+    def take(self) -> float:
+        self._settle()
+        taken, self._round_s, self._taken_s = self._round_s, 0.0, self._began_s
+        return taken
+
+    def _settle(self) -> None:
+        self._began_s = self._began_s + self.elapsed_s
+        self._round_s = self._round_s + self.elapsed_s
+        self.elapsed_s = 0.0
+
+
+@dataclass(frozen=True, order=True)
+class Arrival:
+    """An answer in transit. Answers that arrive at the same time are delivered in the order of the client ids."""
+
+    due_s: float  # in seconds of the exchange
+    client: int
+    answer: Report | Lost = field(compare=False)
+    began_s: float = field(compare=False)  # start of the exchange, in seconds of the run
+
+    @property
+    def needs_dense(self) -> bool:
+        """Whether the client needs the dense model and therefore a second assignment."""
+        return isinstance(self.answer, Report) and self.answer.kind == NEED_DENSE
+
+
+class TimedTransport(Transport):
+    """Adds the delays of a network to another transport. `steps` returns the number of local steps of an assignment."""
+
+    def __init__(
+        self,
+        transport: Transport,
+        network: Network,
+        clock: VirtualClock,
+        steps: Callable[[Assignment], int],
+    ):
+        self.transport, self.network, self.clock, self.steps = transport, network, clock, steps
+        # Start and end of each client's work on its newest assignment, in seconds of the run.
+        self.busy: dict[int, tuple[float, float]] = {}
+        # Arrival time of each client's cancelled answer, in seconds of the run.
+        self.late: dict[int, float] = {}
+        # Seconds from assignment to answer in each client's newest exchange.
+        self.answer_s: dict[int, float] = {}
+        self._in_transit: list[Arrival] = []  # a heap
+
+    def clients(self) -> Sequence[int]:
+        return self.transport.clients()
+
+    def send(self, assignments: Sequence[Assignment]) -> None:
+        """Send assignments, have the clients compute, and schedule the arrival of their answers."""
+        by_client = {assignment.client: assignment for assignment in assignments}
+        self.cancel(by_client)
+        self.transport.send(assignments)
+        arrivals: list[Arrival] = []
+        while len(arrivals) < len(by_client):
+            arrivals += [
+                self._arrival(by_client[delivery.client], delivery.answer)
+                for delivery in self.transport.receive(math.inf)
+            ]
+        for arrival in self._with_losses(arrivals):
+            heapq.heappush(self._in_transit, arrival)
+
+    def receive(self, timeout_s: float) -> list[Delivery]:
+        """Advance the clock until the expected number of answers has arrived, or to the end of the exchange.
+
+        The answer of a client that needs the dense model is returned immediately, since the client gets a second assignment.
+        """
+        clock = self.clock
+        ready: list[Delivery] = []
+        if not self._in_transit:
+            return []
+        limit_s = math.inf if clock.limit_s is None else clock.limit_s
+        while (
+            self._in_transit
+            and self._in_transit[0].due_s <= limit_s
+            and len(ready) < clock.expected
+        ):
+            arrival = heapq.heappop(self._in_transit)
+            if arrival.due_s < math.inf:
+                clock.go_to(arrival.due_s)
+            self.answer_s[arrival.client] = clock.now()
+            ready.append(Delivery(arrival.client, arrival.answer, clock.now()))
+            if arrival.needs_dense:
+                break
+        if not ready:
+            clock.go_to(limit_s)
+        return ready
+
+    def cancel(self, clients: Collection[int]) -> None:
+        """Withdraw assignments. Their answers are recorded as late, and no exchange waits for them."""
+        cancelled = set(clients)
+        self.late |= {
+            arrival.client: arrival.began_s + arrival.due_s
+            for arrival in self._in_transit
+            if arrival.client in cancelled and arrival.due_s < math.inf
+        }
+        self._in_transit = [
+            arrival for arrival in self._in_transit if arrival.client not in cancelled
+        ]
+        heapq.heapify(self._in_transit)
+
+    def close(self) -> None:
+        self.transport.close()
+
+    def drop_finished(self) -> None:
+        """Remove finished work from `busy`."""
+        now_s = self.clock.time_s
+        self.busy = {
+            client: (begins, ends) for client, (begins, ends) in self.busy.items() if ends > now_s
+        }
+
+    def _arrival(self, assignment: Assignment, answer: Report | Lost) -> Arrival:
+        """Return the arrival of an answer, and record the client's work in `busy`."""
+        client = assignment.client
+        asked_s = self.clock.now()
+        began_s = self.clock.time_s - asked_s
+        report = answer if isinstance(answer, Report) else None
+        if report is not None and (report.kind, report.stage) == (FAILED, SILENT):
+            return Arrival(math.inf, client, answer, began_s)
+        trained = report is None or report.kind == UPDATE or report.stage in TRAINED
+        a = assignment
+        bytes_down = sum(map(len, a.frames)) + sum(map(len, a.announced)) + len(a.returned)
+        bytes_up = len(report.frame) if report is not None else 0
+        begins_s = self._start_s(client, began_s, asked_s)
+        due_s = begins_s + self.network.exchange_s(
+            client, a.round, bytes_down, self.steps(a) if trained else 0, bytes_up
+        )
+        self.busy[client] = began_s + begins_s, began_s + due_s
+        return Arrival(due_s, client, answer, began_s)
+
+    def _with_losses(self, arrivals: Sequence[Arrival]) -> list[Arrival]:
+        """Replace the answers of clients that go offline before their answer arrives by losses."""
+        asked_s, replaced = self.clock.time_s, []
+        for arrival in arrivals:
+            client, began_s = arrival.client, arrival.began_s
+            until_s = began_s + arrival.due_s if arrival.due_s < math.inf else asked_s
+            lost_s = self.network.absences.lost_at_s(client, asked_s, until_s, GRACE_S)
+            if lost_s is not None:
+                self.busy[client] = min(self.busy.get(client, (asked_s, 0.0))[0], lost_s), lost_s
+                arrival = Arrival(lost_s - began_s, client, Lost(NOT_RECONNECTED), began_s)
+            replaced.append(arrival)
+        return replaced
+
+    def _start_s(self, client: int, began_s: float, asked_s: float) -> float:
+        """Return the time at which a client starts an assignment sent at `asked_s`, in seconds of the exchange."""
+        begins, ends = self.busy.get(client, (0.0, 0.0))
+        free_s = (ends if begins <= began_s + asked_s else begins) - began_s
+        return max(asked_s, free_s)
 
 
 class Timing:
@@ -78,7 +274,6 @@ class Timing:
             self._availability.mark_responsive(accepted.client)
 
     def _record_late_answers(self) -> None:
-        """Mark the clients whose late answers have arrived as not silent."""
         now_s = self.clock.time_s
         for client in [client for client, due_s in self.transport.late.items() if due_s <= now_s]:
             del self.transport.late[client]

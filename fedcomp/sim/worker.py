@@ -1,28 +1,33 @@
-"""The worker of the engines that train in other processes: it loads the task and trains the jobs that it receives."""
+"""The worker of the engines that train in other processes: it loads the task and trains jobs, whose tensors travel packed."""
 
 import os
 import signal
 import threading
 import time
+import warnings
+from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from ..clients.session import reason
+from ..clients.state import pack_nested, unpack_nested
 from ..config import RunConfig, data_folder
-from ..errors import FedcompError
 from ..layout import Layout
 from ..tasks import initial_model, load
-from ..tasks.data import Examples
+from ..tasks.data import Data, Examples, map_tensors
 from ..tasks.user_errors import client_error
 from ..training import devices
-from ..training.engine import ClientEngine, Job, JobResult
+from ..training.engine import ClientEngine, Job, JobResult, try_job
 from ..training.local_sgd import LocalSGD
-from ..training.sequential import client_engine, try_job
-from .jobs import packed_result, unpacked_job
+from ..training.own_loop import client_engine
 
+PACKED = "packed"  # the only key of a packed state
 POLL_S = 0.5  # interval at which a worker checks that its parent still runs
 
 
@@ -46,7 +51,7 @@ class TrainingWorker:
                 model = initial_model(task, self.config.seed)
                 self.engine = client_engine(task, model, Layout.of(model), self.device)
             except Exception as error:
-                return _first_line(error)
+                return reason(error)
         return ""
 
     def train(
@@ -63,23 +68,16 @@ class TrainingWorker:
         `data`: None if this process reads the task's data itself.
         """
         assert self.engine is not None  # `load` has been called
-        result: JobResult | Exception
         try:
             if data is None:
                 if self._own_data is None:
                     self._own_data = self.engine.task.train().to(self.device)
                 data = self._own_data
-            result = try_job(self.engine, start, data, unpacked_job(job), sgd, seed, update)
-        except Exception as error:
-            result = error
-        except KeyboardInterrupt as error:  # raised by the task's own code
-            result = client_error(error)
-        if isinstance(result, Exception):
-            return _first_line(result)
-        try:
-            return packed_result(result)
-        except FedcompError as error:
-            return _first_line(error)
+            job = job._replace(state=_unpacked_state(job.state))
+            result = try_job(self.engine, start, data, job, sgd, seed, update)
+            return reason(result) if isinstance(result, Exception) else packed_result(result)
+        except (Exception, KeyboardInterrupt) as error:  # the task's own code may raise both
+            return reason(client_error(error))
 
 
 def main(descriptor: int, parent_pid: int) -> None:
@@ -89,11 +87,16 @@ def main(descriptor: int, parent_pid: int) -> None:
     connection = Connection(descriptor)
     with suppress(EOFError, ConnectionError):  # the parent has ended
         worker = TrainingWorker(*connection.recv())
+
+        def train(
+            start: Tensor, data: Any, updates: Tensor, row: int, job: Job, sgd: LocalSGD, seed: int
+        ) -> JobResult | str:  # releases shared memory when it returns
+            return worker.train(start, data, job, sgd, seed, updates[row])
+
         answer: JobResult | str = worker.load()
         while True:
             connection.send(answer)
-            start, data, updates, row, job, sgd, seed = connection.recv()
-            answer = worker.train(start, data, job, sgd, seed, updates[row])
+            answer = train(*connection.recv())
 
 
 def with_absolute_paths(config: RunConfig) -> RunConfig:
@@ -111,5 +114,64 @@ def _exit_with_parent(parent_pid: int) -> None:
     os._exit(0)
 
 
-def _first_line(error: Exception) -> str:
-    return str(client_error(error)).strip().split("\n")[0]
+@dataclass(frozen=True, eq=False)
+class PickledTensor:
+    """Pickles a tensor as a NumPy array. Unpickled, it is a tensor on the CPU.
+
+    Ray keeps arrays in its object store, which the processes of a machine share. A tensor from the store must not be written to.
+    """
+
+    tensor: Tensor
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        tensor = self.tensor.detach().cpu().contiguous()
+        array = tensor.reshape(-1).view(torch.uint8).numpy()
+        return _from_array, (array, tensor.dtype, tensor.shape)
+
+
+def _from_array(array: np.ndarray, dtype: torch.dtype, shape: torch.Size) -> Tensor:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # the array may be read-only
+        return torch.from_numpy(array).view(dtype).reshape(shape)
+
+
+def packed_job(job: Job, pack_trace: Callable[[Tensor], Any] = PickledTensor) -> Job:
+    """Return a job whose tensors are packed for another process; its state is packed into one value."""
+    return job._replace(
+        buffers=_map_buffers(PickledTensor, job.buffers),
+        traces=job.traces.map(pack_trace),
+        state=_packed_state(job.state),
+    )
+
+
+def packed_result(result: JobResult) -> JobResult:
+    """Return a result that is packed for another process. Raises TaskError for a state that cannot be packed."""
+    buffers = _map_buffers(PickledTensor, result.buffers)
+    return result._replace(buffers=buffers, state=_packed_state(result.state))
+
+
+def packed_data(data: Examples, pack: Callable[[Tensor], Any] = PickledTensor) -> Data | None:
+    """Return data in memory with packed tensors; None for LazyData, which the other process reads itself."""
+    if not isinstance(data, Data):
+        return None
+    return Data(map_tensors(data.inputs, pack), pack(data.targets))
+
+
+def unpacked_result(result: JobResult) -> JobResult:
+    """Return an unpacked result from another process, with copies of its tensors."""
+    buffers = _map_buffers(torch.clone, result.buffers)
+    return result._replace(buffers=buffers, state=_unpacked_state(result.state))
+
+
+def _packed_state(state: dict[str, Any] | None) -> dict[str, Any] | None:
+    return state and {PACKED: pack_nested(state)}
+
+
+def _unpacked_state(state: dict[str, Any] | None) -> dict[str, Any] | None:
+    return state and unpack_nested(state[PACKED])
+
+
+def _map_buffers(
+    function: Callable[[Tensor], Any], buffers: dict[str, Tensor] | None
+) -> dict[str, Any] | None:
+    return buffers and {name: function(buffer) for name, buffer in buffers.items()}

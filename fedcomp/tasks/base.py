@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache, partial
+from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
@@ -15,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim import Optimizer
 
-from ..errors import TaskError
+from ..errors import DataError, TaskError
 from .augment import Augmentation
 from .data import TARGET, Batch, DataSource
 
@@ -171,3 +172,30 @@ def seeded_globals(seed: int) -> Iterator[None]:
         finally:
             np.random.set_state(numpy_state)
             random.setstate(python_state)
+
+
+def find_files(
+    folder: Path | None, name: str, missing: str, contents: str, find: Callable[[Path], list[Path]]
+) -> list[Path]:
+    """Return the files that `find` returns for the folder `name` of a data folder, or else for the data folder itself.
+
+    Raises DataError, which names --data, if there are none or they cannot be read. `missing`: the names of these files. `contents`: the
+    description of a complete folder.
+    """
+    if folder is None:
+        raise DataError(
+            f"{name} needs its data; give --data DIR, a folder that contains {contents}, or set FEDCOMP_DATA"
+        )
+    try:
+        if not folder.is_dir():
+            raise DataError(f"--data {folder} is not a folder; give one that contains {contents}")
+        for place in (folder / name, folder):
+            if files := find(place):
+                return files
+        is_empty = not any(folder.iterdir())
+    except PermissionError as error:
+        raise DataError(
+            f"--data {folder}: no permission to read {error.filename}; change its permissions"
+        ) from error
+    state = "is empty" if is_empty else f"does not contain {missing}"
+    raise DataError(f"--data {folder} {state}; give a folder that contains {contents}")

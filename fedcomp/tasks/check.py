@@ -48,13 +48,9 @@ def check(
         model = _model(task)
         layout = Layout.of(model)
         second = _model(task)
-        if Layout.of(second) != layout or not _have_same_constants(model, second, layout):
-            raise _task_error(
-                task,
-                "model()",
-                "a different model in a second call",
-                "the same parameters and buffers every time",
-            )
+        same = Layout.of(second) == layout and _have_same_constants(model, second, layout)
+        wanted = "the same parameters and buffers every time"
+        _require(task, same, "model()", "a different model in a second call", wanted)
         train = data_of(task, "train") if train is None else _check_data(task, "train", train)
         test = data_of(task, "test") if test is None else _check_data(task, "test", test)
         if augment and task.augment is not None:
@@ -117,29 +113,18 @@ def local_data(task: Task, split: str) -> Examples | None:
 
 def _model(task: Task) -> nn.Module:
     model = _call(task, "model()", lambda: initial_model(task, 0))
-    if not isinstance(model, nn.Module):
-        raise _task_error(task, "model()", _describe(model), "a torch.nn.Module")
-    if any(isinstance(p, UninitializedParameter) for p in model.parameters()):
-        raise _task_error(task, "model()", "a lazy layer", "layers with their sizes")
+    is_module = isinstance(model, nn.Module)
+    _require(task, is_module, "model()", _describe(model), "a torch.nn.Module")
+    lazy = any(isinstance(p, UninitializedParameter) for p in model.parameters())
+    _require(task, not lazy, "model()", "a lazy layer", "layers with their sizes")
     trainable = {name: p for name, p in model.named_parameters() if p.requires_grad and p.numel()}
-    if not trainable:
-        raise _task_error(task, "model()", "a module without a trainable parameter", "at least one")
-    for name, parameter in trainable.items():
-        if parameter.dtype not in DTYPES or parameter.is_meta:
-            kind = "on the meta device" if parameter.is_meta else f"of {parameter.dtype}"
-            raise _task_error(
-                task,
-                "model()",
-                f"a parameter {name} {kind}",
-                "one of float16, bfloat16, float32 or float64",
-            )
-        if not parameter.isfinite().all():
-            raise _task_error(
-                task,
-                "model()",
-                f"a parameter {name} with NaN or infinity",
-                "finite initial weights",
-            )
+    _require(task, trainable, "model()", "a module without a trainable parameter", "at least one")
+    for name, p in trainable.items():
+        got = f"a parameter {name} {'on the meta device' if p.is_meta else f'of {p.dtype}'}"
+        wanted = "one of float16, bfloat16, float32 or float64"
+        _require(task, p.dtype in DTYPES and not p.is_meta, "model()", got, wanted)
+        got = f"a parameter {name} with NaN or infinity"
+        _require(task, p.isfinite().all(), "model()", got, "finite initial weights")
     return model
 
 
@@ -164,33 +149,20 @@ def _same(a: Tensor, b: Tensor) -> bool:
 
 
 def _check_data(task: Task, split: str, data: Any) -> Examples:
-    """Return valid data. Raises TaskError."""
-    if not isinstance(data, Data | LazyData):
-        raise _task_error(task, f"{split}()", _describe(data), DATA_FORMS)
-    if isinstance(data, LazyData):
-        if not len(data):
-            raise _task_error(task, f"{split}()", "no examples", "at least one")
-        return data
-    parts = {f"inputs{suffix}": value for suffix, value in _named_inputs(data.inputs).items()}
-    parts["targets"] = data.targets
+    call = f"{split}()"
+    _require(task, isinstance(data, Data | LazyData), call, _describe(data), DATA_FORMS)
+    parts = {}
+    if isinstance(data, Data):
+        parts = {f"inputs{suffix}": value for suffix, value in _named_inputs(data.inputs).items()}
+        parts["targets"] = data.targets
     for part, value in parts.items():
-        if not isinstance(value, Tensor) or not value.ndim or value.layout != torch.strided:
-            raise _task_error(
-                task,
-                f"{split}().{part}",
-                _describe(value),
-                "a dense tensor with an example in each row",
-            )
-    if not len(data):
-        raise _task_error(task, f"{split}()", "no examples", "at least one")
+        dense = isinstance(value, Tensor) and value.ndim and value.layout == torch.strided
+        wanted = "a dense tensor with an example in each row"
+        _require(task, dense, f"{call}.{part}", _describe(value), wanted)
+    _require(task, len(data), call, "no examples", "at least one")
     for part, value in parts.items():
-        if len(value) != len(data.targets):
-            raise _task_error(
-                task,
-                f"{split}()",
-                f"{len(value)} {part} and {len(data.targets)} targets",
-                "equal numbers",
-            )
+        got = f"{len(value)} {part} and {len(data.targets)} targets"
+        _require(task, len(value) == len(data.targets), call, got, "equal numbers")
     return data
 
 
@@ -204,69 +176,47 @@ def _named_inputs(inputs: Any) -> dict[str, Any]:
 
 
 def _first_batch(task: Task, split: str, data: Examples, count: int = 2) -> Batch:
-    """Return the first examples. Raises TaskError if they cannot be read."""
     rows = torch.arange(min(count, len(data)), device=data.device)
     return _call(task, f"the first examples of {split}", lambda: data.batch(rows))
 
 
 def _check_augmentation(task: Task, augment: Augmentation, data: Examples) -> None:
-    """Augment two examples as in training."""
-    inputs, plan = _first_batch(task, "train", data).inputs, [np.arange(min(2, len(data)))]
-    if not isinstance(inputs, Tensor):
-        raise _task_error(task, "train()", "several inputs", "one tensor, as --augment requires")
-    drawn = _call(task, "augment.draw(generator, count)", lambda: augment.draw_for(plan, 0, 1, 0))
-    if not isinstance(drawn, np.ndarray) or drawn.shape[:1] != (len(inputs),):
-        value = (
-            f"an array {list(drawn.shape)}" if isinstance(drawn, np.ndarray) else _describe(drawn)
-        )
-        raise _task_error(
-            task,
-            "augment.draw(generator, count)",
-            value,
-            f"a numpy array with a row for each of {len(inputs)} examples",
-        )
-    changed = _call(
-        task, "augment.apply(inputs, drawn)", lambda: augment.apply(inputs, torch.from_numpy(drawn))
-    )
-    if _describe(changed) != _describe(inputs):
-        raise _task_error(
-            task, "augment.apply(inputs, drawn)", _describe(changed), _describe(inputs)
-        )
+    inputs: Any = _first_batch(task, "train", data).inputs
+    plan = [np.arange(min(2, len(data)))]
+    one = isinstance(inputs, Tensor)
+    _require(task, one, "train()", "several inputs", "one tensor, as --augment requires")
+    draw, apply = "augment.draw(generator, count)", "augment.apply(inputs, drawn)"
+    drawn = _call(task, draw, lambda: augment.draw_for(plan, 0, 1, 0))
+    is_array = isinstance(drawn, np.ndarray)
+    got = f"an array {list(drawn.shape)}" if is_array else _describe(drawn)
+    wanted = f"a numpy array with a row for each of {len(inputs)} examples"
+    _require(task, is_array and drawn.shape[:1] == (len(inputs),), draw, got, wanted)
+    changed = _call(task, apply, lambda: augment.apply(inputs, torch.from_numpy(drawn)))
+    got, wanted = _describe(changed), _describe(inputs)
+    _require(task, got == wanted, apply, got, wanted)
 
 
 def _check_training_step(task: Task, model: nn.Module, data: Examples, count: int) -> None:
-    """Check the forward and backward pass of training."""
     if task.train_fn is not None:
         return
     batch = _first_batch(task, "train", data, count)
     outputs = _model_outputs(task, model.train(), batch)
     _check_labels(task, "train", data, outputs)
-    loss = _call(task, "loss(outputs, targets)", lambda: task.loss_of(outputs, batch.targets))
-    if not isinstance(loss, Tensor) or loss.numel() != 1 or loss.ndim:
-        raise _task_error(
-            task,
-            "loss(outputs, targets)",
-            _describe(loss),
-            "a scalar tensor, the mean over the batch",
-        )
+    call = "loss(outputs, targets)"
+    loss = _call(task, call, lambda: task.loss_of(outputs, batch.targets))
+    scalar = isinstance(loss, Tensor) and loss.numel() == 1 and not loss.ndim
+    _require(task, scalar, call, _describe(loss), "a scalar tensor, the mean over the batch")
     if not loss.isfinite() and (problem := describe_non_finite(data)):
         raise TaskError(
             f"task '{task.name}': the training data contains {problem}; correct train()"
         )
-    if not loss.isfinite():
-        raise _task_error(task, "loss(outputs, targets)", f"{loss.item()}", "a finite number")
-    if not loss.requires_grad:
-        raise _task_error(
-            task,
-            "loss(outputs, targets)",
-            "a tensor without gradient",
-            "a loss that is computed from the outputs and not detached",
-        )
-    _call(task, "loss(outputs, targets).backward()", loss.backward)
+    _require(task, loss.isfinite(), call, f"{loss.item()}", "a finite number")
+    wanted = "a loss that is computed from the outputs and not detached"
+    _require(task, loss.requires_grad, call, "a tensor without gradient", wanted)
+    _call(task, f"{call}.backward()", loss.backward)
 
 
 def _check_evaluation(task: Task, model: nn.Module, split: str, data: Examples) -> None:
-    """Check loss, accuracy and metrics of the evaluation on two examples of a split."""
     if task.evaluate_fn is not None:
         return
     with torch.inference_mode():
@@ -274,41 +224,20 @@ def _check_evaluation(task: Task, model: nn.Module, split: str, data: Examples) 
         model_outputs = _model_outputs(task, model.eval(), batch)
         _check_labels(task, split, data, model_outputs)
         outputs, targets = predictions(model_outputs), batch.targets
-        if task.accuracy is share_correct and (
-            not isinstance(targets, Tensor) or targets.is_floating_point()
-        ):
-            raise _task_error(
-                task,
-                f"{split}().targets",
-                _describe(targets),
-                "integer labels; for other targets, give the task accuracy=None and metrics={name: function}",
-            )
+        if task.accuracy is share_correct:
+            labels = isinstance(targets, Tensor) and not targets.is_floating_point()
+            wanted = "integer labels; for other targets, give the task accuracy=None and metrics={name: function}"
+            _require(task, labels, f"{split}().targets", _describe(targets), wanted)
         if task.accuracy is not None:
-            accuracy = _number(
-                task,
-                "accuracy(outputs, targets)",
-                task.accuracy,
-                outputs,
-                targets,
-                "a number from 0 to 1",
-            )
-            if not 0 <= accuracy <= 1:
-                raise _task_error(
-                    task, "accuracy(outputs, targets)", f"{accuracy:g}", "a number from 0 to 1"
-                )
-        _call(
-            task,
-            f"loss(outputs, targets) on {split}()",
-            lambda: float(task.loss_of(model_outputs, targets)),
-        )
+            call, wanted = "accuracy(outputs, targets)", "a number from 0 to 1"
+            accuracy = _number(task, call, task.accuracy, outputs, targets, wanted)
+            _require(task, 0 <= accuracy <= 1, call, f"{accuracy:g}", wanted)
+        call = f"loss(outputs, targets) on {split}()"
+        _call(task, call, lambda: float(task.loss_of(model_outputs, targets)))
         for name in task.metrics:
-            if not isinstance(name, str) or not name.isidentifier() or name in RESERVED_NAMES:
-                raise _task_error(
-                    task,
-                    "metrics",
-                    f"the name {name!r}",
-                    "an identifier that is not a key of metrics.jsonl, such as mean_error",
-                )
+            valid = isinstance(name, str) and name.isidentifier() and name not in RESERVED_NAMES
+            wanted = "an identifier that is not a key of metrics.jsonl, such as mean_error"
+            _require(task, valid, "metrics", f"the name {name!r}", wanted)
             try:
                 _check_metric(task, name, outputs, targets)
             except TaskError:  # a metric such as AUC needs examples of every class
@@ -323,7 +252,6 @@ def _check_metric(task: Task, name: str, outputs: Tensor, targets: Tensor) -> No
 
 
 def _all_outputs(task: Task, model: nn.Module, data: Examples) -> tuple[Tensor, Tensor]:
-    """Return outputs and targets of the whole test set."""
     pairs = [(predictions(_model_outputs(task, model, b)), b.targets) for b in data.batches(250)]
     outputs, targets = zip(*pairs, strict=True)
     return torch.cat(outputs), torch.cat(targets)
@@ -334,12 +262,11 @@ def _number(
 ) -> float:
     """Return the result of a function as a float. Raises TaskError if it is not one real number."""
     value = _call(task, call, lambda: function(outputs, targets))
-    if isinstance(value, complex) or (isinstance(value, Tensor) and value.is_complex()):
-        raise _task_error(task, call, "a complex number", expected)
-    if not isinstance(value, (numbers.Real, np.bool_)) and not (
-        isinstance(value, Tensor) and value.numel() == 1
-    ):
-        raise _task_error(task, call, _describe(value), expected)
+    is_complex = isinstance(value, complex) or (isinstance(value, Tensor) and value.is_complex())
+    _require(task, not is_complex, call, "a complex number", expected)
+    single = isinstance(value, Tensor) and value.numel() == 1
+    real = single or isinstance(value, numbers.Real | np.bool_)
+    _require(task, real, call, _describe(value), expected)
     return float(value)
 
 
@@ -350,8 +277,8 @@ def _model_outputs(task: Task, model: nn.Module, batch: Batch) -> Any:
     predicted = predictions(outputs)
     if task.loss not in (None, F.cross_entropy) or task.returns_loss(outputs):
         return outputs
-    if not isinstance(predicted, Tensor) or not predicted.numel():
-        raise _task_error(task, "model()(inputs)", _describe(outputs), "a tensor of outputs")
+    valid = isinstance(predicted, Tensor) and predicted.numel()
+    _require(task, valid, "model()(inputs)", _describe(outputs), "a tensor of outputs")
     return outputs
 
 
@@ -360,19 +287,13 @@ def _check_labels(task: Task, split: str, data: Examples, outputs: Any) -> None:
     if task.criterion is not F.cross_entropy or not isinstance(data, Data):
         return
     targets = data.targets
-    if not isinstance(outputs, Tensor) or outputs.ndim != 2 or targets.ndim != 1:
-        return
-    if targets.is_floating_point():
+    one_label = targets.ndim == 1 and not targets.is_floating_point()
+    if not one_label or not isinstance(outputs, Tensor) or outputs.ndim != 2:
         return
     low, high = (int(limit) for limit in targets.aminmax())
-    classes = outputs.shape[1]
-    if low < 0 or high >= classes:
-        raise _task_error(
-            task,
-            f"{split}().targets",
-            f"labels from {low} to {high}",
-            f"0 to {classes - 1}, as the model has {classes} outputs",
-        )
+    n = outputs.shape[1]
+    got, wanted = f"labels from {low} to {high}", f"0 to {n - 1}, as the model has {n} outputs"
+    _require(task, low >= 0 and high < n, f"{split}().targets", got, wanted)
 
 
 def _call(task: Task, call: str, function: Callable[[], T]) -> T:
@@ -387,12 +308,13 @@ def _call(task: Task, call: str, function: Callable[[], T]) -> T:
         ) from error
 
 
-def _task_error(task: Task, call: str, value: str, expected: str) -> TaskError:
-    return TaskError(f"task '{task.name}': {call}: got {value}; expected {expected}")
+def _require(task: Task, valid: Any, call: str, got: str, expected: str) -> None:
+    """Raise TaskError for the result of a call that is not valid."""
+    if not valid:
+        raise TaskError(f"task '{task.name}': {call}: got {got}; expected {expected}")
 
 
 def _describe(value: Any) -> str:
-    """Return dtype and shape of a tensor, or the name of another type."""
     if not isinstance(value, Tensor):
         return type(value).__name__
     sparse = "" if value.layout == torch.strided else "sparse "

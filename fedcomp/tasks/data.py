@@ -5,8 +5,7 @@ or a dict of tensors (keyword arguments).
 """
 
 import hashlib
-import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -14,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset, Subset, default_collate
+from torch.utils.data import ConcatDataset, Dataset, Subset, default_collate
 
 from ..errors import ConfigError
 
@@ -36,7 +35,6 @@ class Batch(NamedTuple):
         return len(first_tensor(self.inputs))
 
     def to(self, device: torch.device | str) -> "Batch":
-        """Return the batch on a device."""
         targets = self.targets.to(device) if isinstance(self.targets, Tensor) else self.targets
         return Batch(map_tensors(self.inputs, lambda t: t.to(device)), targets)
 
@@ -91,8 +89,8 @@ class Data:
     def batches(self, size: int) -> Iterator[Batch]:
         """Yield all examples in near-equal batches of at most `size`, without a copy."""
         whole = Batch(self.inputs, self.targets)
-        for first, end in _chunk_bounds(len(self), size):
-            yield whole._part(slice(first, end))
+        for rows in _slices(len(self), size):
+            yield whole._part(rows)
 
     def subset(self, rows: np.ndarray | None = None) -> Dataset[Any]:
         """Return the examples of `rows`, or all, as a torch Dataset of pairs (input, target)."""
@@ -154,7 +152,6 @@ class LazyData:
         return len(self.dataset)
 
     def batch(self, rows: Tensor) -> Batch:
-        """Return the examples of `rows`, int64 [b]."""
         positions = rows.tolist()
         if self.collate is None and _is_hugging_face(self.dataset):
             columns = self.dataset[positions]
@@ -167,8 +164,8 @@ class LazyData:
 
     def batches(self, size: int) -> Iterator[Batch]:
         """Yield all examples in near-equal batches of at most `size`."""
-        for first, end in _chunk_bounds(len(self), size):
-            yield self.batch(torch.arange(first, end))
+        for rows in _slices(len(self), size):
+            yield self.batch(torch.arange(rows.start, rows.stop))
 
     def subset(self, rows: np.ndarray | None = None) -> Dataset[Any]:
         """Return the examples of `rows`, or all, as a dataset with unchanged items."""
@@ -328,21 +325,6 @@ class _Pairs(Dataset[Any]):
         return map_tensors(self.data.inputs, lambda t: t[row]), self.data.targets[row]
 
 
-class _Concatenated(Dataset[Any]):
-    """The concatenation of datasets. Unlike torch's ConcatDataset, it only requires `__getitem__` of each."""
-
-    def __init__(self, parts: Sequence[Any]):
-        self.parts = list(parts)
-        self.ends = np.cumsum([len(part) for part in self.parts])
-
-    def __len__(self) -> int:
-        return int(self.ends[-1])
-
-    def __getitem__(self, row: int) -> Any:
-        number = int(np.searchsorted(self.ends, row, side="right"))
-        return self.parts[number][row - (int(self.ends[number - 1]) if number else 0)]
-
-
 def _concatenate(parts: dict[Any, Any]) -> Any:
     """Concatenate the data of clients, by client. A value that is not data is returned unchanged, for the check of the task."""
     by_client = list(parts.values())
@@ -365,16 +347,13 @@ def _concatenate(parts: dict[Any, Any]) -> Any:
     datasets = [part.dataset if isinstance(part, LazyData) else _Pairs(part) for part in by_client]
     first = next((part for part in by_client if isinstance(part, LazyData)), None)
     collate, target = (first.collate, first.target) if first else (None, TARGET)
-    return LazyData(_Concatenated(datasets), collate, target, groups, n_clients=len(parts))
+    return LazyData(ConcatDataset(datasets), collate, target, groups, n_clients=len(parts))
 
 
-def _chunk_bounds(count: int, size: int) -> Iterator[tuple[int, int]]:
-    """Yield the bounds (first, end) of chunks of `count` positions: as few as possible, of at most `size`, the larger ones first."""
-    chunks = -(-count // size)
-    ends = [0]
-    for number in range(chunks):
-        ends.append(ends[-1] + count // chunks + (number < count % chunks))
-    return itertools.pairwise(ends)
+def _slices(count: int, size: int) -> list[slice]:
+    """Return slices of `count` positions: as few as possible, of at most `size`, the larger ones first."""
+    parts = np.array_split(np.arange(count), -(-count // size))
+    return [slice(int(part[0]), int(part[-1]) + 1) for part in parts]
 
 
 def _is_hugging_face(value: Any) -> bool:
@@ -396,7 +375,6 @@ def _is_pair(values: list[Any]) -> bool:
 
 
 def _stack_column(name: str, column: Any) -> Tensor:
-    """Return a column of a Hugging Face batch as one tensor."""
     if isinstance(column, Tensor):
         return column
     try:

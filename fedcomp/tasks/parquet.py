@@ -1,16 +1,22 @@
-"""Labelled images in parquet files with the schema of the Hugging Face hub.
+"""Labelled images in parquet files with the schema of the Hugging Face hub, and a cache of the decoded arrays.
 
 DIR/mnist/train.parquet, DIR/mnist/test.parquet    DIR/mnist may be DIR itself; a file may be split into
                                                    train-00000-of-00002.parquet and so on
 image: struct<bytes: binary, path: string>         a PNG or JPEG file; the column is `img` in cifar10
 label: int64                                       0..9
+
+The cache is a folder of .npy files, FEDCOMP_CACHE or ~/.cache/fedcomp. The name of a file contains a hash of the paths, sizes and
+modification times of its source files, so that changed sources are decoded again. If the folder cannot be written, the arrays are decoded
+in every run.
 """
 
+import hashlib
 import io
+import os
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import cached_property
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,8 +24,75 @@ import numpy as np
 import torch
 
 from ..errors import DataError, MissingExtraError
-from .cache import Arrays, cached_arrays
+from .base import find_files
 from .data import Data
+
+Arrays = tuple[np.ndarray, ...]
+
+
+def cache_folder() -> Path | None:
+    """Return the folder of the cache; None without FEDCOMP_CACHE and without a home directory."""
+    try:
+        return Path(
+            os.environ.get("FEDCOMP_CACHE") or Path.home() / ".cache" / "fedcomp"
+        ).expanduser()
+    except RuntimeError:
+        return None
+
+
+def cached_arrays(
+    sources: Sequence[Path],
+    key: str,
+    names: Sequence[str],
+    decode: Callable[[], Arrays],
+    is_valid: Callable[[Arrays], bool],
+) -> Arrays:
+    """Return the arrays of `decode()`, one per name. Cached arrays are mapped read-only from disk if `is_valid` returns True for them.
+
+    `key`: the options of the decoding, which are part of the names of the files.
+    """
+    folder = cache_folder()
+    if folder is None:
+        return decode()
+    digest = _digest(sources, key)
+    paths = [folder / f"{digest}-{name}.npy" for name in names]
+    cached = _read(paths)
+    if cached is not None and is_valid(cached):
+        return cached
+    arrays = decode()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for path, array in zip(paths, arrays, strict=True):
+            _write(path, array)
+    except OSError:
+        pass  # the disk is full or read-only: the next run decodes again
+    return arrays
+
+
+def _digest(sources: Sequence[Path], key: str) -> str:
+    state = [(path.resolve(), path.stat()) for path in sources]
+    text = "\n".join([key, *(f"{path}:{stat.st_size}:{stat.st_mtime_ns}" for path, stat in state)])
+    return hashlib.sha256(text.encode(errors="surrogateescape")).hexdigest()[:24]
+
+
+def _read(paths: Sequence[Path]) -> Arrays | None:
+    try:
+        return tuple(np.lib.format.open_memmap(path, mode="r") for path in paths)
+    except Exception:  # numpy raises various exceptions for a damaged header
+        return None
+
+
+def _write(path: Path, array: np.ndarray) -> None:
+    """Write a file atomically, so that other processes read the whole file or none."""
+    with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
+        try:
+            np.save(file, array, allow_pickle=False)
+            file.close()
+            os.replace(file.name, path)
+        except BaseException:
+            os.unlink(file.name)
+            raise
+
 
 if TYPE_CHECKING:
     import pyarrow
@@ -36,6 +109,10 @@ class ImageDataset:
     dataset: str  # name in messages, and of the folder inside `folder`
     column: str  # name of the column with the images
     shape: tuple[int, ...]  # (channels, height, width); 1 or 3 channels
+    # By axes: mean and standard deviation of the training set.
+    _moments: dict[Any, tuple[np.ndarray, np.ndarray]] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
 
     def read(self, split: str) -> tuple[np.ndarray, np.ndarray]:
         """Return pixels uint8 [N, *shape] and labels int64 [N] of "train" or "test". Arrays from the cache are read-only."""
@@ -66,61 +143,39 @@ class ImageDataset:
 
     def per_pixel(self, split: str) -> Data:
         """Return inputs float32 [N, pixels]. Each pixel is standardised by its mean and standard deviation in the training set."""
-        images, labels = self.read(split)
-        return Data(_standardise(images, *self._pixel_moments).flatten(1), torch.tensor(labels))
+        return self._standardised(split, (0,), flat=True)
 
     def per_channel(self, split: str) -> Data:
         """Return inputs float32 [N, *shape]. Each channel is standardised by its mean and standard deviation in the training set."""
-        images, labels = self.read(split)
-        return Data(_standardise(images, *self._channel_moments), torch.tensor(labels))
+        return self._standardised(split, (0, 2, 3), flat=False)
 
     def per_dataset(self, split: str) -> Data:
         """Return inputs float32 [N, pixels], standardised by one mean and standard deviation of the training set."""
+        return self._standardised(split, (0, 1, 2, 3), flat=True)
+
+    def _standardised(self, split: str, axes: tuple[int, ...], flat: bool) -> Data:
+        """Return the pixels in 0..1 minus their mean over `axes` of the training set, divided by their standard deviation."""
         images, labels = self.read(split)
-        return Data(_standardise(images, *self._dataset_moments).flatten(1), torch.tensor(labels))
-
-    @cached_property
-    def _pixel_moments(self) -> tuple[np.ndarray, np.ndarray]:
-        return _moments(self.read("train")[0], (0,))
-
-    @cached_property
-    def _channel_moments(self) -> tuple[np.ndarray, np.ndarray]:
-        return _moments(self.read("train")[0], (0, 2, 3))
-
-    @cached_property
-    def _dataset_moments(self) -> tuple[np.ndarray, np.ndarray]:
-        return _moments(self.read("train")[0], (0, 1, 2, 3))
+        if axes not in self._moments:
+            self._moments[axes] = _moments(self.read("train")[0], axes)
+        mean, deviation = self._moments[axes]
+        values = images.astype(np.float32)
+        values /= np.float32(255)
+        values -= mean.astype(np.float32)
+        values /= deviation.astype(np.float32)
+        inputs = torch.from_numpy(values)
+        return Data(inputs.flatten(1) if flat else inputs, torch.tensor(labels))
 
     def _files(self, split: str) -> list[Path]:
-        try:
-            return self._find_files(split)
-        except PermissionError as error:
-            raise DataError(
-                f"--data {self.folder}: no permission to read {error.filename}; change its permissions"
-            ) from error
-
-    def _find_files(self, split: str) -> list[Path]:
-        expected = f"{self.dataset}/train.parquet and {self.dataset}/test.parquet"
-        if self.folder is None:
-            raise DataError(
-                f"{self.dataset} needs its data; give --data DIR, a folder that contains {expected}, or set FEDCOMP_DATA"
-            )
-        if not self.folder.is_dir():
-            raise DataError(
-                f"--data {self.folder} is not a folder; give one that contains {expected}"
-            )
-        for folder in (self.folder / self.dataset, self.folder):
+        def find(folder: Path) -> list[Path]:
             whole = folder / f"{split}.parquet"
             files = [whole] if whole.is_file() else sorted(folder.glob(f"{split}-*.parquet"))
-            if files:
-                _check_parts(files, split)
-                return files
-        state = (
-            f"does not contain {self.dataset}/{split}.parquet"
-            if any(self.folder.iterdir())
-            else "is empty"
-        )
-        raise DataError(f"--data {self.folder} {state}; give a folder that contains {expected}")
+            _check_parts(files, split)
+            return files
+
+        name = self.dataset
+        contents = f"{name}/train.parquet and {name}/test.parquet"
+        return find_files(self.folder, name, f"{name}/{split}.parquet", contents, find)
 
     def _is_valid(self, arrays: Arrays) -> bool:
         """Return whether cached arrays have the types, shapes and values of the arrays that `_decode` returns."""
@@ -255,12 +310,3 @@ def _moments(images: np.ndarray, axes: tuple[int, ...]) -> tuple[np.ndarray, np.
     mean = total / count
     deviation = np.sqrt(np.maximum(squares / count - mean**2, 0))
     return mean / 255, np.maximum(deviation / 255, MIN_DEVIATION)
-
-
-def _standardise(images: np.ndarray, mean: np.ndarray, deviation: np.ndarray) -> torch.Tensor:
-    """Return pixels in 0..1 minus their mean, divided by their standard deviation, in float32."""
-    values = images.astype(np.float32)
-    values /= np.float32(255)
-    values -= mean.astype(np.float32)
-    values /= deviation.astype(np.float32)
-    return torch.from_numpy(values)

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..errors import DataError
-from .base import Task, builtin_task
+from .base import Task, builtin_task, find_files
 from .data import Data
 
 WINDOW = 80  # characters
@@ -104,35 +104,12 @@ class Text:
         }
 
     def _path(self) -> Path:
-        expected = "a folder that contains shakespeare/input.txt"
-        if self.folder is None:
-            raise DataError(
-                f"shakespeare needs its data; give --data DIR, {expected}, or set FEDCOMP_DATA"
-            )
-        try:
-            if not self.folder.is_dir():
-                raise DataError(
-                    f"--data {self.folder} is not a folder; give one that contains shakespeare/input.txt"
-                )
-            files = [
-                path
-                for path in (self.folder / "shakespeare" / "input.txt", self.folder / "input.txt")
-                if path.is_file()
-            ]
-            state = (
-                "does not contain shakespeare/input.txt"
-                if any(self.folder.iterdir())
-                else "is empty"
-            )
-        except PermissionError as error:
-            raise DataError(
-                f"--data {self.folder}: no permission to read {error.filename}; change its permissions"
-            ) from error
-        if not files:
-            raise DataError(
-                f"--data {self.folder} {state}; give {expected}, such as Tiny Shakespeare of char-rnn"
-            )
-        return files[0]
+        def find(folder: Path) -> list[Path]:
+            return [path for path in (folder / "input.txt",) if path.is_file()]
+
+        file = "shakespeare/input.txt"
+        contents = f"{file} (Tiny Shakespeare of char-rnn)"
+        return find_files(self.folder, "shakespeare", file, contents, find)[0]
 
 
 def speeches(text: str) -> dict[str, str]:

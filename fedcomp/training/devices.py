@@ -1,9 +1,7 @@
-"""The devices that `--device` names, their random generators, and the memory settings of a process that trains."""
+"""The devices that `--device` names, and the memory settings of a process that trains."""
 
 import ctypes
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 import torch
 
@@ -77,23 +75,3 @@ def slow_precision_warning(precision: str, device: torch.device) -> str:
     ):
         return "this CPU has no arithmetic in bfloat16, which is many times slower here than float32; leave --precision out"
     return ""
-
-
-@contextmanager
-def seeded_torch(seed: int, device: torch.device) -> Iterator[None]:
-    """Seed torch's global generators of the CPU and of `device` within a `with` block. Faster than torch.random.fork_rng."""
-    generators = [torch.default_generator]
-    if device.type == "cuda":
-        generators.append(
-            torch.cuda.default_generators[
-                torch.cuda.current_device() if device.index is None else device.index
-            ]
-        )
-    states = [generator.get_state() for generator in generators]
-    try:
-        for generator in generators:
-            generator.manual_seed(seed)
-        yield
-    finally:
-        for generator, state in zip(generators, states, strict=True):
-            generator.set_state(state)

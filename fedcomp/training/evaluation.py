@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from ..layout import Layout
 from ..tasks.base import Task, predictions
 from ..tasks.data import Batch, Examples
-from .channels import NOT_CONTIGUOUS, channels_may_be_last, set_memory_format
+from .cpu_convolutions import NOT_CONTIGUOUS, channels_may_be_last, set_memory_format
 from .own_loop import numbers_of
 
 # Examples in a forward pass. On a CPU, the activations should fit into its caches.
@@ -69,7 +69,6 @@ def evaluate(
 def _evaluate_batches(
     task: Task, model: nn.Module, data: Examples, size: int, rows: np.ndarray | None, lenient: bool
 ) -> Evaluation:
-    """Evaluate a model as it is, in batches of at most `size` examples."""
     count = len(data) if rows is None else len(rows)
     sums: dict[str, float] = {}
     pairs: list[tuple[Any, Any]] = []  # outputs and targets

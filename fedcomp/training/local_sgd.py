@@ -1,31 +1,35 @@
-"""The options of local training, and a step of SGD.
+"""The options of local training, the batches of a client, and the steps of SGD.
 
 McMahan, Moore, Ramage, Hampson, Agüera y Arcas: Communication-efficient learning of deep networks from decentralized
 data. AISTATS 2017; with momentum from zero in every round: Yu, Jin, Yang: On the linear speedup analysis of communication
 efficient momentum SGD. ICML 2019.
 
-    g ← clip(∇L_B(w)) + λw + ρ(w − w_start);  u ← μu + g;  w ← w − ηu;  after H steps the update is w − w_start
+    g ← clip(∇L_B(w)) + c + λw + ρ(w − w_start);  u ← μu + g;  w ← w − ηu;  after H steps the update is w − w_start
 
 ρ is `proximal`, the proximal term of FedProx, which keeps clients near the global model: Li, Sahu, Zaheer, Sanjabi, Talwalkar, Smith:
-Federated optimization in heterogeneous networks. MLSys 2020.
+Federated optimization in heterogeneous networks. MLSys 2020. c is a correction that some strategies give.
 
 With `keep_momentum`, a client keeps u between rounds. Coordinates whose update was sent and accepted start from zero, the momentum
 masking of Sattler, Wiedemann, Müller, Samek: Sparse binary compression. IJCNN 2019.
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from .. import seeds
 from ..config import RunConfig
-from ..errors import ConfigError, ProtocolError
+from ..errors import ConfigError, DataError, ProtocolError
 from ..layout import Layout
 from ..local_optimizer import SGD
 from ..local_optimizer import read as read_optimizer
 from ..schedules import MAX_COUNT, MAX_FLOAT
+from ..tasks.base import Task
 
 Tensors = list[Tensor] | tuple[Tensor, ...]  # as the functions torch._foreach_* require
 
@@ -83,18 +87,13 @@ class LocalSGD:
 
     @property
     def uses_descend(self) -> bool:
-        """Whether steps are those of `descend`, which can also train a stack of clients."""
+        """Whether steps are those of `Descent`, which can also train a stack of clients."""
         return (
             read_optimizer(self.optimizer).is_plain_sgd
             and self.accumulate == 1
             and not self.step_schedule
             and self.precision != "float16"
         )
-
-    @property
-    def keeps_state(self) -> bool:
-        """Whether a client keeps the state of its torch optimizer between rounds."""
-        return self.optimizer_state == "kept"
 
     def for_round(self, lr: float = 1.0, steps: int = 0, batch_size: int = 0) -> "LocalSGD":
         """Return these options with an assignment's changes for a round.
@@ -123,34 +122,170 @@ class LocalSGD:
         )
 
 
-@torch.no_grad()  # in torch 2.4, weights require gradients under vmap
-def descend(
-    weights: Tensors,
-    gradients: Tensors,
-    momenta: Tensors | None,
-    sgd: LocalSGD,
-    anchors: Tensors = (),
-) -> Tensors | None:
-    """Take a step of SGD on `weights`, in place, with gradients that are already clipped. Return the momenta, None without momentum.
+@dataclass(frozen=True)
+class Traces:
+    """Vectors that steps update or use besides the weights: float32 [n], or [m, n] for a stack of clients. Updated in place."""
 
-    `anchors`: the weights before the first step, for the proximal term.
+    momentum: Tensor | None = None  # before the first step, then after the last one
+    moments: tuple[Tensor, Tensor] | None = None  # sums of clipped gradients, and of their squares
+    correction: Tensor | None = None  # constant, added to every clipped gradient
+
+    def __bool__(self) -> bool:
+        return self.momentum is not None or self.moments is not None or self.correction is not None
+
+    @classmethod
+    def for_round(
+        cls,
+        sgd: LocalSGD,
+        needs_moments: bool,
+        start: Tensor,
+        momentum: Tensor | None,
+        correction: Tensor | None = None,
+    ) -> "Traces":
+        """Return the traces of a round from `start` [n]. `momentum` is that after the client's last round; it is copied."""
+        if momentum is None:
+            momentum = torch.zeros_like(start) if sgd.keep_momentum else None
+        elif sgd.keep_momentum:
+            momentum = momentum.to(start.device, copy=True)
+        return cls(
+            momentum if sgd.keep_momentum else None,
+            (torch.zeros_like(start), torch.zeros_like(start)) if needs_moments else None,
+            None if correction is None else correction.to(start.device),
+        )
+
+    @classmethod
+    def stack(cls, traces: Sequence["Traces"]) -> "Traces":
+        """Stack the traces of clients, which all have the same vectors."""
+        momenta = [t.momentum for t in traces if t.momentum is not None]
+        moments = [t.moments for t in traces if t.moments is not None]
+        corrections = [t.correction for t in traces if t.correction is not None]
+        sums, squares = zip(*moments, strict=True) if moments else ((), ())
+        return cls(
+            torch.stack(momenta) if momenta else None,
+            (torch.stack(sums), torch.stack(squares)) if moments else None,
+            torch.stack(corrections) if corrections else None,
+        )
+
+    def map(self, function: Callable[[Any], Any]) -> "Traces":
+        """Return traces with `function` applied to each vector."""
+        momentum, correction = (
+            None if vector is None else function(vector)
+            for vector in (self.momentum, self.correction)
+        )
+        moments = self.moments and (function(self.moments[0]), function(self.moments[1]))
+        return Traces(momentum, moments, correction)
+
+    def copy_from(self, source: "Traces") -> None:
+        """Copy momentum and moments, which training updates, from other traces, also across devices."""
+        for own, new in zip(self._updated(), source._updated(), strict=True):
+            if own is not new:
+                own.copy_(new)
+
+    def _updated(self) -> list[Tensor]:
+        momentum = [] if self.momentum is None else [self.momentum]
+        return [*momentum, *(self.moments or ())]
+
+
+NO_TRACES = Traces()
+
+
+class Descent:
+    """Steps of SGD, in place, on the weights of one client, or of a stack of clients.
+
+    `weights`: a tensor for each entry of the layout, in the model's precision; in a stack, the first axis is that of the clients. `base`
+    [n]: their values before the first step.
     """
-    if sgd.weight_decay:
-        gradients = torch._foreach_add(gradients, weights, alpha=sgd.weight_decay)
-    if sgd.proximal:
-        distances = torch._foreach_sub(weights, anchors)
-        gradients = torch._foreach_add(gradients, distances, alpha=sgd.proximal)
-    if sgd.momentum and momenta is not None:
-        gradients = torch._foreach_add(gradients, momenta, alpha=sgd.momentum)
-    torch._foreach_add_(weights, gradients, alpha=-sgd.lr)
-    return gradients if sgd.momentum else None
+
+    def __init__(
+        self, layout: Layout, weights: Sequence[Tensor], sgd: LocalSGD, traces: Traces, base: Tensor
+    ):
+        def views(vector: Tensor | None) -> Tensors | None:
+            """Return a vector as one tensor for each weight, in its precision."""
+            if vector is None:
+                return None
+            tensors = layout.views(vector).values()
+            return [view.to(weight.dtype) for view, weight in zip(tensors, weights, strict=True)]
+
+        self.layout, self.sgd, self.traces = layout, sgd, traces
+        self.weights, self.momenta = list(weights), views(traces.momentum)
+        self.correction = views(traces.correction)
+        self.anchors = views(base) if sgd.proximal else None
+
+    @torch.no_grad()  # in torch 2.4, weights require gradients under vmap
+    def step(self, gradients: Tensors) -> None:
+        """Take a step with clipped gradients."""
+        gradients = self.adjusted(gradients, self.sgd.weight_decay)
+        if self.sgd.momentum and self.momenta is not None:
+            gradients = torch._foreach_add(gradients, self.momenta, alpha=self.sgd.momentum)
+        torch._foreach_add_(self.weights, gradients, alpha=-self.sgd.lr)
+        if self.sgd.momentum:
+            self.momenta = gradients
+
+    def adjusted(self, gradients: Tensors, weight_decay: float = 0.0) -> Tensors:
+        """Add clipped gradients to the moments. Return them plus correction, weight decay and proximal term."""
+        if self.traces.moments is not None:
+            sums, squares = (self.layout.views(moment).values() for moment in self.traces.moments)
+            for total, square, gradient in zip(sums, squares, gradients, strict=True):
+                total.add_(gradient)
+                square.addcmul_(gradient.to(torch.float32), gradient.to(torch.float32))
+        if self.correction is not None:
+            gradients = torch._foreach_add(gradients, self.correction)
+        if weight_decay:
+            gradients = torch._foreach_add(gradients, self.weights, alpha=weight_decay)
+        if self.anchors is not None:
+            distances = torch._foreach_sub(self.weights, self.anchors)
+            gradients = torch._foreach_add(gradients, distances, alpha=self.sgd.proximal)
+        return gradients
+
+    def finish(self) -> None:
+        """Store the momentum after the last step, if it is kept."""
+        if self.traces.momentum is not None and self.momenta is not None:
+            views = self.layout.views(self.traces.momentum).values()
+            for view, momentum in zip(views, self.momenta, strict=True):
+                view.copy_(momentum)
 
 
-def proximal_anchors(
-    layout: Layout, base: Tensor, weights: Iterable[Tensor], sgd: LocalSGD
-) -> list[Tensor]:
-    """Return the weights before the first step, one tensor for each weight in its precision; empty without a proximal term."""
-    if not sgd.proximal:
-        return []
-    views = layout.views(base).values()
-    return [view.to(weight.dtype) for view, weight in zip(views, weights, strict=True)]
+def plan_batches(
+    sgd: LocalSGD, shard: np.ndarray, seed: int, round: int, client: int
+) -> list[np.ndarray]:
+    """Return the batches of a client in a round: for each step an int64 array of positions in the data.
+
+    `shard` [s] holds the positions of the client's examples. Each batch has b = min(batch_size, s) of them. The shard is shuffled
+    before each pass over it. With `steps`, a pass has ⌊s/b⌋ batches and omits the remaining examples, so that all batches have the same
+    size. With `epochs`, the remaining examples are the last batch of the pass. Raises DataError if the shard is empty.
+    """
+    return plan_all_batches(sgd, [shard], seed, [(round, client)])[0]
+
+
+def plan_all_batches(
+    sgd: LocalSGD,
+    shards: Sequence[np.ndarray],
+    seed: int,
+    rounds_and_clients: Sequence[tuple[int, int]],
+) -> list[list[np.ndarray]]:
+    """Return `plan_batches` for each client; faster than one call for each."""
+    plans = []
+    generators = seeds.generators(seed, "batches", rounds_and_clients)
+    for shard, generator, (_, client) in zip(shards, generators, rounds_and_clients, strict=True):
+        if not len(shard):
+            raise DataError(
+                f"client {client} has no examples; give fewer --clients or another --partition"
+            )
+        n, size, batches = len(shard), min(sgd.batch_size, len(shard)), []
+        for _ in range(sgd.epochs):
+            batches += np.split(shard[generator.permutation(n)], range(size, n, size))
+        while not sgd.epochs and len(batches) < sgd.steps:
+            whole = min(sgd.steps - len(batches), n // size)
+            drawn = generator.choice(n, whole * size, replace=False)
+            batches += list(shard[drawn].reshape(whole, size))
+        plans.append(batches)
+    return plans
+
+
+def plan_augmentation(
+    task: Task, sgd: LocalSGD, batches: Sequence[np.ndarray], seed: int, round: int, client: int
+) -> np.ndarray | None:
+    """Return the random numbers of augmentation for the examples of all batches, [examples, ...], or None without augmentation."""
+    if not sgd.augment or task.augment is None:
+        return None
+    return task.augment.draw_for(batches, seed, round, client)

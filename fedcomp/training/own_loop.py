@@ -8,15 +8,15 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from .. import seeds
 from ..errors import ProtocolError, TaskError
+from ..layout import Layout
 from ..messages import MAX_EXAMPLES, check_metric_names
 from ..tasks.base import Task
 from ..tasks.data import Examples
-from .devices import seeded_torch
-from .engine import ClientEngine, Job, JobResult, LocalUpdate
+from .engine import ClientEngine, Job, JobResult, LocalUpdate, SerialEngine, seeded_torch
 from .local_sgd import LocalSGD
 
 
@@ -128,3 +128,11 @@ def numbers_of(task: Task, function: str, returned: Any) -> dict[str, float]:
         str(name): float(value.item() if isinstance(value, Tensor) else value)
         for name, value in returned.items()
     }
+
+
+def client_engine(
+    task: Task, model: nn.Module, layout: Layout, device: torch.device | str
+) -> ClientEngine:
+    """Return the engine that trains one client at a time: by the task's `train_fn`, or by an optimizer."""
+    engine = OwnLoopEngine if task.train_fn is not None else SerialEngine
+    return engine(task, model, layout, device)

@@ -31,10 +31,9 @@ from fedcomp.cli.pytorch_loops import big_batch, flops_of_an_example, lean_loop,
 from fedcomp.profiling import recording, timed
 from fedcomp.server.recovery import Recovery
 from fedcomp.tasks import initial_model
-from fedcomp.training.batches import plan_batches
-from fedcomp.training.local_sgd import LocalSGD
-from fedcomp.training.sequential import client_engine
-from fedcomp.training.serial_engine import SerialEngine
+from fedcomp.training.engine import SerialEngine
+from fedcomp.training.local_sgd import LocalSGD, plan_batches
+from fedcomp.training.own_loop import client_engine
 
 TASK = str(Path(__file__).parents[1] / "tiny_task.py") + ":task"
 WORDS = ["--task", TASK, "--clients", 8, "--participation", 1 / 2, "--device", "cpu", "--rounds", 2]

@@ -10,8 +10,7 @@ import torch
 from federation import Federation
 
 from fedcomp.strategies import StrategyConfig
-from fedcomp.training.engine import JobResult, LocalUpdate
-from fedcomp.training.sequential import SequentialJobs
+from fedcomp.training.engine import JobResult, LocalUpdate, SequentialJobs
 
 CLIENTS, ROUNDS, RATE = 5, 60, 0.3  # after 600 rounds both are at 1e-15, the limit of float32
 

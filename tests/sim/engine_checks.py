@@ -9,12 +9,8 @@ import worker_tasks
 from fedcomp.layout import Layout
 from fedcomp.tasks import initial_model, load
 from fedcomp.tasks.data import Data
-from fedcomp.training.batches import plan_batches
-from fedcomp.training.engine import Job
-from fedcomp.training.local_sgd import LocalSGD
-from fedcomp.training.sequential import SequentialJobs
-from fedcomp.training.serial_engine import SerialEngine
-from fedcomp.training.traces import Traces
+from fedcomp.training.engine import Job, SequentialJobs, SerialEngine
+from fedcomp.training.local_sgd import LocalSGD, Traces, plan_batches
 
 TASKS = Path(worker_tasks.__file__)
 SGD = LocalSGD(

@@ -10,12 +10,12 @@ from torch.nn import functional as F
 
 from fedcomp.errors import ConfigError
 from fedcomp.layout import Layout
-from fedcomp.sim.batched import BatchedEngine, choose_engine
+from fedcomp.sim.batched import BatchedEngine
+from fedcomp.sim.engine_choice import choose_engine
 from fedcomp.tasks.base import Task
 from fedcomp.tasks.data import Data
-from fedcomp.training.batches import plan_batches
-from fedcomp.training.local_sgd import LocalSGD
-from fedcomp.training.serial_engine import SerialEngine
+from fedcomp.training.engine import SerialEngine
+from fedcomp.training.local_sgd import LocalSGD, plan_batches
 
 SGD = LocalSGD(steps=4, batch_size=8, lr=0.1)
 VARIANTS = {
@@ -181,7 +181,7 @@ def test_targets_that_cross_entropy_leaves_out():
 )
 @for_each(
     "model, method",
-    [("linear", "grouped"), ("convolution", "grouped"), ("tied, frozen, unused", "mapped")],
+    [("linear", "layered"), ("convolution", "mapped"), ("tied, frozen, unused", "mapped")],
 )
 def test_a_batch_whose_targets_are_all_left_out_has_no_gradient(model, method, options):
     make, data, sgd = MODELS[model], examples(), dataclasses.replace(SGD, **options)
@@ -190,7 +190,7 @@ def test_a_batch_whose_targets_are_all_left_out_has_no_gradient(model, method, o
         [np.arange(20, 28), np.arange(80, 88), np.arange(30, 38)],
         [np.arange(40, 48), np.arange(50, 58), np.arange(60, 68)],
     ]
-    engine = BatchedEngine(*parts(make)[:3], "cpu", gradient_method=method)
+    engine = BatchedEngine(*parts(make)[:3], "cpu")
     updates, losses = engine.train(parts(make)[3], data, plans, sgd)
     assert engine.gradient_method == method
     expected, expected_losses = one_by_one(*parts(make), data, plans, sgd)
@@ -255,7 +255,6 @@ MINDED = {  # model, asked on the CPU → engine
         "serial",
     ),
     "recurrent": (lambda: nn.LSTM(12, 4), "auto", "serial"),
-    "recurrent, asked for": (lambda: nn.LSTM(12, 4, batch_first=True), "batched", "batched"),
 }
 
 

@@ -13,16 +13,12 @@ from torch.nn import functional as F
 from fedcomp.errors import ConfigError, UserError
 from fedcomp.layout import Layout
 from fedcomp.sim.batched import BatchedEngine
-from fedcomp.sim.batched.choice import GRADIENT_METHODS
+from fedcomp.sim.batched.gradients import LAYERED, MAPPED
 from fedcomp.tasks.base import Task
+from fedcomp.tasks.cifar10 import ResNet18
 from fedcomp.tasks.data import Data
-from fedcomp.tasks.resnet import ResNet18
-from fedcomp.tasks.shakespeare import CharacterLSTM
-from fedcomp.tasks.shakespeare import loss as of_characters
-from fedcomp.training.batches import plan_batches
-from fedcomp.training.local_sgd import LocalSGD
-from fedcomp.training.serial_engine import SerialEngine
-from fedcomp.training.traces import Traces
+from fedcomp.training.engine import SerialEngine
+from fedcomp.training.local_sgd import LocalSGD, Traces, plan_batches
 
 SGD = LocalSGD(steps=3, batch_size=4, lr=0.05)
 
@@ -31,14 +27,6 @@ def images() -> Data:
     drawn = torch.Generator().manual_seed(1)
     return Data(
         torch.randn(60, 3, 8, 8, generator=drawn), torch.randint(0, 4, (60,), generator=drawn)
-    )
-
-
-def texts() -> Data:
-    drawn = torch.Generator().manual_seed(1)
-    return Data(
-        torch.randint(0, 97, (60, 7), generator=drawn),
-        torch.randint(0, 97, (60, 7), generator=drawn),
     )
 
 
@@ -74,43 +62,26 @@ class Own(nn.Module):
 
     def __init__(self, forward):
         super().__init__()
-        self.layer, self.own = nn.Conv2d(3, 4, 8), forward
+        self.layer, self.own = nn.Linear(192, 4), forward
 
     def forward(self, x):
-        return self.own(self.layer, x)
+        return self.own(self.layer, x.flatten(1))
+
+
+def dense() -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(192, 16), nn.Tanh(), nn.Linear(16, 4))
 
 
 def flattened(layer, x):
     return layer(x).view(x.size(0), -1)
 
 
-def partly_fixed(layer, x):
-    with torch.no_grad():
-        fixed = layer(x)
-    return flattened(layer, x) + fixed.flatten(1)
-
-
-def centred(layer, x):
-    return flattened(layer, x) - flattened(layer, x).mean(0)
-
-
-class Counting:
-    """Gives something else whenever it is called."""
-
-    def __init__(self):
-        self.calls = 0
-
-    def __call__(self, layer, x):
-        self.calls += 1
-        return flattened(layer, x) * (1 + self.calls % 7)
-
-
-MODELS = {
-    "network": (network, images),
-    "tied, frozen": (tied_and_frozen, images),
-    "resnet": (lambda: ResNet18(2, 4), images),
-    "lstm": (lambda: CharacterLSTM(4, 8, 2), texts),
-    "own": (lambda: Own(flattened), images),
+MODELS = {  # model and the method for its gradients
+    "network": (network, MAPPED),
+    "tied, frozen": (tied_and_frozen, MAPPED),
+    "resnet": (lambda: ResNet18(2, 4), MAPPED),
+    "dense": (dense, LAYERED),
+    "own": (lambda: Own(flattened), MAPPED),
 }
 
 
@@ -118,9 +89,8 @@ def parts(make, data, **options) -> tuple[Task, nn.Module, Layout, torch.Tensor]
     torch.manual_seed(0)
     model = make()
     layout = Layout.of(model)
-    loss = {"loss": of_characters} if data.targets.dim() > 1 else {}
     return (
-        Task("small", make, lambda: data, lambda: data, **loss | options),
+        Task("small", make, lambda: data, lambda: data, **options),
         model,
         layout,
         layout.gather(model),
@@ -149,48 +119,22 @@ def assert_close(found, expected, tolerance=1e-4):
     torch.testing.assert_close(found[1], expected[1], rtol=tolerance, atol=0)
 
 
-@for_each("method", GRADIENT_METHODS)
-@for_each("make, examples", MODELS.values(), ids=MODELS)
-def test_every_way_gives_what_one_client_after_the_other_gives(make, examples, method):
-    if method == "mapped" and examples is texts:
-        pytest.skip("torch.func maps no LSTM quickly")
-    data, sgd = examples(), replace(SGD, momentum=0.5, clip=1.0)
+@for_each("make, method", MODELS.values(), ids=MODELS)
+def test_every_way_gives_what_one_client_after_the_other_gives(make, method):
+    data, sgd = images(), replace(SGD, momentum=0.5, clip=1.0)
     plans = planned(sgd, 4)
     task, model, layout, start = parts(make, data)
-    engine = BatchedEngine(task, model, layout, "cpu", gradient_method=method)
+    engine = BatchedEngine(task, model, layout, "cpu")
     assert_close(engine.train(start, data, plans, sgd), one_by_one(make, data, plans, sgd))
-    assert engine.gradient_method == ("grouped" if method == "auto" else method)
+    assert engine.gradient_method == method
 
 
 @for_each("at_once", [1, 2, 3, 7])
 def test_any_batch_of_clients(at_once):
     data, plans = images(), planned(SGD, 6)
     task, model, layout, start = parts(network, data)
-    engine = BatchedEngine(task, model, layout, "cpu", at_once, gradient_method="products")
+    engine = BatchedEngine(task, model, layout, "cpu", at_once)
     assert_close(engine.train(start, data, plans, SGD), one_by_one(network, data, plans, SGD))
-
-
-@for_each(
-    "forward, method", [(flattened, "products"), (partly_fixed, "mapped"), (centred, "mapped")]
-)
-def test_a_traced_pass_is_believed_where_it_agrees_with_the_model(forward, method):
-    data, plans = images(), planned(SGD, 3)
-
-    def make():
-        return Own(forward)
-
-    task, model, layout, start = parts(make, data)
-    engine = BatchedEngine(task, model, layout, "cpu", gradient_method="products")
-    assert_close(engine.train(start, data, plans, SGD), one_by_one(make, data, plans, SGD))
-    assert engine.gradient_method == method
-
-
-def test_a_pass_that_is_another_one_each_time_is_not_believed():
-    data = images()
-    task, model, layout, start = parts(lambda: Own(Counting()), data)
-    engine = BatchedEngine(task, model, layout, "cpu", gradient_method="products")
-    engine.train(start, data, planned(SGD, 3), SGD)
-    assert engine.gradient_method == "mapped"
 
 
 def test_a_loss_of_the_tasks_own_and_probabilities_as_targets():
@@ -201,32 +145,22 @@ def test_a_loss_of_the_tasks_own_and_probabilities_as_targets():
     )
     for options in (squared, {"loss": F.cross_entropy}):
         task, model, layout, start = parts(network, data, **options)
-        engine = BatchedEngine(task, model, layout, "cpu", gradient_method="products")
+        engine = BatchedEngine(task, model, layout, "cpu")
         assert_close(
             engine.train(start, data, plans, SGD), one_by_one(network, data, plans, SGD, **options)
         )
 
 
-LINEAR = (lambda: nn.Sequential(nn.Flatten(), nn.Linear(192, 4)), images)
-
-
-@for_each("method", ["auto", "products", "mapped"])
-@for_each(
-    "make, examples",
-    [MODELS["network"], MODELS["lstm"], LINEAR],
-    ids=["network", "lstm", "linear"],
-)
-def test_bfloat16_is_for_the_passes_alone(make, examples, method):
-    if method == "mapped" and examples is texts:
-        pytest.skip("torch.func maps no LSTM quickly")
-    data, plans = examples(), planned(SGD, 3)
+@for_each("make", [network, dense, lambda: nn.Sequential(nn.Flatten(), nn.Linear(192, 4))])
+def test_bfloat16_is_for_the_passes_alone(make):
+    data, plans = images(), planned(SGD, 3)
     task, model, layout, start = parts(make, data)
-    updates, losses = BatchedEngine(task, model, layout, "cpu", gradient_method=method).train(
+    updates, losses = BatchedEngine(task, model, layout, "cpu").train(
         start, data, plans, replace(SGD, precision="bfloat16")
     )
-    exact, exact_losses = BatchedEngine(
-        *parts(make, data)[:3], "cpu", gradient_method="products"
-    ).train(start, data, plans, SGD)
+    exact, exact_losses = BatchedEngine(*parts(make, data)[:3], "cpu").train(
+        start, data, plans, SGD
+    )
     assert updates.dtype == losses.dtype == torch.float32
     apart = (updates - exact).norm(dim=1) / exact.norm(dim=1)
     assert (apart > 1e-5).all() and (apart < 0.1).all()
@@ -277,20 +211,19 @@ def test_memory_that_is_not_enough_halves_the_batch_and_is_remembered(monkeypatc
     plans = planned(sgd, 6)[:5] * 3
     task, model, layout, start = parts(network, data)
     engine = BatchedEngine(task, model, layout, "cpu", warn=said.append)
-    kept = Traces(momentum=torch.ones(15, layout.numel))
+    kept, whole, again = (
+        [Traces(momentum=torch.ones(layout.numel)) for _ in plans] for _ in range(3)
+    )
     found = engine.train(start, data, plans, sgd, traces=kept)
     assert len(said) == 1 and "15 clients" in said[0] and engine.at_once == max(sizes) == 2
     monkeypatch.undo()
-    whole = Traces(momentum=torch.ones(15, layout.numel))
     expected = BatchedEngine(*parts(network, data)[:3], "cpu").train(
         start, data, plans, sgd, traces=whole
     )
     assert_close(found, expected)
-    torch.testing.assert_close(kept.momentum, whole.momentum)
-    assert_close(
-        engine.train(start, data, plans, sgd, traces=Traces(momentum=torch.ones(15, layout.numel))),
-        expected,
-    )
+    for mine, theirs in zip(kept, whole, strict=True):
+        torch.testing.assert_close(mine.momentum, theirs.momentum)
+    assert_close(engine.train(start, data, plans, sgd, traces=again), expected)
     assert len(said) == 1
 
 

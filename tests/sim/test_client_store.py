@@ -27,7 +27,7 @@ from fedcomp.server import checkpoint
 from fedcomp.server.checkpoint import FILES, Checkpoint
 from fedcomp.server.run_folder import CHECKPOINT
 from fedcomp.sim import placement, simulate
-from fedcomp.sim.client_store import ClientStore
+from fedcomp.sim.clients import ClientStore
 from fedcomp.sim.placement import (
     DEVICE,
     FILE,

@@ -128,10 +128,7 @@ def test_absent_voters_are_borne_as_far_as_the_rule_goes(tmp_path):
 
 def test_a_round_with_too_many_absent_fails_and_says_so_once(tmp_path):
     config = replace(
-        VOTING,
-        strategy="election:byzantine=2,f=1",
-        attack="abstention:3",
-        out=out(tmp_path, "run"),
+        VOTING, strategy="election:byzantine=2,f=1", attack="abstention:3", out=out(tmp_path, "run")
     )
     summary = simulate(config)
     warned, nothing = summary.warnings
@@ -178,10 +175,7 @@ def test_frames_that_are_none_count_as_one_byzantine_client_each(tmp_path):
 
 def test_more_proven_byzantine_clients_than_were_reckoned_with_are_told(tmp_path):
     config = replace(
-        VOTING,
-        strategy="election:byzantine=3,f=1",
-        attack="malformed:2",
-        out=out(tmp_path, "run"),
+        VOTING, strategy="election:byzantine=3,f=1", attack="malformed:2", out=out(tmp_path, "run")
     )
     (warned,) = simulate(config).warnings
     assert "2 clients were proven Byzantine" in warned and "give f=2" in warned

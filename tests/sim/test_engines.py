@@ -15,12 +15,8 @@ from fedcomp.sim.batched import BatchedEngine, BatchedJobs
 from fedcomp.sim.engine_choice import EngineChoice, engine_reason
 from fedcomp.tasks.base import Task
 from fedcomp.tasks.data import Data
-from fedcomp.training.batches import plan_batches
-from fedcomp.training.engine import Job, JobResult
-from fedcomp.training.local_sgd import LocalSGD
-from fedcomp.training.sequential import SequentialJobs
-from fedcomp.training.serial_engine import SerialEngine
-from fedcomp.training.traces import Traces
+from fedcomp.training.engine import Job, JobResult, SequentialJobs, SerialEngine
+from fedcomp.training.local_sgd import LocalSGD, Traces, plan_batches
 
 SGD = LocalSGD(steps=2, batch_size=8, momentum=0.9, keep_momentum=True)
 CPU = torch.device("cpu")

@@ -15,7 +15,7 @@ from fedcomp.codecs.topk import TopK
 from fedcomp.memories import memory
 from fedcomp.messages import TRAIN, UP_TO_DATE, Assignment
 from fedcomp.sim import simulate
-from fedcomp.sim.residual_monitor import ResidualMonitor
+from fedcomp.sim.clients import ResidualMonitor
 from fedcomp.strategies import StrategyConfig
 from fedcomp.strategies.gtopk import GTopK
 from fedcomp.tasks.partition import partition

@@ -8,18 +8,17 @@ import torch
 from cases import for_each
 from safetensors.torch import load_file
 from small_runs import TINY, Records, StopsAt, out, rounds_of
-from test_batched_engine import SGD, images, limited, network, one_by_one, parts, planned
+from test_batched_engine import SGD, images, limited, network, parts, planned
 
 from fedcomp import RunConfig
 from fedcomp.config import read_run
 from fedcomp.errors import ConfigError, UserError
 from fedcomp.sim import simulate
 from fedcomp.sim.batched import BatchedEngine, BatchedJobs
-from fedcomp.sim.clients import VirtualClients
 from fedcomp.sim.multi_device import MultiDevice
 from fedcomp.training import devices
-from fedcomp.training.engine import Job, JobResult
-from fedcomp.training.traces import Traces
+from fedcomp.training.engine import Job
+from fedcomp.training.local_sgd import Traces
 
 CPU = torch.device("cpu")
 
@@ -62,20 +61,6 @@ def test_as_on_one_device(count, clients):
     )
     for a, b in zip(there, alone, strict=True):
         torch.testing.assert_close(a.traces.momentum, b.traces.momentum, rtol=1e-4, atol=1e-6)
-    engine.close()
-
-
-def test_runs_of_clients_stay_where_they_were_trained():
-    engine, start = several(2)
-    shares = engine.train_on_devices(start, images(), jobs(5), SGD, seed=0)
-    assert [[job.client for job in share.jobs] for share in shares] == [[0, 1], [2, 3, 4]]
-    assert [len(share.updates) for share in shares] == [2, 3] and all(
-        type(r) is JobResult for share in shares for r in share.results
-    )
-    expected, _ = one_by_one(network, images(), planned(SGD, 5), SGD)
-    torch.testing.assert_close(
-        torch.cat([share.updates for share in shares]), expected, rtol=1e-4, atol=1e-6
-    )
     engine.close()
 
 
@@ -172,22 +157,6 @@ def test_a_run_on_several_devices_learns_what_it_learns_on_one(tmp_path, monkeyp
         assert (
             a["uplink_bytes"] == b["uplink_bytes"] and a["accepted"] == b["accepted"] == a["cohort"]
         )
-
-
-def test_each_device_compresses_what_it_trained(tmp_path, monkeypatch):
-    stacks, encode = [], VirtualClients.encode
-
-    def noted(self, assignments, updates, traces):
-        stacks.append([a.client for a in assignments])
-        return encode(self, assignments, updates, traces)
-
-    monkeypatch.setattr(VirtualClients, "encode", noted)
-    run_on(
-        monkeypatch,
-        2,
-        replace(TINY, participation=1.0, rounds=2, engine="batched", out=out(tmp_path, "run")),
-    )
-    assert stacks == [[0, 1, 2, 3], [4, 5, 6, 7]] * 2
 
 
 def test_a_run_on_several_devices_goes_on_where_it_was_stopped(tmp_path, monkeypatch):

@@ -13,23 +13,22 @@ from hypothesis import strategies as st
 from fedcomp import spec
 from fedcomp.errors import ConfigError, SpecError
 from fedcomp.messages import Assignment
-from fedcomp.sim.absences import AbsenceModel
 from fedcomp.sim.network import (
     COLUMNS,
     LIMITS,
     NETWORKS,
+    AbsenceModel,
     Network,
     Profiles,
     Uniform,
     draw_profiles,
+    is_file,
     parse_network,
+    read_profiles,
 )
-from fedcomp.sim.network_file import is_file, read_profiles
-from fedcomp.sim.timed_transport import VirtualClock
-from fedcomp.sim.timing import step_counter
+from fedcomp.sim.timing import VirtualClock, step_counter
 from fedcomp.strategies.client_algorithm import ClientAlgorithm, DataPartition
-from fedcomp.training.batches import plan_batches
-from fedcomp.training.local_sgd import LocalSGD
+from fedcomp.training.local_sgd import LocalSGD, plan_batches
 
 NEUTRAL_OPTIONS = {
     "up": 1000.0,
@@ -98,14 +97,8 @@ def test_a_spec_says_what_it_says():
             "uniform:up=1MB/s",
             "up cannot be '1MB/s'; give bytes a second, such as 100kB or 1MB, without /s",
         ),
-        (
-            "uniform:up=fast",
-            "up cannot be 'fast'; give bytes a second, such as 100kB",
-        ),
-        (
-            "uniform:latency=5kB",
-            "latency cannot be '5kB'; give a time, such as 50ms or 10min",
-        ),
+        ("uniform:up=fast", "up cannot be 'fast'; give bytes a second, such as 100kB"),
+        ("uniform:latency=5kB", "latency cannot be '5kB'; give a time, such as 50ms or 10min"),
         ("uniform:absent=95%", "absent is 0.95; give 0 to 0.9"),
         ("uniform:stretch=1s", "stretch is 1; give 5 to 1e"),
         ("uniform:factor=0.5", "factor is 0.5; give 1 to"),

@@ -28,8 +28,7 @@ from fedcomp.server.results import NOTHING_ACCEPTED
 from fedcomp.server.round_loop import RoundResult
 from fedcomp.sim import simulate
 from fedcomp.sim.clients import VirtualClients
-from fedcomp.sim.network import Network, Profiles
-from fedcomp.sim.network_file import read_profiles
+from fedcomp.sim.network import Network, Profiles, read_profiles
 from fedcomp.sim.timing import Timing
 from fedcomp.strategies import StrategyConfig
 

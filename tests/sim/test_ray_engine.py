@@ -28,8 +28,8 @@ from fedcomp import RunConfig
 from fedcomp.clients.session import reason
 from fedcomp.errors import ConfigError, TaskError
 from fedcomp.sim import ray_engine, simulate
-from fedcomp.sim.jobs import PickledTensor
 from fedcomp.sim.ray_engine import RayEngine
+from fedcomp.sim.worker import PickledTensor
 from fedcomp.training.engine import JobResult
 from fedcomp.training.local_sgd import LocalSGD
 

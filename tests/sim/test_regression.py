@@ -13,10 +13,8 @@ from fedcomp.layout import Layout
 from fedcomp.sim.batched import BatchedEngine
 from fedcomp.tasks.base import Task
 from fedcomp.tasks.data import Data
-from fedcomp.training.batches import plan_batches
-from fedcomp.training.local_sgd import LocalSGD
-from fedcomp.training.serial_engine import SerialEngine
-from fedcomp.training.traces import Traces
+from fedcomp.training.engine import SerialEngine
+from fedcomp.training.local_sgd import LocalSGD, Traces, plan_batches
 
 SGD = LocalSGD(steps=4, batch_size=7, lr=0.1)
 WIDTH, CLASSES = 45, 5  # neither a multiple of what goes into a vector
@@ -142,9 +140,9 @@ def test_options_that_the_loops_do_not_know(option, descents):
 def test_a_pull_on_every_step_is_not_left_out(descents):
     data, plans = examples(), planned(SGD, 4)
     batched, _, start = engines(linear, data)
-    correction = torch.full((4, len(start)), 0.5)
+    correction = torch.full((len(start),), 0.5)
     pulled, free = (
-        batched.train(start, data, plans, SGD, traces=traces)[0]
+        batched.train(start, data, plans, SGD, traces=[traces] * 4)[0]
         for traces in (Traces(correction=correction), Traces())
     )
     torch.testing.assert_close(

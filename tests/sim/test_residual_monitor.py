@@ -6,7 +6,7 @@ import torch
 from cases import for_each
 
 from fedcomp.messages import TRAIN, UP_TO_DATE, Assignment
-from fedcomp.sim.residual_monitor import MAX_CLIENTS, ResidualMonitor
+from fedcomp.sim.clients import MAX_CLIENTS, ResidualMonitor
 
 
 @for_each("client, monitored", [(0, True), (MAX_CLIENTS - 1, True), (MAX_CLIENTS, False)])

@@ -38,7 +38,7 @@ from fedcomp.sim.clients import VirtualClients
 from fedcomp.strategies import StrategyConfig
 from fedcomp.tasks import Data
 from fedcomp.tasks.partition import partition
-from fedcomp.training.serial_engine import SerialEngine
+from fedcomp.training.engine import SerialEngine
 
 
 def test_a_run_leaves_what_it_promises(tmp_path):
@@ -58,10 +58,7 @@ def test_a_run_leaves_what_it_promises(tmp_path):
         "simulated_hours": None,
         "metrics": {},
         "client_metrics": {},
-    } == summary.__dict__ | {
-        "warnings": list(summary.warnings),
-        "rejections": [],
-    }
+    } == summary.__dict__ | {"warnings": list(summary.warnings), "rejections": []}
     assert stored["uplink_bytes"] == sum(line["uplink_bytes"] for line in lines)
     assert stored["client_updates"] == 24 and stored["accuracy"] == lines[-1]["accuracy"]
     config = read_run(folder)
@@ -91,13 +88,7 @@ def test_the_same_seed_gives_the_same_run_and_another_seed_another(tmp_path):
 
 @pytest.mark.parametrize(
     ("stop", "every"),
-    [
-        (StopsAt(1, 1), 1),
-        (StopsAt(3, 2), 1),
-        (StopsAt(3, 4), 4),
-        (StopsAt(4), 1),
-        (StopsAt(5), 4),
-    ],
+    [(StopsAt(1, 1), 1), (StopsAt(3, 2), 1), (StopsAt(3, 4), 4), (StopsAt(4), 1), (StopsAt(5), 4)],
 )
 def test_a_run_stopped_at_any_moment_ends_the_same(tmp_path, stop, every):
     config = replace(TINY, checkpoint_every=every)

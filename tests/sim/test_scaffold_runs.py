@@ -18,8 +18,7 @@ from fedcomp.strategies import StrategyConfig, resolved
 from fedcomp.strategies.cohort import sample_cohort
 from fedcomp.strategies.scaffold import Scaffold
 from fedcomp.tasks import initial_model
-from fedcomp.training.batches import plan_batches
-from fedcomp.training.local_sgd import LocalSGD
+from fedcomp.training.local_sgd import LocalSGD, plan_batches
 
 DENSE = StrategyConfig(participation=0.5, uplink="identity", downlink="identity", seed=3, clients=6)
 SGD = LocalSGD(steps=2, batch_size=10, lr=0.1)  # of a Federation
@@ -88,10 +87,7 @@ def test_without_compression_it_is_the_papers_algorithm(server_lr, epochs):
         n, unit = oracle.x.numel(), SGD.lr * SGD.steps
         torch.testing.assert_close(federation.loop.model, oracle.x.float(), rtol=1e-3, atol=1e-5)
         torch.testing.assert_close(
-            federation.loop.broadcasts.weights[n:] / unit,
-            oracle.c.float(),
-            rtol=1e-3,
-            atol=1e-4,
+            federation.loop.broadcasts.weights[n:] / unit, oracle.c.float(), rtol=1e-3, atol=1e-4
         )
 
 

@@ -35,14 +35,7 @@ def test_a_run_stopped_at_any_moment_ends_the_same(tmp_path, text, stop, every):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "name",
-    [
-        "asynchronous",
-        "gtopk",
-        "median",
-        "powersgd:rank=1",
-        "sketched-sgd:density=20%",
-    ],
+    "name", ["asynchronous", "gtopk", "median", "powersgd:rank=1", "sketched-sgd:density=20%"]
 )
 def test_it_goes_with_every_strategy_whose_aggregate_is_an_update(tmp_path, name):
     config = replace(

@@ -6,7 +6,7 @@ import pickle
 import torch
 from cases import for_each
 
-from fedcomp.sim.shared_memory import SharedTensor
+from fedcomp.sim.processes import SharedTensor
 
 
 def descriptors() -> int:

@@ -7,7 +7,7 @@ from small_runs import TINY, model_bytes, out
 
 from fedcomp.sim import simulate
 from fedcomp.sim.batched import BatchedEngine
-from fedcomp.training.serial_engine import SerialEngine
+from fedcomp.training.engine import SerialEngine
 
 CODED = replace(
     TINY,

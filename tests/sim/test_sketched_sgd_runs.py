@@ -30,12 +30,7 @@ UPLINKS = [
 
 
 @pytest.mark.parametrize(
-    ("stop", "every", "uplink"),
-    [
-        ((1, 2), 1, 0),
-        ((5, 8), 4, 1),
-        ((4, None), 1, 2),
-    ],
+    ("stop", "every", "uplink"), [((1, 2), 1, 0), ((5, 8), 4, 1), ((4, None), 1, 2)]
 )
 def test_a_run_stopped_at_any_moment_ends_the_same(tmp_path, stop, every, uplink):
     config = replace(RUN, uplink=UPLINKS[uplink], rounds=9, checkpoint_every=every)
@@ -117,10 +112,7 @@ def test_uplink_memory_and_downlink_are_the_strategys_where_they_are_not_given(t
         ),
         ({"uplink": "stc:density=5%"}, "leave --uplink out, or give sketch"),
         ({"memory": "none"}, "leave --memory out, or give sketched"),
-        (
-            {"strategy": "sketched-sgd:candidates=0"},
-            "candidates is 0; give at least 1",
-        ),
+        ({"strategy": "sketched-sgd:candidates=0"}, "candidates is 0; give at least 1"),
         (
             {"strategy": "sketched-sgd:candidate=2"},
             "strategy 'sketched-sgd' has no option 'candidate'; did you mean 'candidates'",

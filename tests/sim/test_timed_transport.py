@@ -4,7 +4,7 @@ import numpy as np
 
 from fedcomp.messages import FAILED, NEED_DENSE, UP_TO_DATE, Assignment, failure
 from fedcomp.sim.network import Network, Profiles
-from fedcomp.sim.timed_transport import TimedTransport, VirtualClock
+from fedcomp.sim.timing import TimedTransport, VirtualClock
 from fedcomp.transports.inprocess import InProcessTransport, Population
 
 STEP_S, LATENCY_S = 1.0, 0.25

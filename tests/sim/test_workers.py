@@ -22,9 +22,8 @@ from fedcomp.sim import simulate
 from fedcomp.sim.processes import WorkerEngine
 from fedcomp.tasks import initial_model, load
 from fedcomp.tasks.data import Data
-from fedcomp.training.engine import JobResult
+from fedcomp.training.engine import JobResult, SerialEngine
 from fedcomp.training.local_sgd import LocalSGD
-from fedcomp.training.serial_engine import SerialEngine
 
 pytestmark = pytest.mark.deploy
 

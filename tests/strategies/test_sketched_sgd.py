@@ -18,8 +18,7 @@ from fedcomp.memories.sketched import CANDIDATES, MARKS, NUMBERS, SKETCH, VALUES
 from fedcomp.messages import Assignment, Report, ticket
 from fedcomp.strategies import Average, StrategyConfig, strategy
 from fedcomp.strategies.sketched_sgd import SketchedSGD
-from fedcomp.training.engine import JobResult, LocalUpdate
-from fedcomp.training.sequential import SequentialJobs
+from fedcomp.training.engine import JobResult, LocalUpdate, SequentialJobs
 
 K, MOST = 4, 8  # of 42 coordinates, at a density of 10 % with two candidates each
 WIDE = "sketch:columns=400"

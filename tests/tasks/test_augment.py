@@ -7,9 +7,8 @@ from fedcomp.layout import Layout
 from fedcomp.sim.batched import BatchedEngine
 from fedcomp.tasks import Augmentation, Data, Task, initial_model
 from fedcomp.tasks.augment import CROP_AND_FLIP, PADDING
-from fedcomp.training.batches import plan_augmentation, plan_batches
-from fedcomp.training.local_sgd import LocalSGD
-from fedcomp.training.serial_engine import SerialEngine
+from fedcomp.training.engine import SerialEngine
+from fedcomp.training.local_sgd import LocalSGD, plan_augmentation, plan_batches
 
 SGD = LocalSGD(steps=3, batch_size=4, lr=0.05, augment=True)
 

@@ -9,7 +9,7 @@ from fedcomp.errors import DataError, MissingExtraError, TaskError
 from fedcomp.layout import Layout
 from fedcomp.tasks import Task, available_tasks, cifar10, initial_model, load
 from fedcomp.tasks.check import check
-from fedcomp.tasks.resnet import ResNet18
+from fedcomp.tasks.cifar10 import ResNet18
 
 PARAMETERS = {
     "digits": 9_610,

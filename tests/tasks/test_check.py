@@ -181,8 +181,7 @@ def shift(generator: np.random.Generator, count: int) -> np.ndarray:
 def test_augmentation_is_tried_where_it_is_asked_for():
     check(GOOD, 20)
     with pytest.raises(
-        ConfigError,
-        match="^--augment: task 'toy' has no augmentation; leave the flag out",
+        ConfigError, match="^--augment: task 'toy' has no augmentation; leave the flag out"
     ):
         check(GOOD, 20, augment=True)
     shifted = dataclasses.replace(GOOD, augment=Augmentation(shift, torch.add))
@@ -265,10 +264,7 @@ def test_buffers_that_training_changes_are_named_unless_they_are_recalibrated():
     with torch.no_grad():
         layer.weight[0] *= 1.001  # close singular values: the vectors are still far from converged
     spectral = nn.utils.parametrizations.spectral_norm(layer)
-    assert named(spectral) == [
-        "1.parametrizations.weight.0._u",
-        "1.parametrizations.weight.0._v",
-    ]
+    assert named(spectral) == ["1.parametrizations.weight.0._u", "1.parametrizations.weight.0._v"]
 
 
 class Counting:

@@ -281,13 +281,7 @@ SEQUENCES = Data(torch.zeros(30, 1), torch.zeros(30, 5, dtype=torch.int64))
             ConfigError,
             "each of the 1437 examples, but the task's data has 3 groups",
         ),
-        (
-            "natural",
-            DATA,
-            38,
-            ConfigError,
-            "--clients 38 exceeds the 37 groups .* give at most 37",
-        ),
+        ("natural", DATA, 38, ConfigError, "--clients 38 exceeds the 37 groups .* give at most 37"),
         (
             "classes:2",
             FLOATS,

@@ -3,14 +3,14 @@ import pytest
 import torch
 
 from fedcomp.layout import Layout
-from fedcomp.sim.batched import BatchedEngine, choose_engine
+from fedcomp.sim.batched import BatchedEngine
+from fedcomp.sim.engine_choice import choose_engine
 from fedcomp.tasks import Data, Task, initial_model
 from fedcomp.tasks.check import check
-from fedcomp.tasks.resnet import ResNet18
-from fedcomp.training.batches import plan_batches
+from fedcomp.tasks.cifar10 import ResNet18
+from fedcomp.training.engine import SerialEngine
 from fedcomp.training.evaluation import evaluate
-from fedcomp.training.local_sgd import LocalSGD
-from fedcomp.training.serial_engine import SerialEngine
+from fedcomp.training.local_sgd import LocalSGD, plan_batches
 
 
 def photographs(count: int, size: int = 8) -> Data:

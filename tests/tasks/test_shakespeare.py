@@ -8,7 +8,6 @@ from torch.nn import functional as F
 from fedcomp.errors import ConfigError, DataError
 from fedcomp.layout import Layout
 from fedcomp.sim.attacks import attacks
-from fedcomp.sim.batched import BatchedEngine
 from fedcomp.tasks import Data, Task, initial_model, load
 from fedcomp.tasks.check import check
 from fedcomp.tasks.partition import partition
@@ -22,10 +21,9 @@ from fedcomp.tasks.shakespeare import (
     loss,
     speeches,
 )
-from fedcomp.training.batches import plan_batches
+from fedcomp.training.engine import SerialEngine
 from fedcomp.training.evaluation import evaluate
-from fedcomp.training.local_sgd import LocalSGD
-from fedcomp.training.serial_engine import SerialEngine
+from fedcomp.training.local_sgd import LocalSGD, plan_batches
 
 PLAY = """First  Citizen:
 Before we proceed any further,
@@ -112,8 +110,7 @@ def test_clients_are_roles_or_share_them(folder):
     assert [set(train.groups[shard]) for shard in shards] == [{"JULIET"}, {"ROMEO"}]
     assert len(partition("natural", train, 1, 0)[0]) == len(train)
     with pytest.raises(
-        ConfigError,
-        match="--clients 3 exceeds the 2 groups of --partition natural; give at most 2",
+        ConfigError, match="--clients 3 exceeds the 2 groups of --partition natural; give at most 2"
     ):
         partition("natural", train, 3, 0)
     with pytest.raises(
@@ -140,7 +137,7 @@ def test_ends_of_lines_and_a_mark_of_byte_order_make_no_difference(folder):
     [
         (
             lambda path: None,
-            "shakespeare needs its data; give --data DIR, a folder that contains shakespeare/input.txt, or set FEDCOMP_DATA",
+            "shakespeare needs its data; give --data DIR, a folder that contains shakespeare/input.txt .*, or set FEDCOMP_DATA",
         ),
         (
             lambda path: path / "absent",
@@ -217,24 +214,6 @@ def test_a_role_is_learned(folder, one_thread):
     learned = start + SerialEngine(task, model, layout, "cpu").train(start, train, plan, sgd).update
     most_frequent = torch.bincount(test.targets.flatten()).max() / test.targets.numel()
     assert evaluate(task, model, layout, learned, test, "cpu")[1] > 1.5 * most_frequent
-
-
-def test_clients_trained_together_end_where_each_alone_would(folder, one_thread):
-    task = small(folder)
-    model, train = initial_model(task, 0), task.train()
-    layout, sgd = Layout.of(model), LocalSGD(steps=3, batch_size=4, lr=2.0, momentum=0.9, clip=1.0)
-    start, plans = (
-        layout.gather(model),
-        [plan_batches(sgd, np.arange(8) + 8 * who, 0, 1, who) for who in range(3)],
-    )
-    updates, losses = BatchedEngine(task, initial_model(task, 0), layout, "cpu", 2).train(
-        start, train, plans, sgd
-    )
-    engine = SerialEngine(task, model, layout, "cpu")
-    for who, plan in enumerate(plans):
-        alone = engine.train(start, train, plan, sgd)
-        assert (updates[who] - alone.update).norm() < 1e-4 * alone.update.norm()
-        assert losses[who].item() == pytest.approx(alone.result.loss, rel=1e-4)
 
 
 def test_byzantine_clients_may_flip_characters(folder):

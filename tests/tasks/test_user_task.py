@@ -94,10 +94,7 @@ def test_what_names_no_task(text, says):
         ("def task(): pass\n", "is a NoneType; it must be"),
         ("def task(a, b): pass\n", "define it with one parameter or none"),
         ("def task(*, a): pass\n", "define it with one parameter or none"),
-        (
-            "def task():\n    x = 1\n    return {}['key']\n",
-            "line 3, in task: KeyError: 'key'",
-        ),
+        ("def task():\n    x = 1\n    return {}['key']\n", "line 3, in task: KeyError: 'key'"),
     ],
 )
 def test_a_broken_file_is_named_with_the_line(write_task, content, says):

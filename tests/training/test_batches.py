@@ -7,8 +7,7 @@ import pytest
 from cases import for_each
 
 from fedcomp.errors import DataError
-from fedcomp.training.batches import plan_all_batches, plan_batches
-from fedcomp.training.local_sgd import LocalSGD
+from fedcomp.training.local_sgd import LocalSGD, plan_all_batches, plan_batches
 
 SGD = LocalSGD(steps=4, batch_size=8, lr=0.1)
 STEPS = [(1, 0, 1), (2, 0, 100), (50, 0, 3), (15, 0, 10)]

@@ -13,10 +13,9 @@ from fedcomp.config import RunConfig
 from fedcomp.layout import Layout
 from fedcomp.tasks.base import Task
 from fedcomp.tasks.data import Data
-from fedcomp.training.batches import plan_batches
+from fedcomp.training.engine import SerialEngine
 from fedcomp.training.evaluation import evaluate
-from fedcomp.training.local_sgd import LocalSGD
-from fedcomp.training.serial_engine import SerialEngine
+from fedcomp.training.local_sgd import LocalSGD, plan_batches
 
 SGD = LocalSGD(steps=6, batch_size=8, lr=0.1)
 VARIANTS = {

@@ -7,12 +7,12 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from fedcomp import Data, Task
-from fedcomp.clients import nested_state
+from fedcomp.clients.state import pack_nested, unpack_nested
 from fedcomp.errors import TaskError
 from fedcomp.layout import Layout
 from fedcomp.tasks import initial_model
 from fedcomp.training.local_sgd import LocalSGD
-from fedcomp.training.sequential import client_engine
+from fedcomp.training.own_loop import client_engine
 
 DATA = Data(torch.arange(12.0).reshape(6, 2), torch.arange(6))
 
@@ -70,7 +70,7 @@ def test_buffers_that_the_loop_changed_and_its_state_are_returned():
 
     first = run(train)
     assert first.result.buffers["1.num_batches_tracked"] == 1
-    kept = nested_state.unpack(nested_state.pack(first.result.state))
+    kept = unpack_nested(pack_nested(first.result.state))
     second = run(train, state=kept)
     assert torch.allclose(second.update, 1.5 * first.update, atol=1e-6)
     again = run(train, state=kept)
@@ -105,12 +105,12 @@ def test_a_loop_that_returns_something_else_is_a_sentence(returned, said):
 
 def test_state_that_cannot_be_stored_is_a_sentence():
     with pytest.raises(TaskError, match="the state to keep contains a Layout"):
-        nested_state.pack({"layout": Layout.flat(3)})
+        pack_nested({"layout": Layout.flat(3)})
 
 
 def test_nested_values_come_back_as_they_were():
     value = {"a": [1, 2.5, None, True], 3: (torch.ones(2, 2), {"b": "c"}), "empty": {}}
-    found = nested_state.unpack(nested_state.pack(value))
+    found = unpack_nested(pack_nested(value))
     assert found["a"] == value["a"] and found["empty"] == {}
     assert torch.equal(found[3][0], torch.ones(2, 2)) and found[3][1] == {"b": "c"}
     assert isinstance(found[3], tuple)

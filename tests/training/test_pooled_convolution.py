@@ -13,9 +13,9 @@ from fedcomp.kernels import pooled as kernel
 from fedcomp.layout import Layout
 from fedcomp.tasks.base import Task
 from fedcomp.tasks.data import Data
+from fedcomp.training.cpu_convolutions import PooledConvolution, fused
+from fedcomp.training.engine import SerialEngine
 from fedcomp.training.local_sgd import LocalSGD
-from fedcomp.training.pooled_convolution import PooledConvolution, fused
-from fedcomp.training.serial_engine import SerialEngine
 
 SGD = LocalSGD(lr=0.1)
 

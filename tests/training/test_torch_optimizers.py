@@ -12,9 +12,8 @@ from fedcomp import Data, Task, local_optimizer
 from fedcomp.errors import SpecError
 from fedcomp.layout import Layout
 from fedcomp.tasks import initial_model
-from fedcomp.training.local_sgd import LocalSGD
-from fedcomp.training.sequential import client_engine
-from fedcomp.training.traces import Traces
+from fedcomp.training.local_sgd import LocalSGD, Traces
+from fedcomp.training.own_loop import client_engine
 
 INPUTS = torch.randn(40, 6, generator=torch.Generator().manual_seed(1))
 DATA = Data(INPUTS, (INPUTS.sum(1) > 0).long())

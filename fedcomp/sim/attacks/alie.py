@@ -11,15 +11,13 @@ with |μ| < z·σ.
 """
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
 from typing import ClassVar, Literal
 
-import numpy as np
 from torch import Tensor
 
-from .base import Attack, UpdateContext
+from .base import Attack, Generators, UpdateContext
 
 MAX_PROBABILITY = 1 - 1e-6  # argument of Φ⁻¹ if no supporters are needed
 
@@ -33,9 +31,7 @@ class ALIE(Attack):
     source: ClassVar[str] = "Baruch 2019"
     uses_honest_updates: ClassVar[bool] = True
 
-    def updates(
-        self, x: Tensor, context: UpdateContext, generators: Sequence[np.random.Generator]
-    ) -> Tensor:
+    def updates(self, x: Tensor, context: UpdateContext, generators: Generators) -> Tensor:
         mean = context.honest_updates.mean(0)
         z = z_max(context.cohort_size, context.n_byzantine) if self.z is None else self.z
         spread = (

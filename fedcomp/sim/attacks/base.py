@@ -23,6 +23,7 @@ from ...messages import Report
 from ...strategies.client_algorithm import ClientAlgorithm
 from ...tasks.data import Examples
 
+Generators = Sequence[np.random.Generator]  # one for each client
 MAX_RANGE = 1_000_000  # clients in a range of ids
 UNBOUNDED = 1e9  # from which the highest value is not named in an error
 
@@ -114,12 +115,10 @@ class Attack:
         """Return the training data of Byzantine clients, in place of `data`."""
         return data
 
-    def updates(
-        self, x: Tensor, context: UpdateContext, generators: Sequence[np.random.Generator]
-    ) -> Tensor:
+    def updates(self, x: Tensor, context: UpdateContext, generators: Generators) -> Tensor:
         """Return the updates [k, n] of Byzantine clients, in place of the trained updates x [k, n], which may be overwritten.
 
-        The clients' memories encode them. `generators`: one for each client.
+        The clients' memories encode them.
         """
         return x
 

@@ -16,7 +16,7 @@ Blanchard, El Mhamdi, Guerraoui, Stainer: Machine learning with adversaries. Neu
     gaussian     xᵢ ~ N(0, σ²)
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -24,9 +24,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .base import Attack, UpdateContext
+from .base import Attack, Generators, UpdateContext
 
-Generators = Sequence[np.random.Generator]
 FLOAT32_MAX = float(np.finfo(np.float32).max)
 
 

@@ -53,7 +53,6 @@ class ByzantineClients(ClientHook):
         self.needs_whole_cohort = self.uses_honest_updates or any(
             attack.uses_allocation for attack in attacks
         )
-        self.uses_updates = bool(attacks)
         self.algorithm = ClientAlgorithm()
         self.allocation: np.ndarray | None = None
         self._rounds: dict[int, AttackedCohort] = {}
@@ -155,7 +154,6 @@ class ByzantineClients(ClientHook):
                 self._rounds[a.round].honest[a.client] = update.clone()
 
     def _attackers(self, cohort: Sequence[int]) -> dict[int, Attack]:
-        """Return the attackers of a cohort with their attacks."""
         attackers = {client: self.fixed[client] for client in cohort if client in self.fixed}
         for attack in self.attacks:
             if attack.uses_allocation and not attack.named_clients and self.allocation is not None:

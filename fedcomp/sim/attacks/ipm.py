@@ -7,14 +7,12 @@ Xie, Koyejo, Gupta: Fall of empires: breaking Byzantine-tolerant SGD by inner pr
 μ is the mean of the honest updates. A small ε hides among them, a large one reverses the mean; ε = 1 is also called sign flipping.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-import numpy as np
 from torch import Tensor
 
-from .base import Attack, UpdateContext
+from .base import Attack, Generators, UpdateContext
 
 
 @dataclass(frozen=True)
@@ -25,7 +23,5 @@ class InnerProduct(Attack):
     source: ClassVar[str] = "Xie 2019"
     uses_honest_updates: ClassVar[bool] = True
 
-    def updates(
-        self, x: Tensor, context: UpdateContext, generators: Sequence[np.random.Generator]
-    ) -> Tensor:
+    def updates(self, x: Tensor, context: UpdateContext, generators: Generators) -> Tensor:
         return (context.honest_updates.mean(0) * -self.epsilon).expand_as(x).clone()

@@ -6,15 +6,14 @@ By default b is the number of this attack's clients in the cohort, whose votes c
 detects votes which lost by a wide margin does not detect this attack.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from .base import Attack, UpdateContext
+from .base import Attack, Generators, UpdateContext
 
 
 @dataclass(frozen=True)
@@ -25,9 +24,7 @@ class LowMargin(Attack):
     uses_honest_updates: ClassVar[bool] = True
     limits: ClassVar[Mapping[str, tuple[float, float]]] = {"margin": (1, 1e9)}
 
-    def updates(
-        self, x: Tensor, context: UpdateContext, generators: Sequence[np.random.Generator]
-    ) -> Tensor:
+    def updates(self, x: Tensor, context: UpdateContext, generators: Generators) -> Tensor:
         tally = context.honest_updates.sign().sum(0)
         narrow = (tally != 0) & (
             tally.abs() <= (context.n_byzantine if self.margin is None else self.margin)

@@ -8,15 +8,13 @@ The paper learns z over a warm-up of several rounds and then fixes i*. Here both
 fixes i*; if that client is not in the cohort or its training failed, the formula chooses.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from .base import Attack, UpdateContext
+from .base import Attack, Generators, UpdateContext
 
 BLOCK = 1 << 16  # coordinates converted to float64 at once
 
@@ -29,9 +27,7 @@ class Mimic(Attack):
     source: ClassVar[str] = "Karimireddy 2022"
     uses_honest_updates: ClassVar[bool] = True
 
-    def updates(
-        self, x: Tensor, context: UpdateContext, generators: Sequence[np.random.Generator]
-    ) -> Tensor:
+    def updates(self, x: Tensor, context: UpdateContext, generators: Generators) -> Tensor:
         row = (
             context.honest_clients.index(self.of)
             if self.of in context.honest_clients

@@ -3,6 +3,7 @@
 import itertools
 import math
 from collections.abc import Callable, Sequence
+from operator import itemgetter
 
 import numpy as np
 import torch
@@ -13,16 +14,12 @@ from ...layout import Layout
 from ...tasks.base import Task
 from ...tasks.data import Data, Examples
 from ...tasks.user_errors import client_error, is_out_of_memory
-from ...training.batches import plan_augmentation
 from ...training.engine import Engine, Job, JobResult
-from ...training.local_sgd import LocalSGD, Tensors, descend, proximal_anchors
+from ...training.local_sgd import Descent, LocalSGD, Tensors, Traces, plan_augmentation
 from ...training.parameter_memory import free_parameters
-from ...training.traces import NO_TRACES, Traces
-from .choice import AUTO, MAPPED, NotBatchable, gradients_of, mapped_gradients
-from .convolutions import CONVOLUTIONS
-from .losses import Parameters
+from ..processes import unbatched_engine
+from .gradients import Parameters, gradients_of
 from .regression import Regression
-from .traced import matches_model
 
 # Parts of torch's messages about models that torch.func cannot map, such as one that changes a buffer in its forward pass.
 UNMAPPABLE = ("vmap", "atching rule", "mutate a captured Tensor")
@@ -31,12 +28,31 @@ UNMAPPABLE = ("vmap", "atching rule", "mutate a captured Tensor")
 Batch = tuple[Tensor, Tensor | None]
 
 
+class NotBatchable(ConfigError):
+    """The forward pass or the loss of a task cannot be trained batched. `problem`: the error message without its advice."""
+
+    def __init__(self, task: Task, device: torch.device, message: str):
+        self.problem = (
+            f"the model of task '{task.name}' cannot be trained batched: {_shortened(message)}"
+        )
+        super().__init__(f"{self.problem}; give --engine {unbatched_engine(device)}")
+
+
+def _shortened(message: str) -> str:
+    if ".item()" in message or "data-dependent control flow" in message:
+        return (
+            "its forward pass or loss depends on the values of tensors (.item(), or if on a tensor)"
+        )
+    if "mutate a captured Tensor" in message:
+        return "its forward pass changes a buffer"
+    return message.strip().split("\n")[0].split(". ")[0].removesuffix(".")[:120]
+
+
 class BatchedEngine:
     """Trains a stack of clients, at most `at_once` of them together; 0: all whose batches have the same sizes.
 
     Takes ownership of `model` and moves it to `device`. Only its frozen tensors and buffers are used, and its large trainable tensors are
-    freed. `gradient_method` is one of choice.GRADIENT_METHODS. If the device runs out of memory, half as many clients are trained together
-    from then on, and `warn` is called once.
+    freed. If the device runs out of memory, half as many clients are trained together from then on, and `warn` is called once.
     """
 
     def __init__(
@@ -47,7 +63,6 @@ class BatchedEngine:
         device: torch.device | str,
         at_once: int = 0,
         *,
-        gradient_method: str = AUTO,
         warn: Callable[[str], None] = lambda sentence: None,
     ):
         self.task = task
@@ -63,14 +78,9 @@ class BatchedEngine:
             for e in layout
             if parameters[e.name].dtype != torch.float32
         }
-        self.gradients, self.gradient_method = gradients_of(
-            task, model, self.device, gradient_method
-        )
-        self.regression = Regression.of(task, model, layout) if gradient_method == AUTO else None
-        # Whether the gradients are those of a traced model that has not been compared with the model itself.
-        self._unverified = self.gradient_method in CONVOLUTIONS
-        if not self._unverified:
-            free_parameters(self.model)
+        self.gradients, self.gradient_method = gradients_of(task, model)
+        self.regression = Regression.of(task, model, layout)
+        free_parameters(self.model)
 
     def train(
         self,
@@ -79,12 +89,13 @@ class BatchedEngine:
         plans: Sequence[Sequence[np.ndarray]],
         sgd: LocalSGD,
         *,
-        traces: Traces = NO_TRACES,
+        traces: Sequence[Traces] = (),
         augmentations: Sequence[np.ndarray] = (),
     ) -> tuple[Tensor, Tensor]:
         """Run local SGD from `start` (float32 [n]) for every client, on its batches of `data`; all on the engine's device.
 
-        `plans`: the batches of each client. `augmentations`: the result of plan_augmentation for each client; empty without augmentation.
+        `plans`: the batches of each client. `traces`: those of each client; empty without traces. `augmentations`: the result of
+        plan_augmentation for each client; empty without augmentation.
         Return the updates, float32 [m, n], and each client's mean over its steps of the loss before the step, float32 [m]. Clients whose
         batches have the same sizes are trained together. Raises NotBatchable for a model that cannot be batched, and ConfigError if the
         device's memory does not hold one client.
@@ -99,13 +110,13 @@ class BatchedEngine:
         done = 0
         for size, group in itertools.groupby(order, key=sizes.__getitem__):
             waiting = list(group)
-            unlimited = not self.at_once or self._regresses(data, size, sgd, traces)
+            unlimited = not self.at_once or self._regresses(data, size, sgd, any(traces))
             while waiting:
                 at_once = len(waiting) if unlimited else self.at_once
                 chunk = waiting[: math.ceil(len(waiting) / math.ceil(len(waiting) / at_once))]
                 rows = slice(done, done + len(chunk))
-                index = torch.tensor(chunk, device=self.device)
-                chunk_traces = traces.rows(index)
+                own_traces = [traces[client] for client in chunk] if traces else []
+                chunk_traces = Traces.stack(own_traces)
                 batches = self._batches(plans, augmentations, chunk, size)
                 chunk_losses = self._train_within_memory(
                     start, updates[rows], data, batches, sgd, chunk_traces
@@ -114,7 +125,8 @@ class BatchedEngine:
                     unlimited = False
                     continue
                 losses[rows] = chunk_losses
-                traces.write_rows(index, chunk_traces)
+                for row, own in enumerate(own_traces):
+                    own.copy_from(chunk_traces.map(itemgetter(row)))
                 waiting, done = waiting[len(chunk) :], rows.stop
         if order == sorted(order):
             return updates, losses
@@ -184,7 +196,7 @@ class BatchedEngine:
         base = self._rounded(start)
         stack.copy_(base.expand_as(stack))
         sizes = [positions.shape[1] for positions, _ in batches]
-        if self.regression is not None and self._regresses(data, sizes, sgd, traces):
+        if self.regression is not None and self._regresses(data, sizes, sgd, bool(traces)):
             losses = self.regression.descend(
                 stack, data, [positions for positions, _ in batches], sgd.lr
             )
@@ -195,27 +207,26 @@ class BatchedEngine:
             name: view.to(self.low_precision.get(name, torch.float32))
             for name, view in views.items()
         }
-        weights, step_losses = list(parameters.values()), []
-        momenta: Tensors | None = traces.momentum_views(self.layout, weights)
-        anchors = proximal_anchors(self.layout, base, weights, sgd)
+        descent = Descent(self.layout, list(parameters.values()), sgd, traces, base)
+        step_losses = []
         for batch in batches:
             gradients, loss = self._gradients(parameters, data, batch, sgd)
-            traces.add_gradients(self.layout, gradients)
-            corrected = traces.corrected(self.layout, gradients)
-            momenta = descend(weights, corrected, momenta, sgd, anchors)
+            descent.step(gradients)
             step_losses.append(loss)
-            del gradients, corrected  # before the gradients of the next batch are computed
-        traces.store_momentum(self.layout, momenta)
+            del gradients  # before the gradients of the next batch are computed
+        descent.finish()
         for name in self.low_precision:
             views[name].copy_(parameters[name])
         stack -= base
         return torch.stack(step_losses).mean(0, dtype=torch.float32)
 
-    def _regresses(self, data: Data, sizes: Sequence[int], sgd: LocalSGD, traces: Traces) -> bool:
+    def _regresses(self, data: Data, sizes: Sequence[int], sgd: LocalSGD, has_traces: bool) -> bool:
         """Return whether the kernels of softmax regression train these batches. They need no memory besides the updates."""
-        if self.regression is None or traces:
-            return False
-        return self.regression.supports(data, sizes, sgd)
+        return (
+            self.regression is not None
+            and not has_traces
+            and self.regression.supports(data, sizes, sgd)
+        )
 
     def _gradients(
         self, parameters: Parameters, data: Data, batch: Batch, sgd: LocalSGD
@@ -227,12 +238,6 @@ class BatchedEngine:
             inputs = self.task.augment.apply(inputs.flatten(0, 1), augmentation.flatten(0, 1)).view(
                 inputs.shape
             )
-        if self._unverified:
-            self._unverified = False
-            if not matches_model(self.gradients, self.task, self.model, parameters, data):
-                self.gradients = mapped_gradients(self.task, self.model)
-                self.gradient_method = MAPPED
-            free_parameters(self.model)
         try:
             with torch.autocast(
                 self.device.type, torch.bfloat16, enabled=autocast, cache_enabled=False
@@ -282,7 +287,6 @@ class BatchedJobs(Engine):
     def _train(
         self, start: Tensor, data: Data, jobs: Sequence[Job], sgd: LocalSGD, seed: int
     ) -> tuple[Tensor, list[JobResult | Exception]]:
-        stack = Traces.stack([job.traces for job in jobs])
         drawn = [
             plan_augmentation(self.engine.task, sgd, job.batches, seed, job.round, job.client)
             for job in jobs
@@ -292,11 +296,9 @@ class BatchedJobs(Engine):
             data,
             [job.batches for job in jobs],
             sgd,
-            traces=stack,
+            traces=[job.traces for job in jobs],
             augmentations=[draws for draws in drawn if draws is not None],
         )
-        for i, job in enumerate(jobs):
-            job.traces.copy_from_row(stack, i)
         return updates, [JobResult(loss) for loss in losses.tolist()]
 
 

@@ -11,8 +11,8 @@ from ...kernels import regression
 from ...layout import Layout
 from ...tasks.base import Task
 from ...tasks.data import Data
+from ...training.cpu_convolutions import has_hooks
 from ...training.local_sgd import LocalSGD
-from ...training.pooled_convolution import has_hooks
 
 
 @dataclass(frozen=True)

@@ -13,10 +13,9 @@ from torch.nn import functional as F
 from fedcomp import Data, Task
 from fedcomp.layout import Layout
 from fedcomp.tasks import initial_model
-from fedcomp.training.batches import plan_batches
 from fedcomp.training.evaluation import evaluate
-from fedcomp.training.local_sgd import LocalSGD
-from fedcomp.training.sequential import client_engine
+from fedcomp.training.local_sgd import LocalSGD, plan_batches
+from fedcomp.training.own_loop import client_engine
 from fedcomp.transports.flower import Compressed, compression_mod
 
 CLIENTS, EXAMPLES = 3, 20
