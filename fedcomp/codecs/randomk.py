@@ -33,7 +33,7 @@ import torch
 from torch import Tensor
 
 from .. import kernels
-from ..kernels import Chosen, Rows, draw, rounding
+from ..kernels import Chosen, Rows, philox, rounding
 from . import floats, selection
 from .base import Context, expect
 from .frame import EMPTY, Section, read_varint, varint
@@ -90,7 +90,7 @@ class RandomK(selection.DensityCodec):
         return len(varint(numel)) + 1 + len(varint(k)) + self.value_bytes(k) if self.draws else None
 
     def implied(self, numel: int, count: int, seed: int) -> np.ndarray:
-        return draw.positions(numel, count, seed, STREAM)
+        return philox.sample(numel, count, seed, STREAM)
 
     def select(self, rows: Rows, seeds: Sequence[int]) -> Chosen:
         return self._drawn(rows, seeds, self._levels(rows))

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ..errors import FrameError
 from . import philox
-from .rows import Rows, stacked
+from .parallel import Rows, stacked
 
 WORD = np.dtype("<u4")
 ZERO_STREAM = 1  # of the random bits for zeros

@@ -35,6 +35,21 @@ def words_at(seed: int, indices: np.ndarray, stream: int = 0) -> np.ndarray:
     return out
 
 
+def sample(numel: int, count: int, seed: int, stream: int) -> np.ndarray:
+    """Return `count` of numel positions, drawn without replacement: int64, ascending; 0 ≤ count ≤ numel.
+
+    A seed and a stream determine a sequence of positions, each 64 random bits modulo numel, with a bias below numel·2⁻⁶⁴. Its first distinct
+    positions are a uniform sample. If count > numel/2, the complement of the sample is drawn instead.
+    """
+    drawn, start = min(count, numel - count), 0
+    marked = np.zeros(numel, np.bool_)
+    while missing := drawn - int(np.count_nonzero(marked)):
+        pairs = words(seed, 2 * missing, 2 * start, stream).astype(np.uint64)
+        marked[(pairs[::2] | pairs[1::2] << np.uint64(32)) % np.uint64(numel)] = True
+        start += missing
+    return np.flatnonzero(marked if drawn == count else ~marked)
+
+
 def halves(seed: int) -> tuple[int, int]:
     """Return the low and the high word of a seed."""
     return seed & 0xFFFFFFFF, seed >> 32 & 0xFFFFFFFF

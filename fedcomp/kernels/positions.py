@@ -26,7 +26,7 @@ import numpy as np
 from ..errors import FrameError
 from . import rice
 from .rice import WIDEST
-from .rows import split_runs
+from .parallel import split_runs
 
 BLOCKS, COMPLEMENT = WIDEST + 1, WIDEST + 2  # forms; COMPLEMENT is the first one of the complement
 COMPLEMENT_BLOCKED = 63  # the form of the complement in blocks

@@ -12,8 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .parallel import map_ranges
-from .rows import Rows, split_runs, stacked
+from .parallel import Rows, map_ranges, split_runs, stacked
 
 MAGNITUDE = 0x7FFFFFFF  # bits without the sign
 SIGN = -0x80000000  # the sign bit of an int32

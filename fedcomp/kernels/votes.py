@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from torch import Tensor
 
-from . import bits, bitsliced_counter, philox
+from . import bit_planes, bits, philox
 from .parallel import map_ranges
 
 TIE_STREAM = 4  # of the random bits for ties
@@ -34,8 +34,8 @@ def majority(votes: Votes, numel: int, seed: int) -> np.ndarray:
 
     def work(start: int, stop: int) -> None:
         for a, b in _blocks(start, stop):
-            digits = bitsliced_counter.digits(row[a:b] for row in arrays)
-            out[a:b] = bitsliced_counter.at_least(digits, len(arrays) // 2 + 1)
+            ones = bit_planes.count(row[a:b] for row in arrays)
+            out[a:b] = bit_planes.at_least(ones, len(arrays) // 2 + 1)
 
     map_ranges(numel, work)
     return out
@@ -72,9 +72,8 @@ def disagreement(
         counts = np.zeros((2, len(arrays)), np.int64)
         for a, b in _blocks(start, stop):
             rows = [row[a:b] for row in arrays]
-            digits = bitsliced_counter.digits(rows)
-            above, below = (bitsliced_counter.at_least(digits, count) for count in (high, low))
-            far = above | ~below
+            ones = bit_planes.count(rows)
+            far = bit_planes.at_least(ones, high) | ~bit_planes.at_least(ones, low)
             lost = [row ^ won[a:b] for row in rows]
             counts += [_ones(one) for one in lost], [_ones(one & far) for one in lost]
         return counts
