@@ -110,10 +110,8 @@ class BFloat16(Codec):
         bits = np.frombuffer(data, "<u2", offset=1)
         top = int((bits & 0x7FFF).max()) >> 7  # the largest exponent
         expect(top < 255, "values in bfloat16 hold NaN or infinity")
-        expect(
-            data[0] == rounding.MAX_SHIFT or data[0] < rounding.MAX_SHIFT and top == 254,
-            "values in bfloat16 have another range",
-        )
+        in_range = data[0] == rounding.MAX_SHIFT or data[0] < rounding.MAX_SHIFT and top == 254
+        expect(in_range, "values in bfloat16 have another range")
         values = (bits.astype(np.uint32) << 16).view(np.float32)
         values *= np.float32(2.0 ** -data[0])
         return Dense(values)

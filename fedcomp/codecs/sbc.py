@@ -50,9 +50,8 @@ class SBC(selection.Largest):
     ) -> list[tuple[int, bytes]]:
         # Flags of the first value of each run; the appended flag is for empty runs at the end.
         negative = np.append(values < 0, False)[counts.cumsum() - counts]
-        return list(
-            zip(negative.astype(int).tolist(), selection.pack_means(values, counts), strict=True)
-        )
+        flags = np.where(negative, NEGATIVE, POSITIVE).tolist()
+        return list(zip(flags, selection.pack_means(values, counts), strict=True))
 
     def unpack_values(
         self, flag: int, data: memoryview, count: int, seed: int

@@ -86,18 +86,15 @@ class Selective(Codec):
         (positions, counts), values = self.choose(rows, seeds)
         numel = rows[0].numel()
         sent = self.pack_values(values.cpu().numpy(), counts, seeds, context)
-        if self.draws:
-            return [
-                _section(numel, IMPLIED, flag, varint(count), data) if count else EMPTY
-                for count, (flag, data) in zip(counts.tolist(), sent, strict=True)
-            ]
-        forms, codes = wire.pack_rows(positions.cpu().numpy(), counts, numel)
-        return [
-            _section(count, form, flag, data, code) if count else EMPTY
-            for count, (flag, data), form, code in zip(
-                counts.tolist(), sent, forms, codes, strict=True
-            )
-        ]
+        sections = [EMPTY] * len(rows)
+        if not self.draws:
+            forms, codes = wire.pack_rows(positions.cpu().numpy(), counts, numel)
+        for i, (count, (flag, data)) in enumerate(zip(counts.tolist(), sent, strict=True)):
+            if count and self.draws:
+                sections[i] = _section(numel, IMPLIED, flag, varint(count), data)
+            elif count:
+                sections[i] = _section(count, forms[i], flag, data, codes[i])
+        return sections
 
     def _decode_rows(
         self, sections: Sequence[Section], layout: Layout, seeds: Sequence[int]

@@ -38,8 +38,8 @@ def words_at(seed: int, indices: np.ndarray, stream: int = 0) -> np.ndarray:
 def sample(numel: int, count: int, seed: int, stream: int) -> np.ndarray:
     """Return `count` of numel positions, drawn without replacement: int64, ascending; 0 ≤ count ≤ numel.
 
-    A seed and a stream determine a sequence of positions, each 64 random bits modulo numel, with a bias below numel·2⁻⁶⁴. Its first distinct
-    positions are a uniform sample. If count > numel/2, the complement of the sample is drawn instead.
+    A seed and a stream determine a sequence of positions, each 64 random bits modulo numel, with a bias below numel·2⁻⁶⁴. Its first
+    distinct positions are a uniform sample. If count > numel/2, the complement of the sample is drawn instead.
     """
     drawn, start = min(count, numel - count), 0
     marked = np.zeros(numel, np.bool_)

@@ -25,8 +25,8 @@ import numpy as np
 
 from ..errors import FrameError
 from . import rice
-from .rice import WIDEST
 from .parallel import split_runs
+from .rice import WIDEST
 
 BLOCKS, COMPLEMENT = WIDEST + 1, WIDEST + 2  # forms; COMPLEMENT is the first one of the complement
 COMPLEMENT_BLOCKED = 63  # the form of the complement in blocks

@@ -11,6 +11,7 @@ import math
 import numpy as np
 from torch import Tensor
 
+from ..errors import FrameError
 from . import philox
 from .parallel import PIECE, map_ranges, pieces
 
@@ -56,20 +57,25 @@ def pack_negative(x: Tensor, codes: np.ndarray) -> np.ndarray:
     return bits
 
 
-def from_powers(codes: np.ndarray, bits: np.ndarray, shift: int) -> np.ndarray | None:
-    """Return the powers of two, float32 [n], for codes and sign bits, with the largest float32 for 2^128. None if a zero is negative."""
+def from_powers(codes: np.ndarray, bits: np.ndarray, shift: int) -> np.ndarray:
+    """Return the powers of two, float32 [n], for codes and sign bits, with the largest float32 for 2^128.
+
+    Raises FrameError if a zero is negative.
+    """
     powers = np.minimum(np.ldexp(1.0, np.arange(256) - 127 - shift), np.finfo(np.float32).max)
     powers[0] = 0.0
     values, table = np.empty(codes.size, np.float32), np.concatenate([powers, -powers])
     table = table.astype(np.float32)
 
-    def work(start: int, stop: int) -> bool:
+    def work(start: int, stop: int) -> None:
         part = codes[start:stop]
         negative = np.unpackbits(bits[start // 8 : (stop + 7) // 8], count=part.size)
         values[start:stop] = table[part + (negative.astype(np.uint16) << 8)]
-        return not (negative.view(np.bool_) & (part == 0)).any()
+        if (negative.view(np.bool_) & (part == 0)).any():
+            raise FrameError("a zero has a negative sign")
 
-    return values if all(map_ranges(codes.size, work)) else None
+    map_ranges(codes.size, work)
+    return values
 
 
 def to_levels(x: Tensor, levels: np.ndarray, nearest: bool, seed: int) -> np.ndarray:

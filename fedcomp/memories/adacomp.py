@@ -23,7 +23,7 @@ from torch.nn import functional as F
 from .. import codecs, kernels, spec
 from ..codecs import Codec, Context
 from ..layout import Layout
-from .vector_memory import NamedVectors, VectorMemory, at_full_density
+from .base import NamedVectors, VectorMemory, at_full_density
 
 
 @dataclass(frozen=True)

@@ -17,13 +17,14 @@ from torch import Tensor
 
 from .. import kernels
 from ..codecs import Codec, Context, Update, at_density
-from ..codecs.base import NO_CONTEXT, or_raise
-from ..codecs.checks import check_vector
-from ..errors import ConfigError, NonFiniteError
+from ..codecs.base import NO_CONTEXT, check_vector, nonfinite_errors, or_raise
+from ..codecs.selection import Selective
+from ..errors import ConfigError, MismatchError, NonFiniteError
 from ..kernels import Rows
 from ..layout import Layout
 
 State = dict[str, Tensor | bytes]
+NamedVectors = Mapping[str, Tensor]  # name → vector [numel]
 # For a checkpoint, by name: vectors [numel]; values, None = delete the value.
 Changes = tuple[dict[str, Tensor], dict[str, bytes | None]]
 # Read a vector or value of a checkpoint by name; None = there is none.
@@ -85,7 +86,7 @@ class Memory(ABC):
 
         Raises NonFiniteError with the memory unchanged, and ConfigError while a proposal is pending.
         """
-        (proposal,) = self.propose_stack([self], [x], [seed], context.stacked())
+        (proposal,) = self.propose_stack([self], [x], [seed], context.at(None))
         return or_raise(proposal)
 
     @classmethod
@@ -263,6 +264,79 @@ class Memory(ABC):
         return frame
 
 
+class VectorMemory(Memory):
+    """A memory whose state is one or more vectors [numel], float32, on the device of the last update; each is None while it is zero.
+
+    A subclass names the vectors and writes `_update_vectors`, a pure function of one update. It overrides `_on_accepted` if an accepted
+    update changes more than the residual.
+    """
+
+    vectors: ClassVar[tuple[str, ...]] = ("residual",)  # names of attributes
+
+    def _update_vectors(
+        self, vectors: NamedVectors, x: Tensor, context: Context
+    ) -> tuple[NamedVectors, Tensor]:
+        """Return the vectors after the update x [numel], and the vector to encode. The arguments are not modified.
+
+        The returned vectors must be valid even if no frame is ever accepted. `context.moments` are [numel].
+        """
+        raise NotImplementedError(f"{type(self).__name__} has neither _update_vectors nor _propose")
+
+    def _on_accepted(self, update: Update, dropped: Update | None) -> None:
+        add_saturating(self.residual, update, -1.0)
+        if dropped is not None:
+            add_saturating(self.residual, dropped)
+
+    @classmethod
+    def _propose(
+        cls, memories: Sequence["VectorMemory"], x: Rows, seeds: Sequence[int], context: Context
+    ) -> list[bytes | NonFiniteError]:
+        rows, layout = [row.to(torch.float32) for row in x], memories[0].layout
+        updated, send = zip(
+            *(
+                memory._update_vectors(memory._vectors_on(rows[0]), row, context.at(i))
+                for i, (memory, row) in enumerate(zip(memories, rows, strict=True))
+            ),
+            strict=True,
+        )
+        proposals = cls._encode(memories, send, seeds, context)
+        what = "the residual with the update added"
+        checks = [nonfinite_errors([new[n] for new in updated], layout, what) for n in cls.vectors]
+        checks.append(nonfinite_errors(rows, layout, "the update"))
+        for errors in checks:
+            proposals = [error or frame for error, frame in zip(errors, proposals, strict=True)]
+        for memory, new, proposal in zip(memories, updated, proposals, strict=True):
+            if not isinstance(proposal, NonFiniteError):
+                for name in cls.vectors:
+                    setattr(memory, name, new[name])
+        return proposals
+
+    def _vectors_on(self, like: Tensor) -> NamedVectors:
+        """Return the vectors, on the device of a float32 vector [numel]."""
+        vectors = {name: getattr(self, name) for name in self.vectors}
+        return {
+            name: torch.zeros_like(like) if vector is None else vector.to(like.device)
+            for name, vector in vectors.items()
+        }
+
+    def _state(self) -> State:
+        vectors = {name: getattr(self, name) for name in self.vectors}
+        return super()._state() | {
+            name: torch.zeros(self.numel, dtype=torch.float32) if vector is None else vector
+            for name, vector in vectors.items()
+        }
+
+    def _load_state(self, state: State) -> None:
+        missing = [name for name in self.vectors if name not in state]
+        if "pending" in state and missing:
+            raise ConfigError(
+                f"the state has a pending proposal but no '{missing[0]}'; pass the whole state_dict()"
+            )
+        super()._load_state(state)
+        for name in self.vectors:
+            setattr(self, name, state.get(name))
+
+
 class Counterpart(ABC):
     """The server's side of a memory: an estimate of each client's update.
 
@@ -354,3 +428,12 @@ def add_saturating(vector: Tensor, update: Update, weight: float = 1.0) -> None:
         (finite,) = kernels.are_finite([touched])
     if not finite:
         vector.nan_to_num_()
+
+
+def at_full_density(codec: Codec, name: str) -> Codec:
+    """Return the codec at density 1, for the memory `name`, which selects coordinates itself. Raises ConfigError for other codecs."""
+    if not isinstance(codec.unscoped, Selective) or codec.unscoped.draws:
+        raise MismatchError(
+            f"{{memory}} {name} selects the coordinates itself, and {codec} cannot send a selection; use {{uplink}} topk or stc"
+        )
+    return at_density(codec, 1.0)

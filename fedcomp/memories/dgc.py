@@ -24,8 +24,7 @@ from ..codecs.randomk import RandomK
 from ..codecs.threshold import Threshold
 from ..codecs.topk import TopK
 from ..kernels.sums import norm2
-from .base import mask
-from .vector_memory import NamedVectors, VectorMemory
+from .base import NamedVectors, VectorMemory, mask
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from ..codecs import Codec, Context
 from ..errors import MismatchError
-from .vector_memory import NamedVectors, VectorMemory
+from .base import NamedVectors, VectorMemory
 
 SAFE = 0.9  # α√γ of the values that an error message suggests
 

@@ -18,15 +18,14 @@ import torch
 from torch import Tensor
 
 from ..codecs import Codec, Context, Update, codec
-from ..codecs.checks import nonfinite_errors
+from ..codecs.base import nonfinite_errors
 from ..codecs.matrices import LARGEST, LowRankUpdate, read_arrays, total_numel
 from ..codecs.powersgd import FactorLayout, PowerSGD, start_name
 from ..codecs.update import Sections
 from ..errors import FrameError, MismatchError, NonFiniteError, ProtocolError
 from ..kernels import Rows
 from ..layout import Layout
-from .base import State, add_saturating
-from .vector_memory import VectorMemory
+from .base import State, VectorMemory, add_saturating
 
 LEFT, RIGHT = "left", "right"  # phases; each announces the mean of the other one's factors
 NUMBERS = codec("identity")  # codec of both phases

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from .. import spec
 from ..codecs import Context, Update
-from .vector_memory import NamedVectors, VectorMemory
+from .base import NamedVectors, VectorMemory
 
 
 @dataclass(frozen=True)

@@ -22,8 +22,7 @@ from ..codecs import Context, Update, codec
 from ..codecs.sketch import Sketch
 from ..codecs.update import Sparse
 from ..errors import MismatchError, ProtocolError
-from .base import State, mask
-from .vector_memory import NamedVectors, VectorMemory
+from .base import NamedVectors, State, VectorMemory, mask
 
 SKETCH, VALUES = "sketch", "values"  # phases
 CANDIDATES = "candidates"  # announced for the second phase, and a name in the state

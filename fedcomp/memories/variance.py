@@ -17,8 +17,7 @@ from torch import Tensor
 from ..codecs import Codec, Context, Update
 from ..errors import SpecError
 from ..layout import Layout
-from .base import mask
-from .vector_memory import NamedVectors, VectorMemory, at_full_density
+from .base import NamedVectors, VectorMemory, at_full_density, mask
 
 
 @dataclass(frozen=True)
