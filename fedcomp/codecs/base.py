@@ -293,7 +293,6 @@ class Codec(ABC):
     def _unseal(
         self, data: bytes, numel: int, layout: Layout | None = None
     ) -> tuple[int, list[tuple[Entry, Section]]]:
-        """Return `frame.unseal` of a frame of this codec."""
         return frame.unseal(data, self.id, numel, layout, self.seeded, self.chunk)
 
     def _frames(
@@ -318,7 +317,6 @@ class Codec(ABC):
         ]
 
     def _sections(self, rows: Rows, seeds: Sequence[int], context: Context) -> list[list[Section]]:
-        """Return the sections of each frame."""
         return [[section] for section in self._encode_rows(rows, seeds, context)]
 
     def _seal(self, numel: int, sections: Sequence[Section], seed: int) -> bytes:

@@ -18,7 +18,6 @@ from .update import Dense, Update
 
 
 def _bytes_of(values: np.ndarray) -> memoryview:
-    """Return the bytes of an array without a copy."""
     return np.ascontiguousarray(values).data.cast("B") if values.size else memoryview(b"")
 
 

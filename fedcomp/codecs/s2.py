@@ -307,7 +307,6 @@ def _read(body: bytes | memoryview, numel: int) -> S2Section | None:
 
 
 def _size(cells: int, bits: int) -> int:
-    """Return the size in bytes of this many cells of `bits` bits."""
     return cells * (bits // 8) + (cells * (bits % 8) + 7) // 8
 
 

@@ -134,7 +134,8 @@ class Bits(Update):
 
     def add_to(self, into: Tensor, weight: float = 1.0) -> None:
         high, low = (np.float32(weight) * v for v in (self.high, self.low))
-        kernels.bits.add_values(into, self.raw, high, low)
+        values = kernels.bits.values(self.raw, 0, self.numel, high, low)
+        into.detach().add_(torch.from_numpy(values).to(into.device))
 
     def block(self, start: int, stop: int) -> np.ndarray:
         return kernels.bits.values(self.raw, start, stop, self.high, self.low)

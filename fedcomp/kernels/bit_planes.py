@@ -85,7 +85,6 @@ def count(rows: Iterable[np.ndarray]) -> list[np.ndarray]:
 
 
 def _full_add(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the sum and the carry of three rows of a plane."""
     odd = a ^ b
     return odd ^ c, a & b | odd & c
 

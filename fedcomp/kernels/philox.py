@@ -56,7 +56,6 @@ def halves(seed: int) -> tuple[int, int]:
 
 
 def _split(blocks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the low and the high words of block numbers."""
     return blocks & LOW, blocks >> np.uint64(32)
 
 
@@ -66,11 +65,9 @@ def _blocks(
     """Return the blocks [m, 4] of counters c0 [m], c1 [m], c2, c3. All are 32 bits wide; c0 and c1 are uint64 arrays."""
     a, b, c, d = c0, c1, np.full_like(c0, c2), np.full_like(c0, c3)
     shift = np.uint64(32)
-    for round in range(ROUNDS):
-        keys = (
-            np.uint64(key + round * step & 0xFFFFFFFF)
-            for key, step in zip((low, high), WEYL, strict=True)
-        )
+    for _ in range(ROUNDS):
         x, y = a * np.uint64(MULTIPLIERS[0]), c * np.uint64(MULTIPLIERS[1])
-        a, b, c, d = (y >> shift) ^ b ^ next(keys), y & LOW, (x >> shift) ^ d ^ next(keys), x & LOW
+        a, b = (y >> shift) ^ b ^ np.uint64(low), y & LOW
+        c, d = (x >> shift) ^ d ^ np.uint64(high), x & LOW
+        low, high = low + WEYL[0] & 0xFFFFFFFF, high + WEYL[1] & 0xFFFFFFFF
     return np.stack([a, b, c, d], axis=1).astype(np.uint32)

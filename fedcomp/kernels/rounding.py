@@ -9,6 +9,7 @@ arrays.
 import math
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from ..errors import FrameError
@@ -104,24 +105,23 @@ def histogram(x: Tensor) -> tuple[np.ndarray, np.ndarray]:
 
     A bin is a range of bit patterns. Its width is at most 2⁻⁷ of its values, and less if all values are close to each other.
     """
-    from . import rounding_loops
-
     x, edges = x.detach().cpu(), extremes(x)
     shift = max_shift(max(map(abs, edges)))
     factor = np.float32(2.0**shift)
     lowest, highest = (int(key) for key in _keys(np.array(edges, np.float32) * factor))
     width = max(0, (highest - lowest).bit_length() - BITS)
     first = lowest >> width
-    table = np.zeros((2, (highest >> width) - first + 1), np.int64)
+    size = (highest >> width) - first + 1
 
     def work(start: int, stop: int) -> np.ndarray:
-        part = np.zeros_like(table)
-        for piece in pieces(x, start, stop):
-            rounding_loops.add_to_histogram(piece, factor, first, width, part)
-        return part
+        table = np.zeros((2, size), np.int64)  # counts, and sums of the low bits of the keys
+        for a in range(start, stop, PIECE):
+            keys = _keys(x[a : min(a + PIECE, stop)].to(torch.float32).numpy() * factor)
+            at, low = (keys >> width) - first, keys & (1 << width) - 1
+            table += np.bincount(at, minlength=size), np.bincount(at, low, size).astype(np.int64)
+        return table
 
-    for part in map_ranges(x.numel(), work):
-        table += part
+    table = np.sum(map_ranges(x.numel(), work), axis=0)
     bins = np.flatnonzero(table[0])
     counts, low = table[:, bins]
     left, right = (_values((bins + first + i) << width) for i in (0, 1))
@@ -183,7 +183,6 @@ def _keys(x: np.ndarray) -> np.ndarray:
 
 def _values(keys: np.ndarray) -> np.ndarray:
     """Return the float64 values with these keys; 2^128 for keys above that of the largest float32."""
-    values = (
-        np.minimum(np.abs(keys), INFINITE - 1).astype(np.int32).view(np.float32).astype(np.float64)
-    )
-    return np.copysign(np.where(np.abs(keys) < INFINITE, values, 2.0**128), keys)
+    sizes = np.abs(keys)
+    values = np.minimum(sizes, INFINITE - 1).astype(np.int32).view(np.float32).astype(np.float64)
+    return np.copysign(np.where(sizes < INFINITE, values, 2.0**128), keys)

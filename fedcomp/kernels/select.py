@@ -55,9 +55,8 @@ def top_side(rows: Rows, k: int) -> Chosen:
     sides = [_top(rows, k, side) for side in (POSITIVES, NEGATIVES)]
     means_of = [abs(means(values_at(rows, side), side.counts)) for side in sides]
     split = [side.positions.split(side.counts.tolist()) for side in sides]
-    kept = [
-        up if high >= low else down for up, down, high, low in zip(*split, *means_of, strict=True)
-    ]
+    pairs = zip(*split, *means_of, strict=True)
+    kept = [up if high >= low else down for up, down, high, low in pairs]
     if not kept:
         return sides[0]
     counts = np.array([len(positions) for positions in kept], np.int64)

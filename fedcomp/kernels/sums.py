@@ -102,11 +102,8 @@ def column_sides(x: Tensor, columns: int) -> tuple[np.ndarray, np.ndarray]:
     if columns > 1:
         return _column_sides(x, columns)
     whole = x.numel() // LANES * LANES
-    lanes = [
-        _column_sides(part, min(part.numel(), LANES))
-        for part in (x[:whole], x[whole:])
-        if part.numel()
-    ]
+    filled = [part for part in (x[:whole], x[whole:]) if part.numel()]
+    lanes = [_column_sides(part, min(part.numel(), LANES)) for part in filled]
     totals, counts = (np.concatenate(part, axis=1) for part in zip(*lanes, strict=True))
     return totals.cumsum(axis=1)[:, -1:], counts.sum(axis=1, keepdims=True)
 

@@ -90,17 +90,13 @@ def pack(votes: np.ndarray | Tensor) -> np.ndarray:
 
 
 def _as_arrays(votes: Votes, numel: int) -> list[np.ndarray]:
-    """Return each vote as uint8 [⌈numel/8⌉], a view of its buffer."""
     if len(votes) == 0:
         raise ValueError("a tally needs at least one vote")
-    return [
-        bits.read_bits(np.ascontiguousarray(v).data if isinstance(v, np.ndarray) else v, numel)
-        for v in votes
-    ]
+    buffers = (np.ascontiguousarray(v).data if isinstance(v, np.ndarray) else v for v in votes)
+    return [bits.read_bits(buffer, numel) for buffer in buffers]
 
 
 def _ones(packed: np.ndarray) -> int:
-    """Return the number of ones among packed bits."""
     whole = packed.size // 8 * 8
     parts = packed[:whole].view(np.uint64), packed[whole:]
     return sum(int(np.bitwise_count(part).sum(dtype=np.int64)) for part in parts)

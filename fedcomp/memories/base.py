@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .. import kernels
+from .. import kernels, spec
 from ..codecs import Codec, Context, Update, at_density
 from ..codecs.base import NO_CONTEXT, check_vector, nonfinite_errors, or_raise
 from ..codecs.selection import Selective
@@ -37,6 +37,14 @@ class NoOptions:
     """The options of a memory or strategy that has none."""
 
 
+@dataclass(frozen=True)
+class MomentumOptions:
+    momentum: float = 0.9  # larger = older updates count for longer
+
+    def __post_init__(self) -> None:
+        spec.check_decays(self, "momentum")
+
+
 class Memory(ABC):
     """A codec with a memory, for vectors [numel]."""
 
@@ -45,21 +53,21 @@ class Memory(ABC):
     Options: ClassVar[type] = NoOptions  # a frozen dataclass: the options of `name:option=value`
     counterpart: ClassVar["type[Counterpart] | None"] = None  # server side, if it has state
     required_strategy: ClassVar[str] = ""  # the only strategy that it works with; "" = all
-    selects_coordinates: ClassVar[bool] = (
-        False  # which coordinates are sent, whatever the codec's density
-    )
+    # Whether it selects coordinates itself, and uses its codec at density 1.
+    selects_coordinates: ClassVar[bool] = False
     default_uplink: ClassVar[str] = ""  # default of --uplink; "" = the general default
     needs_moments: ClassVar[bool] = False  # local SGD fills context.moments
     residual: Tensor | None = None  # the unsent vector, if the memory has one; None = zero
-    gain: float = (
-        1.0  # largest norm of the sent vectors and the residual, for updates of total norm 1
-    )
+    # Largest norm of the sent vectors and the residual, for updates of total norm 1.
+    gain: float = 1.0
 
     def __init__(self, codec: Codec, numel: int, layout: Layout | None = None, options: Any = None):
         if layout is not None and layout.numel != numel:
             raise ConfigError(
                 f"the layout has {layout.numel} elements and the memory {numel}; give the layout of this model"
             )
+        if self.selects_coordinates:
+            codec = at_full_density(codec, self.name)
         self.codec = self._configured_codec = codec
         self.numel, self.layout, self.options = numel, layout, options or self.Options()
         self.pending: bytes | None = None  # frame of the unsettled proposal
@@ -71,9 +79,8 @@ class Memory(ABC):
         Raises ConfigError if the codec has no density, and if the memory would diverge with this one.
         """
         if density or self.codec is not self._configured_codec:
-            self.codec = (
-                at_density(self._configured_codec, density) if density else self._configured_codec
-            )
+            configured = self._configured_codec
+            self.codec = at_density(configured, density) if density else configured
             self._check_codec()
 
     @property
@@ -234,14 +241,11 @@ class Memory(ABC):
         context: Context,
         onto: Sequence[Tensor] | None = None,
     ) -> list[bytes | NonFiniteError]:
-        """Call `Codec.encode_batch` of the memories' codec."""
-        return memories[0].codec.encode_batch(
-            x, seeds, onto=onto, layout=memories[0].layout, context=context
-        )
+        encode, layout = memories[0].codec.encode_batch, memories[0].layout
+        return encode(x, seeds, onto=onto, layout=layout, context=context)
 
     @staticmethod
     def _open(memories: Sequence["Memory"], frames: Sequence[bytes]) -> list[Update]:
-        """Return the updates in frames of the memories' codec."""
         first = memories[0]
         return list(map(or_raise, first.codec.open_batch(frames, first.numel, first.layout)))
 
@@ -292,13 +296,11 @@ class VectorMemory(Memory):
         cls, memories: Sequence["VectorMemory"], x: Rows, seeds: Sequence[int], context: Context
     ) -> list[bytes | NonFiniteError]:
         rows, layout = [row.to(torch.float32) for row in x], memories[0].layout
-        updated, send = zip(
-            *(
-                memory._update_vectors(memory._vectors_on(rows[0]), row, context.at(i))
-                for i, (memory, row) in enumerate(zip(memories, rows, strict=True))
-            ),
-            strict=True,
-        )
+        results = [
+            memory._update_vectors(memory._vectors_on(rows[0]), row, context.at(i))
+            for i, (memory, row) in enumerate(zip(memories, rows, strict=True))
+        ]
+        updated, send = zip(*results, strict=True)
         proposals = cls._encode(memories, send, seeds, context)
         what = "the residual with the update added"
         checks = [nonfinite_errors([new[n] for new in updated], layout, what) for n in cls.vectors]
@@ -313,18 +315,14 @@ class VectorMemory(Memory):
 
     def _vectors_on(self, like: Tensor) -> NamedVectors:
         """Return the vectors, on the device of a float32 vector [numel]."""
-        vectors = {name: getattr(self, name) for name in self.vectors}
-        return {
-            name: torch.zeros_like(like) if vector is None else vector.to(like.device)
-            for name, vector in vectors.items()
-        }
+        values = [getattr(self, name) for name in self.vectors]
+        filled = [torch.zeros_like(like) if v is None else v.to(like.device) for v in values]
+        return dict(zip(self.vectors, filled, strict=True))
 
     def _state(self) -> State:
-        vectors = {name: getattr(self, name) for name in self.vectors}
-        return super()._state() | {
-            name: torch.zeros(self.numel, dtype=torch.float32) if vector is None else vector
-            for name, vector in vectors.items()
-        }
+        values = [getattr(self, name) for name in self.vectors]
+        filled = [torch.zeros(self.numel, dtype=torch.float32) if v is None else v for v in values]
+        return super()._state() | dict(zip(self.vectors, filled, strict=True))
 
     def _load_state(self, state: State) -> None:
         missing = [name for name in self.vectors if name not in state]
@@ -393,9 +391,7 @@ class Counterpart(ABC):
 
 
 def _copied(state: Mapping[str, Tensor | bytes]) -> State:
-    return {
-        name: value.clone() if isinstance(value, Tensor) else value for name, value in state.items()
-    }
+    return {name: v.clone() if isinstance(v, Tensor) else v for name, v in state.items()}
 
 
 def mask(vectors: Iterable[Tensor], sent: np.ndarray | None, dropped: Update | None) -> None:

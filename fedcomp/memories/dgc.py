@@ -24,17 +24,16 @@ from ..codecs.randomk import RandomK
 from ..codecs.threshold import Threshold
 from ..codecs.topk import TopK
 from ..kernels.sums import norm2
-from .base import NamedVectors, VectorMemory, mask
+from .base import MomentumOptions, NamedVectors, VectorMemory, mask
 
 
 @dataclass(frozen=True)
-class DGCOptions:
-    momentum: float = 0.9
+class DGCOptions(MomentumOptions):
     clip: float = 0.0  # largest L2 norm of the sum of N updates; 0 = no clipping
     nodes: int = 1  # N, number of clients in a round
 
     def __post_init__(self) -> None:
-        spec.check_decays(self, "momentum")
+        super().__post_init__()
         spec.check_ranges(self, clip=(0, math.inf), nodes=(1, math.inf))
 
 

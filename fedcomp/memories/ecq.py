@@ -39,11 +39,8 @@ class ECQ(VectorMemory):
     Options: ClassVar[type] = ECQOptions
 
     def _check_codec(self) -> None:
-        gamma, alpha, beta = (
-            error_factor(self.codec, self.numel),
-            self.options.alpha,
-            self.options.beta,
-        )
+        alpha, beta = self.options.alpha, self.options.beta
+        gamma = error_factor(self.codec, self.numel)
         if gamma is None:
             raise MismatchError(
                 f"{{memory}} ecq needs a codec with a bounded error, and the error of {self.codec} has no bound; use {{uplink}} stc"

@@ -9,22 +9,12 @@ u is not an unsent error: it does not change when C(u) is accepted or rejected. 
 algorithm; β = 0 is signSGD.
 """
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 from torch import Tensor
 
-from .. import spec
 from ..codecs import Context, Update
-from .base import NamedVectors, VectorMemory
-
-
-@dataclass(frozen=True)
-class SignumOptions:
-    momentum: float = 0.9  # β; larger = votes change more slowly
-
-    def __post_init__(self) -> None:
-        spec.check_decays(self, "momentum")
+from .base import MomentumOptions, NamedVectors, VectorMemory
 
 
 class Signum(VectorMemory):
@@ -32,7 +22,7 @@ class Signum(VectorMemory):
 
     name: ClassVar[str] = "signum"
     source: ClassVar[str] = "Bernstein et al. 2019"
-    Options: ClassVar[type] = SignumOptions
+    Options: ClassVar[type] = MomentumOptions
     vectors: ClassVar[tuple[str, ...]] = ("velocity",)
     velocity: Tensor | None = None  # u
 
