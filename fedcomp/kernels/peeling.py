@@ -78,29 +78,11 @@ def recover(where: KeyCells, table: np.ndarray) -> Recovered:
 
 
 def peel(where: KeyCells, table: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the integers, int64 [k], 0 if not peeled, and which keys were peeled, bool [k]. Subtract the integers from the table.
+    """Return the integers, int64 [k], 0 if not peeled, and which keys were peeled, bool [k]. Subtract the integers from the table."""
+    from . import peeling_loops
 
-    A round peels all keys that are single in a cell at its start.
-    """
-    keys = np.arange(len(where.cells))
-    values, is_peeled = np.zeros(keys.size, np.int64), np.zeros(keys.size, np.bool_)
-    count = np.bincount(where.cells.ravel(), minlength=where.size)
-    key_sum = np.zeros(where.size, np.int64)  # the key itself in a cell with a single key
-    np.add.at(key_sum, where.cells.ravel(), keys.repeat(where.cells.shape[1]))
-    single, last = np.flatnonzero(count == 1), np.empty(keys.size, np.int64)
-    while single.size:
-        found, order = key_sum[single], np.arange(single.size)
-        last[found] = order
-        found = found[last[found] == order]  # without repetitions; np.unique is slower
-        own = KeyCells(where.cells[found], where.negative[found], where.size)
-        at = np.arange(found.size), (count[own.cells] == 1).argmax(1)
-        value = table[own.cells[at]]
-        values[found], is_peeled[found] = np.where(own.negative[at], -value, value), True
-        _add(table, own, -values[found])
-        touched = own.cells.ravel()
-        np.subtract.at(count, touched, 1)
-        np.subtract.at(key_sum, touched, found.repeat(where.cells.shape[1]))
-        single = touched[count[touched] == 1]
+    values, is_peeled = np.zeros(len(where.cells), np.int64), np.zeros(len(where.cells), np.bool_)
+    peeling_loops.peel(where.cells, where.negative, table, values, is_peeled)
     return values, is_peeled
 
 
