@@ -25,7 +25,7 @@ from ..layout import Layout
 from .base import Codec, Context, expect, or_raise
 from .frame import PRODUCT, ProductId, read_section, read_varint, varint
 from .matrices import MatrixCodec
-from .selection import DensityCodec, Selective, take
+from .selection import DensityCodec, Selective, Unpacked, take
 
 
 @dataclass(frozen=True)
@@ -112,9 +112,7 @@ class Product(Selective):
             packed.append((0, varint(len(head) + len(section.body)) + head + section.body))
         return packed
 
-    def unpack_values(
-        self, flag: int, data: memoryview, count: int, seed: int
-    ) -> tuple[np.ndarray, int]:
+    def unpack_values(self, flag: int, data: memoryview, count: int, seed: int) -> Unpacked:
         expect(flag == 0, "a section of a product has an unknown flag")
         length, start = read_varint(data)
         section, _ = take(data[start:], length)

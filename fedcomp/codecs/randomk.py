@@ -38,6 +38,7 @@ from . import floats, selection
 from .base import Context, expect
 from .frame import EMPTY, Section, read_varint, varint
 from .levels import LARGEST, round_down
+from .selection import Unpacked
 
 STREAM = 7  # of the random words that draw positions; stream 0 may round the values
 DROP_MASK = 1 << 63  # changes the seed of dropping, since the seed itself may round the values
@@ -134,9 +135,7 @@ class RandomK(selection.DensityCodec):
         common = magnitudes.min().astype("<f4").tobytes()
         return flag | COMMON_MAGNITUDE, common + bits + floats.pack(values[larger], flag)
 
-    def unpack_values(
-        self, flag: int, data: memoryview, count: int, seed: int
-    ) -> tuple[np.ndarray, int]:
+    def unpack_values(self, flag: int, data: memoryview, count: int, seed: int) -> Unpacked:
         if flag < COMMON_MAGNITUDE:
             return floats.unpack(data, count, flag)
         head, rest = selection.take(data, 4)

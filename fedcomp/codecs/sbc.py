@@ -21,6 +21,7 @@ from .. import kernels
 from ..kernels import Chosen, Rows
 from . import selection
 from .base import Context, expect
+from .selection import Unpacked
 
 POSITIVE, NEGATIVE = 0, 1  # flags
 
@@ -53,9 +54,7 @@ class SBC(selection.Largest):
         flags = np.where(negative, NEGATIVE, POSITIVE).tolist()
         return list(zip(flags, selection.pack_means(values, counts), strict=True))
 
-    def unpack_values(
-        self, flag: int, data: memoryview, count: int, seed: int
-    ) -> tuple[np.ndarray, int]:
+    def unpack_values(self, flag: int, data: memoryview, count: int, seed: int) -> Unpacked:
         expect(flag in (POSITIVE, NEGATIVE), "an SBC section has an unknown flag")
         mean, _ = selection.take(data, 4)
         mu = selection.unpack_magnitude(mean)

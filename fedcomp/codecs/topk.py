@@ -26,6 +26,7 @@ from .. import kernels
 from . import floats, levels, selection
 from .base import Context, expect
 from .frame import read_varint, varint
+from .selection import Unpacked
 
 BINNED = 2  # flag
 BINS, WIDTH, MIDDLE = 4, 1.5, 2  # number of bins, their width in σ, the bin around m
@@ -65,9 +66,7 @@ class TopK(selection.Largest):
             ]
         return floats.pack_runs(values, counts, self.values)
 
-    def unpack_values(
-        self, flag: int, data: memoryview, count: int, seed: int
-    ) -> tuple[np.ndarray, int]:
+    def unpack_values(self, flag: int, data: memoryview, count: int, seed: int) -> Unpacked:
         expect(flag in (floats.FP32, floats.FP16, BINNED), "a top-k section has an unknown flag")
         if flag == BINNED:
             return unpack_bins(data, np.array([count]))

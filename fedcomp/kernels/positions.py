@@ -100,7 +100,8 @@ def unpack_rows(
     in_blocks = missing & (form_array == COMPLEMENT_BLOCKED)
     forms_of_coded = np.where(in_blocks, BLOCKS, form_array - COMPLEMENT * missing)
     full = np.flatnonzero((form_array == COMPLEMENT) & (count_array == numel)).tolist()
-    rows = {i: np.arange(numel) for i in full if not len(codes[i])}
+    rows: dict[int, np.ndarray | FrameError] = {}
+    rows |= {i: np.arange(numel) for i in full if not len(codes[i])}
     possible = np.flatnonzero(_is_possible(codes, coded, forms_of_coded, numel))
     if possible.size:
         indices, lengths = possible.tolist(), coded[possible]
@@ -108,8 +109,11 @@ def unpack_rows(
         positions, valid = _unpack(own, lengths, forms_of_coded[possible], numel)
         decoded = zip(indices, split_runs(positions, lengths), valid.tolist(), strict=True)
         rows |= {i: _complement(row, numel) if missing[i] else row for i, row, ok in decoded if ok}
-    problem = f"bytes are not the code of these positions of a vector of {numel}; the frame is damaged or of another size"
-    return [rows.get(i, FrameError(f"{len(code)} {problem}")) for i, code in enumerate(codes)]
+    for i in set(range(len(codes))) - rows.keys():
+        rows[i] = FrameError(
+            f"{len(codes[i])} bytes are not the code of these positions of a vector of {numel}; the frame is damaged or of another size"
+        )
+    return [rows[i] for i in range(len(codes))]
 
 
 def _pack_list(rows: list[np.ndarray], numel: int, widest: int) -> list[tuple[int, bytes]]:

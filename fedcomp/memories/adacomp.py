@@ -23,7 +23,7 @@ from torch.nn import functional as F
 from .. import codecs, kernels, spec
 from ..codecs import Context
 from ..layout import Layout
-from .base import NamedVectors, VectorMemory
+from .base import Updated, VectorMemory, Vectors
 
 
 @dataclass(frozen=True)
@@ -42,9 +42,7 @@ class AdaComp(VectorMemory):
     Options: ClassVar[type] = AdaCompOptions
     selects_coordinates: ClassVar[bool] = True
 
-    def _update_vectors(
-        self, vectors: NamedVectors, x: Tensor, context: Context
-    ) -> tuple[NamedVectors, Tensor]:
+    def _update_vectors(self, vectors: Vectors, x: Tensor, context: Context) -> Updated:
         g = vectors["residual"] + x
         spans = codecs.spans(self.codec, self.layout or Layout.flat(self.numel))
         filled = [span for span in spans if span.stop > span.start]

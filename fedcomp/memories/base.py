@@ -24,7 +24,8 @@ from ..kernels import Rows
 from ..layout import Layout
 
 State = dict[str, Tensor | bytes]
-NamedVectors = Mapping[str, Tensor]  # name → vector [numel]
+Vectors = Mapping[str, Tensor]  # name → vector [numel]
+Updated = tuple[Vectors, Tensor]  # the vectors after an update, and the vector to encode
 # For a checkpoint, by name: vectors [numel]; values, None = delete the value.
 Changes = tuple[dict[str, Tensor], dict[str, bytes | None]]
 # Read a vector or value of a checkpoint by name; None = there is none.
@@ -277,9 +278,7 @@ class VectorMemory(Memory):
 
     vectors: ClassVar[tuple[str, ...]] = ("residual",)  # names of attributes
 
-    def _update_vectors(
-        self, vectors: NamedVectors, x: Tensor, context: Context
-    ) -> tuple[NamedVectors, Tensor]:
+    def _update_vectors(self, vectors: Vectors, x: Tensor, context: Context) -> Updated:
         """Return the vectors after the update x [numel], and the vector to encode. The arguments are not modified.
 
         The returned vectors must be valid even if no frame is ever accepted. `context.moments` are [numel].
@@ -313,7 +312,7 @@ class VectorMemory(Memory):
                     setattr(memory, name, new[name])
         return proposals
 
-    def _vectors_on(self, like: Tensor) -> NamedVectors:
+    def _vectors_on(self, like: Tensor) -> Vectors:
         """Return the vectors, on the device of a float32 vector [numel]."""
         values = [getattr(self, name) for name in self.vectors]
         filled = [torch.zeros_like(like) if v is None else v.to(like.device) for v in values]

@@ -24,7 +24,7 @@ from ..codecs.randomk import RandomK
 from ..codecs.threshold import Threshold
 from ..codecs.topk import TopK
 from ..kernels.sums import norm2
-from .base import MomentumOptions, NamedVectors, VectorMemory, mask
+from .base import MomentumOptions, Updated, VectorMemory, Vectors, mask
 
 
 @dataclass(frozen=True)
@@ -72,9 +72,7 @@ class DGC(VectorMemory):
             "lost; use --uplink topk, or --memory residual"
         )
 
-    def _update_vectors(
-        self, vectors: NamedVectors, x: Tensor, context: Context
-    ) -> tuple[NamedVectors, Tensor]:
+    def _update_vectors(self, vectors: Vectors, x: Tensor, context: Context) -> Updated:
         u = (vectors["velocity"] * self.options.momentum).add_(self._clipped(x))
         v = vectors["residual"] + u
         return {"velocity": u, "residual": v}, v

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from ..codecs import Codec, Context
 from ..errors import MismatchError
-from .base import NamedVectors, VectorMemory
+from .base import Updated, VectorMemory, Vectors
 
 SAFE = 0.9  # α√γ of the values that an error message suggests
 
@@ -59,9 +59,7 @@ class ECQ(VectorMemory):
                 "every round; give a beta of at most 1"
             )
 
-    def _update_vectors(
-        self, vectors: NamedVectors, x: Tensor, context: Context
-    ) -> tuple[NamedVectors, Tensor]:
+    def _update_vectors(self, vectors: Vectors, x: Tensor, context: Context) -> Updated:
         h = vectors["residual"]
         return {"residual": (h * self.options.beta).add_(x)}, (h * self.options.alpha).add_(x)
 

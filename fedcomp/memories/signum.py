@@ -14,7 +14,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from ..codecs import Context, Update
-from .base import MomentumOptions, NamedVectors, VectorMemory
+from .base import MomentumOptions, Updated, VectorMemory, Vectors
 
 
 class Signum(VectorMemory):
@@ -26,9 +26,7 @@ class Signum(VectorMemory):
     vectors: ClassVar[tuple[str, ...]] = ("velocity",)
     velocity: Tensor | None = None  # u
 
-    def _update_vectors(
-        self, vectors: NamedVectors, x: Tensor, context: Context
-    ) -> tuple[NamedVectors, Tensor]:
+    def _update_vectors(self, vectors: Vectors, x: Tensor, context: Context) -> Updated:
         u = (vectors["velocity"] * self.options.momentum).add_(x, alpha=1 - self.options.momentum)
         return {"velocity": u}, u
 

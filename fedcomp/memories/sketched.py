@@ -20,7 +20,7 @@ from ..codecs import Context, Update, codec
 from ..codecs.sketch import Sketch
 from ..codecs.update import Sparse
 from ..errors import MismatchError, ProtocolError
-from .base import MomentumOptions, NamedVectors, State, VectorMemory, mask
+from .base import MomentumOptions, State, Updated, VectorMemory, Vectors, mask
 
 SKETCH, VALUES = "sketch", "values"  # phases
 CANDIDATES = "candidates"  # announced for the second phase, and a name in the state
@@ -69,9 +69,7 @@ class Sketched(VectorMemory):
         super()._load_state(state)
         self.candidates = state.get(CANDIDATES, b"")
 
-    def _update_vectors(
-        self, vectors: NamedVectors, x: Tensor, context: Context
-    ) -> tuple[NamedVectors, Tensor]:
+    def _update_vectors(self, vectors: Vectors, x: Tensor, context: Context) -> Updated:
         if context.phase != SKETCH:
             raise MismatchError(
                 f"{{memory}} {self.name} has no frame for a phase '{context.phase}'; give --strategy {self.required_strategy}, "

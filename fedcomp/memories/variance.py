@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ..codecs import Context, Update
 from ..errors import SpecError
-from .base import NamedVectors, VectorMemory, mask
+from .base import Updated, VectorMemory, Vectors, mask
 
 
 @dataclass(frozen=True)
@@ -44,9 +44,7 @@ class Variance(VectorMemory):
     gradients: Tensor | None = None  # r
     squares: Tensor | None = None  # v
 
-    def _update_vectors(
-        self, vectors: NamedVectors, x: Tensor, context: Context
-    ) -> tuple[NamedVectors, Tensor]:
+    def _update_vectors(self, vectors: Vectors, x: Tensor, context: Context) -> Updated:
         sums, squares = (x, x * x) if context.moments is None else context.moments
         e, r, v = vectors["residual"] + x, vectors["gradients"] + sums, vectors["squares"] + squares
         send = e.where(r * r > v * self.options.alpha, 0)
