@@ -9,7 +9,6 @@ arrays.
 import math
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from ..errors import FrameError
@@ -105,6 +104,8 @@ def histogram(x: Tensor) -> tuple[np.ndarray, np.ndarray]:
 
     A bin is a range of bit patterns. Its width is at most 2⁻⁷ of its values, and less if all values are close to each other.
     """
+    from . import rounding_loops
+
     x, edges = x.detach().cpu(), extremes(x)
     shift = max_shift(max(map(abs, edges)))
     factor = np.float32(2.0**shift)
@@ -114,11 +115,9 @@ def histogram(x: Tensor) -> tuple[np.ndarray, np.ndarray]:
     size = (highest >> width) - first + 1
 
     def work(start: int, stop: int) -> np.ndarray:
-        table = np.zeros((2, size), np.int64)  # counts, and sums of the low bits of the keys
-        for a in range(start, stop, PIECE):
-            keys = _keys(x[a : min(a + PIECE, stop)].to(torch.float32).numpy() * factor)
-            at, low = (keys >> width) - first, keys & (1 << width) - 1
-            table += np.bincount(at, minlength=size), np.bincount(at, low, size).astype(np.int64)
+        table = np.zeros((2, size), np.int64)
+        for piece in pieces(x, start, stop):
+            rounding_loops.add_to_histogram(piece, factor, first, width, table)
         return table
 
     table = np.sum(map_ranges(x.numel(), work), axis=0)

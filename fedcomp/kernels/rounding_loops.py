@@ -4,10 +4,10 @@
 """
 
 import numpy as np
-from numpy import float32, float64, int64, uint8, uint32, uint64
+from numpy import float32, float64, int32, int64, uint8, uint32, uint64
 
 from .loops import compiled, draw
-from .rounding import FRACTION, ONE
+from .rounding import FRACTION, MAGNITUDE, ONE
 
 N_WORDS = 1024  # random words that are drawn at a time
 
@@ -55,3 +55,15 @@ def levels(x, arguments, low, high, start, out):
             above = (float64(x[uint64(first) + i]) - levels[cell]) * up[cell]
             fixed = int64(min(max(above, 0.0), ONE) + 0.5)
             out[uint64(first) + i] = cell + uint64((fixed + int64(words[i])) >> 32)
+
+
+@compiled
+def add_to_histogram(x, factor, first, width, table):
+    """Add x·factor to the bins: counts to table[0], low `width` bits of the keys to table[1]. `first`: key of the first bin >> width."""
+    low_bits = (int64(1) << width) - 1
+    for i in range(uint64(x.size)):
+        bits = int64(float32(x[i] * factor).view(int32))
+        key = -(bits & MAGNITUDE) if bits < 0 else bits
+        at = uint64((key >> width) - first)
+        table[0, at] += 1
+        table[1, at] += key & low_bits
