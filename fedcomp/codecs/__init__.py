@@ -4,11 +4,10 @@ from .. import spec
 from ..errors import SpecError
 from ..plugins import PluginRegistry, subclass_of
 from .base import Codec, Context, at_density, longest_frame, spans
-from .chunked import Chunked
 from .frame import NAMES
-from .layerwise import LayerWise
 from .product import Product
 from .s2 import S2, SparseS2
+from .scopes import Chunked, LayerWise
 from .update import Update, add_all
 
 __all__ = [

@@ -86,17 +86,13 @@ class Adaptive(Codec):
         end = 1 + LEVEL.itemsize * (data[0] + 1) if len(data) else 1
         expect(len(data) >= end, "levels are cut short")
         placed = np.frombuffer(data[1:end], LEVEL)
-        expect(
-            bool(np.isfinite(placed).all() and (placed[1:] > placed[:-1]).all()),
-            "levels do not ascend",
-        )
+        ascends = np.isfinite(placed).all() and (placed[1:] > placed[:-1]).all()
+        expect(bool(ascends), "levels do not ascend")
         expect(not (np.signbit(placed) & (placed == 0)).any(), "a level is minus zero")
+        codes = np.zeros(numel, np.uint8)
+        if placed.size > 1:
+            codes = wire.unpack(data[end:], numel, placed.size)
         expect(placed.size > 1 or len(data) == end, "bytes follow the only level")
-        codes = (
-            wire.unpack(data[end:], numel, placed.size)
-            if placed.size > 1
-            else np.zeros(numel, np.uint8)
-        )
         expect(bool(rounding.count(codes, placed.size).all()), "a level does not occur")
         return Dense(rounding.lookup(codes, placed.astype(np.float32)))
 
@@ -106,9 +102,8 @@ class Adaptive(Codec):
         if self.rounding == "nearest":
             placed = _cell_means(values, counts, self.levels, self.placement)
         else:
-            placed = _least_variance(
-                values, counts, rounding.extremes(x), self.levels, self.placement
-            )
+            ends = rounding.extremes(x)
+            placed = _least_variance(values, counts, ends, self.levels, self.placement)
         return np.unique(placed.astype(np.float32) + np.float32(0))  # not minus zero
 
 
@@ -145,12 +140,10 @@ def _least_variance(
         return grid
     totals = np.zeros(grid.size)
     totals[np.searchsorted(grid, values.clip(*ends))] = counts
-    chosen = np.searchsorted(
-        _quantiles(values, counts, size - fixed.size + 1), np.arange(1, size - fixed.size + 1)
-    )
-    at = np.unique(
-        np.searchsorted(grid, np.concatenate([fixed, values[np.minimum(chosen, values.size - 1)]]))
-    )
+    cells = size - fixed.size + 1
+    chosen = np.searchsorted(_quantiles(values, counts, cells), np.arange(1, cells))
+    placed = np.concatenate([fixed, values[np.minimum(chosen, values.size - 1)]])
+    at = np.unique(np.searchsorted(grid, placed))
     if placement == "lloyd":
         ranks, sums = totals.cumsum(), (totals * grid).cumsum()
         free = np.flatnonzero(~np.isin(grid[at], fixed))

@@ -81,9 +81,8 @@ class Atomo(MatrixCodec):
         own, code = take(data, FLOAT.itemsize * section.count)
         (values,) = read_arrays(own, [(section.count,)])
         expect(bool(values.all()), "a section holds an entry that is zero")
-        return Sparse(
-            layout.numel, wire.unpack(code, section.count, first[0] & FORM, layout.numel), values
-        )
+        positions = wire.unpack(code, section.count, first[0] & FORM, layout.numel)
+        return Sparse(layout.numel, positions, values)
 
     def factor(
         self, matrix: Tensor, tensor: int, seed: int, context: Context
@@ -110,9 +109,8 @@ class Atomo(MatrixCodec):
             return EMPTY
         values = (x[positions] * np.float64(ONE) / p[positions]).astype(FLOAT)
         form, code = wire.pack(positions, x.size)
-        return Section(
-            positions.size, bytes([form | ENTRIES << FLAG_SHIFT]) + values.tobytes() + code
-        )
+        head = bytes([form | ENTRIES << FLAG_SHIFT])
+        return Section(positions.size, head + values.tobytes() + code)
 
     def _budget(self, atoms: int) -> float:
         return self.budget if self.budget >= 1 else max(1.0, self.budget * atoms)
@@ -131,11 +129,7 @@ def probabilities(sizes: np.ndarray, budget: float) -> np.ndarray:
             break
         certain |= more
         remaining = budget - np.count_nonzero(certain)
-    p = (
-        np.divide(sizes, tau, out=np.zeros_like(sizes), where=~certain)
-        if tau
-        else np.zeros_like(sizes)
-    )
+    p = sizes / tau if tau else np.zeros_like(sizes)
     p[certain] = 1.0
     return np.ceil(np.minimum(1.0, np.maximum(p, sizes / LARGEST)) * ONE).astype(np.int64)
 

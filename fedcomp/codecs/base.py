@@ -6,10 +6,10 @@ m vectors [n]: the rows of a tensor, or separate tensors. One vector is a stack 
 """
 
 from abc import ABC
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
-from itertools import islice, pairwise
+from itertools import pairwise
 from typing import Any, ClassVar, TypeVar
 
 import numpy as np
@@ -22,7 +22,6 @@ from ..kernels import Rows
 from ..kernels.parallel import starmap
 from ..layout import Entry, Layout
 from . import frame
-from .checks import checked_batch, nonfinite_error
 from .frame import EMPTY, Section
 from .update import Dense, Sections, Update, join
 
@@ -43,23 +42,18 @@ class Context:
     announced: Mapping[str, bytes] = field(default_factory=dict)
     rate: float = 1.0  # learning rate of the round, as a multiple of the run's
 
-    def row(self, i: int) -> "Context":
-        """Return the context of one update of a stack."""
-        return self._with_moments(lambda moment: moment[i])
-
-    def stacked(self) -> "Context":
-        """Return the context of a stack with one update, given the context of that update."""
-        return self._with_moments(lambda moment: moment[None])
-
-    def _with_moments(self, change: Callable[[Tensor], Tensor]) -> "Context":
+    def at(self, index: int | None) -> "Context":
+        """Return the context with each moment indexed: `i` for update i of a stack, None for a stack with this one update."""
         if self.moments is None:
             return self
-        return replace(self, moments=(change(self.moments[0]), change(self.moments[1])))
+        return replace(self, moments=(self.moments[0][index], self.moments[1][index]))
 
 
 NO_CONTEXT = Context()
 SEEDS = 2**64  # number of seeds; seeds are taken modulo it
-STACK_ELEMENTS = 1 << 18  # elements of chunks that are encoded or decoded together
+PRECISIONS = (torch.float32, torch.float16, torch.bfloat16)
+# Elements of vectors, and of chunks, that are encoded together. They bound the memory for temporary arrays.
+SLICE_ELEMENTS, STACK_ELEMENTS = 1 << 27, 1 << 18
 
 
 @dataclass(frozen=True)
@@ -129,10 +123,8 @@ class Codec(ABC):
         opened: list[Update | FrameError] = []
         for section, seed in zip(sections, seeds, strict=True):
             try:
-                expect(
-                    section.count == layout.numel or not self.whole,
-                    f"a section has {section.count} coordinates; expected {layout.numel}",
-                )
+                if self.whole:
+                    expect_count(section, layout)
                 opened.append(self._decode_row(section, layout, seed))
             except FrameError as error:
                 opened.append(error)
@@ -156,24 +148,19 @@ class Codec(ABC):
 
     def _decode_chunks(self, data: memoryview, numel: int, size: int, seed: int) -> Update:
         """Return the update in the body of all chunks of `size` coordinates of a vector [numel]. Raises FrameError."""
-        parts: list[tuple[slice, Update]] = []
-        for start in range(0, numel, step := max(size, STACK_ELEMENTS // size * size)):
-            edges = [*range(start, min(start + step, numel), size), min(start + step, numel)]
-            rows: dict[int, list[Section]] = {}  # by chunk size; the last chunk may be smaller
-            for begin, end in pairwise(edges):
-                section, data = frame.take_section(data, end - begin, f"the chunk at {begin}")
-                rows.setdefault(end - begin, []).append(section)
-            seeds = iter(chunk_seeds(seed, start // size, len(edges) - 1))
-            opened = [
-                or_raise(update)
-                for length, sections in rows.items()
-                for update in self._decode_rows(
-                    sections, Layout.flat(length), list(islice(seeds, len(sections)))
-                )
-            ]
-            parts += zip((slice(*edge) for edge in pairwise(edges)), opened, strict=True)
+        edges = [*range(0, numel, size), numel]
+        seeds, sections = chunk_seeds(seed, 0, len(edges) - 1), []
+        for begin, end in pairwise(edges):
+            section, data = frame.take_section(data, end - begin, f"the chunk at {begin}")
+            sections.append(section)
         expect(not len(data), f"{len(data)} bytes follow the last chunk")
-        return join(numel, parts)
+        whole = numel // size  # the last chunk may be smaller
+        updates = self._decode_rows(sections[:whole], Layout.flat(size), seeds[:whole])
+        if numel % size:
+            rest = Layout.flat(numel % size)
+            updates += self._decode_rows(sections[whole:], rest, seeds[whole:])
+        spans = (slice(*edge) for edge in pairwise(edges))
+        return join(numel, list(zip(spans, map(or_raise, updates), strict=True)))
 
     # The interface for callers.
 
@@ -245,9 +232,8 @@ class Codec(ABC):
             whole = entry is frame.WHOLE
             model = Layout.flat(numel) if layout is None else layout
             own = model if whole else entry.as_layout()
-            updates = self._decode_rows(
-                [section for _, section, _ in column], own, [seed for _, _, seed in column]
-            )
+            _, own_sections, seeds = zip(*column, strict=True)
+            updates = self._decode_rows(own_sections, own, seeds)
             for (i, _, _), update in zip(column, updates, strict=True):
                 if whole or isinstance(update, FrameError):
                     opened[i] = opened[i] or update
@@ -292,43 +278,37 @@ class Codec(ABC):
             raise ConfigError("merge needs at least one frame")
         claimed, sizes = frame.claimed_size(frames[0], self.seeded)
         expected = numel if layout is None else layout.numel
-        expect(
-            expected in (None, claimed),
-            f"the frame is for a vector of {claimed} elements; expected {expected}",
-        )
+        fits = expected in (None, claimed)
+        expect(fits, f"the frame is for a vector of {claimed} elements; expected {expected}")
         numel, layout = claimed, layout or sizes
         opened = [self._unseal(data, numel, layout) for data in frames]
         scopes, seeds = {data[frame.SCOPE] for data in frames}, {seed for seed, _ in opened}
-        expect(
-            len(scopes) == len(seeds) == 1, "frames of different scopes or seeds cannot be merged"
-        )
-        merged = [
-            self._merge_sections([section for _, section in column])
-            for column in zip(*(s for _, s in opened), strict=True)
-        ]
-        return frame.seal(
-            self.id, scopes.pop(), numel, merged, seeds.pop() if self.seeded else None
-        )
+        alike = len(scopes) == len(seeds) == 1
+        expect(alike, "frames of different scopes or seeds cannot be merged")
+        columns = zip(*(sections for _, sections in opened), strict=True)
+        merged = [self._merge_sections([section for _, section in column]) for column in columns]
+        seed = seeds.pop() if self.seeded else None
+        return frame.seal(self.id, scopes.pop(), numel, merged, seed)
 
     def _unseal(
         self, data: bytes, numel: int, layout: Layout | None = None
     ) -> tuple[int, list[tuple[Entry, Section]]]:
-        """Return `frame.unseal` of a frame of this codec."""
         return frame.unseal(data, self.id, numel, layout, self.seeded, self.chunk)
 
     def _frames(
         self, context: Context, rows: Rows, seeds: Sequence[int], onto: Sequence[Tensor] | None
     ) -> list[bytes | NonFiniteError]:
         """Return the frames of vectors that are encoded together, with an error in place of each vector that is not finite."""
-        sums, finite = (
-            (rows, kernels.are_finite(rows)) if onto is None else kernels.add_finite(onto, rows)
-        )
+        if onto is None:
+            sums, finite = rows, kernels.are_finite(rows)
+        else:
+            sums, finite = kernels.add_finite(onto, rows)
         valid, numel = [i for i, ok in enumerate(finite) if ok], rows[0].numel()
         valid_rows = sums if len(valid) == len(sums) else [sums[i] for i in valid]
         own = [seeds[i] % SEEDS for i in valid]
-        sections = iter(
-            run_in_slices(lambda at: self._sections(valid_rows[at], own[at], context), valid_rows)
-        )
+        step = max(1, SLICE_ELEMENTS // max(1, numel))
+        slices = [slice(at, at + step) for at in range(0, len(valid), step)]
+        sections = (s for at in slices for s in self._sections(valid_rows[at], own[at], context))
         return [
             self._seal(numel, next(sections), seed)
             if ok
@@ -337,7 +317,6 @@ class Codec(ABC):
         ]
 
     def _sections(self, rows: Rows, seeds: Sequence[int], context: Context) -> list[list[Section]]:
-        """Return the sections of each frame."""
         return [[section] for section in self._encode_rows(rows, seeds, context)]
 
     def _seal(self, numel: int, sections: Sequence[Section], seed: int) -> bytes:
@@ -401,31 +380,86 @@ def longest_frame(codec: Codec, layout: Layout) -> int | None:
     return total
 
 
-_max_elements: dict[torch.device, int] = {}  # elements of a slice, after the memory ran out
+def check_vector(x: Tensor, layout: Layout | None = None) -> None:
+    """Raise ConfigError unless x is a dense vector of one dimension in one of PRECISIONS, with the size of the layout."""
+    _check_dense(x)
+    if x.dim() != 1:
+        raise ConfigError(
+            f"a codec encodes a vector of one dimension; x has the shape {list(x.shape)}"
+        )
+    if x.dtype not in PRECISIONS:
+        raise ConfigError(
+            f"a codec encodes float32, float16 or bfloat16; x is {x.dtype}, give x.float()"
+        )
+    if layout is not None and layout.numel != x.numel():
+        raise ConfigError(
+            f"the layout has {layout.numel} elements and the vector {x.numel()}; give the layout of this model"
+        )
 
 
-def run_in_slices(work: Callable[[slice], Sequence[T]], rows: Rows) -> list[T]:
-    """Return the results of `work` for m vectors, called with slices of them.
-
-    If the memory of the device does not suffice for a slice, this slice and all later ones on the device are halved. Raises ConfigError if
-    the memory does not suffice for one vector.
-    """
-    results: list[T] = []
-    while len(results) < len(rows):
-        device, numel = rows[0].device, rows[0].numel()
-        length = max(1, _max_elements.get(device, numel * len(rows)) // max(1, numel))
-        at = slice(len(results), min(len(results) + length, len(rows)))
-        try:
-            results += work(at)
-        except torch.cuda.OutOfMemoryError:
-            count = at.stop - at.start
-            if count == 1:
+def checked_batch(
+    x: Rows, seeds: Sequence[int], onto: Sequence[Tensor] | None, layout: Layout | None
+) -> Rows:
+    """Return the vectors of `Codec.encode_batch`, detached. Raises ConfigError for invalid arguments."""
+    if not isinstance(x, Sequence):
+        _check_dense(x)
+    if isinstance(x, Tensor) and x.dim() != 2 or len(seeds) != len(x):
+        given = f"shape {list(x.shape)}" if isinstance(x, Tensor) else f"{len(x)} vectors"
+        raise ConfigError(
+            f"encode_batch needs m vectors of one size, such as a stack [m, n], and m seeds; given {given} and {len(seeds)} seeds"
+        )
+    alike = set()
+    for row in x[:1] if isinstance(x, Tensor) else x:
+        check_vector(row, layout)
+        alike.add((row.shape, row.device, row.dtype))
+    if len(alike) > 1:
+        raise ConfigError("encode_batch needs vectors of one size, precision and device")
+    for shape, device, _ in alike:
+        for total in onto or ():
+            if total.shape != shape or total.device != device or total.dtype != torch.float32:
+                given = f"{total.dtype} {list(total.shape)} on {total.device}"
                 raise ConfigError(
-                    f"the memory of {device} is too small to compress an update of {numel:,} elements; give "
-                    "--device cpu, or a codec that needs less memory, such as --uplink stc"
-                ) from None
-            _max_elements[device] = count // 2 * numel
-    return results
+                    f"the sum is {given}, the vector {list(shape)} on {device}; give a float32 sum of its shape and device"
+                )
+    return x.detach() if isinstance(x, Tensor) else [row.detach() for row in x]
+
+
+def nonfinite_errors(rows: Rows, layout: Layout | None, what: str) -> list[NonFiniteError | None]:
+    """Return an error for each vector that holds NaN or infinity, None for the others. `what`: name of the vectors in the messages."""
+    return [
+        None if ok else nonfinite_error(row, layout, what=what)
+        for row, ok in zip(rows, kernels.are_finite(rows), strict=True)
+    ]
+
+
+def nonfinite_error(
+    x: Tensor, layout: Layout | None, onto: Tensor | None = None, what: str = "the update"
+) -> NonFiniteError:
+    """Return the error for a vector x, or a sum onto + x, that is not finite. Its message has the tensor and the first such element."""
+    total = x.to(torch.float32) if onto is None else onto + x
+    position = int((~total.isfinite()).nonzero()[0])
+    value = x[position].to(torch.float32)
+    if value.isfinite():
+        value, what = total[position], "the residual with the update added"
+    if layout is None:
+        place = f"in element {position}"
+    else:
+        entry = layout.entry_at(position)
+        place = f"in tensor '{entry.name}', element {position - entry.offset}"
+    error = NonFiniteError(f"{what} is {value.item()} {place}; lower --lr or set --clip")
+    error.position = position
+    return error
+
+
+def _check_dense(x: Tensor) -> None:
+    """Raise ConfigError unless x is a dense tensor with storage."""
+    if isinstance(x, Tensor) and x.layout == torch.strided and not x.is_meta:
+        return
+    if not isinstance(x, Tensor):
+        given = f"a {type(x).__name__}"
+    else:
+        given = "a tensor on the meta device" if x.is_meta else f"one of layout {x.layout}"
+    raise ConfigError(f"a codec encodes a dense torch tensor; x is {given}, give a dense tensor")
 
 
 def or_raise(result: T | Exception) -> T:
@@ -433,6 +467,14 @@ def or_raise(result: T | Exception) -> T:
     if isinstance(result, Exception):
         raise result
     return result
+
+
+def expect_count(section: Section, layout: Layout) -> None:
+    """Raise FrameError unless the section has a count of `layout.numel`."""
+    expect(
+        section.count == layout.numel,
+        f"a section has {section.count} coordinates; expected {layout.numel}",
+    )
 
 
 def expect(condition: bool, message: str) -> None:

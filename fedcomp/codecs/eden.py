@@ -26,7 +26,6 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
-from ..kernels import bit_planes
 from ..kernels.hadamard import RotatedBlocks
 from . import rotated
 from .base import expect
@@ -35,21 +34,13 @@ MAGNITUDES = {
     1: (0.7978845834732056,),
     2: (0.4527800381183624, 1.5104175806045532),
     3: (0.2450941801071167, 0.7560052871704102, 1.3439092636108398, 2.1519455909729004),
-    4: (
-        0.12839503586292267,
-        0.38804829120635986,
-        0.6567591428756714,
-        0.9423404335975647,
-        1.2562311887741089,
-        1.6180464029312134,
-        2.069017171859741,
-        2.7325894832611084,
-    ),
+    4: (0.12839503586292267, 0.38804829120635986, 0.6567591428756714, 0.9423404335975647)
+    + (1.2562311887741089, 1.6180464029312134, 2.069017171859741, 2.7325894832611084),
 }  # by number of bits: the optimal magnitudes for a normal variable, float32
 DELTAS = {1: 0.5, 2: 0.67, 3: 0.89, 4: 0.96}
 
 
-def table(bits: int) -> np.ndarray:
+def values_of(bits: int) -> np.ndarray:
     """Return the values of the codes, float32 [2^bits]."""
     return np.array([sign * v for v in MAGNITUDES[bits] for sign in (-1, 1)], np.float32)
 
@@ -83,19 +74,14 @@ class Eden(rotated.RotatedCodec):
         square = blocks.squares()
         rms = np.sqrt(square / blocks.sizes)  # of the rotated coordinates
         codes = blocks.bins((rms[..., None] * thresholds(self.bits)).astype(np.float32))
-        product, squared = blocks.products(table(self.bits), codes)
+        product, squared = blocks.products(values_of(self.bits), codes)
         ratio = (product, squared) if self.damped else (square, product)
         scale = np.divide(*ratio, where=square > 0, out=np.zeros_like(square))
         return codes, [rotated.round_nearest(scale)]
 
-    def pack_codes(self, codes: np.ndarray) -> bytes:
-        return bit_planes.pack(codes, self.bits)
-
-    def unpack_codes(
-        self, head: int, data: memoryview, count: int, is_zero: np.ndarray
-    ) -> rotated.Codes:
+    def table(self, head: int) -> np.ndarray:
         expect(head in MAGNITUDES, f"a section has {head} bits per coordinate; expected 1 to 4")
-        return rotated.unpack_planes(data, count, table(head), is_zero)
+        return values_of(head)
 
 
 @dataclass(frozen=True)
@@ -108,8 +94,6 @@ class Drive(Eden):
     id: ClassVar[int] = 18
     source: ClassVar[str] = "Vargaftik et al. 2021"
 
-    def unpack_codes(
-        self, head: int, data: memoryview, count: int, is_zero: np.ndarray
-    ) -> rotated.Codes:
+    def table(self, head: int) -> np.ndarray:
         expect(head == 1, f"a section has {head} bits per coordinate; expected 1")
-        return super().unpack_codes(head, data, count, is_zero)
+        return super().table(head)

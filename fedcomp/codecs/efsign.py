@@ -59,16 +59,13 @@ class EFSign(Codec):
         if section.count < max(numel, 1):
             update = spike.unpack(section, numel)
             (scale,) = _scales(abs(update.values).sum(dtype=np.float64, keepdims=True), numel)
-            expect(
-                spike.is_needed(scale, numel), "a section with one coordinate should contain signs"
-            )
+            is_needed = spike.is_needed(scale, numel)
+            expect(is_needed, "a section with one coordinate should contain signs")
             return update
         packed, signs = take(memoryview(section.body), SCALE.size)
         (mean,) = SCALE.unpack(packed)
-        expect(
-            0 < mean < math.inf and not spike.is_needed(mean, numel),
-            f"a section of signs has the scale {mean}",
-        )
+        valid = 0 < mean < math.inf and not spike.is_needed(mean, numel)
+        expect(valid, f"a section of signs has the scale {mean}")
         high = np.array([mean], np.float32)
         return Bits(numel, kernels.bits.read_bits(signs, numel), high, -high)
 

@@ -71,9 +71,8 @@ def unpack_half(data: memoryview, count: int) -> np.ndarray:
     """Return the values [count] in `data`, float32. Raises FrameError if `data` has another length, and for NaN or infinity."""
     expect(len(data) == size(count, FP16), "values in float16 have another length")
     exponent = int(np.frombuffer(data, EXPONENT, 1)[0])
+    halves = np.frombuffer(data, HALF, offset=EXPONENT.itemsize)
     with np.errstate(over="ignore", under="ignore", invalid="ignore"):
-        values = np.ldexp(
-            np.frombuffer(data, HALF, offset=EXPONENT.itemsize).astype(np.float32), exponent
-        )
+        values = np.ldexp(halves.astype(np.float32), exponent)
     expect(kernels.all_finite(values), "values in float16 hold NaN or infinity")
     return values

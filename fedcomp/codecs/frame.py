@@ -12,7 +12,7 @@
 
     section, scope 0:  count, body
     section, scope 1:  length of the rest of the section, count, body
-    sections, scope 2: N, body of all chunks (codecs/chunked.py)
+    sections, scope 2: N, body of all chunks (codecs/scopes.py)
 
 `count`, `length` and `N` are LEB128 in the shortest form: seven bits per byte, the lowest first. `count` is the number of coordinates in
 the section; the codec defines the body. The size of the vector is not sent: the receiver knows it, and the checksum includes it. The header
@@ -270,6 +270,11 @@ def read_varint(data: memoryview) -> tuple[int, int]:
                 raise FrameError("a count is not in its shortest form")
             return value, length
     raise FrameError("a count is cut short or too large")
+
+
+def min_overwrite_bytes(count: int) -> int:
+    """Return the smallest size in bytes of an overwrite frame (codecs/overwrite.py) with `count` values."""
+    return SECTIONS + 1 + (1 + 4 * count + (count + 7) // 8 if count else 0)
 
 
 def wrap_decay(factor: float, step: bytes, numel: int) -> bytes:

@@ -18,7 +18,6 @@ from .update import Dense, Update
 
 
 def _bytes_of(values: np.ndarray) -> memoryview:
-    """Return the bytes of an array without a copy."""
     return np.ascontiguousarray(values).data.cast("B") if values.size else memoryview(b"")
 
 
@@ -110,10 +109,8 @@ class BFloat16(Codec):
         bits = np.frombuffer(data, "<u2", offset=1)
         top = int((bits & 0x7FFF).max()) >> 7  # the largest exponent
         expect(top < 255, "values in bfloat16 hold NaN or infinity")
-        expect(
-            data[0] == rounding.MAX_SHIFT or data[0] < rounding.MAX_SHIFT and top == 254,
-            "values in bfloat16 have another range",
-        )
+        in_range = data[0] == rounding.MAX_SHIFT or data[0] < rounding.MAX_SHIFT and top == 254
+        expect(in_range, "values in bfloat16 have another range")
         values = (bits.astype(np.uint32) << 16).view(np.float32)
         values *= np.float32(2.0 ** -data[0])
         return Dense(values)

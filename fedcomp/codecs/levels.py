@@ -78,10 +78,8 @@ def unpack_multiples(section: Section) -> tuple[np.ndarray, int, float]:
     (unit,) = UNIT.unpack_from(data, start)
     expect(0 < unit and unit * top <= LARGEST, f"levels are up to {top} times the unit {unit}")
     symbols = unpack(data[start + UNIT.size :], numel, 2 * top + 1)
-    expect(
-        top == max(int(symbols.max()) - top, top - int(symbols.min())),
-        f"no level has the stated largest magnitude {top}",
-    )
+    largest = max(int(symbols.max()) - top, top - int(symbols.min()))
+    expect(top == largest, f"no level has the stated largest magnitude {top}")
     return symbols, top, unit
 
 

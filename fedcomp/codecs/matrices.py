@@ -90,11 +90,8 @@ class MatrixCodec(Codec):
     def _encode_row(self, x: Tensor, seed: int, context: Context) -> Section:
         if context.layout is None:
             raise self._needs_shapes()
-        tensors = [
-            self._tensor(x[e.span], i, e, seed, context)
-            for i, e in enumerate(context.layout)
-            if e.numel
-        ]
+        filled = ((i, e) for i, e in enumerate(context.layout) if e.numel)
+        tensors = [self._tensor(x[e.span], i, e, seed, context) for i, e in filled]
         return Section(x.numel(), b"".join(tensors))
 
     def _decode_row(self, section: Section, layout: Layout, seed: int) -> Update:
@@ -142,9 +139,8 @@ def read_arrays(data: bytes | memoryview, shapes: Sequence[tuple[int, ...]]) -> 
 
     Raises FrameError if `data` has another length, and for NaN or infinity.
     """
-    expect(
-        len(data) == FLOAT.itemsize * total_numel(shapes), "values of matrices have another length"
-    )
+    fits = len(data) == FLOAT.itemsize * total_numel(shapes)
+    expect(fits, "values of matrices have another length")
     flat = np.frombuffer(data, FLOAT)
     expect(bool(np.isfinite(flat).all()), "values of matrices hold NaN or infinity")
     return as_arrays(flat, shapes)
@@ -158,10 +154,8 @@ def total_numel(shapes: Sequence[tuple[int, ...]]) -> int:
 def as_arrays(flat: np.ndarray, shapes: Sequence[tuple[int, ...]]) -> list[np.ndarray]:
     """Return views of these shapes of a vector [total_numel(shapes)]."""
     ends = itertools.accumulate(map(math.prod, shapes))
-    return [
-        flat[end - math.prod(shape) : end].reshape(shape)
-        for end, shape in zip(ends, shapes, strict=True)
-    ]
+    runs = np.split(flat, list(ends)[:-1])
+    return [run.reshape(shape) for run, shape in zip(runs, shapes)]
 
 
 def _read(entry: Entry, data: memoryview) -> tuple[Update, memoryview]:

@@ -17,10 +17,9 @@ above 2^104; smaller magnitudes are rounded to it or to 0. The largest float32 r
 from dataclasses import dataclass
 from typing import ClassVar
 
-import numpy as np
 from torch import Tensor
 
-from ..errors import FrameError
+from .. import kernels
 from ..kernels import rounding
 from ..layout import Layout
 from . import levels as wire
@@ -59,21 +58,10 @@ class Natural(Codec):
     def _decode_row(self, section: Section, layout: Layout, seed: int) -> Update:
         numel, data = layout.numel, memoryview(section.body)
         end = 1 + (numel + 7) // 8
-        expect(
-            len(data) >= end and data[0] <= rounding.MAX_SHIFT,
-            "powers of two are cut short, or of another range",
-        )
-        signs = np.frombuffer(data[1:end], np.uint8)
-        expect(
-            not numel % 8 or not signs[-1] & (1 << -numel % 8) - 1,
-            "the last bits of the signs are not zero",
-        )
+        valid = len(data) >= end and data[0] <= rounding.MAX_SHIFT
+        expect(valid, "powers of two are cut short, or of another range")
+        signs = kernels.bits.read_bits(data[1:end], numel)
         codes = wire.unpack(data[end:], numel, CODES)
-        expect(
-            data[0] == rounding.MAX_SHIFT or int(codes.max()) >= CODES - 2,
-            "powers of two are of another range",
-        )
-        values = rounding.from_powers(codes, signs, data[0])
-        if values is None:
-            raise FrameError("a zero has a negative sign")
-        return Dense(values)
+        in_range = data[0] == rounding.MAX_SHIFT or int(codes.max()) >= CODES - 2
+        expect(in_range, "powers of two are of another range")
+        return Dense(rounding.from_powers(codes, signs, data[0]))

@@ -59,10 +59,8 @@ class OneBit(Codec):
         means = [_means(x[e.span], columns(e)) for e in layout if e.numel]
         if spike.is_needed(max((abs(m).max() for m in means), default=0.0), x.numel()):
             return spike.pack(x)
-        parts = [
-            kernels.bits.signs(v) + m.astype(MEAN, copy=False).tobytes()
-            for v, m in zip(tensors, means, strict=True)
-        ]
+        pairs = zip(map(kernels.bits.signs, tensors), means, strict=True)
+        parts = [signs + mean.astype(MEAN, copy=False).tobytes() for signs, mean in pairs]
         return Section(x.numel(), b"".join(parts))
 
     def _decode_row(self, section: Section, layout: Layout, seed: int) -> Update:
@@ -73,16 +71,12 @@ class OneBit(Codec):
             if e.numel:
                 signs, rest = take(rest, (e.numel + 7) // 8)
                 means, rest = take(rest, 2 * columns(e) * MEAN.itemsize)
-                update = _unpack_tensor(
-                    signs, np.frombuffer(means, MEAN).astype(np.float32).reshape(2, -1), e
-                )
+                update = _unpack_tensor(signs, np.frombuffer(means, MEAN).astype(np.float32), e)
                 parts.append((e.span, update))
                 largest = max(largest, update.high.max(), -update.low.min())
         expect(not len(rest), f"{len(rest)} bytes follow the last one-bit tensor")
-        expect(
-            not spike.is_needed(largest, layout.numel),
-            "a section of one-bit tensors has only subnormal means",
-        )
+        is_normal = not spike.is_needed(largest, layout.numel)
+        expect(is_normal, "a section of one-bit tensors has only subnormal means")
         return parts[0][1] if len(parts) == 1 else Sections(layout.numel, tuple(parts))
 
 
@@ -98,18 +92,14 @@ def _means(x: Tensor, columns: int) -> np.ndarray:
 
 
 def _unpack_tensor(signs: memoryview, means: np.ndarray, entry: Entry) -> Bits:
-    raw, (high, low) = kernels.bits.read_bits(signs, entry.numel), means
+    raw, (high, low) = kernels.bits.read_bits(signs, entry.numel), means.reshape(2, -1)
     grid = kernels.bits.flags(raw, 0, entry.numel).reshape(-1, high.size)
     positive, negative = grid.any(axis=0), ~grid.all(axis=0)  # columns with such entries
     expect(bool(np.isfinite(means).all()), "a one-bit tensor has a mean that is not finite")
-    expect(
-        not np.signbit(high).any() and not high[~positive].any(),
-        "a mean ≥ 0 of a one-bit tensor is negative, or belongs to no entry",
-    )
-    expect(
-        bool((low[negative] < 0).all()) and not low[~negative].view(np.int32).any(),
-        "a mean < 0 of a one-bit tensor is not negative, or belongs to no entry",
-    )
+    high_fits = not np.signbit(high).any() and not high[~positive].any()
+    low_fits = bool((low[negative] < 0).all()) and not low[~negative].view(np.int32).any()
+    expect(high_fits, "a mean ≥ 0 of a one-bit tensor is negative, or belongs to no entry")
+    expect(low_fits, "a mean < 0 of a one-bit tensor is not negative, or belongs to no entry")
     return Bits(entry.numel, raw, high, low)
 
 
@@ -120,8 +110,6 @@ def _unpack_spike(section: Section, layout: Layout) -> Update:
         rows = entry.numel // columns(entry)
         # The mean, if all other entries of the column have the smallest magnitude.
         smallest_mean = (abs(value) + (rows - 1) * SMALLEST * (value < 0)) / rows
-        expect(
-            spike.is_needed(np.float32(smallest_mean), layout.numel),
-            "a section with one coordinate should contain bits and means",
-        )
+        is_needed = spike.is_needed(np.float32(smallest_mean), layout.numel)
+        expect(is_needed, "a section with one coordinate should contain bits and means")
     return update

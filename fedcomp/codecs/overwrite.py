@@ -23,16 +23,9 @@ def encode(weights: Tensor, positions: np.ndarray) -> bytes:
     if positions.size:
         b = rice.best_parameter(positions, weights.numel())
         values = weights[torch.from_numpy(positions).to(weights.device)].cpu().numpy()
-        section = Section(
-            positions.size,
-            bytes([b]) + values.astype("<f4", copy=False).tobytes() + rice.pack(positions, b),
-        )
+        sent = values.astype("<f4", copy=False).tobytes()
+        section = Section(positions.size, bytes([b]) + sent + rice.pack(positions, b))
     return frame.seal(OVERWRITE, frame.MODEL, weights.numel(), [section])
-
-
-def min_frame_bytes(count: int) -> int:
-    """Return the smallest size in bytes of a frame with `count` values."""
-    return frame.SECTIONS + 1 + (1 + 4 * count + (count + 7) // 8 if count else 0)
 
 
 def apply(data: bytes, weights: Tensor) -> None:
@@ -45,6 +38,7 @@ def apply(data: bytes, weights: Tensor) -> None:
     values = np.frombuffer(sent, "<f4")
     expect(kernels.all_finite(values), "an overwrite section holds NaN or infinity")
     positions = rice.unpack(gaps, count, first[0], weights.numel())
-    weights[torch.from_numpy(positions).to(weights.device)] = torch.from_numpy(
-        values.astype(np.float32)
-    ).to(weights.device)
+    at, new = (
+        torch.from_numpy(v).to(weights.device) for v in (positions, values.astype(np.float32))
+    )
+    weights[at] = new

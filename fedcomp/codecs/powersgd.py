@@ -23,7 +23,7 @@ from torch import Tensor
 
 from ..errors import ConfigError, SpecError
 from ..kernels import philox
-from ..layout import Layout
+from ..layout import Entry, Layout
 from .base import Context
 from .matrices import FLOAT, MAX_RANK, LowRankUpdate, MatrixCodec, as_arrays, read_arrays, shape_of
 from .update import Dense, Sections, Update
@@ -57,11 +57,10 @@ class PowerSGD(MatrixCodec):
             raise ConfigError(
                 f"the announced '{start_name(tensor)}' has {len(start)} bytes; announce {columns}·{self.rank} float32 numbers"
             )
-        numbers = (
-            normal(seed, columns * self.rank, tensor)
-            if start is None
-            else np.frombuffer(start, FLOAT).astype(np.float64)
-        )
+        if start is None:
+            numbers = normal(seed, columns * self.rank, tensor)
+        else:
+            numbers = np.frombuffer(start, FLOAT).astype(np.float64)
         right = torch.from_numpy(numbers.reshape(columns, self.rank)).to(matrix.device)
         left = orthonormal(matrix @ right)
         return left, matrix.T @ left
@@ -96,14 +95,15 @@ class FactorLayout:
     """
 
     def __init__(self, layout: Layout, rank: int):
-        shapes = [(e, shape_of(e)) for e in layout]
         self.numel = layout.numel
-        self.matrices = [
-            (e, shape) for e, shape in shapes if shape and factors_are_smaller(rank, *shape)
-        ]
-        self.others = [
-            e for e, shape in shapes if not (shape and factors_are_smaller(rank, *shape))
-        ]
+        self.matrices: list[tuple[Entry, tuple[int, int]]] = []
+        self.others: list[Entry] = []
+        for e in layout:
+            shape = shape_of(e)
+            if shape and factors_are_smaller(rank, *shape):
+                self.matrices.append((e, shape))
+            else:
+                self.others.append(e)
         self.left_shapes = [(rows, rank) for _, (rows, _) in self.matrices]
         self.right_shapes = [(columns, rank) for _, (_, columns) in self.matrices]
         self.other_shapes = [(e.numel,) for e in self.others]
@@ -116,13 +116,9 @@ class FactorLayout:
         """Return the update with P̂ Qᵀ for each matrix. `left`: all P̂. `numbers`: all Q, then the other tensors, float32."""
         arrays = as_arrays(numbers, [*self.right_shapes, *self.other_shapes])
         factors = zip(self.matrices, read_arrays(left, self.left_shapes), arrays, strict=False)
-        parts: list[tuple[slice, Update]] = [
-            (e.span, LowRankUpdate(p, q)) for (e, _), p, q in factors
-        ]
-        parts += [
-            (e.span, Dense(values))
-            for e, values in zip(self.others, arrays[len(parts) :], strict=True)
-        ]
-        return Sections(
-            self.numel, tuple(sorted(parts, key=lambda part: (part[0].start, part[0].stop)))
-        )
+        parts: list[tuple[slice, Update]] = []
+        parts += [(e.span, LowRankUpdate(p, q)) for (e, _), p, q in factors]
+        others = zip(self.others, arrays[len(parts) :], strict=True)
+        parts += [(e.span, Dense(values)) for e, values in others]
+        parts.sort(key=lambda part: (part[0].start, part[0].stop))
+        return Sections(self.numel, tuple(parts))

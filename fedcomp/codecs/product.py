@@ -25,7 +25,7 @@ from ..layout import Layout
 from .base import Codec, Context, expect, or_raise
 from .frame import PRODUCT, ProductId, read_section, read_varint, varint
 from .matrices import MatrixCodec
-from .selection import DensityCodec, Selective, take
+from .selection import DensityCodec, Selective, Unpacked, take
 
 
 @dataclass(frozen=True)
@@ -37,23 +37,22 @@ class Product(Selective):
     id: ClassVar[int] = PRODUCT
 
     def __post_init__(self) -> None:
+        second_selects = isinstance(self.second, Selective)
         if not isinstance(self.first, Selective) or isinstance(self.first, Product):
-            fix = (
-                f"{self.second.name}+{self.first.name}"
-                if isinstance(self.second, Selective)
-                else f"topk:density=1%+{self.second.name}"
-            )
+            fix = f"topk:density=1%+{self.second.name}"
+            if second_selects:
+                fix = f"{self.second.name}+{self.first.name}"
             raise SpecError(
                 f"a product starts with a codec that selects coordinates, and '{self.first.name}' does not; give {fix}"
             )
-        if isinstance(self.second, Selective | MatrixCodec) or self.second.shares_seed:
-            problem = (
-                "selects coordinates again"
-                if isinstance(self.second, Selective)
-                else "needs the same coordinates of all clients"
-                if self.second.shares_seed
-                else "needs matrices"
-            )
+        problem = ""
+        if second_selects:
+            problem = "selects coordinates again"
+        elif self.second.shares_seed:
+            problem = "needs the same coordinates of all clients"
+        elif isinstance(self.second, MatrixCodec):
+            problem = "needs matrices"
+        if problem:
             raise SpecError(
                 f"the second codec of a product encodes the selected values, and '{self.second.name}' {problem}; "
                 f"give another one, such as {self.first.name}+fp16"
@@ -113,9 +112,7 @@ class Product(Selective):
             packed.append((0, varint(len(head) + len(section.body)) + head + section.body))
         return packed
 
-    def unpack_values(
-        self, flag: int, data: memoryview, count: int, seed: int
-    ) -> tuple[np.ndarray, int]:
+    def unpack_values(self, flag: int, data: memoryview, count: int, seed: int) -> Unpacked:
         expect(flag == 0, "a section of a product has an unknown flag")
         length, start = read_varint(data)
         section, _ = take(data[start:], length)

@@ -33,11 +33,12 @@ import torch
 from torch import Tensor
 
 from .. import kernels
-from ..kernels import Chosen, Rows, draw, rounding
+from ..kernels import Chosen, Rows, philox, rounding
 from . import floats, selection
 from .base import Context, expect
 from .frame import EMPTY, Section, read_varint, varint
 from .levels import LARGEST, round_down
+from .selection import Unpacked
 
 STREAM = 7  # of the random words that draw positions; stream 0 may round the values
 DROP_MASK = 1 << 63  # changes the seed of dropping, since the seed itself may round the values
@@ -50,9 +51,8 @@ class RandomK(selection.DensityCodec):
     """Random coordinates, drawn uniformly and sent without positions, or drawn with probabilities by magnitude."""
 
     density: float = 1 / 100  # fraction of the coordinates sent
-    by: Literal["uniform", "magnitude"] = (
-        "uniform"  # how the probability of a coordinate is determined
-    )
+    # How the probability of a coordinate is determined.
+    by: Literal["uniform", "magnitude"] = "uniform"
     scaled: bool = False  # true: unbiased, for memories none and diana; false: for error feedback
     values: floats.Precision = "fp32"  # precision of the values
     name: ClassVar[str] = "randomk"
@@ -90,7 +90,7 @@ class RandomK(selection.DensityCodec):
         return len(varint(numel)) + 1 + len(varint(k)) + self.value_bytes(k) if self.draws else None
 
     def implied(self, numel: int, count: int, seed: int) -> np.ndarray:
-        return draw.positions(numel, count, seed, STREAM)
+        return philox.sample(numel, count, seed, STREAM)
 
     def select(self, rows: Rows, seeds: Sequence[int]) -> Chosen:
         return self._drawn(rows, seeds, self._levels(rows))
@@ -132,13 +132,10 @@ class RandomK(selection.DensityCodec):
         magnitudes, flag = np.abs(values), floats.flag(self.values)
         larger = magnitudes > magnitudes.min()
         bits = kernels.pack_signs(larger) + kernels.pack_signs(values[~larger] > 0)
-        return flag | COMMON_MAGNITUDE, magnitudes.min().astype(
-            "<f4"
-        ).tobytes() + bits + floats.pack(values[larger], flag)
+        common = magnitudes.min().astype("<f4").tobytes()
+        return flag | COMMON_MAGNITUDE, common + bits + floats.pack(values[larger], flag)
 
-    def unpack_values(
-        self, flag: int, data: memoryview, count: int, seed: int
-    ) -> tuple[np.ndarray, int]:
+    def unpack_values(self, flag: int, data: memoryview, count: int, seed: int) -> Unpacked:
         if flag < COMMON_MAGNITUDE:
             return floats.unpack(data, count, flag)
         head, rest = selection.take(data, 4)
@@ -158,17 +155,13 @@ class RandomK(selection.DensityCodec):
         if not any(section.count for section in sections):
             return EMPTY
         read = [_values(section) for section in sections]
-        sizes = {
-            (section.count, values.size) for section, values in zip(sections, read, strict=True)
-        }
-        expect(len(sizes) == 1, "frames of different densities cannot be merged")
+        alike = len({s.count for s in sections}) == len({values.size for values in read}) == 1
+        expect(alike, "frames of different densities cannot be merged")
         with np.errstate(over="ignore", invalid="ignore"):
             total = np.asarray(np.sum(read, axis=0, dtype=np.float32))
         expect(bool(np.isfinite(total).all()), "the sum of the frames is not finite")
-        return Section(
-            sections[0].count,
-            bytes([selection.IMPLIED]) + varint(total.size) + floats.pack(total, floats.FP32),
-        )
+        head = bytes([selection.IMPLIED]) + varint(total.size)
+        return Section(sections[0].count, head + floats.pack(total, floats.FP32))
 
 
 def drop_small(x: Tensor, m: float, seed: int) -> np.ndarray:
@@ -181,18 +174,13 @@ def drop_threshold(x: Tensor, k: int) -> float:
 
     If at most k coordinates are not zero, return the smallest nonzero magnitude; 1 if all are zero.
     """
-    largest = np.sort(
-        x[kernels.top_k([x], k).positions].abs().to(torch.float32).cpu().numpy()
-    ).astype(np.float64)
+    selected = x[kernels.top_k([x], k).positions].abs().to(torch.float32)
+    largest = np.sort(selected.cpu().numpy()).astype(np.float64)
     if not largest.size or int(x.count_nonzero()) <= k:
         return float(largest.min(initial=1.0)) if largest.size else 1.0
-    pieces = (
-        x[start : start + CLIP_ELEMENTS].to(torch.float32)
-        for start in range(0, x.numel(), CLIP_ELEMENTS)
-    )
     cut = 0.0
-    for piece in pieces:
-        cut += kernels.norm1(piece.clamp(-largest[0], largest[0]))
+    for piece in x.split(CLIP_ELEMENTS):
+        cut += kernels.norm1(piece.to(torch.float32).clamp(-largest[0], largest[0]))
     # If p < 1 for the i smallest of the k largest, m is the sum of their magnitudes and of all smaller ones, divided by i.
     means = (max(cut - k * largest[0], 0.0) + largest.cumsum()) / np.arange(1, k + 1)
     return round_down(float(means[means >= largest][-1]))
@@ -206,15 +194,11 @@ def scale_saturating(values: Tensor, factor: float) -> Tensor:
 def _values(section: Section) -> np.ndarray:
     """Return the values, float32, in a section of drawn positions. Raises FrameError."""
     first, data = selection.take(memoryview(section.body), 1)
-    expect(
-        first[0] == selection.IMPLIED,
-        "only frames with drawn positions and values in float32 can be merged",
-    )
+    mergeable = first[0] == selection.IMPLIED
+    expect(mergeable, "only frames with drawn positions and values in float32 can be merged")
     count, start = read_varint(data)
-    expect(
-        0 < count <= section.count,
-        f"a section claims {count} values for {section.count} coordinates",
-    )
+    possible = 0 < count <= section.count
+    expect(possible, f"a section claims {count} values for {section.count} coordinates")
     values, used = floats.unpack(data[start:], count, floats.FP32)
     expect(start + used == len(data), "bytes follow the last value of a section")
     return values

@@ -2,7 +2,7 @@
 
     body   one byte, defined by the codec; 0 = float32 values follow, since the largest magnitude is above 0 and below 2⁻¹⁰⁰
            a of each block, then b of each block if the codec has them: the upper half of a float64
-           codes, defined by the codec
+           codes, as bit planes (kernels/bit_planes.py) unless the codec has its own format
 
 If v are the values of the codes of a block, û·2^e/d = a·v + b/d, which is rotated back. Vectors below 2⁻¹⁰⁰ are sent as values, because
 the result of the rotation would be a subnormal float32. Coordinates outside the range of float32 become its largest numbers.
@@ -11,7 +11,8 @@ the result of the rotation would be a subnormal float32. Coordinates outside the
 from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from functools import partial
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -32,11 +33,8 @@ HALF = np.dtype("<u4")  # the upper half of a float64
 MIN_SCALE, MAX_SCALE = 2.0**-400, 2.0**160  # range of the scales of float32 vectors
 
 
-class Codes(Protocol):
-    """The codes in a section: one for each coordinate, and one for each zero that pads the last block."""
-
-    def read(self, start: int, stop: int) -> np.ndarray:
-        """Return the values of codes start..stop-1, both edges of blocks, as a new float32 array."""
+# Read the values of codes start..stop-1, both edges of blocks, as a new float32 array.
+ReadCodes = Callable[[int, int], np.ndarray]
 
 
 @dataclass(frozen=True)
@@ -59,20 +57,30 @@ class RotatedCodec(Codec):
         Scale and shift are float64 [blocks] with zeros in their lower halves.
         """
 
-    @abstractmethod
-    def pack_codes(self, codes: np.ndarray) -> bytes:
-        """Return the bytes of codes [N]."""
+    def width(self) -> int | None:
+        """Return the number of bits of a code, None if codes differ in length."""
+        return None
 
-    @abstractmethod
-    def unpack_codes(self, head: int, data: memoryview, count: int, is_zero: np.ndarray) -> Codes:
+    def table(self, head: int) -> np.ndarray:
+        """Return the values of the codes, float32, for the first byte of a section. Raises FrameError for an invalid byte."""
+        raise NotImplementedError(f"{type(self).__name__} has neither table nor unpack_codes")
+
+    def pack_codes(self, codes: np.ndarray) -> bytes:
+        """Return the bytes of codes [N], one for each coordinate and for each zero that pads the last block: by default bit planes."""
+        return bit_planes.pack(codes, self.width() or 0)
+
+    def unpack_codes(
+        self, head: int, data: memoryview, count: int, is_zero: np.ndarray
+    ) -> ReadCodes:
         """Return the `count` codes in `data`. Raises FrameError for bytes that `pack_codes` does not return.
 
         `is_zero` [count/8]: whether the values of eight codes must be 0, since the scale of their block is 0.
         """
-
-    def width(self) -> int | None:
-        """Return the number of bits of a code, None if codes differ in length."""
-        return None
+        table = self.table(head)
+        planes = bit_planes.unpack(data, count, table.size)
+        is_invalid = is_zero.any() and planes[:, is_zero].any()
+        expect(not is_invalid, "a block with scale 0 has nonzero codes")
+        return partial(bit_planes.read, planes, table=np.resize(table, 1 << len(planes)))
 
     def longest_section(self, numel: int) -> int | None:
         edges, width = hadamard.edges(numel), self.width()
@@ -120,7 +128,7 @@ class RotatedUpdate(Update):
     seed: int
     scale: np.ndarray  # a, float64 [blocks]
     shift: np.ndarray  # b, float64 [blocks]
-    codes: Codes
+    codes: ReadCodes
     positions: ClassVar[None] = None
 
     def add_to(self, into: Tensor, weight: float = 1.0) -> None:
@@ -157,38 +165,16 @@ class RotatedUpdate(Update):
 
         def work(a: int, b: int) -> None:
             for at in range(a, b, hadamard.CHUNK):
-                i, j = (
-                    int(np.searchsorted(edges, edges[first_block] + edge))
-                    for edge in (at, min(at + hadamard.CHUNK, b))
+                span = edges[first_block] + [at, min(at + hadamard.CHUNK, b)]
+                i, j = np.searchsorted(edges, span).tolist()
+                codes, own = (
+                    self.codes(int(edges[i]), int(edges[j])),
+                    (self.scale[i:j], self.shift[i:j]),
                 )
-                codes = self.codes.read(int(edges[i]), int(edges[j]))
-                values = hadamard.rotate_back(
-                    codes, self.seed, self.numel, i, self.scale[i:j], self.shift[i:j]
-                )
+                values = hadamard.rotate_back(codes, self.seed, self.numel, i, *own)
                 use(int(edges[i]), int(edges[i]) + values.size, values)
 
         map_ranges(int(edges[last_edge] - edges[first_block]), work, hadamard.CHUNK)
-
-
-@dataclass(frozen=True)
-class Planes:
-    """Codes of w bits as bit planes (kernels/bit_planes.py), a view of the frame."""
-
-    bits: np.ndarray  # uint8 [w, N/8]
-    table: np.ndarray  # values of the codes, float32 [2^w]
-
-    def read(self, start: int, stop: int) -> np.ndarray:
-        return bit_planes.read(self.bits, start, stop, self.table)
-
-
-def unpack_planes(data: memoryview, count: int, table: np.ndarray, is_zero: np.ndarray) -> Planes:
-    """Return the codes in `data`, whose values are in `table`.
-
-    Raises FrameError for a code outside the table, and for a nonzero code where `is_zero`.
-    """
-    bits = bit_planes.unpack(data, count, table.size)
-    expect(not (is_zero.any() and bits[:, is_zero].any()), "a block with scale 0 has nonzero codes")
-    return Planes(bits, np.resize(table, 1 << len(bits)))
 
 
 def round_nearest(numbers: np.ndarray) -> np.ndarray:
@@ -214,10 +200,8 @@ def _read_numbers(halves: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     sizes = np.abs(numbers)
     with np.errstate(invalid="ignore"):
         in_range = (halves == 0) | (sizes >= MIN_SCALE) & (sizes <= MAX_SCALE)
-    expect(
-        bool(in_range.all() and (numbers[0] >= 0).all()),
-        "the scale of a block is not finite, negative, or out of range",
-    )
+    valid = bool(in_range.all() and (numbers[0] >= 0).all())
+    expect(valid, "the scale of a block is not finite, negative, or out of range")
     return numbers[0], numbers[1] if len(numbers) > 1 else np.zeros(numbers.shape[1])
 
 
@@ -225,8 +209,6 @@ def _unrotated(data: memoryview, count: int) -> Dense:
     expect(len(data) == 4 * count, "float32 values have another length")
     values = np.frombuffer(data, "<f4")
     largest = float(np.abs(values).max())
-    expect(
-        0 < largest < 2.0**MAX_UNROTATED_EXPONENT,
-        "a section has values that should have been rotated",
-    )
+    is_small = 0 < largest < 2.0**MAX_UNROTATED_EXPONENT
+    expect(is_small, "a section has values that should have been rotated")
     return Dense(values)

@@ -158,10 +158,8 @@ class S2(Codec):
         )
         unit, total = _sum(bodies)
         top = math.ldexp(int(np.abs(total).max()), unit)
-        expect(
-            len(bodies) == 1 or top <= LARGEST and unit <= MAX_EXPONENT,
-            "the sum of the frames is not finite",
-        )
+        is_finite = len(bodies) == 1 or top <= LARGEST and unit <= MAX_EXPONENT
+        expect(is_finite, "the sum of the frames is not finite")
         union = np.unique(np.concatenate([body.positions for body in bodies]))
         return Section(numel, _write(S2Section(union, unit, total), numel))
 
@@ -209,13 +207,10 @@ class SparseS2(Codec):
     def _encode_rows(self, rows: Rows, seeds: Sequence[int], context: Context) -> list[Section]:
         (positions, counts), values = self.first.choose(rows, seeds)
         numel = rows[0].numel()
-        sent = zip(
-            *(split_runs(v.cpu().numpy(), counts) for v in (positions, values)), seeds, strict=True
-        )
-        return [
-            self.second.pack_sparse(at, own, numel, self.first.most(numel), seed)
-            for at, own, seed in sent
-        ]
+        most = self.first.most(numel)
+        runs = [split_runs(v.cpu().numpy(), counts) for v in (positions, values)]
+        sent = zip(*runs, seeds, strict=True)
+        return [self.second.pack_sparse(at, own, numel, most, seed) for at, own, seed in sent]
 
     def _decode_row(self, section: Section, layout: Layout, seed: int) -> Update:
         return self.second._decode_row(section, layout, seed)
@@ -262,10 +257,8 @@ def _integers(values: np.ndarray, bits: int) -> tuple[int, np.ndarray]:
 def _sum(bodies: Sequence[S2Section]) -> tuple[int, np.ndarray]:
     """Return the exponent and the sum of tables, in their smallest unit, or in the smallest unit for which 62 bits suffice."""
     tops = [body.exponent + int(np.abs(body.table).max()).bit_length() for body in bodies]
-    unit = max(
-        min(body.exponent for body in bodies),
-        max(tops) + (len(bodies) - 1).bit_length() + 1 - MAX_BITS,
-    )
+    smallest = max(tops) + (len(bodies) - 1).bit_length() + 1 - MAX_BITS
+    unit = max(smallest, min(body.exponent for body in bodies))
     total = np.zeros(bodies[0].table.shape, np.int64)
     for _, exponent, table in bodies:
         if not table.any():
@@ -302,14 +295,10 @@ def _read(body: bytes | memoryview, numel: int) -> S2Section | None:
     sent, data = take(data[used:], EXPONENT.itemsize)
     exponent = int(np.frombuffer(sent, EXPONENT)[0])
     (bits,), data = take(data, 1)
-    expect(
-        rows in THRESHOLDS and 0 < columns <= _max_columns(numel),
-        f"a section has {rows} rows of {columns} cells for {numel} coordinates",
-    )
-    expect(
-        MIN_EXPONENT <= exponent <= MAX_EXPONENT and 0 < bits <= MAX_BITS + 1,
-        "a section has a unit or cells out of range",
-    )
+    fits = rows in THRESHOLDS and 0 < columns <= _max_columns(numel)
+    expect(fits, f"a section has {rows} rows of {columns} cells for {numel} coordinates")
+    in_range = MIN_EXPONENT <= exponent <= MAX_EXPONENT and 0 < bits <= MAX_BITS + 1
+    expect(in_range, "a section has a unit or cells out of range")
     cells, support = take(data, _size(rows * columns, bits))
     expect(form < 64, f"the support of a section has the unknown form {form}")
     positions = wire.unpack(support, count, form, numel)
@@ -318,7 +307,6 @@ def _read(body: bytes | memoryview, numel: int) -> S2Section | None:
 
 
 def _size(cells: int, bits: int) -> int:
-    """Return the size in bytes of this many cells of `bits` bits."""
     return cells * (bits // 8) + (cells * (bits % 8) + 7) // 8
 
 

@@ -21,6 +21,7 @@ from .. import kernels
 from ..kernels import Chosen, Rows
 from . import selection
 from .base import Context, expect
+from .selection import Unpacked
 
 POSITIVE, NEGATIVE = 0, 1  # flags
 
@@ -50,13 +51,10 @@ class SBC(selection.Largest):
     ) -> list[tuple[int, bytes]]:
         # Flags of the first value of each run; the appended flag is for empty runs at the end.
         negative = np.append(values < 0, False)[counts.cumsum() - counts]
-        return list(
-            zip(negative.astype(int).tolist(), selection.pack_means(values, counts), strict=True)
-        )
+        flags = np.where(negative, NEGATIVE, POSITIVE).tolist()
+        return list(zip(flags, selection.pack_means(values, counts), strict=True))
 
-    def unpack_values(
-        self, flag: int, data: memoryview, count: int, seed: int
-    ) -> tuple[np.ndarray, int]:
+    def unpack_values(self, flag: int, data: memoryview, count: int, seed: int) -> Unpacked:
         expect(flag in (POSITIVE, NEGATIVE), "an SBC section has an unknown flag")
         mean, _ = selection.take(data, 4)
         mu = selection.unpack_magnitude(mean)

@@ -38,6 +38,7 @@ from .update import Sparse, Update
 MEAN = struct.Struct("<f")
 FORM, FLAG_SHIFT, FLAG_BITS = 0x3F, 6, 2  # the first byte: form in the low bits, flag above
 IMPLIED = 63  # form of a section with drawn positions
+Unpacked = tuple[np.ndarray | kernels.Signs, int]  # values, and the number of bytes read
 NO_POSITIONS, NO_VALUES = np.empty(0, np.int64), np.empty(0, np.float32)
 
 
@@ -77,27 +78,22 @@ class Selective(Codec):
         """
 
     @abstractmethod
-    def unpack_values(
-        self, flag: int, data: memoryview, count: int, seed: int
-    ) -> tuple[np.ndarray | kernels.Signs, int]:
+    def unpack_values(self, flag: int, data: memoryview, count: int, seed: int) -> Unpacked:
         """Return `count` ≥ 1 values, float32 or signs, from the start of `data`, and the number of bytes read. Raises FrameError."""
 
     def _encode_rows(self, rows: Rows, seeds: Sequence[int], context: Context) -> list[Section]:
         (positions, counts), values = self.choose(rows, seeds)
         numel = rows[0].numel()
         sent = self.pack_values(values.cpu().numpy(), counts, seeds, context)
-        if self.draws:
-            return [
-                _section(numel, IMPLIED, flag, varint(count), data) if count else EMPTY
-                for count, (flag, data) in zip(counts.tolist(), sent, strict=True)
-            ]
-        forms, codes = wire.pack_rows(positions.cpu().numpy(), counts, numel)
-        return [
-            _section(count, form, flag, data, code) if count else EMPTY
-            for count, (flag, data), form, code in zip(
-                counts.tolist(), sent, forms, codes, strict=True
-            )
-        ]
+        sections = [EMPTY] * len(rows)
+        if not self.draws:
+            forms, codes = wire.pack_rows(positions.cpu().numpy(), counts, numel)
+        for i, (count, (flag, data)) in enumerate(zip(counts.tolist(), sent, strict=True)):
+            if count and self.draws:
+                sections[i] = _section(numel, IMPLIED, flag, varint(count), data)
+            elif count:
+                sections[i] = _section(count, forms[i], flag, data, codes[i])
+        return sections
 
     def _decode_rows(
         self, sections: Sequence[Section], layout: Layout, seeds: Sequence[int]
@@ -119,9 +115,9 @@ class Selective(Codec):
             except FrameError as error:
                 opened[i] = error
         if read:
-            places, counts, forms, codes, values = zip(*read, strict=True)
+            places, counts, forms, codes, sent_values = zip(*read, strict=True)
             rows = wire.unpack_rows(codes, counts, forms, numel)
-            for i, row, sent in zip(places, rows, values, strict=True):
+            for i, row, sent in zip(places, rows, sent_values, strict=True):
                 opened[i] = row if isinstance(row, FrameError) else Sparse(numel, row, sent)
         return opened
 

@@ -21,7 +21,7 @@ else as float32.
 import math
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, reduce
 from typing import Any, ClassVar, Literal, NamedTuple
 
@@ -120,14 +120,10 @@ class Sketch(Codec):
         if not any(section.count for section in sections):
             return EMPTY
         read = [_read(section) for section in sections]
-        alike = {
-            (section.count, one.count, one.form >= INT8, *one.raw.shape)
-            for section, one in zip(sections, read, strict=True)
-        }
-        expect(
-            len(alike) == 1,
-            "sketches of different sizes, densities or kinds of cells cannot be merged",
-        )
+        pairs = zip(sections, read, strict=True)
+        alike = {(s.count, one.count, one.form >= INT8, *one.raw.shape) for s, one in pairs}
+        problem = "sketches of different sizes, densities or kinds of cells cannot be merged"
+        expect(len(alike) == 1, problem)
         first = read[0]
         if first.form >= INT8:
             exponent, total = _sum_integers(read)
@@ -138,10 +134,8 @@ class Sketch(Codec):
             with np.errstate(over="ignore", invalid="ignore"):
                 total = reduce(np.add, map(_floats, read))
             expect(kernels.all_finite(total), "the sum of the frames is not finite")
-            short = (
-                all(one.form == BFLOAT16 for one in read)
-                and not (total.view(np.uint32) & 0xFFFF).any()
-            )
+            short = all(one.form == BFLOAT16 for one in read)
+            short = short and not (total.view(np.uint32) & 0xFFFF).any()
             body = _write(total, BFLOAT16 if short else FLOAT32, 0)
         rows, columns = first.raw.shape
         return Section(sections[0].count, _head(rows, columns, first.count) + body)
@@ -202,14 +196,11 @@ class SketchUpdate(Update):
 def read_at_density(update: Update, codec: Sketch) -> Update:
     """Return the update with sketches that are decoded at the density of `codec` instead of that of their senders."""
     if isinstance(update, Sections):
-        return Sections(
-            update.numel, tuple((span, read_at_density(part, codec)) for span, part in update.parts)
-        )
-    return (
-        SketchUpdate(update.numel, update.cells, update.seed, codec.count(update.numel))
-        if isinstance(update, SketchUpdate)
-        else update
-    )
+        parts = ((span, read_at_density(part, codec)) for span, part in update.parts)
+        return Sections(update.numel, tuple(parts))
+    if isinstance(update, SketchUpdate):
+        return replace(update, count=codec.count(update.numel))
+    return update
 
 
 def sum_sketches(updates: Sequence[Update], weights: Sequence[float]) -> list[SketchUpdate]:
@@ -220,13 +211,10 @@ def sum_sketches(updates: Sequence[Update], weights: Sequence[float]) -> list[Sk
             continue
         key = update.seed, update.cells.shape, update.numel, update.count
         with np.errstate(over="ignore", invalid="ignore"):
-            scaled = np.float32(weight) * update.cells
-            totals[key] = SketchUpdate(
-                update.numel,
-                totals[key].cells + scaled if key in totals else scaled,
-                update.seed,
-                update.count,
-            )
+            cells = np.float32(weight) * update.cells
+            if key in totals:
+                cells = totals[key].cells + cells
+        totals[key] = replace(update, cells=cells)
     return list(totals.values())
 
 
@@ -276,9 +264,7 @@ def _sum_integers(read: Sequence[SketchSection]) -> tuple[int, np.ndarray]:
     total = np.zeros(read[0].raw.shape, np.int64)
     if not filled:
         return MIN_EXPONENT, total
-    longest = max(
-        exponent + max(int(raw.max()), -int(raw.min())).bit_length() for exponent, raw in filled
-    )
+    longest = max(e + max(int(raw.max()), -int(raw.min())).bit_length() for e, raw in filled)
     top = longest + (len(filled) - 1).bit_length()  # the sum is below 2^top
     unit = max(min(exponent for exponent, _ in filled), top - 30)
     for exponent, raw in filled:
@@ -301,22 +287,17 @@ def _read(section: Section) -> SketchSection:
     form, exponent = first[0], 0
     valid = 0 < rows <= MAX_ROWS and rows % 2 == 1 and 0 < columns <= _max_columns(section.count)
     expect(valid, f"a sketch of {section.count} coordinates has {rows} rows of {columns} cells")
-    expect(
-        0 < count <= section.count,
-        f"{count} coordinates of a sketch of {section.count} should be decoded",
-    )
+    possible = 0 < count <= section.count
+    expect(possible, f"{count} coordinates of a sketch of {section.count} should be decoded")
     expect(form in TYPES, f"the cells of a sketch have the unknown form {form}")
     if form >= INT8:
         sent, data = take(data, EXPONENT.itemsize)
         exponent = int(np.frombuffer(sent, EXPONENT)[0])
         expect(MIN_EXPONENT <= exponent <= MAX_EXPONENT, "the unit of a sketch is out of range")
-    expect(
-        len(data) == rows * columns * TYPES[form].itemsize,
-        f"{len(data)} bytes are not {rows} rows of {columns} cells",
-    )
-    return SketchSection(
-        count, form, exponent, np.frombuffer(data, TYPES[form]).reshape(rows, columns)
-    )
+    fits = len(data) == rows * columns * TYPES[form].itemsize
+    expect(fits, f"{len(data)} bytes are not {rows} rows of {columns} cells")
+    raw = np.frombuffer(data, TYPES[form]).reshape(rows, columns)
+    return SketchSection(count, form, exponent, raw)
 
 
 def _floats(body: SketchSection) -> np.ndarray:

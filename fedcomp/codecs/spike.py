@@ -40,14 +40,11 @@ def unpack(section: Section, numel: int) -> Sparse:
     if section.count == 0:
         return Sparse(numel, np.empty(0, np.int64), np.empty(0, np.float32))
     position, used = read_varint(memoryview(section.body))
-    expect(
-        section.count == 1 and position < numel and len(section.body) == used + VALUE.size,
-        "a section of one coordinate is damaged",
-    )
+    fits = section.count == 1 and position < numel and len(section.body) == used + VALUE.size
+    expect(fits, "a section of one coordinate is damaged")
     (value,) = VALUE.unpack_from(section.body, used)
-    expect(
-        math.isfinite(value) and value != 0, f"a section of one coordinate has the value {value}"
-    )
+    valid = math.isfinite(value) and value != 0
+    expect(valid, f"a section of one coordinate has the value {value}")
     return Sparse(numel, np.array([position]), np.array([value], np.float32))
 
 

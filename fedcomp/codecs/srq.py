@@ -1,16 +1,23 @@
-"""Stochastic rotated quantization to evenly spaced levels.
+"""Stochastic rotated quantization: to evenly spaced levels (`srq`), or with codes of variable length (`vlc`).
 
-Suresh, Yu, Kumar, McMahan: Distributed mean estimation with limited communication. ICML 2017, section 3.
+Suresh, Yu, Kumar, McMahan: Distributed mean estimation with limited communication. ICML 2017, sections 3 and 4.
 
-    u = R·x;  C(u)_i = lo + s·⌊t + r⌋ with r uniform in [0, 1),  t = (u_i − lo)/s,  s = (hi − lo)/(k − 1),  lo = min u,  hi = max u
+    u = R·x;  C(u)_i = lo + s·⌊(u_i − lo)/s + r⌋ with r uniform in [0, 1), so E C(x) = x
+    srq    lo = min u,  hi = max u,  s = (hi − lo)/(k − 1)
+    vlc    lo = 0,  s = √2·‖u‖/(k − 1) with k = √d + 1
 
-E C(x) = x, and E‖x − C(x)‖² ≤ ω‖x‖² with ω = min(d/2, 2·ln(2d) + 2)/(k − 1)²: hi − lo is at most √2‖u‖ (theorem 2), and the mean of the
-largest u² over the signs of the rotation is at most (2·ln(2d) + 2)‖x‖²/d (theorem 3).
+E‖x − C(x)‖² ≤ ω‖x‖². For `srq`, ω = min(d/2, 2·ln(2d) + 2)/(k − 1)²: hi − lo is at most √2‖u‖ (theorem 2), and the mean of the largest u²
+over the signs of the rotation is at most (2·ln(2d) + 2)‖x‖²/d (theorem 3). For `vlc`, ω = min(s²/4, s), s in units of the root mean square
+‖u‖/√d. The paper's s = √2 gives ω = ½ and about 1.8 bits per coordinate for every d (theorem 4), since most levels are rarely used.
 
-Unlike in the paper, R rotates blocks of d ≤ 2¹⁴ coordinates (kernels/hadamard.py), each with its own lo and hi; lo is rounded down, and s
-up, to the numbers that are sent.
+Unlike in the paper, R rotates blocks of d ≤ 2¹⁴ coordinates (kernels/hadamard.py), each with its own lo and s, so the length of `vlc`
+hardly depends on x. `srq` rounds lo down, and s up, to the numbers that are sent. Levels of `vlc` are multiples of s, so the smallest
+level is not sent.
 
-    body    as in codecs/rotated.py: k − 1, one byte; a and b; the codes, ⌈log₂ k⌉ bits each (kernels/bit_planes.py)
+    body    as in codecs/rotated.py
+    srq     k − 1, one byte; a and b; the codes, ⌈log₂ k⌉ bits each
+    vlc     1, one byte; a; the smallest multiple m (LEB128 of 2m if m ≥ 0, else of −2m − 1), the number of symbols (LEB128), the code of
+            the symbols (kernels/range_coder.py)
 """
 
 import math
@@ -20,21 +27,23 @@ from typing import ClassVar
 import numpy as np
 
 from ..errors import SpecError
-from ..kernels import bit_planes, hadamard
+from ..kernels import hadamard, range_coder
 from ..kernels.hadamard import RotatedBlocks
 from . import rotated
 from .base import expect
+from .frame import read_varint, varint
 
-ROUNDING = 1 + 2.0**-16  # bound of the factor by which rounding lo and s widens hi − lo
+ROUNDING = 1 + 2.0**-16  # bound of the factor by which rounding widens hi − lo, or increases s
+HEAD = 1  # the first byte of vlc
+MIN_STEP, MAX_STEP = 1 / 8, 8.0  # with the smallest, a block of 2¹⁴ has at most 2051 symbols
 
 
 @dataclass(frozen=True)
 class SRQ(rotated.RotatedCodec):
     """Every rotated coordinate as one of k evenly spaced levels."""
 
-    levels: int = (
-        16  # k, between the smallest and the largest value of a block; best a power of two
-    )
+    # k, between the smallest and the largest value of a block; best a power of two
+    levels: int = 16
     name: ClassVar[str] = "srq"
     id: ClassVar[int] = 16
     source: ClassVar[str] = "Suresh et al. 2017"
@@ -60,11 +69,57 @@ class SRQ(rotated.RotatedCodec):
         step = rotated.round_up((high - low) / (self.levels - 1))
         return blocks.rounded(low, step, self.levels - 1, self.code_type), [step, low]
 
+    def table(self, head: int) -> np.ndarray:
+        expect(head > 0, "a section has only one level")
+        return np.arange(head + 1, dtype=np.float32)
+
+
+@dataclass(frozen=True)
+class VLC(rotated.RotatedCodec):
+    """Every rotated coordinate as a multiple of one step, entropy-coded."""
+
+    # s in root mean squares; half of it = 1 bit more, a quarter of the error
+    step: float = math.sqrt(2)
+    name: ClassVar[str] = "vlc"
+    id: ClassVar[int] = 17
+    source: ClassVar[str] = "Suresh et al. 2017"
+    code_type: ClassVar[type] = np.int16
+
+    def __post_init__(self) -> None:
+        if not MIN_STEP <= self.step <= MAX_STEP:
+            raise SpecError(
+                f"step is {self.step:g}; give a number from {MIN_STEP:g} to {MAX_STEP:g}, such as 1.4"
+            )
+
+    def variance(self, numel: int) -> float:
+        return ROUNDING * min(self.step**2 / 4, self.step)
+
+    def head(self) -> int:
+        return HEAD
+
+    def quantize(self, blocks: RotatedBlocks) -> tuple[np.ndarray, list[np.ndarray]]:
+        step = rotated.round_nearest(self.step * np.sqrt(blocks.squares() / blocks.sizes))
+        top = np.iinfo(np.int16).max
+        return blocks.rounded(np.zeros_like(step), step, top, self.code_type), [step]
+
     def pack_codes(self, codes: np.ndarray) -> bytes:
-        return bit_planes.pack(codes, self.width())
+        smallest, largest = int(codes.min()), int(codes.max())
+        size = largest - smallest + 1
+        coded = range_coder.encode((codes - np.int16(smallest)).astype(np.uint16), max(size, 2))
+        return varint(2 * smallest if smallest >= 0 else -2 * smallest - 1) + varint(size) + coded
 
     def unpack_codes(
         self, head: int, data: memoryview, count: int, is_zero: np.ndarray
-    ) -> rotated.Codes:
-        expect(head > 0, "a section has only one level")
-        return rotated.unpack_planes(data, count, np.arange(head + 1, dtype=np.float32), is_zero)
+    ) -> rotated.ReadCodes:
+        expect(head == HEAD, "a section of multiples has an unknown first byte")
+        folded, start = read_varint(data)
+        size, used = read_varint(data[start:])
+        smallest = -(folded + 1) // 2 if folded & 1 else folded // 2
+        in_range = abs(smallest) < range_coder.LARGEST and 1 <= size <= range_coder.LARGEST
+        expect(in_range, "multiples are out of range")
+        symbols = range_coder.decode(data[start + used :], count, max(size, 2))
+        both_occur = int(symbols.min()) == 0 and int(symbols.max()) == size - 1
+        expect(both_occur, "the smallest or the largest multiple does not occur")
+        zeros_fit = bool((symbols.reshape(-1, 8)[is_zero] == -smallest).all())
+        expect(zeros_fit, "a block of zeros has multiples that are not zero")
+        return lambda start, stop: symbols[start:stop].astype(np.float32) + np.float32(smallest)

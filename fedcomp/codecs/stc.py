@@ -19,6 +19,7 @@ import numpy as np
 from .. import kernels
 from . import selection
 from .base import Context, expect
+from .selection import Unpacked
 
 
 @dataclass(frozen=True)
@@ -44,9 +45,7 @@ class STC(selection.Largest):
         means, signs = selection.pack_means(values, counts), kernels.split_runs(values > 0, counts)
         return [(0, mean + kernels.pack_signs(run)) for mean, run in zip(means, signs, strict=True)]
 
-    def unpack_values(
-        self, flag: int, data: memoryview, count: int, seed: int
-    ) -> tuple[kernels.Signs, int]:
+    def unpack_values(self, flag: int, data: memoryview, count: int, seed: int) -> Unpacked:
         expect(flag == 0, "an STC section has an unknown flag")
         size = self.value_bytes(count)
         sent, _ = selection.take(data, size)

@@ -83,18 +83,14 @@ class TernGrad(Codec):
                 total += symbols
                 total -= top
                 scales.add(scale)
-        expect(
-            len(scales) <= 1,
-            "frames of different scales cannot be merged; the server must announce one scale",
-        )
+        problem = "frames of different scales cannot be merged; the server must announce one scale"
+        expect(len(scales) <= 1, problem)
         if total is None:
             return sections[0]
         (scale,) = scales
         top = int(np.abs(total).max())
-        expect(
-            top <= wire.MAX_MULTIPLE and top * scale <= wire.LARGEST,
-            "the sum of the frames is not finite",
-        )
+        is_finite = top <= wire.MAX_MULTIPLE and top * scale <= wire.LARGEST
+        expect(is_finite, "the sum of the frames is not finite")
         return wire.pack_multiples(total.astype(np.int16), scale)
 
 

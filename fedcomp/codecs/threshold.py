@@ -23,6 +23,7 @@ from ..errors import SpecError
 from ..kernels import Chosen, Rows
 from . import floats, selection
 from .base import Context, expect
+from .selection import Unpacked
 
 MIN_TAU, MAX_TAU = 2.0**-149, float(np.finfo(np.float32).max)
 TAU = 2  # flag, besides those of codecs/floats.py
@@ -59,9 +60,7 @@ class Threshold(selection.Selective):
         signs = kernels.split_runs(values > 0, counts)
         return [(TAU, tau + kernels.pack_signs(run)) for run in signs]
 
-    def unpack_values(
-        self, flag: int, data: memoryview, count: int, seed: int
-    ) -> tuple[np.ndarray, int]:
+    def unpack_values(self, flag: int, data: memoryview, count: int, seed: int) -> Unpacked:
         expect(flag in (floats.FP32, floats.FP16, TAU), "a threshold section has an unknown flag")
         if flag != TAU:
             return floats.unpack(data, count, flag)

@@ -5,7 +5,14 @@ Cordonnier, Jaggi: Sparsified SGD with memory. NeurIPS 2018).
 
     C(x)_i = x_i if |x_i| is among the k largest, else 0
 
-    values   as in codecs/floats.py, or in codecs/bins.py (flag 2); the rest as in codecs/selection.py
+    values   as in codecs/floats.py, or bins (flag 2); the rest as in codecs/selection.py
+
+With values=2bit, a value is sent as the mean of its bin, one of four per chunk, by the quantizer of the public implementation of SparseLoCo
+(Sarfi et al. 2025), taken from hivemind. In a chunk with mean m and standard deviation σ, a value v belongs to bin ⌊(v − m)/(1.5σ) + 2⌉,
+rounded half to even and clipped to 0..3. Unlike in SparseLoCo, the means are rounded to bfloat16.
+
+    bins     length of the following code (LEB128); the bins of all values, coded by codecs/levels.py; the means of all nonempty bins of
+             each chunk, in order, as bfloat16
 """
 
 from collections.abc import Sequence
@@ -13,12 +20,17 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import numpy as np
+import torch
 
 from .. import kernels
-from . import bins, floats, selection
+from . import floats, levels, selection
 from .base import Context, expect
+from .frame import read_varint, varint
+from .selection import Unpacked
 
-BINS = 2  # flag
+BINNED = 2  # flag
+BINS, WIDTH, MIDDLE = 4, 1.5, 2  # number of bins, their width in σ, the bin around m
+MEAN = np.dtype("<u2")
 
 
 @dataclass(frozen=True)
@@ -40,7 +52,7 @@ class TopK(selection.Largest):
 
     def value_bytes(self, count: int) -> int:
         if self.values == "2bit":
-            return bins.max_bytes(count)
+            return max_bins_bytes(count)
         return floats.size(count, floats.flag(self.values))
 
     def pack_values(
@@ -48,31 +60,68 @@ class TopK(selection.Largest):
     ) -> list[tuple[int, bytes]]:
         if self.values == "2bit":
             runs = kernels.split_runs(values, counts)
+            sizes = [np.array([run.size]) for run in runs]
             return [
-                (BINS, bins.pack(run, np.array([run.size])) if run.size else b"") for run in runs
+                (BINNED, pack_bins(*call) if call[0].size else b"") for call in zip(runs, sizes)
             ]
         return floats.pack_runs(values, counts, self.values)
 
-    def unpack_values(
-        self, flag: int, data: memoryview, count: int, seed: int
-    ) -> tuple[np.ndarray, int]:
-        expect(flag in (floats.FP32, floats.FP16, BINS), "a top-k section has an unknown flag")
-        if flag == BINS:
-            return bins.unpack(data, np.array([count]))
+    def unpack_values(self, flag: int, data: memoryview, count: int, seed: int) -> Unpacked:
+        expect(flag in (floats.FP32, floats.FP16, BINNED), "a top-k section has an unknown flag")
+        if flag == BINNED:
+            return unpack_bins(data, np.array([count]))
         return floats.unpack(data, count, flag)
 
     def pack_chunks(
         self, values: np.ndarray, counts: np.ndarray, seeds: Sequence[int], context: Context
     ) -> tuple[int, bytes]:
         if self.values == "2bit":
-            return BINS, bins.pack(values, counts)
+            return BINNED, pack_bins(values, counts)
         return super().pack_chunks(values, counts, seeds, context)
 
     def unpack_chunks(
         self, flag: int, data: memoryview, counts: np.ndarray, seeds: Sequence[int]
     ) -> np.ndarray:
-        if flag != BINS:
+        if flag != BINNED:
             return super().unpack_chunks(flag, data, counts, seeds)
-        values, used = bins.unpack(data, counts)
+        values, used = unpack_bins(data, counts)
         expect(used == len(data), "bytes follow the values of the last chunk")
         return values
+
+
+def pack_bins(values: np.ndarray, counts: np.ndarray) -> bytes:
+    """Return the bytes of the values of m chunks, in order. `counts` [m] ≥ 1: number of values of each chunk."""
+    chunk = np.arange(counts.size).repeat(counts)
+    centered = values - kernels.means(values, counts)[chunk]  # float64
+    squares = np.bincount(chunk, centered * centered, counts.size)
+    width = WIDTH * np.sqrt(squares / np.maximum(counts - 1, 1))[chunk]
+    wide = np.divide(centered, width, out=np.zeros_like(centered), where=width > 0)
+    symbols = np.clip(np.rint(wide) + MIDDLE, 0, BINS - 1).astype(np.uint8)
+    bins, n_bins = chunk * BINS + symbols, counts.size * BINS
+    sizes = np.bincount(bins, minlength=n_bins)
+    sums = np.bincount(bins, values, n_bins)
+    means = (sums[sizes > 0] / sizes[sizes > 0]).astype(np.float32)
+    code = levels.pack(symbols, BINS)
+    return varint(len(code)) + code + floats.upper_halves(torch.from_numpy(means)).tobytes()
+
+
+def unpack_bins(data: memoryview, counts: np.ndarray) -> tuple[np.ndarray, int]:
+    """Return the values of m chunks, float32, and the number of bytes read. `counts`: as in `pack_bins`. Raises FrameError."""
+    length, start = read_varint(data)
+    expect(length <= len(data) - start, "the bins of values are cut short")
+    total = int(counts.sum())
+    symbols = levels.unpack(data[start : start + length], total, BINS)
+    bins = np.arange(counts.size).repeat(counts) * BINS + symbols
+    occurs = np.bincount(bins, minlength=counts.size * BINS) > 0
+    used = start + length + MEAN.itemsize * int(np.count_nonzero(occurs))
+    expect(len(data) >= used, "the means of bins are cut short")
+    means = np.zeros(occurs.size, np.uint32)
+    means[occurs] = np.frombuffer(data[start + length : used], MEAN).astype(np.uint32) << 16
+    expect(kernels.all_finite(means.view(np.float32)), "the mean of a bin is NaN or infinity")
+    return means.view(np.float32)[bins], used
+
+
+def max_bins_bytes(count: int) -> int:
+    """Return the largest size in bytes of `count` values of one chunk."""
+    size = levels.packed_bytes(count, BINS)
+    return len(varint(size)) + size + min(count, BINS) * MEAN.itemsize

@@ -134,7 +134,8 @@ class Bits(Update):
 
     def add_to(self, into: Tensor, weight: float = 1.0) -> None:
         high, low = (np.float32(weight) * v for v in (self.high, self.low))
-        kernels.bits.add_values(into, self.raw, high, low)
+        values = kernels.bits.values(self.raw, 0, self.numel, high, low)
+        into.detach().add_(torch.from_numpy(values).to(into.device))
 
     def block(self, start: int, stop: int) -> np.ndarray:
         return kernels.bits.values(self.raw, start, stop, self.high, self.low)
@@ -149,15 +150,11 @@ class Sections(Update):
 
     @property
     def positions(self) -> np.ndarray | None:
-        positions = [part.positions for _, part in self.parts]
-        if positions and all(p is None for p in positions):
+        each = [(span, part.positions) for span, part in self.parts]
+        if each and all(at is None for _, at in each):
             return None
-        spans = [span for span, _ in self.parts]
-        each = [
-            np.arange(s.start, s.stop) if p is None else p + s.start
-            for s, p in zip(spans, positions, strict=True)
-        ]
-        return np.concatenate(each or [np.empty(0, np.int64)])
+        shifted = [np.arange(s.start, s.stop) if at is None else at + s.start for s, at in each]
+        return np.concatenate(shifted or [np.empty(0, np.int64)])
 
     def add_to(self, into: Tensor, weight: float = 1.0) -> None:
         for span, part in self.parts:
@@ -171,8 +168,9 @@ class Sections(Update):
             add_all([part for _, part in column], weights, into[column[0][0]])
 
     def block(self, start: int, stop: int) -> np.ndarray:
-        inside = [(s, p) for s, p in self.parts if s.start < stop and s.stop > start]
-        cut = [
-            p.block(max(start, s.start) - s.start, min(stop, s.stop) - s.start) for s, p in inside
-        ]
-        return np.concatenate(cut or [np.empty(0, np.float32)])
+        cut = [np.empty(0, np.float32)]
+        for span, part in self.parts:
+            if span.start < stop and span.stop > start:
+                first, last = max(start, span.start), min(stop, span.stop)
+                cut.append(part.block(first - span.start, last - span.start))
+        return np.concatenate(cut)

@@ -5,7 +5,7 @@ Results have the same bits on every machine and device and with any number of th
 
 from . import bits, rice
 from .bits import Signs, pack_signs, unpack_signs
-from .rows import Rows, are_large, split_runs, stacked
+from .parallel import Rows, are_large, split_runs, stacked
 from .select import Chosen, add_finite, are_finite, at_least, means, top_k, top_side, values_at
 from .sparse import add_all_at, add_at, all_finite
 from .sums import norm1, norm1_rows, norm2

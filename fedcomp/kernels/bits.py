@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ..errors import FrameError
 from . import philox
-from .rows import Rows, stacked
+from .parallel import Rows, stacked
 
 WORD = np.dtype("<u4")
 ZERO_STREAM = 1  # of the random bits for zeros
@@ -80,15 +80,6 @@ def values(raw: np.ndarray, start: int, stop: int, high: np.ndarray, low: np.nda
     return np.where(flags(raw, start, stop), high, low)
 
 
-def add_values(into: Tensor, raw: np.ndarray, high: np.ndarray, low: np.ndarray) -> None:
-    """Add `values` of all bits to `into` in place, float32 [n], on any device."""
-    numel = into.numel()
-    if into.device.type == "cpu":
-        into.detach().numpy()[...] += values(raw, 0, numel, high, low)
-    else:
-        into += _values_torch(torch.from_numpy(np.array(raw)).to(into.device), numel, high, low)
-
-
 def read_bits(data: bytes | memoryview, count: int) -> np.ndarray:
     """Return `data` as uint8, without a copy. Raises FrameError unless it consists of `count` bits and zeros as padding."""
     if count < 0 or len(data) != (count + 7) // 8:
@@ -116,14 +107,6 @@ def pack_torch(flags: Tensor) -> Tensor:
     padded = torch.nn.functional.pad(flags, (0, -flags.shape[-1] % 8)).unflatten(-1, (-1, 8))
     weights = torch.tensor([128, 64, 32, 16, 8, 4, 2, 1], dtype=torch.uint8, device=flags.device)
     return (padded * weights).sum(-1, dtype=torch.uint8)
-
-
-def _values_torch(raw: Tensor, numel: int, high: np.ndarray, low: np.ndarray) -> Tensor:
-    """Return `values` of all bits of uint8 bytes, on their device."""
-    shifts = torch.arange(7, -1, -1, dtype=torch.uint8, device=raw.device)
-    grid = (raw[:, None] >> shifts & 1).flatten()[:numel].bool().view(-1, high.size)
-    one, zero = (torch.from_numpy(v).to(raw.device) for v in (high, low))
-    return torch.where(grid, one, zero).flatten()
 
 
 def _random_bits(seed: int, count: int) -> np.ndarray:

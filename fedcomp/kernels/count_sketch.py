@@ -20,7 +20,6 @@ from .parallel import map_ranges, pieces, starmap
 STREAM = 1 << 16  # of row 0
 HALVED = 1 << 20  # number of elements from which a vector is summed in halves
 UNIT = 1024  # elements whose words are drawn together; halves and ranges start at multiples
-BLOCK = 1 << 13  # elements that are processed at a time in float64
 LARGEST = np.finfo(np.float32).max
 
 
@@ -30,13 +29,14 @@ def sketch(x: Tensor, rows: int, columns: int, seed: int) -> np.ndarray:
     middle = x.numel() // 2 // UNIT * UNIT if x.numel() >= HALVED else 0
     spans = [(0, middle), (middle, x.numel())] if middle else [(0, x.numel())]
     parts = np.zeros((len(spans), rows, columns), np.float32)
-    calls = [
-        (x, *span, seed, r, parts[half, r]) for half, span in enumerate(spans) for r in range(rows)
-    ]
-    starmap(_sum, calls)
+    both = [(half, r) for half in range(len(spans)) for r in range(rows)]
+    starmap(_sum, [(x, *spans[half], seed, r, parts[half, r]) for half, r in both])
     with np.errstate(over="ignore", invalid="ignore"):
         cells = parts[0] if len(spans) == 1 else parts[0] + parts[1]
-    return cells if np.isfinite(cells).all() else _clip(_float64_cells(x, rows, columns, seed))
+    if np.isfinite(cells).all():
+        return cells
+    values = x.to(torch.float32).numpy()  # sums in float64 cannot overflow
+    return sketch_at(np.arange(values.size), values, rows, columns, seed)
 
 
 def sketch_at(
@@ -46,7 +46,7 @@ def sketch_at(
     cells = np.zeros((rows, columns), np.float64)
     for r, (buckets, negative) in enumerate(buckets_and_signs(positions, rows, columns, seed)):
         np.add.at(cells[r], buckets, np.where(negative, -values, values))
-    return _clip(cells)
+    return cells.clip(-LARGEST, LARGEST).astype(np.float32)
 
 
 def estimates(cells: np.ndarray, seed: int, start: int, stop: int) -> np.ndarray:
@@ -76,7 +76,9 @@ def buckets_and_signs(
     positions: np.ndarray, rows: int, columns: int, seed: int
 ) -> list[tuple[np.ndarray, np.ndarray]]:
     """Return for each row the buckets of positions, int64 [k], and whether their sign is negative, bool [k]."""
-    return [_split(philox.words_at(seed, positions, STREAM + r), columns) for r in range(rows)]
+    words = [philox.words_at(seed, positions, STREAM + r) for r in range(rows)]
+    buckets = [(own.astype(np.uint64) * np.uint64(columns) >> np.uint64(32)) for own in words]
+    return [(at.astype(np.int64), (own & 1).astype(np.bool_)) for at, own in zip(buckets, words)]
 
 
 def _sum(x: Tensor, start: int, stop: int, seed: int, row: int, cells: np.ndarray) -> None:
@@ -86,24 +88,3 @@ def _sum(x: Tensor, start: int, stop: int, seed: int, row: int, cells: np.ndarra
     for piece in pieces(x, start, stop):
         sketch_loops.add(piece, start, *philox.halves(seed), STREAM + row, cells)
         start += piece.size
-
-
-def _float64_cells(x: Tensor, rows: int, columns: int, seed: int) -> np.ndarray:
-    """Return the cells in float64, whose sums cannot overflow."""
-    cells = np.zeros((rows, columns), np.float64)
-    for start in range(0, x.numel(), BLOCK):
-        piece = x[start : start + BLOCK].to(torch.float64).numpy()
-        for r in range(rows):
-            buckets, negative = _split(philox.words(seed, piece.size, start, STREAM + r), columns)
-            np.add.at(cells[r], buckets, np.where(negative, -piece, piece))
-    return cells
-
-
-def _clip(cells: np.ndarray) -> np.ndarray:
-    return cells.clip(-LARGEST, LARGEST).astype(np.float32)
-
-
-def _split(words: np.ndarray, columns: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the buckets, int64, and whether the sign is negative, bool, for random words."""
-    buckets = words.astype(np.uint64) * np.uint64(columns) >> np.uint64(32)
-    return buckets.astype(np.int64), (words & np.uint32(1)).astype(np.bool_)

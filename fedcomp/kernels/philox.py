@@ -35,13 +35,27 @@ def words_at(seed: int, indices: np.ndarray, stream: int = 0) -> np.ndarray:
     return out
 
 
+def sample(numel: int, count: int, seed: int, stream: int) -> np.ndarray:
+    """Return `count` of numel positions, drawn without replacement: int64, ascending; 0 ≤ count ≤ numel.
+
+    A seed and a stream determine a sequence of positions, each 64 random bits modulo numel, with a bias below numel·2⁻⁶⁴. Its first
+    distinct positions are a uniform sample. If count > numel/2, the complement of the sample is drawn instead.
+    """
+    drawn, start = min(count, numel - count), 0
+    marked = np.zeros(numel, np.bool_)
+    while missing := drawn - int(np.count_nonzero(marked)):
+        pairs = words(seed, 2 * missing, 2 * start, stream).astype(np.uint64)
+        marked[(pairs[::2] | pairs[1::2] << np.uint64(32)) % np.uint64(numel)] = True
+        start += missing
+    return np.flatnonzero(marked if drawn == count else ~marked)
+
+
 def halves(seed: int) -> tuple[int, int]:
     """Return the low and the high word of a seed."""
     return seed & 0xFFFFFFFF, seed >> 32 & 0xFFFFFFFF
 
 
 def _split(blocks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the low and the high words of block numbers."""
     return blocks & LOW, blocks >> np.uint64(32)
 
 
@@ -51,11 +65,9 @@ def _blocks(
     """Return the blocks [m, 4] of counters c0 [m], c1 [m], c2, c3. All are 32 bits wide; c0 and c1 are uint64 arrays."""
     a, b, c, d = c0, c1, np.full_like(c0, c2), np.full_like(c0, c3)
     shift = np.uint64(32)
-    for round in range(ROUNDS):
-        keys = (
-            np.uint64(key + round * step & 0xFFFFFFFF)
-            for key, step in zip((low, high), WEYL, strict=True)
-        )
+    for _ in range(ROUNDS):
         x, y = a * np.uint64(MULTIPLIERS[0]), c * np.uint64(MULTIPLIERS[1])
-        a, b, c, d = (y >> shift) ^ b ^ next(keys), y & LOW, (x >> shift) ^ d ^ next(keys), x & LOW
+        a, b = (y >> shift) ^ b ^ np.uint64(low), y & LOW
+        c, d = (x >> shift) ^ d ^ np.uint64(high), x & LOW
+        low, high = low + WEYL[0] & 0xFFFFFFFF, high + WEYL[1] & 0xFFFFFFFF
     return np.stack([a, b, c, d], axis=1).astype(np.uint32)

@@ -12,9 +12,8 @@ from torch.nn import functional as F
 
 from .parallel import starmap
 
-EXAMPLES = (
-    8  # per call of a thread; gradients are added in an order that does not depend on threads
-)
+# Examples per call of a thread. Gradients are added in an order that does not depend on threads.
+EXAMPLES = 8
 MIN_ROW = 32  # numbers in a row of a kernel from which the loops are faster
 MIN_WORK = 1 << 22  # products of a dense gradient from which the loops are faster
 
@@ -52,9 +51,8 @@ def gradients(
     (b, c, h, w), (k, _, rows, columns), (pad_h, pad_w) = x.shape, weight.shape, padding
     padded = _padded(x, padding).flatten(2).numpy()
     kernels = weight.permute(0, 2, 3, 1).reshape(k, rows, columns * c).numpy()
-    slope_arrays, place_arrays = (
-        t.permute(0, 2, 3, 1).reshape(b, -1, k).contiguous().numpy() for t in (slopes, places)
-    )
+    last = (t.permute(0, 2, 3, 1).reshape(b, -1, k) for t in (slopes, places))
+    slope_arrays, place_arrays = (t.contiguous().numpy() for t in last)
     batches = [slice(start, start + EXAMPLES) for start in range(0, b, EXAMPLES)]
     top, left = np.ogrid[: h + 2 * pad_h - rows + 1, : w + 2 * pad_w - columns + 1]
     offsets = (top * padded.shape[2] + left * c).ravel()
@@ -76,6 +74,5 @@ def gradients(
 
 
 def _padded(x: Tensor, padding: tuple[int, int]) -> Tensor:
-    """Return x [b, c, h, w] padded with zeros: [b, h, w, c], contiguous."""
     pad_h, pad_w = padding
     return F.pad(x.detach(), (pad_w, pad_w, pad_h, pad_h)).permute(0, 2, 3, 1).contiguous()

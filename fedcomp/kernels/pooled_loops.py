@@ -12,11 +12,8 @@ from .loops import add_rows, compiled
 def add_to_weights(x, slopes, places, offsets, weights):
     """Add the gradients of the weights [k, i, j·c], given slopes [b, o, k] of the outputs at `places` and padded inputs x [b, h, w·c]."""
     (examples, outputs, kernels), line = slopes.shape, x.shape[2]
-    starts, factors, counts = (
-        np.empty((kernels, outputs), np.int64),
-        np.empty((kernels, outputs), np.float32),
-        np.empty(kernels, np.int64),
-    )
+    starts = np.empty((kernels, outputs), np.int64)
+    factors, counts = np.empty(starts.shape, np.float32), np.empty(kernels, np.int64)
     for b in range(examples):
         counts[:] = 0
         for o in range(outputs):
@@ -55,10 +52,5 @@ def add_to_inputs(weights, slopes, places, offsets, x):
                     others += not same
                 n_remaining = others
                 for i in range(rows):
-                    add_rows(
-                        example[offsets[place] + i * line :][:row],
-                        flat[i * row :],
-                        starts,
-                        factors,
-                        count,
-                    )
+                    target = example[offsets[place] + i * line :][:row]
+                    add_rows(target, flat[i * row :], starts, factors, count)

@@ -25,8 +25,8 @@ import numpy as np
 
 from ..errors import FrameError
 from . import rice
+from .parallel import split_runs
 from .rice import WIDEST
-from .rows import split_runs
 
 BLOCKS, COMPLEMENT = WIDEST + 1, WIDEST + 2  # forms; COMPLEMENT is the first one of the complement
 COMPLEMENT_BLOCKED = 63  # the form of the complement in blocks
@@ -36,15 +36,6 @@ UNITS = 4, 16  # u below LARGE_COUNT, and from it on
 SIZES, WIDTHS = 8, (2, 3, 4)
 COLUMNS = 1 << WIDTHS[-1]  # parameters that blocks choose among
 GAIN = 6  # blocks must save more than 2^−GAIN of the bytes
-
-
-class Plan(NamedTuple):
-    """The coding of m rows. All fields are int64; `each` has an element per position, the others are [m]."""
-
-    form: np.ndarray  # 0..41
-    size: np.ndarray  # s, 0 without blocks
-    width: np.ndarray  # w, 0 without blocks
-    each: np.ndarray  # parameter of every position of all rows
 
 
 class Blocks(NamedTuple):
@@ -106,27 +97,23 @@ def unpack_rows(
     count_array, form_array = np.array(counts), np.array(forms)
     missing = (2 * count_array > numel) & (form_array >= COMPLEMENT) & (count_array < numel)
     coded = np.where(missing, numel - count_array, count_array)
-    forms_of_coded = np.where(
-        missing & (form_array == COMPLEMENT_BLOCKED), BLOCKS, form_array - COMPLEMENT * missing
-    )
+    in_blocks = missing & (form_array == COMPLEMENT_BLOCKED)
+    forms_of_coded = np.where(in_blocks, BLOCKS, form_array - COMPLEMENT * missing)
     full = np.flatnonzero((form_array == COMPLEMENT) & (count_array == numel)).tolist()
-    rows = {i: np.arange(numel) for i in full if not len(codes[i])}
+    rows: dict[int, np.ndarray | FrameError] = {}
+    rows |= {i: np.arange(numel) for i in full if not len(codes[i])}
     possible = np.flatnonzero(_is_possible(codes, coded, forms_of_coded, numel))
     if possible.size:
         indices, lengths = possible.tolist(), coded[possible]
-        positions, valid = _unpack(
-            [codes[i] for i in indices], lengths, forms_of_coded[possible], numel
-        )
+        own = [codes[i] for i in indices]
+        positions, valid = _unpack(own, lengths, forms_of_coded[possible], numel)
         decoded = zip(indices, split_runs(positions, lengths), valid.tolist(), strict=True)
         rows |= {i: _complement(row, numel) if missing[i] else row for i, row, ok in decoded if ok}
-    return [
-        rows[i]
-        if i in rows
-        else FrameError(
-            f"{len(code)} bytes are not the code of these positions of a vector of {numel}; the frame is damaged or of another size"
+    for i in set(range(len(codes))) - rows.keys():
+        rows[i] = FrameError(
+            f"{len(codes[i])} bytes are not the code of these positions of a vector of {numel}; the frame is damaged or of another size"
         )
-        for i, code in enumerate(codes)
-    ]
+    return [rows[i] for i in range(len(codes))]
 
 
 def _pack_list(rows: list[np.ndarray], numel: int, widest: int) -> list[tuple[int, bytes]]:
@@ -148,23 +135,19 @@ def _pack(
     positions: np.ndarray, counts: np.ndarray, numel: int, widest: int = WIDEST
 ) -> tuple[list[int], list[bytes]]:
     """Implement `pack_rows` in forms 0..41, with parameters of at most `widest` in forms 0..40."""
-    plan, lead = _plan(positions, counts, numel, widest), None
-    blocked = np.flatnonzero(plan.width)
+    (form, size, width, each), lead = _plan(positions, counts, numel, widest), None
+    blocked = np.flatnonzero(width)
     if blocked.size:
-        cut = _cut(counts, plan.size, plan.width)
-        width = plan.width[cut.row]
-        values = plan.each[cut.start] - _begin(rice.parameters(counts, numel)[cut.row], width)
-        sent = width > 0
-        heads = plan.size[blocked] | plan.width[blocked] - WIDTHS[0] << 3
-        head = blocked, np.full(blocked.size, 8), heads
+        cut = _cut(counts, size, width)
+        widths = width[cut.row]
+        values = each[cut.start] - _begin(rice.parameters(counts, numel)[cut.row], widths)
+        sent = widths > 0
+        head = blocked, np.full(blocked.size, 8), size[blocked] | width[blocked] - WIDTHS[0] << 3
         # For each row, its head and then its offsets.
         order = np.argsort(np.append(blocked, cut.row[sent]), kind="stable")
-        fields = (
-            np.append(first, rest[sent])[order]
-            for first, rest in zip(head, (cut.row, width, values), strict=True)
-        )
-        lead = rice.Fields(*fields)
-    return plan.form.tolist(), rice.pack_rows(positions, counts, plan.each, lead)
+        pairs = zip(head, (cut.row, widths, values), strict=True)
+        lead = rice.Fields(*(np.append(first, rest[sent])[order] for first, rest in pairs))
+    return form.tolist(), rice.pack_rows(positions, counts, each, lead)
 
 
 def _is_possible(
@@ -214,17 +197,12 @@ def _divide(counts: np.ndarray, length: np.ndarray) -> Blocks:
     n_blocks = -(-counts // length)
     row = np.arange(counts.size).repeat(n_blocks)
     number = np.arange(row.size) - (n_blocks.cumsum() - n_blocks)[row]
-    start = number * length[row]
-    return Blocks(
-        row,
-        number,
-        (counts.cumsum() - counts)[row] + start,
-        np.minimum(length[row], counts[row] - start),
-    )
+    start, own = number * length[row], length[row]
+    first = (counts.cumsum() - counts)[row]
+    return Blocks(row, number, first + start, np.minimum(own, counts[row] - start))
 
 
 def _unit(counts: np.ndarray) -> np.ndarray:
-    """Return u of each row."""
     return np.where(counts < LARGE_COUNT, *UNITS)
 
 
@@ -233,8 +211,10 @@ def _begin(b: int | np.ndarray, width: int | np.ndarray) -> np.ndarray:
     return np.maximum(0, np.minimum(b, WIDEST + 1 - WIDTHS[-1]) + width - (1 << width))
 
 
-def _plan(positions: np.ndarray, counts: np.ndarray, numel: int, widest: int = WIDEST) -> Plan:
-    """Return the shortest coding of each row."""
+def _plan(
+    positions: np.ndarray, counts: np.ndarray, numel: int, widest: int = WIDEST
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Return the shortest coding of each row: forms 0..41, s and w [m], 0 without blocks, and the parameter of every position."""
     tried = counts >= MIN_BLOCKED_COUNT
     form = rice.best_parameters(positions, counts, numel, widest)
     size, width = np.zeros((2, counts.size), np.int64)
@@ -245,10 +225,9 @@ def _plan(positions: np.ndarray, counts: np.ndarray, numel: int, widest: int = W
         for group in sorted(set(zip(b[tried].tolist(), unit[tried].tolist()))):
             rows = tried & (b == group[0]) & (unit == group[1])
             inside = rows.repeat(counts)
-            size[rows], width[rows], each[inside] = _blocks(
-                rest[inside], counts[rows], each[inside], lengths[rows], *group
-            )
-    return Plan(np.where(width > 0, BLOCKS, form), size, width, each)
+            own = rest[inside], counts[rows], each[inside], lengths[rows]
+            size[rows], width[rows], each[inside] = _blocks(*own, *group)
+    return np.where(width > 0, BLOCKS, form), size, width, each
 
 
 def _blocks(
@@ -257,12 +236,11 @@ def _blocks(
     """Return s, w and the parameters of rows with the same b* and u; 0, 0 and `each` unless blocks are shorter than `limit` [m] by GAIN."""
     cut, first = _divide(counts, np.full(counts.size, unit)), int(_begin(b, WIDTHS[-1]))
     row, number = cut.row, cut.number
-    table = np.stack(  # bits of each block with each parameter
-        [
-            np.add.reduceat(rest >> parameter, cut.start) + (parameter + 1) * cut.length
-            for parameter in range(first, first + COLUMNS)
-        ]
-    )
+    bits_of = [
+        np.add.reduceat(rest >> parameter, cut.start) + (parameter + 1) * cut.length
+        for parameter in range(first, first + COLUMNS)
+    ]
+    table = np.stack(bits_of)  # of each block with each parameter
     tables, lengths = [], []
     for s in range(SIZES):
         if s:

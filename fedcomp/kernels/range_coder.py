@@ -78,17 +78,13 @@ def decode(data: bytes | memoryview, count: int, size: int) -> np.ndarray:
 
     def read(part: np.ndarray, states: np.ndarray, words: np.ndarray) -> None:
         used = coder_loops.decode(words, states, table, frequencies, bits, part)
-        _expect(
-            used == words.size and bool((states == FLOOR).all()),
-            "a code is cut short, too long, or damaged",
-        )
+        is_whole = used == words.size and bool((states == FLOOR).all())
+        _expect(is_whole, "a code is cut short, too long, or damaged")
 
     chunks = _read_chunks(data[start:], [part.size for part in parts])
     starmap(read, [(part, *chunk) for part, chunk in zip(parts, chunks, strict=True)])
-    _expect(
-        _head(_counts(parts, size))[0] == data[:start],
-        "the frequencies are not those of the symbols",
-    )
+    fits = _head(_counts(parts, size))[0] == data[:start]
+    _expect(fits, "the frequencies are not those of the symbols")
     return symbols
 
 
@@ -167,11 +163,9 @@ def _read_head(data: memoryview, count: int, size: int) -> tuple[np.ndarray, int
     owner, shift = _low_bits(lengths)
     end = at + (owner.size + 7) // 8
     _expect(end <= len(data), "a code is cut short in its frequencies")
-    low = (
-        np.unpackbits(np.frombuffer(data[at:end], np.uint8), count=owner.size).astype(np.int64)
-        << shift
-    )
-    frequencies[present] = (1 << lengths - 1) + np.bincount(owner, low, used).astype(np.int64)
+    low = np.unpackbits(np.frombuffer(data[at:end], np.uint8), count=owner.size).astype(np.int64)
+    sums = np.bincount(owner, low << shift, used).astype(np.int64)
+    frequencies[present] = (1 << lengths - 1) + sums
     _expect(int(frequencies.sum()) == 1 << bits, f"the sum of the frequencies is not 2^{bits}")
     return frequencies, bits, end
 
@@ -241,7 +235,6 @@ def _counts(parts: list[np.ndarray], size: int) -> np.ndarray:
 def _encode_chunk(
     symbols: np.ndarray, frequencies: np.ndarray, bits: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the states, int64, and the words of a chunk."""
     from . import coder_loops
 
     lanes = _lanes(symbols.size)

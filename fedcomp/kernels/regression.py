@@ -62,25 +62,14 @@ def descend(
             f"positions {positions.min()}..{positions.max()} do not fit {len(inputs)} examples"
         )
     losses = torch.empty(len(stack), len(sizes), dtype=torch.float32)
-    examples, classes, chosen, vectors, out = (
-        t.detach().numpy() for t in (inputs.flatten(1), targets, positions, stack, losses)
-    )
+    tensors = inputs.flatten(1), targets, positions, stack, losses
+    examples, classes, chosen, vectors, out = (t.detach().numpy() for t in tensors)
     each, rate, column = np.array(sizes), np.float32(lr), -1 if biases is None else biases
 
     def work(first: int, last: int) -> None:
-        clients = slice(first, last)
-        descend_each(
-            examples,
-            classes,
-            chosen[clients],
-            each,
-            rate,
-            vectors[clients],
-            weights,
-            column,
-            outputs,
-            out[clients],
-        )
+        at = slice(first, last)
+        own = chosen[at], each, rate, vectors[at], weights, column, outputs, out[at]
+        descend_each(examples, classes, *own)
 
     parts = min(len(stack), 4 * torch.get_num_threads())
     edges = [len(stack) * i // parts for i in range(parts + 1)]

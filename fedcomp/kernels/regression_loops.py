@@ -12,12 +12,8 @@ def multiply(source, starts, weights, out):
     (outputs, width), last = weights.shape, starts.size - 1
     for j0 in range(0, starts.size, 4):
         j1, j2, j3 = min(j0 + 1, last), min(j0 + 2, last), min(j0 + 3, last)
-        a, b, c, d = (
-            source[starts[j0] :][:width],
-            source[starts[j1] :][:width],
-            source[starts[j2] :][:width],
-            source[starts[j3] :][:width],
-        )
+        a, b = source[starts[j0] :][:width], source[starts[j1] :][:width]
+        c, d = source[starts[j2] :][:width], source[starts[j3] :][:width]
         for o in range(outputs):
             row = weights[o]
             sum_a = sum_b = sum_c = sum_d = float32(0)

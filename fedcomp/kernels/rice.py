@@ -168,11 +168,10 @@ def unpack_rows(
     runs, lows = counts.cumsum() - counts, sums(each, counts)
     ones = np.flatnonzero(np.unpackbits(raw).view(np.bool_))
     index = np.arange(each.size) - runs.repeat(counts)  # within the row
-    stops = (
-        ones[np.minimum(np.searchsorted(ones, starts).repeat(counts) + index, ones.size - 1)]
-        if ones.size
-        else index * 0 - 1
-    )
+    stops = np.full(index.size, -1)
+    if ones.size:
+        at = np.searchsorted(ones, starts).repeat(counts) + index
+        stops = ones[np.minimum(at, ones.size - 1)]
     heads = stops[runs + counts - 1] + 1
     at = each.cumsum() - each + (heads - lows.cumsum() + lows).repeat(counts)
     before = np.append(-1, stops[:-1])
@@ -183,14 +182,9 @@ def unpack_rows(
     spare = ends - heads - lows
     padding = raw[ends // 8 - 1] & (1 << np.clip(spare, 0, 8)) - 1
     rising = np.minimum.reduceat(stops - before, runs) > 0
-    inside = (
-        (heads > starts)
-        & (heads <= ends)
-        & (spare >= 0)
-        & (spare < 8)
-        & (positions[runs + counts - 1] < numel)
-    )
-    return positions, rising & inside & (padding == 0)
+    inside = (heads > starts) & (heads <= ends) & (spare >= 0) & (spare < 8)
+    in_range = positions[runs + counts - 1] < numel
+    return positions, rising & inside & in_range & (padding == 0)
 
 
 def padded(codes: Sequence[bytes | memoryview]) -> np.ndarray:
@@ -200,10 +194,8 @@ def padded(codes: Sequence[bytes | memoryview]) -> np.ndarray:
 
 def read_bits(raw: np.ndarray, widths: np.ndarray, at: np.ndarray) -> np.ndarray:
     """Return numbers of these widths, at most 40 bits, that start at the bits `at` of `padded` bytes: int64."""
-    words = np.ndarray(raw.size - SPARE + 1, ">u8", raw, strides=(1,))[
-        at >> 3
-    ]  # eight bytes from the one with the first bit
-    return words.astype(np.int64) >> 64 - (at & 7) - widths & (1 << widths) - 1
+    words = np.ndarray(raw.size - SPARE + 1, ">u8", raw, strides=(1,))  # from each byte on
+    return words[at >> 3].astype(np.int64) >> 64 - (at & 7) - widths & (1 << widths) - 1
 
 
 def rests(positions: np.ndarray, counts: np.ndarray) -> np.ndarray:

@@ -13,9 +13,8 @@ TOP = uint64(1 << 63)
 @intrinsic
 def leading_zeros(_, word):
     """Return the number of leading zero bits of a nonzero word."""
-    return word(word), lambda context, builder, signature, args: builder.ctlz(
-        args[0], ir.Constant(ir.IntType(1), 1)
-    )
+    one = ir.Constant(ir.IntType(1), 1)
+    return word(word), lambda context, builder, signature, args: builder.ctlz(args[0], one)
 
 
 @numba.njit(nogil=True, inline="always")

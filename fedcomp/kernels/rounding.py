@@ -11,6 +11,7 @@ import math
 import numpy as np
 from torch import Tensor
 
+from ..errors import FrameError
 from . import philox
 from .parallel import PIECE, map_ranges, pieces
 
@@ -56,20 +57,25 @@ def pack_negative(x: Tensor, codes: np.ndarray) -> np.ndarray:
     return bits
 
 
-def from_powers(codes: np.ndarray, bits: np.ndarray, shift: int) -> np.ndarray | None:
-    """Return the powers of two, float32 [n], for codes and sign bits, with the largest float32 for 2^128. None if a zero is negative."""
+def from_powers(codes: np.ndarray, bits: np.ndarray, shift: int) -> np.ndarray:
+    """Return the powers of two, float32 [n], for codes and sign bits, with the largest float32 for 2^128.
+
+    Raises FrameError if a zero is negative.
+    """
     powers = np.minimum(np.ldexp(1.0, np.arange(256) - 127 - shift), np.finfo(np.float32).max)
     powers[0] = 0.0
     values, table = np.empty(codes.size, np.float32), np.concatenate([powers, -powers])
     table = table.astype(np.float32)
 
-    def work(start: int, stop: int) -> bool:
+    def work(start: int, stop: int) -> None:
         part = codes[start:stop]
         negative = np.unpackbits(bits[start // 8 : (stop + 7) // 8], count=part.size)
         values[start:stop] = table[part + (negative.astype(np.uint16) << 8)]
-        return not (negative.view(np.bool_) & (part == 0)).any()
+        if (negative.view(np.bool_) & (part == 0)).any():
+            raise FrameError("a zero has a negative sign")
 
-    return values if all(map_ranges(codes.size, work)) else None
+    map_ranges(codes.size, work)
+    return values
 
 
 def to_levels(x: Tensor, levels: np.ndarray, nearest: bool, seed: int) -> np.ndarray:
@@ -106,16 +112,15 @@ def histogram(x: Tensor) -> tuple[np.ndarray, np.ndarray]:
     lowest, highest = (int(key) for key in _keys(np.array(edges, np.float32) * factor))
     width = max(0, (highest - lowest).bit_length() - BITS)
     first = lowest >> width
-    table = np.zeros((2, (highest >> width) - first + 1), np.int64)
+    size = (highest >> width) - first + 1
 
     def work(start: int, stop: int) -> np.ndarray:
-        part = np.zeros_like(table)
+        table = np.zeros((2, size), np.int64)
         for piece in pieces(x, start, stop):
-            rounding_loops.add_to_histogram(piece, factor, first, width, part)
-        return part
+            rounding_loops.add_to_histogram(piece, factor, first, width, table)
+        return table
 
-    for part in map_ranges(x.numel(), work):
-        table += part
+    table = np.sum(map_ranges(x.numel(), work), axis=0)
     bins = np.flatnonzero(table[0])
     counts, low = table[:, bins]
     left, right = (_values((bins + first + i) << width) for i in (0, 1))
@@ -177,7 +182,6 @@ def _keys(x: np.ndarray) -> np.ndarray:
 
 def _values(keys: np.ndarray) -> np.ndarray:
     """Return the float64 values with these keys; 2^128 for keys above that of the largest float32."""
-    values = (
-        np.minimum(np.abs(keys), INFINITE - 1).astype(np.int32).view(np.float32).astype(np.float64)
-    )
-    return np.copysign(np.where(np.abs(keys) < INFINITE, values, 2.0**128), keys)
+    sizes = np.abs(keys)
+    values = np.minimum(sizes, INFINITE - 1).astype(np.int32).view(np.float32).astype(np.float64)
+    return np.copysign(np.where(sizes < INFINITE, values, 2.0**128), keys)

@@ -34,9 +34,8 @@ def powers(x, arguments, low, high, start, out):
         draw(low, high, 0, start + first, words)
         for i in range(uint64(min(N_WORDS, x.size - first))):
             bits = float32(abs(x[uint64(first) + i] * factor)).view(uint32)
-            out[uint64(first) + i] = (bits + (words[i] >> uint32(32 - FRACTION))) >> uint32(
-                FRACTION
-            )
+            bits += words[i] >> uint32(32 - FRACTION)
+            out[uint64(first) + i] = bits >> uint32(FRACTION)
 
 
 @compiled

@@ -12,8 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .parallel import map_ranges
-from .rows import Rows, split_runs, stacked
+from .parallel import Rows, map_ranges, split_runs, stacked
 
 MAGNITUDE = 0x7FFFFFFF  # bits without the sign
 SIGN = -0x80000000  # the sign bit of an int32
@@ -56,9 +55,8 @@ def top_side(rows: Rows, k: int) -> Chosen:
     sides = [_top(rows, k, side) for side in (POSITIVES, NEGATIVES)]
     means_of = [abs(means(values_at(rows, side), side.counts)) for side in sides]
     split = [side.positions.split(side.counts.tolist()) for side in sides]
-    kept = [
-        up if high >= low else down for up, down, high, low in zip(*split, *means_of, strict=True)
-    ]
+    pairs = zip(*split, *means_of, strict=True)
+    kept = [up if high >= low else down for up, down, high, low in pairs]
     if not kept:
         return sides[0]
     counts = np.array([len(positions) for positions in kept], np.int64)

@@ -31,9 +31,8 @@ def add(x, first, low, high, stream, cells):
         draw(low, high, stream, uint64(first) + start, words)
         for i in range(count):
             word = words[i]
-            cells[uint64(word) * columns >> uint64(32)] += uint32(
-                bits[start + i] ^ word << uint32(31)
-            ).view(np.float32)
+            value = uint32(bits[start + i] ^ word << uint32(31)).view(np.float32)
+            cells[uint64(word) * columns >> uint64(32)] += value
 
 
 @compiled

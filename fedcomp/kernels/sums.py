@@ -21,6 +21,8 @@ ROOT_BITS = 65  # fractional bits of a square root: more than the precision of f
 PIECE, DEVICE_PIECE = 1 << 16, 1 << 20  # elements that are summed at a time on CPUs and GPUs
 BLOCK, MIN_BLOCK_ROWS = 1 << 16, 64  # elements and rows of a block in a column sum
 LANES = 64  # columns into which a single column is divided
+TILE = 4096  # columns that are sorted at a time, so that they fit in the cache
+LARGEST = float(np.finfo(np.float32).max)
 
 Array = TypeVar("Array", np.ndarray, Tensor)
 
@@ -100,11 +102,8 @@ def column_sides(x: Tensor, columns: int) -> tuple[np.ndarray, np.ndarray]:
     if columns > 1:
         return _column_sides(x, columns)
     whole = x.numel() // LANES * LANES
-    lanes = [
-        _column_sides(part, min(part.numel(), LANES))
-        for part in (x[:whole], x[whole:])
-        if part.numel()
-    ]
+    filled = [part for part in (x[:whole], x[whole:]) if part.numel()]
+    lanes = [_column_sides(part, min(part.numel(), LANES)) for part in filled]
     totals, counts = (np.concatenate(part, axis=1) for part in zip(*lanes, strict=True))
     return totals.cumsum(axis=1)[:, -1:], counts.sum(axis=1, keepdims=True)
 
@@ -119,3 +118,28 @@ def _column_sides(x: Tensor, columns: int) -> tuple[np.ndarray, np.ndarray]:
         totals += part.clip(0).sum(axis=0), part.clip(max=0).sum(axis=0)
         below += np.count_nonzero(part < 0, axis=0)
     return totals, np.stack([len(grid) - below, below])
+
+
+def mean_of_ranks(stack: np.ndarray, first: int, last: int) -> np.ndarray:
+    """Return the mean of the ranks first..last-1 of every column of a finite float32 stack [m, n]: float32 [n]. Rank 0 is the smallest.
+
+    The sum is computed in float64 from the smallest to the largest value, so it does not depend on the order of the rows. The stack is not
+    modified.
+    """
+    m, n = stack.shape
+    if not 0 <= first < last <= m:
+        raise IndexError(f"ranks {first}..{last - 1} are not among those of {m} rows")
+    out = np.empty(n, np.float32)
+
+    def work(start: int, stop: int) -> None:
+        for left in range(start, stop, TILE):
+            right = min(left + TILE, stop)
+            columns = stack[:, left:right].T.copy()
+            columns.sort(axis=1)
+            total = np.zeros(right - left)
+            for rank in range(first, last):
+                total += columns[:, rank]
+            out[left:right] = (total / (last - first)).clip(-LARGEST, LARGEST)
+
+    map_ranges(n, work)
+    return out

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from torch import Tensor
 
-from . import bits, bitsliced_counter, philox
+from . import bit_planes, bits, philox
 from .parallel import map_ranges
 
 TIE_STREAM = 4  # of the random bits for ties
@@ -34,8 +34,8 @@ def majority(votes: Votes, numel: int, seed: int) -> np.ndarray:
 
     def work(start: int, stop: int) -> None:
         for a, b in _blocks(start, stop):
-            digits = bitsliced_counter.digits(row[a:b] for row in arrays)
-            out[a:b] = bitsliced_counter.at_least(digits, len(arrays) // 2 + 1)
+            ones = bit_planes.count(row[a:b] for row in arrays)
+            out[a:b] = bit_planes.at_least(ones, len(arrays) // 2 + 1)
 
     map_ranges(numel, work)
     return out
@@ -72,9 +72,8 @@ def disagreement(
         counts = np.zeros((2, len(arrays)), np.int64)
         for a, b in _blocks(start, stop):
             rows = [row[a:b] for row in arrays]
-            digits = bitsliced_counter.digits(rows)
-            above, below = (bitsliced_counter.at_least(digits, count) for count in (high, low))
-            far = above | ~below
+            ones = bit_planes.count(rows)
+            far = bit_planes.at_least(ones, high) | ~bit_planes.at_least(ones, low)
             lost = [row ^ won[a:b] for row in rows]
             counts += [_ones(one) for one in lost], [_ones(one & far) for one in lost]
         return counts
@@ -91,17 +90,13 @@ def pack(votes: np.ndarray | Tensor) -> np.ndarray:
 
 
 def _as_arrays(votes: Votes, numel: int) -> list[np.ndarray]:
-    """Return each vote as uint8 [⌈numel/8⌉], a view of its buffer."""
     if len(votes) == 0:
         raise ValueError("a tally needs at least one vote")
-    return [
-        bits.read_bits(np.ascontiguousarray(v).data if isinstance(v, np.ndarray) else v, numel)
-        for v in votes
-    ]
+    buffers = (np.ascontiguousarray(v).data if isinstance(v, np.ndarray) else v for v in votes)
+    return [bits.read_bits(buffer, numel) for buffer in buffers]
 
 
 def _ones(packed: np.ndarray) -> int:
-    """Return the number of ones among packed bits."""
     whole = packed.size // 8 * 8
     parts = packed[:whole].view(np.uint64), packed[whole:]
     return sum(int(np.bitwise_count(part).sum(dtype=np.int64)) for part in parts)

@@ -54,12 +54,8 @@ def with_memories(options: T, numel: int) -> T:
     `options` is a dataclass with the fields uplink, memory, downlink and downlink_memory. Raises SpecError.
     """
     links = {"memory": options.uplink, "downlink_memory": options.downlink}
-    chosen = {
-        name: _suited(codec(text), numel)
-        for name, text in links.items()
-        if getattr(options, name) == AUTO
-    }
-    return dataclasses.replace(options, **chosen)
+    auto = [name for name in links if getattr(options, name) == AUTO]
+    return dataclasses.replace(options, **{n: _suited(codec(links[n]), numel) for n in auto})
 
 
 def _suited(codec: Codec, numel: int) -> str:

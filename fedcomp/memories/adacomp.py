@@ -13,7 +13,7 @@ sent.
 
 import math
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -21,9 +21,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from .. import codecs, kernels, spec
-from ..codecs import Codec, Context
+from ..codecs import Context
 from ..layout import Layout
-from .vector_memory import NamedVectors, VectorMemory, at_full_density
+from .base import Updated, VectorMemory, Vectors
 
 
 @dataclass(frozen=True)
@@ -42,17 +42,11 @@ class AdaComp(VectorMemory):
     Options: ClassVar[type] = AdaCompOptions
     selects_coordinates: ClassVar[bool] = True
 
-    def __init__(self, codec: Codec, numel: int, layout: Layout | None = None, options: Any = None):
-        super().__init__(at_full_density(codec, self.name), numel, layout, options)
-
-    def _update_vectors(
-        self, vectors: NamedVectors, x: Tensor, context: Context
-    ) -> tuple[NamedVectors, Tensor]:
+    def _update_vectors(self, vectors: Vectors, x: Tensor, context: Context) -> Updated:
         g = vectors["residual"] + x
         spans = codecs.spans(self.codec, self.layout or Layout.flat(self.numel))
-        send = [
-            select(g[span], x[span], self.options.bin) for span in spans if span.stop > span.start
-        ]
+        filled = [span for span in spans if span.stop > span.start]
+        send = [select(g[span], x[span], self.options.bin) for span in filled]
         return {"residual": g}, torch.cat([*send, g[:0]])
 
 
@@ -64,8 +58,5 @@ def select(g: Tensor, x: Tensor, size: int) -> Tensor:
     maxima = g.abs().amax(1)
     (scale,) = kernels.means(maxima, np.array([maxima.numel()])).astype(np.float32).tolist()
     selected = ((g + x).abs_() >= maxima[:, None]) & (g != 0)
-    return (
-        torch.copysign(torch.tensor(scale, dtype=torch.float32, device=g.device), g)
-        .where(selected, 0)
-        .flatten()[:n]
-    )
+    scales = torch.tensor(scale, dtype=torch.float32, device=g.device).copysign(g)
+    return scales.where(selected, 0).flatten()[:n]

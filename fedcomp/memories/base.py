@@ -15,15 +15,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .. import kernels
+from .. import kernels, spec
 from ..codecs import Codec, Context, Update, at_density
-from ..codecs.base import NO_CONTEXT, or_raise
-from ..codecs.checks import check_vector
-from ..errors import ConfigError, NonFiniteError
+from ..codecs.base import NO_CONTEXT, check_vector, nonfinite_errors, or_raise
+from ..codecs.selection import Selective
+from ..errors import ConfigError, MismatchError, NonFiniteError
 from ..kernels import Rows
 from ..layout import Layout
 
 State = dict[str, Tensor | bytes]
+Vectors = Mapping[str, Tensor]  # name → vector [numel]
+Updated = tuple[Vectors, Tensor]  # the vectors after an update, and the vector to encode
 # For a checkpoint, by name: vectors [numel]; values, None = delete the value.
 Changes = tuple[dict[str, Tensor], dict[str, bytes | None]]
 # Read a vector or value of a checkpoint by name; None = there is none.
@@ -36,6 +38,14 @@ class NoOptions:
     """The options of a memory or strategy that has none."""
 
 
+@dataclass(frozen=True)
+class MomentumOptions:
+    momentum: float = 0.9  # larger = older updates count for longer
+
+    def __post_init__(self) -> None:
+        spec.check_decays(self, "momentum")
+
+
 class Memory(ABC):
     """A codec with a memory, for vectors [numel]."""
 
@@ -44,21 +54,21 @@ class Memory(ABC):
     Options: ClassVar[type] = NoOptions  # a frozen dataclass: the options of `name:option=value`
     counterpart: ClassVar["type[Counterpart] | None"] = None  # server side, if it has state
     required_strategy: ClassVar[str] = ""  # the only strategy that it works with; "" = all
-    selects_coordinates: ClassVar[bool] = (
-        False  # which coordinates are sent, whatever the codec's density
-    )
+    # Whether it selects coordinates itself, and uses its codec at density 1.
+    selects_coordinates: ClassVar[bool] = False
     default_uplink: ClassVar[str] = ""  # default of --uplink; "" = the general default
     needs_moments: ClassVar[bool] = False  # local SGD fills context.moments
     residual: Tensor | None = None  # the unsent vector, if the memory has one; None = zero
-    gain: float = (
-        1.0  # largest norm of the sent vectors and the residual, for updates of total norm 1
-    )
+    # Largest norm of the sent vectors and the residual, for updates of total norm 1.
+    gain: float = 1.0
 
     def __init__(self, codec: Codec, numel: int, layout: Layout | None = None, options: Any = None):
         if layout is not None and layout.numel != numel:
             raise ConfigError(
                 f"the layout has {layout.numel} elements and the memory {numel}; give the layout of this model"
             )
+        if self.selects_coordinates:
+            codec = at_full_density(codec, self.name)
         self.codec = self._configured_codec = codec
         self.numel, self.layout, self.options = numel, layout, options or self.Options()
         self.pending: bytes | None = None  # frame of the unsettled proposal
@@ -70,9 +80,8 @@ class Memory(ABC):
         Raises ConfigError if the codec has no density, and if the memory would diverge with this one.
         """
         if density or self.codec is not self._configured_codec:
-            self.codec = (
-                at_density(self._configured_codec, density) if density else self._configured_codec
-            )
+            configured = self._configured_codec
+            self.codec = at_density(configured, density) if density else configured
             self._check_codec()
 
     @property
@@ -85,7 +94,7 @@ class Memory(ABC):
 
         Raises NonFiniteError with the memory unchanged, and ConfigError while a proposal is pending.
         """
-        (proposal,) = self.propose_stack([self], [x], [seed], context.stacked())
+        (proposal,) = self.propose_stack([self], [x], [seed], context.at(None))
         return or_raise(proposal)
 
     @classmethod
@@ -233,14 +242,11 @@ class Memory(ABC):
         context: Context,
         onto: Sequence[Tensor] | None = None,
     ) -> list[bytes | NonFiniteError]:
-        """Call `Codec.encode_batch` of the memories' codec."""
-        return memories[0].codec.encode_batch(
-            x, seeds, onto=onto, layout=memories[0].layout, context=context
-        )
+        encode, layout = memories[0].codec.encode_batch, memories[0].layout
+        return encode(x, seeds, onto=onto, layout=layout, context=context)
 
     @staticmethod
     def _open(memories: Sequence["Memory"], frames: Sequence[bytes]) -> list[Update]:
-        """Return the updates in frames of the memories' codec."""
         first = memories[0]
         return list(map(or_raise, first.codec.open_batch(frames, first.numel, first.layout)))
 
@@ -261,6 +267,71 @@ class Memory(ABC):
             )
         frame, self.pending = self.pending, None
         return frame
+
+
+class VectorMemory(Memory):
+    """A memory whose state is one or more vectors [numel], float32, on the device of the last update; each is None while it is zero.
+
+    A subclass names the vectors and writes `_update_vectors`, a pure function of one update. It overrides `_on_accepted` if an accepted
+    update changes more than the residual.
+    """
+
+    vectors: ClassVar[tuple[str, ...]] = ("residual",)  # names of attributes
+
+    def _update_vectors(self, vectors: Vectors, x: Tensor, context: Context) -> Updated:
+        """Return the vectors after the update x [numel], and the vector to encode. The arguments are not modified.
+
+        The returned vectors must be valid even if no frame is ever accepted. `context.moments` are [numel].
+        """
+        raise NotImplementedError(f"{type(self).__name__} has neither _update_vectors nor _propose")
+
+    def _on_accepted(self, update: Update, dropped: Update | None) -> None:
+        add_saturating(self.residual, update, -1.0)
+        if dropped is not None:
+            add_saturating(self.residual, dropped)
+
+    @classmethod
+    def _propose(
+        cls, memories: Sequence["VectorMemory"], x: Rows, seeds: Sequence[int], context: Context
+    ) -> list[bytes | NonFiniteError]:
+        rows, layout = [row.to(torch.float32) for row in x], memories[0].layout
+        results = [
+            memory._update_vectors(memory._vectors_on(rows[0]), row, context.at(i))
+            for i, (memory, row) in enumerate(zip(memories, rows, strict=True))
+        ]
+        updated, send = zip(*results, strict=True)
+        proposals = cls._encode(memories, send, seeds, context)
+        what = "the residual with the update added"
+        checks = [nonfinite_errors([new[n] for new in updated], layout, what) for n in cls.vectors]
+        checks.append(nonfinite_errors(rows, layout, "the update"))
+        for errors in checks:
+            proposals = [error or frame for error, frame in zip(errors, proposals, strict=True)]
+        for memory, new, proposal in zip(memories, updated, proposals, strict=True):
+            if not isinstance(proposal, NonFiniteError):
+                for name in cls.vectors:
+                    setattr(memory, name, new[name])
+        return proposals
+
+    def _vectors_on(self, like: Tensor) -> Vectors:
+        """Return the vectors, on the device of a float32 vector [numel]."""
+        values = [getattr(self, name) for name in self.vectors]
+        filled = [torch.zeros_like(like) if v is None else v.to(like.device) for v in values]
+        return dict(zip(self.vectors, filled, strict=True))
+
+    def _state(self) -> State:
+        values = [getattr(self, name) for name in self.vectors]
+        filled = [torch.zeros(self.numel, dtype=torch.float32) if v is None else v for v in values]
+        return super()._state() | dict(zip(self.vectors, filled, strict=True))
+
+    def _load_state(self, state: State) -> None:
+        missing = [name for name in self.vectors if name not in state]
+        if "pending" in state and missing:
+            raise ConfigError(
+                f"the state has a pending proposal but no '{missing[0]}'; pass the whole state_dict()"
+            )
+        super()._load_state(state)
+        for name in self.vectors:
+            setattr(self, name, state.get(name))
 
 
 class Counterpart(ABC):
@@ -319,9 +390,7 @@ class Counterpart(ABC):
 
 
 def _copied(state: Mapping[str, Tensor | bytes]) -> State:
-    return {
-        name: value.clone() if isinstance(value, Tensor) else value for name, value in state.items()
-    }
+    return {name: v.clone() if isinstance(v, Tensor) else v for name, v in state.items()}
 
 
 def mask(vectors: Iterable[Tensor], sent: np.ndarray | None, dropped: Update | None) -> None:
@@ -354,3 +423,12 @@ def add_saturating(vector: Tensor, update: Update, weight: float = 1.0) -> None:
         (finite,) = kernels.are_finite([touched])
     if not finite:
         vector.nan_to_num_()
+
+
+def at_full_density(codec: Codec, name: str) -> Codec:
+    """Return the codec at density 1, for the memory `name`, which selects coordinates itself. Raises ConfigError for other codecs."""
+    if not isinstance(codec.unscoped, Selective) or codec.unscoped.draws:
+        raise MismatchError(
+            f"{{memory}} {name} selects the coordinates itself, and {codec} cannot send a selection; use {{uplink}} topk or stc"
+        )
+    return at_density(codec, 1.0)

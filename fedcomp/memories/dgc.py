@@ -24,18 +24,16 @@ from ..codecs.randomk import RandomK
 from ..codecs.threshold import Threshold
 from ..codecs.topk import TopK
 from ..kernels.sums import norm2
-from .base import mask
-from .vector_memory import NamedVectors, VectorMemory
+from .base import MomentumOptions, Updated, VectorMemory, Vectors, mask
 
 
 @dataclass(frozen=True)
-class DGCOptions:
-    momentum: float = 0.9
+class DGCOptions(MomentumOptions):
     clip: float = 0.0  # largest L2 norm of the sum of N updates; 0 = no clipping
     nodes: int = 1  # N, number of clients in a round
 
     def __post_init__(self) -> None:
-        spec.check_decays(self, "momentum")
+        super().__post_init__()
         spec.check_ranges(self, clip=(0, math.inf), nodes=(1, math.inf))
 
 
@@ -74,9 +72,7 @@ class DGC(VectorMemory):
             "lost; use --uplink topk, or --memory residual"
         )
 
-    def _update_vectors(
-        self, vectors: NamedVectors, x: Tensor, context: Context
-    ) -> tuple[NamedVectors, Tensor]:
+    def _update_vectors(self, vectors: Vectors, x: Tensor, context: Context) -> Updated:
         u = (vectors["velocity"] * self.options.momentum).add_(self._clipped(x))
         v = vectors["residual"] + u
         return {"velocity": u, "residual": v}, v

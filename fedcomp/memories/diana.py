@@ -64,11 +64,8 @@ class Diana(ShiftMemory):
     @property
     def step(self) -> float:
         """α, the same at every density, since the server has only one value."""
-        return (
-            self._bound(self._configured_codec)
-            if self.options.alpha is None
-            else self.options.alpha
-        )
+        alpha = self.options.alpha
+        return self._bound(self._configured_codec) if alpha is None else alpha
 
     def _bound(self, codec: Codec) -> float | None:
         if isinstance(codec, LayerWise) and self.layout is not None:

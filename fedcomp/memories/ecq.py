@@ -20,7 +20,7 @@ from torch import Tensor
 
 from ..codecs import Codec, Context
 from ..errors import MismatchError
-from .vector_memory import NamedVectors, VectorMemory
+from .base import Updated, VectorMemory, Vectors
 
 SAFE = 0.9  # α√γ of the values that an error message suggests
 
@@ -39,11 +39,8 @@ class ECQ(VectorMemory):
     Options: ClassVar[type] = ECQOptions
 
     def _check_codec(self) -> None:
-        gamma, alpha, beta = (
-            error_factor(self.codec, self.numel),
-            self.options.alpha,
-            self.options.beta,
-        )
+        alpha, beta = self.options.alpha, self.options.beta
+        gamma = error_factor(self.codec, self.numel)
         if gamma is None:
             raise MismatchError(
                 f"{{memory}} ecq needs a codec with a bounded error, and the error of {self.codec} has no bound; use {{uplink}} stc"
@@ -62,9 +59,7 @@ class ECQ(VectorMemory):
                 "every round; give a beta of at most 1"
             )
 
-    def _update_vectors(
-        self, vectors: NamedVectors, x: Tensor, context: Context
-    ) -> tuple[NamedVectors, Tensor]:
+    def _update_vectors(self, vectors: Vectors, x: Tensor, context: Context) -> Updated:
         h = vectors["residual"]
         return {"residual": (h * self.options.beta).add_(x)}, (h * self.options.alpha).add_(x)
 

@@ -45,9 +45,8 @@ class LAQOptions:
     patience: int = 100  # t̄: largest number of rounds that a client may skip in a row
 
     def __post_init__(self) -> None:
-        spec.check_ranges(
-            self, window=(1, 10_000), weight=(0, 1e6), errors=(0, 1e6), patience=(0, 10**9)
-        )
+        spec.check_ranges(self, window=(1, 10_000), weight=(0, 1e6), errors=(0, 1e6))
+        spec.check_ranges(self, patience=(0, 10**9))
 
 
 class LAQCounterpart(ShiftCounterpart):
@@ -105,9 +104,7 @@ class LAQ(ShiftMemory):
             )
 
     def _filter(self, difference: Tensor, frame: bytes, context: Context) -> bytes | None:
-        sent = self.codec.decode(
-            frame, numel=self.numel, device=difference.device, layout=self.layout
-        )
+        sent = self.codec.open(frame, self.numel, self.layout).dense(difference.device)
         error = sum_squares(torch.nan_to_num(difference - sent))  # finite for every float32
         previous_error = self.error * context.rate * context.rate
         threshold = _threshold(context) + self.options.errors * (error + previous_error)
@@ -125,9 +122,8 @@ class LAQ(ShiftMemory):
         self.age += 1
 
     def _state(self) -> State:
-        return super()._state() | {
-            "clock": json.dumps([self.age, self.error, self.pending_error]).encode()
-        }
+        clock = json.dumps([self.age, self.error, self.pending_error]).encode()
+        return super()._state() | {"clock": clock}
 
     def _load_state(self, state: State) -> None:
         super()._load_state(state)

@@ -18,15 +18,14 @@ import torch
 from torch import Tensor
 
 from ..codecs import Codec, Context, Update, codec
-from ..codecs.checks import nonfinite_errors
+from ..codecs.base import nonfinite_errors
 from ..codecs.matrices import LARGEST, LowRankUpdate, read_arrays, total_numel
 from ..codecs.powersgd import FactorLayout, PowerSGD, start_name
 from ..codecs.update import Sections
 from ..errors import FrameError, MismatchError, NonFiniteError, ProtocolError
 from ..kernels import Rows
 from ..layout import Layout
-from .base import State, add_saturating
-from .vector_memory import VectorMemory
+from .base import State, VectorMemory, add_saturating
 
 LEFT, RIGHT = "left", "right"  # phases; each announces the mean of the other one's factors
 NUMBERS = codec("identity")  # codec of both phases
@@ -74,18 +73,15 @@ class LowRank(VectorMemory):
             if error is not None:
                 return error
         self.residual, self.phase = added, LEFT
-        return _frame(
-            m @ q for m, q in zip(self.factor_layout.matrices_of(added), right, strict=True)
-        )
+        pairs = zip(self.factor_layout.matrices_of(added), right, strict=True)
+        return _frame(m @ q for m, q in pairs)
 
     def _proceed(self, seed: int, context: Context) -> bytes | None:
         if self.phase != LEFT or context.phase != RIGHT:
             return super()._proceed(seed, context)
         left = self._announced(LEFT, self.factor_layout.left_shapes, context)
-        right = [
-            m.T @ p
-            for m, p in zip(self.factor_layout.matrices_of(self.residual), left, strict=True)
-        ]
+        pairs = zip(self.factor_layout.matrices_of(self.residual), left, strict=True)
+        right = [m.T @ p for m, p in pairs]
         frame = _frame([*right, *(self.residual[e.span] for e in self.factor_layout.others)])
         self.phase, self.basis = RIGHT, context.announced[LEFT]
         return frame
@@ -137,22 +133,15 @@ class LowRank(VectorMemory):
             raise ProtocolError(
                 f"the announced '{name}' does not match the model: {error}"
             ) from error
-        return [
-            torch.from_numpy(factor.astype(np.float64)).to(self.residual.device)
-            for factor in factors
-        ]
+        tensors = (torch.from_numpy(factor.astype(np.float64)) for factor in factors)
+        return [tensor.to(self.residual.device) for tensor in tensors]
 
     def _read(self, frame: bytes) -> Update:
-        """Return this client's update in the last frame of a proposal."""
         if not self.phase:
             return self.codec.open(frame, self.numel, self.layout)
-        return self.factor_layout.update(
-            self.basis,
-            NUMBERS.open(
-                frame,
-                total_numel([*self.factor_layout.right_shapes, *self.factor_layout.other_shapes]),
-            ).values,
-        )
+        factors = self.factor_layout
+        count = total_numel([*factors.right_shapes, *factors.other_shapes])
+        return factors.update(self.basis, NUMBERS.open(frame, count).values)
 
 
 def _frame(parts: Iterable[Tensor]) -> bytes:

@@ -24,8 +24,7 @@ from .. import spec
 from ..codecs import Context, Update
 from ..errors import MismatchError, NonFiniteError
 from ..kernels import Rows
-from .base import State
-from .vector_memory import VectorMemory
+from .base import State, VectorMemory
 
 
 @dataclass(frozen=True)

@@ -9,22 +9,12 @@ u is not an unsent error: it does not change when C(u) is accepted or rejected. 
 algorithm; β = 0 is signSGD.
 """
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 from torch import Tensor
 
-from .. import spec
 from ..codecs import Context, Update
-from .vector_memory import NamedVectors, VectorMemory
-
-
-@dataclass(frozen=True)
-class SignumOptions:
-    momentum: float = 0.9  # β; larger = votes change more slowly
-
-    def __post_init__(self) -> None:
-        spec.check_decays(self, "momentum")
+from .base import MomentumOptions, Updated, VectorMemory, Vectors
 
 
 class Signum(VectorMemory):
@@ -32,13 +22,11 @@ class Signum(VectorMemory):
 
     name: ClassVar[str] = "signum"
     source: ClassVar[str] = "Bernstein et al. 2019"
-    Options: ClassVar[type] = SignumOptions
+    Options: ClassVar[type] = MomentumOptions
     vectors: ClassVar[tuple[str, ...]] = ("velocity",)
     velocity: Tensor | None = None  # u
 
-    def _update_vectors(
-        self, vectors: NamedVectors, x: Tensor, context: Context
-    ) -> tuple[NamedVectors, Tensor]:
+    def _update_vectors(self, vectors: Vectors, x: Tensor, context: Context) -> Updated:
         u = (vectors["velocity"] * self.options.momentum).add_(x, alpha=1 - self.options.momentum)
         return {"velocity": u}, u
 

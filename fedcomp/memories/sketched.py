@@ -10,20 +10,17 @@ among the candidates, since the client has their values. Under another strategy 
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from .. import spec
 from ..codecs import Context, Update, codec
 from ..codecs.sketch import Sketch
 from ..codecs.update import Sparse
 from ..errors import MismatchError, ProtocolError
-from .base import State, mask
-from .vector_memory import NamedVectors, VectorMemory
+from .base import MomentumOptions, State, Updated, VectorMemory, Vectors, mask
 
 SKETCH, VALUES = "sketch", "values"  # phases
 CANDIDATES = "candidates"  # announced for the second phase, and a name in the state
@@ -31,20 +28,12 @@ NUMBERS = codec("identity")  # codec of the values
 MARKS = codec("sbc:density=1")  # codec of sets of positions
 
 
-@dataclass(frozen=True)
-class SketchedOptions:
-    momentum: float = 0.9
-
-    def __post_init__(self) -> None:
-        spec.check_decays(self, "momentum")
-
-
 class Sketched(VectorMemory):
     """Momentum and error feedback around sketches. `residual` is v."""
 
     name: ClassVar[str] = "sketched"
     source: ClassVar[str] = "Ivkin et al. 2019"
-    Options: ClassVar[type] = SketchedOptions
+    Options: ClassVar[type] = MomentumOptions
     required_strategy: ClassVar[str] = "sketched-sgd"
     vectors: ClassVar[tuple[str, ...]] = ("residual", "velocity")
     velocity: Tensor | None = None  # u
@@ -80,9 +69,7 @@ class Sketched(VectorMemory):
         super()._load_state(state)
         self.candidates = state.get(CANDIDATES, b"")
 
-    def _update_vectors(
-        self, vectors: NamedVectors, x: Tensor, context: Context
-    ) -> tuple[NamedVectors, Tensor]:
+    def _update_vectors(self, vectors: Vectors, x: Tensor, context: Context) -> Updated:
         if context.phase != SKETCH:
             raise MismatchError(
                 f"{{memory}} {self.name} has no frame for a phase '{context.phase}'; give --strategy {self.required_strategy}, "

@@ -10,15 +10,13 @@ uplink codec sends the selected coordinates, and its density has no effect; `top
 """
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from torch import Tensor
 
-from ..codecs import Codec, Context, Update
+from ..codecs import Context, Update
 from ..errors import SpecError
-from ..layout import Layout
-from .base import mask
-from .vector_memory import NamedVectors, VectorMemory, at_full_density
+from .base import Updated, VectorMemory, Vectors, mask
 
 
 @dataclass(frozen=True)
@@ -46,17 +44,11 @@ class Variance(VectorMemory):
     gradients: Tensor | None = None  # r
     squares: Tensor | None = None  # v
 
-    def __init__(self, codec: Codec, numel: int, layout: Layout | None = None, options: Any = None):
-        super().__init__(at_full_density(codec, self.name), numel, layout, options)
-
-    def _update_vectors(
-        self, vectors: NamedVectors, x: Tensor, context: Context
-    ) -> tuple[NamedVectors, Tensor]:
+    def _update_vectors(self, vectors: Vectors, x: Tensor, context: Context) -> Updated:
         sums, squares = (x, x * x) if context.moments is None else context.moments
         e, r, v = vectors["residual"] + x, vectors["gradients"] + sums, vectors["squares"] + squares
-        return {"residual": e, "gradients": r, "squares": v * self.options.zeta}, e.where(
-            r * r > v * self.options.alpha, 0
-        )
+        send = e.where(r * r > v * self.options.alpha, 0)
+        return {"residual": e, "gradients": r, "squares": v * self.options.zeta}, send
 
     def _on_accepted(self, update: Update, dropped: Update | None) -> None:
         super()._on_accepted(update, dropped)

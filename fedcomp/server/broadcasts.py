@@ -20,7 +20,7 @@ from torch import Tensor
 
 from ..clients.replica import DENSE_CODEC
 from ..codecs import Codec, overwrite
-from ..codecs.frame import unwrap_decay, wrap_decay
+from ..codecs.frame import min_overwrite_bytes, unwrap_decay, wrap_decay
 from ..errors import ConfigError, MismatchError
 from ..layout import Layout
 from ..memories import Memory, memory
@@ -75,7 +75,7 @@ class TouchedPositions:
         while (
             len(self._counts) <= missed
             and not self._everywhere
-            and overwrite.min_frame_bytes(self._counts[-1]) < below
+            and min_overwrite_bytes(self._counts[-1]) < below
         ):
             positions = self._open(next(self._older))
             if positions is None:
@@ -86,7 +86,7 @@ class TouchedPositions:
             fresh = positions[self._first[positions] == 0]
             self._first[fresh] = len(self._counts)
             self._counts.append(self._counts[-1] + len(fresh))
-        if len(self._counts) <= missed or overwrite.min_frame_bytes(self._counts[missed]) >= below:
+        if len(self._counts) <= missed or min_overwrite_bytes(self._counts[missed]) >= below:
             return None
         return np.flatnonzero((self._first > 0) & (self._first <= missed))
 

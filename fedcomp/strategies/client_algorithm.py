@@ -158,7 +158,7 @@ class ClientAlgorithm:
         for i, memory in enumerate(memories):
             update = None if updates is None else updates[i]
             try:
-                frames.append(self.encode_one(memory, update, values[i], seeds[i], context.row(i)))
+                frames.append(self.encode_one(memory, update, values[i], seeds[i], context.at(i)))
             except FedcompError as error:
                 frames.append(error)
         return frames

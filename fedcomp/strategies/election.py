@@ -41,7 +41,7 @@ from torch import Tensor
 
 from .. import spec
 from ..codecs import Codec, Context, Update
-from ..codecs.checks import nonfinite_errors
+from ..codecs.base import nonfinite_errors
 from ..codecs.sign import Sign
 from ..codecs.update import Dense
 from ..errors import ConfigError, FrameError, NonFiniteError, SpecError

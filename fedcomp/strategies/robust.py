@@ -21,7 +21,7 @@ from torch import Tensor
 from .. import spec
 from ..codecs import Update
 from ..errors import ConfigError
-from ..kernels.order import mean_of_ranks
+from ..kernels.sums import mean_of_ranks
 from .base import AcceptedUpdate, Aggregation, PhaseResult, RoundStrategy, RoundUpdates
 from .blocks import CHUNK, UpdateMatrix, squared_distances
 from .mixing import buckets, nearest

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from .. import kernels
 from ..codecs import Codec, Context
-from ..codecs.checks import nonfinite_errors
+from ..codecs.base import nonfinite_errors
 from ..errors import ProtocolError
 from ..keys.keyring import DerivedKeys, Keyring, PinnedKeys, UnknownKey, point_of, verifier
 from ..keys.signature_log import SignatureLog

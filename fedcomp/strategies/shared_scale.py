@@ -20,7 +20,7 @@ from torch import Tensor
 
 from .. import codecs
 from ..codecs import Codec, Context, Update, codec
-from ..codecs.checks import nonfinite_errors
+from ..codecs.base import nonfinite_errors
 from ..codecs.identity import Identity
 from ..codecs.terngrad import SCALE as FLOAT
 from ..codecs.terngrad import TernGrad

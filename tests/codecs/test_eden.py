@@ -53,7 +53,7 @@ def test_the_tables_are_those_of_lloyd_and_max(bits):
     assert np.array_equal(np.array(eden.MAGNITUDES[bits], np.float32), eden.MAGNITUDES[bits])
     assert np.allclose(eden.MAGNITUDES[bits], exact, rtol=0, atol=2e-7)
     assert np.allclose(eden.thresholds(bits), (exact[1:] + exact[:-1]) / 2, rtol=0, atol=2e-7)
-    assert eden.table(bits).tolist() == [s * v for v in eden.MAGNITUDES[bits] for s in (-1, 1)]
+    assert eden.values_of(bits).tolist() == [s * v for v in eden.MAGNITUDES[bits] for s in (-1, 1)]
 
 
 @for_each("bits", BITS)
@@ -64,7 +64,7 @@ def test_a_code_is_the_nearest_value(bits):
     y = c.decode(c.encode(x, seed=seed), numel=NUMEL)
     exact, coded = (hadamard.RotatedBlocks(v, seed, 0) for v in (x, y))
     u, v = (t.u.astype(np.float64) * 2.0 ** t.exponents[0] for t in (exact, coded))
-    z, table = u / x.double().norm().item(), eden.table(bits).astype(np.float64)
+    z, table = u / x.double().norm().item(), eden.values_of(bits).astype(np.float64)
     q = table[abs(z[:, None] - table).argmin(1)]
     assert np.allclose(v, q * (u @ u) / (u @ q), rtol=0, atol=1e-5 * abs(v).max())
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from fedcomp import FrameError
 from fedcomp.codecs import overwrite
-from fedcomp.codecs.frame import LAYER, MODEL, OVERWRITE, Section, seal
+from fedcomp.codecs.frame import LAYER, MODEL, OVERWRITE, Section, min_overwrite_bytes, seal
 
 NUMEL = 300
 WEIGHTS = torch.randn(NUMEL, generator=torch.Generator().manual_seed(1))
@@ -46,7 +46,7 @@ def test_weights_of_large_models_end_bit_identical(step):
 @for_each("count", [0, 1, 8, 9, 150, 300])
 def test_no_frame_is_smaller_than_min_frame_bytes(count):
     """The first coordinates need the shortest gaps."""
-    least = overwrite.min_frame_bytes(count)
+    least = min_overwrite_bytes(count)
     assert least <= len(overwrite.encode(WEIGHTS, np.arange(count))) <= least + 1 + count // 4
 
 

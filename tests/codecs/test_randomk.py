@@ -13,7 +13,7 @@ from fedcomp.codecs import LayerWise, longest_frame
 from fedcomp.codecs.frame import SECTIONS, unseal
 from fedcomp.codecs.randomk import drop_threshold
 from fedcomp.errors import ConfigError
-from fedcomp.kernels import draw
+from fedcomp.kernels import philox
 from fedcomp.strategies import StrategyConfig
 from fedcomp.strategies.schedule import Schedule
 
@@ -42,7 +42,7 @@ def test_the_drawn_coordinates_arrive_as_they_are_zeros_as_well(density):
     for numel in (1, 7, NUMEL):
         for name, x in vectors(numel).items():
             update = c.open(c.encode(x, seed=5), numel)
-            at = draw.positions(numel, c.count(numel), 5, 7)
+            at = philox.sample(numel, c.count(numel), 5, 7)
             assert np.array_equal(update.positions, at) and same_bits(update.values, x[at]), (
                 numel,
                 name,

@@ -1,10 +1,10 @@
-"""A stack for which memory runs out is packed in pieces, into the same frames."""
+"""A large stack is encoded in slices, into the same frames."""
 
 import pytest
 import torch
 
 from fedcomp import NonFiniteError, codec
-from fedcomp.codecs import Codec, LayerWise, base
+from fedcomp.codecs import base
 from fedcomp.errors import ConfigError
 from fedcomp.layout import Layout
 
@@ -12,40 +12,16 @@ SPECS = ("stc:density=10%", "qsgd:levels=4", "topk:density=5%@layer", "terngrad"
 LAYOUT = Layout.from_shapes({"weight": (7, 9), "bias": (7,)})
 
 
-@pytest.fixture(autouse=True)
-def nothing_remembered(monkeypatch):
-    monkeypatch.setattr(base, "_max_elements", {})
-
-
-def limited(monkeypatch, most: int) -> list[int]:
-    """From now on stacks of more than `most` rows find no memory. Returns how many rows were packed together, as it goes on."""
-    packed = []
-    for cls in (Codec, LayerWise):
-
-        def bounded(self, rows, *rest, encode=cls._sections):
-            if len(rows) > most:
-                raise torch.OutOfMemoryError("CUDA out of memory")
-            packed.append(len(rows))
-            return encode(self, rows, *rest)
-
-        monkeypatch.setattr(cls, "_sections", bounded)
-    return packed
-
-
 @pytest.mark.parametrize("spec", SPECS)
-def test_the_frames_are_those_of_the_whole_stack(monkeypatch, spec):
+def test_slices_of_a_stack_give_the_frames_of_the_whole_stack(monkeypatch, spec):
     x, seeds = torch.randn(11, LAYOUT.numel), list(range(11))
     x[4, 3] = torch.nan
     c = codec(spec)
     expected = c.encode_batch(x, seeds, layout=LAYOUT)
-    packed = limited(monkeypatch, 3)
-    for _ in range(2):
-        found = c.encode_batch(x, seeds, layout=LAYOUT)
-        assert (
-            isinstance(found[4], NonFiniteError)
-            and [f for f in found if isinstance(f, bytes)] == expected[:4] + expected[5:]
-        )
-    assert packed == [2] * 10  # of ten rows five are too many, and two are remembered
+    monkeypatch.setattr(base, "SLICE_ELEMENTS", 3 * LAYOUT.numel)
+    found = c.encode_batch(x, seeds, layout=LAYOUT)
+    assert isinstance(found[4], NonFiniteError)
+    assert found[:4] + found[5:] == expected[:4] + expected[5:]
 
 
 @pytest.mark.parametrize("spec", SPECS)
@@ -62,15 +38,6 @@ def test_vectors_of_a_stack_are_alike():
     for other in (torch.ones(8), torch.ones(7, dtype=torch.float16)):
         with pytest.raises(ConfigError, match="vectors of one size, precision and device"):
             codec("stc").encode_batch([torch.ones(7), other], [0, 0])
-
-
-def test_one_that_does_not_fit_is_a_sentence(monkeypatch):
-    limited(monkeypatch, 0)
-    with pytest.raises(
-        ConfigError,
-        match="is too small to compress an update of 70 elements; give --device cpu",
-    ):
-        codec("stc").encode_batch(torch.randn(3, 70), [0, 1, 2])
 
 
 def test_empty_stacks():

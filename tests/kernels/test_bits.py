@@ -8,6 +8,7 @@ from every_codec import same_bits, vectors
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fedcomp.codecs.update import Bits
 from fedcomp.errors import FrameError
 from fedcomp.kernels import bits, pack_signs, philox, unpack_signs
 
@@ -98,27 +99,20 @@ def test_signs_of_a_row_do_not_depend_on_the_other_rows(shape):
     assert bits.signs_rows(x) == [bits.signs(row) for row in x]
 
 
-def test_other_devices_pack_and_read_the_same():
+def test_other_devices_pack_the_same():
     for numel in SIZES:
-        flags, high, low = torch.round(normal(2, numel)) > 0, normal(1).numpy(), -normal(1).numpy()
+        flags = torch.round(normal(2, numel)) > 0
         assert np.array_equal(bits.pack_torch(flags).numpy(), np.packbits(flags.numpy(), axis=1))
-        raw = np.array(bits.read_bits(pack_signs(flags[0]), numel))
-        there = bits._values_torch(torch.from_numpy(raw), numel, high, low)
-        assert same_bits(there, bits.values(raw, 0, numel, high, low))
-    high, low = normal(2, 7).numpy()
-    raw = np.array(bits.read_bits(bits.signs(normal(70)), 70))
-    there = bits._values_torch(torch.from_numpy(raw), 70, high, low)
-    assert same_bits(there, bits.values(raw, 0, 70, high, low))
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="compares a CPU with a CUDA device")
 def test_a_cuda_device_gives_the_same_bits():
     x = torch.round(normal(3, 200_001))
     assert bits.signs_rows(x.cuda(), [1, 2, 3]) == bits.signs_rows(x, [1, 2, 3])
-    raw, high, low = bits.read_bits(bits.signs(x[0]), 200_001), *normal(2, 3).numpy()
+    update = Bits(200_001, bits.read_bits(bits.signs(x[0]), 200_001), *normal(2, 3).numpy())
     into, there = x[1].clone(), x[1].cuda()
-    bits.add_values(into, raw, high, low)
-    bits.add_values(there, raw, high, low)
+    update.add_to(into)
+    update.add_to(there)
     assert same_bits(there.cpu(), into)
 
 
@@ -144,7 +138,7 @@ def test_a_bit_is_the_high_or_the_low_value_of_its_column(columns):
         assert np.array_equal(bits.flags(raw, start, stop), x.numpy()[start:stop] >= 0)
     into = torch.from_numpy(normal(2, numel)[1].numpy())
     added = into.numpy() + plain
-    bits.add_values(into, raw, high, low)
+    Bits(numel, raw, high, low).add_to(into)
     assert same_bits(into, added)
 
 
@@ -154,7 +148,7 @@ def test_many_bits_are_added_in_place_by_threads_also_to_every_other_element():
     raw, at = bits.read_bits(bits.signs(x), numel), np.arange(numel) % 3
     torch.set_num_threads(2)
     try:
-        bits.add_values(into[::2], raw, high, low)
+        Bits(numel, raw, high, low).add_to(into[::2])
     finally:
         torch.set_num_threads(before)
     assert (

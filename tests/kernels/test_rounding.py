@@ -6,6 +6,7 @@ import torch
 from cases import for_each
 from every_codec import vectors
 
+from fedcomp.errors import FrameError
 from fedcomp.kernels import philox, rounding
 
 SEEDS = 400
@@ -182,7 +183,8 @@ def test_a_zero_with_a_sign_is_none():
         codes, signs = np.zeros(numel, np.uint8), np.zeros((numel + 7) // 8, np.uint8)
         assert not rounding.from_powers(codes, signs, 23).any()
         signs[-1] |= 128
-        assert rounding.from_powers(codes, signs, 23) is None
+        with pytest.raises(FrameError, match="negative sign"):
+            rounding.from_powers(codes, signs, 23)
 
 
 @pytest.mark.parametrize("numel", [1, 400, 5000])

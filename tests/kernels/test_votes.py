@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from fedcomp.codecs import codec
 from fedcomp.errors import FrameError
-from fedcomp.kernels import Signs, bits, bitsliced_counter, philox, votes
+from fedcomp.kernels import Signs, bit_planes, bits, philox, votes
 
 SIZES = (1, 8, 63, 64, 65, 1001)
 VOTERS = (1, 2, 3, 4, 7, 8, 15, 16, 17, 31, 46)
@@ -165,7 +165,7 @@ def test_few_rows_wait_however_many_are_added():
             most = max(most, kept)
             yield Row(1)
 
-    assert [int(digit) for digit in bitsliced_counter.digits(rows())] == [
+    assert [int(digit) for digit in bit_planes.count(rows())] == [
         1000 >> place & 1 for place in range(10)
     ]
     assert most <= 3 * 10

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from cases import for_each
 
-from fedcomp.kernels import order
+from fedcomp.kernels import sums
 
 
 def expected(stack: np.ndarray, first: int, last: int) -> np.ndarray:
@@ -12,19 +12,19 @@ def expected(stack: np.ndarray, first: int, last: int) -> np.ndarray:
 
 
 @pytest.mark.parametrize("m", [1, 2, 21, 33])
-@pytest.mark.parametrize("n", [1, 3 * order.TILE + 5])
+@pytest.mark.parametrize("n", [1, 3 * sums.TILE + 5])
 def test_the_mean_of_ranks_is_that_of_a_sort(m, n):
     stack = np.random.default_rng(m).standard_normal((m, n)).astype(np.float32)
     before = stack.copy()
     for first, last in {(0, m), ((m - 1) // 2, m // 2 + 1), (m // 3, m - m // 3), (m - 1, m)}:
         np.testing.assert_allclose(
-            order.mean_of_ranks(stack, first, last),
+            sums.mean_of_ranks(stack, first, last),
             expected(stack, first, last),
             rtol=2e-7,
             atol=1e-12,
         )
     assert np.array_equal(stack, before)
-    middle = order.mean_of_ranks(stack, (m - 1) // 2, m // 2 + 1)
+    middle = sums.mean_of_ranks(stack, (m - 1) // 2, m // 2 + 1)
     assert np.array_equal(middle, np.median(stack.astype(np.float64), axis=0).astype(np.float32))
 
 
@@ -35,28 +35,28 @@ def test_the_order_of_the_rows_changes_no_bit(m):
         np.float32
     )
     found = [
-        order.mean_of_ranks(rows, 1, m - 1) for rows in (stack, stack[::-1], rng.permutation(stack))
+        sums.mean_of_ranks(rows, 1, m - 1) for rows in (stack, stack[::-1], rng.permutation(stack))
     ]
     assert all(np.array_equal(found[0], other) for other in found[1:])
 
 
 def test_threads_share_a_wide_stack():
     stack = np.random.default_rng(0).standard_normal((3, (2 << 20) + 77)).astype(np.float32)
-    assert np.array_equal(order.mean_of_ranks(stack, 1, 2), np.median(stack, axis=0))
+    assert np.array_equal(sums.mean_of_ranks(stack, 1, 2), np.median(stack, axis=0))
 
 
 def test_the_largest_numbers_do_not_overflow():
     largest = np.finfo(np.float32).max
     stack = np.array([[largest, -largest, largest], [largest, -largest, -largest]], np.float32)
-    assert order.mean_of_ranks(stack, 0, 2).tolist() == [largest, -largest, 0]
+    assert sums.mean_of_ranks(stack, 0, 2).tolist() == [largest, -largest, 0]
 
 
 def test_a_stack_that_is_not_contiguous_is_read():
     stack = np.random.default_rng(0).standard_normal((50, 9)).astype(np.float32).T
-    assert np.array_equal(order.mean_of_ranks(stack, 4, 5), np.median(stack, axis=0))
+    assert np.array_equal(sums.mean_of_ranks(stack, 4, 5), np.median(stack, axis=0))
 
 
 @for_each("first, last", [(-1, 1), (0, 4), (2, 2), (2, 1)])
 def test_ranks_that_are_not_there_are_refused(first, last):
     with pytest.raises(IndexError, match="3 rows"):
-        order.mean_of_ranks(np.zeros((3, 2), np.float32), first, last)
+        sums.mean_of_ranks(np.zeros((3, 2), np.float32), first, last)

@@ -5,11 +5,11 @@ import math
 import numpy as np
 import pytest
 
-from fedcomp.kernels import draw
+from fedcomp.kernels import philox
 
 
 def drawn(numel: int, count: int, seed: int) -> np.ndarray:
-    return draw.positions(numel, count, seed, stream=7)
+    return philox.sample(numel, count, seed, stream=7)
 
 
 def test_so_many_different_coordinates_in_order():
@@ -31,7 +31,7 @@ def test_so_many_different_coordinates_in_order():
 
 def test_they_are_the_first_different_ones_of_the_sequence():
     for numel, count in [(1, 1), (7, 3), (40, 2), (1001, 400), (100_000, 900)]:
-        words = draw.philox.words(9, 4 * numel, stream=7).tolist()
+        words = philox.words(9, 4 * numel, stream=7).tolist()
         sequence = dict.fromkeys(
             (low | high << 32) % numel for low, high in zip(words[::2], words[1::2])
         )

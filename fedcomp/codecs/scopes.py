@@ -1,0 +1,163 @@
+"""The scopes `@layer` and `@chunk=N`: a codec encodes every tensor, or every chunk of N consecutive coordinates, separately.
+
+Examples are `stc:density=1%@layer` and `topk:density=1%@chunk=4096`. The last chunk may be smaller. The buckets of QSGD (Alistarh et al.
+2017) are chunks. SparseLoCo selects k coordinates of every chunk (Sarfi, Thérien, Lidin, Belilovsky: Communication efficient LLM
+pre-training with SparseLoCo. arXiv:2508.15706, 2025). The seed of tensor or chunk i is the seed of the frame plus i.
+
+    sections of @chunk   N (LEB128); for each chunk: length of the rest of its section, count, body
+
+Codecs that select coordinates (codecs/selection.py) and `qsgd` write one joint body for all chunks instead, which is shorter. Only a codec
+with the same N decodes a frame, so that a sender cannot choose smaller chunks.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from torch import Tensor
+
+from ..errors import ConfigError, FrameError, SpecError
+from ..kernels import Rows
+from ..layout import Layout
+from . import frame
+from .base import SEEDS, Codec, Context, expect
+from .frame import Section
+from .update import Update
+
+JOINT_BYTES = 24  # by which a joint body may be larger than separate ones: its counts and lengths
+
+
+@dataclass(frozen=True)
+class Scoped(Codec):
+    """A codec `inner` that is applied to parts of the vector. It has the attributes `inherited` of `inner`."""
+
+    inner: Codec
+    inherited: ClassVar[str] = "name id source linear portable seeded shares_seed"
+
+    def __post_init__(self) -> None:
+        for name in self.inherited.split():
+            object.__setattr__(self, name, getattr(self.inner, name))
+
+    @property
+    def unscoped(self) -> Codec:
+        return self.inner
+
+    @property
+    def density(self) -> float:
+        return self.inner.density
+
+
+@dataclass(frozen=True)
+class LayerWise(Scoped):
+    """A codec applied to each tensor. Its frames have a section per tensor of the layout."""
+
+    scope: ClassVar[int] = frame.LAYER
+    inherited: ClassVar[str] = f"{Scoped.inherited} whole"
+
+    def __str__(self) -> str:
+        return f"{self.inner}@layer"
+
+    def contraction(self, numel: int) -> float | None:
+        whole = self.inner.contraction(numel)
+        # k is rounded: for a tensor down, for the whole vector up by as much as a third.
+        return whole / 2 if whole and hasattr(self.inner, "density") else whole
+
+    def variance(self, numel: int) -> float | None:
+        whole = self.inner.variance(numel)
+        # For the same reason, 1 + ω can double.
+        return 1 + 2 * whole if whole and hasattr(self.inner, "density") else whole
+
+    def longest_section(self, numel: int) -> int | None:
+        return self.inner.longest_section(numel)
+
+    def open_batch(
+        self, frames: Sequence[bytes], numel: int, layout: Layout | None = None
+    ) -> list[Update | FrameError]:
+        return self.inner.open_batch(frames, numel, layout)
+
+    def _merge_sections(self, sections: Sequence[Section]) -> Section:
+        return self.inner._merge_sections(sections)
+
+    def _sections(self, rows: Rows, seeds: Sequence[int], context: Context) -> list[list[Section]]:
+        if context.layout is None:
+            raise ConfigError(
+                f"{self} needs a layout; give layout=fedcomp.Layout.of(model), or use the scope @model"
+            )
+        frames: list[list[Section]] = [[] for _ in rows]
+        for i, e in enumerate(context.layout):
+            parts = rows[:, e.span] if isinstance(rows, Tensor) else [row[e.span] for row in rows]
+            own = [(seed + i) % SEEDS for seed in seeds]
+            own_context = replace(context, layout=e.as_layout(), section=i)
+            encoded = self.inner._encode_rows(parts, own, own_context)
+            for sections, section in zip(frames, encoded, strict=True):
+                sections.append(section)
+        return frames
+
+
+@dataclass(frozen=True)
+class Chunked(Scoped):
+    """A codec applied to each chunk. Its frames have one section: N, and the body of all chunks."""
+
+    size: int  # N
+    scope: ClassVar[int] = frame.CHUNK
+
+    def __post_init__(self) -> None:
+        if not 0 < self.size < 2**63:
+            raise SpecError(f"@chunk is {self.size}; give a number of coordinates, such as 4096")
+        super().__post_init__()
+        object.__setattr__(self, "chunk", self.size)
+
+    def __str__(self) -> str:
+        return f"{self.inner}@chunk={self.size}"
+
+    def sizes(self, numel: int) -> set[int]:
+        """Return the sizes of the chunks of a vector [numel]."""
+        return {min(self.size, numel), numel % self.size or min(self.size, numel)}
+
+    def contraction(self, numel: int) -> float | None:
+        return worst(map(self.inner.contraction, self.sizes(numel)), min)
+
+    def variance(self, numel: int) -> float | None:
+        return worst(map(self.inner.variance, self.sizes(numel)), max)
+
+    def longest_section(self, numel: int) -> int | None:
+        whole, rest = divmod(numel, self.size)
+        total = len(frame.varint(self.size)) + JOINT_BYTES
+        for count, size in ((whole, self.size), (1, rest)):
+            if not count * size:
+                continue
+            if (longest := self.inner.longest_section(size)) is None:
+                return None
+            total += count * (len(frame.varint(longest)) + longest)
+        return total
+
+    def _encode_rows(self, rows: Rows, seeds: Sequence[int], context: Context) -> list[Section]:
+        if not rows[0].numel():
+            return [Section(self.size, b"")] * len(rows)
+        calls = [(row, self.size, seed, context) for row, seed in zip(rows, seeds, strict=True)]
+        return [Section(self.size, self.inner._encode_chunks(*call)) for call in calls]
+
+    def _decode_row(self, section: Section, layout: Layout, seed: int) -> Update:
+        return self.inner._decode_chunks(memoryview(section.body), layout.numel, self.size, seed)
+
+    def _merge_sections(self, sections: Sequence[Section]) -> Section:
+        columns = [list(self._split(memoryview(section.body))) for section in sections]
+        sizes = {tuple(section.count for section in column) for column in columns}
+        expect(len(sizes) == 1, "frames of different sizes cannot be merged")
+        complete = set(sizes.pop()[:-1]) <= {self.size}
+        expect(complete, "a chunk before the last one is smaller than N")
+        merged = [self.inner._merge_sections(each) for each in zip(*columns, strict=True)]
+        parts = (part for section in merged for part in frame.with_length(section))
+        return Section(self.size, b"".join(parts))
+
+    def _split(self, data: memoryview) -> Iterator[Section]:
+        while len(data):
+            section, data = frame.take_section(data, self.size, "a chunk")
+            yield section
+
+
+def worst(factors: Iterable[float | None], choose: Callable[[list[float]], float]) -> float | None:
+    """Return the factor that `choose` returns for all factors, None if one of them is None."""
+    each = list(factors)
+    known = [factor for factor in each if factor is not None]
+    return choose(known) if len(known) == len(each) else None
