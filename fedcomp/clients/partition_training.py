@@ -8,7 +8,7 @@ from torch import Tensor
 
 from ..errors import ConfigError, ProtocolError
 from ..messages import Assignment
-from ..strategies.client_algorithm import ClientAlgorithm, DataPartition
+from ..strategies.base import ClientAlgorithm, DataPartition
 from ..tasks.data import Examples
 from ..training.batches import plan_batches
 from ..training.engine import Engine, Job

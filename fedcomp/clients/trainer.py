@@ -8,7 +8,7 @@ from torch import Tensor
 
 from ..errors import DataError, ProtocolError
 from ..messages import Assignment
-from ..strategies.client_algorithm import ClientAlgorithm
+from ..strategies.base import ClientAlgorithm
 from ..tasks.data import Examples
 from ..training.batches import plan_all_batches
 from ..training.engine import DeviceResults, Engine, Job

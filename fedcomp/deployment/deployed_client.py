@@ -19,7 +19,7 @@ from ..keys.signature_log import SignatureLog
 from ..messages import UPDATE, Assignment, Invitation, Presence, Report, failure
 from ..state_folder import StateFolder
 from ..strategies import signed_attempts
-from ..strategies.client_algorithm import RoundState
+from ..strategies.base import RoundState
 from ..strategies.sealed_client import SealedElectionClient
 from ..strategies.signed_attempts import SIGNED
 from .handshake import ClientSetup, session_for

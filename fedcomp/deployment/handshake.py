@@ -28,7 +28,7 @@ from ..layout import Layout, model_fingerprint
 from ..memories import memory
 from ..messages import Invitation
 from ..strategies import make_client_algorithm
-from ..strategies.client_algorithm import ClientAlgorithm
+from ..strategies.base import ClientAlgorithm
 from ..strategies.sealed_client import SealedElectionClient, with_keys
 from ..tasks import Task, initial_model
 from ..tasks.check import check, local_data

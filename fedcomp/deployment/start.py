@@ -39,8 +39,7 @@ from ..server.round_loop import RoundResult
 from ..server.run_folder import RunFolder
 from ..server.warning_log import WarningLog, check_loss
 from ..strategies import resolved
-from ..strategies.cohort import cohort_size
-from ..strategies.round_completion import DEADLINE
+from ..strategies.base import DEADLINE, cohort_size
 from ..tasks import Task, initial_model, load
 from ..tasks.check import check, data_of, layout_of, local_data
 from ..tasks.data import Examples

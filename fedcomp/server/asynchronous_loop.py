@@ -20,9 +20,15 @@ from ..callbacks import Rejection
 from ..errors import FrameError, ProtocolError
 from ..memories.base import Changes
 from ..messages import TRAIN, Report
-from ..strategies.base import AcceptedUpdate, Phase, RoundStrategy
-from ..strategies.cohort import cohort_size, draw_cohort
-from ..strategies.round_completion import DEADLINE, RoundCompletion
+from ..strategies.base import (
+    DEADLINE,
+    AcceptedUpdate,
+    Phase,
+    RoundCompletion,
+    RoundStrategy,
+    cohort_size,
+    draw_cohort,
+)
 from .broadcasts import Broadcasts
 from .exchange import POLL_S, Exchange, Traffic, to_accepted
 from .round_loop import RoundLoop, RoundResult

@@ -17,8 +17,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from ..config import RunConfig
-from ..strategies.cohort import cohort_size
-from ..strategies.round_completion import quorum_size
+from ..strategies.base import cohort_size, quorum_size
 from .transport import GRACE_S
 
 RETURN_S = 15.0  # for clients to find a restarted server: they retry every five seconds

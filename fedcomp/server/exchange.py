@@ -18,8 +18,14 @@ from ..messages import (
     ticket,
 )
 from ..profiling import timed
-from ..strategies.base import AcceptedUpdate, Phase, PhaseResult, RoundStrategy
-from ..strategies.round_completion import Progress, RoundCompletion
+from ..strategies.base import (
+    AcceptedUpdate,
+    Phase,
+    PhaseResult,
+    Progress,
+    RoundCompletion,
+    RoundStrategy,
+)
 from .broadcasts import Broadcasts, Download
 from .transport import Delivery, Lost, Transport
 

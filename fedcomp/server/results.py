@@ -11,7 +11,7 @@ from ..config import RunConfig
 from ..errors import ConfigError
 from ..layout import Layout
 from ..strategies import RoundStrategy, StrategyConfig, strategy
-from ..strategies.cohort import cohort_size
+from ..strategies.base import cohort_size
 from .client_metrics import summarize_client_metrics
 from .round_loop import RoundResult
 

@@ -21,9 +21,15 @@ from ..errors import NonFiniteError
 from ..kernels.sums import sum_squares
 from ..messages import FAILED, Assignment, ClientRoundConfig, Report
 from ..profiling import timed
-from ..strategies.base import AcceptedUpdate, Aggregation, Phase, RoundStrategy, RoundUpdates
+from ..strategies.base import (
+    AcceptedUpdate,
+    Aggregation,
+    Phase,
+    RoundCompletion,
+    RoundStrategy,
+    RoundUpdates,
+)
 from ..strategies.optimizers import optimizer
-from ..strategies.round_completion import RoundCompletion
 from .broadcasts import Broadcast, Broadcasts
 from .exchange import Exchange, Traffic
 from .transport import Transport

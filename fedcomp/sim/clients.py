@@ -11,7 +11,7 @@ from ..clients.trainer import Trainer
 from ..memories import Memory
 from ..memories.base import Changes
 from ..server.checkpoint import Checkpoint
-from ..strategies.client_algorithm import ClientAlgorithm
+from ..strategies.base import ClientAlgorithm
 from .client_store import ClientStore
 from .placement import IN_MEMORY, Placement
 from .residual_monitor import ResidualMonitor

@@ -41,7 +41,7 @@ from ..server.run_folder import RunFolder
 from ..server.transport import Transport
 from ..server.warning_log import WarningLog, check_loss
 from ..strategies import resolved
-from ..strategies.cohort import cohort_size
+from ..strategies.base import cohort_size
 from ..tasks import Task, initial_model, load
 from ..tasks.check import check, data_of, data_or_none, layout_of
 from ..tasks.data import Examples

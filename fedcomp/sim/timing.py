@@ -19,9 +19,7 @@ from ..messages import Assignment
 from ..server.availability import Availability, Quota
 from ..server.round_loop import RoundResult
 from ..server.transport import Transport
-from ..strategies.client_algorithm import ClientAlgorithm
-from ..strategies.cohort import cohort_size
-from ..strategies.round_completion import DEADLINE
+from ..strategies.base import DEADLINE, ClientAlgorithm, cohort_size
 from ..training.local_sgd import LocalSGD
 from .network import Network
 from .timed_transport import TimedTransport, VirtualClock

@@ -50,10 +50,19 @@ from ..memories import Memory
 from ..memories.base import Changes, ReadValue, ReadVector
 from ..memories.none import NoMemory
 from ..messages import Assignment
-from .base import AcceptedUpdate, Phase, PhaseResult, RoundUpdates
-from .client_algorithm import ClientAlgorithm, DataPartition
+from .base import (
+    AcceptedUpdate,
+    ClientAlgorithm,
+    DataPartition,
+    Phase,
+    PhaseResult,
+    RoundCompletion,
+    RoundUpdates,
+    Values,
+    draw_cohort,
+    quorum_size,
+)
 from .codes import Seats, allocation_matrix, assign_seats
-from .cohort import draw_cohort
 from .guarantees import can_close, check_seats, notice
 from .local_election import (
     BALLOTS,
@@ -67,7 +76,6 @@ from .local_election import (
     sent_ballot,
     vote_of,
 )
-from .round_completion import RoundCompletion, quorum_size
 from .sealed_client import SealedElectionClient
 from .sealed_election import SealedRound
 from .sealed_messages import CARDS, RECOUNT, split_vote, terms_of
@@ -144,9 +152,7 @@ class BallotElectionClient(ClientAlgorithm):
         own = super().seed(codec, run_seed, assignment)
         return own if assignment.phase == BALLOTS else run_seed
 
-    def later_update(
-        self, memory: Memory, values: dict[str, Any], seed: int, context: Context
-    ) -> Tensor:
+    def later_update(self, memory: Memory, values: Values, seed: int, context: Context) -> Tensor:
         announced = context.announced
         row = announced_row(announced)
         sent = {
@@ -158,7 +164,7 @@ class BallotElectionClient(ClientAlgorithm):
         return vote_of(row, ballots_of_row(row, sent, numel, seed, round), numel, seed, round)
 
     def encode_one(
-        self, memory: Memory, update: Tensor, values: dict[str, Any], seed: int, context: Context
+        self, memory: Memory, update: Tensor, values: Values, seed: int, context: Context
     ) -> bytes:
         if context.phase == BALLOTS:
             return memory.codec.encode(update, seed=seed, layout=memory.layout, context=context)

@@ -39,8 +39,7 @@ from ..memories.base import Changes, ReadValue, ReadVector
 from ..memories.none import NoMemory
 from ..messages import Assignment
 from .average import Average
-from .base import Aggregation, Phase, RoundUpdates
-from .client_algorithm import ClientAlgorithm
+from .base import Aggregation, ClientAlgorithm, Phase, RoundUpdates
 
 MOMENTUM, ERROR = "momentum", "error"  # names of S_u and S_e in a checkpoint
 FLOAT = np.dtype("<f4")

@@ -19,7 +19,7 @@ from ..errors import ProtocolError
 from ..kernels import votes
 from ..memories import Memory
 from ..messages import Assignment
-from .client_algorithm import DataPartition
+from .base import DataPartition
 
 ROW = "row"  # announced: the voter's CodeRow
 BALLOTS, TALLY = "ballots", "tally"  # phases

@@ -33,8 +33,7 @@ from ..errors import ConfigError, FrameError
 from ..memories.base import Changes, ReadValue, ReadVector
 from ..memories.lowrank import LEFT, NUMBERS, RIGHT, LowRank
 from .average import Average
-from .base import AcceptedUpdate, Aggregation, Phase, RoundUpdates
-from .client_algorithm import ClientAlgorithm
+from .base import AcceptedUpdate, Aggregation, ClientAlgorithm, Phase, RoundUpdates
 
 
 @dataclass(frozen=True)

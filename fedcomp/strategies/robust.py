@@ -22,10 +22,9 @@ from .. import spec
 from ..codecs import Update
 from ..errors import ConfigError
 from ..kernels.order import mean_of_ranks
-from .base import AcceptedUpdate, Aggregation, PhaseResult, RoundStrategy, RoundUpdates
+from .base import AcceptedUpdate, Aggregation, PhaseResult, RoundStrategy, RoundUpdates, quorum_size
 from .blocks import CHUNK, UpdateMatrix, squared_distances
 from .mixing import buckets, nearest
-from .round_completion import quorum_size
 
 
 @dataclass(frozen=True)

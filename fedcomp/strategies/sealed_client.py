@@ -22,7 +22,7 @@ from ..memories import Memory
 from ..messages import Assignment
 from ..privacy.ballots import Card, SealedBallot, Slot, UnopenableBallot, card_key, seal
 from . import signed_attempts
-from .client_algorithm import ClientAlgorithm, RoundState
+from .base import ClientAlgorithm, RoundState, Values
 from .local_election import BALLOTS, ROW, TALLY, CodeRow, announcements, ballots_of_row, vote_of
 from .sealed_messages import (
     ATTEMPT,
@@ -81,7 +81,7 @@ class SealedElectionClient(ClientAlgorithm):
         signed_attempts.check(state, announced, a.round)
         return True
 
-    def initial_values(self, assignment: Assignment, previous: RoundState | None) -> dict[str, Any]:
+    def initial_values(self, assignment: Assignment, previous: RoundState | None) -> Values:
         announced = announcements(assignment)
         return {
             ATTEMPTS: signed_attempts.extended(previous, announced),
@@ -92,7 +92,7 @@ class SealedElectionClient(ClientAlgorithm):
         return super().seed(codec, run_seed, assignment) if assignment.phase == CARDS else run_seed
 
     def later_update(
-        self, memory: Memory, values: dict[str, Any], seed: int, context: Context
+        self, memory: Memory, values: Values, seed: int, context: Context
     ) -> Tensor | None:
         """Return the vote of the tally or the recount; None to send a ballot, or complaints without a vote."""
         self._start_phase(values, context)
@@ -116,12 +116,7 @@ class SealedElectionClient(ClientAlgorithm):
         return vote_of(row, ballots_of_row(row, opened, numel, seed, round), numel, seed, round)
 
     def encode_one(
-        self,
-        memory: Memory,
-        update: Tensor | None,
-        values: dict[str, Any],
-        seed: int,
-        context: Context,
+        self, memory: Memory, update: Tensor | None, values: Values, seed: int, context: Context
     ) -> bytes:
         if context.phase == CARDS:
             return self._cards(memory, update, values, seed, context)
@@ -138,7 +133,7 @@ class SealedElectionClient(ClientAlgorithm):
         """Return the slot of a sender's ballot in this round."""
         return slot_of(self.ring.run, context.announced, context.round, sender)
 
-    def _start_phase(self, values: dict[str, Any], context: Context) -> None:
+    def _start_phase(self, values: Values, context: Context) -> None:
         """Mark a phase after the first as answered.
 
         Raises ProtocolError if the attempt or the terms differ from those at the start of the round, and if the phase was answered
@@ -160,12 +155,7 @@ class SealedElectionClient(ClientAlgorithm):
         values[f"{ANSWERED}{context.phase}"] = b"1"
 
     def _cards(
-        self,
-        memory: Memory,
-        update: Tensor | None,
-        values: dict[str, Any],
-        seed: int,
-        context: Context,
+        self, memory: Memory, update: Tensor | None, values: Values, seed: int, context: Context
     ) -> bytes:
         """Store the ballot and the private keys of the cards. Return one card for each sender of the row, ascending."""
         assert update is not None  # the first phase has an update
@@ -194,7 +184,7 @@ class SealedElectionClient(ClientAlgorithm):
             cards[sender].data if sender in cards else NO_CARD for sender in row.senders
         )
 
-    def _ballot(self, values: dict[str, Any], context: Context) -> bytes:
+    def _ballot(self, values: Values, context: Context) -> bytes:
         """Return this client's ballot, sealed for the voters whose cards the server announced."""
         row = _row(values, context)
         slot, signer = self.slot(context, row.client), self.ring.signer(row.client)
@@ -213,7 +203,7 @@ class SealedElectionClient(ClientAlgorithm):
             voters[voter] = card_key(card, slot, voter, _verifier(values, voter, context))
         return seal(_value(values, BITS, context), slot, voters, signer)
 
-    def _open_ballots(self, memory: Memory, values: dict[str, Any], context: Context) -> None:
+    def _open_ballots(self, memory: Memory, values: Values, context: Context) -> None:
         """Store the announced ballots that open, and complaints about those that do not."""
         row, complaints = _row(values, context), {}
         for sender in row.senders:
@@ -229,7 +219,7 @@ class SealedElectionClient(ClientAlgorithm):
                 complaints[sender] = private
         values[COMPLAINTS] = pack_complaints(complaints)
 
-    def _remove_excluded(self, values: dict[str, Any], context: Context) -> None:
+    def _remove_excluded(self, values: Values, context: Context) -> None:
         """Remove the ballots of senders that the server excludes. Raises ProtocolError for a proof that is not valid."""
         for name, data in context.announced.items():
             if not name.startswith(PROOF_OF):

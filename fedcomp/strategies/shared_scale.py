@@ -30,8 +30,7 @@ from ..memories import Memory
 from ..memories.none import NoMemory
 from ..messages import TRAIN
 from .average import Average
-from .base import AcceptedUpdate, Aggregation, Phase, RoundUpdates
-from .client_algorithm import ClientAlgorithm
+from .base import AcceptedUpdate, Aggregation, ClientAlgorithm, Phase, RoundUpdates, Values
 
 SCALE = "scale"  # a phase, and the name of the announcement in the next one
 NUMBERS = codec("identity")  # codec of phase SCALE
@@ -47,12 +46,7 @@ class SharedScaleClient(ClientAlgorithm):
         super().__init__((SCALE, TRAIN))
 
     def encode_one(
-        self,
-        memory: Memory,
-        update: Tensor | None,
-        values: dict[str, Any],
-        seed: int,
-        context: Context,
+        self, memory: Memory, update: Tensor | None, values: Values, seed: int, context: Context
     ) -> bytes | None:
         if update is not None:
             (error,) = nonfinite_errors(update[None], memory.layout, "the update")

@@ -10,7 +10,7 @@ from hashlib import sha256
 from typing import Any
 
 from ..errors import ProtocolError
-from .client_algorithm import RoundState
+from .base import RoundState
 from .sealed_messages import attempt_of
 
 ATTEMPTS = "attempts"  # in RoundState.values: the digests, newest last

@@ -30,8 +30,7 @@ from ..codecs.topk import TopK
 from ..errors import ConfigError, FrameError
 from ..memories.sketched import CANDIDATES, MARKS, NUMBERS, SKETCH, VALUES, Sketched
 from .average import Average
-from .base import AcceptedUpdate, Aggregation, Phase, RoundUpdates
-from .client_algorithm import ClientAlgorithm
+from .base import AcceptedUpdate, Aggregation, ClientAlgorithm, Phase, RoundUpdates
 
 
 @dataclass(frozen=True)

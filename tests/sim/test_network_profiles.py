@@ -27,7 +27,7 @@ from fedcomp.sim.network import (
 from fedcomp.sim.network_file import is_file, read_profiles
 from fedcomp.sim.timed_transport import VirtualClock
 from fedcomp.sim.timing import step_counter
-from fedcomp.strategies.client_algorithm import ClientAlgorithm, DataPartition
+from fedcomp.strategies.base import ClientAlgorithm, DataPartition
 from fedcomp.training.batches import plan_batches
 from fedcomp.training.local_sgd import LocalSGD
 

@@ -15,12 +15,10 @@ from fedcomp.errors import ConfigError, FrameError
 from fedcomp.layout import Layout
 from fedcomp.messages import TRAIN, UPDATE, Assignment
 from fedcomp.strategies import RoundStrategy, StrategyConfig, strategy
-from fedcomp.strategies.base import Phase
-from fedcomp.strategies.client_algorithm import DataPartition
+from fedcomp.strategies.base import DataPartition, Phase, Progress
 from fedcomp.strategies.codes import allocation_matrix, assign_seats
 from fedcomp.strategies.election import BallotElectionClient, DataElectionClient
 from fedcomp.strategies.local_election import BALLOTS, ROW, TALLY, CodeRow
-from fedcomp.strategies.round_completion import Progress
 
 RULES = StrategyConfig(
     participation=1.0,

@@ -9,7 +9,7 @@ from cases import for_each
 
 from fedcomp.errors import ProtocolError
 from fedcomp.kernels import Signs, votes
-from fedcomp.strategies.client_algorithm import DataPartition
+from fedcomp.strategies.base import DataPartition
 from fedcomp.strategies.local_election import (
     CodeRow,
     ballot_of,

@@ -16,7 +16,7 @@ from fedcomp.messages import UP_TO_DATE, Assignment
 from fedcomp.privacy.ballots import CARD, KEY, Card, SealedBallot, Slot
 from fedcomp.sim.attacks.equivocation import replace_wraps
 from fedcomp.strategies import signed_attempts
-from fedcomp.strategies.client_algorithm import DataPartition, RoundState
+from fedcomp.strategies.base import DataPartition, RoundState
 from fedcomp.strategies.local_election import BALLOTS, ROW, TALLY, CodeRow
 from fedcomp.strategies.sealed_client import SealedElectionClient
 from fedcomp.strategies.sealed_messages import (

@@ -20,7 +20,7 @@ from ...codecs import Codec, Context
 from ...errors import SpecError
 from ...layout import Layout
 from ...messages import Report
-from ...strategies.client_algorithm import ClientAlgorithm
+from ...strategies.base import ClientAlgorithm
 from ...tasks.data import Examples
 
 MAX_RANGE = 1_000_000  # clients in a range of ids
