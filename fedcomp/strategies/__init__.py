@@ -14,7 +14,7 @@ from .average import Average
 from .base import ClientAlgorithm, Phase, RoundStrategy, StrategyConfig
 from .codes import allocation_matrix
 from .optimizers import optimizer
-from .tally import majority
+from .vote import majority
 
 __all__ = [
     "Asynchronous",

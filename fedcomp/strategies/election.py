@@ -37,20 +37,17 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
 import numpy as np
-from torch import Tensor
 
 from .. import spec
-from ..codecs import Codec, Context, Update
-from ..codecs.checks import nonfinite_errors
+from ..codecs import Codec, Update
 from ..codecs.sign import Sign
 from ..codecs.update import Dense
-from ..errors import ConfigError, FrameError, NonFiniteError, SpecError
+from ..errors import ConfigError, FrameError, SpecError
 from ..keys.keyring import DerivedKeys, ServerKeys
-from ..memories import Memory
 from ..memories.base import Changes, ReadValue, ReadVector
 from ..memories.none import NoMemory
-from ..messages import Assignment
 from .base import (
+    AcceptedByPhase,
     AcceptedUpdate,
     ClientAlgorithm,
     DataPartition,
@@ -58,31 +55,32 @@ from .base import (
     PhaseResult,
     RoundCompletion,
     RoundUpdates,
-    Values,
     draw_cohort,
     quorum_size,
 )
-from .codes import Seats, allocation_matrix, assign_seats
-from .guarantees import can_close, check_seats, notice
+from .codes import (
+    Seats,
+    allocation_matrix,
+    assign_seats,
+    can_close,
+    default_redundancy,
+    mean_redundancy,
+)
 from .local_election import (
     BALLOTS,
     ROW,
     TALLY,
+    BallotElectionClient,
     CodeRow,
-    announced_row,
-    announcements,
-    ballot_of,
-    ballots_of_row,
-    sent_ballot,
-    vote_of,
+    DataElectionClient,
 )
 from .sealed_client import SealedElectionClient
-from .sealed_election import SealedRound
-from .sealed_messages import CARDS, RECOUNT, split_vote, terms_of
-from .vote import Vote
+from .sealed_election import CARDS, MIN_PARTITIONS, RECOUNT, SealedRound, split_vote, terms_of
+from .vote import Vote, even_cohort
 
 MAX_SEATS = 15  # default limit of `seats`: a voter of a full row trains on as many partitions
 STATE = "election"  # name in a checkpoint
+MANY_CARDS = 1000  # cards of a client in a round above which the notice warns
 UNREAD_UPDATE = Dense(np.empty(0, np.float32))  # stands for the update in a sealed frame
 
 
@@ -105,72 +103,6 @@ class ElectionOptions:
             raise SpecError("sealed=true needs form=ballots; give both")
 
 
-class DataElectionClient(ClientAlgorithm):
-    """Client half for form=data: train on all partitions of the row and send one vote."""
-
-    trains_on_partitions: ClassVar[bool] = True
-
-    def seed(self, codec: Codec, run_seed: int, assignment: Assignment) -> int:
-        return run_seed  # a vote has no zeros, so the seed changes nothing
-
-    def partitions(self, assignment: Assignment) -> Sequence[DataPartition]:
-        return announced_row(announcements(assignment)).partitions
-
-    def summarize(
-        self, partition: DataPartition, update: Tensor, seed: int, round: int
-    ) -> tuple[bytes, NonFiniteError | None]:
-        """Return the ballot of a partition, and an error if the update contains NaN or infinity."""
-        (error,) = nonfinite_errors(
-            update[None], None, f"the update of partition {partition.number}"
-        )
-        return ballot_of(update, seed, round, partition.number), error
-
-    def combine(
-        self,
-        assignment: Assignment,
-        summaries: Sequence[tuple[bytes, NonFiniteError | None]],
-        numel: int,
-        seed: int,
-    ) -> Tensor:
-        """Return the vote of the row. Raises NonFiniteError if more than half of several updates are not finite."""
-        errors = [error for _, error in summaries if error is not None]
-        if len(summaries) > 1 and 2 * len(errors) > len(summaries):
-            raise errors[0]
-        row, ballots = announced_row(announcements(assignment)), [ballot for ballot, _ in summaries]
-        return vote_of(row, ballots, numel, seed, assignment.round)
-
-
-class BallotElectionClient(ClientAlgorithm):
-    """Client half for form=ballots: send the signs of the update, then vote on the ballots that the server forwards."""
-
-    one_by_one: ClassVar[bool] = True
-
-    def __init__(self) -> None:
-        super().__init__((BALLOTS, TALLY))
-
-    def seed(self, codec: Codec, run_seed: int, assignment: Assignment) -> int:
-        own = super().seed(codec, run_seed, assignment)
-        return own if assignment.phase == BALLOTS else run_seed
-
-    def later_update(self, memory: Memory, values: Values, seed: int, context: Context) -> Tensor:
-        announced = context.announced
-        row = announced_row(announced)
-        sent = {
-            client: sent_ballot(memory, announced[str(client)])
-            for client in row.senders
-            if str(client) in announced
-        }
-        numel, round = memory.numel, context.round
-        return vote_of(row, ballots_of_row(row, sent, numel, seed, round), numel, seed, round)
-
-    def encode_one(
-        self, memory: Memory, update: Tensor, values: Values, seed: int, context: Context
-    ) -> bytes:
-        if context.phase == BALLOTS:
-            return memory.codec.encode(update, seed=seed, layout=memory.layout, context=context)
-        return memory.propose(update, seed=seed, context=context)
-
-
 class Election(Vote):
     """The majority of coded votes on the data of all clients or on forwarded ballots."""
 
@@ -188,7 +120,7 @@ class Election(Vote):
             self.client_algorithm = replace(self.client_algorithm, ring=self.sealed.ring)
         self.f = o.byzantine if o.f is None else o.f
         self.code = np.empty((0, 0), np.uint8)  # G; empty until the cohort size is known
-        self.notice = notice(o, self.f, self.code)
+        self.notice = self._guarantee()
         self.known_clients: set[int] = set()  # all clients that were ever connected
         self._warned: set[str] = set()  # topics of warnings, each given once
         # Of the round:
@@ -221,12 +153,81 @@ class Election(Vote):
         """Choose the code for cohorts of this size. Raises ConfigError if the options allow none."""
         o = self.options
         n = o.seats or min(clients - (o.code == "deterministic" and clients % 2 == 0), MAX_SEATS)
-        check_seats(o, self.f, n, clients)
+        self._check_seats(n, clients)
         self.code = allocation_matrix(o.code, n, o.byzantine, o.redundancy, self.config.seed)
         self.min_clients = next(
             c for c in range(1, clients + 1) if can_close(c, n, o.byzantine, self.f)
         )
-        self.allocation, self.notice = self.code, notice(o, self.f, self.code, clients)
+        self.allocation, self.notice = self.code, self._guarantee(clients)
+
+    def _check_seats(self, n: int, clients: int) -> None:
+        """Raise ConfigError if no code of n seats gives the guarantee of the options in rounds of this many clients."""
+        o, f = self.options, self.f
+        if n > clients:
+            raise ConfigError(
+                f"--strategy election with seats={n} needs rounds of at least {n} clients, and rounds have {clients}; give "
+                f"a smaller 'seats', a larger --participation, or more --clients"
+            )
+        if 2 * o.byzantine >= n:
+            raise ConfigError(
+                f"--strategy election with byzantine={o.byzantine} needs {2 * o.byzantine + 1} seats, but a round of {clients} "
+                f"clients has only {n}; give byzantine={(n - 1) // 2}, more 'seats', a larger --participation, or more --clients"
+            )
+        if o.sealed and (
+            o.code != "deterministic" or n != 2 * o.byzantine + 1 or n < MIN_PARTITIONS
+        ):
+            raise ConfigError(
+                f"--strategy election with sealed=true needs a code whose voters all count every ballot, since other votes reveal "
+                f"ballots; code={o.code} of {n} seats with byzantine={o.byzantine} is not one; give code=deterministic, and "
+                f"an odd number of 'seats', at least {MIN_PARTITIONS}, with byzantine=(seats - 1)/2"
+            )
+        if not can_close(clients, n, o.byzantine, f):
+            tolerated = (assign_seats(range(clients), n, o.byzantine, 0, 1).margin - 1) // 2
+            raise ConfigError(
+                f"--strategy election with byzantine={o.byzantine} tolerates {tolerated} Byzantine clients among {clients} clients, not "
+                f"f={f}; give a larger 'byzantine' or a smaller 'f'"
+            )
+        if o.sealed and n - f // (clients // n) < MIN_PARTITIONS:
+            raise ConfigError(
+                f"--strategy election with sealed=true needs at least {MIN_PARTITIONS} valid ballots, and f={f} Byzantine clients of "
+                f"{clients} can leave fewer; give a smaller 'f', or more 'seats' and --clients"
+            )
+
+    def _guarantee(self, clients: int = 0) -> str:
+        """Return the guarantee of the run in a sentence. `clients`: the cohort size, 0 if it is not known."""
+        o, f, code = self.options, self.f, self.code
+        if o.code != "deterministic":
+            sentences = [
+                f"code={o.code} changes the probability of a wrong vote and guarantees nothing against Byzantine clients; "
+                "code=deterministic does"
+            ]
+            if o.code == "bernoulli" and clients:
+                requested = default_redundancy(len(code)) if o.redundancy is None else o.redundancy
+                sentences.append(
+                    f"a voter trains on {mean_redundancy(code):.3g} partitions on average, not {requested:.3g}: draws with an "
+                    "empty row or column are repeated"
+                )
+            return "; ".join([*sentences, *filter(None, [even_cohort(clients)])])
+        byzantine = f"{f} Byzantine client{'s' * (f != 1)}"
+        if o.form == "data":
+            text = f"up to {byzantine} in a round change nothing: voters train on all partitions of their row, with the data of all clients"
+        else:
+            text = (
+                f"the tally is protected against {byzantine} in a round, the ballots are not: a Byzantine client's own counts as one "
+                "of all"
+            )
+        if clients:
+            margin = assign_seats(range(clients), len(code), o.byzantine, 0, 1).margin
+            spare = margin - 1 - 2 * f
+            if o.sealed:
+                spare = min(spare, clients // len(code) * (len(code) - MIN_PARTITIONS + 1) - 1)
+            absent = f"more than {spare}" if spare else "any client"
+            text += f"; with {absent} absent a round does not move the model"
+        if o.sealed:
+            text += "; sealed: the server sees votes, sizes and times, and a ballot only if a voter reveals it"
+        if o.sealed and clients > MANY_CARDS:
+            text += f"; each client signs and checks {clients} cards a round, fewer with a smaller --participation"
+        return text
 
     # During a round.
 
@@ -239,9 +240,8 @@ class Election(Vote):
         self.known_clients |= set(clients)
         if len(cohort) < n:
             cohort = draw_cohort(clients, min(n, len(clients)), self.config.seed, round)
-        empty = range(
-            -max(0, n - len(cohort)), 0
-        )  # negative ids, for the absent clients of empty seats
+        # Absent clients of empty seats have negative ids.
+        empty = range(-max(0, n - len(cohort)), 0)
         data_sets = [*cohort, *empty]
         if self.options.form == "data":  # voters have the data of absent clients, too
             data_sets = [*cohort, *sorted(self.known_clients - set(cohort))[: len(empty)]]
@@ -268,7 +268,7 @@ class Election(Vote):
         for name in names if self.seats else names[:1]:
             if self._results:
                 last = list(self._results.values())[-1]
-                if self._too_few_votes([a.client for a in last.accepted]) or self._too_few_ballots:
+                if self._too_few_votes(last.accepted) or self._too_few_ballots:
                     return
             yield Phase(name, self._completion)
         if self.sealed and TALLY in self._results:
@@ -284,9 +284,7 @@ class Election(Vote):
         voters, asked = sum(map(len, self.seats.members)), len(self.allocation)
         needed = voters - (self.seats.margin - 1 - 2 * self.f)
         raised = min(1.0, max(self.config.quorum, needed / asked))
-        configured, required = (
-            quorum_size(quorum, asked) for quorum in (self.config.quorum, raised)
-        )
+        configured, required = (quorum_size(q, asked) for q in (self.config.quorum, raised))
         if configured < required:
             self._warn_once(
                 "quorum",
@@ -301,26 +299,19 @@ class Election(Vote):
         numbers = np.flatnonzero(self.code[seat]).tolist()
         return CodeRow(client, seat, tuple(DataPartition(j, self.seats.groups[j]) for j in numbers))
 
-    def announce(
-        self, phase: Phase, client: int, before: Mapping[str, Sequence[AcceptedUpdate]]
-    ) -> Mapping[str, bytes]:
+    def announce(self, phase: Phase, client: int, before: AcceptedByPhase) -> Mapping[str, bytes]:
         if self.sealed:
             return self.sealed.announce(phase.name, client, before)
         if phase.name == BALLOTS:
             return {}
-        row = self.row(client)
-        forwarded = {
-            str(a.client): a.frame
-            for a in before.get(BALLOTS, ())
-            if a.frame and a.client in row.senders
-        }
-        return {ROW: row.pack()} | forwarded
+        row, ballots = self.row(client), before.get(BALLOTS, ())
+        sent = {str(a.client): a.frame for a in ballots if a.frame and a.client in row.senders}
+        return {ROW: row.pack()} | sent
 
     def on_phase_end(self, result: PhaseResult) -> Mapping[int, str]:
         excluded: dict[int, str] = {}
         if self.sealed and result.phase == CARDS:
-            present = {a.client for a in result.accepted}
-            excluded = self.sealed.without_known_key(present, self.f)
+            excluded = self.sealed.without_known_key({a.client for a in result.accepted}, self.f)
         rest = [a for a in result.accepted if a.client not in excluded]
         self._results[result.phase] = replace(result, accepted=rest)
         return excluded
@@ -353,25 +344,21 @@ class Election(Vote):
     @property
     def proven_byzantine(self) -> set[int]:
         """The clients proven to be Byzantine in this round."""
-        return {
-            client for result in self._results.values() for client in result.proven_byzantine
-        } | self.convicted.keys()
+        proven = (result.proven_byzantine for result in self._results.values())
+        return set(self.convicted).union(*proven)
 
     @property
     def _too_few_ballots(self) -> str:
         """The reason why the ballots of a sealed round are too few for a vote; "" if they suffice or are not received yet."""
         if not self.sealed or BALLOTS not in self._results:
             return ""
-        return self.sealed.too_few([a.client for a in self._results[BALLOTS].accepted])
+        return self.sealed.too_few({a.client for a in self._results[BALLOTS].accepted})
 
-    def _too_few_votes(self, voted: Collection[int]) -> str:
+    def _too_few_votes(self, voted: Collection[AcceptedUpdate]) -> str:
         """Return the reason why the votes of these clients are too few for a result, "" if they suffice."""
         voters = {client for members in self.seats.members for client in members}
-        m, f, absent = (
-            len(self.proven_byzantine),
-            self.f,
-            len(voters - set(voted) - self.proven_byzantine),
-        )
+        m, f = len(self.proven_byzantine), self.f
+        absent = len(voters - {a.client for a in voted} - self.proven_byzantine)
         if self.seats.may_close(max(0, f - m), m + absent):
             return ""
         possible = f"{max(0, f - m)} more may be" if m else f"{f} may be"
@@ -400,7 +387,7 @@ class Election(Vote):
                 f"{clients} proven Byzantine in round {self._round}, more than f={f}: the result is correct only if no other client "
                 f"is Byzantine; give f={m} or more",
             )
-        voted = [a.client for a in accepted if a.update is not None]
+        voted = [a for a in accepted if a.update is not None]
         if reason := self._too_few_ballots or self._too_few_votes(voted):
             self._warn_once(
                 "failed",
@@ -415,11 +402,8 @@ class Election(Vote):
         # Honest seats with few partitions lose by wide margins against seats with most partitions, so they are not judged.
         has_most = 2 * self.code.sum(1, dtype=np.int64) > len(self.code)
         if has_most.any():
-            self._round_counts = {
-                client: counts
-                for client, counts in self._round_counts.items()
-                if has_most[self.seats.of(client)]
-            }
+            counts = self._round_counts.items()
+            self._round_counts = {c: n for c, n in counts if has_most[self.seats.of(c)]}
         return result
 
     def _warn_once(self, topic: str, sentence: str) -> None:

@@ -32,11 +32,10 @@ from ..codecs.identity import BFloat16, Half, Identity
 from ..codecs.sign import Sign
 from ..codecs.update import Bits
 from ..errors import ConfigError, NonFiniteError
-from ..kernels import votes
+from ..kernels import votes as kernel
 from ..memories.base import Changes, ReadValue, ReadVector
 from ..memories.none import NoMemory
 from .base import Aggregation, RoundStrategy, RoundUpdates
-from .guarantees import even_cohort
 
 MOMENTUM, SUSPICION = "momentum", "suspicion"  # names in a checkpoint
 LARGEST = float(np.finfo(np.float32).max)
@@ -118,8 +117,8 @@ class Vote(RoundStrategy):
     ) -> np.ndarray:
         """Return the majority, packed, of packed ballots by client. Count how many votes of each client lost."""
         numel, cast = self.layout.numel, [*ballots.values()]
-        result = votes.majority(cast, numel, seeds.key(self.config.seed, "tie", updates.round))
-        _, lost = votes.disagreement(cast, result, numel, max(2, round(WIDE_MARGIN * len(cast))))
+        result = kernel.majority(cast, numel, seeds.key(self.config.seed, "tie", updates.round))
+        _, lost = kernel.disagreement(cast, result, numel, max(2, round(WIDE_MARGIN * len(cast))))
         self._round_counts = {
             client: (int(n), numel) for client, n in zip(ballots, lost, strict=True)
         }
@@ -173,3 +172,32 @@ class Vote(RoundStrategy):
         self._total_counts = {client: (lost, cast) for client, lost, cast in counts}
         if self.momentum is not None:
             self.momentum = self._next = vector(MOMENTUM)
+
+
+def majority(votes: Tensor | np.ndarray, seed: int) -> Tensor | np.ndarray:
+    """Return the majority, ±1 [n], of ±1 votes [voters, n], as a tensor or an array of the type of `votes`.
+
+    Ties are broken at random, keyed by (seed, coordinate). Raises ConfigError for votes of another shape, or other than ±1.
+    """
+    cast = votes if isinstance(votes, Tensor) else np.asarray(votes)
+    if cast.ndim != 2 or len(cast) == 0:
+        raise ConfigError(
+            f"votes have the shape {list(cast.shape)}; give ±1 votes of at least one voter, [voters, n]"
+        )
+    if not ((cast == 1) | (cast == -1)).all():
+        raise ConfigError("a vote is neither 1 nor −1; replace each zero by a random sign first")
+    n = cast.shape[1]
+    bits = np.unpackbits(kernel.majority(kernel.pack(cast), n, seed), count=n)
+    if isinstance(cast, Tensor):
+        return 2 * torch.from_numpy(bits).to(cast) - 1
+    return 2 * bits.astype(cast.dtype) - 1
+
+
+def even_cohort(clients: int) -> str:
+    """Return a warning about an even cohort of a majority vote, "" for an odd or unknown (0) number of clients."""
+    if clients % 2 or not clients:
+        return ""
+    return (
+        f"a cohort of {clients} clients is even: ties of the vote are broken at random, which costs accuracy; make the cohort odd "
+        "with --clients or --participation"
+    )

@@ -17,8 +17,14 @@ from fedcomp.messages import TRAIN, UPDATE, Assignment
 from fedcomp.strategies import RoundStrategy, StrategyConfig, strategy
 from fedcomp.strategies.base import DataPartition, Phase, Progress
 from fedcomp.strategies.codes import allocation_matrix, assign_seats
-from fedcomp.strategies.election import BallotElectionClient, DataElectionClient
-from fedcomp.strategies.local_election import BALLOTS, ROW, TALLY, CodeRow
+from fedcomp.strategies.local_election import (
+    BALLOTS,
+    ROW,
+    TALLY,
+    BallotElectionClient,
+    CodeRow,
+    DataElectionClient,
+)
 
 RULES = StrategyConfig(
     participation=1.0,
