@@ -1,19 +1,22 @@
 """Metrics of a run for Prometheus. docs/reference/metrics.md lists the families. Counters start at 0 with the process."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from threading import Lock
 from typing import Any
 
-from prometheus_client import CollectorRegistry, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Histogram, generate_latest, start_http_server
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from .. import __version__
 from ..callbacks import Callback, ClientMetric, ClientRecord, Header, PortFigures, RoundRecord
+from ..errors import ConfigError
 
+HOST = "127.0.0.1"
 ROUND_BOUNDS = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1800)  # seconds
 CHECKPOINT_BOUNDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
 LABELS = ("task", "strategy", "uplink", "downlink", "memory", "partition", "device")  # of Header
@@ -245,3 +248,24 @@ def _without_created(histogram: Histogram) -> Metric:
 def _encodable(text: str) -> str:
     """Return a text with "?" in place of characters that UTF-8 lacks, such as those of a file name in another encoding."""
     return text.encode("utf-8", "replace").decode()
+
+
+@contextmanager
+def serve(registry: CollectorRegistry, port: int) -> Iterator[str]:
+    """Serve the metrics on a loopback port within a `with` block, and yield the address. Port 0: a free one.
+
+    Raises ConfigError if the port cannot be opened.
+    """
+    try:
+        server, thread = start_http_server(port, HOST, registry)
+    except OSError as error:
+        raise ConfigError(
+            f"--metrics-port {port}: the port cannot be opened on {HOST} ({error.strerror}); give another port, or 0 for "
+            "a free one"
+        ) from error
+    try:
+        yield f"http://{HOST}:{server.server_port}/metrics"
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()

@@ -21,13 +21,10 @@ def with_option_callbacks(config: RunConfig, callback: Callback) -> Iterator[Cal
         if config.tensorboard:
             others["--tensorboard"] = exit_stack.enter_context(closing(TensorBoard()))
         if config.metrics_port >= 0:
-            from .metrics import Metrics
-            from .metrics_port import MetricsPort
+            from .metrics import Metrics, serve
 
             others["--metrics-port"] = metrics = Metrics()
-            address = exit_stack.enter_context(
-                MetricsPort(config.metrics_port, metrics.registry)
-            ).address
+            address = exit_stack.enter_context(serve(metrics.registry, config.metrics_port))
         if config.log_json is not None:
             log = exit_stack.enter_context(JsonLog(config.log_json))
             if config.log_json == STDOUT:
