@@ -364,7 +364,7 @@ class RoundStrategy(ABC):
 
     name: ClassVar[str]
     Options: ClassVar[type] = NoOptions  # a frozen dataclass: the options of `name:option=value`
-    client_algorithm: ClassVar[ClientAlgorithm] = ClientAlgorithm()  # the client half
+    client_algorithm: ClientAlgorithm = ClientAlgorithm()  # the client half
     min_clients: int = 1  # smallest number of clients with which a round can move the model
     notice: str = ""  # text printed at the start of a run
     allowed_uplinks: ClassVar[tuple[type[Codec], ...]] = ()  # with or without @layer; () = all
@@ -438,8 +438,8 @@ class RoundStrategy(ABC):
         """
         return {}
 
-    def open(self, phase: Phase, frames: Sequence[bytes]) -> list[Update | FrameError]:
-        """Return the updates in the frames of a phase, with a FrameError in place of each invalid frame."""
+    def open(self, phase: Phase, frames: Sequence[bytes]) -> Sequence[Update | FrameError | None]:
+        """Return the updates in the frames of a phase: a FrameError for an invalid frame, None for one without an update."""
         return self.uplink.open_batch(frames, self.layout.numel, self.layout)
 
     def check_frame(self, phase: Phase, client: int, frame: bytes) -> None:

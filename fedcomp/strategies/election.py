@@ -81,6 +81,7 @@ from .vote import Vote, even_cohort
 MAX_SEATS = 15  # default limit of `seats`: a voter of a full row trains on as many partitions
 STATE = "election"  # name in a checkpoint
 MANY_CARDS = 1000  # cards of a client in a round above which the notice warns
+NO_SEATS = Seats((), (), 0)
 UNREAD_UPDATE = Dense(np.empty(0, np.float32))  # stands for the update in a sealed frame
 
 
@@ -114,17 +115,19 @@ class Election(Vote):
     def __init__(self, *args: Any, **options: Any):
         super().__init__(*args, **options)
         o = self.options
-        self.sealed = SealedRound(DerivedKeys(self.config.seed)) if o.sealed else None
-        self.client_algorithm = self.client_for(o)
-        if self.sealed:
-            self.client_algorithm = replace(self.client_algorithm, ring=self.sealed.ring)
+        self.sealed: SealedRound | None = None
+        self.client_algorithm = client = self.client_for(o)
+        if isinstance(client, SealedElectionClient):
+            self.sealed = SealedRound(DerivedKeys(self.config.seed))
+            self.client_algorithm = replace(client, ring=self.sealed.ring)
         self.f = o.byzantine if o.f is None else o.f
         self.code = np.empty((0, 0), np.uint8)  # G; empty until the cohort size is known
         self.notice = self._guarantee()
         self.known_clients: set[int] = set()  # all clients that were ever connected
         self._warned: set[str] = set()  # topics of warnings, each given once
         # Of the round:
-        self.seats: Seats | None = None  # None: too few clients
+        self.seats = NO_SEATS  # NO_SEATS: too few clients
+        self._asked = 0  # clients in the cohort
         self.convicted: dict[int, str] = {}  # clients excluded after the tally, with the reason
         self._round = 0
         self._results: dict[str, PhaseResult] = {}  # by phase that has ended
@@ -246,7 +249,7 @@ class Election(Vote):
         if self.options.form == "data":  # voters have the data of absent clients, too
             data_sets = [*cohort, *sorted(self.known_clients - set(cohort))[: len(empty)]]
         if not can_close(len(cohort), n, b, self.f) or len(data_sets) < n:
-            self.seats = None
+            self.seats = NO_SEATS
             self._warn_once(
                 "seats",
                 f"round {round} is skipped: {len(cohort)} clients are connected, too few for {n} seats with "
@@ -255,6 +258,7 @@ class Election(Vote):
             return []
         self.seats = assign_seats([*cohort, *empty], n, b, self.config.seed, round, data_sets)
         self.allocation = self.code[[self.seats.of(client) for client in cohort]]
+        self._asked = len(cohort)
         if self.sealed:
             s = self.schedule
             settings = s.rate(round), s.count("local_steps", round), s.count("batch_size", round)
@@ -265,7 +269,7 @@ class Election(Vote):
 
     def phases(self, round: int) -> Iterable[Phase]:
         names = [name for name in self.client_algorithm.phases if name != RECOUNT]
-        for name in names if self.seats else names[:1]:
+        for name in names if self.seats is not NO_SEATS else names[:1]:
             if self._results:
                 last = list(self._results.values())[-1]
                 if self._too_few_votes(last.accepted) or self._too_few_ballots:
@@ -279,9 +283,9 @@ class Election(Vote):
     @property
     def _completion(self) -> RoundCompletion | None:
         """The run's quorum, raised to the number of answers that a vote needs. Fast Byzantine clients could fill a smaller quorum."""
-        if self.seats is None:
+        if self.seats is NO_SEATS:
             return None
-        voters, asked = sum(map(len, self.seats.members)), len(self.allocation)
+        voters, asked = sum(map(len, self.seats.members)), self._asked
         needed = voters - (self.seats.margin - 1 - 2 * self.f)
         raised = min(1.0, max(self.config.quorum, needed / asked))
         configured, required = (quorum_size(q, asked) for q in (self.config.quorum, raised))
@@ -322,7 +326,7 @@ class Election(Vote):
         if self.sealed:
             self.sealed.check_frame(phase.name, client, frame)
 
-    def open(self, phase: Phase, frames: Sequence[bytes]) -> list[Update | FrameError | None]:
+    def open(self, phase: Phase, frames: Sequence[bytes]) -> Sequence[Update | FrameError | None]:
         if not self.sealed:
             return super().open(phase, frames)
         if phase.name in (CARDS, BALLOTS):
@@ -369,11 +373,9 @@ class Election(Vote):
 
     def reject(self, accepted: Sequence[AcceptedUpdate]) -> Mapping[int, str]:
         remaining = [a for a in accepted if a.client not in self.convicted]
-        if not remaining and self.seats is not None:
-            clients = len(self.allocation)
-            self._warn_once(
-                "failed", f"round {self._round} failed: none of {clients} clients has voted"
-            )
+        if not remaining and self.seats is not NO_SEATS:
+            failed = f"round {self._round} failed: none of {self._asked} clients has voted"
+            self._warn_once("failed", failed)
         reason = self._refusal(remaining) if remaining else ""
         return self.convicted | ({a.client: reason for a in remaining} if reason else {})
 
@@ -420,5 +422,5 @@ class Election(Vote):
 
     def restore(self, vector: ReadVector, value: ReadValue) -> None:
         super().restore(vector, value)
-        warned, clients = json.loads(value(STATE))
+        warned, clients = json.loads(value(STATE) or b"[[], []]")
         self._warned, self.known_clients = set(warned), set(clients)

@@ -160,13 +160,16 @@ class BallotElectionClient(ClientAlgorithm):
         for client in row.senders:
             if str(client) in announced:
                 update = memory.codec.open(announced[str(client)], memory.numel, memory.layout)
-                is_bits = isinstance(update, Bits)
-                sent[client] = update.raw if is_bits else kernels.bits.signs(update.dense())
+                if isinstance(update, Bits):
+                    sent[client] = update.raw
+                else:
+                    sent[client] = kernels.bits.signs(update.dense())
         return vote_on_ballots(row, sent, memory.numel, seed, context.round)
 
     def encode_one(
-        self, memory: Memory, update: Tensor, values: Values, seed: int, context: Context
-    ) -> bytes:
+        self, memory: Memory, update: Tensor | None, values: Values, seed: int, context: Context
+    ) -> bytes | None:
+        assert update is not None  # both phases have an update
         if context.phase == BALLOTS:
             return memory.codec.encode(update, seed=seed, layout=memory.layout, context=context)
         return memory.propose(update, seed=seed, context=context)

@@ -7,6 +7,20 @@ vectors of a rule: the updates accepted in a round and, with a memory that count
 A rule needs a minimum number of vectors, which depends on f. Cohorts that are too small are refused before round 1. A client whose frame
 cannot be read is rejected and is one of the f, so the rule then tolerates f − 1 others. A round with too few accepted updates does not move
 the model: its clients are rejected at the stage `aggregate`, and their memories roll back.
+
+The options `mix` and `buckets` put averages of groups of updates, which differ less than the updates, in front of a rule.
+
+Nearest-neighbour mixing. Allouah, Farhadkhani, Guerraoui, Gupta, Pinot, Stephan: Fixing by mixing: A recipe for optimal Byzantine ML under
+heterogeneity. AISTATS 2023, algorithm 2.
+
+    yᵢ = the mean of the m − f vectors nearest to xᵢ, including xᵢ;  m > 2f
+
+Bucketing. Karimireddy, He, Jaggi: Byzantine-robust learning on heterogeneous datasets via bucketing. ICLR 2022, algorithm 1.
+
+    y_j = the mean of the j-th bucket of s vectors, in a random order for each round;  k = ⌈m / s⌉ buckets, the last may have fewer
+
+Both are linear: y = A x with A [k, m]. f Byzantine clients affect at most f buckets. Ties of distances are broken by the smaller client id.
+With both options, the buckets are mixed.
 """
 
 import math
@@ -18,19 +32,18 @@ from typing import Any, ClassVar
 import numpy as np
 from torch import Tensor
 
-from .. import spec
+from .. import seeds, spec
 from ..codecs import Update
 from ..errors import ConfigError
 from ..kernels.order import mean_of_ranks
 from .base import AcceptedUpdate, Aggregation, PhaseResult, RoundStrategy, RoundUpdates, quorum_size
 from .blocks import CHUNK, UpdateMatrix, squared_distances
-from .mixing import buckets, nearest
 
 
 @dataclass(frozen=True)
 class RobustOptions:
     f: int = 1  # largest number of Byzantine clients in a round
-    mix: bool = False  # nearest-neighbour mixing before the rule (mixing.py)
+    mix: bool = False  # nearest-neighbour mixing before the rule
     buckets: int = 1  # updates that are averaged in a bucket before mixing; 1 = no buckets
 
     def __post_init__(self) -> None:
@@ -96,7 +109,7 @@ class Robust(RoundStrategy):
         mixed = None
         if self.options.buckets > 1:
             mixed = buckets(vectors, self.options.buckets, self.config.seed, round)
-        if self.options.mix:
+        if self.options.mix and products is not None:
             bucket_products = products if mixed is None else mixed @ products @ mixed.T
             near = nearest(squared_distances(bucket_products), self.f)
             mixed = near if mixed is None else near @ mixed
@@ -162,3 +175,23 @@ def _mixed(mixture: np.ndarray, values: np.ndarray) -> np.ndarray:
         part = slice(start, start + CHUNK)
         out[:, part] = mixture @ values[:, part].astype(np.float64)
     return out
+
+
+def buckets(vectors: int, size: int, seed: int, round: int) -> np.ndarray:
+    """Return A [⌈vectors / size⌉, vectors]. Each row is the mean of up to `size` vectors."""
+    order = seeds.generator(seed, "buckets", round).permutation(vectors)
+    matrix = np.zeros((-(-vectors // size), vectors))
+    for j, row in enumerate(matrix):
+        members = order[j * size : (j + 1) * size]
+        row[members] = 1 / len(members)
+    return matrix
+
+
+def nearest(distances: np.ndarray, f: int) -> np.ndarray:
+    """Return A [m, m]. Row i is the mean of the m − f vectors nearest to vector i, given (squared) distances [m, m]."""
+    m = len(distances)
+    matrix = np.zeros((m, m))
+    for i, row in enumerate(distances):
+        row = np.where(np.arange(m) == i, -1.0, row)  # vector i is the nearest to itself
+        matrix[i, np.argsort(row, kind="stable")[: m - f]] = 1 / (m - f)
+    return matrix

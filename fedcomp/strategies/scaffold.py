@@ -77,7 +77,7 @@ class Scaffold(Average):
     required_memory: ClassVar[str] = Residual.name
     supports_weights: ClassVar[bool] = False
     supports_clipping: ClassVar[bool] = False
-    client_algorithm: ClassVar[ClientAlgorithm] = ScaffoldClient()
+    client_algorithm: ClientAlgorithm = ScaffoldClient()
 
     def _check_settings(self) -> None:
         super()._check_settings()

@@ -168,7 +168,7 @@ class Vote(RoundStrategy):
         return vectors, {SUSPICION: json.dumps(counts).encode()}
 
     def restore(self, vector: ReadVector, value: ReadValue) -> None:
-        counts = json.loads(value(SUSPICION))
+        counts = json.loads(value(SUSPICION) or b"[]")
         self._total_counts = {client: (lost, cast) for client, lost, cast in counts}
         if self.momentum is not None:
             self.momentum = self._next = vector(MOMENTUM)
@@ -187,7 +187,7 @@ def majority(votes: Tensor | np.ndarray, seed: int) -> Tensor | np.ndarray:
     if not ((cast == 1) | (cast == -1)).all():
         raise ConfigError("a vote is neither 1 nor −1; replace each zero by a random sign first")
     n = cast.shape[1]
-    bits = np.unpackbits(kernel.majority(kernel.pack(cast), n, seed), count=n)
+    bits = np.unpackbits(kernel.majority([*kernel.pack(cast)], n, seed), count=n)
     if isinstance(cast, Tensor):
         return 2 * torch.from_numpy(bits).to(cast) - 1
     return 2 * bits.astype(cast.dtype) - 1
