@@ -88,11 +88,9 @@ class Availability:
 
     def wanted(self, quota: Quota) -> int:
         """Return how many clients must be connected for a round to begin at once."""
-        return (
-            quota.wanted
-            if quota.patience_s is None
-            else max(quota.min_clients, int(min(quota.wanted, self.usual)))
-        )
+        if quota.patience_s is None:
+            return quota.wanted
+        return max(quota.min_clients, int(min(quota.wanted, self.usual)))
 
     def cohort_of(
         self, connected: Sequence[int], quota: Quota, waited_s: float

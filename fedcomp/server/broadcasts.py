@@ -94,11 +94,8 @@ class Broadcasts:
     def __init__(
         self, weights: Tensor, layout: Layout, codec: Codec, memory: Memory, cache_bytes: int
     ):
-        self.weights = weights
-        self.layout = layout
-        self.codec = codec
-        self.memory = memory
-        self.cache_bytes = cache_bytes
+        self.weights, self.layout, self.codec = weights, layout, codec
+        self.memory, self.cache_bytes = memory, cache_bytes
         self.cache: deque[Broadcast] = deque()
         # Bytes of the broadcast that led to this version, cached or not; 0 before the first.
         self.newest_bytes = 0

@@ -153,9 +153,7 @@ class Exchange:
         awaited = [delivery for delivery in deliveries if delivery.client in self.waiting]
         self.waiting -= {delivery.client for delivery in awaited}
         before = len(self.accepted) + len(self.rejected)
-        reports = [
-            report for delivery in awaited if (report := self._report_of(delivery)) is not None
-        ]
+        reports = [r for delivery in awaited if (r := self._report_of(delivery)) is not None]
         with timed("aggregation"):
             frames = [report.frame for report in reports if report.frame]
             opened = iter(self.strategy.open(self.phase, frames))

@@ -29,6 +29,8 @@ TOTALS = {  # fields of RoundRecord
     "relayed_bytes": "Bytes of frames from relays.",
 }
 MAX_CLIENT_METRICS = 128  # names of metrics that clients report, the newest ones
+MEAN_HELP = "Last mean of a metric that clients reported."
+WORST_HELP = "Last mean of a metric over the worst tenth of the clients."
 CLIENT_TOTALS = {  # fields of ClientCounters
     "uplink_bytes": "Bytes of frames from the client.",
     "downlink_bytes": "Bytes of frames to the client.",
@@ -143,6 +145,10 @@ class Metrics(Callback, Collector):
 
     def _of_run(self) -> list[Metric]:
         header, last, evaluated = self.header, self.last, self.evaluated
+        accuracy, loss = (evaluated.accuracy, evaluated.loss) if evaluated else (None, None)
+        train_loss, cohort = (last.train_loss, last.cohort) if last else (None, None)
+        means = {name: metric.mean for name, metric in self.client_metrics.items()}
+        worst = {name: metric.worst_decile for name, metric in self.client_metrics.items()}
         options = {name: _encodable(getattr(header, name)) for name in LABELS} if header else {}
         info = GaugeMetricFamily("fedcomp_info", "The run.", labels=["version", *options])
         info.add_metric([__version__, *options.values()], 1)
@@ -151,26 +157,12 @@ class Metrics(Callback, Collector):
             info,
             _gauge("round", "The last completed round.", done),
             _gauge("rounds", "Rounds of the whole run.", header.rounds if header else None),
-            _gauge(
-                "accuracy", "Last test accuracy, 0 to 1.", evaluated.accuracy if evaluated else None
-            ),
-            _gauge("loss", "Last mean test loss.", evaluated.loss if evaluated else None),
-            _gauge(
-                "train_loss", "Mean training loss of the round.", last.train_loss if last else None
-            ),
-            _gauge(
-                "client_metric_mean",
-                "Last mean of a metric that clients reported.",
-                {name: metric.mean for name, metric in self.client_metrics.items()},
-                "metric",
-            ),
-            _gauge(
-                "client_metric_worst_decile",
-                "Last mean of a metric over the worst tenth of the clients.",
-                {name: metric.worst_decile for name, metric in self.client_metrics.items()},
-                "metric",
-            ),
-            _gauge("cohort", "Clients of the last round.", last.cohort if last else None),
+            _gauge("accuracy", "Last test accuracy, 0 to 1.", accuracy),
+            _gauge("loss", "Last mean test loss.", loss),
+            _gauge("train_loss", "Mean training loss of the round.", train_loss),
+            _gauge("client_metric_mean", MEAN_HELP, means, "metric"),
+            _gauge("client_metric_worst_decile", WORST_HELP, worst, "metric"),
+            _gauge("cohort", "Clients of the last round.", cohort),
             _gauge("answered", "Answers in the running round.", self.answered),
             *(_counter(name, help, self.totals[name]) for name, help in TOTALS.items()),
             _counter("rejected", "Rejected clients, by stage.", self.rejected, "stage"),

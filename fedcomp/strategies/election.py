@@ -54,7 +54,6 @@ from .base import (
     Phase,
     PhaseResult,
     RoundCompletion,
-    RoundUpdates,
     draw_cohort,
     quorum_size,
 )
@@ -397,16 +396,10 @@ class Election(Vote):
             )
         return reason
 
-    def _tally(
-        self, ballots: Mapping[int, np.ndarray | bytes], updates: RoundUpdates
-    ) -> np.ndarray:
-        result = super()._tally(ballots, updates)
-        # Honest seats with few partitions lose by wide margins against seats with most partitions, so they are not judged.
+    def _is_judged(self, client: int) -> bool:
+        # Honest seats with few partitions lose by wide margins against seats with most partitions.
         has_most = 2 * self.code.sum(1, dtype=np.int64) > len(self.code)
-        if has_most.any():
-            counts = self._round_counts.items()
-            self._round_counts = {c: n for c, n in counts if has_most[self.seats.of(c)]}
-        return result
+        return not has_most.any() or bool(has_most[self.seats.of(client)])
 
     def _warn_once(self, topic: str, sentence: str) -> None:
         if topic not in self._warned:

@@ -69,8 +69,8 @@ class Vote(RoundStrategy):
             self.momentum = torch.zeros(self.layout.numel, dtype=torch.float32)
         self._next = self.momentum  # the momentum of the round, kept if the model moves
         # By client: the number of its votes that lost by a wide margin, and of all its votes.
-        self._total_counts: dict[int, tuple[int, int]] = {}  # of the rounds before
-        self._round_counts: dict[int, tuple[int, int]] = {}  # of the current round
+        self._counts: dict[int, tuple[int, int]] = {}
+        self._next_counts = self._counts  # with the current round, kept if the model moves
 
     def _check_settings(self) -> None:
         super()._check_settings()
@@ -119,10 +119,16 @@ class Vote(RoundStrategy):
         numel, cast = self.layout.numel, [*ballots.values()]
         result = kernel.majority(cast, numel, seeds.key(self.config.seed, "tie", updates.round))
         _, lost = kernel.disagreement(cast, result, numel, max(2, round(WIDE_MARGIN * len(cast))))
-        self._round_counts = {
-            client: (int(n), numel) for client, n in zip(ballots, lost, strict=True)
-        }
+        self._next_counts = dict(self._counts)
+        for client, n in zip(ballots, lost, strict=True):
+            if self._is_judged(client):
+                lost_before, cast_before = self._counts.get(client, (0, 0))
+                self._next_counts[client] = lost_before + int(n), cast_before + numel
         return result
+
+    def _is_judged(self, client: int) -> bool:
+        """Return whether the votes of this client count for its suspicion."""
+        return True
 
     def _step(self, result: np.ndarray, updates: RoundUpdates, into: Tensor) -> None:
         """Write the step for a packed majority into `into` [numel]."""
@@ -147,29 +153,22 @@ class Vote(RoundStrategy):
 
     def on_round_end(self, round: int, broadcast: bytes | None) -> None:
         if broadcast is not None:
-            self.momentum, self._total_counts = self._next, self._counts()
-        self._round_counts = {}
+            self.momentum, self._counts = self._next, self._next_counts
+        self._next_counts = self._counts
 
     @property
     def suspicion(self) -> Mapping[int, float]:
-        return {client: lost / cast for client, (lost, cast) in self._counts().items()}
-
-    def _counts(self) -> dict[int, tuple[int, int]]:
-        """Return the counts of all rounds, the current one included."""
-        counts = dict(self._total_counts)
-        for client, (lost, cast) in self._round_counts.items():
-            lost_before, cast_before = counts.get(client, (0, 0))
-            counts[client] = lost_before + lost, cast_before + cast
-        return dict(sorted(counts.items()))
+        return {client: lost / cast for client, (lost, cast) in sorted(self._next_counts.items())}
 
     def take_changes(self) -> Changes:
         vectors = {} if self.momentum is None else {MOMENTUM: self.momentum}
-        counts = [[client, *pair] for client, pair in sorted(self._total_counts.items())]
+        counts = [[client, *pair] for client, pair in sorted(self._counts.items())]
         return vectors, {SUSPICION: json.dumps(counts).encode()}
 
     def restore(self, vector: ReadVector, value: ReadValue) -> None:
         counts = json.loads(value(SUSPICION) or b"[]")
-        self._total_counts = {client: (lost, cast) for client, lost, cast in counts}
+        self._counts = {client: (lost, cast) for client, lost, cast in counts}
+        self._next_counts = self._counts
         if self.momentum is not None:
             self.momentum = self._next = vector(MOMENTUM)
 
