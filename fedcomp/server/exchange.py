@@ -163,9 +163,8 @@ class Exchange:
                 if isinstance(update, FrameError):
                     raise update
                 self.strategy.check_frame(self.phase, report.client, report.frame)
-                self.accepted[report.client] = to_accepted(
-                    report, update, self._asked[report.client].lr
-                )
+                rate = self._asked[report.client].lr
+                self.accepted[report.client] = to_accepted(report, update, rate)
             except FrameError as error:
                 self.proven.add(report.client)
                 self._reject(report.client, "reply", str(error))

@@ -8,7 +8,7 @@ from typing import Any, Protocol, TypeVar
 from torch import Tensor
 
 from ..errors import CheckpointError, RunFolderError
-from ..memories.base import Changes
+from ..memories.base import Changes, ReadValue, ReadVector
 from ..messages import compact_json
 from ..tasks.data import Examples
 from .asynchronous_loop import AsynchronousLoop
@@ -43,9 +43,7 @@ class Stateful(Protocol):
     def take_changes(self) -> Changes:
         """Return the vectors and values that changed since the last call, by name."""
 
-    def restore(
-        self, vector: Callable[[str], Tensor | None], value: Callable[[str], bytes | None]
-    ) -> None:
+    def restore(self, vector: ReadVector, value: ReadValue) -> None:
         """Restore the state. `vector` and `value` return an entry by its name, None if there is none."""
 
 

@@ -13,14 +13,7 @@ Glossary:
     complaint the private key of a card, which a voter reveals if a ballot does not open with it
     proof     a complaint with its card and its ballot: anybody can check that the ballot does not open
 
-Phases of a round:
-
-    cards     clients train; each sends a card for every sender of its row
-    ballots   each client seals its ballot for the voters that count it
-    tally     each client opens the ballots of its row, votes for the majority of those that open, and complains about the others;
-              if too few ballots open, it complains and does not vote
-    recount   only if a complaint is proven: the senders of those ballots are excluded, and all clients vote again
-
+The phases of a round are `cards`, `ballots`, `tally` and, if a complaint is proven, `recount` without the senders of those ballots.
 The server checks every signature and judges the complaints. Every row must contain every client once, because a ballot with a larger
 weight could be read from the vote. A voter makes no card for a sender whose announced key differs from the one that it knows; the server
 then excludes one of the two from the round.
