@@ -24,7 +24,8 @@ from ..codecs.update import Sections, Sparse
 from ..kernels.sums import sum_squares
 from ..memories import Counterpart
 from .base import AcceptedUpdate, Aggregation, RoundStrategy, RoundUpdates
-from .blocks import BLOCK
+
+BLOCK = 1 << 17  # coordinates of a dense update that are read at a time
 
 
 class Average(RoundStrategy):

@@ -21,8 +21,7 @@ from ..codecs import Update
 from ..codecs.update import Dense
 from ..memories.base import Changes, ReadValue, ReadVector
 from .base import Aggregation, RoundUpdates
-from .blocks import distances_to_mean
-from .robust import ByDistance, RobustOptions
+from .robust import ByDistance, RobustOptions, distances_to_mean
 
 CENTER = "center"  # in a checkpoint
 

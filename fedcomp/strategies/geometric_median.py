@@ -17,8 +17,7 @@ from typing import ClassVar
 import numpy as np
 
 from .. import spec
-from .blocks import distances_to_mean
-from .robust import ByDistance, RobustOptions
+from .robust import ByDistance, RobustOptions, distances_to_mean
 
 
 @dataclass(frozen=True)
