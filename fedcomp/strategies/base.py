@@ -359,7 +359,8 @@ def draw_cohort(clients: Sequence[int], count: int, seed: int, round: int) -> li
 class RoundStrategy(ABC):
     """The decisions of an algorithm in a round, and its state between rounds.
 
-    `warn` is called with each warning during rounds, one sentence. Raises ConfigError for settings that do not suit the algorithm.
+    `warn(sentence, kind)` is called with each warning during rounds; of a kind that is not "", one warning is shown in a run. Raises
+    ConfigError for settings that do not suit the algorithm.
     """
 
     name: ClassVar[str]
@@ -386,7 +387,7 @@ class RoundStrategy(ABC):
         layout: Layout,
         *,
         options: Any = None,
-        warn: Callable[[str], None] = lambda sentence: None,
+        warn: Callable[..., None] = lambda sentence, kind="": None,
     ):
         self.options, self.warn = options or self.Options(), warn
         self.model_layout, self.layout = layout, self.client_algorithm.global_layout(layout)

@@ -123,7 +123,6 @@ class Election(Vote):
         self.code = np.empty((0, 0), np.uint8)  # G; empty until the cohort size is known
         self.notice = self._guarantee()
         self.known_clients: set[int] = set()  # all clients that were ever connected
-        self._warned: set[str] = set()  # topics of warnings, each given once
         # Of the round:
         self.seats = NO_SEATS  # NO_SEATS: too few clients
         self._asked = 0  # clients in the cohort
@@ -249,10 +248,9 @@ class Election(Vote):
             data_sets = [*cohort, *sorted(self.known_clients - set(cohort))[: len(empty)]]
         if not can_close(len(cohort), n, b, self.f) or len(data_sets) < n:
             self.seats = NO_SEATS
-            self._warn_once(
-                "seats",
-                f"round {round} is skipped: {len(cohort)} clients are connected, too few for {n} seats with "
-                f"byzantine={b}, f={self.f}",
+            self.warn(
+                f"round {round} is skipped: {len(cohort)} clients are connected, too few for {n} seats with byzantine={b}, f={self.f}",
+                kind="seats",
             )
             return []
         self.seats = assign_seats([*cohort, *empty], n, b, self.config.seed, round, data_sets)
@@ -289,10 +287,10 @@ class Election(Vote):
         raised = min(1.0, max(self.config.quorum, needed / asked))
         configured, required = (quorum_size(q, asked) for q in (self.config.quorum, raised))
         if configured < required:
-            self._warn_once(
-                "quorum",
+            self.warn(
                 f"--quorum {self.config.quorum:g} is {configured} of {asked} answers, and a vote with "
                 f"f={self.f} waits for {required}, so that fast Byzantine clients do not fill it",
+                kind="quorum",
             )
         return RoundCompletion(raised, self.config.timeout_s)
 
@@ -374,7 +372,7 @@ class Election(Vote):
         remaining = [a for a in accepted if a.client not in self.convicted]
         if not remaining and self.seats is not NO_SEATS:
             failed = f"round {self._round} failed: none of {self._asked} clients has voted"
-            self._warn_once("failed", failed)
+            self.warn(failed, kind="failed election")
         reason = self._refusal(remaining) if remaining else ""
         return self.convicted | ({a.client: reason for a in remaining} if reason else {})
 
@@ -383,16 +381,16 @@ class Election(Vote):
         m, f = len(self.proven_byzantine), self.f
         if m > f:
             clients = f"{m} clients were" if m > 1 else "1 client was"
-            self._warn_once(
-                "byzantine",
+            self.warn(
                 f"{clients} proven Byzantine in round {self._round}, more than f={f}: the result is correct only if no other client "
                 f"is Byzantine; give f={m} or more",
+                kind="more than f",
             )
         voted = [a for a in accepted if a.update is not None]
         if reason := self._too_few_ballots or self._too_few_votes(voted):
-            self._warn_once(
-                "failed",
+            self.warn(
                 f"round {self._round} failed: {reason}; more clients in a round, a larger 'byzantine' or a smaller 'f' tolerate more",
+                kind="failed election",
             )
         return reason
 
@@ -401,19 +399,13 @@ class Election(Vote):
         has_most = 2 * self.code.sum(1, dtype=np.int64) > len(self.code)
         return not has_most.any() or bool(has_most[self.seats.of(client)])
 
-    def _warn_once(self, topic: str, sentence: str) -> None:
-        if topic not in self._warned:
-            self._warned.add(topic)
-            self.warn(sentence)
-
     # Checkpoints.
 
     def take_changes(self) -> Changes:
         vectors, values = super().take_changes()
-        values[STATE] = json.dumps([sorted(self._warned), sorted(self.known_clients)]).encode()
+        values[STATE] = json.dumps(sorted(self.known_clients)).encode()
         return vectors, values
 
     def restore(self, vector: ReadVector, value: ReadValue) -> None:
         super().restore(vector, value)
-        warned, clients = json.loads(value(STATE) or b"[[], []]")
-        self._warned, self.known_clients = set(warned), set(clients)
+        self.known_clients = set(json.loads(value(STATE) or b"[]"))
