@@ -19,14 +19,9 @@ voters. The option `form` selects what voters count:
 With `sealed`, the server forwards ballots that it cannot read (sealed_election.py, docs/explanation/elections.md). This requires the
 deterministic code with b = (n − 1)/2, whose votes reveal no more than the result.
 
-Condition for closing a round. Let f (option `f`) be the largest number of Byzantine clients in a cohort, m the number of clients that are
-proven to be Byzantine in this round (each sent an invalid frame or a ballot that cannot be opened), and a the number of absent clients.
-If all clients are present, honest votes win by at least `Seats.margin`, 2b + 1 with one voter per seat. An absent voter, or a proven one
-that is excluded, reduces the margin by 1; a Byzantine vote reduces it by 2. At most f − m Byzantine clients are not proven, so the result
-is correct while
-
-    2·max(0, f − m) + m + a < margin,   2·max(0, f − m) + m + a ≤ 2b
-
+A round closes only if its result is correct, while 2·max(0, f − m) + m + a < `Seats.margin`: f (option `f`) is the largest number of
+Byzantine clients in a cohort, m of them are proven in this round, by an invalid frame or a ballot that cannot be opened, and a are absent.
+A Byzantine vote reduces the margin of honest votes by 2; an absent voter, or a proven one that is excluded, by 1.
 If m > f, the option f is too small: the condition then holds if no other client is Byzantine, and the run warns once. A round that may
 not close does not move the model: its votes are rejected with the reason, it has no further phase, and the next round draws a new cohort.
 """
@@ -46,6 +41,7 @@ from ..errors import ConfigError, FrameError, SpecError
 from ..keys.keyring import DerivedKeys, ServerKeys
 from ..memories.base import Changes, ReadValue, ReadVector
 from ..memories.none import NoMemory
+from . import codes
 from .base import (
     AcceptedByPhase,
     AcceptedUpdate,
@@ -57,22 +53,7 @@ from .base import (
     draw_cohort,
     quorum_size,
 )
-from .codes import (
-    Seats,
-    allocation_matrix,
-    assign_seats,
-    can_close,
-    default_redundancy,
-    mean_redundancy,
-)
-from .local_election import (
-    BALLOTS,
-    ROW,
-    TALLY,
-    BallotElectionClient,
-    CodeRow,
-    DataElectionClient,
-)
+from .local_election import BALLOTS, ROW, TALLY, BallotElectionClient, CodeRow, DataElectionClient
 from .sealed_client import SealedElectionClient
 from .sealed_election import CARDS, MIN_PARTITIONS, RECOUNT, SealedRound, split_vote, terms_of
 from .vote import Vote, even_cohort
@@ -80,7 +61,7 @@ from .vote import Vote, even_cohort
 MAX_SEATS = 15  # default limit of `seats`: a voter of a full row trains on as many partitions
 STATE = "election"  # name in a checkpoint
 MANY_CARDS = 1000  # cards of a client in a round above which the notice warns
-NO_SEATS = Seats((), (), 0)
+NO_SEATS = codes.Seats((), (), 0)
 UNREAD_UPDATE = Dense(np.empty(0, np.float32))  # stands for the update in a sealed frame
 
 
@@ -155,9 +136,9 @@ class Election(Vote):
         o = self.options
         n = o.seats or min(clients - (o.code == "deterministic" and clients % 2 == 0), MAX_SEATS)
         self._check_seats(n, clients)
-        self.code = allocation_matrix(o.code, n, o.byzantine, o.redundancy, self.config.seed)
+        self.code = codes.allocation_matrix(o.code, n, o.byzantine, o.redundancy, self.config.seed)
         self.min_clients = next(
-            c for c in range(1, clients + 1) if can_close(c, n, o.byzantine, self.f)
+            c for c in range(1, clients + 1) if codes.can_close(c, n, o.byzantine, self.f)
         )
         self.allocation, self.notice = self.code, self._guarantee(clients)
 
@@ -182,8 +163,8 @@ class Election(Vote):
                 f"ballots; code={o.code} of {n} seats with byzantine={o.byzantine} is not one; give code=deterministic, and "
                 f"an odd number of 'seats', at least {MIN_PARTITIONS}, with byzantine=(seats - 1)/2"
             )
-        if not can_close(clients, n, o.byzantine, f):
-            tolerated = (assign_seats(range(clients), n, o.byzantine, 0, 1).margin - 1) // 2
+        if not codes.can_close(clients, n, o.byzantine, f):
+            tolerated = (codes.assign_seats(range(clients), n, o.byzantine, 0, 1).margin - 1) // 2
             raise ConfigError(
                 f"--strategy election with byzantine={o.byzantine} tolerates {tolerated} Byzantine clients among {clients} clients, not "
                 f"f={f}; give a larger 'byzantine' or a smaller 'f'"
@@ -203,9 +184,11 @@ class Election(Vote):
                 "code=deterministic does"
             ]
             if o.code == "bernoulli" and clients:
-                requested = default_redundancy(len(code)) if o.redundancy is None else o.redundancy
+                requested = (
+                    codes.default_redundancy(len(code)) if o.redundancy is None else o.redundancy
+                )
                 sentences.append(
-                    f"a voter trains on {mean_redundancy(code):.3g} partitions on average, not {requested:.3g}: draws with an "
+                    f"a voter trains on {codes.mean_redundancy(code):.3g} partitions on average, not {requested:.3g}: draws with an "
                     "empty row or column are repeated"
                 )
             return "; ".join([*sentences, *filter(None, [even_cohort(clients)])])
@@ -218,7 +201,7 @@ class Election(Vote):
                 "of all"
             )
         if clients:
-            margin = assign_seats(range(clients), len(code), o.byzantine, 0, 1).margin
+            margin = codes.assign_seats(range(clients), len(code), o.byzantine, 0, 1).margin
             spare = margin - 1 - 2 * f
             if o.sealed:
                 spare = min(spare, clients // len(code) * (len(code) - MIN_PARTITIONS + 1) - 1)
@@ -246,14 +229,14 @@ class Election(Vote):
         data_sets = [*cohort, *empty]
         if self.options.form == "data":  # voters have the data of absent clients, too
             data_sets = [*cohort, *sorted(self.known_clients - set(cohort))[: len(empty)]]
-        if not can_close(len(cohort), n, b, self.f) or len(data_sets) < n:
+        if not codes.can_close(len(cohort), n, b, self.f) or len(data_sets) < n:
             self.seats = NO_SEATS
             self.warn(
                 f"round {round} is skipped: {len(cohort)} clients are connected, too few for {n} seats with byzantine={b}, f={self.f}",
                 kind="seats",
             )
             return []
-        self.seats = assign_seats([*cohort, *empty], n, b, self.config.seed, round, data_sets)
+        self.seats = codes.assign_seats([*cohort, *empty], n, b, self.config.seed, round, data_sets)
         self.allocation = self.code[[self.seats.of(client) for client in cohort]]
         self._asked = len(cohort)
         if self.sealed:

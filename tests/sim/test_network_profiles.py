@@ -98,14 +98,8 @@ def test_a_spec_says_what_it_says():
             "uniform:up=1MB/s",
             "up cannot be '1MB/s'; give bytes a second, such as 100kB or 1MB, without /s",
         ),
-        (
-            "uniform:up=fast",
-            "up cannot be 'fast'; give bytes a second, such as 100kB",
-        ),
-        (
-            "uniform:latency=5kB",
-            "latency cannot be '5kB'; give a time, such as 50ms or 10min",
-        ),
+        ("uniform:up=fast", "up cannot be 'fast'; give bytes a second, such as 100kB"),
+        ("uniform:latency=5kB", "latency cannot be '5kB'; give a time, such as 50ms or 10min"),
         ("uniform:absent=95%", "absent is 0.95; give 0 to 0.9"),
         ("uniform:stretch=1s", "stretch is 1; give 5 to 1e"),
         ("uniform:factor=0.5", "factor is 0.5; give 1 to"),

@@ -88,10 +88,7 @@ def test_without_compression_it_is_the_papers_algorithm(server_lr, epochs):
         n, unit = oracle.x.numel(), SGD.lr * SGD.steps
         torch.testing.assert_close(federation.loop.model, oracle.x.float(), rtol=1e-3, atol=1e-5)
         torch.testing.assert_close(
-            federation.loop.broadcasts.weights[n:] / unit,
-            oracle.c.float(),
-            rtol=1e-3,
-            atol=1e-4,
+            federation.loop.broadcasts.weights[n:] / unit, oracle.c.float(), rtol=1e-3, atol=1e-4
         )
 
 
