@@ -378,7 +378,10 @@ def workload(name: str, rounds: int | None) -> Workload:
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     options.add_argument(
-        "--workload", choices=WORKLOADS, action="append", help="may be repeated; default: both"
+        "--workload",
+        choices=WORKLOADS,
+        action="append",
+        help="may be repeated; default: both",
     )
     options.add_argument("--repeats", type=int, default=5)
     options.add_argument("--rounds", type=int, help="of each process; default: 16 and 6")

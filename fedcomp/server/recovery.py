@@ -90,13 +90,14 @@ class Recovery:
             self.save(0, 0)
             return 0
         try:
-            return self._restore(json.loads(stored))
+            self._restore(json.loads(stored))
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise CheckpointError(
                 f"the checkpoint in {self.checkpoint.folder} is damaged; start a new run with another --out"
             ) from error
+        return self.saved_round
 
-    def _restore(self, run: dict[str, Any]) -> int:
+    def _restore(self, run: dict[str, Any]) -> None:
         where = f"the run in {self.folder.path}"
         for difference, value in self._identity.items():
             if run[difference] != value:
@@ -113,7 +114,6 @@ class Recovery:
             past_versions = [broadcast.base for broadcast in self.loop.broadcasts.cache]
             self.clients.restore(self.loop.broadcasts.weights, run["version"], past_versions)
         self.saved_round = run["round"]
-        return self.saved_round
 
     def mark_changed(self, result: RoundResult) -> None:
         """Mark the clients of a round. The next `save` writes their records."""

@@ -48,9 +48,6 @@ class CenteredClipping(ByDistance):
         self.center: Tensor | None = None  # v [numel]; None = 0
         self._next: Tensor | None = None  # v after this round, kept if the model moves
 
-    def min_vectors(self) -> int:
-        return 2 * self.f + 1
-
     def server_vectors(self) -> Sequence[Update | None]:
         return [None if self.center is None else Dense(self.center.numpy())]
 

@@ -38,9 +38,6 @@ class GeometricMedian(ByDistance):
     options: GeometricMedianOptions
     Options: ClassVar[type] = GeometricMedianOptions
 
-    def min_vectors(self) -> int:
-        return 2 * self.f + 1
-
     def vector_weights(self, products: np.ndarray) -> np.ndarray:
         weights = np.zeros(len(products))
         for _ in range(self.options.iterations):

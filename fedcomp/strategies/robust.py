@@ -77,9 +77,9 @@ class Robust(RoundStrategy):
         """Largest number of Byzantine clients among the vectors, without those that were proven and rejected in this round."""
         return max(0, self.options.f - len(self._proven))
 
-    @abstractmethod
     def min_vectors(self) -> int:
         """Return the smallest number of vectors with which the rule tolerates f arbitrary ones."""
+        return 2 * self.f + 1
 
     @property
     def min_cohort(self) -> int:
