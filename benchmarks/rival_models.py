@@ -24,6 +24,20 @@ def mnist_cnn() -> nn.Module:
     )
 
 
+def mnist_small_cnn() -> nn.Module:
+    """mnist-small-cnn: inputs [B, 1, 28, 28], 28,938 parameters."""
+    return nn.Sequential(
+        nn.Conv2d(1, 16, 5, padding=2),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(16, 32, 5, padding=2),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(32 * 7 * 7, 10),
+    )
+
+
 def cifar10_cnn() -> nn.Module:
     """The `simple_cnn` of pfl's published CIFAR-10 benchmark: inputs [B, 3, 32, 32], 1,626,442 parameters, with its two dropouts.
 
@@ -58,6 +72,7 @@ def cifar10_plain_cnn() -> nn.Module:
 MODELS = {
     "mnist-logreg": logreg,
     "mnist-cnn": mnist_cnn,
+    "mnist-small-cnn": mnist_small_cnn,
     "cifar10-cnn": cifar10_cnn,
     "cifar10-plain-cnn": cifar10_plain_cnn,
 }

@@ -148,7 +148,14 @@ def test_the_reference_has_every_public_name_codec_memory_and_strategy(site):
 def test_every_benchmark_is_among_the_figures():
     page = (DOCS / "figures.md").read_text(encoding="utf-8")
     # Modules that other benchmarks use.
-    parts = {"flower_fedavg_app", "rival_flower_ray", "rival_models", "rival_pfl", "timing"}
+    parts = {
+        "flower_fedavg_app",
+        "rival_flower_ray",
+        "rival_models",
+        "rival_pfl",
+        "rival_tasks",
+        "timing",
+    }
     assert {path.stem for path in (ROOT / "benchmarks").glob("*.py")} - parts == set(
         re.findall(r"benchmarks/(\w+)\.py", page)
     )

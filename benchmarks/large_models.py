@@ -1,0 +1,130 @@
+"""Whole rounds of larger models beside a lean PyTorch loop that trains the same clients.
+
+    FEDCOMP_DATA=... python benchmarks/large_models.py [--rows embedding …] [--rounds 5]
+
+cifar-identity, cifar-stc: the CNN of pfl's CIFAR-10 benchmark without dropout, 1.63 M parameters; 50 of 1,000 clients a round, 5 steps of
+10 images. embedding: 80,000 words and an MLP, 10.3 M parameters; 20 of 100 clients, 1 step of 20 sequences of 16 words. transformer:
+nn.TransformerEncoder with 8 layers of width 1,024, 101 M parameters; 4 clients, 2 steps of 4 sequences of 32 vectors.
+
+Rounds and loops alternate in one process; the times are medians. STC sends 1/400 of the coordinates, `identity` all; both directions use
+the same codec. Nothing is evaluated between the first round and the last. The examples of the last two rows are random.
+"""
+
+import argparse
+import os
+
+os.environ.setdefault("GOMP_SPINCOUNT", "10000")  # as the command line does
+
+import torch
+from rival_models import cifar10_plain_cnn
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import fedcomp
+from fedcomp import Data, RunConfig, Task, config, tasks
+from fedcomp.cli.bench_sim import LEAN, LOCAL, WHOLE, largest_costs, measure
+
+STC = "stc:density=1/400"
+WORDS, LENGTH = 80_000, 16
+WIDTH, LAYERS, VECTORS = 1024, 8, 32
+
+
+class Bag(nn.Module):
+    """The mean of 16 embedded words, and an MLP: inputs [B, 16] of word numbers, 10,323,978 parameters."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(WORDS, 128)
+        self.mlp = nn.Sequential(nn.Linear(128, 600), nn.ReLU(), nn.Linear(600, 10))
+
+    def forward(self, words: Tensor) -> Tensor:
+        return self.mlp(self.embedding(words).mean(1))
+
+
+class Encoder(nn.Module):
+    """nn.TransformerEncoder and a linear classifier: inputs [B, 32, 1024], 100,790,282 parameters."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(WIDTH, 16, 4 * WIDTH, dropout=0.0, batch_first=True)
+        self.encoder = nn.TransformerEncoder(layer, LAYERS, enable_nested_tensor=False)
+        self.classifier = nn.Linear(WIDTH, 10)
+
+    def forward(self, vectors: Tensor) -> Tensor:
+        return self.classifier(self.encoder(vectors).mean(1))
+
+
+def random_data(inputs: Tensor) -> Data:
+    """Return the inputs with random labels of 10 classes."""
+    return Data(inputs, torch.randint(10, inputs.shape[:1]))
+
+
+def words() -> Data:
+    torch.manual_seed(0)
+    return random_data(torch.randint(WORDS, (4_000, LENGTH)))
+
+
+def vectors() -> Data:
+    torch.manual_seed(0)
+    return random_data(torch.randn(64, VECTORS, WIDTH))
+
+
+def images(part: str) -> Data:
+    loaded = tasks.load("cifar10-vgg11s", config.data_folder(None))
+    return getattr(loaded, part)()
+
+
+cifar = Task(
+    "cifar10-cnn",
+    model=cifar10_plain_cnn,
+    train=lambda: images("train"),
+    test=lambda: images("test"),
+    loss=F.cross_entropy,
+)
+embedding = Task("embedding", model=Bag, train=words, test=words, loss=F.cross_entropy)
+transformer = Task("transformer", model=Encoder, train=vectors, test=vectors, loss=F.cross_entropy)
+
+CIFAR = {"clients": 1000, "participation": 0.05, "local_steps": 5, "batch_size": 10}
+ROWS = {
+    "cifar-identity": ("cifar", CIFAR, "identity"),
+    "cifar-stc": ("cifar", CIFAR, STC),
+    "embedding": (
+        "embedding",
+        {"clients": 100, "participation": 0.2, "local_steps": 1, "batch_size": 20},
+        STC,
+    ),
+    "transformer": (
+        "transformer",
+        {"clients": 4, "participation": 1.0, "local_steps": 2, "batch_size": 4},
+        STC,
+    ),
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--rows", nargs="+", choices=ROWS, default=[*ROWS])
+    parser.add_argument("--rounds", type=int, default=5)
+    given = parser.parse_args()
+    print(
+        f"fedcomp {fedcomp.__version__}, torch {torch.__version__}, {torch.get_num_threads()} threads"
+    )
+    print(f"{'row':>15} {'parameters':>12} {'lean loop':>10} {'training':>10} {'round':>10}  ratio")
+    for name in given.rows:
+        task, options, codec = ROWS[name]
+        run = RunConfig(
+            task=f"{__file__}:{task}", uplink=codec, downlink=codec, eval_every=1_000_000, **options
+        )
+        found, _ = measure(run, given.rounds, ["lean"])
+        s = {way["name"]: way["seconds"] for way in found["ways"]}
+        print(
+            f"{name:>15} {found['parameters']:12,} {s[LEAN]:8.3f} s {s[LOCAL]:8.3f} s {s[WHOLE]:8.3f} s  {s[LEAN] / s[WHOLE]:.2f}"
+            f"   {found['engine']}\n                {largest_costs(found['parts'])}",
+            flush=True,
+        )
+
+
+if __name__ == "__main__":
+    main()
