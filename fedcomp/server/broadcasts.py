@@ -120,10 +120,9 @@ class Broadcasts:
         Raises ConfigError for a memory that a downlink cannot have.
         """
         config, layout = strategy.config, strategy.layout
+        name, codec, numel = config.downlink_memory, strategy.downlink, layout.numel
         try:
-            downlink_memory = memory(
-                config.downlink_memory, strategy.downlink, layout.numel, layout
-            )
+            downlink_memory = memory(name, codec, numel, layout)
         except MismatchError as error:
             error.memory, error.uplink = "--downlink-memory", "--downlink"
             raise
@@ -136,12 +135,11 @@ class Broadcasts:
             raise ConfigError(
                 f"--downlink-memory {downlink_memory.name} needs several phases, but a broadcast has one; use residual"
             )
-        if downlink_memory.name == "residual" and strategy.downlink.unscoped.lossless:
+        if downlink_memory.name == "residual" and codec.unscoped.lossless:
             # A residual would stay zero.
-            downlink_memory = memory("none", strategy.downlink, layout.numel, layout)
+            downlink_memory = memory("none", codec, numel, layout)
         first = strategy.client_algorithm.initial_global_state(weights)
-        cache_bytes = int(config.cache * 4 * layout.numel)
-        return cls(first, layout, strategy.downlink, downlink_memory, cache_bytes)
+        return cls(first, layout, codec, downlink_memory, int(config.cache * 4 * numel))
 
     def prepare(
         self, round: int, update: Tensor, seed: int, factor: float = 1.0

@@ -268,11 +268,9 @@ def check_loss(warn: WarningLog, round: int, loss: float | None, test: Examples 
     if loss is None or math.isfinite(loss) or LOSS_NOT_FINITE in warn.kinds:
         return
     values = describe_non_finite(test)
-    why = (
-        f"the test data holds {values}; correct test()"
-        if values
-        else "the model may have diverged; try a smaller --lr"
-    )
+    why = "the model may have diverged; try a smaller --lr"
+    if values:
+        why = f"the test data holds {values}; correct test()"
     warn(
         f"round {round}: the test loss is {loss} (null in metrics.jsonl), and the run continues: {why}",
         kind=LOSS_NOT_FINITE,

@@ -184,9 +184,8 @@ class Election(Vote):
                 "code=deterministic does"
             ]
             if o.code == "bernoulli" and clients:
-                requested = (
-                    codes.default_redundancy(len(code)) if o.redundancy is None else o.redundancy
-                )
+                default = codes.default_redundancy(len(code))
+                requested = default if o.redundancy is None else o.redundancy
                 sentences.append(
                     f"a voter trains on {codes.mean_redundancy(code):.3g} partitions on average, not {requested:.3g}: draws with an "
                     "empty row or column are repeated"

@@ -78,8 +78,7 @@ class SealedElectionClient(ClientAlgorithm):
         Also raises ProtocolError if the announced terms differ from those of the assignment, and if the client has already signed this
         round in the announced attempt.
         """
-        starts = super().starts_round(assignment, state)
-        if not starts:
+        if not super().starts_round(assignment, state):
             return False
         a, announced = assignment, announcements(assignment)
         terms = terms_of(self.options, a.fingerprint, a.lr, a.steps, a.batch_size)
@@ -182,14 +181,10 @@ class SealedElectionClient(ClientAlgorithm):
             raise ProtocolError(
                 f"this client knows the keys of {len(known)} clients of its row, which are too few; give it the newest --roster"
             )
-        cards = {
-            sender: Card.make(self.slot(context, sender), row.client, signer) for sender in known
-        }
+        cards = {s: Card.make(self.slot(context, s), row.client, signer) for s in known}
         values[ROW], values[BITS] = row.pack(), kernels.bits.signs(update, seed)
         values |= {f"{CARD_FOR}{sender}": card.private for sender, card in cards.items()}
-        return b"".join(
-            cards[sender].data if sender in cards else NO_CARD for sender in row.senders
-        )
+        return b"".join(cards[s].data if s in cards else NO_CARD for s in row.senders)
 
     def _ballot(self, values: Values, context: Context) -> bytes:
         """Return this client's ballot, sealed for the voters whose cards the server announced."""

@@ -244,11 +244,8 @@ class SealedRound:
         senders = self.rows[voter].senders
         if len(frame) != CARD * len(senders):
             raise FrameError(f"{len(frame)} bytes are not the cards for {len(senders)} ballots")
-        cards = {
-            sender: card
-            for i, sender in enumerate(senders)
-            if (card := frame[i * CARD : (i + 1) * CARD]) != NO_CARD
-        }
+        parts = [frame[start : start + CARD] for start in range(0, len(frame), CARD)]
+        cards = {s: card for s, card in zip(senders, parts, strict=True) if card != NO_CARD}
         for sender, card in cards.items():
             refuse_low_order(card_key(card, self._slot(sender), voter, verifier(self.key(voter))))
         self.cards |= {(voter, sender): card for sender, card in cards.items()}
