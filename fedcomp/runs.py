@@ -67,7 +67,7 @@ class Run:
         cohort = f", {self.records[-1].cohort:,} a round" if self.records else ""
         clients = self.options.get("clients", RunConfig.clients)
         lines = (
-            f"Run {self.folder.name}, task {self.options.get('task', RunConfig.task)}",
+            f"Run {self.folder.name}, task {self.options.get('task', RunConfig.task).removeprefix('object:')}",
             self._quality(),
             *(f"clients   {client_metric_text(*item)}" for item in self.client_metrics.items()),
             f"bytes     {', '.join(sent)}",

@@ -32,7 +32,7 @@ from ..messages import (
 )
 from ..profiling import timed
 from ..strategies.base import ClientAlgorithm, Frame, RoundState
-from ..tasks.data import Examples, describe_non_finite
+from ..tasks.data import Examples, LazyData, describe_non_finite
 from ..tasks.user_errors import client_error
 from ..training.traces import NO_TRACES, Traces
 from .evaluation import ClientEvaluator
@@ -474,10 +474,12 @@ def context_of(assignment: Assignment) -> Context:
 
 
 def encoding_error(error: FedcompError, trainer: Trainer, client: int) -> FedcompError:
-    """Return `error`, or an error about the training data if it is the cause of a non-finite update."""
-    if isinstance(error, NonFiniteError) and (
-        found := describe_non_finite(trainer.data, trainer.shards[client])
-    ):
+    """Return `error`, or an error about the training data if it is or may be the cause of a non-finite update."""
+    if not isinstance(error, NonFiniteError):
+        return error
+    if isinstance(trainer.data, LazyData):  # not searched, which could take longer than training
+        return NonFiniteError(f"{error}, and check the data of train() for NaN and infinity")
+    if found := describe_non_finite(trainer.data, trainer.shards[client]):
         return NonFiniteError(
             f"the update is not finite because this client's training data contains {found}; correct train()"
         )

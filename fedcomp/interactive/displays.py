@@ -15,7 +15,7 @@ from rich.text import Text
 from ..callbacks import Callback, CallbackList, Header, RoundRecord
 from ..errors import ConfigError
 from ..formatting import decimal, duration, human_bytes, metric, one_line, ratio
-from ..run_display import RunDisplay
+from ..run_display import RunDisplay, rejections
 
 LOG_LINES = 10  # for each run
 BAR_WIDTH = 24  # characters
@@ -23,6 +23,14 @@ BAR_WIDTH = 24  # characters
 
 class ProgressDisplay(RunDisplay):
     """Records a run and shows nothing. The base class of the other displays."""
+
+    _has_rejections = False
+
+    def on_round_end(self, record: RoundRecord) -> None:
+        super().on_round_end(record)
+        if not self._has_rejections and (lines := rejections(record)):
+            self._has_rejections = True
+            self.on_warning(f"{lines[0]}; metrics.jsonl lists all rejections")
 
     def on_interrupt(self, message: str) -> None:
         """Show that the run was interrupted. The message says how to continue."""

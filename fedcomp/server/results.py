@@ -19,6 +19,7 @@ from ..callbacks import (
 from ..config import RunConfig
 from ..errors import ConfigError
 from ..layout import Layout
+from ..local_optimizer import read as read_optimizer
 from ..memories.base import Changes, ReadValue, ReadVector
 from ..strategies import RoundStrategy, StrategyConfig, strategy
 from ..strategies.base import AcceptedUpdate, cohort_size
@@ -49,15 +50,23 @@ def make_strategy(config: RunConfig, layout: Layout, **settings: Any) -> RoundSt
             f"--holdout {config.holdout:g} has no effect unless clients evaluate; give --evaluate clients or both, or leave --holdout out"
         )
     budget_bytes, budget_s = spec.parse_budget(config.budget) if config.budget else (0, 0.0)
+    local = dict(read_optimizer(config.optimizer).options)
     options = {field.name for field in dataclasses.fields(config)}
     shared = [f.name for f in dataclasses.fields(StrategyConfig) if f.name in options]
     strategy_config = StrategyConfig(
-        **{name: getattr(config, name) for name in shared} | {"lr": config.learning_rate},
+        **{name: getattr(config, name) for name in shared}
+        | {"lr": config.learning_rate, "momentum": local.get("momentum", config.momentum)},
         budget_bytes=budget_bytes,
         budget_s=budget_s,
         timeout_s=config.deadline or None,
     )
-    return strategy(config.strategy, strategy_config, layout, **settings)
+    made = strategy(config.strategy, strategy_config, layout, **settings)
+    if made.decays_in_server_step and (decay := local.get("weight_decay")):
+        raise ConfigError(
+            f"--optimizer {config.optimizer} applies weight decay before the vote of --strategy {made.name}; give "
+            f"--weight-decay {decay:g} instead, which is applied after it"
+        )
+    return made
 
 
 def client_config(config: RunConfig, strategy: RoundStrategy) -> RunConfig:

@@ -526,8 +526,8 @@ class RoundStrategy(ABC):
         name, momentum = self.memory.name, self.config.momentum
         if momentum and (applied := getattr(self.memory.options, "momentum", 0)):
             raise ConfigError(
-                f"--momentum {momentum:g} and --memory {name} with momentum={applied:g} both apply momentum to an update; "
-                f"leave --momentum out, or give --memory {name}:momentum=0"
+                f"--memory {name} with momentum={applied:g} and local SGD with momentum {momentum:g} both apply momentum to an update; "
+                f"leave --momentum out (also in --optimizer), or give --memory {name}:momentum=0"
             )
         if self.memory.warning:
             self.warn(self.memory.warning)

@@ -50,6 +50,6 @@ def load(name: str, data: Path | None = None) -> Task:
         return user.load(name, data)
     if name not in _TASKS:
         raise TaskError(
-            f"unknown task '{name}'; {nearest(name, _TASKS)}, or give your own as path/file.py:name"
+            f"--task {name}: unknown task '{name}'; {nearest(name, _TASKS)}, or give your own as path/file.py:name"
         )
     return user.as_task(_TASKS[name], data, name)

@@ -191,3 +191,16 @@ def test_silence(tmp_path, capfd):
         ProgressDisplay().progress_text() == "preparing the run"
         and Path(tmp_path / "run" / "summary.json").is_file()
     )
+
+
+def test_the_first_rejection_is_shown_with_its_reason(tmp_path):
+    def fails(model, data, local_round):
+        raise KeyError("spam")
+
+    task = fedcomp.Task("fails", lambda: nn.Linear(4, 2), TASK.train, TASK.test, train_fn=fails)
+    stream = io.StringIO()
+    run = open_display(LogDisplay(stream), task, tmp_path, rounds=3)
+    shown = [line for line in stream.getvalue().splitlines() if "rejected" in line]
+    assert len(shown) == 1
+    assert "round 1: clients " in shown[0] and "in fails: KeyError: 'spam'; metrics" in shown[0]
+    assert repr(run).startswith("Run run, task fails\n")

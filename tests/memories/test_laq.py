@@ -22,8 +22,8 @@ def update(seed: int) -> torch.Tensor:
     return torch.randn(NUMEL, generator=torch.Generator().manual_seed(seed))
 
 
-def told(threshold: float) -> Context:
-    return Context(announced={THRESHOLD: NUMBER.pack(threshold)})
+def told(threshold: float, rate: float = 1.0) -> Context:
+    return Context(announced={THRESHOLD: NUMBER.pack(threshold)}, rate=rate)
 
 
 class Oracle:
@@ -82,6 +82,25 @@ def test_the_rule_is_that_of_the_paper(spec, errors, patience):
         else:
             assert m.pending is None
     assert sent[0] and (any(sent[1:]) and not all(sent) or not patience)
+
+
+def test_a_schedule_of_the_learning_rate_changes_no_decision():
+    """Updates, thresholds and errors grow with the rate, or with its square; powers of two are exact."""
+    constant, scheduled = (memory("laq:errors=4", codec("natural"), NUMEL) for _ in range(2))
+    drawn, sent = np.random.default_rng(1), []
+    x = update(0)
+    for round in range(30):
+        x = x + float(drawn.choice([0.01, 0.3])) * update(round + 1)
+        threshold, rate = float(drawn.choice([0.0, 5.0, 30.0])), 2.0 ** -(round // 3)
+        frame = constant.propose(x, seed=round, context=told(threshold))
+        other = scheduled.propose(rate * x, seed=round, context=told(threshold * rate**2, rate))
+        assert (frame is None) == (other is None)
+        sent.append(frame is not None)
+        if frame is not None:
+            constant.commit()
+            scheduled.commit()
+            assert torch.equal(constant.shift, scheduled.shift)
+    assert any(sent[3:]) and not all(sent)
 
 
 def test_the_first_proposal_is_sent_until_it_is_taken():

@@ -292,16 +292,21 @@ def test_asking_for_what_cannot_be_names_the_flag(layer):
 @for_each(
     "forward",
     [
-        lambda x: x if x.sum() > 0 else -x,
-        lambda x: x * x.max().item(),
-        lambda x: F.dropout(x, 0.5),
+        lambda layer, x: x if x.sum() > 0 else -x,
+        lambda layer, x: x * x.max().item(),
+        lambda layer, x: F.dropout(x, 0.5),
+        lambda layer, x: x + layer.average.mul_(0.9).add_(x.detach().mean(0)),
     ],
-    ids=["branch", "item", "random"],
+    ids=["branch", "item", "random", "buffer"],
 )
 def test_a_forward_pass_that_cannot_be_mapped_names_the_flag(forward):
     class Own(nn.Linear):
+        def __init__(self, *sizes):
+            super().__init__(*sizes)
+            self.register_buffer("average", torch.zeros(4))
+
         def forward(self, x):
-            return forward(super().forward(x))
+            return forward(self, super().forward(x))
 
     task, model, layout, start = parts(lambda: Own(12, 4))
     with pytest.raises(ConfigError, match="'small' cannot be trained batched.*--engine serial"):

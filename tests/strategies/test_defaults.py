@@ -1,9 +1,14 @@
 """The options that a strategy chooses where they are left at their defaults."""
 
+import pytest
 from cases import for_each
 from federation import Federation
 
-from fedcomp import RunConfig
+from fedcomp import RunConfig, codec, memory
+from fedcomp.errors import ConfigError
+from fedcomp.layout import Layout
+from fedcomp.memories import with_memories
+from fedcomp.server.results import make_strategy
 from fedcomp.strategies import Average, StrategyConfig, resolved, strategy
 
 
@@ -47,3 +52,36 @@ def test_a_run_warns_of_a_codec_whose_error_dgc_would_lose(uplink, loses):
     f = Federation(StrategyConfig(uplink=uplink, memory="dgc"))
     Average(f.strategy.config, f.layout, warn=heard.append)
     assert ["is lost; use --uplink topk" in sentence for sentence in heard] == [True] * loses
+
+
+@for_each(
+    "text, chosen",
+    [("stc", "residual"), ("topk@layer", "residual"), ("qsgd:levels=4", "none"), ("sign", "none")],
+)
+def test_the_memory_auto_is_a_residual_for_codecs_that_contract(text, chosen):
+    assert memory("auto", codec(text), 100).name == chosen
+    run = with_memories(resolved(RunConfig(uplink=text, downlink=text)), 100)
+    assert run.memory == run.downlink_memory == chosen
+
+
+def made(**options):
+    return make_strategy(resolved(RunConfig(**options)), Layout.from_shapes({"weight": (20, 10)}))
+
+
+@for_each("name", ["dgc", "signum"])
+@for_each("local", [{"momentum": 0.9}, {"optimizer": "sgd:momentum=0.9"}])
+def test_momentum_is_not_applied_twice(name, local):
+    with pytest.raises(ConfigError, match="both apply momentum to an update"):
+        made(memory=name, **local)
+    assert made(memory=f"{name}:momentum=0", **local)
+    assert made(memory=name)
+
+
+@for_each("strategy", ["vote", "election:f=1"])
+@for_each("optimizer", ["sgd:weight_decay=0.1", "adamw:weight_decay=0.1"])
+def test_weight_decay_before_a_vote_is_refused(strategy, optimizer):
+    cohort = {"clients": 3, "participation": 1.0}
+    with pytest.raises(ConfigError, match="give --weight-decay 0.1 instead"):
+        made(strategy=strategy, optimizer=optimizer, **cohort)
+    assert made(strategy=strategy, weight_decay=0.1, **cohort)
+    assert made(optimizer=optimizer)

@@ -126,6 +126,8 @@ def _shortened(message: str) -> str:
         return (
             "its forward pass or loss depends on the values of tensors (.item(), or if on a tensor)"
         )
+    if "mutate a captured Tensor" in message:
+        return "its forward pass changes a buffer"
     return message.strip().split("\n")[0].split(". ")[0].removesuffix(".")[:120]
 
 

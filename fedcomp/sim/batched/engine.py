@@ -24,6 +24,9 @@ from .losses import Parameters
 from .regression import Regression
 from .traced import matches_model
 
+# Parts of torch's messages about models that torch.func cannot map, such as one that changes a buffer in its forward pass.
+UNMAPPABLE = ("vmap", "atching rule", "mutate a captured Tensor")
+
 # Positions in the data [m, b], and the draws of augmentation [m, b, ...] or None.
 Batch = tuple[Tensor, Tensor | None]
 
@@ -236,7 +239,7 @@ class BatchedEngine:
             ):
                 gradients, losses = self.gradients(parameters, inputs, targets)
         except RuntimeError as error:
-            if "vmap" not in str(error) and "atching rule" not in str(error):
+            if not any(sign in str(error) for sign in UNMAPPABLE):
                 raise
             raise NotBatchable(self.task, self.device, str(error)) from error
         if autocast:
