@@ -28,7 +28,7 @@ from fedcomp.server.broadcasts import Broadcasts
 from fedcomp.server.results import client_config, make_strategy
 from fedcomp.server.round_loop import RoundResult
 from fedcomp.strategies import resolved
-from fedcomp.strategies.round_completion import DEADLINE
+from fedcomp.strategies.base import DEADLINE
 from fedcomp.tasks import Task, initial_model
 from fedcomp.transports.grpc import GrpcTransport, PortSettings
 

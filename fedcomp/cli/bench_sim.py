@@ -23,7 +23,7 @@ from ..errors import ConfigError, UserError, nearest
 from ..formatting import NOTHING
 from ..profiling import Event, Recorder, recording, timed, trace
 from ..sim.run import Simulation
-from ..strategies.cohort import cohort_size
+from ..strategies.base import cohort_size
 from ..training.local_sgd import plan_batches
 from . import pytorch_loops
 from .tables import print_table

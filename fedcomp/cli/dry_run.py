@@ -24,7 +24,7 @@ from ..codecs import longest_frame
 from ..errors import FedcompError
 from ..formatting import NOTHING, human_bytes, ratio
 from ..sim.run import Simulation
-from ..strategies.cohort import cohort_size
+from ..strategies.base import cohort_size
 from ..tasks import Data, initial_model
 from ..tasks.data import Examples
 from ..training.engine import Job, JobResult

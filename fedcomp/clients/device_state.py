@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from ..errors import CheckpointError
-from ..strategies.client_algorithm import RoundState
+from ..strategies.base import RoundState
 from .session import EncodingSession
 from .state import ClientState
 

@@ -30,7 +30,7 @@ from ..messages import (
     ticket,
 )
 from ..profiling import timed
-from ..strategies.client_algorithm import ClientAlgorithm, Frame, RoundState
+from ..strategies.base import ClientAlgorithm, Frame, RoundState
 from ..tasks.data import Examples, LazyData, describe_non_finite
 from ..tasks.user_errors import client_error
 from ..training.local_sgd import NO_TRACES, Traces
@@ -171,7 +171,7 @@ class EncodingSession:
 
     def _encode_group(
         self, assignments: Sequence[Assignment], updates: Tensor | None, traces: Sequence[Traces]
-    ) -> list[Frame]:
+    ) -> Sequence[Frame]:
         """Encode for clients with the same density, learning rate and announcements."""
         memories = [self.states.at(a.client).memory for a in assignments]
         seeds = []

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ..errors import ConfigError, DataError, ProtocolError
 from ..messages import Assignment
-from ..strategies.client_algorithm import ClientAlgorithm, DataPartition
+from ..strategies.base import ClientAlgorithm, DataPartition
 from ..tasks.data import Examples
 from ..training.engine import Engine, Job
 from ..training.local_sgd import NO_TRACES, LocalSGD, Traces, plan_all_batches, plan_batches

@@ -18,10 +18,8 @@ from ..keys.keyring import point_of
 from ..keys.signature_log import SignatureLog
 from ..messages import UPDATE, Assignment, Invitation, Presence, Report, failure
 from ..state_folder import StateFolder
-from ..strategies import signed_attempts
-from ..strategies.client_algorithm import RoundState
-from ..strategies.sealed_client import SealedElectionClient
-from ..strategies.signed_attempts import SIGNED
+from ..strategies.base import RoundState
+from ..strategies.sealed_client import SIGNED, SealedElectionClient, pack_signed, unpack_signed
 from .handshake import ClientSetup, session_for
 
 HEAD, REPORT = "head", "report"
@@ -139,18 +137,16 @@ class DeployedClient:
 
     def _remember(self, run: str, client_id: int, state: RoundState | None) -> None:
         """Store the signatures of a run in the signature log, since another run or algorithm replaces the state."""
-        if signed := signed_attempts.pack(state):
+        if signed := pack_signed(state):
             self.log.add(run, {f"{SIGNED}{client_id}": signed})
 
     def _recall(self) -> None:
         """Restore the signatures of this run when the client returns to it."""
         state = self.round_state
         self._remember(self.run, self.client_id, state)
-        if isinstance(self.session.algorithm, SealedElectionClient) and not signed_attempts.pack(
-            state
-        ):
+        if isinstance(self.session.algorithm, SealedElectionClient) and not pack_signed(state):
             if signed := self.log.of(self.run).get(f"{SIGNED}{self.client_id}"):
-                self.session.rounds[self.client_id] = signed_attempts.unpack(signed)
+                self.session.rounds[self.client_id] = unpack_signed(signed)
 
     def _restore(self) -> None:
         """Restore the stored state if it belongs to this run, client and model. Otherwise the first report replaces it."""

@@ -8,7 +8,7 @@ import json
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 import numpy as np
@@ -23,13 +23,14 @@ from ..clients.trainer import Trainer
 from ..codecs import codec
 from ..config import RunConfig, from_values
 from ..errors import ProtocolError, UserError
+from ..keys.keyring import PinnedKeys
 from ..keys.signature_log import SignatureLog
 from ..layout import Layout, model_fingerprint
 from ..memories import memory
 from ..messages import Invitation
 from ..strategies import make_client_algorithm
-from ..strategies.client_algorithm import ClientAlgorithm
-from ..strategies.sealed_client import SealedElectionClient, with_keys
+from ..strategies.base import ClientAlgorithm
+from ..strategies.sealed_client import SealedElectionClient
 from ..tasks import Task, initial_model
 from ..tasks.check import check, local_data
 from ..tasks.data import Examples
@@ -149,8 +150,7 @@ def session_for(
     """
     config = unpack_options(invitation)
     algorithm = make_client_algorithm(config.strategy)
-    signs = isinstance(algorithm, SealedElectionClient)
-    if setup.sealed and not signs:
+    if setup.sealed and not isinstance(algorithm, SealedElectionClient):
         raise UserError(
             f"this client accepts sealed ballots only (--sealed), but the server's strategy is '{config.strategy}'; "
             "leave --sealed out if the server may read this client's updates"
@@ -180,16 +180,10 @@ def session_for(
             f"the frozen parameters of --task {setup.task.name} differ from those of the server's model; they are never sent, so "
             "load the same ones on the server and on every client"
         )
-    if signs and key is not None:
-        algorithm = with_keys(
-            algorithm,
-            invitation.run,
-            invitation.options,
-            client_id,
-            key,
-            setup.roster,
-            log or SignatureLog(),
-        )
+    signs = isinstance(algorithm, SealedElectionClient)
+    if isinstance(algorithm, SealedElectionClient) and key is not None:
+        ring = PinnedKeys(invitation.run, client_id, key, setup.roster, log or SignatureLog())
+        algorithm = replace(algorithm, ring=ring, options=invitation.options)
     make_session = functools.partial(_new_session, config, setup, algorithm, layout)
     run = invitation.run, invitation.options
     # Each client that signs has its own key in the algorithm, and therefore a session of its own.

@@ -29,7 +29,9 @@ from ..server.option_callbacks import with_option_callbacks
 from ..server.recovery import Recovery
 from ..server.results import (
     NOTHING_ACCEPTED,
+    WarningLog,
     bandwidths_of,
+    check_loss,
     client_config,
     make_strategy,
     round_record,
@@ -37,10 +39,8 @@ from ..server.results import (
 )
 from ..server.round_loop import RoundResult
 from ..server.run_folder import RunFolder
-from ..server.warning_log import WarningLog, check_loss
 from ..strategies import resolved
-from ..strategies.cohort import cohort_size
-from ..strategies.round_completion import DEADLINE
+from ..strategies.base import DEADLINE, cohort_size
 from ..tasks import Task, initial_model, load
 from ..tasks.check import check, data_of, layout_of, local_data
 from ..tasks.data import Examples

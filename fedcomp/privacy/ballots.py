@@ -218,10 +218,6 @@ class SealedBallot:
             return True
         return False
 
-    def contradicts(self, other: "SealedBallot") -> bool:
-        """Return whether the sender signed two different ballots for one slot. Both ballots together prove it."""
-        return self.slot == other.slot and self.commitment != other.commitment
-
 
 def _commitment(slot: Slot, salt: bytes, bits: bytes) -> bytes:
     return sha256(slot.bytes("ballot", salt, bits)).digest()

@@ -14,15 +14,19 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any
 
-from torch import Tensor
-
 from ..callbacks import Rejection
 from ..errors import FrameError, ProtocolError
-from ..memories.base import Changes
+from ..memories.base import Changes, ReadValue, ReadVector
 from ..messages import TRAIN, Report
-from ..strategies.base import AcceptedUpdate, Phase, RoundStrategy
-from ..strategies.cohort import cohort_size, draw_cohort
-from ..strategies.round_completion import DEADLINE, RoundCompletion
+from ..strategies.base import (
+    DEADLINE,
+    AcceptedUpdate,
+    Phase,
+    RoundCompletion,
+    RoundStrategy,
+    cohort_size,
+    draw_cohort,
+)
 from .broadcasts import Broadcasts
 from .exchange import POLL_S, Exchange, Traffic, to_accepted
 from .round_loop import RoundLoop, RoundResult
@@ -69,11 +73,8 @@ class AsynchronousLoop(RoundLoop):
     def run_round(self, round: int) -> RoundResult:
         started = time.perf_counter()
         traffic = Traffic(seconds=self._seconds)
-        late = [
-            c
-            for c, started_in in self.started_in.items()
-            if round - started_in > self.options.staleness
-        ]
+        oldest = round - self.options.staleness
+        late = [client for client, started_in in self.started_in.items() if started_in < oldest]
         unread = {client: self.answers[client] for client in late if client in self.answers}
         rejected = {client: self._reject_late(client, round) for client in late}
         self._start_clients(round, traffic, excluded=rejected.keys())
@@ -81,9 +82,7 @@ class AsynchronousLoop(RoundLoop):
         traffic.uplink.clear()  # an update counts in the round that takes it
         for client, answer in (unread | taken).items():
             traffic.uplink[client] = len(answer.report.frame) if answer.report else 0
-        traffic.staleness = {
-            client: round - answer.round for client, answer in taken.items() if answer.round < round
-        }
+        traffic.staleness = {c: round - a.round for c, a in taken.items() if a.round < round}
         measured = self._seconds.keys() & {*taken, *late}
         traffic.seconds = {client: self._seconds.pop(client) for client in measured}
         for client in taken:
@@ -123,9 +122,8 @@ class AsynchronousLoop(RoundLoop):
 
     def _wait_for_answers(self, round: int, started: float) -> dict[int, Answer]:
         """Wait for as many answers as end a round, and return them by client."""
-        wanted = min(
-            len(self.started_in), max(1, math.floor(self.options.wait * len(self.started_in) + 0.5))
-        )
+        at_work = len(self.started_in)
+        wanted = min(at_work, max(1, math.floor(self.options.wait * at_work + 0.5)))
         timeout_s = math.inf if self.config.timeout_s is None else self.config.timeout_s
         reported = 0
         self._collect()
@@ -142,9 +140,7 @@ class AsynchronousLoop(RoundLoop):
             timed_out = time.perf_counter() - started > timeout_s
             if reported == wanted or not self._exchanges or timed_out:
                 break
-        by_arrival = sorted(
-            self.answers.values(), key=lambda answer: (answer.arrival_s, answer.client)
-        )
+        by_arrival = sorted(self.answers.values(), key=lambda a: (a.arrival_s, a.client))
         first, limit = by_arrival[:wanted], self.now + timeout_s
         if self.work_s and any(answer.arrival_s > limit for answer in first):
             first, self.now = [answer for answer in first if answer.arrival_s <= limit], limit
@@ -158,12 +154,10 @@ class AsynchronousLoop(RoundLoop):
         """Store the new results of the exchanges as answers."""
         for started_in, exchange in list(self._exchanges.items()):
             for client, result in exchange.take().items():
-                arrival_s = (
-                    self.now + self.work_s(started_in, client) if self.work_s else time.monotonic()
-                )
-                self.answers[client] = Answer(
-                    started_in, arrival_s, self._reports.pop(client, None), result
-                )
+                work_s = self.work_s
+                arrival_s = self.now + work_s(started_in, client) if work_s else time.monotonic()
+                report = self._reports.pop(client, None)
+                self.answers[client] = Answer(started_in, arrival_s, report, result)
                 self.changed.add(client)
             if not exchange.waiting:
                 del self._exchanges[started_in]
@@ -187,19 +181,15 @@ class AsynchronousLoop(RoundLoop):
     # Checkpoints.
 
     def take_changes(self) -> Changes:
-        values: dict[str, bytes | None] = {
-            CLOCK: json.dumps([self.now, sorted(self.answers)]).encode()
-        }
+        values: dict[str, bytes | None] = {}
+        values[CLOCK] = json.dumps([self.now, sorted(self.answers)]).encode()
         for client in self.changed:
-            values[f"{AT_WORK}/{client}"] = (
-                _pack(self.answers[client]) if client in self.answers else None
-            )
+            answer = self.answers.get(client)
+            values[f"{AT_WORK}/{client}"] = _pack(answer) if answer else None
         self.changed.clear()
         return {}, values
 
-    def restore(
-        self, vector: Callable[[str], Tensor | None], value: Callable[[str], bytes | None]
-    ) -> None:
+    def restore(self, vector: ReadVector, value: ReadValue) -> None:
         self.now, clients = json.loads(value(CLOCK) or b"[0.0, []]")
         self.answers = {
             client: self._unpack(value(f"{AT_WORK}/{client}") or b"") for client in clients

@@ -17,8 +17,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from ..config import RunConfig
-from ..strategies.cohort import cohort_size
-from ..strategies.round_completion import quorum_size
+from ..strategies.base import cohort_size, quorum_size
 from .transport import GRACE_S
 
 RETURN_S = 15.0  # for clients to find a restarted server: they retry every five seconds
@@ -89,11 +88,9 @@ class Availability:
 
     def wanted(self, quota: Quota) -> int:
         """Return how many clients must be connected for a round to begin at once."""
-        return (
-            quota.wanted
-            if quota.patience_s is None
-            else max(quota.min_clients, int(min(quota.wanted, self.usual)))
-        )
+        if quota.patience_s is None:
+            return quota.wanted
+        return max(quota.min_clients, int(min(quota.wanted, self.usual)))
 
     def cohort_of(
         self, connected: Sequence[int], quota: Quota, waited_s: float

@@ -10,8 +10,9 @@ cheapest of three forms, measured in encoded bytes:
 The cache need not be larger than the dense model: a longer list of frames is more expensive than the dense model.
 """
 
+import sys
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -62,33 +63,29 @@ class TouchedPositions:
     """The positions that the newest broadcasts of a cache touched. Each broadcast is opened once, however many clients missed it."""
 
     def __init__(
-        self, cache: Iterable[Broadcast], open: Callable[[Broadcast], np.ndarray | None], numel: int
+        self, cache: Sequence[Broadcast], open: Callable[[Broadcast], np.ndarray | None], numel: int
     ):
-        self._older, self._open = iter([*cache][::-1]), open
-        # Number of newest broadcasts until a position is touched; 0: more than were opened. Made when it is needed.
-        self._first, self._numel = np.zeros(0, np.int32), numel
-        self._counts = [0]  # positions that the newest 0, 1, 2, … touched
-        self._everywhere = False  # the next broadcast touches all positions
+        self._cache, self._open = cache, open
+        # Number of newest broadcasts until a position is touched; 0: more than were opened.
+        self._first = np.zeros(numel, np.int32)
+        self._counts = [
+            0
+        ]  # positions that the newest 0, 1, 2, … touched; sys.maxsize: one of them touched all
 
     def by_newest(self, missed: int, below: int) -> np.ndarray | None:
         """Return the positions that the newest `missed` touched, ascending; None if a frame of their values takes `below` bytes or more."""
-        while (
-            len(self._counts) <= missed
-            and not self._everywhere
-            and min_overwrite_bytes(self._counts[-1]) < below
-        ):
-            positions = self._open(next(self._older))
-            if positions is None:
-                self._everywhere = True
+        counts, first = self._counts, self._first
+        while len(counts) <= missed and min_overwrite_bytes(counts[-1]) < below:
+            positions = self._open(self._cache[-len(counts)])
+            if positions is None:  # touches all positions
+                counts.append(sys.maxsize)
                 break
-            if not len(self._first):
-                self._first = np.zeros(self._numel, np.int32)
-            fresh = positions[self._first[positions] == 0]
-            self._first[fresh] = len(self._counts)
-            self._counts.append(self._counts[-1] + len(fresh))
-        if len(self._counts) <= missed or min_overwrite_bytes(self._counts[missed]) >= below:
+            fresh = positions[first[positions] == 0]
+            first[fresh] = len(counts)
+            counts.append(counts[-1] + len(fresh))
+        if len(counts) <= missed or min_overwrite_bytes(counts[missed]) >= below:
             return None
-        return np.flatnonzero((self._first > 0) & (self._first <= missed))
+        return np.flatnonzero((first > 0) & (first <= missed))
 
 
 class Broadcasts:
@@ -97,11 +94,8 @@ class Broadcasts:
     def __init__(
         self, weights: Tensor, layout: Layout, codec: Codec, memory: Memory, cache_bytes: int
     ):
-        self.weights = weights
-        self.layout = layout
-        self.codec = codec
-        self.memory = memory
-        self.cache_bytes = cache_bytes
+        self.weights, self.layout, self.codec = weights, layout, codec
+        self.memory, self.cache_bytes = memory, cache_bytes
         self.cache: deque[Broadcast] = deque()
         # Bytes of the broadcast that led to this version, cached or not; 0 before the first.
         self.newest_bytes = 0
@@ -126,10 +120,9 @@ class Broadcasts:
         Raises ConfigError for a memory that a downlink cannot have.
         """
         config, layout = strategy.config, strategy.layout
+        name, codec, numel = config.downlink_memory, strategy.downlink, layout.numel
         try:
-            downlink_memory = memory(
-                config.downlink_memory, strategy.downlink, layout.numel, layout
-            )
+            downlink_memory = memory(name, codec, numel, layout)
         except MismatchError as error:
             error.memory, error.uplink = "--downlink-memory", "--downlink"
             raise
@@ -142,12 +135,11 @@ class Broadcasts:
             raise ConfigError(
                 f"--downlink-memory {downlink_memory.name} needs several phases, but a broadcast has one; use residual"
             )
-        if downlink_memory.name == "residual" and strategy.downlink.unscoped.lossless:
+        if downlink_memory.name == "residual" and codec.unscoped.lossless:
             # A residual would stay zero.
-            downlink_memory = memory("none", strategy.downlink, layout.numel, layout)
+            downlink_memory = memory("none", codec, numel, layout)
         first = strategy.client_algorithm.initial_global_state(weights)
-        cache_bytes = int(config.cache * 4 * layout.numel)
-        return cls(first, layout, strategy.downlink, downlink_memory, cache_bytes)
+        return cls(first, layout, codec, downlink_memory, int(config.cache * 4 * numel))
 
     def prepare(
         self, round: int, update: Tensor, seed: int, factor: float = 1.0
@@ -225,11 +217,10 @@ class Broadcasts:
         if self._touched is None:
             self._touched = TouchedPositions(self.cache, self._positions, self.weights.numel())
         positions = self._touched.by_newest(len(missed), below=shorter)
-        if (
-            positions is not None
-            and len(frame := overwrite.encode(self.weights, positions)) < shorter
-        ):
-            return Download(OVERWRITE, version, [frame])
+        if positions is not None:
+            frame = overwrite.encode(self.weights, positions)
+            if len(frame) < shorter:
+                return Download(OVERWRITE, version, [frame])
         return frames if frames_bytes <= dense_bytes else self.dense()
 
     def release_downloads(self) -> None:

@@ -1,6 +1,6 @@
 """Checkpoints, from which an interrupted run continues.
 
-    state.sqlite            vectors and values by name, the cached broadcasts, and the numbers of the files of large ones
+    state.sqlite            vectors, values and cached broadcasts by name, and the numbers of the files of large ones
     files/7.safetensors     a vector, value or frame of 1 MiB or more; never overwritten
 
 `save` writes the entries that changed, and refers to new files in one SQLite transaction: after a kill or a power failure at any moment,
@@ -33,14 +33,13 @@ DATA = "data"  # name of the only tensor in a file
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS entry (name TEXT PRIMARY KEY, file INTEGER, data BLOB);
 CREATE TABLE IF NOT EXISTS staged (name TEXT PRIMARY KEY, file INTEGER, data BLOB);
-CREATE TABLE IF NOT EXISTS broadcast (round INTEGER PRIMARY KEY, base TEXT NOT NULL, version TEXT NOT NULL UNIQUE, file INTEGER, data BLOB);
 CREATE INDEX IF NOT EXISTS entry_file ON entry (file) WHERE file IS NOT NULL;
 CREATE INDEX IF NOT EXISTS staged_file ON staged (file) WHERE file IS NOT NULL;
 DELETE FROM staged;
 """
-REFERENCED = " UNION ".join(
-    f"SELECT file FROM {table} WHERE file IS NOT NULL" for table in ("entry", "staged", "broadcast")
-)
+STAGED_FILES = "SELECT file FROM staged WHERE file IS NOT NULL"
+FILES_IN_USE = f"SELECT file FROM entry WHERE file IS NOT NULL UNION {STAGED_FILES}"
+BROADCAST = "broadcast/{:012}"  # then /BASE/VERSION: names of broadcasts, by round
 
 Row = tuple[str, int | None, bytes | None]  # name, number of the file or None, content or None
 
@@ -65,12 +64,11 @@ class Checkpoint:
             )
             numbers = [int(path.stem) for path in (folder / FILES).glob(f"*{SUFFIX}")]
             self._next = max(numbers, default=-1) + 1
-            self._remove_unreferenced()
+            self._remove_unused()
 
     def _refuse_other_versions(self) -> None:
         """Raise CheckpointError for the tables of another version of fedcomp, which are left as they are."""
-        columns = {name for _, name, *_ in self._state.execute("PRAGMA table_info(broadcast)")}
-        if columns and "file" not in columns:
+        if self._state.execute("SELECT 1 FROM sqlite_master WHERE name = 'broadcast'").fetchone():
             raise CheckpointError(
                 f"the checkpoint in {self.folder} was written by another version of fedcomp; continue the run with that version, or "
                 "start a new run with another --out"
@@ -96,36 +94,29 @@ class Checkpoint:
         """
         with self._writing():
             with self._lock:
-                staged = self._file_numbers("SELECT file FROM staged WHERE file IS NOT NULL")
-            rows = [self._row(name, vector) for name, vector in vectors.items()]
-            rows += [self._row(name, value) for name, value in values.items() if value is not None]
-            frames = [self._row("", broadcast.frame) for broadcast in broadcasts]
-            written = {file for _, file, _ in (*rows, *frames) if file is not None}
-            for number in staged | written:
+                new_files = self._file_numbers(STAGED_FILES)
+            entries: dict[str, Tensor | bytes | None] = {**vectors, **values}
+            for b in broadcasts:
+                entries[f"{BROADCAST.format(b.round)}/{b.base}/{b.version}"] = b.frame
+            rows = [self._row(name, entry) for name, entry in entries.items() if entry is not None]
+            removed = [(name,) for name, entry in entries.items() if entry is None]
+            new_files |= {file for _, file, _ in rows if file is not None}
+            for number in new_files:
                 flush(self._path(number))
-            if staged or written:
+            if new_files:
                 flush(self.folder / FILES)
             for path in self.flushed:
                 if path.exists():
                     flush(path)
-            removed = [(name,) for name, value in values.items() if value is None]
             with self._lock, self._state as state:
-                before = self._file_numbers(REFERENCED)
                 state.execute("INSERT OR REPLACE INTO entry SELECT * FROM staged")
                 state.execute("DELETE FROM staged")
                 state.executemany("DELETE FROM entry WHERE name = ?", removed)
                 state.executemany("INSERT OR REPLACE INTO entry VALUES (?, ?, ?)", rows)
-                state.executemany(
-                    "INSERT OR REPLACE INTO broadcast VALUES (?, ?, ?, ?, ?)",
-                    [
-                        (b.round, b.base, b.version, *row[1:])
-                        for b, row in zip(broadcasts, frames, strict=True)
-                    ],
-                )
-                state.execute("DELETE FROM broadcast WHERE round < ?", (oldest,))
-                after = self._file_numbers(REFERENCED)
+                first, end = BROADCAST.format(0), BROADCAST.format(oldest)
+                state.execute("DELETE FROM entry WHERE name >= ? AND name < ?", (first, end))
             self._staged.clear()
-            self._remove(before - after)
+            self._remove_unused()
 
     def stage(self, vectors: Mapping[str, Tensor], values: Mapping[str, bytes]) -> None:
         """Write vectors and values, which can be read back at once and become part of the checkpoint with the next `save`.
@@ -136,11 +127,9 @@ class Checkpoint:
             entries: dict[str, Tensor | bytes] = {**vectors, **values}
             rows = [self._row(name, entry) for name, entry in entries.items()]
             with self._lock, self._state as state:
-                before = self._file_numbers("SELECT file FROM staged WHERE file IS NOT NULL")
                 state.executemany("INSERT OR REPLACE INTO staged VALUES (?, ?, ?)", rows)
-                after = self._file_numbers("SELECT file FROM staged WHERE file IS NOT NULL")
             self._staged |= {name for name, _, _ in rows}
-            self._remove(before - after)
+            self._remove_unused()
 
     def _row(self, name: str, entry: Tensor | bytes) -> Row:
         """Return the row of an entry. The file of a large entry is written."""
@@ -180,27 +169,19 @@ class Checkpoint:
         """Return the values whose names begin with `prefix`, by their names without it."""
         with self._reading(), self._lock:
             rows = self._state.execute(
-                "SELECT name FROM entry WHERE name >= ? AND name < ?",
+                "SELECT name FROM entry WHERE name >= ? AND name < ? ORDER BY name",
                 (prefix, prefix + "\U0010ffff"),
             )
             return {name[len(prefix) :]: self.value(name) or b"" for (name,) in rows.fetchall()}
 
     def broadcasts(self, until: int) -> list[Broadcast]:
         """Return the cached broadcasts up to and including round `until`, oldest first."""
-        with self._reading(), self._lock:
-            rows = self._state.execute(
-                "SELECT round, base, version, file, data FROM broadcast WHERE round <= ? ORDER BY round",
-                (until,),
-            )
-            return [
-                Broadcast(
-                    round,
-                    base,
-                    version,
-                    data if file is None else self._load(file).numpy().tobytes(),
-                )
-                for round, base, version, file, data in rows
-            ]
+        prefix, found = BROADCAST.partition("{")[0], []
+        for name, frame in self.values(prefix).items():
+            round, base, version = name.split("/")
+            if int(round) <= until:
+                found.append(Broadcast(int(round), base, version, frame))
+        return found
 
     def _entry(self, name: str) -> bytes | Tensor | None:
         with self._reading(), self._lock:
@@ -223,14 +204,12 @@ class Checkpoint:
     def _file_numbers(self, query: str) -> set[int]:
         return {file for (file,) in self._state.execute(query)}
 
-    def _remove(self, numbers: set[int]) -> None:
-        for number in numbers:
-            self._path(number).unlink(missing_ok=True)
-
-    def _remove_unreferenced(self) -> None:
-        """Remove the files of saves that were not completed."""
-        written = {int(path.stem) for path in (self.folder / FILES).glob(f"*{SUFFIX}")}
-        self._remove(written - self._file_numbers(REFERENCED))
+    def _remove_unused(self) -> None:
+        """Remove the files to which no entry refers: replaced ones, and those of saves that were not completed."""
+        with self._lock:
+            written = {int(path.stem) for path in (self.folder / FILES).glob(f"*{SUFFIX}")}
+            for number in written - self._file_numbers(FILES_IN_USE):
+                self._path(number).unlink(missing_ok=True)
 
     @contextmanager
     def _reading(self) -> Iterator[None]:

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from math import isnan
 
 import torch
 from torch import Tensor
@@ -64,11 +63,8 @@ class Evaluator:
         device: torch.device,
     ):
         """`train` and `test`: None if the server has no such data. `test` is on `device`; None requires --evaluate clients."""
-        self.config = config
-        self.task = task
-        self.layout = layout
-        self.test = test
-        self.device = device
+        self.config, self.task, self.layout = config, task, layout
+        self.test, self.device = test, device
         self.model = initial_model(task, config.seed).to(device)
         self.warnings: list[str] = []  # about the buffers of the model
         self.calibrates = bool(recalibrated_layers(self.model))
@@ -107,13 +103,10 @@ class Evaluator:
             evaluation = evaluate(
                 self.task, self.model, self.layout, weights.to(self.device), self.test, self.device
             )
-        if (
-            evaluation.accuracy is not None
-            and not isnan(evaluation.accuracy)
-            and not -ROUNDING <= evaluation.accuracy <= 1 + ROUNDING
-        ):
+        accuracy = evaluation.accuracy
+        if accuracy is not None and (accuracy < -ROUNDING or accuracy > 1 + ROUNDING):
             raise TaskError(
-                f"task '{self.task.name}': accuracy(outputs, targets): got {evaluation.accuracy:g} on the test data; expected a "
+                f"task '{self.task.name}': accuracy(outputs, targets): got {accuracy:g} on the test data; expected a "
                 "fraction of the examples, from 0 to 1; correct it, then --resume"
             )
         return evaluation

@@ -18,8 +18,14 @@ from ..messages import (
     ticket,
 )
 from ..profiling import timed
-from ..strategies.base import AcceptedUpdate, Phase, PhaseResult, RoundStrategy
-from ..strategies.round_completion import Progress, RoundCompletion
+from ..strategies.base import (
+    AcceptedUpdate,
+    Phase,
+    PhaseResult,
+    Progress,
+    RoundCompletion,
+    RoundStrategy,
+)
 from .broadcasts import Broadcasts, Download
 from .transport import Delivery, Lost, Transport
 
@@ -147,9 +153,7 @@ class Exchange:
         awaited = [delivery for delivery in deliveries if delivery.client in self.waiting]
         self.waiting -= {delivery.client for delivery in awaited}
         before = len(self.accepted) + len(self.rejected)
-        reports = [
-            report for delivery in awaited if (report := self._report_of(delivery)) is not None
-        ]
+        reports = [r for delivery in awaited if (r := self._report_of(delivery)) is not None]
         with timed("aggregation"):
             frames = [report.frame for report in reports if report.frame]
             opened = iter(self.strategy.open(self.phase, frames))
@@ -159,9 +163,8 @@ class Exchange:
                 if isinstance(update, FrameError):
                     raise update
                 self.strategy.check_frame(self.phase, report.client, report.frame)
-                self.accepted[report.client] = to_accepted(
-                    report, update, self._asked[report.client].lr
-                )
+                rate = self._asked[report.client].lr
+                self.accepted[report.client] = to_accepted(report, update, rate)
             except FrameError as error:
                 self.proven.add(report.client)
                 self._reject(report.client, "reply", str(error))

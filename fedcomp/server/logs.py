@@ -75,9 +75,8 @@ class JsonLog(Callback):
 
     def write(self, event: str, /, **values: Any) -> None:
         """Append a line. Raises OSError."""
-        moment = (
-            self.now().astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-        )
+        moment = self.now().astimezone(UTC).isoformat(timespec="milliseconds")
+        moment = moment.replace("+00:00", "Z")
         self._add(json.dumps({"time": moment, "event": event} | finite(values), allow_nan=False))
 
     # The hooks of a callback.
@@ -115,10 +114,10 @@ class JsonLog(Callback):
 
     def write_message(self, sentence: str) -> None:
         """Log a sentence that a client prints. A LogMessage also has an event and values."""
-        event, values = (
-            (sentence.event, sentence.values) if isinstance(sentence, LogMessage) else ("said", {})
-        )
-        self.write(event, sentence=str(sentence), **values)
+        if isinstance(sentence, LogMessage):
+            self.write(sentence.event, sentence=str(sentence), **sentence.values)
+        else:
+            self.write("said", sentence=sentence)
 
 
 def _print(stream: TextIO, line: str) -> None:

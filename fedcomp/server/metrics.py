@@ -1,19 +1,22 @@
 """Metrics of a run for Prometheus. docs/reference/metrics.md lists the families. Counters start at 0 with the process."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from threading import Lock
 from typing import Any
 
-from prometheus_client import CollectorRegistry, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Histogram, generate_latest, start_http_server
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from .. import __version__
 from ..callbacks import Callback, ClientMetric, ClientRecord, Header, PortFigures, RoundRecord
+from ..errors import ConfigError
 
+HOST = "127.0.0.1"
 ROUND_BOUNDS = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1800)  # seconds
 CHECKPOINT_BOUNDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
 LABELS = ("task", "strategy", "uplink", "downlink", "memory", "partition", "device")  # of Header
@@ -26,6 +29,8 @@ TOTALS = {  # fields of RoundRecord
     "relayed_bytes": "Bytes of frames from relays.",
 }
 MAX_CLIENT_METRICS = 128  # names of metrics that clients report, the newest ones
+MEAN_HELP = "Last mean of a metric that clients reported."
+WORST_HELP = "Last mean of a metric over the worst tenth of the clients."
 CLIENT_TOTALS = {  # fields of ClientCounters
     "uplink_bytes": "Bytes of frames from the client.",
     "downlink_bytes": "Bytes of frames to the client.",
@@ -140,6 +145,10 @@ class Metrics(Callback, Collector):
 
     def _of_run(self) -> list[Metric]:
         header, last, evaluated = self.header, self.last, self.evaluated
+        accuracy, loss = (evaluated.accuracy, evaluated.loss) if evaluated else (None, None)
+        train_loss, cohort = (last.train_loss, last.cohort) if last else (None, None)
+        means = {name: metric.mean for name, metric in self.client_metrics.items()}
+        worst = {name: metric.worst_decile for name, metric in self.client_metrics.items()}
         options = {name: _encodable(getattr(header, name)) for name in LABELS} if header else {}
         info = GaugeMetricFamily("fedcomp_info", "The run.", labels=["version", *options])
         info.add_metric([__version__, *options.values()], 1)
@@ -148,26 +157,12 @@ class Metrics(Callback, Collector):
             info,
             _gauge("round", "The last completed round.", done),
             _gauge("rounds", "Rounds of the whole run.", header.rounds if header else None),
-            _gauge(
-                "accuracy", "Last test accuracy, 0 to 1.", evaluated.accuracy if evaluated else None
-            ),
-            _gauge("loss", "Last mean test loss.", evaluated.loss if evaluated else None),
-            _gauge(
-                "train_loss", "Mean training loss of the round.", last.train_loss if last else None
-            ),
-            _gauge(
-                "client_metric_mean",
-                "Last mean of a metric that clients reported.",
-                {name: metric.mean for name, metric in self.client_metrics.items()},
-                "metric",
-            ),
-            _gauge(
-                "client_metric_worst_decile",
-                "Last mean of a metric over the worst tenth of the clients.",
-                {name: metric.worst_decile for name, metric in self.client_metrics.items()},
-                "metric",
-            ),
-            _gauge("cohort", "Clients of the last round.", last.cohort if last else None),
+            _gauge("accuracy", "Last test accuracy, 0 to 1.", accuracy),
+            _gauge("loss", "Last mean test loss.", loss),
+            _gauge("train_loss", "Mean training loss of the round.", train_loss),
+            _gauge("client_metric_mean", MEAN_HELP, means, "metric"),
+            _gauge("client_metric_worst_decile", WORST_HELP, worst, "metric"),
+            _gauge("cohort", "Clients of the last round.", cohort),
             _gauge("answered", "Answers in the running round.", self.answered),
             *(_counter(name, help, self.totals[name]) for name, help in TOTALS.items()),
             _counter("rejected", "Rejected clients, by stage.", self.rejected, "stage"),
@@ -245,3 +240,24 @@ def _without_created(histogram: Histogram) -> Metric:
 def _encodable(text: str) -> str:
     """Return a text with "?" in place of characters that UTF-8 lacks, such as those of a file name in another encoding."""
     return text.encode("utf-8", "replace").decode()
+
+
+@contextmanager
+def serve(registry: CollectorRegistry, port: int) -> Iterator[str]:
+    """Serve the metrics on a loopback port within a `with` block, and yield the address. Port 0: a free one.
+
+    Raises ConfigError if the port cannot be opened.
+    """
+    try:
+        server, thread = start_http_server(port, HOST, registry)
+    except OSError as error:
+        raise ConfigError(
+            f"--metrics-port {port}: the port cannot be opened on {HOST} ({error.strerror}); give another port, or 0 for "
+            "a free one"
+        ) from error
+    try:
+        yield f"http://{HOST}:{server.server_port}/metrics"
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()

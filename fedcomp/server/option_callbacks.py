@@ -1,12 +1,20 @@
 """The callbacks that options add to a run: a log of JSON lines, a metrics page for Prometheus, scalars for TensorBoard."""
 
+import math
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
+from pathlib import Path
+from typing import Any
 
-from ..callbacks import Callback, CallbackList
+from ..callbacks import Callback, CallbackList, Header, RoundRecord
 from ..config import RunConfig
+from ..errors import ConfigError
 from .logs import STDOUT, JsonLog
-from .tensorboard import TensorBoard
+
+FOLDER = "tensorboard"  # in the run folder
+SCALARS = "accuracy loss train_loss uplink_bytes downlink_bytes seconds accepted rejected".split()
+HOURS = "simulated_hours"  # of runs on a virtual network
+RATIO = "ratio"  # bytes of float32 models over bytes of frames
 
 
 @contextmanager
@@ -21,13 +29,10 @@ def with_option_callbacks(config: RunConfig, callback: Callback) -> Iterator[Cal
         if config.tensorboard:
             others["--tensorboard"] = exit_stack.enter_context(closing(TensorBoard()))
         if config.metrics_port >= 0:
-            from .metrics import Metrics
-            from .metrics_port import MetricsPort
+            from .metrics import Metrics, serve
 
             others["--metrics-port"] = metrics = Metrics()
-            address = exit_stack.enter_context(
-                MetricsPort(config.metrics_port, metrics.registry)
-            ).address
+            address = exit_stack.enter_context(serve(metrics.registry, config.metrics_port))
         if config.log_json is not None:
             log = exit_stack.enter_context(JsonLog(config.log_json))
             if config.log_json == STDOUT:
@@ -35,3 +40,47 @@ def with_option_callbacks(config: RunConfig, callback: Callback) -> Iterator[Cal
             else:
                 others[f"--log-json {config.log_json}"] = log
         yield CallbackList(callback, others, address)
+
+
+class TensorBoard(Callback):
+    """Writes scalars into the run folder, one point a round, by the names of metrics.jsonl.
+
+    Raises ConfigError if the package tensorboard is not installed.
+    """
+
+    def __init__(self) -> None:
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError as error:
+            raise ConfigError(
+                "--tensorboard needs the package tensorboard; install it with: pip install tensorboard"
+            ) from error
+        self._open = SummaryWriter
+        self._writer: Any = None
+
+    def close(self) -> None:
+        """Close the event file."""
+        if self._writer is not None:
+            self._writer.close()
+
+    def on_run_start(self, header: Header) -> None:
+        """Open the event file. A resumed run hides the points after its checkpoint."""
+        self._writer = self._open(
+            str(Path(header.out) / FOLDER),
+            purge_step=header.first_round if header.first_round > 1 else None,
+        )
+
+    def on_round_end(self, record: RoundRecord) -> None:
+        values = {name: getattr(record, name) for name in SCALARS}
+        if sent := record.uplink_bytes + record.downlink_bytes:
+            values[RATIO] = (record.dense_uplink_bytes + record.dense_downlink_bytes) / sent
+        values |= {HOURS: record.simulated_hours, **record.metrics}
+        for name, spread in record.client_metrics.items():
+            values |= {
+                f"clients/{name}": spread.mean,
+                f"clients/{name}_worst_decile": spread.worst_decile,
+            }
+        for name, value in values.items():
+            if value is not None and math.isfinite(value):
+                self._writer.add_scalar(name, value, record.round)
+        self._writer.flush()

@@ -8,7 +8,7 @@ from typing import Any, Protocol, TypeVar
 from torch import Tensor
 
 from ..errors import CheckpointError, RunFolderError
-from ..memories.base import Changes
+from ..memories.base import Changes, ReadValue, ReadVector
 from ..messages import compact_json
 from ..tasks.data import Examples
 from .asynchronous_loop import AsynchronousLoop
@@ -43,9 +43,7 @@ class Stateful(Protocol):
     def take_changes(self) -> Changes:
         """Return the vectors and values that changed since the last call, by name."""
 
-    def restore(
-        self, vector: Callable[[str], Tensor | None], value: Callable[[str], bytes | None]
-    ) -> None:
+    def restore(self, vector: ReadVector, value: ReadValue) -> None:
         """Restore the state. `vector` and `value` return an entry by its name, None if there is none."""
 
 
@@ -92,13 +90,14 @@ class Recovery:
             self.save(0, 0)
             return 0
         try:
-            return self._restore(json.loads(stored))
+            self._restore(json.loads(stored))
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise CheckpointError(
                 f"the checkpoint in {self.checkpoint.folder} is damaged; start a new run with another --out"
             ) from error
+        return self.saved_round
 
-    def _restore(self, run: dict[str, Any]) -> int:
+    def _restore(self, run: dict[str, Any]) -> None:
         where = f"the run in {self.folder.path}"
         for difference, value in self._identity.items():
             if run[difference] != value:
@@ -115,7 +114,6 @@ class Recovery:
             past_versions = [broadcast.base for broadcast in self.loop.broadcasts.cache]
             self.clients.restore(self.loop.broadcasts.weights, run["version"], past_versions)
         self.saved_round = run["round"]
-        return self.saved_round
 
     def mark_changed(self, result: RoundResult) -> None:
         """Mark the clients of a round as changed. The next `save` writes their records."""

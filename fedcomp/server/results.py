@@ -1,22 +1,40 @@
-"""The strategy, the round records and the summary of a run, simulated or deployed, from its options and results."""
+"""The strategy, the round records, the summary and the warnings of a run, simulated or deployed."""
 
 import dataclasses
+import json
+import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from .. import __version__, spec
-from ..callbacks import ClientRecord, Rejection, RejectionSummary, RoundRecord, Summary
+from ..callbacks import (
+    ClientMetric,
+    ClientRecord,
+    Rejection,
+    RejectionSummary,
+    RoundRecord,
+    Summary,
+)
 from ..config import RunConfig
 from ..errors import ConfigError
 from ..layout import Layout
 from ..local_optimizer import read as read_optimizer
+from ..memories.base import Changes, ReadValue, ReadVector
 from ..strategies import RoundStrategy, StrategyConfig, strategy
-from ..strategies.cohort import cohort_size
-from .client_metrics import summarize_client_metrics
+from ..strategies.base import AcceptedUpdate, cohort_size
+from ..tasks.data import Examples, describe_non_finite
 from .round_loop import RoundResult
 
 MAX_REASONS, MAX_CLIENTS = 16, 16  # in a summary; metrics.jsonl has all
+# Fields of Summary:
+OF_LAST_ROUND = ("accuracy", "loss", "simulated_hours", "metrics", "client_metrics")
+TOTALS = "uplink_bytes downlink_bytes dense_uplink_bytes dense_downlink_bytes wire_bytes_in wire_bytes_out".split()
+TRAIN = "train_"  # prefix of metrics from training
+HIGHER_IS_BETTER = {"accuracy": True, "loss": False}  # metrics with a worst decile
+KINDS = "kinds"  # in a checkpoint
+# Kinds of warnings:
+METRICS_NOT_FINITE, LOSS_NOT_FINITE = "metrics of clients", "test loss"
 NUMBER = re.compile(r"\d+(\.\d+)?")
 NOTHING_ACCEPTED = "no client's update was accepted in any round: metrics.jsonl has the reasons"
 
@@ -126,18 +144,58 @@ def round_record(
         by_client=tuple(
             ClientRecord(
                 client,
-                traffic.uplink.get(client, 0),
-                traffic.downlink.get(client, 0),
-                None,
-                None,
-                None,
-                traffic.behind.get(client),
-                traffic.staleness.get(client, 0),
+                uplink_bytes=traffic.uplink.get(client, 0),
+                downlink_bytes=traffic.downlink.get(client, 0),
+                wire_bytes_in=None,
+                wire_bytes_out=None,
+                latency_s=None,
+                versions_behind=traffic.behind.get(client),
+                staleness=traffic.staleness.get(client, 0),
                 metrics=numbers,
             )
             for client, numbers in values.items()
         ),
     )
+
+
+def metrics_of(accepted: AcceptedUpdate) -> dict[str, tuple[float, int]]:
+    """Return a client's metrics and their numbers of examples, by name. Names of metrics from training begin with "train_"."""
+    m = accepted.metrics
+    return {
+        name if name.startswith(TRAIN) else TRAIN + name: (value, accepted.examples)
+        for name, value in m.training.items()
+    } | {name: (value, m.examples) for name, value in m.evaluation.items()}
+
+
+def summarize_client_metrics(
+    round: int, accepted: Sequence[AcceptedUpdate], warn: Callable[..., None]
+) -> tuple[dict[str, ClientMetric], dict[int, dict[str, float]]]:
+    """Return the spread of each metric over the clients, and each client's values. Values that are not finite are left out."""
+    by_client: dict[int, dict[str, float]] = {}
+    columns: dict[str, list[tuple[float, int]]] = {}
+    for a in accepted:
+        for name, (value, examples) in metrics_of(a).items():
+            if math.isfinite(value):
+                by_client.setdefault(a.client, {})[name] = value
+                columns.setdefault(name, []).append((value, examples))
+            else:
+                warn(
+                    f"round {round}: client {a.client} reports {value} as its '{name}'; metrics that are not finite are left out",
+                    kind=METRICS_NOT_FINITE,
+                )
+    return {name: _spread(name, column) for name, column in columns.items()}, by_client
+
+
+def _spread(name: str, column: Sequence[tuple[float, int]]) -> ClientMetric:
+    total = sum(examples for _, examples in column)
+    values = sorted(value for value, _ in column)
+    higher = HIGHER_IS_BETTER.get(name.removeprefix(TRAIN))
+    worst = None
+    if higher is not None:
+        n_worst = -(-len(values) // 10)
+        worst = sum(v / n_worst for v in (values[:n_worst] if higher else values[-n_worst:]))
+    mean = sum(value * (examples / total) for value, examples in column)
+    return ClientMetric(mean, worst, len(values), total)
 
 
 def summarize_run(records: Sequence[RoundRecord], config: RunConfig, device: str) -> Summary:
@@ -148,34 +206,21 @@ def summarize_run(records: Sequence[RoundRecord], config: RunConfig, device: str
         values = [getattr(record, field) for record in records]
         return None if None in values else sum(values)
 
-    seconds = total("seconds")
-    last = [] if total("accepted") else [NOTHING_ACCEPTED]
+    last, accepted, seconds = records[-1], total("accepted"), total("seconds")
+    warnings = [sentence for record in records for sentence in record.warnings]
     return Summary(
-        accuracy=records[-1].accuracy,
-        loss=records[-1].loss,
-        uplink_bytes=total("uplink_bytes"),
-        downlink_bytes=total("downlink_bytes"),
-        dense_uplink_bytes=total("dense_uplink_bytes"),
-        dense_downlink_bytes=total("dense_downlink_bytes"),
-        wire_bytes_in=total("wire_bytes_in"),
-        wire_bytes_out=total("wire_bytes_out"),
+        **{name: total(name) for name in TOTALS},
+        **{name: getattr(last, name) for name in OF_LAST_ROUND},
         rounds=len(records),
         clients=config.clients,
-        client_updates=total("accepted"),
+        client_updates=accepted,
         seconds=seconds,
-        client_updates_per_s=total("accepted") / seconds if seconds else 0.0,
+        client_updates_per_s=accepted / seconds if seconds else 0.0,
         device=device,
         seed=config.seed,
         version=__version__,
-        warnings=tuple(
-            dict.fromkeys(
-                [*(sentence for record in records for sentence in record.warnings), *last]
-            )
-        ),
+        warnings=tuple(dict.fromkeys(warnings if accepted else [*warnings, NOTHING_ACCEPTED])),
         rejections=summarize_rejections(records),
-        simulated_hours=records[-1].simulated_hours,
-        metrics=records[-1].metrics,
-        client_metrics=records[-1].client_metrics,
     )
 
 
@@ -191,3 +236,51 @@ def summarize_rejections(records: Iterable[RoundRecord]) -> tuple[RejectionSumma
         named, more = tuple(clients[:MAX_CLIENTS]), max(0, len(clients) - MAX_CLIENTS)
         summaries.append(RejectionSummary(alike[0].stage, alike[0].reason, len(alike), named, more))
     return tuple(summaries)
+
+
+class WarningLog:
+    """Forwards warnings and collects those of a round.
+
+    A warning with a kind is shown once in a run, even if the run is resumed: the kinds are part of the checkpoint.
+    """
+
+    def __init__(self, forward: Callable[[str], None]):
+        self.forward = forward
+        self.kinds: set[str] = set()  # of the warnings so far
+        self._of_round: list[str] = []
+
+    def __call__(self, sentence: str, kind: str = "") -> None:
+        if kind and kind in self.kinds:
+            return
+        if kind:
+            self.kinds.add(kind)
+        self._of_round.append(sentence)
+        self.forward(sentence)
+
+    def take(self) -> tuple[str, ...]:
+        """Return the warnings since the last call."""
+        taken, self._of_round = tuple(self._of_round), []
+        return taken
+
+    def take_changes(self) -> Changes:
+        return {}, {KINDS: json.dumps(sorted(self.kinds)).encode()}
+
+    def restore(self, vector: ReadVector, value: ReadValue) -> None:
+        self.kinds |= set(json.loads(value(KINDS) or b"[]"))
+
+
+def check_loss(warn: WarningLog, round: int, loss: float | None, test: Examples | None) -> None:
+    """Warn once in a run about a test loss that is not finite: metrics.jsonl has null in its place, as for a round without evaluation.
+
+    `loss`: that of the round on the data `test`; None if the round was not evaluated.
+    """
+    if loss is None or math.isfinite(loss) or LOSS_NOT_FINITE in warn.kinds:
+        return
+    values = describe_non_finite(test)
+    why = "the model may have diverged; try a smaller --lr"
+    if values:
+        why = f"the test data holds {values}; correct test()"
+    warn(
+        f"round {round}: the test loss is {loss} (null in metrics.jsonl), and the run continues: {why}",
+        kind=LOSS_NOT_FINITE,
+    )

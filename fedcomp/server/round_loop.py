@@ -21,9 +21,16 @@ from ..errors import NonFiniteError
 from ..kernels.sums import sum_squares
 from ..messages import FAILED, Assignment, ClientRoundConfig, Report
 from ..profiling import timed
-from ..strategies.base import AcceptedUpdate, Aggregation, Phase, RoundStrategy, RoundUpdates
+from ..strategies.base import (
+    AcceptedByPhase,
+    AcceptedUpdate,
+    Aggregation,
+    Phase,
+    RoundCompletion,
+    RoundStrategy,
+    RoundUpdates,
+)
 from ..strategies.optimizers import optimizer
-from ..strategies.round_completion import RoundCompletion
 from .broadcasts import Broadcast, Broadcasts
 from .exchange import Exchange, Traffic
 from .transport import Transport
@@ -119,60 +126,48 @@ class RoundLoop:
         round: int,
         phase: Phase,
         configs: Mapping[int, ClientRoundConfig],
-        before: Mapping[str, Sequence[AcceptedUpdate]],
+        before: AcceptedByPhase,
         traffic: Traffic,
     ) -> tuple[Exchange, list[Assignment]]:
         """Return the exchange of a phase, and the assignments of the clients in `configs`, which are not sent yet.
 
         `before`: the accepted updates of the phases before this one. The bytes of the assignments are counted in `traffic`.
         """
-        b, strategy = self.broadcasts, self.strategy
+        b, strategy, counterpart = self.broadcasts, self.strategy, self.strategy.counterpart
+        assignments = []
+        for client, config in configs.items():
+            version = self.versions.get(client, b.first)
+            download = b.download(version)  # the cheapest one to the current version
+            traffic.behind.setdefault(client, b.behind(version))
+            announced = dict(strategy.announce(phase, client, before))
+            if counterpart is not None and not before:
+                announced |= counterpart.announce()
+            flat = [part for name, value in announced.items() for part in (name.encode(), value)]
+            returned = self.dropped.get(client, b"")
+            first = client not in self.versions
+            traffic.sent(client, download, [*flat, returned], first=first, newest=b.newest_bytes)
+            assignments.append(
+                Assignment(
+                    round,
+                    phase.name,
+                    client,
+                    download.form,
+                    download.base,
+                    b.version,
+                    b.fingerprint,
+                    download.frames,
+                    accepted=self.tickets.get(client, ""),
+                    announced=flat,
+                    density=config.density,
+                    lr=config.lr,
+                    returned=returned,
+                    steps=config.steps,
+                    batch_size=config.batch_size,
+                    evaluate=int(not before and self.evaluates(round)),
+                )
+            )
         exchange = Exchange(self.transport, b, strategy, phase, traffic, self._on_report)
-        assignments = [
-            self._assignment(round, phase, client, config, before, traffic)
-            for client, config in configs.items()
-        ]
         return exchange, assignments
-
-    def _assignment(
-        self,
-        round: int,
-        phase: Phase,
-        client: int,
-        config: ClientRoundConfig,
-        before: Mapping[str, Sequence[AcceptedUpdate]],
-        traffic: Traffic,
-    ) -> Assignment:
-        """Return a client's assignment, with the download to the current version, and count its bytes."""
-        b, counterpart = self.broadcasts, self.strategy.counterpart
-        version = self.versions.get(client, b.first)
-        download = b.download(version)
-        traffic.behind.setdefault(client, b.behind(version))
-        announced = dict(self.strategy.announce(phase, client, before))
-        if counterpart is not None and not before:
-            announced |= counterpart.announce()
-        flat = [part for name, value in announced.items() for part in (name.encode(), value)]
-        returned = self.dropped.get(client, b"")
-        first = client not in self.versions
-        traffic.sent(client, download, [*flat, returned], first=first, newest=b.newest_bytes)
-        return Assignment(
-            round,
-            phase.name,
-            client,
-            download.form,
-            download.base,
-            b.version,
-            b.fingerprint,
-            download.frames,
-            accepted=self.tickets.get(client, ""),
-            announced=flat,
-            density=config.density,
-            lr=config.lr,
-            returned=returned,
-            steps=config.steps,
-            batch_size=config.batch_size,
-            evaluate=int(not before and self.evaluates(round)),
-        )
 
     def close(
         self,
@@ -229,19 +224,12 @@ class RoundLoop:
         if report.kind != FAILED:
             self.dropped.pop(report.client, None)
 
-    def _aggregate(
-        self, round: int, phases: Mapping[str, list[AcceptedUpdate]]
-    ) -> tuple[Aggregation, Tensor]:
+    def _aggregate(self, round: int, phases: AcceptedByPhase) -> tuple[Aggregation, Tensor]:
         """Return the result of the strategy, and the step of the server optimizer [numel]."""
         self.broadcasts.release_downloads()
         update = torch.zeros(self.broadcasts.layout.numel, dtype=torch.float32)
-        updates = RoundUpdates(
-            round,
-            self._estimated(phases),
-            self.broadcasts.weights,
-            self.examples,
-            len(self.versions),
-        )
+        estimated, weights = self._estimated(phases), self.broadcasts.weights
+        updates = RoundUpdates(round, estimated, weights, self.examples, len(self.versions))
         # `prepare` detects values outside of float32.
         with timed("aggregation"), np.errstate(over="ignore", invalid="ignore"):
             aggregation = self.strategy.aggregate(updates, update)
@@ -250,33 +238,27 @@ class RoundLoop:
     def _move(self, round: int, update: Tensor, decay: float) -> Broadcast | None:
         """Move the model by a step, which is overwritten. Raises NonFiniteError with the model unchanged."""
         with timed("downlink"):
-            broadcast = self.broadcasts.prepare(
-                round,
-                update.mul_(self.config.server_lr),
-                seeds.key(self.config.seed, "downlink", round),
-                decay,
-            )
+            seed = seeds.key(self.config.seed, "downlink", round)
+            update.mul_(self.config.server_lr)
+            broadcast = self.broadcasts.prepare(round, update, seed, decay)
             if broadcast is not None:
                 self.broadcasts.publish(broadcast)
                 self.optimizer.commit()
         return broadcast
 
-    def _estimated(
-        self, phases: Mapping[str, list[AcceptedUpdate]]
-    ) -> Mapping[str, list[AcceptedUpdate]]:
+    def _estimated(self, phases: AcceptedByPhase) -> AcceptedByPhase:
         """Replace the updates of the last phase by the counterpart's estimates, and add those of absent clients."""
         counterpart = self.strategy.counterpart
         if counterpart is None:
             return phases
         name, last = list(phases.items())[-1]
-        estimates = {
-            a.client: replace(a, update=counterpart.estimate(a.client, a.update, a.fresh))
-            for a in last
-        }
+        estimates = {}
+        for a in last:
+            estimate = counterpart.estimate(a.client, a.update, a.fresh)
+            estimates[a.client] = replace(a, update=estimate)
         for client, update in counterpart.absent([*estimates]):
-            estimates[client] = AcceptedUpdate(
-                client, update, self.examples[client], math.nan, "", fresh=False
-            )
+            examples = self.examples[client]
+            estimates[client] = AcceptedUpdate(client, update, examples, math.nan, "", fresh=False)
         return {**phases, name: [estimates[client] for client in sorted(estimates)]}
 
     def _squared_step(self, broadcast: Broadcast | None) -> float:

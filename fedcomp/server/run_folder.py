@@ -162,10 +162,8 @@ def read_records(path: Path) -> list[RoundRecord]:
     A last line without its end is still being written and is left out.
     """
     try:
-        return [
-            parse_record(json.loads(line))
-            for line in path.read_text(encoding="utf-8").split("\n")[:-1]
-        ]
+        lines = path.read_text(encoding="utf-8").split("\n")[:-1]
+        return [parse_record(json.loads(line)) for line in lines]
     except FileNotFoundError:
         return []
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
@@ -198,9 +196,7 @@ def parse_record(values: dict[str, Any]) -> RoundRecord:
         "rejections": tuple(Rejection(**r) for r in values["rejections"]),
         "warnings": tuple(values["warnings"]),
         "by_client": tuple(ClientRecord(**c) for c in values.get("by_client", ())),
-        "suspicion": {
-            int(client): fraction for client, fraction in values.get("suspicion", {}).items()
-        },
+        "suspicion": {int(c): fraction for c, fraction in values.get("suspicion", {}).items()},
         "metrics": dict(values.get("metrics", {})),
         "client_metrics": client_metrics_of(values),
     }
@@ -213,19 +209,15 @@ def parse_record(values: dict[str, Any]) -> RoundRecord:
 
 def client_metrics_of(values: dict[str, Any]) -> dict[str, ClientMetric]:
     """Return the metrics of clients in a line of metrics.jsonl or a summary."""
-    return {
-        name: ClientMetric(**spread) for name, spread in values.get("client_metrics", {}).items()
-    }
+    reported = values.get("client_metrics", {})
+    return {name: ClientMetric(**spread) for name, spread in reported.items()}
 
 
 def _folder_label(task: str) -> str:
     """Return the task's part of a default folder's name."""
-    stem = (
-        re.sub(r"\W+", "-", task.removeprefix(OBJECT))
-        if task.startswith(OBJECT)
-        else Path(task.partition(":")[0]).stem
-    )
-    return stem.strip("-") or "task"
+    if task.startswith(OBJECT):
+        return re.sub(r"\W+", "-", task.removeprefix(OBJECT)).strip("-") or "task"
+    return Path(task.partition(":")[0]).stem.strip("-") or "task"
 
 
 def finite(value: Any) -> Any:

@@ -16,7 +16,7 @@ from ..memories import Memory
 from ..memories.base import Changes
 from ..messages import Assignment
 from ..server.checkpoint import Checkpoint
-from ..strategies.client_algorithm import ClientAlgorithm
+from ..strategies.base import ClientAlgorithm
 from .placement import IN_MEMORY, Placement
 
 GROWTH = "residual growth"  # the kind of the monitor's warning

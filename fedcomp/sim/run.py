@@ -30,7 +30,9 @@ from ..server.option_callbacks import with_option_callbacks
 from ..server.recovery import Recovery
 from ..server.results import (
     NOTHING_ACCEPTED,
+    WarningLog,
     bandwidths_of,
+    check_loss,
     client_config,
     make_strategy,
     round_record,
@@ -39,9 +41,8 @@ from ..server.results import (
 from ..server.round_loop import RoundResult
 from ..server.run_folder import RunFolder
 from ..server.transport import Transport
-from ..server.warning_log import WarningLog, check_loss
 from ..strategies import resolved
-from ..strategies.cohort import cohort_size
+from ..strategies.base import cohort_size
 from ..tasks import Task, initial_model, load
 from ..tasks.check import check, data_of, data_or_none, layout_of
 from ..tasks.data import Examples

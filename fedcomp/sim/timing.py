@@ -27,9 +27,7 @@ from ..messages import FAILED, NEED_DENSE, UPDATE, Assignment, Report
 from ..server.availability import Availability, Quota
 from ..server.round_loop import RoundResult
 from ..server.transport import GRACE_S, NOT_RECONNECTED, Clock, Delivery, Lost, Transport
-from ..strategies.client_algorithm import ClientAlgorithm
-from ..strategies.cohort import cohort_size
-from ..strategies.round_completion import DEADLINE
+from ..strategies.base import DEADLINE, ClientAlgorithm, cohort_size
 from ..training.local_sgd import LocalSGD
 from .network import Network
 

@@ -11,11 +11,10 @@ from ..memories import AUTO, default_uplink
 from ..plugins import PluginRegistry, subclass_of
 from .asynchronous import Asynchronous
 from .average import Average
-from .base import Phase, RoundStrategy, StrategyConfig
-from .client_algorithm import ClientAlgorithm
+from .base import ClientAlgorithm, Phase, RoundStrategy, StrategyConfig
 from .codes import allocation_matrix
 from .optimizers import optimizer
-from .tally import majority
+from .vote import majority
 
 __all__ = [
     "Asynchronous",

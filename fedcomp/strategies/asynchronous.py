@@ -23,9 +23,7 @@ from .base import AcceptedUpdate
 
 @dataclass(frozen=True)
 class AsynchronousOptions:
-    wait: float = (
-        0.25  # fraction of the training clients whose answers complete a round, at least one
-    )
+    wait: float = 0.25  # fraction of the training clients whose answers complete a round
     staleness: int = 16  # largest staleness of an update in rounds; the server abandons later ones
     decay: float = 0.5  # a: an update of staleness s has the weight (1 + s)^-a; 0 = no discount
 

@@ -5,18 +5,27 @@ data. AISTATS 2017; with the downlink compressed as well, Sattler et al. 2019, a
 
     y = Σ w_i C(a_i) / Σ w_i,  w_i = 1 or the number of examples of client i, at most `weight_cap` times their mean
 
-With `clip_update`, each C(a_i) is scaled down to that norm (clipping.py).
+With `clip_update` = C, each C(a_i) is multiplied by min(1, C/‖C(a_i)‖₂). This is the norm bound of Sun, Kairouz, Suresh, McMahan: Can you
+really backdoor federated learning? 2019. In McMahan, Ramage, Talwar, Zhang: Learning differentially private recurrent language models.
+ICLR 2018, clients clip before they send. The clipped part is lost: it does not return to the client's memory, from which it would be sent
+again.
 """
 
 import math
 from collections.abc import Sequence
 from typing import ClassVar
 
+import numpy as np
+import torch
 from torch import Tensor
 
 from ..codecs import Update, add_all
+from ..codecs.update import Sections, Sparse
+from ..kernels.sums import sum_squares
+from ..memories import Counterpart
 from .base import AcceptedUpdate, Aggregation, RoundStrategy, RoundUpdates
-from .clipping import clip_factor
+
+BLOCK = 1 << 17  # coordinates of a dense update that are read at a time
 
 
 class Average(RoundStrategy):
@@ -33,21 +42,28 @@ class Average(RoundStrategy):
             for a, weight, factor in zip(accepted, weights, factors, strict=True)
             if a.update is not None
         ]
-        if self.counterpart is None:
+        counterpart = self.counterpart
+        if counterpart is None:
             add_all([update for update, _ in sent], [weight for _, weight in sent], into)
         else:  # an estimate may be a view of the counterpart's state, so it is added by itself
             for update, weight in sent:
                 update.add_to(into, weight)
         into.div_(sum(weights))
-        if self.counterpart is not None and not self.config.clip_update:
-            self._correct(updates, weights, into)
+        if counterpart is not None and not self.config.clip_update:
+            self._correct(counterpart, updates, weights, into)
         return Aggregation(clipped=sum(factor < 1 for factor in factors))
 
     def discount(self, accepted: AcceptedUpdate) -> float:
         """Return a factor 0..1 for an update besides its weight. The weights of the other updates do not grow in return."""
         return 1.0
 
-    def _correct(self, updates: RoundUpdates, weights: Sequence[float], into: Tensor) -> None:
+    def _correct(
+        self,
+        counterpart: Counterpart,
+        updates: RoundUpdates,
+        weights: Sequence[float],
+        into: Tensor,
+    ) -> None:
         """Add the counterpart's correction for clients outside the cohort."""
         accepted = updates.accepted
         cohort = {a.client for a in accepted}
@@ -69,7 +85,7 @@ class Average(RoundStrategy):
             for a, weight in zip(accepted, weights, strict=True)
             if not a.fresh
         }
-        correction = self.counterpart.correction(fractions, present)
+        correction = counterpart.correction(fractions, present)
         if correction is not None:
             correction.add_to(into)
 
@@ -98,3 +114,30 @@ class Average(RoundStrategy):
             return weights
         cap = self.config.weight_cap * sum(weights) / len(weights)
         return [min(weight, cap) for weight in weights]
+
+
+def clip_factor(update: Update, max_norm: float) -> float:
+    """Return min(1, max_norm/‖update‖₂)."""
+    length = norm(update)
+    return max_norm / length if length > max_norm else 1.0
+
+
+def norm(update: Update) -> float:
+    """Return ‖update‖₂. Infinite values count as the largest float32."""
+    return math.sqrt(_sum_squares(update))
+
+
+def _sum_squares(update: Update) -> float:
+    if isinstance(update, Sections):
+        return math.fsum(_sum_squares(part) for _, part in update.parts)
+    if isinstance(update, Sparse):
+        return _array_sum_squares(update.values)
+    starts = range(0, update.numel, BLOCK)
+    return math.fsum(
+        _array_sum_squares(update.block(start, min(start + BLOCK, update.numel)))
+        for start in starts
+    )
+
+
+def _array_sum_squares(values: np.ndarray) -> float:
+    return sum_squares(torch.from_numpy(np.nan_to_num(values)))

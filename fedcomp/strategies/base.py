@@ -1,10 +1,11 @@
-"""The base class of strategies, the server half of federated algorithms.
+"""The base classes of strategies: `RoundStrategy` is the server half of an algorithm, `ClientAlgorithm` the client half.
 
 A strategy selects the cohort and the phases of a round, makes the announcements to clients, and combines the accepted updates into one
 update of the model. server/round_loop.py runs the rounds. Subclasses override `aggregate`, and also `phases` and `announce` if a round has
 more than one exchange.
 """
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,18 +14,22 @@ from typing import Any, ClassVar
 import numpy as np
 from torch import Tensor
 
-from .. import spec
-from ..codecs import Codec, Update, at_density, codec
-from ..errors import ConfigError, FrameError
+from .. import seeds, spec
+from ..codecs import Codec, Context, Update, at_density, codec
+from ..errors import ConfigError, FedcompError, FrameError, ProtocolError
 from ..layout import Layout
-from ..memories import Counterpart, memory, with_memories
+from ..memories import Counterpart, Memory, memory, with_memories
 from ..memories.base import Changes, NoOptions, ReadValue, ReadVector
-from ..messages import TRAIN, ReportedMetrics
-from .client_algorithm import ClientAlgorithm
-from .cohort import cohort_size, sample_cohort
+from ..messages import TRAIN, Assignment, ReportedMetrics
+from ..training.local_sgd import LocalSGD
 from .optimizers import optimizer
-from .round_completion import RoundCompletion
 from .schedule import DENSITY_SCHEDULE, Schedule
+
+DEADLINE = "deadline"  # stage of clients that did not answer in time
+QUORUM = "quorum"  # stage of clients that had not answered when the quorum was reached
+
+Frame = bytes | None | FedcompError  # None: nothing to send; an error: this client failed
+Values = dict[str, Any]  # what a ClientAlgorithm stores of a client during a round
 
 
 @dataclass(frozen=True)
@@ -64,6 +69,214 @@ class StrategyConfig:
     weight_decay: float = 0.0  # of local SGD, or of the server's step if decays_in_server_step
 
 
+# The client half.
+
+
+@dataclass
+class RoundState:
+    """State of a client during a round, from the first phase on."""
+
+    round: int
+    loss: float  # of local training
+    values: Values = field(default_factory=dict)
+    examples: int = 0  # weight of the update in examples; 0: the size of the client's data
+    metrics: bytes = b""  # packed ReportedMetrics
+
+
+@dataclass(frozen=True)
+class DataPartition:
+    """Data that several clients train on. Random draws are keyed by `number`, so all of them compute the same update."""
+
+    number: int
+    clients: tuple[int, ...]  # logical ids of the clients whose data form the partition
+
+
+@dataclass(frozen=True)
+class ClientAlgorithm:
+    """The client half of a strategy. This base class trains in the first phase and sends the update through the client's memory.
+
+    Only in the first phase of a round does a client settle its previous proposal, download and train. In each later phase the memory
+    sends the next frame of the same proposal. Subclasses have no state of their own: state that lasts is in the memory or in
+    `client_state` (tensors by name), state of one round in `RoundState.values`.
+
+    The server versions and broadcasts the *global state* [numel]. In most strategies it is the vector of model weights.
+    """
+
+    phases: tuple[str, ...] = (TRAIN,)
+
+    trains_on_partitions: ClassVar[bool] = False  # on `partitions`, not on the client's own data
+    one_by_one: ClassVar[bool] = False  # `encode_one` makes every frame, also those of updates
+
+    def starts_round(self, assignment: Assignment, state: RoundState | None) -> bool:
+        """Return whether the assignment is of the first phase. `state` is that of the client's last round.
+
+        Raises ProtocolError for an unknown phase, and for a later phase of a round that the client did not start.
+        """
+        if assignment.phase not in self.phases:
+            raise ProtocolError(
+                f"this client knows no phase '{assignment.phase}'; server and client need the same strategy"
+            )
+        first = self.phases[0]
+        if assignment.phase != first and (state is None or state.round != assignment.round):
+            raise ProtocolError(
+                f"this client has no state of phase '{first}' of round {assignment.round}; ask it again in the next round"
+            )
+        return assignment.phase == first
+
+    def initial_values(self, assignment: Assignment, previous: RoundState | None) -> Values:
+        """Return `RoundState.values` at the start of a round, given the state of the client's previous round."""
+        return {}
+
+    def seed(self, codec: Codec, run_seed: int, assignment: Assignment) -> int:
+        """Return the seed of a frame: the same for all clients of a round if `codec.shares_seed`, else one per client."""
+        return seeds.key(
+            run_seed, "encode", assignment.round, 0 if codec.shares_seed else assignment.client
+        )
+
+    # Training on partitions.
+
+    def partitions(self, assignment: Assignment) -> Sequence[DataPartition]:
+        """Return the partitions to train on, each from the same weights; () for the client's own data."""
+        return ()
+
+    def summarize(self, partition: DataPartition, update: Tensor, seed: int, round: int) -> Any:
+        """Return the part of a partition's update [numel] that `combine` needs. `seed`: of the run."""
+        return update
+
+    def combine(
+        self, assignment: Assignment, summaries: Sequence[Any], numel: int, seed: int
+    ) -> Tensor:
+        """Return the client's update [numel], on the CPU, from the summaries of its partitions, in order. `seed`: of the run."""
+        raise NotImplementedError
+
+    # The global state.
+
+    def global_layout(self, layout: Layout) -> Layout:
+        """Return the layout of the global state, given the model's layout."""
+        return layout
+
+    def initial_global_state(self, weights: Tensor) -> Tensor:
+        """Return the global state before round 1, given the initial weights."""
+        return weights
+
+    def model_weights(self, global_state: Tensor) -> Tensor:
+        """Return a view of the model's weights in a global state."""
+        return global_state
+
+    # Local training and its result.
+
+    def gradient_correction(
+        self, global_state: Tensor, client_state: Mapping[str, Tensor], sgd: LocalSGD
+    ) -> Tensor | None:
+        """Return a vector [n] to add to every gradient of local SGD, or None. `sgd`: the training options of the run."""
+        return None
+
+    def after_training(
+        self,
+        updates: Tensor,
+        global_state: Tensor,
+        client_states: Sequence[Mapping[str, Tensor]],
+        sgd: LocalSGD,
+        lr_sums: Sequence[float],
+    ) -> tuple[Tensor, Sequence[Mapping[str, Tensor]]]:
+        """Return the vectors [m, numel] that m clients send, and their new client states, given their model updates [m, n].
+
+        `lr_sums`: by client, the sum of the learning rates of its local steps.
+        """
+        return updates, [{}] * len(updates)
+
+    # Frames.
+
+    def later_update(
+        self, memory: Memory, values: Values, seed: int, context: Context
+    ) -> Tensor | None:
+        """Return the vector [numel] to send in a phase after the first; None to send the memory's next frame."""
+        return None
+
+    def encode(
+        self,
+        memories: Sequence[Memory],
+        updates: Tensor | None,
+        values: Sequence[Values],
+        seeds: Sequence[int],
+        context: Context,
+    ) -> Sequence[Frame]:
+        """Return the frames of m clients for a phase. May modify `values`, their `RoundState.values`.
+
+        `updates` [m, numel]: from `after_training`, `combine` or `later_update`; may be overwritten. None if the phase has no updates.
+        """
+        if updates is not None and not self.one_by_one:
+            return type(memories[0]).propose_stack(memories, updates, seeds, context)
+        frames: list[Frame] = []
+        for i, own in enumerate(memories):
+            update = None if updates is None else updates[i]
+            try:
+                frames.append(self.encode_one(own, update, values[i], seeds[i], context.at(i)))
+            except FedcompError as error:
+                frames.append(error)
+        return frames
+
+    def encode_one(
+        self, memory: Memory, update: Tensor | None, values: Values, seed: int, context: Context
+    ) -> bytes | None:
+        """Return the frame of one client, None if it has nothing to send. A FedcompError that this method raises fails only this client."""
+        return memory.proceed(seed=seed, context=context)
+
+
+# Rounds.
+
+
+@dataclass(frozen=True)
+class Progress:
+    """The progress of a phase."""
+
+    asked: int  # clients in the phase
+    answered: int  # clients
+    accepted: int  # clients
+    elapsed_s: float
+
+
+@dataclass(frozen=True)
+class PhaseEnd:
+    """The end of a phase: stage and reason for the rejection of clients that have not answered."""
+
+    stage: str = "reply"
+    reason: str = "no reply before the round closed"
+
+
+@dataclass(frozen=True)
+class RoundCompletion:
+    """The policy that closes a phase: when all have answered, when a quorum was accepted, or at a deadline.
+
+    The round loop checks it after every answer, and repeatedly while no answer arrives.
+    """
+
+    quorum: float = 1.0  # fraction of the clients in the phase, above 0
+    deadline_s: float | None = None  # None: no deadline
+
+    def check(self, progress: Progress) -> PhaseEnd | None:
+        """Return the end of the phase, or None if the phase goes on."""
+        if progress.answered >= progress.asked:
+            return PhaseEnd()
+        if progress.accepted >= (quorum := quorum_size(self.quorum, progress.asked)):
+            needed = f"{quorum} of {progress.asked}"
+            reason = f"no reply before {needed} were accepted (--quorum {self.quorum:g})"
+            return PhaseEnd(QUORUM, reason)
+        if self.deadline_s is not None and progress.elapsed_s >= self.deadline_s:
+            return PhaseEnd(DEADLINE, f"no reply within {self.deadline_s:g} s (--deadline)")
+        return None
+
+    def answers_until_check(self, progress: Progress) -> int:
+        """Return the number of answers that may arrive before the next `check` can return an end."""
+        missing = quorum_size(self.quorum, progress.asked) - progress.accepted
+        return min(progress.asked - progress.answered, missing)
+
+
+def quorum_size(quorum: float, clients: int) -> int:
+    """Return ⌈quorum · clients⌉, at least 1, without errors from rounding: 7 of 10 for 0.7."""
+    return max(1, math.ceil(quorum * clients - 1e-9))
+
+
 @dataclass(frozen=True)
 class Phase:
     """An exchange within a round, and the condition that closes it."""
@@ -88,6 +301,9 @@ class AcceptedUpdate:
     metrics: ReportedMetrics = field(default_factory=ReportedMetrics)
 
 
+AcceptedByPhase = Mapping[str, Sequence[AcceptedUpdate]]
+
+
 @dataclass(frozen=True)
 class PhaseResult:
     """The accepted updates of a phase, in the order of the client ids."""
@@ -103,7 +319,7 @@ class RoundUpdates:
     """The accepted updates of a round by phase, in the order of the client ids, and the state of the server before aggregation."""
 
     round: int
-    phases: Mapping[str, Sequence[AcceptedUpdate]]
+    phases: AcceptedByPhase
     weights: Tensor  # [numel], model weights before the round; read only
     # By client whose updates were accepted in earlier rounds.
     examples: Mapping[int, int] = field(default_factory=dict)
@@ -123,15 +339,33 @@ class Aggregation:
     decay: float = 1.0  # float32 factor for the weights, applied before the update is added
 
 
+def cohort_size(participation: float, clients: int) -> int:
+    """Return participation · clients, rounded, at least 2 and at most all clients."""
+    return min(clients, max(2, math.floor(participation * clients + 0.5)))
+
+
+def sample_cohort(clients: Sequence[int], participation: float, seed: int, round: int) -> list[int]:
+    """Return a cohort of logical ids, drawn without replacement, ascending."""
+    return draw_cohort(clients, cohort_size(participation, len(clients)), seed, round)
+
+
+def draw_cohort(clients: Sequence[int], count: int, seed: int, round: int) -> list[int]:
+    """Return `count` logical ids, drawn without replacement, ascending."""
+    ordered = clients if isinstance(clients, range) and clients.step > 0 else sorted(clients)
+    chosen = seeds.generator(seed, "cohort", round).choice(len(ordered), count, replace=False)
+    return sorted(ordered[i] for i in chosen)
+
+
 class RoundStrategy(ABC):
     """The decisions of an algorithm in a round, and its state between rounds.
 
-    `warn` is called with each warning during rounds, one sentence. Raises ConfigError for settings that do not suit the algorithm.
+    `warn(sentence, kind)` is called with each warning during rounds; of a kind that is not "", one warning is shown in a run. Raises
+    ConfigError for settings that do not suit the algorithm.
     """
 
     name: ClassVar[str]
     Options: ClassVar[type] = NoOptions  # a frozen dataclass: the options of `name:option=value`
-    client_algorithm: ClassVar[ClientAlgorithm] = ClientAlgorithm()  # the client half
+    client_algorithm: ClientAlgorithm = ClientAlgorithm()  # the client half
     min_clients: int = 1  # smallest number of clients with which a round can move the model
     notice: str = ""  # text printed at the start of a run
     allowed_uplinks: ClassVar[tuple[type[Codec], ...]] = ()  # with or without @layer; () = all
@@ -153,7 +387,7 @@ class RoundStrategy(ABC):
         layout: Layout,
         *,
         options: Any = None,
-        warn: Callable[[str], None] = lambda sentence: None,
+        warn: Callable[..., None] = lambda sentence, kind="": None,
     ):
         self.options, self.warn = options or self.Options(), warn
         self.model_layout, self.layout = layout, self.client_algorithm.global_layout(layout)
@@ -162,9 +396,8 @@ class RoundStrategy(ABC):
         self._check_settings()
         # Of the same class as the clients' memories; it is never used to propose.
         self.memory = memory(config.memory, self.uplink, self.layout.numel, self.layout)
-        self.counterpart = (
-            self._counterpart()
-        )  # server side of the clients' memories, None if stateless
+        # The server side of the clients' memories; None if they are stateless.
+        self.counterpart = self._counterpart()
         self.schedule = self._schedule()
 
     @property
@@ -199,17 +432,15 @@ class RoundStrategy(ABC):
         """Return the exchanges of a round, in order. Only clients accepted in one phase take part in the next."""
         return (Phase(),)
 
-    def announce(
-        self, phase: Phase, client: int, before: Mapping[str, Sequence[AcceptedUpdate]]
-    ) -> Mapping[str, bytes]:
+    def announce(self, phase: Phase, client: int, before: AcceptedByPhase) -> Mapping[str, bytes]:
         """Return the announcements to a client at the start of a phase: name → bytes. Their bytes are counted.
 
         `before`: by earlier phase of the round, the accepted updates.
         """
         return {}
 
-    def open(self, phase: Phase, frames: Sequence[bytes]) -> list[Update | FrameError]:
-        """Return the updates in the frames of a phase, with a FrameError in place of each invalid frame."""
+    def open(self, phase: Phase, frames: Sequence[bytes]) -> Sequence[Update | FrameError | None]:
+        """Return the updates in the frames of a phase: a FrameError for an invalid frame, None for one without an update."""
         return self.uplink.open_batch(frames, self.layout.numel, self.layout)
 
     def check_frame(self, phase: Phase, client: int, frame: bytes) -> None:
@@ -274,13 +505,8 @@ class RoundStrategy(ABC):
             raise ConfigError(
                 f"--strategy {self.name} gives every client the same weight; leave --weights out, or give uniform"
             )
-        densities = (
-            config.density_warmup,
-            config.density_schedule,
-            config.budget_bytes,
-            config.budget_s,
-        )
-        if self.fixed_frame_size and any(densities):
+        budget = config.budget_bytes or config.budget_s
+        if self.fixed_frame_size and (config.density_warmup or config.density_schedule or budget):
             raise ConfigError(
                 f"--strategy {self.name} sends frames of one size; leave --density-warmup, --density-schedule and --budget out"
             )

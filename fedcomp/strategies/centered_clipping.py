@@ -21,8 +21,7 @@ from ..codecs import Update
 from ..codecs.update import Dense
 from ..memories.base import Changes, ReadValue, ReadVector
 from .base import Aggregation, RoundUpdates
-from .blocks import distances_to_mean
-from .robust import ByDistance, RobustOptions
+from .robust import ByDistance, RobustOptions, distances_to_mean
 
 CENTER = "center"  # in a checkpoint
 
@@ -48,9 +47,6 @@ class CenteredClipping(ByDistance):
         super().__init__(*args, **options)
         self.center: Tensor | None = None  # v [numel]; None = 0
         self._next: Tensor | None = None  # v after this round, kept if the model moves
-
-    def min_vectors(self) -> int:
-        return 2 * self.f + 1
 
     def server_vectors(self) -> Sequence[Update | None]:
         return [None if self.center is None else Dense(self.center.numpy())]

@@ -142,6 +142,11 @@ def assign_seats(
     )
 
 
+def can_close(clients: int, n: int, b: int, f: int) -> bool:
+    """Return whether a round of this many clients can close with `f` of them Byzantine. Fewer than n clients leave seats empty."""
+    return assign_seats(range(max(clients, n)), n, b, 0, 1).may_close(f, max(0, n - clients))
+
+
 def _extra_seats(n: int, byzantine: int, n_extra: int) -> list[int]:
     """Return the seats that get one more client."""
     full = list(range(n - 1, n - 2 * byzantine - 2, -1))

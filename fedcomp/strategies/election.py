@@ -19,14 +19,9 @@ voters. The option `form` selects what voters count:
 With `sealed`, the server forwards ballots that it cannot read (sealed_election.py, docs/explanation/elections.md). This requires the
 deterministic code with b = (n − 1)/2, whose votes reveal no more than the result.
 
-Condition for closing a round. Let f (option `f`) be the largest number of Byzantine clients in a cohort, m the number of clients that are
-proven to be Byzantine in this round (each sent an invalid frame or a ballot that cannot be opened), and a the number of absent clients.
-If all clients are present, honest votes win by at least `Seats.margin`, 2b + 1 with one voter per seat. An absent voter, or a proven one
-that is excluded, reduces the margin by 1; a Byzantine vote reduces it by 2. At most f − m Byzantine clients are not proven, so the result
-is correct while
-
-    2·max(0, f − m) + m + a < margin,   2·max(0, f − m) + m + a ≤ 2b
-
+A round closes only if its result is correct, while 2·max(0, f − m) + m + a < `Seats.margin`: f (option `f`) is the largest number of
+Byzantine clients in a cohort, m of them are proven in this round, by an invalid frame or a ballot that cannot be opened, and a are absent.
+A Byzantine vote reduces the margin of honest votes by 2; an absent voter, or a proven one that is excluded, by 1.
 If m > f, the option f is too small: the condition then holds if no other client is Byzantine, and the run warns once. A round that may
 not close does not move the model: its votes are rejected with the reason, it has no further phase, and the next round draws a new cohort.
 """
@@ -37,44 +32,36 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
 import numpy as np
-from torch import Tensor
 
 from .. import spec
-from ..codecs import Codec, Context, Update
-from ..codecs.base import nonfinite_errors
+from ..codecs import Codec, Update
 from ..codecs.sign import Sign
 from ..codecs.update import Dense
-from ..errors import ConfigError, FrameError, NonFiniteError, SpecError
+from ..errors import ConfigError, FrameError, SpecError
 from ..keys.keyring import DerivedKeys, ServerKeys
-from ..memories import Memory
 from ..memories.base import Changes, ReadValue, ReadVector
 from ..memories.none import NoMemory
-from ..messages import Assignment
-from .base import AcceptedUpdate, Phase, PhaseResult, RoundUpdates
-from .client_algorithm import ClientAlgorithm, DataPartition
-from .codes import Seats, allocation_matrix, assign_seats
-from .cohort import draw_cohort
-from .guarantees import can_close, check_seats, notice
-from .local_election import (
-    BALLOTS,
-    ROW,
-    TALLY,
-    CodeRow,
-    announced_row,
-    announcements,
-    ballot_of,
-    ballots_of_row,
-    sent_ballot,
-    vote_of,
+from . import codes
+from .base import (
+    AcceptedByPhase,
+    AcceptedUpdate,
+    ClientAlgorithm,
+    DataPartition,
+    Phase,
+    PhaseResult,
+    RoundCompletion,
+    draw_cohort,
+    quorum_size,
 )
-from .round_completion import RoundCompletion, quorum_size
+from .local_election import BALLOTS, ROW, TALLY, BallotElectionClient, CodeRow, DataElectionClient
 from .sealed_client import SealedElectionClient
-from .sealed_election import SealedRound
-from .sealed_messages import CARDS, RECOUNT, split_vote, terms_of
-from .vote import Vote
+from .sealed_election import CARDS, MIN_PARTITIONS, RECOUNT, SealedRound, split_vote, terms_of
+from .vote import Vote, even_cohort
 
 MAX_SEATS = 15  # default limit of `seats`: a voter of a full row trains on as many partitions
 STATE = "election"  # name in a checkpoint
+MANY_CARDS = 1000  # cards of a client in a round above which the notice warns
+NO_SEATS = codes.Seats((), (), 0)
 UNREAD_UPDATE = Dense(np.empty(0, np.float32))  # stands for the update in a sealed frame
 
 
@@ -97,74 +84,6 @@ class ElectionOptions:
             raise SpecError("sealed=true needs form=ballots; give both")
 
 
-class DataElectionClient(ClientAlgorithm):
-    """Client half for form=data: train on all partitions of the row and send one vote."""
-
-    trains_on_partitions: ClassVar[bool] = True
-
-    def seed(self, codec: Codec, run_seed: int, assignment: Assignment) -> int:
-        return run_seed  # a vote has no zeros, so the seed changes nothing
-
-    def partitions(self, assignment: Assignment) -> Sequence[DataPartition]:
-        return announced_row(announcements(assignment)).partitions
-
-    def summarize(
-        self, partition: DataPartition, update: Tensor, seed: int, round: int
-    ) -> tuple[bytes, NonFiniteError | None]:
-        """Return the ballot of a partition, and an error if the update contains NaN or infinity."""
-        (error,) = nonfinite_errors(
-            update[None], None, f"the update of partition {partition.number}"
-        )
-        return ballot_of(update, seed, round, partition.number), error
-
-    def combine(
-        self,
-        assignment: Assignment,
-        summaries: Sequence[tuple[bytes, NonFiniteError | None]],
-        numel: int,
-        seed: int,
-    ) -> Tensor:
-        """Return the vote of the row. Raises NonFiniteError if more than half of several updates are not finite."""
-        errors = [error for _, error in summaries if error is not None]
-        if len(summaries) > 1 and 2 * len(errors) > len(summaries):
-            raise errors[0]
-        row, ballots = announced_row(announcements(assignment)), [ballot for ballot, _ in summaries]
-        return vote_of(row, ballots, numel, seed, assignment.round)
-
-
-class BallotElectionClient(ClientAlgorithm):
-    """Client half for form=ballots: send the signs of the update, then vote on the ballots that the server forwards."""
-
-    one_by_one: ClassVar[bool] = True
-
-    def __init__(self) -> None:
-        super().__init__((BALLOTS, TALLY))
-
-    def seed(self, codec: Codec, run_seed: int, assignment: Assignment) -> int:
-        own = super().seed(codec, run_seed, assignment)
-        return own if assignment.phase == BALLOTS else run_seed
-
-    def later_update(
-        self, memory: Memory, values: dict[str, Any], seed: int, context: Context
-    ) -> Tensor:
-        announced = context.announced
-        row = announced_row(announced)
-        sent = {
-            client: sent_ballot(memory, announced[str(client)])
-            for client in row.senders
-            if str(client) in announced
-        }
-        numel, round = memory.numel, context.round
-        return vote_of(row, ballots_of_row(row, sent, numel, seed, round), numel, seed, round)
-
-    def encode_one(
-        self, memory: Memory, update: Tensor, values: dict[str, Any], seed: int, context: Context
-    ) -> bytes:
-        if context.phase == BALLOTS:
-            return memory.codec.encode(update, seed=seed, layout=memory.layout, context=context)
-        return memory.propose(update, seed=seed, context=context)
-
-
 class Election(Vote):
     """The majority of coded votes on the data of all clients or on forwarded ballots."""
 
@@ -176,17 +95,18 @@ class Election(Vote):
     def __init__(self, *args: Any, **options: Any):
         super().__init__(*args, **options)
         o = self.options
-        self.sealed = SealedRound(DerivedKeys(self.config.seed)) if o.sealed else None
-        self.client_algorithm = self.client_for(o)
-        if self.sealed:
-            self.client_algorithm = replace(self.client_algorithm, ring=self.sealed.ring)
+        self.sealed: SealedRound | None = None
+        self.client_algorithm = client = self.client_for(o)
+        if isinstance(client, SealedElectionClient):
+            self.sealed = SealedRound(DerivedKeys(self.config.seed))
+            self.client_algorithm = replace(client, ring=self.sealed.ring)
         self.f = o.byzantine if o.f is None else o.f
         self.code = np.empty((0, 0), np.uint8)  # G; empty until the cohort size is known
-        self.notice = notice(o, self.f, self.code)
+        self.notice = self._guarantee()
         self.known_clients: set[int] = set()  # all clients that were ever connected
-        self._warned: set[str] = set()  # topics of warnings, each given once
         # Of the round:
-        self.seats: Seats | None = None  # None: too few clients
+        self.seats = NO_SEATS  # NO_SEATS: too few clients
+        self._asked = 0  # clients in the cohort
         self.convicted: dict[int, str] = {}  # clients excluded after the tally, with the reason
         self._round = 0
         self._results: dict[str, PhaseResult] = {}  # by phase that has ended
@@ -215,12 +135,82 @@ class Election(Vote):
         """Choose the code for cohorts of this size. Raises ConfigError if the options allow none."""
         o = self.options
         n = o.seats or min(clients - (o.code == "deterministic" and clients % 2 == 0), MAX_SEATS)
-        check_seats(o, self.f, n, clients)
-        self.code = allocation_matrix(o.code, n, o.byzantine, o.redundancy, self.config.seed)
+        self._check_seats(n, clients)
+        self.code = codes.allocation_matrix(o.code, n, o.byzantine, o.redundancy, self.config.seed)
         self.min_clients = next(
-            c for c in range(1, clients + 1) if can_close(c, n, o.byzantine, self.f)
+            c for c in range(1, clients + 1) if codes.can_close(c, n, o.byzantine, self.f)
         )
-        self.allocation, self.notice = self.code, notice(o, self.f, self.code, clients)
+        self.allocation, self.notice = self.code, self._guarantee(clients)
+
+    def _check_seats(self, n: int, clients: int) -> None:
+        """Raise ConfigError if no code of n seats gives the guarantee of the options in rounds of this many clients."""
+        o, f = self.options, self.f
+        if n > clients:
+            raise ConfigError(
+                f"--strategy election with seats={n} needs rounds of at least {n} clients, and rounds have {clients}; give "
+                f"a smaller 'seats', a larger --participation, or more --clients"
+            )
+        if 2 * o.byzantine >= n:
+            raise ConfigError(
+                f"--strategy election with byzantine={o.byzantine} needs {2 * o.byzantine + 1} seats, but a round of {clients} "
+                f"clients has only {n}; give byzantine={(n - 1) // 2}, more 'seats', a larger --participation, or more --clients"
+            )
+        if o.sealed and (
+            o.code != "deterministic" or n != 2 * o.byzantine + 1 or n < MIN_PARTITIONS
+        ):
+            raise ConfigError(
+                f"--strategy election with sealed=true needs a code whose voters all count every ballot, since other votes reveal "
+                f"ballots; code={o.code} of {n} seats with byzantine={o.byzantine} is not one; give code=deterministic, and "
+                f"an odd number of 'seats', at least {MIN_PARTITIONS}, with byzantine=(seats - 1)/2"
+            )
+        if not codes.can_close(clients, n, o.byzantine, f):
+            tolerated = (codes.assign_seats(range(clients), n, o.byzantine, 0, 1).margin - 1) // 2
+            raise ConfigError(
+                f"--strategy election with byzantine={o.byzantine} tolerates {tolerated} Byzantine clients among {clients} clients, not "
+                f"f={f}; give a larger 'byzantine' or a smaller 'f'"
+            )
+        if o.sealed and n - f // (clients // n) < MIN_PARTITIONS:
+            raise ConfigError(
+                f"--strategy election with sealed=true needs at least {MIN_PARTITIONS} valid ballots, and f={f} Byzantine clients of "
+                f"{clients} can leave fewer; give a smaller 'f', or more 'seats' and --clients"
+            )
+
+    def _guarantee(self, clients: int = 0) -> str:
+        """Return the guarantee of the run in a sentence. `clients`: the cohort size, 0 if it is not known."""
+        o, f, code = self.options, self.f, self.code
+        if o.code != "deterministic":
+            sentences = [
+                f"code={o.code} changes the probability of a wrong vote and guarantees nothing against Byzantine clients; "
+                "code=deterministic does"
+            ]
+            if o.code == "bernoulli" and clients:
+                default = codes.default_redundancy(len(code))
+                requested = default if o.redundancy is None else o.redundancy
+                sentences.append(
+                    f"a voter trains on {codes.mean_redundancy(code):.3g} partitions on average, not {requested:.3g}: draws with an "
+                    "empty row or column are repeated"
+                )
+            return "; ".join([*sentences, *filter(None, [even_cohort(clients)])])
+        byzantine = f"{f} Byzantine client{'s' * (f != 1)}"
+        if o.form == "data":
+            text = f"up to {byzantine} in a round change nothing: voters train on all partitions of their row, with the data of all clients"
+        else:
+            text = (
+                f"the tally is protected against {byzantine} in a round, the ballots are not: a Byzantine client's own counts as one "
+                "of all"
+            )
+        if clients:
+            margin = codes.assign_seats(range(clients), len(code), o.byzantine, 0, 1).margin
+            spare = margin - 1 - 2 * f
+            if o.sealed:
+                spare = min(spare, clients // len(code) * (len(code) - MIN_PARTITIONS + 1) - 1)
+            absent = f"more than {spare}" if spare else "any client"
+            text += f"; with {absent} absent a round does not move the model"
+        if o.sealed:
+            text += "; sealed: the server sees votes, sizes and times, and a ballot only if a voter reveals it"
+        if o.sealed and clients > MANY_CARDS:
+            text += f"; each client signs and checks {clients} cards a round, fewer with a smaller --participation"
+        return text
 
     # During a round.
 
@@ -233,22 +223,21 @@ class Election(Vote):
         self.known_clients |= set(clients)
         if len(cohort) < n:
             cohort = draw_cohort(clients, min(n, len(clients)), self.config.seed, round)
-        empty = range(
-            -max(0, n - len(cohort)), 0
-        )  # negative ids, for the absent clients of empty seats
+        # Absent clients of empty seats have negative ids.
+        empty = range(-max(0, n - len(cohort)), 0)
         data_sets = [*cohort, *empty]
         if self.options.form == "data":  # voters have the data of absent clients, too
             data_sets = [*cohort, *sorted(self.known_clients - set(cohort))[: len(empty)]]
-        if not can_close(len(cohort), n, b, self.f) or len(data_sets) < n:
-            self.seats = None
-            self._warn_once(
-                "seats",
-                f"round {round} is skipped: {len(cohort)} clients are connected, too few for {n} seats with "
-                f"byzantine={b}, f={self.f}",
+        if not codes.can_close(len(cohort), n, b, self.f) or len(data_sets) < n:
+            self.seats = NO_SEATS
+            self.warn(
+                f"round {round} is skipped: {len(cohort)} clients are connected, too few for {n} seats with byzantine={b}, f={self.f}",
+                kind="seats",
             )
             return []
-        self.seats = assign_seats([*cohort, *empty], n, b, self.config.seed, round, data_sets)
+        self.seats = codes.assign_seats([*cohort, *empty], n, b, self.config.seed, round, data_sets)
         self.allocation = self.code[[self.seats.of(client) for client in cohort]]
+        self._asked = len(cohort)
         if self.sealed:
             s = self.schedule
             settings = s.rate(round), s.count("local_steps", round), s.count("batch_size", round)
@@ -259,10 +248,10 @@ class Election(Vote):
 
     def phases(self, round: int) -> Iterable[Phase]:
         names = [name for name in self.client_algorithm.phases if name != RECOUNT]
-        for name in names if self.seats else names[:1]:
+        for name in names if self.seats is not NO_SEATS else names[:1]:
             if self._results:
                 last = list(self._results.values())[-1]
-                if self._too_few_votes([a.client for a in last.accepted]) or self._too_few_ballots:
+                if self._too_few_votes(last.accepted) or self._too_few_ballots:
                     return
             yield Phase(name, self._completion)
         if self.sealed and TALLY in self._results:
@@ -273,19 +262,17 @@ class Election(Vote):
     @property
     def _completion(self) -> RoundCompletion | None:
         """The run's quorum, raised to the number of answers that a vote needs. Fast Byzantine clients could fill a smaller quorum."""
-        if self.seats is None:
+        if self.seats is NO_SEATS:
             return None
-        voters, asked = sum(map(len, self.seats.members)), len(self.allocation)
+        voters, asked = sum(map(len, self.seats.members)), self._asked
         needed = voters - (self.seats.margin - 1 - 2 * self.f)
         raised = min(1.0, max(self.config.quorum, needed / asked))
-        configured, required = (
-            quorum_size(quorum, asked) for quorum in (self.config.quorum, raised)
-        )
+        configured, required = (quorum_size(q, asked) for q in (self.config.quorum, raised))
         if configured < required:
-            self._warn_once(
-                "quorum",
+            self.warn(
                 f"--quorum {self.config.quorum:g} is {configured} of {asked} answers, and a vote with "
                 f"f={self.f} waits for {required}, so that fast Byzantine clients do not fill it",
+                kind="quorum",
             )
         return RoundCompletion(raised, self.config.timeout_s)
 
@@ -295,26 +282,19 @@ class Election(Vote):
         numbers = np.flatnonzero(self.code[seat]).tolist()
         return CodeRow(client, seat, tuple(DataPartition(j, self.seats.groups[j]) for j in numbers))
 
-    def announce(
-        self, phase: Phase, client: int, before: Mapping[str, Sequence[AcceptedUpdate]]
-    ) -> Mapping[str, bytes]:
+    def announce(self, phase: Phase, client: int, before: AcceptedByPhase) -> Mapping[str, bytes]:
         if self.sealed:
             return self.sealed.announce(phase.name, client, before)
         if phase.name == BALLOTS:
             return {}
-        row = self.row(client)
-        forwarded = {
-            str(a.client): a.frame
-            for a in before.get(BALLOTS, ())
-            if a.frame and a.client in row.senders
-        }
-        return {ROW: row.pack()} | forwarded
+        row, ballots = self.row(client), before.get(BALLOTS, ())
+        sent = {str(a.client): a.frame for a in ballots if a.frame and a.client in row.senders}
+        return {ROW: row.pack()} | sent
 
     def on_phase_end(self, result: PhaseResult) -> Mapping[int, str]:
         excluded: dict[int, str] = {}
         if self.sealed and result.phase == CARDS:
-            present = {a.client for a in result.accepted}
-            excluded = self.sealed.without_known_key(present, self.f)
+            excluded = self.sealed.without_known_key({a.client for a in result.accepted}, self.f)
         rest = [a for a in result.accepted if a.client not in excluded]
         self._results[result.phase] = replace(result, accepted=rest)
         return excluded
@@ -325,7 +305,7 @@ class Election(Vote):
         if self.sealed:
             self.sealed.check_frame(phase.name, client, frame)
 
-    def open(self, phase: Phase, frames: Sequence[bytes]) -> list[Update | FrameError | None]:
+    def open(self, phase: Phase, frames: Sequence[bytes]) -> Sequence[Update | FrameError | None]:
         if not self.sealed:
             return super().open(phase, frames)
         if phase.name in (CARDS, BALLOTS):
@@ -347,25 +327,21 @@ class Election(Vote):
     @property
     def proven_byzantine(self) -> set[int]:
         """The clients proven to be Byzantine in this round."""
-        return {
-            client for result in self._results.values() for client in result.proven_byzantine
-        } | self.convicted.keys()
+        proven = (result.proven_byzantine for result in self._results.values())
+        return set(self.convicted).union(*proven)
 
     @property
     def _too_few_ballots(self) -> str:
         """The reason why the ballots of a sealed round are too few for a vote; "" if they suffice or are not received yet."""
         if not self.sealed or BALLOTS not in self._results:
             return ""
-        return self.sealed.too_few([a.client for a in self._results[BALLOTS].accepted])
+        return self.sealed.too_few({a.client for a in self._results[BALLOTS].accepted})
 
-    def _too_few_votes(self, voted: Collection[int]) -> str:
+    def _too_few_votes(self, voted: Collection[AcceptedUpdate]) -> str:
         """Return the reason why the votes of these clients are too few for a result, "" if they suffice."""
         voters = {client for members in self.seats.members for client in members}
-        m, f, absent = (
-            len(self.proven_byzantine),
-            self.f,
-            len(voters - set(voted) - self.proven_byzantine),
-        )
+        m, f = len(self.proven_byzantine), self.f
+        absent = len(voters - {a.client for a in voted} - self.proven_byzantine)
         if self.seats.may_close(max(0, f - m), m + absent):
             return ""
         possible = f"{max(0, f - m)} more may be" if m else f"{f} may be"
@@ -376,11 +352,9 @@ class Election(Vote):
 
     def reject(self, accepted: Sequence[AcceptedUpdate]) -> Mapping[int, str]:
         remaining = [a for a in accepted if a.client not in self.convicted]
-        if not remaining and self.seats is not None:
-            clients = len(self.allocation)
-            self._warn_once(
-                "failed", f"round {self._round} failed: none of {clients} clients has voted"
-            )
+        if not remaining and self.seats is not NO_SEATS:
+            failed = f"round {self._round} failed: none of {self._asked} clients has voted"
+            self.warn(failed, kind="failed election")
         reason = self._refusal(remaining) if remaining else ""
         return self.convicted | ({a.client: reason for a in remaining} if reason else {})
 
@@ -389,46 +363,31 @@ class Election(Vote):
         m, f = len(self.proven_byzantine), self.f
         if m > f:
             clients = f"{m} clients were" if m > 1 else "1 client was"
-            self._warn_once(
-                "byzantine",
+            self.warn(
                 f"{clients} proven Byzantine in round {self._round}, more than f={f}: the result is correct only if no other client "
                 f"is Byzantine; give f={m} or more",
+                kind="more than f",
             )
-        voted = [a.client for a in accepted if a.update is not None]
+        voted = [a for a in accepted if a.update is not None]
         if reason := self._too_few_ballots or self._too_few_votes(voted):
-            self._warn_once(
-                "failed",
+            self.warn(
                 f"round {self._round} failed: {reason}; more clients in a round, a larger 'byzantine' or a smaller 'f' tolerate more",
+                kind="failed election",
             )
         return reason
 
-    def _tally(
-        self, ballots: Mapping[int, np.ndarray | bytes], updates: RoundUpdates
-    ) -> np.ndarray:
-        result = super()._tally(ballots, updates)
-        # Honest seats with few partitions lose by wide margins against seats with most partitions, so they are not judged.
+    def _is_judged(self, client: int) -> bool:
+        # Honest seats with few partitions lose by wide margins against seats with most partitions.
         has_most = 2 * self.code.sum(1, dtype=np.int64) > len(self.code)
-        if has_most.any():
-            self._round_counts = {
-                client: counts
-                for client, counts in self._round_counts.items()
-                if has_most[self.seats.of(client)]
-            }
-        return result
-
-    def _warn_once(self, topic: str, sentence: str) -> None:
-        if topic not in self._warned:
-            self._warned.add(topic)
-            self.warn(sentence)
+        return not has_most.any() or bool(has_most[self.seats.of(client)])
 
     # Checkpoints.
 
     def take_changes(self) -> Changes:
         vectors, values = super().take_changes()
-        values[STATE] = json.dumps([sorted(self._warned), sorted(self.known_clients)]).encode()
+        values[STATE] = json.dumps(sorted(self.known_clients)).encode()
         return vectors, values
 
     def restore(self, vector: ReadVector, value: ReadValue) -> None:
         super().restore(vector, value)
-        warned, clients = json.loads(value(STATE))
-        self._warned, self.known_clients = set(warned), set(clients)
+        self.known_clients = set(json.loads(value(STATE) or b"[]"))

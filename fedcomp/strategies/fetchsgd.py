@@ -39,8 +39,7 @@ from ..memories.base import Changes, ReadValue, ReadVector
 from ..memories.none import NoMemory
 from ..messages import Assignment
 from .average import Average
-from .base import Aggregation, Phase, RoundUpdates
-from .client_algorithm import ClientAlgorithm
+from .base import Aggregation, ClientAlgorithm, Phase, RoundUpdates
 
 MOMENTUM, ERROR = "momentum", "error"  # names of S_u and S_e in a checkpoint
 FLOAT = np.dtype("<f4")
@@ -78,7 +77,7 @@ class FetchSGD(Average):
     fixed_frame_size: ClassVar[bool] = True
     replaces_server_optimizer: ClassVar[bool] = True
     supports_clipping: ClassVar[bool] = False
-    client_algorithm: ClassVar[ClientAlgorithm] = FetchSGDClient()
+    client_algorithm: ClientAlgorithm = FetchSGDClient()
 
     def __init__(self, *args: Any, **options: Any):
         super().__init__(*args, **options)
@@ -118,7 +117,8 @@ class FetchSGD(Average):
         }
 
     def open(self, phase: Phase, frames: Sequence[bytes]) -> list[Update | FrameError]:
-        return [self._checked(update) for update in super().open(phase, frames)]
+        opened = self.uplink.open_batch(frames, self.layout.numel, self.layout)
+        return [self._checked(update) for update in opened]
 
     def aggregate(self, updates: RoundUpdates, into: Tensor) -> Aggregation:
         accepted = updates.accepted

@@ -17,8 +17,7 @@ from typing import ClassVar
 import numpy as np
 
 from .. import spec
-from .blocks import distances_to_mean
-from .robust import ByDistance, RobustOptions
+from .robust import ByDistance, RobustOptions, distances_to_mean
 
 
 @dataclass(frozen=True)
@@ -38,9 +37,6 @@ class GeometricMedian(ByDistance):
     name: ClassVar[str] = "geometric-median"
     options: GeometricMedianOptions
     Options: ClassVar[type] = GeometricMedianOptions
-
-    def min_vectors(self) -> int:
-        return 2 * self.f + 1
 
     def vector_weights(self, products: np.ndarray) -> np.ndarray:
         weights = np.zeros(len(products))

@@ -16,8 +16,7 @@ from typing import ClassVar
 import numpy as np
 
 from .. import spec
-from .blocks import squared_distances
-from .robust import ByDistance, RobustOptions
+from .robust import ByDistance, RobustOptions, squared_distances
 
 
 class Krum(ByDistance):

@@ -1,4 +1,4 @@
-"""Local elections: the rows that voters count, the ballots in them, and the vote of a row.
+"""The client half of elections: the rows that voters count, the ballots in them, and the vote of a row.
 
 A *ballot* holds the signs of the update of one data partition, packed as in kernels/votes.py. If several clients form a partition, its
 ballot holds the signs after training on all of its data (form=data) or the majority of the clients' signs (form=ballots). If a ballot is
@@ -8,18 +8,21 @@ missing, all voters draw the same random sign for each coordinate, so that hones
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from .. import kernels, seeds
+from ..codecs import Codec, Context
+from ..codecs.base import nonfinite_errors
 from ..codecs.update import Bits
-from ..errors import ProtocolError
+from ..errors import NonFiniteError, ProtocolError
 from ..kernels import votes
 from ..memories import Memory
 from ..messages import Assignment
-from .client_algorithm import DataPartition
+from .base import ClientAlgorithm, DataPartition, Values
 
 ROW = "row"  # announced: the voter's CodeRow
 BALLOTS, TALLY = "ballots", "tally"  # phases
@@ -79,30 +82,20 @@ def ballot_of(update: Tensor, seed: int, round: int, number: int) -> bytes:
     return kernels.bits.signs(torch.nan_to_num(update), seeds.key(seed, "zeros", round, number))
 
 
-def missing_ballot(numel: int, seed: int, round: int, number: int) -> np.ndarray:
-    """Return the random signs that all voters use for a partition without a ballot."""
-    return votes.random_bits(seeds.key(seed, "missing", round, number), numel)
-
-
-def sent_ballot(memory: Memory, frame: bytes) -> Ballot:
-    """Return the ballot in a frame. Raises FrameError."""
-    update = memory.codec.open(frame, memory.numel, memory.layout)
-    return update.raw if isinstance(update, Bits) else kernels.bits.signs(update.dense())
-
-
-def ballots_of_row(
+def vote_on_ballots(
     row: CodeRow, sent: Mapping[int, Ballot], numel: int, seed: int, round: int
-) -> list[Ballot]:
-    """Return the ballot of each partition of a row. `sent`: by client, the ballots that were received."""
+) -> Tensor:
+    """Return the vote ±1 [numel] of a row. `sent`: by client, the ballots that were received."""
     ballots: list[Ballot] = []
     for part in row.partitions:
         cast = [sent[client] for client in part.clients if client in sent]
-        ballots.append(
-            votes.majority(cast, numel, seeds.key(seed, "partition tie", round, part.number))
-            if cast
-            else missing_ballot(numel, seed, round, part.number)
-        )
-    return ballots
+        if cast:
+            tie = seeds.key(seed, "partition tie", round, part.number)
+            ballots.append(votes.majority(cast, numel, tie))
+        else:
+            missing = seeds.key(seed, "missing", round, part.number)
+            ballots.append(votes.random_bits(missing, numel))
+    return vote_of(row, ballots, numel, seed, round)
 
 
 def vote_of(row: CodeRow, ballots: Sequence[Ballot], numel: int, seed: int, round: int) -> Tensor:
@@ -112,3 +105,71 @@ def vote_of(row: CodeRow, ballots: Sequence[Ballot], numel: int, seed: int, roun
     """
     packed = votes.majority(ballots, numel, seeds.key(seed, "local tie", round, row.seat))
     return torch.from_numpy(kernels.Signs(np.frombuffer(packed, np.uint8), numel, 1.0).values())
+
+
+class DataElectionClient(ClientAlgorithm):
+    """Client half for form=data: train on all partitions of the row and send one vote."""
+
+    trains_on_partitions: ClassVar[bool] = True
+
+    def seed(self, codec: Codec, run_seed: int, assignment: Assignment) -> int:
+        return run_seed  # a vote has no zeros, so the seed changes nothing
+
+    def partitions(self, assignment: Assignment) -> Sequence[DataPartition]:
+        return announced_row(announcements(assignment)).partitions
+
+    def summarize(
+        self, partition: DataPartition, update: Tensor, seed: int, round: int
+    ) -> tuple[bytes, NonFiniteError | None]:
+        """Return the ballot of a partition, and an error if the update contains NaN or infinity."""
+        (error,) = nonfinite_errors(
+            update[None], None, f"the update of partition {partition.number}"
+        )
+        return ballot_of(update, seed, round, partition.number), error
+
+    def combine(
+        self,
+        assignment: Assignment,
+        summaries: Sequence[tuple[bytes, NonFiniteError | None]],
+        numel: int,
+        seed: int,
+    ) -> Tensor:
+        """Return the vote of the row. Raises NonFiniteError if more than half of several updates are not finite."""
+        errors = [error for _, error in summaries if error is not None]
+        if len(summaries) > 1 and 2 * len(errors) > len(summaries):
+            raise errors[0]
+        row, ballots = announced_row(announcements(assignment)), [ballot for ballot, _ in summaries]
+        return vote_of(row, ballots, numel, seed, assignment.round)
+
+
+class BallotElectionClient(ClientAlgorithm):
+    """Client half for form=ballots: send the signs of the update, then vote on the ballots that the server forwards."""
+
+    one_by_one: ClassVar[bool] = True
+
+    def __init__(self) -> None:
+        super().__init__((BALLOTS, TALLY))
+
+    def seed(self, codec: Codec, run_seed: int, assignment: Assignment) -> int:
+        own = super().seed(codec, run_seed, assignment)
+        return own if assignment.phase == BALLOTS else run_seed
+
+    def later_update(self, memory: Memory, values: Values, seed: int, context: Context) -> Tensor:
+        announced, sent = context.announced, dict[int, Ballot]()
+        row = announced_row(announced)
+        for client in row.senders:
+            if str(client) in announced:
+                update = memory.codec.open(announced[str(client)], memory.numel, memory.layout)
+                if isinstance(update, Bits):
+                    sent[client] = update.raw
+                else:
+                    sent[client] = kernels.bits.signs(update.dense())
+        return vote_on_ballots(row, sent, memory.numel, seed, context.round)
+
+    def encode_one(
+        self, memory: Memory, update: Tensor | None, values: Values, seed: int, context: Context
+    ) -> bytes | None:
+        assert update is not None  # both phases have an update
+        if context.phase == BALLOTS:
+            return memory.codec.encode(update, seed=seed, layout=memory.layout, context=context)
+        return memory.propose(update, seed=seed, context=context)

@@ -34,9 +34,6 @@ class Median(ByCoordinate):
     def defaults(cls, options: Any) -> Mapping[str, str]:
         return {} if options.mix else {"uplink": str(Eden(bits=1, damped=True))}
 
-    def min_vectors(self) -> int:
-        return 2 * self.f + 1
-
     def ranks(self, vectors: int) -> tuple[int, int]:
         return (vectors - 1) // 2, vectors // 2 + 1
 

@@ -33,8 +33,15 @@ from ..errors import ConfigError, FrameError
 from ..memories.base import Changes, ReadValue, ReadVector
 from ..memories.lowrank import LEFT, NUMBERS, RIGHT, LowRank
 from .average import Average
-from .base import AcceptedUpdate, Aggregation, Phase, RoundUpdates
-from .client_algorithm import ClientAlgorithm
+from .base import (
+    AcceptedByPhase,
+    AcceptedUpdate,
+    Aggregation,
+    ClientAlgorithm,
+    Phase,
+    PhaseResult,
+    RoundUpdates,
+)
 
 
 @dataclass(frozen=True)
@@ -52,7 +59,7 @@ class PowerSGD(Average):
     Options: ClassVar[type] = PowerSGDOptions
     required_memory: ClassVar[str] = LowRank.name
     supports_clipping: ClassVar[bool] = False
-    client_algorithm: ClassVar[ClientAlgorithm] = ClientAlgorithm((LEFT, RIGHT))
+    client_algorithm: ClientAlgorithm = ClientAlgorithm((LEFT, RIGHT))
 
     def __init__(self, *args: Any, **options: Any):
         super().__init__(*args, **options)
@@ -62,14 +69,13 @@ class PowerSGD(Average):
                 f"--strategy {self.name}: no tensor of the model is larger than its factors of rank {self.options.rank}; "
                 f"give --strategy {self.name} a lower rank, or --strategy average"
             )
-        start = normal(
-            seeds.key(self.config.seed, self.name), total_numel(self.factor_layout.right_shapes)
-        )
+        factors = self.factor_layout
+        self.left_numel = total_numel(factors.left_shapes)
+        self.right_numel = total_numel(factors.right_shapes)
+        self.second_numel = self.right_numel + total_numel(factors.other_shapes)
+        start = normal(seeds.key(self.config.seed, self.name), self.right_numel)
         self.right = start.astype(FLOAT).tobytes()  # Q
         self.basis = b""  # P̂ of the round
-        self._averaged: Sequence[AcceptedUpdate] | None = (
-            None  # the updates that P̂ is computed from
-        )
         self._next = b""  # Q after this round, kept if the model moves
 
     def _check_settings(self) -> None:
@@ -91,30 +97,22 @@ class PowerSGD(Average):
     def phases(self, round: int) -> Iterable[Phase]:
         return Phase(LEFT), Phase(RIGHT)
 
-    def announce(
-        self, phase: Phase, client: int, before: Mapping[str, Sequence[AcceptedUpdate]]
-    ) -> Mapping[str, bytes]:
-        if phase.name == LEFT:
-            return {RIGHT: self.right}
-        if self._averaged is not before[LEFT]:
-            self._averaged, self.basis = before[LEFT], self._orthonormal(before[LEFT])
-        return {LEFT: self.basis}
+    def announce(self, phase: Phase, client: int, before: AcceptedByPhase) -> Mapping[str, bytes]:
+        return {RIGHT: self.right} if phase.name == LEFT else {LEFT: self.basis}
+
+    def on_phase_end(self, result: PhaseResult) -> Mapping[int, str]:
+        if result.phase == LEFT and result.accepted:
+            self.basis = self._orthonormal(result.accepted)
+        return {}
 
     def open(self, phase: Phase, frames: Sequence[bytes]) -> list[Update | FrameError]:
-        shapes = (
-            self.factor_layout.left_shapes
-            if phase.name == LEFT
-            else [*self.factor_layout.right_shapes, *self.factor_layout.other_shapes]
-        )
-        return NUMBERS.open_batch(frames, total_numel(shapes))
+        numel = self.left_numel if phase.name == LEFT else self.second_numel
+        return NUMBERS.open_batch(frames, numel)
 
     def aggregate(self, updates: RoundUpdates, into: Tensor) -> Aggregation:
-        numbers = self._mean(
-            updates.phases[RIGHT],
-            total_numel([*self.factor_layout.right_shapes, *self.factor_layout.other_shapes]),
-        )
+        numbers = self._mean(updates.phases[RIGHT], self.second_numel)
         self.factor_layout.update(self.basis, numbers).add_to(into)
-        self._next = numbers[: total_numel(self.factor_layout.right_shapes)].tobytes()
+        self._next = numbers[: self.right_numel].tobytes()
         return Aggregation()
 
     def on_round_end(self, round: int, broadcast: bytes | None) -> None:
@@ -125,7 +123,7 @@ class PowerSGD(Average):
         return {}, {RIGHT: self.right}
 
     def restore(self, vector: ReadVector, value: ReadValue) -> None:
-        self.right = value(RIGHT)
+        self.right = value(RIGHT) or b""
         try:
             read_arrays(self.right, self.factor_layout.right_shapes)
         except FrameError as error:
@@ -133,10 +131,8 @@ class PowerSGD(Average):
 
     def _orthonormal(self, accepted: Sequence[AcceptedUpdate]) -> bytes:
         """Return P̂ of every matrix, given the clients' P."""
-        factors = read_arrays(
-            self._mean(accepted, total_numel(self.factor_layout.left_shapes)).tobytes(),
-            self.factor_layout.left_shapes,
-        )
+        mean = self._mean(accepted, self.left_numel).tobytes()
+        factors = read_arrays(mean, self.factor_layout.left_shapes)
         bases = [orthonormal(torch.from_numpy(factor.astype(np.float64))) for factor in factors]
         return b"".join(basis.numpy().astype(FLOAT).tobytes() for basis in bases)
 

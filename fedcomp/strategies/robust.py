@@ -1,37 +1,58 @@
 """Base classes of robust aggregation rules, which replace the mean and tolerate f Byzantine clients in a round.
 
-A rule reads updates of any codec in blocks of coordinates (blocks.py). All clients have the same weight. An update without a frame is zero.
+A rule reads updates of any codec in blocks of coordinates. All clients have the same weight. An update without a frame is zero.
 An update that a rule ignores counts as accepted, so its client does not send it again. f is the number of Byzantine clients among the
 vectors of a rule: the updates accepted in a round and, with a memory that counts absent clients (`ef21`, `laq`), the estimates of those.
 
 A rule needs a minimum number of vectors, which depends on f. Cohorts that are too small are refused before round 1. A client whose frame
 cannot be read is rejected and is one of the f, so the rule then tolerates f − 1 others. A round with too few accepted updates does not move
 the model: its clients are rejected at the stage `aggregate`, and their memories roll back.
+
+Besides the updates themselves, memory holds one block of all of them, float32 [m, BLOCK], and a CHUNK of it in float64. The codec
+determines the size of an update: sparse and low-bit updates stay compressed; those of `qsgd`, `terngrad`, `natural`, `adaptive` and `fp16`
+are dense from the start, and a sketch that is read at density 1 becomes dense at the first read. Distances are computed from inner
+products, which are summed in float64 by CHUNK, independently of BLOCK. The error of a squared distance is about 10⁻¹⁶ of the squared
+lengths of its two vectors, which is smaller than float32 rounding.
+
+The options `mix` and `buckets` put averages of groups of updates, which differ less than the updates, in front of a rule.
+
+Nearest-neighbour mixing. Allouah, Farhadkhani, Guerraoui, Gupta, Pinot, Stephan: Fixing by mixing: A recipe for optimal Byzantine ML under
+heterogeneity. AISTATS 2023, algorithm 2.
+
+    yᵢ = the mean of the m − f vectors nearest to xᵢ, including xᵢ;  m > 2f
+
+Bucketing. Karimireddy, He, Jaggi: Byzantine-robust learning on heterogeneous datasets via bucketing. ICLR 2022, algorithm 1.
+
+    y_j = the mean of the j-th bucket of s vectors, in a random order for each round;  k = ⌈m / s⌉ buckets, the last may have fewer
+
+Both are linear: y = A x with A [k, m]. f Byzantine clients affect at most f buckets. Ties of distances are broken by the smaller client id.
+With both options, the buckets are mixed.
 """
 
 import math
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
 from torch import Tensor
 
-from .. import spec
+from .. import seeds, spec
 from ..codecs import Update
 from ..errors import ConfigError
 from ..kernels.sums import mean_of_ranks
-from .base import AcceptedUpdate, Aggregation, PhaseResult, RoundStrategy, RoundUpdates
-from .blocks import CHUNK, UpdateMatrix, squared_distances
-from .mixing import buckets, nearest
-from .round_completion import quorum_size
+from .base import AcceptedUpdate, Aggregation, PhaseResult, RoundStrategy, RoundUpdates, quorum_size
+
+BLOCK = 1 << 17  # coordinates read at a time; a multiple of the block size of rotations
+CHUNK = 1 << 13  # coordinates per inner product; divides every block
+LARGEST = float(np.finfo(np.float32).max)
 
 
 @dataclass(frozen=True)
 class RobustOptions:
     f: int = 1  # largest number of Byzantine clients in a round
-    mix: bool = False  # nearest-neighbour mixing before the rule (mixing.py)
+    mix: bool = False  # nearest-neighbour mixing before the rule
     buckets: int = 1  # updates that are averaged in a bucket before mixing; 1 = no buckets
 
     def __post_init__(self) -> None:
@@ -56,9 +77,9 @@ class Robust(RoundStrategy):
         """Largest number of Byzantine clients among the vectors, without those that were proven and rejected in this round."""
         return max(0, self.options.f - len(self._proven))
 
-    @abstractmethod
     def min_vectors(self) -> int:
         """Return the smallest number of vectors with which the rule tolerates f arbitrary ones."""
+        return 2 * self.f + 1
 
     @property
     def min_cohort(self) -> int:
@@ -97,7 +118,7 @@ class Robust(RoundStrategy):
         mixed = None
         if self.options.buckets > 1:
             mixed = buckets(vectors, self.options.buckets, self.config.seed, round)
-        if self.options.mix:
+        if self.options.mix and products is not None:
             bucket_products = products if mixed is None else mixed @ products @ mixed.T
             near = nearest(squared_distances(bucket_products), self.f)
             mixed = near if mixed is None else near @ mixed
@@ -163,3 +184,86 @@ def _mixed(mixture: np.ndarray, values: np.ndarray) -> np.ndarray:
         part = slice(start, start + CHUNK)
         out[:, part] = mixture @ values[:, part].astype(np.float64)
     return out
+
+
+def buckets(vectors: int, size: int, seed: int, round: int) -> np.ndarray:
+    """Return A [⌈vectors / size⌉, vectors]. Each row is the mean of up to `size` vectors."""
+    order = seeds.generator(seed, "buckets", round).permutation(vectors)
+    matrix = np.zeros((-(-vectors // size), vectors))
+    for j, row in enumerate(matrix):
+        members = order[j * size : (j + 1) * size]
+        row[members] = 1 / len(members)
+    return matrix
+
+
+def nearest(distances: np.ndarray, f: int) -> np.ndarray:
+    """Return A [m, m]. Row i is the mean of the m − f vectors nearest to vector i, given (squared) distances [m, m]."""
+    m = len(distances)
+    matrix = np.zeros((m, m))
+    for i, row in enumerate(distances):
+        row = np.where(np.arange(m) == i, -1.0, row)  # vector i is the nearest to itself
+        matrix[i, np.argsort(row, kind="stable")[: m - f]] = 1 / (m - f)
+    return matrix
+
+
+class UpdateMatrix:
+    """Updates [numel] as the rows of a matrix [m, numel]; None is a row of zeros. Infinite values become the largest float32."""
+
+    block: ClassVar[int] = BLOCK
+
+    def __init__(self, updates: Sequence[Update | None], numel: int):
+        self.updates, self.numel = list(updates), numel
+
+    def __len__(self) -> int:
+        return len(self.updates)
+
+    def blocks(self) -> Iterator[tuple[slice, np.ndarray]]:
+        """Yield (slice of the coordinates, values [m, width] float32) in order. The next block overwrites the values."""
+        buffer = np.empty(len(self) * min(self.block, self.numel), np.float32)
+        for start in range(0, self.numel, self.block):
+            stop = min(start + self.block, self.numel)
+            values = buffer[: len(self) * (stop - start)].reshape(len(self), stop - start)
+            for row, update in zip(values, self.updates, strict=True):
+                row[:] = _finite(update.block(start, stop)) if update is not None else 0
+            yield slice(start, stop), values
+
+    def products(self) -> np.ndarray:
+        """Return the inner products of all pairs: float64 [m, m], symmetric."""
+        total = np.zeros((len(self), len(self)))
+        for _, values in self.blocks():
+            for start in range(0, values.shape[1], CHUNK):
+                part = values[:, start : start + CHUNK]
+                # Sparse updates leave most columns empty.
+                part = part[:, part.any(axis=0)].astype(np.float64)
+                total += part @ part.T
+        return (total + total.T) / 2
+
+    def combine(self, weights: np.ndarray, into: Tensor) -> None:
+        """Write Σ wᵢ·rowᵢ into `into`, float32 [numel], summed in float64 in the order of the rows. Rows of weight 0 are not read."""
+        pairs = list(zip(weights.tolist(), self.updates, strict=True))
+        out = into.numpy()
+        for start in range(0, self.numel, self.block):
+            stop = min(start + self.block, self.numel)
+            total = np.zeros(stop - start)
+            for weight, update in pairs:
+                if weight and update is not None:
+                    total += weight * _finite(update.block(start, stop)).astype(np.float64)
+            out[start:stop] = total.clip(-LARGEST, LARGEST, out=total)
+
+
+def _finite(values: np.ndarray) -> np.ndarray:
+    return values if np.isfinite(values).all() else np.nan_to_num(values)
+
+
+def squared_distances(products: np.ndarray) -> np.ndarray:
+    """Return ‖xᵢ − xⱼ‖² of all pairs, float64 [m, m], from inner products; the diagonal is 0."""
+    squares = products.diagonal()
+    distances = (squares[:, None] + squares[None] - 2 * products).clip(0)
+    np.fill_diagonal(distances, 0)
+    return distances
+
+
+def distances_to_mean(products: np.ndarray, weights: np.ndarray) -> np.ndarray:
+    """Return ‖xᵢ − Σ wⱼ xⱼ‖ of every row, float64 [m], from inner products."""
+    projections = products @ weights
+    return np.sqrt((products.diagonal() - 2 * projections + weights @ projections).clip(0))

@@ -23,8 +23,7 @@ from ..layout import Layout
 from ..memories.residual import Residual
 from ..training.local_sgd import LocalSGD
 from .average import Average
-from .base import Aggregation, RoundUpdates
-from .client_algorithm import ClientAlgorithm
+from .base import Aggregation, ClientAlgorithm, RoundUpdates
 from .optimizers import optimizer
 
 OWN = "scaffold/control"  # name of v_i in a client's state
@@ -78,7 +77,7 @@ class Scaffold(Average):
     required_memory: ClassVar[str] = Residual.name
     supports_weights: ClassVar[bool] = False
     supports_clipping: ClassVar[bool] = False
-    client_algorithm: ClassVar[ClientAlgorithm] = ScaffoldClient()
+    client_algorithm: ClientAlgorithm = ScaffoldClient()
 
     def _check_settings(self) -> None:
         super()._check_settings()

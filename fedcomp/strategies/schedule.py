@@ -36,15 +36,12 @@ class Schedule:
         self.config, self.codec, self.layout = config, codec, layout
         self.budget = config.budget_bytes or config.budget_s
         horizon = config.horizon or config.rounds
-        density_options = [
-            option
-            for option, value in (
-                (DENSITY_SCHEDULE, config.density_schedule),
-                ("--density-warmup", config.density_warmup),
-                ("--budget", self.budget),
-            )
-            if value
-        ]
+        options = {
+            DENSITY_SCHEDULE: config.density_schedule,
+            "--density-warmup": config.density_warmup,
+            "--budget": self.budget,
+        }
+        density_options = [option for option, value in options.items() if value]
         if self.budget and len(density_options) > 1:
             raise ConfigError(
                 f"{density_options[0]} and --budget both set the density; give one of them"
@@ -57,13 +54,9 @@ class Schedule:
         self.local = {name: values for name, values in every.items() if values.text}
         self.density: OptionSchedule | None = None  # of the uplink; None = the codec's density
         if text := config.density_schedule:
+            kind, warmup = schedules.FRACTION, config.density_warmup
             self.density = OptionSchedule(
-                DENSITY_SCHEDULE,
-                text,
-                schedules.FRACTION,
-                codec.density,
-                config.density_warmup,
-                horizon,
+                DENSITY_SCHEDULE, text, kind, codec.density, warmup, horizon
             )
         for values in (*self.local.values(), *([self.density] if self.density else [])):
             values.check(config.rounds or horizon or 1)
@@ -77,8 +70,7 @@ class Schedule:
         )
         if not self.budget:
             return dict.fromkeys(cohort, replace(own, density=self._density(round)))
-        by_size = self.config.budget_bytes > 0
-        divide = self._byte_budgets if by_size else self._byte_budgets_in_time
+        divide = self._byte_budgets if self.config.budget_bytes else self._byte_budgets_in_time
         budgets = divide(cohort, bandwidths)
         densities = {n_bytes: self._max_density(n_bytes) for n_bytes in set(budgets.values())}
         return {client: replace(own, density=densities[budgets[client]]) for client in cohort}
@@ -121,12 +113,9 @@ class Schedule:
             )
         known = [bandwidths[client] for client in cohort if client in bandwidths]
         mean = sum(known) / len(known) if known else 1.0
-        rates = [bandwidths.get(client, mean) for client in cohort]
-        total = sum(rates)
-        return {
-            client: smallest + int(rest * rate / total)
-            for client, rate in zip(cohort, rates, strict=True)
-        }
+        rates = {client: bandwidths.get(client, mean) for client in cohort}
+        total = sum(rates.values())
+        return {client: smallest + int(rest * rate / total) for client, rate in rates.items()}
 
     def _byte_budgets_in_time(
         self, cohort: Sequence[int], bandwidths: Mapping[int, float]
@@ -137,9 +126,8 @@ class Schedule:
         slowest = min(budgets, key=bandwidths.__getitem__, default=None)
         if slowest is not None and budgets[slowest] < smallest:
             needed_s = smallest / bandwidths[slowest]
-            enough = (
-                f"{math.ceil(needed_s)}s" if needed_s > 1 else f"{math.ceil(1000 * needed_s)}ms"
-            )
+            number, unit = (needed_s, "s") if needed_s > 1 else (1000 * needed_s, "ms")
+            enough = f"{math.ceil(number)}{unit}"
             raise ConfigError(
                 f"--budget of {self.config.budget_s:g} s is too short for client {slowest}, which sends {budgets[slowest]} bytes in "
                 f"that time and needs {smallest}; give at least {enough}"
@@ -156,9 +144,10 @@ class Schedule:
             return high
         for _ in range(SEARCH_STEPS):
             middle = (low + high) / 2
-            low, high = (
-                (middle, high) if self._max_frame_bytes(middle) <= n_bytes else (low, middle)
-            )
+            if self._max_frame_bytes(middle) <= n_bytes:
+                low = middle
+            else:
+                high = middle
         return low
 
     def _max_frame_bytes(self, density: float) -> int:

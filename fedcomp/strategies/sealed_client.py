@@ -4,8 +4,10 @@ A client answers each phase of a round once, whatever the server asks. Votes on 
 sender that signed two ballots for one slot would count as Byzantine.
 """
 
+import re
+import struct
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
@@ -16,15 +18,21 @@ from .. import kernels
 from ..codecs import Codec, Context
 from ..codecs.base import nonfinite_errors
 from ..errors import ProtocolError
-from ..keys.keyring import DerivedKeys, Keyring, PinnedKeys, UnknownKey, point_of, verifier
-from ..keys.signature_log import SignatureLog
+from ..keys.keyring import DerivedKeys, Keyring, UnknownKey, point_of, verifier
 from ..memories import Memory
 from ..messages import Assignment
 from ..privacy.ballots import Card, SealedBallot, Slot, UnopenableBallot, card_key, seal
-from . import signed_attempts
-from .client_algorithm import ClientAlgorithm, RoundState
-from .local_election import BALLOTS, ROW, TALLY, CodeRow, announcements, ballots_of_row, vote_of
-from .sealed_messages import (
+from .base import ClientAlgorithm, RoundState, Values
+from .local_election import (
+    BALLOTS,
+    ROW,
+    TALLY,
+    CodeRow,
+    announced_row,
+    announcements,
+    vote_on_ballots,
+)
+from .sealed_election import (
     ATTEMPT,
     CARDS,
     KEY_OF,
@@ -35,22 +43,23 @@ from .sealed_messages import (
     RECOUNT,
     TERMS,
     Proof,
-    client_number,
-    full_row,
     pack_complaints,
     partitions_with_ballots,
-    slot_of,
     terms_of,
     too_few,
 )
-from .signed_attempts import ATTEMPTS
 
-# Names in RoundState.values, besides ROW, TERMS, ATTEMPTS and KEY_OF:
+# Names in RoundState.values, besides ROW, TERMS and KEY_OF:
+ATTEMPTS = "attempts"  # of the run in which the client has signed, newest last
 BITS = "bits"  # the client's own ballot
 COMPLAINTS = "complaints"  # packed, until they are sent
 CARD_FOR = "card/"  # by sender: the private key of this client's card
 BALLOT_OF = "ballot/"  # by sender: the opened ballot
 ANSWERED = "answered/"  # by phase
+
+SIGNED = "signed/"  # in a SignatureLog: the signed attempts of a run, by the client's logical id
+MAX_ATTEMPTS, ATTEMPT_BYTES = 1024, 16  # attempts of a run, bytes of each
+ROUND = struct.Struct("<q")
 
 
 @dataclass(frozen=True)
@@ -58,7 +67,7 @@ class SealedElectionClient(ClientAlgorithm):
     """Send cards, a sealed ballot, a vote on the ballots of the row, and a second vote if the server excludes a sender."""
 
     phases: tuple[str, ...] = (CARDS, BALLOTS, TALLY, RECOUNT)
-    ring: Keyring = DerivedKeys(0)  # noqa: RUF009 — for virtual clients; `with_keys` sets a device's keys
+    ring: Keyring = DerivedKeys(0)  # noqa: RUF009 — for virtual clients; devices have PinnedKeys
     options: str = ""  # options of the run, as the server announced them to the client
 
     one_by_one: ClassVar[bool] = True
@@ -69,8 +78,7 @@ class SealedElectionClient(ClientAlgorithm):
         Also raises ProtocolError if the announced terms differ from those of the assignment, and if the client has already signed this
         round in the announced attempt.
         """
-        starts = super().starts_round(assignment, state)
-        if not starts:
+        if not super().starts_round(assignment, state):
             return False
         a, announced = assignment, announcements(assignment)
         terms = terms_of(self.options, a.fingerprint, a.lr, a.steps, a.batch_size)
@@ -78,21 +86,22 @@ class SealedElectionClient(ClientAlgorithm):
             raise ProtocolError(
                 "the server has this client train from another model, or by other options, than it announces to all clients"
             )
-        signed_attempts.check(state, announced, a.round)
+        if state is not None:
+            _check_attempt(state, attempt_of(announced), a.round)
         return True
 
-    def initial_values(self, assignment: Assignment, previous: RoundState | None) -> dict[str, Any]:
+    def initial_values(self, assignment: Assignment, previous: RoundState | None) -> Values:
         announced = announcements(assignment)
-        return {
-            ATTEMPTS: signed_attempts.extended(previous, announced),
-            TERMS: announced.get(TERMS, b""),
-        }
+        attempts, attempt = signed_attempts(previous), attempt_of(announced)
+        if attempts[-1:] != [attempt]:
+            attempts.append(attempt)
+        return {ATTEMPTS: b"".join(attempts), TERMS: announced.get(TERMS, b"")}
 
     def seed(self, codec: Codec, run_seed: int, assignment: Assignment) -> int:
         return super().seed(codec, run_seed, assignment) if assignment.phase == CARDS else run_seed
 
     def later_update(
-        self, memory: Memory, values: dict[str, Any], seed: int, context: Context
+        self, memory: Memory, values: Values, seed: int, context: Context
     ) -> Tensor | None:
         """Return the vote of the tally or the recount; None to send a ballot, or complaints without a vote."""
         self._start_phase(values, context)
@@ -103,25 +112,16 @@ class SealedElectionClient(ClientAlgorithm):
         else:
             self._remove_excluded(values, context)
         row = _row(values, context)
-        opened = {
-            sender: values[name]
-            for sender in row.senders
-            if (name := f"{BALLOT_OF}{sender}") in values
-        }
+        names = {sender: f"{BALLOT_OF}{sender}" for sender in row.senders}
+        opened = {sender: values[name] for sender, name in names.items() if name in values}
         if (partitions := partitions_with_ballots(row, opened)) < MIN_PARTITIONS:
             if values.get(COMPLAINTS, NO_COMPLAINTS) != NO_COMPLAINTS:
                 return None
             raise ProtocolError(too_few(partitions))
-        numel, round = memory.numel, context.round
-        return vote_of(row, ballots_of_row(row, opened, numel, seed, round), numel, seed, round)
+        return vote_on_ballots(row, opened, memory.numel, seed, context.round)
 
     def encode_one(
-        self,
-        memory: Memory,
-        update: Tensor | None,
-        values: dict[str, Any],
-        seed: int,
-        context: Context,
+        self, memory: Memory, update: Tensor | None, values: Values, seed: int, context: Context
     ) -> bytes:
         if context.phase == CARDS:
             return self._cards(memory, update, values, seed, context)
@@ -136,16 +136,17 @@ class SealedElectionClient(ClientAlgorithm):
 
     def slot(self, context: Context, sender: int) -> Slot:
         """Return the slot of a sender's ballot in this round."""
-        return slot_of(self.ring.run, context.announced, context.round, sender)
+        attempt = attempt_of(context.announced).hex()
+        terms = context.announced.get(TERMS, b"").decode("ascii", "replace")
+        return Slot(self.ring.run, attempt, context.round, sender, terms)
 
-    def _start_phase(self, values: dict[str, Any], context: Context) -> None:
+    def _start_phase(self, values: Values, context: Context) -> None:
         """Mark a phase after the first as answered.
 
         Raises ProtocolError if the attempt or the terms differ from those at the start of the round, and if the phase was answered
         before. (An assignment that is repeated before the next phase gets the stored answer and does not come here.)
         """
-        attempts = signed_attempts.digests({ATTEMPTS: _value(values, ATTEMPTS, context)})
-        if attempts[-1:] != [signed_attempts.digest(context.announced)]:
+        if not _value(values, ATTEMPTS, context).endswith(attempt_of(context.announced)):
             raise ProtocolError(
                 f"the server asks for phase '{context.phase}' of another attempt than the one in which this client started the round"
             )
@@ -160,12 +161,7 @@ class SealedElectionClient(ClientAlgorithm):
         values[f"{ANSWERED}{context.phase}"] = b"1"
 
     def _cards(
-        self,
-        memory: Memory,
-        update: Tensor | None,
-        values: dict[str, Any],
-        seed: int,
-        context: Context,
+        self, memory: Memory, update: Tensor | None, values: Values, seed: int, context: Context
     ) -> bytes:
         """Store the ballot and the private keys of the cards. Return one card for each sender of the row, ascending."""
         assert update is not None  # the first phase has an update
@@ -185,16 +181,12 @@ class SealedElectionClient(ClientAlgorithm):
             raise ProtocolError(
                 f"this client knows the keys of {len(known)} clients of its row, which are too few; give it the newest --roster"
             )
-        cards = {
-            sender: Card.make(self.slot(context, sender), row.client, signer) for sender in known
-        }
+        cards = {s: Card.make(self.slot(context, s), row.client, signer) for s in known}
         values[ROW], values[BITS] = row.pack(), kernels.bits.signs(update, seed)
         values |= {f"{CARD_FOR}{sender}": card.private for sender, card in cards.items()}
-        return b"".join(
-            cards[sender].data if sender in cards else NO_CARD for sender in row.senders
-        )
+        return b"".join(cards[s].data if s in cards else NO_CARD for s in row.senders)
 
-    def _ballot(self, values: dict[str, Any], context: Context) -> bytes:
+    def _ballot(self, values: Values, context: Context) -> bytes:
         """Return this client's ballot, sealed for the voters whose cards the server announced."""
         row = _row(values, context)
         slot, signer = self.slot(context, row.client), self.ring.signer(row.client)
@@ -213,7 +205,7 @@ class SealedElectionClient(ClientAlgorithm):
             voters[voter] = card_key(card, slot, voter, _verifier(values, voter, context))
         return seal(_value(values, BITS, context), slot, voters, signer)
 
-    def _open_ballots(self, memory: Memory, values: dict[str, Any], context: Context) -> None:
+    def _open_ballots(self, memory: Memory, values: Values, context: Context) -> None:
         """Store the announced ballots that open, and complaints about those that do not."""
         row, complaints = _row(values, context), {}
         for sender in row.senders:
@@ -229,7 +221,7 @@ class SealedElectionClient(ClientAlgorithm):
                 complaints[sender] = private
         values[COMPLAINTS] = pack_complaints(complaints)
 
-    def _remove_excluded(self, values: dict[str, Any], context: Context) -> None:
+    def _remove_excluded(self, values: Values, context: Context) -> None:
         """Remove the ballots of senders that the server excludes. Raises ProtocolError for a proof that is not valid."""
         for name, data in context.announced.items():
             if not name.startswith(PROOF_OF):
@@ -244,21 +236,6 @@ class SealedElectionClient(ClientAlgorithm):
             values.pop(f"{BALLOT_OF}{sender}", None)
 
 
-def with_keys(
-    algorithm: ClientAlgorithm,
-    run: str,
-    options: str,
-    client: int,
-    key: ec.EllipticCurvePrivateKey,
-    roster: Mapping[int, bytes] | None,
-    log: SignatureLog,
-) -> ClientAlgorithm:
-    """Return the client half with a device's own keys if it is a SealedElectionClient, else unchanged."""
-    if not isinstance(algorithm, SealedElectionClient):
-        return algorithm
-    return replace(algorithm, ring=PinnedKeys(run, client, key, roster, log), options=options)
-
-
 def unknown_keys(assignment: Assignment, state: RoundState | None) -> list[int]:
     """Return the clients whose announced keys this client did not accept in phase CARDS."""
     if assignment.phase != CARDS or state is None:
@@ -268,6 +245,81 @@ def unknown_keys(assignment: Assignment, state: RoundState | None) -> list[int]:
         for name in announcements(assignment)
         if name.startswith(KEY_OF) and name not in state.values
     ]
+
+
+def signed_attempts(state: RoundState | None) -> list[bytes]:
+    """Return the attempts of the run in which a client has signed, the newest last. It signs each round of an attempt once."""
+    known = state.values.get(ATTEMPTS, b"") if state else b""
+    return [known[at : at + ATTEMPT_BYTES] for at in range(0, len(known), ATTEMPT_BYTES)]
+
+
+def pack_signed(state: RoundState | None) -> bytes:
+    """Return the record of a run for a client's SignatureLog when it takes part in another run; b"" if it has signed nothing."""
+    attempts = b"".join(signed_attempts(state))
+    return ROUND.pack(state.round) + attempts if state and attempts else b""
+
+
+def unpack_signed(record: bytes) -> RoundState:
+    """Return the round state of a client that comes back to a run. It holds only the round and the attempts of the record."""
+    return RoundState(ROUND.unpack_from(record)[0], 0.0, {ATTEMPTS: record[ROUND.size :]})
+
+
+def _check_attempt(state: RoundState, attempt: bytes, round: int) -> None:
+    """Raise ProtocolError if the client may not start this round of an attempt, given the state of its previous round."""
+    known = signed_attempts(state)
+    if known and known[-1] == attempt and round <= state.round:
+        raise ProtocolError(
+            f"the server asks again for round {round} of an attempt, after round {state.round} of it"
+        )
+    if attempt in known[:-1]:
+        raise ProtocolError(
+            "the server returns to an earlier attempt of this run; a new attempt needs a new name"
+        )
+    if len(known) >= MAX_ATTEMPTS and known[-1] != attempt:
+        raise ProtocolError(
+            f"this is attempt {len(known) + 1} of the run, and at most {MAX_ATTEMPTS} are allowed; give the run a new name"
+        )
+
+
+def attempt_of(announced: Mapping[str, bytes]) -> bytes:
+    """Return the announced attempt [16 bytes]. Raises ProtocolError."""
+    attempt = announced.get(ATTEMPT, b"")
+    if not re.fullmatch(rb"[0-9a-f]{32}", attempt):
+        raise ProtocolError(
+            "the name of the attempt is not 32 hexadecimal digits; both sides need the same version of fedcomp"
+        )
+    return bytes.fromhex(attempt.decode())
+
+
+def client_number(name: str, prefix: str = "") -> int:
+    """Return the client in an announced name: `prefix` and a decimal number without leading zeros. Raises ProtocolError for other names."""
+    if not re.fullmatch("0|[1-9][0-9]{0,17}", text := name.removeprefix(prefix)):
+        raise ProtocolError(
+            f"the server announces the name {ascii(name)[:60]}, which is no client's"
+        )
+    return int(text)
+
+
+def full_row(announced: Mapping[str, bytes]) -> CodeRow:
+    """Return the announced row. Raises ProtocolError unless it has an odd number of partitions and contains this client.
+
+    The sizes of the partitions must differ by at most one client: the only sender of a small partition would have a larger weight.
+    """
+    row = announced_row(announced)
+    sizes = [len(part.clients) for part in row.partitions]
+    numbered = [part.number for part in row.partitions] == list(range(len(row.partitions)))
+    if (
+        not numbered
+        or len(sizes) % 2 == 0
+        or len(sizes) < MIN_PARTITIONS
+        or max(sizes) - min(sizes) > 1
+        or row.client not in row.senders
+    ):
+        raise ProtocolError(
+            f"the row of the code does not count all clients equally in an odd number of at least {MIN_PARTITIONS} partitions; "
+            "a vote on it would reveal ballots"
+        )
+    return row
 
 
 def checked_bits(packed: bytes, numel: int) -> bytes:

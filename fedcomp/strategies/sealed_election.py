@@ -1,4 +1,4 @@
-"""Elections with sealed ballots, which the server forwards but cannot read: the protocol and the server half.
+"""Elections with sealed ballots, which the server forwards but cannot read: the messages and the server half.
 
 sealed_client.py is the client half. docs/explanation/elections.md specifies the protocol, privacy/ballots.py the cryptography.
 
@@ -13,41 +13,108 @@ Glossary:
     complaint the private key of a card, which a voter reveals if a ballot does not open with it
     proof     a complaint with its card and its ballot: anybody can check that the ballot does not open
 
-Phases of a round:
-
-    cards     clients train; each sends a card for every sender of its row
-    ballots   each client seals its ballot for the voters that count it
-    tally     each client opens the ballots of its row, votes for the majority of those that open, and complains about the others;
-              if too few ballots open, it complains and does not vote
-    recount   only if a complaint is proven: the senders of those ballots are excluded, and all clients vote again
-
+The phases of a round are `cards`, `ballots`, `tally` and, if a complaint is proven, `recount` without the senders of those ballots.
 The server checks every signature and judges the complaints. Every row must contain every client once, because a ballot with a larger
 weight could be read from the vote. A voter makes no card for a sender whose announced key differs from the one that it knows; the server
 then excludes one of the two from the round.
 """
 
 import secrets
+import struct
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+
+from cryptography.hazmat.primitives.asymmetric import ec
 
 from ..errors import FrameError, ProtocolError
 from ..keys.keyring import Keyring, verifier
 from ..privacy.ballots import CARD, KEY, SealedBallot, Slot, card_key, refuse_low_order
-from .base import AcceptedUpdate
+from .base import AcceptedByPhase, AcceptedUpdate
 from .local_election import BALLOTS, ROW, TALLY, CodeRow
-from .sealed_messages import (
-    ATTEMPT,
-    CARDS,
-    KEY_OF,
-    MIN_PARTITIONS,
-    NO_CARD,
-    PROOF_OF,
-    TERMS,
-    Proof,
-    partitions_with_ballots,
-    split_vote,
-    too_few,
-)
+
+CARDS, RECOUNT = "cards", "recount"  # phases, besides BALLOTS and TALLY
+ATTEMPT, TERMS = "attempt", "terms"  # announced in every phase
+KEY_OF, PROOF_OF = "key/", "proof/"  # announced by client: its public key, the proof against it
+MIN_PARTITIONS = 3  # with a ballot: a vote on fewer would reveal the ballots
+NO_CARD = bytes(CARD)  # for a sender whose key the voter does not know
+COUNT = struct.Struct("<H")  # number of complaints, at the start of a vote
+COMPLAINT = struct.Struct(f"<q{KEY}s")  # sender, private key of the voter's card
+PROOF = struct.Struct(f"<q{CARD}s{KEY}s")  # voter, its card and the private key; the ballot follows
+
+
+def terms_of(options: str, fingerprint: str, lr: float, steps: int = 0, batch_size: int = 0) -> str:
+    """Return the terms of a round: a digest, 32 hexadecimal digits, of everything that determines how clients train.
+
+    All clients must train by the same terms. Otherwise a server could make the ballots of all clients but one predictable, for example
+    with lr=0, and read the remaining ballot from the votes.
+    """
+    return sha256(f"{fingerprint} {lr!r} {steps} {batch_size} {options}".encode()).hexdigest()[:32]
+
+
+def partitions_with_ballots(row: CodeRow, senders: Collection[int]) -> int:
+    """Return the number of partitions of a row that have a ballot from one of these senders."""
+    return sum(not set(part.clients).isdisjoint(senders) for part in row.partitions)
+
+
+def too_few(partitions: int) -> str:
+    """Return the reason why there is no vote on the ballots of so few partitions."""
+    return f"{partitions} ballots are whole, and a vote on fewer than {MIN_PARTITIONS} would reveal them"
+
+
+@dataclass(frozen=True)
+class Proof:
+    """Evidence against a sender: its ballot, and the card and private key of a voter for whom the ballot does not open."""
+
+    voter: int
+    card: bytes
+    private: bytes
+    ballot: bytes
+
+    def pack(self) -> bytes:
+        return PROOF.pack(self.voter, self.card, self.private) + self.ballot
+
+    @classmethod
+    def unpack(cls, data: bytes) -> "Proof":
+        """Raises ProtocolError."""
+        if len(data) < PROOF.size:
+            raise ProtocolError("a proof against a client is cut off")
+        voter, card, private = PROOF.unpack_from(data)
+        return cls(voter, card, private, data[PROOF.size :])
+
+    def is_valid(
+        self, slot: Slot, voter: ec.EllipticCurvePublicKey, sender: ec.EllipticCurvePublicKey
+    ) -> bool:
+        """Return whether the ballot does not open with the card. `voter`, `sender`: their public keys.
+
+        Raises ProtocolError for a card or a ballot that was not signed for this slot.
+        """
+        public = card_key(self.card, slot, self.voter, voter)
+        return SealedBallot.read(self.ballot, slot, sender).proven_bad(
+            self.voter, public, self.private
+        )
+
+
+def pack_complaints(complaints: Mapping[int, bytes]) -> bytes:
+    """Return the start of a vote. `complaints`: by sender, the private key of the voter's card."""
+    return COUNT.pack(len(complaints)) + b"".join(
+        COMPLAINT.pack(sender, private) for sender, private in complaints.items()
+    )
+
+
+NO_COMPLAINTS = pack_complaints({})
+
+
+def split_vote(frame: bytes) -> tuple[Sequence[tuple[int, bytes]], bytes]:
+    """Return the complaints in an answer, (sender, private key of the voter's card), and the frame of the vote. Raises FrameError."""
+    if len(frame) < COUNT.size:
+        raise FrameError("a vote is cut off")
+    (count,) = COUNT.unpack_from(frame)
+    end = COUNT.size + count * COMPLAINT.size
+    if len(frame) < end:
+        raise FrameError("the complaints of a vote are cut off")
+    return list(COMPLAINT.iter_unpack(frame[COUNT.size : end])), frame[end:]
 
 
 class SealedRound:
@@ -68,14 +135,10 @@ class SealedRound:
         self.unknown_keys: dict[int, set[int]] = {}  # by voter: senders whose key it does not know
         self._keys: dict[int, bytes] = {}
 
-    def announce(
-        self, phase: str, client: int, before: Mapping[str, Sequence[AcceptedUpdate]]
-    ) -> dict[str, bytes]:
+    def announce(self, phase: str, client: int, before: AcceptedByPhase) -> dict[str, bytes]:
         """Return the announcements for a client at the start of a phase, given the updates accepted in the phases before."""
-        common, row = (
-            {ATTEMPT: self.attempt.encode(), TERMS: self.terms.encode()},
-            self.rows[client],
-        )
+        common = {ATTEMPT: self.attempt.encode(), TERMS: self.terms.encode()}
+        row = self.rows[client]
         if phase == CARDS:
             voters = {voter for voter, other in self.rows.items() if client in other.senders}
             peers = {client, *voters} | (set(row.senders) & self.rows.keys())
@@ -89,11 +152,8 @@ class SealedRound:
             return common | {str(s): self.ballots[s] for s in row.senders if s in senders}
         proofs = {s: proof for s, proof in sorted(self.proofs.items()) if s in row.senders}
         witnesses = sorted({proof.voter for proof in proofs.values()})
-        return (
-            common
-            | {f"{KEY_OF}{voter}": self.key(voter) for voter in witnesses}
-            | {f"{PROOF_OF}{sender}": proof.pack() for sender, proof in proofs.items()}
-        )
+        keys = {f"{KEY_OF}{voter}": self.key(voter) for voter in witnesses}
+        return common | keys | {f"{PROOF_OF}{s}": proof.pack() for s, proof in proofs.items()}
 
     def key(self, client: int) -> bytes:
         """Return a client's public key, the same throughout a round."""
@@ -184,11 +244,8 @@ class SealedRound:
         senders = self.rows[voter].senders
         if len(frame) != CARD * len(senders):
             raise FrameError(f"{len(frame)} bytes are not the cards for {len(senders)} ballots")
-        cards = {
-            sender: card
-            for i, sender in enumerate(senders)
-            if (card := frame[i * CARD : (i + 1) * CARD]) != NO_CARD
-        }
+        parts = [frame[start : start + CARD] for start in range(0, len(frame), CARD)]
+        cards = {s: card for s, card in zip(senders, parts, strict=True) if card != NO_CARD}
         for sender, card in cards.items():
             refuse_low_order(card_key(card, self._slot(sender), voter, verifier(self.key(voter))))
         self.cards |= {(voter, sender): card for sender, card in cards.items()}

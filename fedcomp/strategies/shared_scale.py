@@ -30,8 +30,15 @@ from ..memories import Memory
 from ..memories.none import NoMemory
 from ..messages import TRAIN
 from .average import Average
-from .base import AcceptedUpdate, Aggregation, Phase, RoundUpdates
-from .client_algorithm import ClientAlgorithm
+from .base import (
+    AcceptedByPhase,
+    Aggregation,
+    ClientAlgorithm,
+    Phase,
+    PhaseResult,
+    RoundUpdates,
+    Values,
+)
 
 SCALE = "scale"  # a phase, and the name of the announcement in the next one
 NUMBERS = codec("identity")  # codec of phase SCALE
@@ -47,12 +54,7 @@ class SharedScaleClient(ClientAlgorithm):
         super().__init__((SCALE, TRAIN))
 
     def encode_one(
-        self,
-        memory: Memory,
-        update: Tensor | None,
-        values: dict[str, Any],
-        seed: int,
-        context: Context,
+        self, memory: Memory, update: Tensor | None, values: Values, seed: int, context: Context
     ) -> bytes | None:
         if update is not None:
             (error,) = nonfinite_errors(update[None], memory.layout, "the update")
@@ -81,15 +83,12 @@ class SharedScale(Average):
     allowed_uplinks: ClassVar[tuple[type[Codec], ...]] = (TernGrad,)
     required_memory: ClassVar[str] = NoMemory.name
     supports_clipping: ClassVar[bool] = False
-    client_algorithm: ClassVar[ClientAlgorithm] = SharedScaleClient()
+    client_algorithm: ClientAlgorithm = SharedScaleClient()
 
     def __init__(self, *args: Any, **options: Any):
         super().__init__(*args, **options)
         self.spans = codecs.spans(self.uplink, self.layout)
         self.scales = np.zeros(len(self.spans), FLOAT)  # of the round
-        self._shared: Sequence[AcceptedUpdate] | None = (
-            None  # the updates that they are computed from
-        )
 
     @classmethod
     def defaults(cls, options: Any) -> Mapping[str, str]:
@@ -98,21 +97,22 @@ class SharedScale(Average):
     def phases(self, round: int) -> Iterable[Phase]:
         return Phase(SCALE), Phase(TRAIN)
 
-    def announce(
-        self, phase: Phase, client: int, before: Mapping[str, Sequence[AcceptedUpdate]]
-    ) -> Mapping[str, bytes]:
-        if phase.name == SCALE:
-            return {}
-        if self._shared is not before[SCALE]:
-            self._shared, self.scales = before[SCALE], self._largest(before[SCALE])
-        return {SCALE: self.scales.tobytes()}
+    def announce(self, phase: Phase, client: int, before: AcceptedByPhase) -> Mapping[str, bytes]:
+        return {} if phase.name == SCALE else {SCALE: self.scales.tobytes()}
+
+    def on_phase_end(self, result: PhaseResult) -> Mapping[int, str]:
+        if result.phase == SCALE:
+            sent = [
+                a.update.block(0, len(self.spans)) for a in result.accepted if a.update is not None
+            ]
+            self.scales = np.max([np.zeros(len(self.spans), FLOAT), *sent], axis=0).astype(FLOAT)
+        return {}
 
     def open(self, phase: Phase, frames: Sequence[bytes]) -> list[Update | FrameError]:
         if phase.name == TRAIN:
-            return [self._in_scale(update) for update in super().open(phase, frames)]
-        return [
-            _no_scale(update) or update for update in NUMBERS.open_batch(frames, len(self.spans))
-        ]
+            opened = self.uplink.open_batch(frames, self.layout.numel, self.layout)
+            return [self._in_scale(update) for update in opened]
+        return [_checked(update) for update in NUMBERS.open_batch(frames, len(self.spans))]
 
     def aggregate(self, updates: RoundUpdates, into: Tensor) -> Aggregation:
         accepted = updates.phases[TRAIN]
@@ -125,14 +125,6 @@ class SharedScale(Average):
             into[span] = votes[span] * scale / sum(weights)
         return Aggregation()
 
-    def _largest(self, accepted: Sequence[AcceptedUpdate]) -> np.ndarray:
-        reported = [
-            answer.update.block(0, len(self.spans))
-            for answer in accepted
-            if answer.update is not None
-        ]
-        return np.max([np.zeros(len(self.spans), FLOAT), *reported], axis=0).astype(FLOAT)
-
     def _in_scale(self, update: Update | FrameError) -> Update | FrameError:
         """Return the update if its values are 0 or ± the announced scales, else an error."""
         if isinstance(update, FrameError):
@@ -144,8 +136,8 @@ class SharedScale(Average):
         return update
 
 
-def _no_scale(update: Update | FrameError) -> FrameError | None:
-    """Return an error for an update that does not consist of scales."""
-    if isinstance(update, FrameError):
+def _checked(update: Update | FrameError) -> Update | FrameError:
+    """Return the scales in a frame, an error if one is negative."""
+    if isinstance(update, FrameError) or not (update.block(0, update.numel) < 0).any():
         return update
-    return FrameError("a scale is negative") if (update.block(0, update.numel) < 0).any() else None
+    return FrameError("a scale is negative")

@@ -30,16 +30,21 @@ from ..codecs.topk import TopK
 from ..errors import ConfigError, FrameError
 from ..memories.sketched import CANDIDATES, MARKS, NUMBERS, SKETCH, VALUES, Sketched
 from .average import Average
-from .base import AcceptedUpdate, Aggregation, Phase, RoundUpdates
-from .client_algorithm import ClientAlgorithm
+from .base import (
+    AcceptedByPhase,
+    AcceptedUpdate,
+    Aggregation,
+    ClientAlgorithm,
+    Phase,
+    PhaseResult,
+    RoundUpdates,
+)
 
 
 @dataclass(frozen=True)
 class SketchedSGDOptions:
     density: float = 1 / 100  # fraction of the coordinates that a round moves
-    candidates: int = (
-        4  # P: candidates per moved coordinate; more = more bytes, fewer missed coordinates
-    )
+    candidates: int = 4  # P, per moved coordinate; more = more bytes, fewer missed coordinates
 
     def __post_init__(self) -> None:
         TopK(self.density)  # checks it
@@ -55,23 +60,18 @@ class SketchedSGD(Average):
     required_memory: ClassVar[str] = Sketched.name
     fixed_frame_size: ClassVar[bool] = True
     supports_clipping: ClassVar[bool] = False
-    client_algorithm: ClassVar[ClientAlgorithm] = ClientAlgorithm((SKETCH, VALUES))
+    client_algorithm: ClientAlgorithm = ClientAlgorithm((SKETCH, VALUES))
 
     def __init__(self, *args: Any, **options: Any):
         super().__init__(*args, **options)
         density = self.options.density
         # Its density is that of the candidates.
         self.reader = at_density(self.uplink, min(1.0, self.options.candidates * density))
-        spans = codecs.spans(self.uplink, self.layout)
-        self.max_candidates = sum(
-            self.reader.unscoped.count(span.stop - span.start) for span in spans
-        )
+        sizes = [span.stop - span.start for span in codecs.spans(self.uplink, self.layout)]
+        self.max_candidates = sum(map(self.reader.unscoped.count, sizes))
         self.count = TopK(density).count(self.layout.numel)  # k
         self.candidates = np.empty(0, np.int64)  # of the round
         self._announced = b""  # frame of the candidates
-        self._merged: Sequence[AcceptedUpdate] | None = (
-            None  # the updates that they are computed from
-        )
         self._returned = b""  # frame of the candidates that the last aggregate dropped
 
     def _check_settings(self) -> None:
@@ -94,25 +94,20 @@ class SketchedSGD(Average):
     def phases(self, round: int) -> Iterable[Phase]:
         return Phase(SKETCH), Phase(VALUES)
 
-    def announce(
-        self, phase: Phase, client: int, before: Mapping[str, Sequence[AcceptedUpdate]]
-    ) -> Mapping[str, bytes]:
-        if phase.name == SKETCH:
-            return {}
-        if self._merged is not before[SKETCH]:
-            self._merged, self.candidates = before[SKETCH], self._largest(before[SKETCH])
+    def announce(self, phase: Phase, client: int, before: AcceptedByPhase) -> Mapping[str, bytes]:
+        return {} if phase.name == SKETCH else {CANDIDATES: self._announced}
+
+    def on_phase_end(self, result: PhaseResult) -> Mapping[int, str]:
+        if result.phase == SKETCH and result.accepted:
+            self.candidates = self._largest(result.accepted)
             self._announced = _marks(self.candidates, self.layout.numel)
-        return {CANDIDATES: self._announced}
+        return {}
 
     def open(self, phase: Phase, frames: Sequence[bytes]) -> list[Update | FrameError]:
         if phase.name == SKETCH:
             opened = self.reader.open_batch(frames, self.layout.numel, self.layout)
-            return [
-                update
-                if isinstance(update, FrameError)
-                else read_at_density(update, self.reader.unscoped)
-                for update in opened
-            ]
+            codec = self.reader.unscoped
+            return [u if isinstance(u, FrameError) else read_at_density(u, codec) for u in opened]
         return NUMBERS.open_batch(frames, self.candidates.size)
 
     def aggregate(self, updates: RoundUpdates, into: Tensor) -> Aggregation:

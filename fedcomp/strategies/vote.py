@@ -32,11 +32,10 @@ from ..codecs.identity import BFloat16, Half, Identity
 from ..codecs.sign import Sign
 from ..codecs.update import Bits
 from ..errors import ConfigError, NonFiniteError
-from ..kernels import votes
+from ..kernels import votes as kernel
 from ..memories.base import Changes, ReadValue, ReadVector
 from ..memories.none import NoMemory
 from .base import Aggregation, RoundStrategy, RoundUpdates
-from .guarantees import even_cohort
 
 MOMENTUM, SUSPICION = "momentum", "suspicion"  # names in a checkpoint
 LARGEST = float(np.finfo(np.float32).max)
@@ -70,8 +69,8 @@ class Vote(RoundStrategy):
             self.momentum = torch.zeros(self.layout.numel, dtype=torch.float32)
         self._next = self.momentum  # the momentum of the round, kept if the model moves
         # By client: the number of its votes that lost by a wide margin, and of all its votes.
-        self._total_counts: dict[int, tuple[int, int]] = {}  # of the rounds before
-        self._round_counts: dict[int, tuple[int, int]] = {}  # of the current round
+        self._counts: dict[int, tuple[int, int]] = {}
+        self._next_counts = self._counts  # with the current round, kept if the model moves
 
     def _check_settings(self) -> None:
         super()._check_settings()
@@ -118,12 +117,18 @@ class Vote(RoundStrategy):
     ) -> np.ndarray:
         """Return the majority, packed, of packed ballots by client. Count how many votes of each client lost."""
         numel, cast = self.layout.numel, [*ballots.values()]
-        result = votes.majority(cast, numel, seeds.key(self.config.seed, "tie", updates.round))
-        _, lost = votes.disagreement(cast, result, numel, max(2, round(WIDE_MARGIN * len(cast))))
-        self._round_counts = {
-            client: (int(n), numel) for client, n in zip(ballots, lost, strict=True)
-        }
+        result = kernel.majority(cast, numel, seeds.key(self.config.seed, "tie", updates.round))
+        _, lost = kernel.disagreement(cast, result, numel, max(2, round(WIDE_MARGIN * len(cast))))
+        self._next_counts = dict(self._counts)
+        for client, n in zip(ballots, lost, strict=True):
+            if self._is_judged(client):
+                lost_before, cast_before = self._counts.get(client, (0, 0))
+                self._next_counts[client] = lost_before + int(n), cast_before + numel
         return result
+
+    def _is_judged(self, client: int) -> bool:
+        """Return whether the votes of this client count for its suspicion."""
+        return True
 
     def _step(self, result: np.ndarray, updates: RoundUpdates, into: Tensor) -> None:
         """Write the step for a packed majority into `into` [numel]."""
@@ -148,28 +153,50 @@ class Vote(RoundStrategy):
 
     def on_round_end(self, round: int, broadcast: bytes | None) -> None:
         if broadcast is not None:
-            self.momentum, self._total_counts = self._next, self._counts()
-        self._round_counts = {}
+            self.momentum, self._counts = self._next, self._next_counts
+        self._next_counts = self._counts
 
     @property
     def suspicion(self) -> Mapping[int, float]:
-        return {client: lost / cast for client, (lost, cast) in self._counts().items()}
-
-    def _counts(self) -> dict[int, tuple[int, int]]:
-        """Return the counts of all rounds, the current one included."""
-        counts = dict(self._total_counts)
-        for client, (lost, cast) in self._round_counts.items():
-            lost_before, cast_before = counts.get(client, (0, 0))
-            counts[client] = lost_before + lost, cast_before + cast
-        return dict(sorted(counts.items()))
+        return {client: lost / cast for client, (lost, cast) in sorted(self._next_counts.items())}
 
     def take_changes(self) -> Changes:
         vectors = {} if self.momentum is None else {MOMENTUM: self.momentum}
-        counts = [[client, *pair] for client, pair in sorted(self._total_counts.items())]
+        counts = [[client, *pair] for client, pair in sorted(self._counts.items())]
         return vectors, {SUSPICION: json.dumps(counts).encode()}
 
     def restore(self, vector: ReadVector, value: ReadValue) -> None:
-        counts = json.loads(value(SUSPICION))
-        self._total_counts = {client: (lost, cast) for client, lost, cast in counts}
+        counts = json.loads(value(SUSPICION) or b"[]")
+        self._counts = {client: (lost, cast) for client, lost, cast in counts}
+        self._next_counts = self._counts
         if self.momentum is not None:
             self.momentum = self._next = vector(MOMENTUM)
+
+
+def majority(votes: Tensor | np.ndarray, seed: int) -> Tensor | np.ndarray:
+    """Return the majority, ±1 [n], of ±1 votes [voters, n], as a tensor or an array of the type of `votes`.
+
+    Ties are broken at random, keyed by (seed, coordinate). Raises ConfigError for votes of another shape, or other than ±1.
+    """
+    cast = votes if isinstance(votes, Tensor) else np.asarray(votes)
+    if cast.ndim != 2 or len(cast) == 0:
+        raise ConfigError(
+            f"votes have the shape {list(cast.shape)}; give ±1 votes of at least one voter, [voters, n]"
+        )
+    if not ((cast == 1) | (cast == -1)).all():
+        raise ConfigError("a vote is neither 1 nor −1; replace each zero by a random sign first")
+    n = cast.shape[1]
+    bits = np.unpackbits(kernel.majority([*kernel.pack(cast)], n, seed), count=n)
+    if isinstance(cast, Tensor):
+        return 2 * torch.from_numpy(bits).to(cast) - 1
+    return 2 * bits.astype(cast.dtype) - 1
+
+
+def even_cohort(clients: int) -> str:
+    """Return a warning about an even cohort of a majority vote, "" for an odd or unknown (0) number of clients."""
+    if clients % 2 or not clients:
+        return ""
+    return (
+        f"a cohort of {clients} clients is even: ties of the vote are broken at random, which costs accuracy; make the cohort odd "
+        "with --clients or --participation"
+    )

@@ -16,7 +16,8 @@ from ..errors import ConfigError, FrameError, ProtocolError
 from ..layout import Layout
 from ..memories import Memory
 from ..messages import MAX_EXAMPLES, UPDATE, Assignment, Report, ReportedMetrics, failure
-from ..strategies import RoundStrategy, cohort
+from ..strategies import RoundStrategy
+from ..strategies.base import cohort_size
 
 STRATEGIES = "average", "fetchsgd"  # strategies that need only the sum of the frames
 RELAY = "relay"  # stage of a failure: the frame cannot be added, or the server rejected the sum that contains it
@@ -98,7 +99,7 @@ def _largest_sum(
 def check(config: RunConfig, strategy: RoundStrategy, memory: Memory) -> None:
     """Raise ConfigError if relays cannot add the frames of this run."""
     uplink = strategy.uplink
-    clients = cohort.cohort_size(config.participation, config.clients)
+    clients = cohort_size(config.participation, config.clients)
     per_relay = -(-config.clients // config.relays)  # a cohort may be divided unevenly
     advice = f"use --uplink topk:density=1%+s2:union={min(clients, per_relay)}"
     inner = uplink.unscoped

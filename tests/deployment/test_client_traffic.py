@@ -11,7 +11,7 @@ from fedcomp.deployment.client_traffic import ClientTraffic
 from fedcomp.keys.key_folder import make, renew
 from fedcomp.server.exchange import Traffic as Frames
 from fedcomp.server.round_loop import RoundResult
-from fedcomp.strategies.round_completion import DEADLINE
+from fedcomp.strategies.base import DEADLINE
 from fedcomp.transports.grpc import Traffic, tcp_info
 from fedcomp.transports.grpc.traffic import TrafficReport
 

@@ -13,9 +13,9 @@ from fedcomp.keys.keyring import point_of
 from fedcomp.messages import UPDATE, Assignment
 from fedcomp.privacy.ballots import CARD
 from fedcomp.strategies import resolved
-from fedcomp.strategies.client_algorithm import DataPartition
+from fedcomp.strategies.base import DataPartition
 from fedcomp.strategies.local_election import ROW, CodeRow
-from fedcomp.strategies.sealed_messages import KEY_OF, NO_CARD, terms_of
+from fedcomp.strategies.sealed_election import KEY_OF, NO_CARD, terms_of
 
 
 def deployed(text: str, **changes) -> tuple[DeployedClient, Assignment]:

@@ -13,7 +13,7 @@ from fedcomp import RunConfig
 from fedcomp.memories.lowrank import LEFT, RIGHT
 from fedcomp.server.round_loop import RoundResult
 from fedcomp.strategies import Phase
-from fedcomp.strategies.round_completion import DEADLINE, PhaseEnd, Progress, RoundCompletion
+from fedcomp.strategies.base import DEADLINE, PhaseEnd, Progress, RoundCompletion
 
 pytestmark = [pytest.mark.deploy, pytest.mark.timeout(300)]
 CLIENTS = 4

@@ -243,15 +243,6 @@ def test_the_card_that_a_ballot_names_is_signed_for(data):
         read(data[:at] + other + data[at + ballots.KEY :])
 
 
-def test_two_ballots_for_one_slot_contradict_each_other(publics, data):
-    other = read(seal(BITS[::-1], SLOT, publics, KEYS[0]))
-    assert read(data).contradicts(other) and not other.contradicts(other)
-    elsewhere = dataclasses.replace(SLOT, round=4)
-    assert not other.contradicts(
-        SealedBallot.read(seal(BITS, elsewhere, publics, KEYS[0]), elsewhere, KEYS[0].public_key())
-    )
-
-
 def test_a_voter_that_is_named_twice_is_noticed(publics):
     """Two wraps for one voter could open to two things."""
     whole = seal(BITS, SLOT, {1: publics[1]}, KEYS[0])

@@ -7,7 +7,7 @@ from cases import for_each
 from fedcomp import RunConfig
 from fedcomp.server.availability import RETURN_S, Availability, Quota
 from fedcomp.server.transport import GRACE_S
-from fedcomp.strategies.cohort import cohort_size
+from fedcomp.strategies.base import cohort_size
 
 WITH_DEADLINE = RunConfig(clients=4, participation=1.0, deadline=30.0)
 LATER = Quota.later(WITH_DEADLINE, 4)

@@ -8,8 +8,8 @@ from small_runs import TASKS, TINY, Records, StopsAt, assert_the_same_when_stopp
 
 from fedcomp.deployment.start import Deployment, Endpoint
 from fedcomp.server.exchange import Traffic
+from fedcomp.server.results import WarningLog, check_loss
 from fedcomp.server.round_loop import RoundResult
-from fedcomp.server.warning_log import WarningLog, check_loss
 from fedcomp.sim import simulate
 from fedcomp.tasks import Data
 

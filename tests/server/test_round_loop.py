@@ -11,8 +11,7 @@ from fedcomp.callbacks import Rejection
 from fedcomp.layout import Layout
 from fedcomp.messages import DENSE, UPDATE, failure
 from fedcomp.strategies import Average, Phase, StrategyConfig
-from fedcomp.strategies.base import AcceptedUpdate
-from fedcomp.strategies.cohort import cohort_size, sample_cohort
+from fedcomp.strategies.base import AcceptedUpdate, cohort_size, sample_cohort
 
 ALL = StrategyConfig(
     participation=1.0, uplink="stc:density=10%", downlink="stc:density=10%", seed=3

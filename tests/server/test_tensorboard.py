@@ -7,7 +7,7 @@ import pytest
 
 from fedcomp.callbacks import Header, RoundRecord
 from fedcomp.errors import ConfigError
-from fedcomp.server.tensorboard import FOLDER, HOURS, RATIO, SCALARS, TensorBoard
+from fedcomp.server.option_callbacks import FOLDER, HOURS, RATIO, SCALARS, TensorBoard
 
 HEADER = Header(
     task="digits",

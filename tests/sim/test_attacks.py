@@ -26,7 +26,7 @@ from fedcomp.sim.attacks.alie import z_max
 from fedcomp.sim.attacks.code_aware import rank_by_row_weight
 from fedcomp.sim.attacks.mimic import extreme_row
 from fedcomp.sim.attacks.replies import doubled_offsets, with_checksum
-from fedcomp.strategies.client_algorithm import ClientAlgorithm
+from fedcomp.strategies.base import ClientAlgorithm
 from fedcomp.tasks.data import Data
 
 N = 500

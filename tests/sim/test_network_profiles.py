@@ -27,7 +27,7 @@ from fedcomp.sim.network import (
     read_profiles,
 )
 from fedcomp.sim.timing import VirtualClock, step_counter
-from fedcomp.strategies.client_algorithm import ClientAlgorithm, DataPartition
+from fedcomp.strategies.base import ClientAlgorithm, DataPartition
 from fedcomp.training.local_sgd import LocalSGD, plan_batches
 
 NEUTRAL_OPTIONS = {

@@ -15,7 +15,7 @@ from fedcomp.deployment.start import Endpoint, serve
 from fedcomp.errors import ConfigError, UserError
 from fedcomp.sim import simulate
 from fedcomp.strategies import StrategyConfig, resolved
-from fedcomp.strategies.cohort import sample_cohort
+from fedcomp.strategies.base import sample_cohort
 from fedcomp.strategies.scaffold import Scaffold
 from fedcomp.tasks import initial_model
 from fedcomp.training.local_sgd import LocalSGD, plan_batches

@@ -10,8 +10,8 @@ from every_codec import ONE_EACH, layout_of
 from fedcomp import codec
 from fedcomp.codecs.update import Dense, Sparse
 from fedcomp.memories.shift import Estimate
-from fedcomp.strategies import blocks
-from fedcomp.strategies.blocks import UpdateMatrix, distances_to_mean, squared_distances
+from fedcomp.strategies import robust
+from fedcomp.strategies.robust import UpdateMatrix, distances_to_mean, squared_distances
 
 NUMEL = 300
 
@@ -45,11 +45,11 @@ def test_blocks_of_every_codec_are_the_vectors(spec, monkeypatch):
 
 
 def test_the_block_changes_no_bit(monkeypatch):
-    n = 5 * blocks.CHUNK + 123
+    n = 5 * robust.CHUNK + 123
     x = np.random.default_rng(0).standard_normal((7, n)).astype(np.float32)
     rows, found = [Dense(row) for row in x], []
     for chunks in (1, 2, 3, 100):
-        monkeypatch.setattr(UpdateMatrix, "block", chunks * blocks.CHUNK)
+        monkeypatch.setattr(UpdateMatrix, "block", chunks * robust.CHUNK)
         into = torch.zeros(n)
         UpdateMatrix(rows, n).combine(np.arange(7) / 9, into)
         found.append((UpdateMatrix(rows, n).products(), into.numpy()))
@@ -130,7 +130,7 @@ def test_no_more_than_a_few_blocks_are_held():
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    block, chunk = 4 * m * blocks.BLOCK, 8 * m * blocks.CHUNK
+    block, chunk = 4 * m * robust.BLOCK, 8 * m * robust.CHUNK
     assert block <= peak < 2 * block + 2 * chunk < 4 * m * n / 12
     assert np.isclose(
         products.trace(), sum(float((u.values.astype(np.float64) ** 2).sum()) for u in updates)

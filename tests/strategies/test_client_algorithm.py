@@ -13,7 +13,7 @@ from fedcomp.codecs import Context
 from fedcomp.errors import ConfigError, NonFiniteError, ProtocolError
 from fedcomp.messages import FAILED, UP_TO_DATE, UPDATE, Assignment
 from fedcomp.strategies import StrategyConfig
-from fedcomp.strategies.client_algorithm import ClientAlgorithm, RoundState
+from fedcomp.strategies.base import ClientAlgorithm, RoundState
 from fedcomp.strategies.shared_scale import SharedScale
 
 ASSIGNMENT = Assignment(4, "train", 2, UP_TO_DATE, "v", "v", "f", [], "")

@@ -13,8 +13,8 @@ from fedcomp import codec
 from fedcomp.errors import ConfigError
 from fedcomp.layout import Layout
 from fedcomp.strategies import Asynchronous, Average, StrategyConfig, available_strategies
+from fedcomp.strategies.average import clip_factor, norm
 from fedcomp.strategies.base import RoundUpdates
-from fedcomp.strategies.clipping import clip_factor, norm
 from fedcomp.strategies.gtopk import GTopK
 
 LAYOUT = Layout.from_shapes({"a": (30, 20), "b": (20,), "c": (8, 10)})

@@ -14,13 +14,18 @@ from fedcomp.codecs import Context
 from fedcomp.errors import ConfigError, FrameError
 from fedcomp.layout import Layout
 from fedcomp.messages import TRAIN, UPDATE, Assignment
+from fedcomp.server.results import WarningLog
 from fedcomp.strategies import RoundStrategy, StrategyConfig, strategy
-from fedcomp.strategies.base import Phase
-from fedcomp.strategies.client_algorithm import DataPartition
+from fedcomp.strategies.base import DataPartition, Phase, Progress
 from fedcomp.strategies.codes import allocation_matrix, assign_seats
-from fedcomp.strategies.election import BallotElectionClient, DataElectionClient
-from fedcomp.strategies.local_election import BALLOTS, ROW, TALLY, CodeRow
-from fedcomp.strategies.round_completion import Progress
+from fedcomp.strategies.local_election import (
+    BALLOTS,
+    ROW,
+    TALLY,
+    BallotElectionClient,
+    CodeRow,
+    DataElectionClient,
+)
 
 RULES = StrategyConfig(
     participation=1.0,
@@ -80,7 +85,7 @@ def test_a_round_that_may_close_is_right_and_one_more_could_be_wrong(n, b):
 ])  # fmt: skip
 def test_absent_voters_and_frames_that_are_none_count_by_the_rule(options, bad, lost, closes):
     said: list[str] = []
-    f = federation(f"election:{options}", settings={"warn": said.append})
+    f = federation(f"election:{options}", settings={"warn": WarningLog(said.append)})
     honest = federation(f"election:{options}")
     for client in range(bad):
         f.faults[(client, 1)] = lambda a, r: replace(r, frame=r.frame[:-1])
@@ -114,7 +119,7 @@ def test_a_failed_round_is_skipped_and_the_next_one_goes_on():
 
 def test_a_round_in_which_nobody_votes_is_told():
     said: list[str] = []
-    f = federation("election:byzantine=1", settings={"warn": said.append})
+    f = federation("election:byzantine=1", settings={"warn": WarningLog(said.append)})
     for client in range(5):
         f.faults[(client, 1)] = lambda a, r: replace(
             r, kind="failed", frame=b"", stage="train", reason="no memory left"
@@ -130,7 +135,7 @@ def test_a_round_in_which_nobody_votes_is_told():
 def test_a_quorum_does_not_close_a_round_that_byzantine_clients_could_have_filled():
     said: list[str] = []
     rules = replace(RULES, quorum=0.3)
-    one = made("election:byzantine=2,f=1", 9, rules, warn=said.append)
+    one = made("election:byzantine=2,f=1", 9, rules, warn=WarningLog(said.append))
     assert len(one.select_clients(range(9), 1, "")) == 9
     (phase,) = one.phases(1)
     assert said == [
@@ -194,7 +199,7 @@ def test_a_code_has_as_many_seats_as_the_cohort_has_clients_up_to_15():
 @for_each("form", ["data", "ballots"])
 def test_seats_without_clients_count_as_absent_ones(form):
     said: list[str] = []
-    one = made(f"election:byzantine=2,f=1,form={form}", 9, warn=said.append)
+    one = made(f"election:byzantine=2,f=1,form={form}", 9, warn=WarningLog(said.append))
     assert one.min_clients == 7 and one.select_clients(range(9), 1, "") == list(range(9))
     cohort = one.select_clients([0, 1, 2, 4, 5, 7, 8], 2, "")
     assert cohort == [0, 1, 2, 4, 5, 7, 8] and len(one.allocation) == 7
@@ -213,7 +218,7 @@ def test_seats_without_clients_count_as_absent_ones(form):
 @for_each("options", ["form=data", "form=ballots", "form=ballots,sealed=true"])
 def test_a_round_is_left_out_while_too_few_can_be_reached(options):
     said: list[str] = []
-    f = federation(f"election:byzantine=2,{options}", settings={"warn": said.append})
+    f = federation(f"election:byzantine=2,{options}", settings={"warn": WarningLog(said.append)})
     f.clients = 3
     (first,) = f.loop.rounds([1])
     f.clients = 5

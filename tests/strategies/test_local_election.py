@@ -9,14 +9,8 @@ from cases import for_each
 
 from fedcomp.errors import ProtocolError
 from fedcomp.kernels import Signs, votes
-from fedcomp.strategies.client_algorithm import DataPartition
-from fedcomp.strategies.local_election import (
-    CodeRow,
-    ballot_of,
-    ballots_of_row,
-    missing_ballot,
-    vote_of,
-)
+from fedcomp.strategies.base import DataPartition
+from fedcomp.strategies.local_election import CodeRow, ballot_of, vote_of, vote_on_ballots
 
 ROWS = CodeRow(7, 2, (DataPartition(0, (4,)), DataPartition(3, (1, 9))))
 
@@ -82,13 +76,12 @@ def test_a_partition_of_several_has_the_majority_of_its_ballots_and_one_of_none_
         client: votes.pack((2.0 * (generator.random(64) < 0.5) - 1)[None])[0]
         for client in (1, 4, 9)
     }
-    first, second = ballots_of_row(ROWS, cast, 64, 1, 1)
-    assert first.tobytes() == cast[4].tobytes()
+    first, second = (CodeRow(7, 2, (part,)) for part in ROWS.partitions)
+    assert torch.equal(vote_on_ballots(first, cast, 64, 1, 1), signs(cast[4], 64))
     agree = signs(cast[1], 64) == signs(cast[9], 64)
-    assert torch.equal(signs(second, 64)[agree], signs(cast[1], 64)[agree])
-    gone = ballots_of_row(ROWS, {1: cast[1]}, 64, 1, 1)
-    assert (
-        gone[0].tobytes() == missing_ballot(64, 1, 1, 0).tobytes()
-        and gone[1].tobytes() == cast[1].tobytes()
-    )
-    assert missing_ballot(64, 1, 1, 0).tobytes() != missing_ballot(64, 1, 1, 1).tobytes()
+    assert torch.equal(vote_on_ballots(second, cast, 64, 1, 1)[agree], signs(cast[1], 64)[agree])
+    assert torch.equal(vote_on_ballots(second, {1: cast[1]}, 64, 1, 1), signs(cast[1], 64))
+    coin = vote_on_ballots(first, {1: cast[1]}, 64, 1, 1)
+    other_voter = CodeRow(8, 0, (ROWS.partitions[0],))
+    assert torch.equal(coin, vote_on_ballots(other_voter, {}, 64, 1, 1))
+    assert not torch.equal(coin, vote_on_ballots(second, {}, 64, 1, 1))

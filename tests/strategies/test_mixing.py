@@ -6,7 +6,7 @@ from cases import for_each
 from robust_rules import KINDS, clouds, oracle
 
 from fedcomp import seeds
-from fedcomp.strategies import mixing
+from fedcomp.strategies import robust
 
 
 def distances(x: np.ndarray) -> np.ndarray:
@@ -21,7 +21,7 @@ def test_neighbours_are_those_of_byzfl(kind, m, byzantine):
         x += 1e-6 * np.random.default_rng(1).standard_normal(
             x.shape
         )  # among equally distant ones byzfl takes any
-    mixed = mixing.nearest(distances(x), byzantine) @ x
+    mixed = robust.nearest(distances(x), byzantine) @ x
     np.testing.assert_allclose(
         mixed, oracle().NNM(byzantine)(x), rtol=1e-9, atol=1e-9 * np.abs(x).max()
     )
@@ -29,9 +29,9 @@ def test_neighbours_are_those_of_byzfl(kind, m, byzantine):
 
 def test_of_equally_distant_neighbours_the_first_is_nearer_and_nobody_is_nearer_than_itself():
     x = np.array([[0.0], [0.0], [1.0], [-1.0]])
-    near = mixing.nearest(distances(x), 1)
+    near = robust.nearest(distances(x), 1)
     assert (near * 3).tolist() == [[1, 1, 1, 0], [1, 1, 1, 0], [1, 1, 1, 0], [1, 1, 0, 1]]
-    assert (mixing.nearest(distances(x), 3) == np.eye(4)).all()
+    assert (robust.nearest(distances(x), 3) == np.eye(4)).all()
 
 
 @pytest.mark.parametrize(("m", "size"), [(1, 1), (6, 2), (7, 2), (7, 3), (5, 9)])
@@ -40,16 +40,16 @@ def test_buckets_are_those_of_byzfl_in_the_same_order(m, size, monkeypatch):
     monkeypatch.setattr(seeds, "generator", lambda *which: np.random.RandomState(5))
     np.random.seed(5)  # what byzfl draws from
     np.testing.assert_allclose(
-        mixing.buckets(m, size, 0, 1) @ x, oracle().Bucketing(size)(x), rtol=1e-12, atol=1e-12
+        robust.buckets(m, size, 0, 1) @ x, oracle().Bucketing(size)(x), rtol=1e-12, atol=1e-12
     )
 
 
 @for_each("m, size", [(6, 2), (7, 3), (20, 4)])
 def test_every_vector_is_in_one_bucket_and_rounds_draw_anew(m, size):
-    drawn = [mixing.buckets(m, size, 0, round) for round in (1, 2, 1)]
+    drawn = [robust.buckets(m, size, 0, round) for round in (1, 2, 1)]
     for found in drawn:
         assert found.shape == (-(-m // size), m)
         assert ((found > 0).sum(0) == 1).all() and ((found > 0).sum(1)[:-1] == size).all()
         np.testing.assert_allclose(found.sum(1), 1)
     assert np.array_equal(drawn[0], drawn[2]) and not np.array_equal(drawn[0], drawn[1])
-    assert not np.array_equal(drawn[0], mixing.buckets(m, size, 1, 1))
+    assert not np.array_equal(drawn[0], robust.buckets(m, size, 1, 1))

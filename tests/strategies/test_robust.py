@@ -14,8 +14,8 @@ from robust_rules import FRONTS, NAMES, aggregated, clouds, oracle, rule
 from fedcomp import UserError, codec, seeds
 from fedcomp.errors import ConfigError, SpecError
 from fedcomp.layout import Layout
-from fedcomp.strategies import StrategyConfig, available_strategies, blocks, strategy
-from fedcomp.strategies.blocks import UpdateMatrix
+from fedcomp.strategies import StrategyConfig, available_strategies, robust, strategy
+from fedcomp.strategies.robust import UpdateMatrix
 
 RULES = StrategyConfig(participation=1.0, uplink="stc:density=1/2", downlink="identity", seed=3)
 LEAST = {
@@ -159,11 +159,11 @@ def test_the_largest_lies_make_no_number_that_is_not_finite(name, front):
 @every_rule
 @pytest.mark.parametrize("front", FRONTS)
 def test_neither_the_block_nor_the_form_of_updates_changes_a_bit(name, front, monkeypatch):
-    n = 2 * blocks.CHUNK + 77
+    n = 2 * robust.CHUNK + 77
     x = clouds("far", 13, n, 2)
     x[:, ::3] = 0
     whole = aggregated(rule(f"{name}:2{front}", n), x)
-    monkeypatch.setattr(UpdateMatrix, "block", blocks.CHUNK)
+    monkeypatch.setattr(UpdateMatrix, "block", robust.CHUNK)
     assert np.array_equal(whole, aggregated(rule(f"{name}:2{front}", n), x, sparse=True))
 
 

@@ -17,13 +17,8 @@ from fedcomp.server.results import make_strategy
 from fedcomp.server.transport import Clock, Delivery
 from fedcomp.sim import simulate
 from fedcomp.strategies import Average, StrategyConfig, resolved
+from fedcomp.strategies.base import DEADLINE, Progress, RoundCompletion, quorum_size
 from fedcomp.strategies.powersgd import PowerSGD
-from fedcomp.strategies.round_completion import (
-    DEADLINE,
-    Progress,
-    RoundCompletion,
-    quorum_size,
-)
 from fedcomp.strategies.sketched_sgd import SketchedSGD
 from fedcomp.transports.inprocess import InProcessTransport
 

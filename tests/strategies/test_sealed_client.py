@@ -15,11 +15,11 @@ from fedcomp.memories import memory
 from fedcomp.messages import UP_TO_DATE, Assignment
 from fedcomp.privacy.ballots import CARD, KEY, Card, SealedBallot, Slot
 from fedcomp.sim.attacks.equivocation import replace_wraps
-from fedcomp.strategies import signed_attempts
-from fedcomp.strategies.client_algorithm import DataPartition, RoundState
+from fedcomp.strategies import sealed_client
+from fedcomp.strategies.base import DataPartition, RoundState
 from fedcomp.strategies.local_election import BALLOTS, ROW, TALLY, CodeRow
 from fedcomp.strategies.sealed_client import SealedElectionClient
-from fedcomp.strategies.sealed_messages import (
+from fedcomp.strategies.sealed_election import (
     ATTEMPT,
     CARDS,
     KEY_OF,
@@ -141,7 +141,7 @@ def test_a_round_is_not_opened_again_under_its_attempt_nor_under_one_that_was_gi
 
 def test_attempts_without_end_are_not_remembered_but_refused(monkeypatch):
     """One that was forgotten could be come back to."""
-    monkeypatch.setattr(signed_attempts, "MAX_ATTEMPTS", 3)
+    monkeypatch.setattr(sealed_client, "MAX_ATTEMPTS", 3)
     client = One(0)
     for attempt in (A, B, C):
         client.open(attempt)

@@ -21,8 +21,7 @@ from fedcomp.sim.clients import VirtualClients
 from fedcomp.strategies import StrategyConfig, strategy
 from fedcomp.strategies.local_election import BALLOTS, TALLY
 from fedcomp.strategies.sealed_client import BITS, SealedElectionClient
-from fedcomp.strategies.sealed_election import SealedRound
-from fedcomp.strategies.sealed_messages import (
+from fedcomp.strategies.sealed_election import (
     CARDS,
     COMPLAINT,
     COUNT,
@@ -30,7 +29,7 @@ from fedcomp.strategies.sealed_messages import (
     PROOF,
     PROOF_OF,
     RECOUNT,
-    slot_of,
+    SealedRound,
 )
 
 TASK = Path(__file__).parents[1] / "tiny_task.py"
@@ -562,7 +561,7 @@ def test_every_voter_counts_every_ballot():
 def test_a_server_that_wants_somebody_left_out_has_to_prove_it():
     """A client believes the proof, not the server."""
     ring, announced = DerivedKeys(1), {"attempt": b"a" * 32}
-    slot = slot_of(ring.run, announced, 4, 0)
+    slot = ballots.Slot(ring.run, "a" * 32, 4, 0)
     cards = {voter: ballots.Card.make(slot, voter, ring.signer(voter)) for voter in (1, 2)}
     publics = {voter: card.data[: ballots.KEY] for voter, card in cards.items()}
     sealed = ballots.seal(bytes(6), slot, publics, ring.signer(0))

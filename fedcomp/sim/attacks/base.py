@@ -20,7 +20,7 @@ from ...codecs import Codec, Context
 from ...errors import SpecError
 from ...layout import Layout
 from ...messages import Report
-from ...strategies.client_algorithm import ClientAlgorithm
+from ...strategies.base import ClientAlgorithm
 from ...tasks.data import Examples
 
 Generators = Sequence[np.random.Generator]  # one for each client

@@ -14,7 +14,7 @@ from ...errors import ConfigError
 from ...memories import Memory
 from ...messages import Assignment, Report
 from ...strategies import RoundStrategy
-from ...strategies.client_algorithm import ClientAlgorithm
+from ...strategies.base import ClientAlgorithm
 from ...tasks.data import Examples
 from .base import Attack, ReplyContext, UpdateContext
 from .code_aware import rank_by_row_weight

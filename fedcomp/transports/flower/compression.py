@@ -32,7 +32,7 @@ from ...memories import available_memories
 from ...memories import memory as memory_of
 from ...messages import FAILED, NEED_DENSE, TRAIN, UPDATE, Assignment, Report, failure
 from ...state_folder import FILE, Kept, StateFolder, packed, unpacked
-from ...strategies.client_algorithm import ClientAlgorithm
+from ...strategies.base import ClientAlgorithm
 from .packed_records import ArrayLayout, Parcel
 from .records import MESSAGE
 

@@ -23,7 +23,7 @@ from ...layout import Layout
 from ...messages import Assignment
 from ...server.asynchronous_loop import make_loop
 from ...server.broadcasts import Broadcasts
-from ...server.client_metrics import summarize_client_metrics
+from ...server.results import summarize_client_metrics
 from ...server.round_loop import RoundLoop, RoundResult
 from ...strategies import StrategyConfig, strategy
 from .grid_transport import GridTransport, Roster, by_node

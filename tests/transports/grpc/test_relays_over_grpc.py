@@ -36,7 +36,7 @@ from fedcomp.messages import FAILED, Assignment, Farewell, Invitation, Presence,
 from fedcomp.server.exchange import Exchange, Traffic
 from fedcomp.server.transport import Lost
 from fedcomp.strategies import Average, Phase, StrategyConfig
-from fedcomp.strategies.round_completion import RoundCompletion
+from fedcomp.strategies.base import RoundCompletion
 from fedcomp.transports.grpc import Credentials, Refused, RelayTerms, relay_wire, tcp_info, wire
 from fedcomp.transports.grpc.credentials import peer_key
 from fedcomp.transports.grpc.options import client_options
