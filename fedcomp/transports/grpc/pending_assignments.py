@@ -85,7 +85,7 @@ class PendingAssignments:
         if (pending := self._by_client.pop(client, None)) is not None:
             pending.stop_timer()
             if pending.relay is not None:
-                pending.relay.withdraw(client, pending.sequence)
+                pending.relay.withdraw(pending)
 
     def close(self, client: int, answer: Report | Lost) -> Answered:
         """Close the assignment of a client, and return the event, which is not emitted."""

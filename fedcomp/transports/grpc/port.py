@@ -405,7 +405,7 @@ class Port:
         pending.stop_timer()
         relay = connection.relay
         if pending.relay is not None and pending.relay is not relay:
-            pending.relay.withdraw(connection.client, pending.sequence)
+            pending.relay.withdraw(pending)
         if isinstance(connection, Stream):
             pending.relay = None
             connection.last_sent = pending.sequence

@@ -1,14 +1,12 @@
 """The server's end of a relay's connection: one stream that carries the messages of many clients."""
 
-import asyncio
 import time
 from collections import Counter
-from collections.abc import Iterable
-from functools import partial
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from ...errors import ProtocolError
-from ...messages import Presence, Report
+from ...messages import Assignment, Presence, Report
 from ...server.transport import Lost
 from . import relay_wire, wire
 from .credentials import PeerKey, point_key
@@ -33,26 +31,40 @@ class ConnectedRelay:
         self.clients: dict[int, RelayedClient] = {}
         self.lost = False
         self._cache = FrameCache()
-        self._queued: list[PendingAssignment] = []
+        # By sequence number. They are encoded once the relay has read earlier messages, so that a relay that does not read fills no memory.
+        self._queued: dict[int, PendingAssignment] = {}
         # By client, the assignments sent without an answer. Each allows one event, which bounds the events of a malicious relay.
         self._unanswered: Counter[int] = Counter()
 
     def assign(self, pending: "PendingAssignment") -> None:
-        """Queue an assignment. Those of one turn of the event loop are sent together."""
-        if not self._queued:
-            asyncio.get_running_loop().call_soon(self._flush)
-        self._queued.append(pending)
+        """Queue an assignment. Those that are queued when the relay can receive more are sent together."""
+        self._queued[pending.sequence] = pending
+        self.stream.put(())
+
+    def next_messages(self) -> Iterator[bytes]:
+        """Take queued assignments, and return the messages of one bundle; none if no assignment is queued."""
+        due_s = [pending.due_s for pending in self._queued.values() if pending.due_s is not None]
+        wait_s = max(0.0, min(due_s) - time.monotonic()) if due_s else relay_wire.UNTIL_ALL
+        return wire.split(relay_wire.encode_bundle(wait_s, self._take(), self._cache) or [])
+
+    def _take(self) -> Iterator[tuple[int, Assignment]]:
+        while self._queued:
+            pending = self._queued.pop(next(iter(self._queued)))
+            pending.sent = True
+            self.stream.n_assignments += 1
+            self._unanswered[pending.assignment.client] += 1
+            yield pending.sequence, pending.assignment
 
     def send(self, pieces: Iterable[bytes]) -> None:
         """Send a message to the relay unless its stream is closing."""
         if not self.stream.closing:
             self.stream.put(wire.split([*pieces]))
 
-    def withdraw(self, client: int, sequence: int) -> None:
+    def withdraw(self, pending: "PendingAssignment") -> None:
         """Withdraw an assignment, whether it was sent or is still queued."""
-        self._queued = [pending for pending in self._queued if pending.sequence != sequence]
-        if not self.lost:
-            self.send(relay_wire.encode_entries(Kind.WITHDRAW, [(client, sequence)]))
+        if self._queued.pop(pending.sequence, None) is None and not self.lost:
+            entry = pending.assignment.client, pending.sequence
+            self.send(relay_wire.encode_entries(Kind.WITHDRAW, [entry]))
 
     def handle(self, kind: Kind, reader: Reader) -> None:
         """Handle a message from the relay. Raises ProtocolError if it is malformed or not expected, and EndStream to end the stream."""
@@ -74,7 +86,7 @@ class ConnectedRelay:
             self._handle_reports(reader)
         elif kind is Kind.LOST:
             client_id, sequence, stage, reason = relay_wire.decode_entry(kind, reader)
-            if port.pending.assignment(client_id, sequence, self) is not None:
+            if self._sent_assignment(client_id, sequence) is not None:
                 self._unanswered[client_id] -= 1
                 port.pending.answer(client_id, Lost(reason, stage))
         else:
@@ -84,8 +96,7 @@ class ConnectedRelay:
         """Decode all reports of a message before any is counted, because they may belong to one sum."""
         reports: dict[int, Report] = {}
         closed: dict[int, None] = {}  # clients whose assignments are no longer open, each once
-        pending_assignment = partial(self.port.pending.assignment, relay=self)
-        for client, _, report in relay_wire.decode_reports(reader, pending_assignment):
+        for client, _, report in relay_wire.decode_reports(reader, self._sent_assignment):
             if report is None:
                 closed[client] = None
             elif client in reports:
@@ -107,26 +118,17 @@ class ConnectedRelay:
             for client, report in reports.items():
                 self.port.pending.answer(client, report)
 
+    def _sent_assignment(self, client: int, sequence: int) -> Assignment | None:
+        """Return the open assignment with this sequence number if it was sent to this relay, else None."""
+        if sequence in self._queued:
+            return None
+        return self.port.pending.assignment(client, sequence, self)
+
     def _handle_late_answer(self, client: int) -> None:
         """Report that a client answered an assignment that is no longer open. Ignored if it has no unanswered assignment."""
         if client in self.clients and self._unanswered[client] > 0:
             self._unanswered[client] -= 1
             self.port.emit(AnsweredLate(client))
-
-    def _flush(self) -> None:
-        """Send the queued assignments."""
-        queued, self._queued = self._queued, []
-        if self.lost or not queued:
-            return
-        self.stream.n_assignments += len(queued)
-        self._unanswered.update(pending.assignment.client for pending in queued)
-        due_s = [pending.due_s for pending in queued if pending.due_s is not None]
-        wait_s = max(0.0, min(due_s) - time.monotonic()) if due_s else relay_wire.UNTIL_ALL
-        assignments = [(pending.sequence, pending.assignment) for pending in queued]
-        for pieces in relay_wire.encode_bundles(wait_s, assignments, self._cache):
-            self.send(pieces)
-        for pending in queued:
-            pending.sent = True
 
 
 class RelayedClient:

@@ -123,21 +123,21 @@ def decode_entry(kind: Kind, reader: Reader) -> tuple[Any, ...]:
 # Bundles.
 
 
-def encode_bundles(
-    wait_s: float, assignments: Sequence[tuple[int, Assignment]], cache: FrameCache
-) -> Iterator[list[bytes]]:
-    """Yield messages with assignments, given with their sequence numbers, and with the frames that the relay does not have."""
-    remaining = iter(assignments)
-    while True:
-        new: list[bytes] = []
-        if not (entries := list(_encode_assignments(remaining, cache, new))):
-            return
-        forgotten = [varint(number) for number in cache.forget()]
-        head = [DOUBLE.pack(wait_s), varint(len(new) // 3), *new]
-        tail = [varint(len(forgotten)), *forgotten, varint(len(entries))]
-        yield wire.message_pieces(
-            Kind.ASSIGNMENTS, [*head, *tail, *(p for e in entries for p in e)]
-        )
+def encode_bundle(
+    wait_s: float, assignments: Iterator[tuple[int, Assignment]], cache: FrameCache
+) -> list[bytes]:
+    """Return a message with assignments, given with their sequence numbers, and with the frames that the relay does not have.
+
+    The message takes assignments until it has BUNDLE_BYTES. It is empty if there are none.
+    """
+    new: list[bytes] = []
+    if not (entries := list(_encode_assignments(assignments, cache, new))):
+        return []
+    forgotten = [varint(number) for number in cache.forget()]
+    head = [DOUBLE.pack(wait_s), varint(len(new) // 3), *new]
+    tail = [varint(len(forgotten)), *forgotten, varint(len(entries))]
+    pieces = [*head, *tail, *(piece for entry in entries for piece in entry)]
+    return wire.message_pieces(Kind.ASSIGNMENTS, pieces)
 
 
 def _encode_assignments(

@@ -96,10 +96,15 @@ class Stream:
         if self._writer is None:
             self._writer = asyncio.create_task(self._write())
 
+    def _next(self) -> bytes | None:
+        if not self._queue and self.relay is not None and not self.closing:
+            self._queue += self.relay.next_messages()
+        return self._queue.popleft() if self._queue else next(self._assignment, None)
+
     async def _write(self) -> None:
         """Send the queued messages one at a time, as gRPC requires."""
         try:
-            while message := self._queue.popleft() if self._queue else next(self._assignment, None):
+            while message := self._next():
                 await self.context.write(message)
                 if len(message) >= wire.PART_BYTES:
                     self.silent_ticks = 0  # flow control: the client is reading

@@ -585,7 +585,7 @@ class Unresponsive(RelayConnection):
 
 
 async def script(
-    server: Server,
+    server: Server | TcpProxy,
     say: Script,
     kind: type = RelayConnection,
     credentials: Credentials | None = None,
@@ -846,11 +846,34 @@ def test_a_relay_that_does_not_read_is_cut_off(loop):
         assert answers(server, 1) == reports(assignment(1))
 
 
+def test_assignments_do_not_pile_up_for_a_relay_that_does_not_read(loop):
+    rounds, seen = 40, []
+
+    async def listen(connection, messages):
+        await connection.write(joined(0))
+        async for message in messages:
+            if isinstance(message, relay_wire.Bundle):
+                seen.extend(assignment.round for _, assignment in message.assignments)
+
+    with serving(1, relay_terms=terms(1)) as server:
+        proxy = TcpProxy(server.transport.port)
+        loop.start(script(proxy, listen))
+        server.wait_for_clients(0)
+        proxy.flows_down.clear()
+        for round in range(1, rounds + 1):
+            server.transport.send([assignment(0, round, [bytes([round]) * (2 << 20)])])
+            time.sleep(0.02)
+        proxy.flows_down.set()
+        server.wait_for(lambda: seen[-1:] == [rounds])
+        assert len(seen) < rounds / 2
+        proxy.close()
+
+
 def test_an_order_to_disconnect_does_not_end_a_newer_connection(loop):
     """The order about a client's first connection to a relay crosses the message that announces its second."""
     with serving(1, relay_terms=terms(1)) as server:
         proxy = TcpProxy(server.transport.port)
-        relay = RelayEnd(loop, f"localhost:{proxy.port}")
+        relay = RelayEnd(loop, proxy.target)
         first = loop.start(attend(connect(relay, 0), 0))
         server.wait_for_clients(0)
         proxy.flows_down.clear()
