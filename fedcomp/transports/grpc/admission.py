@@ -7,10 +7,8 @@ from collections.abc import Callable
 from ... import __version__
 from ...messages import Presence
 from . import wire
-from .credentials import peer_key, point_key
-from .relay_stream import RelayedClient
-from .settings import PortSettings
-from .stream import EndStream, Stream
+from .settings import PortSettings, peer_key, point_key
+from .streams import EndStream, RelayedClient, Stream
 from .wire import Hello, Refused
 
 BURST_JOINS, JOINS_PER_S = 10.0, 0.5  # of one client or relay

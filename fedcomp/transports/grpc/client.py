@@ -12,8 +12,8 @@ from ... import __version__
 from ...errors import ProtocolError, UnreachableError
 from ...messages import Assignment, Farewell, Invitation, Presence, Report
 from . import wire
-from .credentials import Credentials
 from .options import client_options
+from .settings import Credentials
 from .wire import Kind, Reader, Refused
 
 CONNECT_S = 30.0  # for a connection and the first message

@@ -22,12 +22,11 @@ from ...server.transport import Lost
 from ..relays import add_frames, can_add
 from . import relay_wire, wire
 from .client import GrpcConnection
-from .credentials import Credentials
 from .events import Answered, AnsweredLate, Event, Joined, Left, Warned
 from .pending_assignments import PendingAssignment
 from .port import Port
 from .relay_wire import AssignmentId, Bundle, Disconnect
-from .settings import PortSettings
+from .settings import Credentials, PortSettings
 from .wire import Kind, Reader, Refused, RelayTerms
 
 REFUSED_KEY = (

@@ -36,8 +36,8 @@ from fedcomp.transports.grpc import (
     Relay,
     RelayTerms,
 )
-from fedcomp.transports.grpc.credentials import peer_key
 from fedcomp.transports.grpc.io_loop import io_loop
+from fedcomp.transports.grpc.settings import peer_key
 
 RUN = "0123456789abcdef" * 2
 VERSION = "00112233445566778899aabbccddeeff"

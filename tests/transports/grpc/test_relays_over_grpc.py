@@ -37,10 +37,11 @@ from fedcomp.server.exchange import Exchange, Traffic
 from fedcomp.server.transport import Lost
 from fedcomp.strategies import Average, Phase, StrategyConfig
 from fedcomp.strategies.round_completion import RoundCompletion
-from fedcomp.transports.grpc import Credentials, Refused, RelayTerms, relay_wire, tcp_info, wire
-from fedcomp.transports.grpc.credentials import peer_key
+from fedcomp.transports.grpc import Credentials, Refused, RelayTerms, relay_wire, wire
 from fedcomp.transports.grpc.options import client_options
 from fedcomp.transports.grpc.relay import RelayConnection
+from fedcomp.transports.grpc.settings import peer_key
+from fedcomp.transports.grpc.traffic import counts_bytes
 from fedcomp.transports.grpc.wire import Kind
 
 GONE = "its connection ended, and it did not reconnect in time"
@@ -148,7 +149,7 @@ def test_large_messages_in_both_directions(loop):
             assert answers(server, 3) == {a.client: report(a, frame[::-1]) for a in sent}
 
 
-@pytest.mark.skipif(not tcp_info.available(), reason="the platform counts no bytes of connections")
+@pytest.mark.skipif(not counts_bytes(), reason="the platform counts no bytes of connections")
 def test_a_broadcast_is_sent_to_a_relay_once(loop):
     clients, frame = range(6), bytes(range(250)) * 1200  # 300 kB
     with serving(6, relay_terms=terms(6)) as server:
