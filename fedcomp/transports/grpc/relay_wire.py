@@ -4,6 +4,7 @@ A relay has one stream for all of its clients. A frame that several assignments 
 frames, the relay caches them, and assignments refer to them by number. The server decides which frames the relay forgets.
 """
 
+import itertools
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -71,11 +72,16 @@ class FrameCache:
 # Messages that are lists of entries with these fields: one entry, or any number in KEYS and WITHDRAW.
 
 
+def _read_message(expected: Kind, message: bytes) -> Reader:
+    """Return a reader of the body of a message that is part of another one."""
+    kind, reader = wire.read_kind(message)
+    if kind is not expected:
+        raise ProtocolError(f"a {kind.name} is in the place of a {expected.name}")
+    return reader
+
+
 def _read_refused(reader: Reader) -> Refused:
-    kind, rest = wire.read_kind(reader.rest())
-    if kind is not Kind.REFUSED:
-        raise ProtocolError(f"the reason for a disconnection is a {kind.name}")
-    return wire.decode_refused(rest)
+    return wire.decode_refused(_read_message(Kind.REFUSED, reader.rest()))
 
 
 NO_PRESENCE = Presence("", -1, "", "")
@@ -99,16 +105,16 @@ ENTRY_FIELDS = {
 
 
 def encode_entries(kind: Kind, entries: Iterable[Sequence[Any]]) -> list[bytes]:
-    pieces: list[bytes] = []
+    pieces = [bytes([kind])]
     for entry in entries:
         for field_codec, value in zip(ENTRY_FIELDS[kind], entry, strict=True):
             pieces += field_codec.write(value)
-    return wire.message_pieces(kind, pieces)
+    return pieces
 
 
 def decode_entries(kind: Kind, reader: Reader) -> list[tuple[Any, ...]]:
     entries = []
-    while not reader.ended:
+    while reader.remaining:
         entries.append(tuple(field_codec.read(reader) for field_codec in ENTRY_FIELDS[kind]))
     return entries
 
@@ -130,34 +136,33 @@ def encode_bundle(
 
     The message takes assignments until it has BUNDLE_BYTES. It is empty if there are none.
     """
-    new: list[bytes] = []
+    new: list[list[bytes]] = []  # number, length and bytes of each new frame
     if not (entries := list(_encode_assignments(assignments, cache, new))):
         return []
-    forgotten = [varint(number) for number in cache.forget()]
-    head = [DOUBLE.pack(wait_s), varint(len(new) // 3), *new]
-    tail = [varint(len(forgotten)), *forgotten, varint(len(entries))]
-    pieces = [*head, *tail, *(piece for entry in entries for piece in entry)]
-    return wire.message_pieces(Kind.ASSIGNMENTS, pieces)
+    forgotten = [[varint(number)] for number in cache.forget()]
+    pieces = [bytes([Kind.ASSIGNMENTS]), DOUBLE.pack(wait_s)]
+    for values in (new, forgotten, entries):
+        pieces += [varint(len(values)), *itertools.chain.from_iterable(values)]
+    return pieces
 
 
 def _encode_assignments(
-    assignments: Iterable[tuple[int, Assignment]], cache: FrameCache, new: list[bytes]
+    assignments: Iterable[tuple[int, Assignment]], cache: FrameCache, new: list[list[bytes]]
 ) -> Iterator[list[bytes]]:
-    """Yield encoded assignments until the bundle is complete. Append the number, length and bytes of each new frame to `new`."""
+    """Yield encoded assignments until the bundle is complete. Append new frames to `new`."""
     size = 0  # bytes
 
     def refer(frame: bytes) -> bytes:
         if (number := cache.number(frame)) is None:
             nonlocal size
             number, size = cache.add(frame), size + len(frame)
-            new.extend([varint(number), varint(len(frame)), frame])
+            new.append([varint(number), *wire.encode_blob(frame)])
         return varint(number)
 
     for sequence, assignment in assignments:
         pieces = wire.encode_assignment(sequence, assignment, refer)
-        length = sum(map(len, pieces))
-        size += length
-        yield [varint(assignment.client), varint(length), *pieces]
+        size += sum(map(len, pieces))
+        yield [varint(assignment.client), *wire.encode_blob(*pieces)]
         if size >= BUNDLE_BYTES:
             return
 
@@ -183,9 +188,7 @@ def decode_bundle(reader: Reader, frames: dict[int, bytes]) -> Bundle:
     bundle = Bundle(wait_s, [])
     for _ in range(reader.count()):
         client = reader.varint()
-        kind, entry = wire.read_kind(reader.blob())
-        if kind is not Kind.ASSIGNMENT:
-            raise ProtocolError(f"a bundle of assignments contains a {kind.name}")
+        entry = _read_message(Kind.ASSIGNMENT, reader.blob())
         bundle.assignments.append(wire.decode_assignment(entry, client, resolve))
     reader.end()
     for number in forgotten:
@@ -195,11 +198,11 @@ def decode_bundle(reader: Reader, frames: dict[int, bytes]) -> Bundle:
 
 def encode_reports(answers: Sequence[tuple[int, Report, Assignment]]) -> list[bytes]:
     """Encode reports, each given with its sequence number and its assignment. Frames are not copied."""
-    pieces: list[bytes] = []
+    pieces = [bytes([Kind.REPORTS])]
     for sequence, report, assignment in answers:
         entry = wire.encode_report(sequence, report, assignment)
-        pieces += [varint(assignment.client), varint(sum(map(len, entry))), *entry]
-    return wire.message_pieces(Kind.REPORTS, pieces)
+        pieces += [varint(assignment.client), *wire.encode_blob(*entry)]
+    return pieces
 
 
 def decode_reports(
@@ -209,11 +212,9 @@ def decode_reports(
 
     `pending_assignment(client, sequence)` returns the open assignment, or None if there is none.
     """
-    while not reader.ended:
+    while reader.remaining:
         client = reader.varint()
-        kind, entry = wire.read_kind(reader.blob())
-        if kind is not Kind.REPORT:
-            raise ProtocolError(f"a bundle of reports contains a {kind.name}")
+        entry = _read_message(Kind.REPORT, reader.blob())
         sequence = entry.varint()
         assignment = pending_assignment(client, sequence)
         report = None if assignment is None else wire.decode_report(entry, assignment)

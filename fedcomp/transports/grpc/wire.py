@@ -8,6 +8,7 @@ assignment that it answers. Large messages travel in parts.
 import dataclasses
 import functools
 import io
+import itertools
 import re
 import struct
 import zlib
@@ -154,8 +155,12 @@ def encode_text(text: str) -> bytes:
     return varint(len(data) << 2 | encoding) + data
 
 
+def encode_blob(*pieces: bytes) -> list[bytes]:
+    return [varint(sum(map(len, pieces))), *pieces]
+
+
 def _encode_blobs(blobs: Sequence[bytes]) -> list[bytes]:
-    return [varint(len(blobs)), *(piece for blob in blobs for piece in (varint(len(blob)), blob))]
+    return [varint(len(blobs)), *itertools.chain.from_iterable(map(encode_blob, blobs))]
 
 
 class Reader:
@@ -171,18 +176,13 @@ class Reader:
     def varint(self) -> int:
         value = shift = 0
         while True:
-            if not self.remaining:
-                raise ProtocolError("a message ends within a number")
-            (byte,) = self._part(1)
+            (byte,) = self.take(1)
             value |= (byte & 0x7F) << shift
+            if value >= 1 << 64 or (byte == 0 and shift):
+                raise ProtocolError("a number is not in its shortest form of at most 64 bits")
             if byte < 0x80:
-                break
+                return value
             shift += 7
-            if shift > 63:
-                raise ProtocolError("a number is longer than 64 bits")
-        if value >= 1 << 64 or (byte == 0 and shift):
-            raise ProtocolError("a number is not in its shortest form of at most 64 bits")
-        return value
 
     def signed(self) -> int:
         value = self.varint()
@@ -194,23 +194,16 @@ class Reader:
     def take(self, length: int) -> bytes:
         if length > self.remaining:
             raise ProtocolError(f"a message ends {length - self.remaining} bytes too early")
-        part = self._part(length)
-        if len(part) == length:
-            return part
-        parts = [part]
-        while (length := length - len(parts[-1])) > 0:
-            parts.append(self._part(length))
-        return b"".join(parts)
-
-    def _part(self, max_bytes: int) -> bytes:
-        """Return the next bytes of one piece: `max_bytes` of them, or fewer at the end of the piece."""
-        while self.remaining and self.at == len(self.pieces[0]):
-            self.pieces.popleft()
-            self.at = 0
-        part = self.pieces[0][self.at : self.at + max_bytes] if self.remaining else b""
-        self.at += len(part)
-        self.remaining -= len(part)
-        return part
+        self.remaining -= length
+        parts: list[bytes] = []
+        while length:
+            if self.at == len(self.pieces[0]):
+                self.pieces.popleft()
+                self.at = 0
+            parts.append(self.pieces[0][self.at : self.at + length])
+            self.at += len(parts[-1])
+            length -= len(parts[-1])
+        return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def rest(self) -> bytes:
         return self.take(self.remaining)
@@ -245,11 +238,6 @@ class Reader:
                 ) from error
         raise ProtocolError(f"a text has the unknown code {code}")
 
-    @property
-    def ended(self) -> bool:
-        """Whether all bytes were read."""
-        return not self.remaining
-
     def end(self) -> None:
         """Raise ProtocolError if bytes remain."""
         if self.remaining:
@@ -280,7 +268,7 @@ CODECS: dict[Any, FieldCodec] = {
     int: FieldCodec(lambda value: [encode_int(value)], Reader.signed),
     float: FieldCodec(lambda value: [DOUBLE.pack(value)], Reader.double),
     str: FieldCodec(lambda value: [encode_text(value)], Reader.text),
-    bytes: FieldCodec(lambda value: [varint(len(value)), value], Reader.blob),
+    bytes: FieldCodec(encode_blob, Reader.blob),
     list[bytes]: FieldCodec(_encode_blobs, Reader.blobs),
 }
 
@@ -319,10 +307,6 @@ def _version_after(assignment: Assignment) -> str:
     return functools.reduce(next_version, assignment.frames, assignment.base)
 
 
-def _ticket_of(report: Report) -> str:
-    return ticket(report.round, report.client, report.frame)
-
-
 def _assignment_base(client: int) -> Assignment:
     return Assignment(0, TRAIN, client, FRAMES, "", "", "", [], "")
 
@@ -357,15 +341,11 @@ def decode_refused(reader: Reader) -> Refused:
     return Refused(reader.rest().decode(errors="replace"), retry)
 
 
-def _presence_base(invitation: Invitation) -> Presence:
-    return Presence(invitation.run, invitation.client, invitation.version, "")
-
-
 NO_INVITATION = Invitation("", -1, "", "", "")
 # The base of a message, made from the invitation of its receiver or sender.
 BASES: dict[Kind, Callable[[Invitation], Any]] = {
     Kind.INVITATION: lambda invitation: NO_INVITATION,
-    Kind.PRESENCE: _presence_base,
+    Kind.PRESENCE: lambda i: Presence(i.run, i.client, i.version, ""),
     Kind.FAREWELL: lambda invitation: Farewell(invitation.run, 0),
     Kind.TERMS: lambda invitation: RelayTerms("", "", "", "", 0, 0, 0, grace_s=0.0),
 }
@@ -373,7 +353,7 @@ BASES: dict[Kind, Callable[[Invitation], Any]] = {
 
 def encode(kind: Kind, message: Any, invitation: Invitation = NO_INVITATION) -> list[bytes]:
     """Encode a message of a kind in BASES. Returns pieces."""
-    return message_pieces(kind, encode_fields(message, BASES[kind](invitation)))
+    return [bytes([kind]), *encode_fields(message, BASES[kind](invitation))]
 
 
 def decode(kind: Kind, reader: Reader, invitation: Invitation = NO_INVITATION) -> Any:
@@ -394,7 +374,7 @@ def encode_assignment(
     if refer is not None:
         frames, announced = map(refer, assignment.frames), map(refer, assignment.announced)
         assignment = dataclasses.replace(assignment, frames=[*frames], announced=[*announced])
-    return message_pieces(Kind.ASSIGNMENT, [varint(sequence), *encode_fields(assignment, base)])
+    return [bytes([Kind.ASSIGNMENT]), varint(sequence), *encode_fields(assignment, base)]
 
 
 def decode_assignment(
@@ -414,35 +394,28 @@ def decode_assignment(
 def encode_report(sequence: int, report: Report, answered: Assignment) -> list[bytes]:
     """Encode a report relative to the assignment that it answers. Returns pieces; the frame is not copied."""
     base = _report_base(answered)
-    base.ticket = _ticket_of(report) if len(report.frame) <= MAX_DERIVED_BYTES else ""
-    return message_pieces(Kind.REPORT, [varint(sequence), *encode_fields(report, base)])
+    if len(report.frame) <= MAX_DERIVED_BYTES:
+        base.ticket = ticket(report.round, report.client, report.frame)
+    return [bytes([Kind.REPORT]), varint(sequence), *encode_fields(report, base)]
 
 
 def decode_report(reader: Reader, answered: Assignment) -> Report:
     """Decode a report whose sequence number was read before."""
     report, omitted = decode_fields(_report_base(answered), reader)
     if "ticket" in omitted and len(report.frame) <= MAX_DERIVED_BYTES:
-        report.ticket = _ticket_of(report)
+        report.ticket = ticket(report.round, report.client, report.frame)
     return report
 
 
 def limit_texts(message: PresenceOrReport) -> PresenceOrReport:
     """Return a presence or report with its reason cut to MAX_REASON_CHARS. Raises ProtocolError for other texts above MAX_NAME_BYTES."""
     for name, kind in fields_of(type(message)):
-        if (
-            kind is str
-            and name != "reason"
-            and len(getattr(message, name).encode()) > MAX_NAME_BYTES
-        ):
+        short = kind is str and name != "reason"
+        if short and len(getattr(message, name).encode()) > MAX_NAME_BYTES:
             raise ProtocolError(
                 f"the '{name}' of a {type(message).__name__} has more than {MAX_NAME_BYTES} bytes"
             )
     return dataclasses.replace(message, reason=message.reason[:MAX_REASON_CHARS])
-
-
-def message_pieces(kind: Kind, pieces: Sequence[bytes]) -> list[bytes]:
-    """Return a message in pieces: its kind, then its body."""
-    return [bytes([kind]), *pieces]
 
 
 # Parts.
@@ -455,21 +428,11 @@ def split(pieces: Sequence[bytes]) -> Iterator[bytes]:
         yield b"".join(pieces)
         return
     yield bytes([Kind.BEGIN]) + varint(total)
-    small = bytearray()
-    for piece in pieces:
-        if len(piece) < PART_BYTES:
-            small += piece
-            continue
-        yield from _parts(small)
-        small = bytearray()
-        yield from _parts(piece)
-    yield from _parts(small)
-
-
-def _parts(data: bytes | bytearray) -> Iterator[bytes]:
-    head, view = bytes([Kind.PART]), memoryview(data)
-    for start in range(0, len(data), PART_BYTES):
-        yield b"".join((head, view[start : start + PART_BYTES]))
+    for large, group in itertools.groupby(pieces, lambda piece: len(piece) >= PART_BYTES):
+        for data in group if large else [b"".join(group)]:
+            view = memoryview(data)
+            for start in range(0, len(data), PART_BYTES):
+                yield b"".join((bytes([Kind.PART]), view[start : start + PART_BYTES]))
 
 
 class Assembly:
