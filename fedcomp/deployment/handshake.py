@@ -38,32 +38,10 @@ from ..training.local_sgd import LocalSGD
 from ..training.sequential import SequentialJobs, client_engine
 
 # The options of a run that determine what a client does.
-CLIENT_OPTIONS = (
-    "partition",
-    "clients",
-    "local_steps",
-    "local_epochs",
-    "batch_size",
-    "optimizer",
-    "optimizer_state",
-    "accumulate",
-    "step_schedule",
-    "lr",
-    "momentum",
-    "keep_momentum",
-    "weight_decay",
-    "clip",
-    "proximal",
-    "augment",
-    "precision",
-    "uplink",
-    "downlink",
-    "memory",
-    "strategy",
-    "seed",
-    "evaluate",
-    "holdout",
-)
+CLIENT_OPTIONS = """
+    partition clients local_steps local_epochs batch_size optimizer optimizer_state accumulate step_schedule lr momentum
+    keep_momentum weight_decay clip proximal augment precision uplink downlink memory strategy seed evaluate holdout
+""".split()
 
 STACK_BYTES = 64 << 20  # of updates that a process holds at once
 

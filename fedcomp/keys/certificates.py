@@ -26,17 +26,10 @@ CURVE = ec.SECP384R1
 SERIAL_BITS = 64  # random
 BACKDATED_BY = timedelta(hours=1)  # certificates are backdated by this, for clocks that are slow
 ISSUER, RELAY = "fedcomp CA", "fedcomp relay"
-USAGES = (
-    "digital_signature",
-    "content_commitment",
-    "key_encipherment",
-    "data_encipherment",
-    "key_agreement",
-    "key_cert_sign",
-    "crl_sign",
-    "encipher_only",
-    "decipher_only",
-)
+USAGES = """
+    digital_signature content_commitment key_encipherment data_encipherment key_agreement key_cert_sign crl_sign
+    encipher_only decipher_only
+""".split()
 DEFAULT_HOSTS = ("localhost", "127.0.0.1")
 LABEL = re.compile(r"(?!-)[a-z0-9_-]{1,63}(?<!-)", re.IGNORECASE)
 
