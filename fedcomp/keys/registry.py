@@ -27,7 +27,6 @@ from ..config import KEYS, keys_command
 from ..errors import KeysError
 from .enrolment import (
     ID_VALUES,
-    SERVER_EXAMPLE,
     TomlTable,
     ascii_text,
     format_time,
@@ -217,7 +216,7 @@ class RegistryMonitor:
 
 
 @lru_cache(1 << 17)  # most entries of a changed registry are the same
-def _parsed(key: bytes | str) -> tuple[str, bytes]:
+def _parsed(key: str) -> tuple[str, bytes]:
     """Return a public key as one OpenSSH line and its `key_hash`. Raises ValueError."""
     parsed = parse_public_key(key)
     return openssh(parsed), key_hash(parsed)
@@ -229,10 +228,9 @@ def read_file(path: Path) -> tuple[tuple[Entry, ...], tuple[Entry, ...], str | N
     Raises KeysError, which names the file and the line or field.
     """
     fields = TomlTable.of_file(path, REMEDY)
-    server = fields.take("server", ascii_text, SERVER_EXAMPLE) if "server" in fields.table else None
     clients, relays = (_entries(fields, kind) for kind in ("client", "relay"))
     _refuse_shared_keys([*clients, *relays], path)
-    return clients, relays, server
+    return clients, relays, fields.server
 
 
 def _entries(fields: TomlTable, kind: str) -> tuple[Entry, ...]:
@@ -240,11 +238,10 @@ def _entries(fields: TomlTable, kind: str) -> tuple[Entry, ...]:
     if kind not in fields.table:
         return ()
     path = fields.where
-    tables = fields.take(kind, _tables, f"a list of tables with [[{kind}]] above each {kind}")
-    entries = sorted(
-        (_entry(table, kind, number, path) for number, table in enumerate(tables, 1)),
-        key=lambda entry: entry.id,
-    )
+    expected = f"a list of tables with [[{kind}]] above each {kind}"
+    tables = fields.take(kind, lambda value: _list(value, dict), expected)
+    entries = [_entry(table, kind, number, path) for number, table in enumerate(tables, 1)]
+    entries.sort(key=lambda entry: entry.id)
     for entry, following in zip(entries, entries[1:]):
         if entry.id == following.id:
             raise KeysError(
@@ -281,7 +278,7 @@ def _entry(table: dict[str, Any], kind: str, number: int, path: str) -> Entry:
         fields.take("public_key", _key, "an EC P-384 public key in OpenSSH form"),
         fields.take("state", _state, f"'{ENROLLED}' or '{REVOKED}'"),
         fields.take("not_after", parse_time, "a date such as 2027-11-21T16:33:08Z"),
-        fields.take("replaced", lambda value: tuple(map(_key, _list(value))), keys),
+        fields.take("replaced", lambda value: tuple(map(_key, _list(value, str))), keys),
         kind == "relay",
     )
 
@@ -296,15 +293,9 @@ def _state(value: Any) -> str:
     return value
 
 
-def _list(value: Any) -> list[Any]:
-    if not isinstance(value, list):
-        raise ValueError("not a list")
-    return value
-
-
-def _tables(value: Any) -> list[dict[str, Any]]:
-    if not all(isinstance(table, dict) for table in _list(value)):
-        raise ValueError("not a list of tables")
+def _list(value: Any, of: type) -> list[Any]:
+    if not isinstance(value, list) or not all(isinstance(entry, of) for entry in value):
+        raise ValueError(f"not a list of {of}")
     return value
 
 
@@ -312,12 +303,9 @@ def registry_text(entries: Sequence[Entry], server: str | None) -> str:
     """Return the content of a registry.toml."""
     content: dict[str, Any] = {"server": server} if server else {}
     for entry in sorted(entries, key=lambda entry: (entry.relay, entry.id)):
-        table = {
-            "id": entry.id,
-            "state": entry.state,
-            "not_after": format_time(entry.not_after),
-            "public_key": entry.public_key,
-        }
+        ends = format_time(entry.not_after)
+        table: dict[str, Any] = {"id": entry.id, "state": entry.state, "not_after": ends}
+        table["public_key"] = entry.public_key
         if entry.replaced:
             table["replaced"] = list(entry.replaced)
         content.setdefault("relay" if entry.relay else "client", []).append(table)

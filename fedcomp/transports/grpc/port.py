@@ -342,7 +342,7 @@ class Port:
         self._joined[client] = connection
         if connection.key is not None:
             self._keys[client] = connection.key
-        self.emit(Joined(client, presence, connection.key.pem if connection.key else None))
+        self.emit(Joined(client, presence, connection.key.point if connection.key else b""))
         if self._farewell is not None and isinstance(connection, Stream):
             self._dismiss(connection, self._farewell)
         elif (pending := self.pending.get(client)) is not None:

@@ -14,8 +14,6 @@ from typing import Any
 
 from ...codecs import Codec, codec
 from ...errors import UnreachableError, UserError
-from ...keys.enrolment import parse_public_key
-from ...keys.keyring import point_of
 from ...layout import Layout
 from ...messages import Assignment, Farewell, Report
 from ...server.transport import Lost
@@ -231,9 +229,8 @@ class Relay:
     def _handle_event(self, event: Event) -> None:
         """Handle an event of the port."""
         match event:
-            case Joined(client, presence, public_key_pem):
-                if public_key_pem is not None:
-                    presence = replace(presence, key=point_of(parse_public_key(public_key_pem)))
+            case Joined(client, presence, public_key):
+                presence = replace(presence, key=public_key or presence.key)
                 number = self.connections[client] = next(self.numbers)
                 self._queue(relay_wire.encode_entries(Kind.JOINED, [(number, presence)]))
                 self.served = True

@@ -8,8 +8,6 @@ from dataclasses import replace
 from time import monotonic, sleep
 from typing import Any, TypeVar
 
-from ...keys.enrolment import public_key_pem
-from ...keys.keyring import verifier
 from ...messages import UPDATE, Assignment, Farewell, Presence, Report
 from ...server.transport import Clock, Delivery, Lost
 from ..relays import RELAY
@@ -141,7 +139,7 @@ class GrpcTransport:
     # Methods beyond Transport.
 
     def public_key(self, client: int) -> bytes:
-        """Return the PEM of the public key that a client joined with. Raises KeyError if it has not joined with one."""
+        """Return the public key that a client joined with, a compressed P-384 point. Raises KeyError if it has not joined with one."""
         return self._public_keys[client]
 
     def recheck_keys(self) -> None:
@@ -197,10 +195,8 @@ class GrpcTransport:
         match event:
             case Joined(client, presence, public_key):
                 self._connected.add(client)
-                if public_key is not None:
-                    self._public_keys[client] = public_key
-                elif presence.key:
-                    self._public_keys[client] = public_key_pem(verifier(presence.key))
+                if key := public_key or presence.key:
+                    self._public_keys[client] = key
                 self.on_joined(client, presence)
             case Left(client):
                 self._connected.discard(client)

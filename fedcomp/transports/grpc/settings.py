@@ -4,9 +4,10 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from cryptography import x509
+from cryptography.hazmat.primitives.asymmetric import ec
 
-from ...keys.enrolment import key_hash, public_key_pem
-from ...keys.keyring import verifier
+from ...keys.enrolment import key_hash
+from ...keys.keyring import point_of, verifier
 from ...messages import Invitation
 from ...server.transport import GRACE_S
 from .wire import RelayTerms
@@ -25,19 +26,20 @@ class Credentials:
 class PeerKey:
     """The public key of a client or relay."""
 
-    pem: bytes
+    point: bytes  # compressed [49 bytes]; b"" if the key is not EC
     hash: bytes  # SHA-256 of the DER SubjectPublicKeyInfo
 
 
 def peer_key(certificate_pem: bytes) -> PeerKey:
     """Return the public key of a certificate."""
     key: Any = x509.load_pem_x509_certificate(certificate_pem).public_key()
-    return PeerKey(public_key_pem(key), key_hash(key))
+    point = point_of(key) if isinstance(key, ec.EllipticCurvePublicKey) else b""
+    return PeerKey(point, key_hash(key))
 
 
 def point_key(point: bytes) -> PeerKey:
     """Return the public key of a compressed P-384 point [49 bytes]. Raises ProtocolError if the bytes are not one."""
-    return PeerKey(public_key_pem(verifier(point)), key_hash(verifier(point)))
+    return PeerKey(point, key_hash(verifier(point)))
 
 
 class Keys(Protocol):

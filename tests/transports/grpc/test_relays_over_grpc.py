@@ -30,8 +30,8 @@ from tcp_proxy import TcpProxy
 
 from fedcomp import Layout, codec
 from fedcomp.errors import UnreachableError, UserError
-from fedcomp.keys.enrolment import key_hash, parse_public_key
-from fedcomp.keys.keyring import point_of
+from fedcomp.keys.enrolment import key_hash
+from fedcomp.keys.keyring import verifier
 from fedcomp.messages import FAILED, Assignment, Farewell, Invitation, Presence, Report
 from fedcomp.server.exchange import Exchange, Traffic
 from fedcomp.server.transport import Lost
@@ -40,7 +40,6 @@ from fedcomp.strategies.round_completion import RoundCompletion
 from fedcomp.transports.grpc import Credentials, Refused, RelayTerms, relay_wire, wire
 from fedcomp.transports.grpc.options import client_options
 from fedcomp.transports.grpc.relay import RelayConnection
-from fedcomp.transports.grpc.settings import peer_key
 from fedcomp.transports.grpc.traffic import counts_bytes
 from fedcomp.transports.grpc.wire import Kind
 
@@ -115,24 +114,23 @@ def test_clients_behind_a_relay_are_identified_by_their_keys(loop, enrolled, ser
         server.transport.send(sent)
         assert answers(server, 3) == reports(*sent)
         for client in range(3):
-            key = parse_public_key(server.transport.public_key(client))
+            key = verifier(server.transport.public_key(client))
             assert enrolled.id_of_hash(key_hash(key)) == client
 
 
 def test_without_tls_a_relay_forwards_the_key_of_the_presence(loop, enrolled):
-    pem = peer_key(enrolled.credentials[0].certificate).pem
+    point = enrolled.keys[0].point
 
     async def join() -> None:
         async with connect(relay, 0) as connection:
             async for message in connection.messages():
-                point = point_of(parse_public_key(pem))
                 await connection.send(Presence(message.run, 0, message.version, "", point))
 
     with serving(1, relay_terms=terms(1)) as server:
         relay = RelayEnd(loop, server.target)
         loop.start(join())
         server.wait_for_clients(0)
-        assert server.transport.public_key(0) == pem
+        assert server.transport.public_key(0) == point
 
 
 def test_large_messages_in_both_directions(loop):
@@ -644,7 +642,7 @@ def test_a_report_on_an_assignment_that_a_relay_does_not_have_is_ignored(loop):
 
 
 def test_the_server_checks_the_keys_of_a_relays_clients(loop, enrolled, server_credentials):
-    points = [point_of(parse_public_key(peer_key(c.certificate).pem)) for c in enrolled.credentials]
+    points = [key.point for key in enrolled.keys]
     disconnects = []
 
     async def let_in(connection, messages):
