@@ -43,6 +43,7 @@ CLIENT_OPTIONS = """
     keep_momentum weight_decay clip proximal augment precision uplink downlink memory strategy seed evaluate holdout
 """.split()
 
+SAME = "install the same version of fedcomp on both sides"
 STACK_BYTES = 64 << 20  # of updates that a process holds at once
 
 T = TypeVar("T")
@@ -61,13 +62,11 @@ def unpack_options(invitation: Invitation) -> RunConfig:
         values = json.loads(invitation.options)
         if not isinstance(values, dict) or not set(values) <= set(CLIENT_OPTIONS):
             raise ProtocolError(
-                "the invitation has options that this client does not know; install the same version of fedcomp on both sides"
+                f"the invitation has options that this client does not know; {SAME}"
             )
         return RunConfig(**from_values(values, "the invitation"))
     except (ValueError, RecursionError) as error:
-        raise ProtocolError(
-            "the options of the invitation cannot be read; install the same version of fedcomp on both sides"
-        ) from error
+        raise ProtocolError(f"the options of the invitation cannot be read; {SAME}") from error
 
 
 class SharedObjects:
@@ -139,13 +138,14 @@ def session_for(
             "--partition-id, or start the server with more --clients"
         )
     shared = setup.shared
+    batch_size, augment, seed = config.batch_size, config.augment, config.seed
     layout = shared.get_or_make(
         "layout",
-        (config.batch_size, config.augment),
-        lambda: check(setup.task, config.batch_size, setup.train, setup.train, config.augment),
+        (batch_size, augment),
+        lambda: check(setup.task, batch_size, setup.train, setup.train, augment),
     )
     fingerprint = shared.get_or_make(
-        "model", (config.seed,), lambda: model_fingerprint(initial_model(setup.task, config.seed))
+        "model", (seed,), lambda: model_fingerprint(initial_model(setup.task, seed))
     )
     if layout.fingerprint != invitation.layout.partition("+")[0]:
         raise UserError(
@@ -158,15 +158,8 @@ def session_for(
             "load the same ones on the server and on every client"
         )
     if signs and key is not None:
-        algorithm = with_keys(
-            algorithm,
-            invitation.run,
-            invitation.options,
-            client_id,
-            key,
-            setup.roster,
-            log or SignatureLog(),
-        )
+        signer = client_id, key, setup.roster, log or SignatureLog()
+        algorithm = with_keys(algorithm, invitation.run, invitation.options, *signer)
     make_session = functools.partial(_new_session, config, setup, algorithm, layout)
     run = invitation.run, invitation.options
     # Each client that signs has its own key in the algorithm, and therefore a session of its own.
@@ -190,11 +183,8 @@ def _new_session(
         "engine", (config.seed,), lambda: client_engine(setup.task, model, layout, setup.device)
     )
     layout_of_state = algorithm.global_layout(layout)
-    replica = Replica(
-        algorithm.initial_global_state(layout.gather(model)),
-        layout_of_state,
-        codec(config.downlink),
-    )
+    state = algorithm.initial_global_state(layout.gather(model))
+    replica = Replica(state, layout_of_state, codec(config.downlink))
     states = HostedStates()
     shards: dict[int, np.ndarray] = {}
     held_out: dict[int, np.ndarray] = {}
@@ -212,16 +202,8 @@ def _new_session(
     if config.clients_evaluate:
         evaluated = initial_model(setup.task, config.seed)
         test = _test(config, setup)
-        evaluator = ClientEvaluator(
-            setup.task,
-            evaluated,
-            setup.device,
-            config.seed,
-            data,
-            shards,
-            data if test is None else test.to(setup.device),
-            held_out,
-        )
+        examples = data, shards, data if test is None else test.to(setup.device), held_out
+        evaluator = ClientEvaluator(setup.task, evaluated, setup.device, config.seed, *examples)
     session = ClientSession(
         replica,
         states,
@@ -237,7 +219,6 @@ def _new_session(
 
 def _test(config: RunConfig, setup: ClientSetup) -> Examples | None:
     """Return the task's test data if it can be divided among the clients; None if it cannot, or if its file is not on this machine."""
-
     test = setup.shared.get_or_make("test", (), lambda: local_data(setup.task, "test"))
     if test is None:
         return None

@@ -62,11 +62,9 @@ class GrpcConnection:
                 async with asyncio.timeout(CONNECT_S):
                     await self._changed.wait()
             except TimeoutError:
-                raise UnreachableError(
-                    f"{self.target} does not answer within {CONNECT_S:g} s; check that the server runs and that no "
-                    "firewall blocks its port",
-                    "silent",
-                ) from None
+                advice = "check that the server runs and that no firewall blocks its port"
+                sentence = f"{self.target} does not answer within {CONNECT_S:g} s; {advice}"
+                raise UnreachableError(sentence, "silent") from None
             if self._error is not None and not self._unread:
                 raise self._error
         except BaseException:

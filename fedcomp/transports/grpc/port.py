@@ -8,6 +8,7 @@ import asyncio
 import math
 import time
 from collections.abc import AsyncIterable, Callable, Iterable
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -136,9 +137,8 @@ class Port:
             elif not stream.closing:
                 self.admission.refused["flood"] += 1
                 name = f"relay {stream.relay_id}" if stream.relay else f"client {stream.client}"
-                self._warn(
-                    f"{name} sent {received_bytes} bytes around its messages and was disconnected"
-                )
+                sent = f"sent {received_bytes} bytes around its messages"
+                self._warn(f"{name} {sent} and was disconnected")
                 self.admission.pause(stream)
                 self._drop(stream)
 
@@ -151,18 +151,13 @@ class Port:
         """Serve one stream until it ends."""
         stream = Stream(context)
         self._streams.add(stream)
-        stream.timer = asyncio.get_running_loop().call_later(
-            self.settings.join_s,
-            self._refuse,
-            stream,
-            "slow join",
-            f"this client did not join within {self.settings.join_s:g} s",
-        )
+        join_s, loop = self.settings.join_s, asyncio.get_running_loop()
+        late = "slow join", f"this client did not join within {join_s:g} s"
+        stream.timer = loop.call_later(join_s, self._refuse, stream, *late)
         try:
             if stream.peer in self._used:
-                raise self.admission.refusal(
-                    "second stream", "open a new connection for each stream"
-                )
+                reason = "open a new connection for each stream"
+                raise self.admission.refusal("second stream", reason)
             self.admission.check_key(stream)
             async for data in requests:
                 stream.silent_ticks = 0
@@ -180,24 +175,27 @@ class Port:
                 )
                 if stream.client in self.pending:  # a second attempt would get the same answer
                     self.pending.answer(stream.client, Lost(str(error)))
-            await self._finish(
-                stream, Refused(f"the server received a malformed message: {error}", True)
-            )
+            reason = f"the server received a malformed message: {error}"
+            await self._finish(stream, Refused(reason, True))
         except asyncio.CancelledError:
             if not stream.closing:
                 raise
         finally:
-            self._end(stream)
+            self.leave(stream)
+            self._streams.discard(stream)
+            stream.timer.cancel()
+            self.traffic.end(stream)
+            if stream.peer is not None:
+                self._used.add(stream.peer)
+                loop.call_later(ENDED_S, self._cut_used, stream.peer)
 
     async def _finish(self, stream: Stream, refused: Refused | None) -> None:
         """End a stream from its own task. Returns when its last message was sent."""
         self.leave(stream)
         stream.close(refused)
         self._cut_later(stream)
-        try:
+        with suppress(asyncio.CancelledError):
             await asyncio.sleep(2 * CLOSE_S)
-        except asyncio.CancelledError:
-            pass
 
     def _refuse(self, connection: Connection, cause: str, reason: str, retry: bool = True) -> None:
         """End a stream from outside its task."""
@@ -246,16 +244,6 @@ class Port:
                 if client not in self._joined:
                     self.pending.start_grace(client, max(RELAY_GRACE_S, self.settings.grace_s))
 
-    def _end(self, stream: Stream) -> None:
-        """Forget a stream that ended, add its bytes to its client's, and cut its connection."""
-        self.leave(stream)
-        self._streams.discard(stream)
-        stream.timer.cancel()
-        self.traffic.end(stream)
-        if stream.peer is not None:
-            self._used.add(stream.peer)
-            asyncio.get_running_loop().call_later(ENDED_S, self._cut_used, stream.peer)
-
     def _cut_used(self, peer: Peer) -> None:
         self._used.discard(peer)
         self.traffic.cut(peer)
@@ -268,8 +256,7 @@ class Port:
             return
         if stream.joined:
             stream.assembly.largest = self._largest_message(stream)
-        message = stream.assembly.take(data)
-        if message is None:
+        if (message := stream.assembly.take(data)) is None:
             return
         kind, reader = message
         if kind is Kind.PONG and stream.pinged:
@@ -313,9 +300,8 @@ class Port:
     def _handle_report(self, stream: Stream, reader: Reader) -> None:
         sequence = reader.varint()
         if not stream.last_answered < sequence <= stream.last_sent:
-            raise ProtocolError(
-                f"a report answers assignment {sequence}, which this client was not sent or has answered"
-            )
+            which = f"assignment {sequence}, which this client was not sent or has answered"
+            raise ProtocolError(f"a report answers {which}")
         stream.last_answered = sequence
         assignment = self.pending.assignment(stream.client, sequence)
         if assignment is None:
@@ -333,12 +319,8 @@ class Port:
         older = self._joined.pop(client, None)
         # A relay itself has closed the older one of two connections to it.
         if older is not None and (older.relay is None or older.relay is not connection.relay):
-            self._refuse(
-                older,
-                "replaced",
-                f"a newer connection has joined as client {client}; only the newer one counts",
-                retry=False,
-            )
+            reason = f"a newer connection has joined as client {client}; only the newer one counts"
+            self._refuse(older, "replaced", reason, retry=False)
         self._joined[client] = connection
         if connection.key is not None:
             self._keys[client] = connection.key
@@ -360,13 +342,11 @@ class Port:
         """Send a relay the terms and keys of the run. A newer connection of a relay replaces the older one."""
         identity = stream.relay_identity
         if identity in self._relays:
-            self._refuse(
-                self._relays[identity].stream,
-                "replaced",
+            reason = (
                 "a newer connection has joined with the key of this relay; only the newer one counts: enrol each relay of its own "
-                "with: fedcomp keys add --relay --host HOST",
-                retry=False,
+                "with: fedcomp keys add --relay --host HOST"
             )
+            self._refuse(self._relays[identity].stream, "replaced", reason, retry=False)
         stream.timer.cancel()
         relay = stream.relay = ConnectedRelay(self, stream)
         stream.joined, self._relays[identity] = True, relay

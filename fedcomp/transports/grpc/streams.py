@@ -58,7 +58,7 @@ class Stream:
         self.searched = False  # whether `StreamTraffic` has looked for its connection
         self.traffic = Traffic()  # of its connection
         self.received_bytes = 0  # of messages, with an allowance for the frames around each
-        self._queue: deque[bytes] = deque()  # messages that are sent before the assignment
+        self.queue: deque[bytes] = deque()  # messages that are sent before the assignment
         self._assignment: Iterator[bytes] = iter(())  # the rest of the newest assignment
         self._writer: asyncio.Task[None] | None = None
 
@@ -72,14 +72,9 @@ class Stream:
         """The id of the relay that has this stream, without TLS its address."""
         return "relay", self.peer if self.relay_id is None else self.relay_id
 
-    @property
-    def n_queued(self) -> int:
-        """The number of messages that wait to be sent, without those of an assignment to a client."""
-        return len(self._queue)
-
     def put(self, messages: Iterable[bytes]) -> None:
         """Send messages ahead of the queued assignment."""
-        self._queue += messages
+        self.queue += messages
         self._start()
 
     def assign(self, messages: Iterator[bytes]) -> None:
@@ -98,7 +93,7 @@ class Stream:
         self.closing = True
         self.withdraw()
         if refused is not None:
-            self._queue.append(wire.encode_refused(refused))
+            self.queue.append(wire.encode_refused(refused))
         self._start()
 
     def _start(self) -> None:
@@ -106,9 +101,9 @@ class Stream:
             self._writer = asyncio.create_task(self._write())
 
     def _next(self) -> bytes | None:
-        if not self._queue and self.relay is not None and not self.closing:
-            self._queue += self.relay.next_messages()
-        return self._queue.popleft() if self._queue else next(self._assignment, None)
+        if not self.queue and self.relay is not None and not self.closing:
+            self.queue += self.relay.next_messages()
+        return self.queue.popleft() if self.queue else next(self._assignment, None)
 
     async def _write(self) -> None:
         """Send the queued messages one at a time, as gRPC requires."""
@@ -118,7 +113,7 @@ class Stream:
                 if len(message) >= wire.PART_BYTES:
                     self.silent_ticks = 0  # flow control: the client is reading
         except Exception:  # the stream has ended; its reader handles that
-            self._queue.clear()
+            self.queue.clear()
             self.withdraw()
         self._writer = None
         if self.closing and self.task is not None:
@@ -171,10 +166,9 @@ class ConnectedRelay:
     def handle(self, kind: Kind, reader: Reader) -> None:
         """Handle a message from the relay. Raises ProtocolError if it is malformed or not expected, and EndStream to end the stream."""
         port = self.port
-        if self.stream.n_queued > MAX_QUEUED:
-            raise port.admission.refusal(
-                "messages not read", "this relay does not read its messages"
-            )
+        if len(self.stream.queue) > MAX_QUEUED:
+            reason = "this relay does not read its messages"
+            raise port.admission.refusal("messages not read", reason)
         if kind is Kind.JOINED:
             connection, presence = relay_wire.decode_entry(kind, reader)
             port.join_relayed(RelayedClient(self, connection, wire.limit_texts(presence)))
