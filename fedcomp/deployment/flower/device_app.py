@@ -72,9 +72,8 @@ def leave(message: Message, context: Context) -> Message:
     farewell = from_records(message.content, Farewell)
     with _open_client(context) as (client, folder):
         _log_message(folder, log_messages.over(farewell, stay=False))
-        return Message(
-            to_records(Presence(farewell.run, client.client_id, "", "")), reply_to=message
-        )
+        answer = Presence(farewell.run, client.client_id, "", "")
+        return Message(to_records(answer), reply_to=message)
 
 
 @contextmanager
