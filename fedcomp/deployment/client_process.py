@@ -252,7 +252,6 @@ class ClientProcess:
     # In the I/O thread.
 
     async def _keep_connected(self, hosted: HostedClient, connect_limit: asyncio.Semaphore) -> None:
-        """Keep a client connected until it is done."""
         try:
             while not hosted.done and not self._ended:
                 try:
@@ -272,7 +271,6 @@ class ClientProcess:
             self._fail(hosted, FedcompError(reason(error)))
 
     async def _serve(self, hosted: HostedClient, connect_limit: asyncio.Semaphore) -> None:
-        """Connect once, and answer the server's messages until the connection ends."""
         target, invited = hosted.target, False
         connection = GrpcConnection(
             target.address,

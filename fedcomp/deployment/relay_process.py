@@ -9,6 +9,7 @@ from ..callbacks import LogMessage
 from ..errors import FedcompError, UnreachableError
 from ..keys.connection import join_address
 from ..transports.grpc import IoTasks, Relay, RelayTerms
+from . import log_messages
 from .client_process import RETRY_S, Retries, Target
 from .ports import listen
 
@@ -94,9 +95,7 @@ class RelayProcess:
                 self._messages.put(entry)
             await asyncio.sleep(pause_s)
             return True
-        over = f"the run is over after round {farewell.round}"
-        waiting = "; waiting for the next one" * self.stay
-        self._report(over + waiting, "over", run=farewell.run, round=farewell.round)
+        self._messages.put(log_messages.over(farewell, self.stay))
         if self.stay:
             await asyncio.sleep(self.retry_s[-2])  # the server is about to exit
         return False

@@ -225,7 +225,6 @@ class Deployment:
 
     @property
     def _later_quota(self) -> Quota:
-        """The quota of rounds after the first."""
         return Quota.later(self.config, self._cohort).at_least(self.strategy.min_clients)
 
     def _check_task(self, test: Examples | None) -> Layout:
@@ -323,7 +322,6 @@ class Deployment:
     # Clients.
 
     def _warn_about_missing_keys(self) -> None:
-        """Warn about awaited clients that have no enrolled key."""
         keys = self.endpoint.keys
         if self.registry is None or keys is None:
             return

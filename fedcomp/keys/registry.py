@@ -177,7 +177,6 @@ class Registry:
         return status.st_ino, status.st_size, status.st_mtime_ns
 
     def _current(self) -> _Content:
-        """Return the current content."""
         with self._lock:
             if (stamp := self._stamp()) != self._last_stamp:
                 self._content, self._last_stamp = self._read_again(), stamp
@@ -234,7 +233,6 @@ def read_file(path: Path) -> tuple[tuple[Entry, ...], tuple[Entry, ...], str | N
 
 
 def _entries(fields: TomlTable, kind: str) -> tuple[Entry, ...]:
-    """Return the clients or the relays of a registry in the order of their ids."""
     if kind not in fields.table:
         return ()
     path = fields.where

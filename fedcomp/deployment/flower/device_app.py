@@ -101,6 +101,5 @@ def _open_client(context: Context) -> Iterator[tuple[DeployedClient, StateFolder
 
 
 def _log_message(folder: StateFolder, message: LogMessage) -> None:
-    """Write a message for the process that started the SuperNode."""
     with (folder.path / MESSAGES).open("a", encoding="utf-8") as file:
         file.write(json.dumps([message, message.event, dict(message.values)]) + "\n")

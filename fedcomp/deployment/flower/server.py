@@ -159,7 +159,6 @@ class SuperLink:
         self._started.append(processes.start(command, self.home, self.log))
 
     def _flwr(self, *words: str) -> str:
-        """Run a `flwr` command and return its output. Raises FedcompError."""
         result = processes.run(["flwr", *words], self.home)
         if result.returncode:
             output = " ".join((result.stdout + result.stderr).split())[:500]
@@ -175,7 +174,6 @@ class SuperLink:
         return [*ca, *files, "--enable-supernode-auth"]
 
     def _write_files(self) -> None:
-        """Write the configuration of `flwr` and the App's pyproject.toml."""
         keys = self.endpoint.keys
         trust = {"root-certificates": str(keys.absolute() / CA_CRT)} if keys else {"insecure": True}
         address = {"address": join_address(*self.control)} | trust

@@ -155,7 +155,6 @@ def _answer(
 
 
 def _trained(layout: ArrayLayout, content: RecordDict) -> tuple[str, ArrayRecord]:
-    """Return the key and the arrays of the model in an app's reply. Raises ProtocolError."""
     models = [(key, arrays) for key, arrays in content.array_records.items() if layout.fits(arrays)]
     if len(models) != 1:
         raise ProtocolError(
@@ -260,7 +259,6 @@ class StoredState:
         self.storage.save(state, self.file)
 
     def _load(self, id: int, run: dict[str, str], seed: int) -> AppClient | None:
-        """Return the client that was stored in this run, None if there is none."""
         state = self.storage.load(self.file)
         if not state:
             return None

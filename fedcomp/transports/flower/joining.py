@@ -134,7 +134,6 @@ class JoiningTransport(GridTransport):
         self.on_joined(client, presence)
 
     def _read_late_answers(self) -> None:
-        """Report the clients that answered a cancelled assignment."""
         if not self._late:
             return
         clients = {name: client for client, name in self._late.items()}

@@ -63,7 +63,6 @@ class Model:
         return same and torch.equal(self.layout.vector(arrays), self._received())
 
     def _received(self) -> torch.Tensor:
-        """Return the weights as clients receive them."""
         return self.layout.as_received(self.broadcasts.weights, self.arrays)
 
     def pack(self, message: Message, key: str, exchange: PhaseExchange) -> None:

@@ -130,7 +130,6 @@ class GrpcConnection:
             raise self._error or self._unreachable(error) from error
 
     async def _read(self) -> None:
-        """Read until the stream ends."""
         try:
             async for data in self._call:
                 if (whole := self._assembly.take(data)) is not None:
@@ -172,7 +171,6 @@ class GrpcConnection:
         return UnreachableError(f"the connection to {self.target} was lost ({error})", "network")
 
     def _status_error(self, code: grpc.StatusCode, details: str | None) -> UnreachableError:
-        """Return the error for a stream that ended with a status."""
         cause, sentence = "network", f"the connection to {self.target} was lost ({details})"
         if code is grpc.StatusCode.OK:
             cause, sentence = "closed", f"{self.target} has ended the connection"

@@ -148,7 +148,6 @@ class Port:
     # Streams.
 
     async def _attend(self, requests: AsyncIterable[bytes], context: Any) -> None:
-        """Serve one stream until it ends."""
         stream = Stream(context)
         self._streams.add(stream)
         join_s, loop = self.settings.join_s, asyncio.get_running_loop()

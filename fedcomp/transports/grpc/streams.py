@@ -221,7 +221,6 @@ class ConnectedRelay:
         return self.port.pending.assignment(client, sequence, self)
 
     def _handle_late_answer(self, client: int) -> None:
-        """Report that a client answered an assignment that is no longer open. Ignored if it has no unanswered assignment."""
         if client in self.clients and self._unanswered[client] > 0:
             self._unanswered[client] -= 1
             self.port.emit(AnsweredLate(client))
