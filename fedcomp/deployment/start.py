@@ -16,7 +16,7 @@ from ..config import AUTO, RunConfig, data_folder, keys_command
 from ..errors import ConfigError, RunFolderError
 from ..formatting import named_clients
 from ..keys.key_folder import CA_CRT, REGISTRY, serving_files
-from ..keys.registry import Registry, RegistryMonitor
+from ..keys.registry import Registry
 from ..layout import Layout, model_fingerprint
 from ..memories import memory, with_memories
 from ..messages import Invitation, Presence
@@ -136,8 +136,6 @@ class Deployment:
         self.folder = RunFolder(config)
         self.name = self._name()
         self.registry = Registry(endpoint.keys / REGISTRY) if endpoint.keys else None
-        warn = callback.on_warning
-        self.monitor = RegistryMonitor(self.registry, warn) if self.registry else None
         self.task: Task = load(config.task, data_folder(config.data))
         self.strategy = make_strategy(config, layout_of(self.task), warn=self.warnings)
         read_test = local_data if config.evaluate == "clients" else data_of
@@ -337,7 +335,7 @@ class Deployment:
     def _on_poll(self) -> None:
         """Report clients that a round waits for, and disconnect those whose keys are no longer accepted."""
         self.connected_clients.on_poll()
-        if self.monitor is not None and self.monitor.check():
+        if self.registry is not None and self.registry.poll(self.callback.on_warning):
             self.transport.recheck_keys()
 
     def _on_joined(self, client: int, presence: Presence) -> None:

@@ -81,7 +81,6 @@ class _Content:
     clients: tuple[Entry, ...] = ()
     relays: tuple[Entry, ...] = ()
     problem: str = ""  # why the file cannot be used, "" if it can
-    version: int = 1  # number of times that the file was read
 
     @cached_property
     def holders(self) -> dict[bytes, tuple[Entry, bool]]:
@@ -105,7 +104,7 @@ class Registry:
         self._lock = threading.Lock()
         self._last_stamp = self._stamp()
         clients, relays, _ = read_file(path)
-        self._content = _Content(clients, relays)
+        self._content = self._polled = _Content(clients, relays)
 
     @property
     def entries(self) -> tuple[Entry, ...]:
@@ -121,14 +120,6 @@ class Registry:
     def problem(self) -> str:
         """The reason why the file cannot be used, "" if it can."""
         return self._current().problem
-
-    @property
-    def version(self) -> int:
-        """The number of times that the file was read.
-
-        When it grows, a server calls `id_of_hash` again for each connected client. A key can expire without a new version.
-        """
-        return self._current().version
 
     def id_of_hash(self, key_hash: bytes) -> int | None:
         """Return the logical id of the client with this key hash, None if it is refused. `reason_of_hash` returns the reason."""
@@ -152,6 +143,22 @@ class Registry:
     def ids_by_hash(self) -> dict[bytes, int]:
         """Return key hash → logical id of all clients that are accepted now."""
         return {_parsed(key)[1]: id for id, key in self.enrolled().items()}
+
+    def poll(self, log: Callable[[str], None]) -> bool:
+        """Return whether the file was read again since the last call and can be used. A server then checks the connected clients again.
+
+        Calls `log` once when the file becomes malformed, and once when it is repaired. A key can expire without a change of the file.
+        """
+        before, self._polled = self._polled, self._current()
+        content = self._polled
+        if content is before:
+            return False
+        if content.problem and content.problem != before.problem:
+            log(f"{content.problem}; until then no client is accepted, and clients retry")
+        elif before.problem and not content.problem:
+            accepted = len(self.enrolled())
+            log(f"{self.path} is valid again: {accepted} of its clients are accepted")
+        return not content.problem
 
     def _find(self, key_hash: bytes) -> tuple[Entry | None, str]:
         """Return the entry of a key hash, None if it is unknown, and the reason for a refusal, "" if it is accepted."""
@@ -189,29 +196,8 @@ class Registry:
             if not clients and (old.clients or old.problem):
                 raise KeysError(f"{self.path} has no clients any more; {REMEDY}")
         except KeysError as error:
-            return _Content(problem=str(error), version=old.version + 1)
-        return _Content(clients, relays, version=old.version + 1)
-
-
-class RegistryMonitor:
-    """Notices changes of a registry. Calls `log` once when it becomes malformed, and once when it is repaired."""
-
-    def __init__(self, registry: Registry, log: Callable[[str], None]):
-        self.registry, self.log = registry, log
-        self._version, self._problem = registry.version, ""
-
-    def check(self) -> bool:
-        """Return whether the registry has changed since the last call and can be used."""
-        version, problem = self.registry.version, self.registry.problem
-        if version == self._version:
-            return False
-        if problem and problem != self._problem:
-            self.log(f"{problem}; until then no client is accepted, and clients retry")
-        elif self._problem and not problem:
-            accepted = len(self.registry.enrolled())
-            self.log(f"{self.registry.path} is valid again: {accepted} of its clients are accepted")
-        self._version, self._problem = version, problem
-        return not problem
+            return _Content(problem=str(error))
+        return _Content(clients, relays)
 
 
 @lru_cache(1 << 17)  # most entries of a changed registry are the same
