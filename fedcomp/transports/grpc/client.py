@@ -14,7 +14,8 @@ from ...messages import Assignment, Farewell, Invitation, Presence, Report
 from . import wire
 from .options import client_options
 from .settings import Credentials
-from .wire import Kind, Reader, Refused
+from .values import Reader
+from .wire import Kind, Refused
 
 CONNECT_S = 30.0  # for a connection and the first message
 STATUS_S = 2.0  # wait for the stream's status after a failed write

@@ -26,7 +26,8 @@ from .pending_assignments import PendingAssignment, PendingAssignments
 from .settings import PeerKey, PortSettings
 from .streams import ConnectedRelay, EndStream, RelayedClient, Stream
 from .traffic import Peer, PortTraffic, TrafficReport, counts_bytes
-from .wire import Kind, Reader, Refused
+from .values import Reader
+from .wire import Kind, Refused
 
 CLOSE_S = 5.0  # for the last message on a stream
 ENDED_S = 1.0  # for the end of a stream to be sent before its connection is cut

@@ -25,7 +25,8 @@ from .pending_assignments import PendingAssignment
 from .port import Port
 from .relay_wire import AssignmentId, Bundle, Disconnect
 from .settings import Credentials, PortSettings
-from .wire import Kind, Reader, Refused, RelayTerms
+from .values import Reader
+from .wire import Kind, Refused, RelayTerms
 
 REFUSED_KEY = (
     "its key is not enrolled for a client at the server of this relay, or was revoked; relays cannot connect to another "

@@ -14,7 +14,8 @@ from ...codecs.frame import varint
 from ...errors import ProtocolError
 from ...messages import Assignment, Presence, Report
 from . import wire
-from .wire import CODECS, DOUBLE, FieldCodec, Kind, Reader, Refused
+from .values import CODECS, DOUBLE, FieldCodec, Reader, decode_fields, encode_blob, encode_fields
+from .wire import Kind, Refused
 
 CACHE_BYTES = 64 << 20  # of frames that a relay keeps for later assignments
 BUNDLE_BYTES = 4 << 20  # of new frames and assignments; a bundle that reaches this is complete
@@ -90,8 +91,8 @@ TEXT = CODECS[str]
 HASH = FieldCodec(lambda value: [value], lambda reader: reader.take(KEY_HASH))
 REFUSED = FieldCodec(lambda value: [wire.encode_refused(value)], _read_refused)
 PRESENCE = FieldCodec(
-    lambda value: wire.encode_fields(value, NO_PRESENCE),
-    lambda reader: wire.decode_fields(NO_PRESENCE, reader)[0],
+    lambda value: encode_fields(value, NO_PRESENCE),
+    lambda reader: decode_fields(NO_PRESENCE, reader)[0],
 )
 ENTRY_FIELDS = {
     Kind.KEYS: (HASH, VARINT),  # of a client that may join: key hash, logical id
@@ -156,13 +157,13 @@ def _encode_assignments(
         if (number := cache.number(frame)) is None:
             nonlocal size
             number, size = cache.add(frame), size + len(frame)
-            new.append([varint(number), *wire.encode_blob(frame)])
+            new.append([varint(number), *encode_blob(frame)])
         return varint(number)
 
     for sequence, assignment in assignments:
         pieces = wire.encode_assignment(sequence, assignment, refer)
         size += sum(map(len, pieces))
-        yield [varint(assignment.client), *wire.encode_blob(*pieces)]
+        yield [varint(assignment.client), *encode_blob(*pieces)]
         if size >= BUNDLE_BYTES:
             return
 
@@ -201,7 +202,7 @@ def encode_reports(answers: Sequence[tuple[int, Report, Assignment]]) -> list[by
     pieces = [bytes([Kind.REPORTS])]
     for sequence, report, assignment in answers:
         entry = wire.encode_report(sequence, report, assignment)
-        pieces += [varint(assignment.client), *wire.encode_blob(*entry)]
+        pieces += [varint(assignment.client), *encode_blob(*entry)]
     return pieces
 
 

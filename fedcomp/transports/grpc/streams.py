@@ -16,7 +16,8 @@ from .events import AnsweredLate, Summed
 from .relay_wire import FrameCache
 from .settings import PeerKey, point_key
 from .traffic import Peer, Traffic, peer_of
-from .wire import Kind, Reader, Refused
+from .values import Reader
+from .wire import Kind, Refused
 
 if TYPE_CHECKING:
     from .pending_assignments import PendingAssignment
