@@ -188,32 +188,19 @@ def _new_session(
     states = HostedStates()
     shards: dict[int, np.ndarray] = {}
     held_out: dict[int, np.ndarray] = {}
-    trainer = Trainer(
-        SequentialJobs(engine),
-        data,
-        shards,
-        LocalSGD.from_config(config),
-        algorithm,
-        config.seed,
-        all_shards=_all_shards(config, setup) if algorithm.trains_on_partitions else None,
-        at_once=max(1, STACK_BYTES // (4 * layout_of_state.numel)),
-    )
+    jobs, sgd = SequentialJobs(engine), LocalSGD.from_config(config)
+    all_shards = _all_shards(config, setup) if algorithm.trains_on_partitions else None
+    at_once = max(1, STACK_BYTES // (4 * layout_of_state.numel))
+    work = jobs, data, shards, sgd, algorithm, config.seed
+    trainer = Trainer(*work, all_shards=all_shards, at_once=at_once)
     evaluator = None
     if config.clients_evaluate:
         evaluated = initial_model(setup.task, config.seed)
         test = _test(config, setup)
         examples = data, shards, data if test is None else test.to(setup.device), held_out
         evaluator = ClientEvaluator(setup.task, evaluated, setup.device, config.seed, *examples)
-    session = ClientSession(
-        replica,
-        states,
-        trainer,
-        algorithm,
-        config.seed,
-        keeps_rounds=True,
-        evaluator=evaluator,
-        frees_downloads=True,
-    )
+    parts = replica, states, trainer, algorithm, config.seed
+    session = ClientSession(*parts, keeps_rounds=True, evaluator=evaluator, frees_downloads=True)
     return HostedSession(session, states, shards, held_out)
 
 

@@ -82,16 +82,10 @@ def _open_client(context: Context) -> Iterator[tuple[DeployedClient, StateFolder
     path = Path(str(context.node_config[FOLDER]))
     options = json.loads((path / SETUP).read_text())
     task = load(options["task"], data_folder(options["data"]))
-    setup = ClientSetup(
-        task,
-        data_of(task, "train"),
-        torch.device(options["device"]),
-        options["client"],
-        options["partition_id"],
-        options["partitions"],
-        read_roster(Path(options["roster"])) if options["roster"] else None,
-        options["sealed"],
-    )
+    roster = read_roster(Path(options["roster"])) if options["roster"] else None
+    device, ids = torch.device(options["device"]), ("client", "partition_id", "partitions")
+    own = *(options[name] for name in ids), roster, options["sealed"]
+    setup = ClientSetup(task, data_of(task, "train"), device, *own)
     key = Enrolment.read(options["enrolment"]).pair[0] if options["enrolment"] else None
     folder = StateFolder(path)
     try:

@@ -118,7 +118,10 @@ class JoiningTransport(GridTransport):
             try:
                 self._join(node, message_in(reply, Presence))
             except ProtocolError as error:
-                self._warn_once(f"a node that was invited cannot take part: {error}")
+                sentence = f"a node that was invited cannot take part: {error}"
+                if sentence not in self._warned:
+                    self._warned.add(sentence)
+                    self.warn(sentence)
 
     def _join(self, node: int, presence: Presence) -> None:
         client = presence.client
@@ -143,8 +146,3 @@ class JoiningTransport(GridTransport):
                 del self._late[client]
                 if not reply.has_error():
                     self.on_late_answer(client)
-
-    def _warn_once(self, sentence: str) -> None:
-        if sentence not in self._warned:
-            self._warned.add(sentence)
-            self.warn(sentence)
