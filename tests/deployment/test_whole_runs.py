@@ -40,7 +40,7 @@ def test_bytes_at_the_port_are_in_the_metrics_and_the_summary(tmp_path):
 
 
 def test_bytes_that_are_not_counted_are_null(tmp_path, monkeypatch):
-    monkeypatch.setattr(port, "available", lambda: False)  # as on platforms without TCP_INFO
+    monkeypatch.setattr(port, "counts_bytes", lambda: False)  # as on platforms without TCP_INFO
     with deployed(tmp_path, clients=2) as run:
         run.serve([0, 1])
     whole = summary(tmp_path)
