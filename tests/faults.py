@@ -235,10 +235,8 @@ class FailingProcess(ClientProcess):
         self.killed = True
         self.end()
 
-    async def _answer(self, client_id, hosted, connection, message) -> None:
-        await super()._answer(
-            client_id, hosted, CorruptingConnection(connection, hosted.client), message
-        )
+    async def _answer(self, hosted, connection, message) -> None:
+        await super()._answer(hosted, CorruptingConnection(connection, hosted.client), message)
         if isinstance(message, Assignment):
             what = hosted.client.due(AFTER, message)
             if what == "kill":

@@ -21,6 +21,7 @@ class TcpProxy:
         self.flows_down.set()
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port = self._listener.getsockname()[1]
+        self.target = f"localhost:{self.port}"
         threading.Thread(target=self._accept, name="proxy", daemon=True).start()
 
     def cut_after(self, count: int, then: Callable[[], None] = lambda: None) -> None:

@@ -188,12 +188,12 @@ def client(
         loaded = load(task, folder)
         keys = read_roster(roster) if roster is not None else None
         if transport == "flower":
-            from ..deployment.flower.client import ClientOptions, FlowerClient
+            from ..deployment.flower.client import FlowerClient
             from ..keys.enrolment import default_enrolment
 
             (one,) = clients
             key_file = (enrolment or default_enrolment()) if one.enrolled else None
-            options = ClientOptions(
+            options = dict(
                 task=_absolute_task(task),
                 data=_absolute(folder),
                 device=str(target),

@@ -12,8 +12,8 @@ import random
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
-from dataclasses import dataclass, field
+from contextlib import AsyncExitStack, suppress
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..callbacks import LogMessage
@@ -109,6 +109,7 @@ class HostedClient:
 
     target: Target
     client: DeployedClient
+    id: int = -1  # logical id, by which `ClientProcess` has it
     retries: Retries = field(default_factory=Retries)
     over: bool = False  # its run has ended, and it does not wait for another
     error: FedcompError | None = None  # that ended it
@@ -122,7 +123,6 @@ class HostedClient:
 class Request:
     """A message to a client, and the future of its answer. The thread that calls `ClientProcess.run` sets the answer."""
 
-    client_id: int
     hosted: HostedClient
     message: Invitation | Assignment
     answer: Future[Any] = field(default_factory=Future)
@@ -144,7 +144,7 @@ class ClientProcess:
         stay: bool = False,
         retry_s: Sequence[float] = RETRY_S,
     ):
-        self.clients = dict(clients)
+        self.clients = {id: replace(hosted, id=id) for id, hosted in clients.items()}
         self.log_message = log_message
         self.patience_s = patience_s
         self.stay = stay
@@ -167,17 +167,13 @@ class ClientProcess:
         """Serve until the run is over for every client. Raises UserError if a client cannot take part, or cannot reach a server in time."""
         with ThreadPoolExecutor(MAX_SAVES, "fedcomp-save") as savers, IoTasks() as io:
             connect_limit = asyncio.Semaphore(MAX_CONNECTS)
-            for client_id, hosted in self.clients.items():
-                io.start(self._keep_connected(client_id, hosted, connect_limit))
+            for hosted in self.clients.values():
+                io.start(self._keep_connected(hosted, connect_limit))
             while not self._ended and not all(hosted.done for hosted in self.clients.values()):
                 self._answer_requests(LOG_INTERVAL_S, savers)
                 self._log_entries(time.monotonic())
         self._log_entries(math.inf)
-        failed = {
-            client_id: hosted.error
-            for client_id, hosted in self.clients.items()
-            if hosted.error is not None
-        }
+        failed = {hosted.id: hosted.error for hosted in self.clients.values() if hosted.error}
         if failed:
             first = next(iter(failed.values()))
             if self._single:
@@ -207,14 +203,13 @@ class ClientProcess:
         downlink_bytes = [sum(map(len, assignment.frames)) for _, assignment in assigned]
         reports = handle([(request.hosted.client, a) for request, a in assigned])
         saves = [savers.submit(request.hosted.client.save) for request, _ in assigned]
-        for (request, assignment), report, save, down in zip(
-            assigned, reports, saves, downlink_bytes, strict=True
-        ):
+        answered = zip(assigned, reports, saves, downlink_bytes, strict=True)
+        for (request, assignment), report, save, down_bytes in answered:
             if error := save.exception():
                 request.answer.set_exception(error)
                 continue
             if report is not None:
-                self._log_answer(request, assignment, report, down)
+                self._log_answer(request.hosted, assignment, report, down_bytes)
             request.answer.set_result(report)
 
     def _join(self, request: Request, invitation: Invitation) -> None:
@@ -224,17 +219,17 @@ class ClientProcess:
         except Exception as error:
             request.answer.set_exception(error)
         else:
-            self._queue_message(request.client_id, log_messages.joined(presence, client.session))
+            self._queue_message(request.hosted, log_messages.joined(presence, client.session))
             request.answer.set_result(presence)
 
     def _log_answer(
-        self, request: Request, assignment: Assignment, report: Report, downlink_bytes: int
+        self, hosted: HostedClient, assignment: Assignment, report: Report, downlink_bytes: int
     ) -> None:
-        answered = log_messages.answered(assignment, report, downlink_bytes)
-        self._queue_message(request.client_id, answered)
-        state = request.hosted.client.round_state
-        if report.kind == UPDATE and (others := unknown_keys(assignment, state)):
-            self._queue_message(request.client_id, log_messages.unknown(assignment, others))
+        self._queue_message(hosted, log_messages.answered(assignment, report, downlink_bytes))
+        if report.kind == UPDATE and (
+            others := unknown_keys(assignment, hosted.client.round_state)
+        ):
+            self._queue_message(hosted, log_messages.unknown(assignment, others))
 
     def _log_entries(self, now_s: float) -> None:
         """Pass queued messages to `log_message`. Equal messages of several clients are combined."""
@@ -256,14 +251,11 @@ class ClientProcess:
 
     # In the I/O thread.
 
-    async def _keep_connected(
-        self, client_id: int, hosted: HostedClient, connect_limit: asyncio.Semaphore
-    ) -> None:
-        """Keep a client connected until it is done."""
+    async def _keep_connected(self, hosted: HostedClient, connect_limit: asyncio.Semaphore) -> None:
         try:
             while not hosted.done and not self._ended:
                 try:
-                    await self._serve(client_id, hosted, connect_limit)
+                    await self._serve(hosted, connect_limit)
                     if not hosted.done:  # --stay: the server is about to exit
                         await asyncio.sleep(self.retry_s[-2])
                 except UnreachableError as error:
@@ -271,17 +263,14 @@ class ClientProcess:
                         raise
                     pause_s, entry = hosted.retries.pause(error, self.retry_s, self.patience_s)
                     if entry:
-                        self._queue_message(client_id, entry, COMBINE_S)
+                        self._queue_message(hosted, entry, COMBINE_S)
                     await asyncio.sleep(pause_s)
         except FedcompError as error:
-            self._fail(client_id, hosted, error)
+            self._fail(hosted, error)
         except Exception as error:
-            self._fail(client_id, hosted, FedcompError(reason(error)))
+            self._fail(hosted, FedcompError(reason(error)))
 
-    async def _serve(
-        self, client_id: int, hosted: HostedClient, connect_limit: asyncio.Semaphore
-    ) -> None:
-        """Connect once, and answer the server's messages until the connection ends."""
+    async def _serve(self, hosted: HostedClient, connect_limit: asyncio.Semaphore) -> None:
         target, invited = hosted.target, False
         connection = GrpcConnection(
             target.address,
@@ -289,14 +278,13 @@ class ClientProcess:
             credentials=target.credentials,
             client=hosted.client.client_id if target.enrolment is None else -1,
         )
-        async with connect_limit:
-            try:
-                await connection.__aenter__()
-            except UnreachableError:
-                await asyncio.to_thread(target.check)  # raises an error with the cause
-                raise
-        try:
-            address = target.address
+        async with AsyncExitStack() as stack:
+            async with connect_limit:
+                try:
+                    await stack.enter_async_context(connection)
+                except UnreachableError:
+                    await asyncio.to_thread(target.check)  # raises an error with the cause
+                    raise
             async for message in connection.messages():
                 if isinstance(message, Refused):
                     if message.retry:
@@ -304,29 +292,28 @@ class ClientProcess:
                     raise UserError(message.reason)
                 hosted.retries.reset()
                 if not invited:
-                    connected = LogMessage(f"connected to {address}", "connected", server=address)
-                    self._queue_message(client_id, connected)
+                    sentence = f"connected to {target.address}"
+                    self._queue_message(
+                        hosted, LogMessage(sentence, "connected", server=target.address)
+                    )
                 invited = True
-                await self._answer(client_id, hosted, connection, message)
+                await self._answer(hosted, connection, message)
                 del message
             if not invited:
-                raise UnreachableError(f"{address} ended the connection", "starting")
-        finally:
-            await connection.__aexit__(None, None, None)
+                raise UnreachableError(f"{target.address} ended the connection", "starting")
 
     async def _answer(
         self,
-        client_id: int,
         hosted: HostedClient,
         connection: GrpcConnection,
         message: Invitation | Assignment | Farewell,
     ) -> None:
         if isinstance(message, Farewell):
             if message.run == hosted.client.run:
-                self._queue_message(client_id, log_messages.over(message, self.stay), COMBINE_S)
+                self._queue_message(hosted, log_messages.over(message, self.stay), COMBINE_S)
                 hosted.over = not self.stay
             return
-        request = Request(client_id, hosted, message)
+        request = Request(hosted, message)
         self._requests.put(request)
         try:
             answer = await asyncio.wrap_future(request.answer)
@@ -344,14 +331,15 @@ class ClientProcess:
         if answer is not None:
             await connection.send(answer)
 
-    def _queue_message(self, client_id: int, entry: LogMessage, combine_s: float = 0.0) -> None:
+    def _queue_message(
+        self, hosted: HostedClient, entry: LogMessage, combine_s: float = 0.0
+    ) -> None:
         """Queue a log message. It is combined with equal messages of other clients within `combine_s` seconds."""
-        self._entries.put((client_id, entry, time.monotonic() + combine_s))
+        self._entries.put((hosted.id, entry, time.monotonic() + combine_s))
 
-    def _fail(self, client_id: int, hosted: HostedClient, error: FedcompError) -> None:
+    def _fail(self, hosted: HostedClient, error: FedcompError) -> None:
         hosted.error = error
         if not self._single:
             combine_s = COMBINE_S if isinstance(error, UnreachableError) else 0.0
-            self._queue_message(
-                client_id, LogMessage(f"ended: {error}", "failed", reason=str(error)), combine_s
-            )
+            ended = LogMessage(f"ended: {error}", "failed", reason=str(error))
+            self._queue_message(hosted, ended, combine_s)

@@ -29,10 +29,8 @@ class ConnectedClients(Availability):
         began = time.monotonic()
         while True:
             connected, waited_s = self.connected(), time.monotonic() - began
-            wanted, cohort = (
-                self.wanted(self.quota),
-                self.cohort_of(connected, self.quota, waited_s),
-            )
+            wanted = self.wanted(self.quota)
+            cohort = self.cohort_of(connected, self.quota, waited_s)
             if cohort is not None:
                 self.waited_s += waited_s
                 self._report_waiting(min(len(connected), wanted))
@@ -73,10 +71,9 @@ class ConnectedClients(Availability):
 
     def _report_waiting(self, wanted: int) -> None:
         """Report the connected clients to the callback if there are fewer than wanted, and when there are enough again."""
-        waits = len(self._connected) < wanted
-        if (waits or self._reported_waiting is not None) and (
-            connected := sorted(self._connected)
-        ) != self._reported_waiting:
+        waits, connected = len(self._connected) < wanted, sorted(self._connected)
+        reports = waits or self._reported_waiting is not None
+        if reports and connected != self._reported_waiting:
             self.callback().on_waiting(connected, wanted)
             self._reported_waiting = connected if waits else None
 

@@ -69,9 +69,8 @@ class DeployedClient:
             if not self.has_joined or invitation.run != self.run:
                 if self.has_joined:
                     self._remember(self.run, self.client_id, self.round_state)
-                self.client_id, self._session = session_for(
-                    invitation, self.setup, self.key, self.log
-                )
+                joined = session_for(invitation, self.setup, self.key, self.log)
+                self.client_id, self._session = joined
                 self.run, self._report, self._inputs = invitation.run, None, ""
                 self._restore()
                 self._recall()
@@ -90,16 +89,11 @@ class DeployedClient:
 
     def repeated_report(self, assignment: Assignment) -> Report | None:
         """Return the last report if this assignment asks for it again, else None."""
-        last = self._report
-        inputs = _phase_inputs(assignment)
-        assigned = (assignment.round, assignment.phase, inputs, assignment.version)
-        if (
-            last is not None
-            and last.kind == UPDATE
-            and assigned == (last.round, last.phase, self._inputs, last.version)
-        ):
-            return last
-        return None
+        a, last = assignment, self._report
+        if last is None or last.kind != UPDATE:
+            return None
+        inputs = last.round, last.phase, last.version, self._inputs
+        return last if (a.round, a.phase, a.version, _phase_inputs(a)) == inputs else None
 
     def release(self) -> None:
         """Free the memory of the last report, whose frame may be as large as the model. The state folder has the report."""
@@ -116,18 +110,12 @@ class DeployedClient:
             return
         pending = self.session.states.at(self.client_id).memory.pending
         is_pending = pending is not None and report.frame == pending  # part of the memory's state
-        head = {
-            "run": self.run,
-            "client": self.client_id,
-            "layout": self.session.replica.layout.fingerprint,
-            "accepted": self._inputs,
-            "frame_is_pending": is_pending,
-        }
+        layout = self.session.replica.layout.fingerprint
+        head = {"run": self.run, "client": self.client_id, "layout": layout}
+        head |= {"accepted": self._inputs, "frame_is_pending": is_pending}
         packed = replace(report, frame=b"" if is_pending else report.frame).pack()
-        self.folder.save(
-            device_state.pack(self.session, self.client_id)
-            | {REPORT: packed, HEAD: json.dumps(head).encode()}
-        )
+        entries = {REPORT: packed, HEAD: json.dumps(head).encode()}
+        self.folder.save(device_state.pack(self.session, self.client_id) | entries)
         self._saved = True
 
     @property

@@ -40,33 +40,12 @@ from ..training.local_sgd import LocalSGD
 from ..training.own_loop import client_engine
 
 # The options of a run that determine what a client does.
-CLIENT_OPTIONS = (
-    "partition",
-    "clients",
-    "local_steps",
-    "local_epochs",
-    "batch_size",
-    "optimizer",
-    "optimizer_state",
-    "accumulate",
-    "step_schedule",
-    "lr",
-    "momentum",
-    "keep_momentum",
-    "weight_decay",
-    "clip",
-    "proximal",
-    "augment",
-    "precision",
-    "uplink",
-    "downlink",
-    "memory",
-    "strategy",
-    "seed",
-    "evaluate",
-    "holdout",
-)
+CLIENT_OPTIONS = """
+    partition clients local_steps local_epochs batch_size optimizer optimizer_state accumulate step_schedule lr momentum
+    keep_momentum weight_decay clip proximal augment precision uplink downlink memory strategy seed evaluate holdout
+""".split()
 
+SAME = "install the same version of fedcomp on both sides"
 STACK_BYTES = 64 << 20  # of updates that a process holds at once
 
 T = TypeVar("T")
@@ -85,13 +64,11 @@ def unpack_options(invitation: Invitation) -> RunConfig:
         values = json.loads(invitation.options)
         if not isinstance(values, dict) or not set(values) <= set(CLIENT_OPTIONS):
             raise ProtocolError(
-                "the invitation has options that this client does not know; install the same version of fedcomp on both sides"
+                f"the invitation has options that this client does not know; {SAME}"
             )
         return RunConfig(**from_values(values, "the invitation"))
     except (ValueError, RecursionError) as error:
-        raise ProtocolError(
-            "the options of the invitation cannot be read; install the same version of fedcomp on both sides"
-        ) from error
+        raise ProtocolError(f"the options of the invitation cannot be read; {SAME}") from error
 
 
 class SharedObjects:
@@ -162,13 +139,14 @@ def session_for(
             "--partition-id, or start the server with more --clients"
         )
     shared = setup.shared
+    batch_size, augment, seed = config.batch_size, config.augment, config.seed
     layout = shared.get_or_make(
         "layout",
-        (config.batch_size, config.augment),
-        lambda: check(setup.task, config.batch_size, setup.train, setup.train, config.augment),
+        (batch_size, augment),
+        lambda: check(setup.task, batch_size, setup.train, setup.train, augment),
     )
     fingerprint = shared.get_or_make(
-        "model", (config.seed,), lambda: model_fingerprint(initial_model(setup.task, config.seed))
+        "model", (seed,), lambda: model_fingerprint(initial_model(setup.task, seed))
     )
     if layout.fingerprint != invitation.layout.partition("+")[0]:
         raise UserError(
@@ -207,54 +185,29 @@ def _new_session(
         "engine", (config.seed,), lambda: client_engine(setup.task, model, layout, setup.device)
     )
     layout_of_state = algorithm.global_layout(layout)
-    replica = Replica(
-        algorithm.initial_global_state(layout.gather(model)),
-        layout_of_state,
-        codec(config.downlink),
-    )
+    state = algorithm.initial_global_state(layout.gather(model))
+    replica = Replica(state, layout_of_state, codec(config.downlink))
     states = HostedStates()
     shards: dict[int, np.ndarray] = {}
     held_out: dict[int, np.ndarray] = {}
-    trainer = Trainer(
-        SequentialJobs(engine),
-        data,
-        shards,
-        LocalSGD.from_config(config),
-        algorithm,
-        config.seed,
-        all_shards=_all_shards(config, setup) if algorithm.trains_on_partitions else None,
-        at_once=max(1, STACK_BYTES // (4 * layout_of_state.numel)),
-    )
+    jobs, sgd = SequentialJobs(engine), LocalSGD.from_config(config)
+    all_shards = _all_shards(config, setup) if algorithm.trains_on_partitions else None
+    at_once = max(1, STACK_BYTES // (4 * layout_of_state.numel))
+    work = jobs, data, shards, sgd, algorithm, config.seed
+    trainer = Trainer(*work, all_shards=all_shards, at_once=at_once)
     evaluator = None
     if config.clients_evaluate:
         evaluated = initial_model(setup.task, config.seed)
         test = _test(config, setup)
-        evaluator = ClientEvaluator(
-            setup.task,
-            evaluated,
-            setup.device,
-            config.seed,
-            data,
-            shards,
-            data if test is None else test.to(setup.device),
-            held_out,
-        )
-    session = ClientSession(
-        replica,
-        states,
-        trainer,
-        algorithm,
-        config.seed,
-        keeps_rounds=True,
-        evaluator=evaluator,
-        frees_downloads=True,
-    )
+        examples = data, shards, data if test is None else test.to(setup.device), held_out
+        evaluator = ClientEvaluator(setup.task, evaluated, setup.device, config.seed, *examples)
+    parts = replica, states, trainer, algorithm, config.seed
+    session = ClientSession(*parts, keeps_rounds=True, evaluator=evaluator, frees_downloads=True)
     return HostedSession(session, states, shards, held_out)
 
 
 def _test(config: RunConfig, setup: ClientSetup) -> Examples | None:
     """Return the task's test data if it can be divided among the clients; None if it cannot, or if its file is not on this machine."""
-
     test = setup.shared.get_or_make("test", (), lambda: local_data(setup.task, "test"))
     if test is None:
         return None

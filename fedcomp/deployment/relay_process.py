@@ -1,6 +1,7 @@
 """The relay process: keeps a relay connected to its server, and reports events to the operator."""
 
 import asyncio
+import functools
 import queue
 from collections.abc import Callable, Sequence
 
@@ -8,6 +9,7 @@ from ..callbacks import LogMessage
 from ..errors import FedcompError, UnreachableError
 from ..keys.connection import join_address
 from ..transports.grpc import IoTasks, Relay, RelayTerms
+from . import log_messages
 from .client_process import RETRY_S, Retries, Target
 from .ports import listen
 
@@ -81,23 +83,19 @@ class RelayProcess:
 
     async def _serve_once(self) -> bool:
         """Serve until the run is over or the server is lost. Return whether to connect again."""
-        relay = Relay(
-            self.target.address,
-            self.address,
-            self.port,
-            self.target.credentials,
-            opened=self._opened,
-            changed=self._changed,
-            warn=lambda sentence: self._report(sentence, "warning"),
-        )
+        where = self.target.address, self.address, self.port, self.target.credentials
+        warn = functools.partial(self._report, event="warning")
+        relay = Relay(*where, opened=self._opened, changed=self._changed, warn=warn)
         try:
             farewell = await relay.run()
         except UnreachableError as error:
-            await self._wait(await self._cause_of(error))
+            cause = await self._cause_of(error)
+            pause_s, entry = self._retries.pause(cause, self.retry_s, self.patience_s)
+            if entry:
+                self._messages.put(entry)
+            await asyncio.sleep(pause_s)
             return True
-        over = f"the run is over after round {farewell.round}"
-        waiting = "; waiting for the next one" * self.stay
-        self._report(over + waiting, "over", run=farewell.run, round=farewell.round)
+        self._messages.put(log_messages.over(farewell, self.stay))
         if self.stay:
             await asyncio.sleep(self.retry_s[-2])  # the server is about to exit
         return False
@@ -117,15 +115,10 @@ class RelayProcess:
         self._retries.reset()
         self.port = port  # used again after a reconnection, since clients connect to it
         how = "adds the frames of its clients" if terms.codec else "forwards each frame"
-        where = join_address(self.address, port)
-        self._report(
-            f"relays {self.target.address} on {where} to a run of {terms.clients} clients, and {how}",
-            "relaying",
-            run=terms.run,
-            server=self.target.address,
-            port=port,
-            clients=terms.clients,
-        )
+        server, where = self.target.address, join_address(self.address, port)
+        sentence = f"relays {server} on {where} to a run of {terms.clients} clients, and {how}"
+        values = {"run": terms.run, "server": server, "port": port, "clients": terms.clients}
+        self._report(sentence, "relaying", **values)
         self.opened(port)
 
     def _changed(self, clients: int) -> None:
@@ -136,17 +129,8 @@ class RelayProcess:
     def _report_clients(self, clients: int) -> None:
         if clients == self._clients:
             self._clients = -1
-            plural = "" if clients == 1 else "s"
-            self._report(
-                f"{clients} client{plural} connected", "connected_clients", clients=clients
-            )
-
-    async def _wait(self, error: UnreachableError) -> None:
-        """Report why the server cannot be reached, and wait before the next attempt. Raises the error after `patience_s`."""
-        pause_s, entry = self._retries.pause(error, self.retry_s, self.patience_s)
-        if entry:
-            self._messages.put(entry)
-        await asyncio.sleep(pause_s)
+            sentence = f"{clients} client{'s' * (clients != 1)} connected"
+            self._report(sentence, "connected_clients", clients=clients)
 
     def _report(self, sentence: str, event: str, **values: object) -> None:
         self._messages.put(LogMessage(sentence, event, **values))

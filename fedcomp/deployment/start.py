@@ -16,7 +16,7 @@ from ..config import AUTO, RunConfig, data_folder, keys_command
 from ..errors import ConfigError, RunFolderError
 from ..formatting import named_clients
 from ..keys.key_folder import CA_CRT, REGISTRY, serving_files
-from ..keys.registry import Registry, RegistryMonitor
+from ..keys.registry import Registry
 from ..layout import Layout, model_fingerprint
 from ..memories import memory, with_memories
 from ..messages import Invitation, Presence
@@ -59,12 +59,16 @@ INSECURE = (
     "--insecure: no TLS and no keys; anyone who can reach {where} can take part as any client, and read and change messages; "
     "for more than a trial, make keys with: fedcomp keys init"
 )
+# Options of simulations, and the reasons why a deployment refuses other values than the default and those listed.
 SIMULATION_ONLY = {
     "network": "--network simulates time for virtual clients; leave --network out, or use fedcomp sim",
     "attack": "--attack makes virtual clients Byzantine; leave --attack out, or use fedcomp sim",
     "cohort_batch": "--cohort-batch applies to simulations only; leave it out: each client trains by itself",
     "residuals": "--residuals applies to virtual clients only; leave it out: each client keeps its state on its own disk",
+    "engine": "--engine applies to simulations only; leave it out: each client trains by itself",
+    "checkpoint_every": "--checkpoint-every applies to simulations only; leave it out: a server saves every round, since its clients do",
 }
+ALLOWED = {"engine": (AUTO, "serial"), "checkpoint_every": (AUTO, "1")}
 LOOPBACK = "127.0.0.1"
 # Largest report: a dense update with room to spare, and a sealed ballot for each client of the cohort.
 UPDATE_BYTES = 8  # per parameter
@@ -132,9 +136,6 @@ class Deployment:
         self.folder = RunFolder(config)
         self.name = self._name()
         self.registry = Registry(endpoint.keys / REGISTRY) if endpoint.keys else None
-        self.monitor = (
-            RegistryMonitor(self.registry, callback.on_warning) if self.registry else None
-        )
         self.task: Task = load(config.task, data_folder(config.data))
         self.strategy = make_strategy(config, layout_of(self.task), warn=self.warnings)
         read_test = local_data if config.evaluate == "clients" else data_of
@@ -193,9 +194,8 @@ class Deployment:
             self._warn_about_missing_keys()
             for sentence in self.evaluator.warnings:
                 self.warnings(sentence, kind=sentence)
-            self.strategy.set_identity(
-                self.name, self.transport.public_key, self.transport.invitation.options
-            )
+            options = self.transport.invitation.options
+            self.strategy.set_identity(self.name, self.transport.public_key, options)
             self._rounds(recovery, done)
             summary = self._finish()
             self.transport.send_farewell(self.config.rounds)
@@ -223,7 +223,6 @@ class Deployment:
 
     @property
     def _later_quota(self) -> Quota:
-        """The quota of rounds after the first."""
         return Quota.later(self.config, self._cohort).at_least(self.strategy.min_clients)
 
     def _check_task(self, test: Examples | None) -> Layout:
@@ -246,19 +245,15 @@ class Deployment:
         return resolved["run"]
 
     def _write_config(self) -> None:
-        self.folder.write_config(
-            self.config,
-            {"device": devices.describe(self.device), "engine": ENGINE, "run": self.name},
-        )
+        device = devices.describe(self.device)
+        values = {"device": device, "engine": ENGINE, "run": self.name}
+        self.folder.write_config(self.config, values)
 
     def _transport(self, initial_version: str) -> GrpcTransport:
         """Return the transport, not yet open. `initial_version`: the version that the run started from."""
-        config = dataclasses.replace(
-            client_config(self.config, self.strategy), uplink=str(self.strategy.uplink)
-        )
-        invitation = Invitation(
-            self.name, -1, pack_options(config), self.model_fingerprint, initial_version
-        )
+        config = client_config(self.config, self.strategy)
+        options = pack_options(dataclasses.replace(config, uplink=str(self.strategy.uplink)))
+        invitation = Invitation(self.name, -1, options, self.model_fingerprint, initial_version)
         hooks: dict[str, Callable[..., None]] = {
             "on_joined": self._on_joined,
             "on_late_answer": lambda client: self.connected_clients.mark_responsive(client),
@@ -287,23 +282,15 @@ class Deployment:
             **hooks,
         )
 
-    def _relay_terms(
-        self, invitation: Invitation, largest_report: int, grace_s: float
-    ) -> RelayTerms:
+    def _relay_terms(self, invitation: Invitation, largest: int, grace_s: float) -> RelayTerms:
         """Return the terms for relays. With --relays they add the frames of their clients, else they forward each frame."""
-        adds, layout = self.config.relays > 0, self.strategy.layout
-        return RelayTerms(
-            invitation.run,
-            invitation.options,
-            invitation.layout,
-            invitation.version,
-            self.config.clients,
-            largest_report,
-            MAX_RELAY_MODELS * 4 * layout.numel + SPARE_BYTES,
-            str(self.strategy.uplink) if adds else "",
-            json.dumps({entry.name: entry.shape for entry in layout}) if adds else "",
-            grace_s,
-        )
+        adding, layout = ("", ""), self.strategy.layout
+        if self.config.relays:
+            shapes = json.dumps({entry.name: entry.shape for entry in layout})
+            adding = str(self.strategy.uplink), shapes
+        limits = largest, MAX_RELAY_MODELS * 4 * layout.numel + SPARE_BYTES
+        run = invitation.run, invitation.options, invitation.layout, invitation.version
+        return RelayTerms(*run, self.config.clients, *limits, *adding, grace_s)
 
     def _header(self, first: int) -> Header:
         c = self.config
@@ -333,7 +320,6 @@ class Deployment:
     # Clients.
 
     def _warn_about_missing_keys(self) -> None:
-        """Warn about awaited clients that have no enrolled key."""
         keys = self.endpoint.keys
         if self.registry is None or keys is None:
             return
@@ -349,7 +335,7 @@ class Deployment:
     def _on_poll(self) -> None:
         """Report clients that a round waits for, and disconnect those whose keys are no longer accepted."""
         self.connected_clients.on_poll()
-        if self.monitor is not None and self.monitor.check():
+        if self.registry is not None and self.registry.poll(self.callback.on_warning):
             self.transport.recheck_keys()
 
     def _on_joined(self, client: int, presence: Presence) -> None:
@@ -410,13 +396,5 @@ def refuse_ports_in_use(config: RunConfig, endpoint: Endpoint) -> None:
 def refuse_simulation_options(config: RunConfig) -> None:
     """Raise ConfigError for options that apply to simulations only."""
     for name, sentence in SIMULATION_ONLY.items():
-        if getattr(config, name) != getattr(RunConfig, name):
+        if getattr(config, name) not in ALLOWED.get(name, (getattr(RunConfig, name),)):
             raise ConfigError(sentence)
-    if config.engine not in (AUTO, "serial"):
-        raise ConfigError(
-            "--engine applies to simulations only; leave it out: each client trains by itself"
-        )
-    if config.checkpoint_every not in (AUTO, "1"):
-        raise ConfigError(
-            "--checkpoint-every applies to simulations only; leave it out: a server saves every round, since its clients do"
-        )

@@ -14,8 +14,14 @@ from typing import TypeVar
 
 from cryptography import x509
 from cryptography.exceptions import UnsupportedAlgorithm
-from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    load_pem_private_key,
+)
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from ..errors import KeysError
@@ -23,20 +29,14 @@ from ..errors import KeysError
 T = TypeVar("T")
 
 CURVE = ec.SECP384R1
+PrivateKey = ec.EllipticCurvePrivateKey
 SERIAL_BITS = 64  # random
 BACKDATED_BY = timedelta(hours=1)  # certificates are backdated by this, for clocks that are slow
 ISSUER, RELAY = "fedcomp CA", "fedcomp relay"
-USAGES = (
-    "digital_signature",
-    "content_commitment",
-    "key_encipherment",
-    "data_encipherment",
-    "key_agreement",
-    "key_cert_sign",
-    "crl_sign",
-    "encipher_only",
-    "decipher_only",
-)
+USAGES = """
+    digital_signature content_commitment key_encipherment data_encipherment key_agreement key_cert_sign crl_sign
+    encipher_only decipher_only
+""".split()
 DEFAULT_HOSTS = ("localhost", "127.0.0.1")
 LABEL = re.compile(r"(?!-)[a-z0-9_-]{1,63}(?<!-)", re.IGNORECASE)
 
@@ -66,9 +66,7 @@ def _host(text: str) -> str:
     return name
 
 
-def ca_certificate(
-    key: ec.EllipticCurvePrivateKey, now: datetime, ends: datetime
-) -> x509.Certificate:
+def ca_certificate(key: PrivateKey, now: datetime, ends: datetime) -> x509.Certificate:
     """Return a self-signed CA certificate, which may sign servers and clients but no further CA."""
     return (
         _builder(ISSUER, key.public_key(), now, ends)
@@ -82,7 +80,7 @@ def ca_certificate(
 def server_certificate(
     key: ec.EllipticCurvePublicKey,
     hosts: Sequence[str],
-    ca_key: ec.EllipticCurvePrivateKey,
+    ca_key: PrivateKey,
     now: datetime,
     ends: datetime,
     relay: bool = False,
@@ -103,10 +101,7 @@ def server_certificate(
 
 
 def client_certificate(
-    key: ec.EllipticCurvePublicKey,
-    ca_key: ec.EllipticCurvePrivateKey,
-    now: datetime,
-    ends: datetime,
+    key: ec.EllipticCurvePublicKey, ca_key: PrivateKey, now: datetime, ends: datetime
 ) -> x509.Certificate:
     """Return a certificate by the CA for a client. It does not name the client: the registry maps keys to ids.
 
@@ -170,10 +165,10 @@ def parse_certificate(text: bytes | str) -> x509.Certificate:
     return certificate
 
 
-def parse_private_key(text: bytes) -> ec.EllipticCurvePrivateKey:
+def parse_private_key(text: bytes) -> PrivateKey:
     """Parse an EC P-384 private key from its PEM. Raises ValueError for anything else."""
     try:
-        key = serialization.load_pem_private_key(text, None)
+        key = load_pem_private_key(text, None)
     except (TypeError, UnsupportedAlgorithm) as error:  # TypeError: it has a password
         raise ValueError(str(error)) from error
     if not isinstance(key, ec.EllipticCurvePrivateKey) or not isinstance(key.curve, CURVE):
@@ -186,9 +181,7 @@ def read_certificate(path: Path) -> x509.Certificate:
     return _read(path, x509.load_pem_x509_certificate, "a certificate", "restore it from a copy")
 
 
-def read_private_key(
-    path: Path, remedy: str = "restore it from a copy"
-) -> ec.EllipticCurvePrivateKey:
+def read_private_key(path: Path, remedy: str = "restore it from a copy") -> PrivateKey:
     """Read a private key file. Raises KeysError, which ends with `remedy`."""
     return _read(path, parse_private_key, "an EC P-384 private key without a password", remedy)
 
@@ -203,10 +196,8 @@ def _read(path: Path, parse: Callable[[bytes], T], expected: str, remedy: str) -
 
 
 def private_key_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
-    return key.private_bytes(
-        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-    )
+    return key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
 
 
 def certificate_pem(certificate: x509.Certificate) -> bytes:
-    return certificate.public_bytes(serialization.Encoding.PEM)
+    return certificate.public_bytes(Encoding.PEM)

@@ -59,13 +59,8 @@ def address(text: str, name: str = "--server") -> tuple[str, int]:
     """Return host and port of `host:port` or `[::1]:port`. Raises ConfigError, which begins with `name`."""
     host, _, port = text.rpartition(":")
     bare = host[1:-1] if host[:1] + host[-1:] == "[]" else host
-    if (
-        not bare
-        or not bare.isprintable()
-        or "/" in bare
-        or (":" in bare and bare == host)
-        or not (port.isascii() and port.isdigit())
-    ):
+    is_host = bare and bare.isprintable() and "/" not in bare and (":" not in bare or bare != host)
+    if not is_host or not (port.isascii() and port.isdigit()):
         raise ConfigError(f"{name} cannot be '{text}'; give host:port, such as server.example:8080")
     if not 0 < int(port[:6]) < 65536:
         raise ConfigError(f"{name} cannot be '{text}'; give a port from 1 to 65535")
@@ -112,13 +107,21 @@ class _Probe:
         self.where = join_address(host, port)
         self.enrolment = trust if isinstance(trust, Enrolment) else None
         ca = trust.ca if isinstance(trust, Enrolment) else trust
-        self.ca = None if ca is None else _authority(ca)
+        try:
+            self.ca = None if ca is None else parse_certificate(ca)
+        except ValueError as error:
+            raise KeysError(
+                "the certificate of the CA cannot be read; copy it again from the folder of keys on the server"
+            ) from error
         self.context = None if ca is None else _context(ca, self.enrolment)
         self.missing = "its name is not resolved"  # what a timeout of the current step means
 
     def contact(self) -> Contact:
         started = monotonic()
-        self._resolve()
+        try:
+            socket.getaddrinfo(self.host, self.port, type=socket.SOCK_STREAM)
+        except (OSError, UnicodeError) as error:
+            raise self._error("unknown host") from error
         self.missing = "no connection is made"
         with self._connect() as raw_socket:
             if self.context is None:
@@ -138,17 +141,11 @@ class _Probe:
 
     def _error(self, cause: str, **values: object) -> UnreachableError:
         insecure = " --insecure" if self.ca is None else ""
-        common = {"where": self.where, "host": self.host, "port": self.port, "insecure": insecure}
-        common |= {"timeout_s": self.timeout_s}
-        return UnreachableError(ERRORS[cause].format(**common, **values), cause)
+        return UnreachableError(
+            ERRORS[cause].format(**vars(self), insecure=insecure, **values), cause
+        )
 
     # A connection.
-
-    def _resolve(self) -> None:
-        try:
-            socket.getaddrinfo(self.host, self.port, type=socket.SOCK_STREAM)
-        except (OSError, UnicodeError) as error:
-            raise self._error("unknown host") from error
 
     def _connect(self) -> socket.socket:
         address = self.host, self.port
@@ -178,10 +175,9 @@ class _Probe:
     def _untrusted(self, error: ssl.SSLCertVerificationError) -> UnreachableError:
         certificate = self._server_certificate()
         if error.verify_code in OTHER_HOST:
-            others = (
-                f"for {', '.join(hosts_of(certificate)) or 'no host'} and " if certificate else ""
-            )
-            names = f"{others}not for {self.host}"
+            names = f"not for {self.host}"
+            if certificate:
+                names = f"for {', '.join(hosts_of(certificate)) or 'no host'} and {names}"
             return self._error("host name", names=names, holder=_name_of(certificate))
         if cause := OUT_OF_DATE.get(error.verify_code):
             return self._out_of_date(certificate, cause)
@@ -192,13 +188,11 @@ class _Probe:
         remedies = ("certificate", server, f"renew {_name_of(server)}"), ("CA", self.ca, "init")
         for kind, certificate, remedy in remedies:
             if certificate and (when := out_of_date(certificate, utc_now())):
-                return UnreachableError(
-                    f"the {kind} of {self.where} {when} on the server: fedcomp keys {remedy}", cause
-                )
+                sentence = f"the {kind} of {self.where} {when} on the server: fedcomp keys {remedy}"
+                return UnreachableError(sentence, cause)
+        advice = "correct this machine's clock if it is wrong, else on the server: fedcomp keys renew server"
         return UnreachableError(
-            f"the certificate of {self.where} is not valid now; correct this machine's clock if it is wrong, else on the "
-            "server: fedcomp keys renew server",
-            cause,
+            f"the certificate of {self.where} is not valid now; {advice}", cause
         )
 
     def _no_tls(self, error: Exception) -> UnreachableError:
@@ -271,15 +265,6 @@ def _speaks_http2(connection: socket.socket) -> bool:
     with connection.makefile("rb") as file:
         head = file.read(FRAME_HEAD)
     return head[3:4] == SETTINGS and head[5:] == bytes(4)
-
-
-def _authority(ca: bytes | str) -> x509.Certificate:
-    try:
-        return parse_certificate(ca)
-    except ValueError as error:
-        raise KeysError(
-            "the certificate of the CA cannot be read; copy it again from the folder of keys on the server"
-        ) from error
 
 
 def _context(ca: bytes | str, enrolment: Enrolment | None) -> ssl.SSLContext:

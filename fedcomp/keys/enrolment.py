@@ -1,10 +1,10 @@
 """The enrolment file: one TOML file with everything a client or a relay needs to join.
 
     id = 3                                          its logical id; ids of relays and of clients are separate
-    server = "server.example:8080"                  the server's address, if it was known
     certificate = "-----BEGIN CERTIFICATE..."       signed by the CA; its public key identifies the client to the server
     private_key = "-----BEGIN PRIVATE KEY..."       of the certificate, EC P-384, PKCS8
     ca = "-----BEGIN CERTIFICATE..."                the CA that signed this certificate and the server's
+    server = "server.example:8080"                  the server's address, if it was known
 
 Whoever can read the file can act as the client, so only its owner may read it. The certificate of a relay is also valid for the relay's
 hosts, since the relay is the server of its clients.
@@ -14,7 +14,7 @@ import hashlib
 import os
 import tomllib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
@@ -25,6 +25,12 @@ from cryptography import x509
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    PublicFormat,
+)
 
 from ..config import expand_home
 from ..durable_files import write_new
@@ -35,7 +41,7 @@ VARIABLE, DEFAULT_PATH = "FEDCOMP_ENROLMENT", "~/.config/fedcomp/enrolment.toml"
 MAX_FILE_BYTES = 16 << 20  # bytes of the largest file that is read
 MAX_ID = 2**31 - 1
 ID_VALUES = f"a whole number from 0 to {MAX_ID}"
-SERVER_EXAMPLE = "a text such as server.example:8080"
+PRIVATE_KEY = "an EC P-384 private key as PEM without a password"
 RESTORE = "copy it again from the folder of keys on the server"
 T = TypeVar("T")
 
@@ -66,16 +72,10 @@ def parse_time(text: Any) -> datetime:
     return time.astimezone(UTC)
 
 
-def parse_public_key(data: bytes | str) -> ec.EllipticCurvePublicKey:
-    """Parse an EC P-384 key from its OpenSSH line or its PEM. Raises ValueError for anything else."""
-    raw = data.encode() if isinstance(data, str) else bytes(data)
-    load = (
-        serialization.load_pem_public_key
-        if raw.lstrip().startswith(b"-----")
-        else serialization.load_ssh_public_key
-    )
+def parse_public_key(text: str) -> ec.EllipticCurvePublicKey:
+    """Parse an EC P-384 key from its OpenSSH line. Raises ValueError for anything else."""
     try:
-        key = load(raw.strip())
+        key = serialization.load_ssh_public_key(text.strip().encode())
     except (TypeError, UnsupportedAlgorithm) as error:
         raise ValueError(str(error)) from error
     if not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, CURVE):
@@ -85,25 +85,13 @@ def parse_public_key(data: bytes | str) -> ec.EllipticCurvePublicKey:
 
 def openssh(key: ec.EllipticCurvePublicKey) -> str:
     """Return a public key as one OpenSSH line without a comment. Equal keys give equal lines."""
-    return key.public_bytes(
-        serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
-    ).decode()
-
-
-def public_key_pem(key: ec.EllipticCurvePublicKey) -> bytes:
-    """Return a public key as PEM, the form that Flower registers and compares."""
-    return key.public_bytes(
-        serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
-    )
+    return key.public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH).decode()
 
 
 def key_hash(key: ec.EllipticCurvePublicKey) -> bytes:
     """Return the identity of a client or relay [32 bytes]: the SHA-256 of its public key (DER SubjectPublicKeyInfo)."""
-    return hashlib.sha256(
-        key.public_bytes(
-            serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo
-        )
-    ).digest()
+    der = key.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
+    return hashlib.sha256(der).digest()
 
 
 def default_enrolment() -> Path:
@@ -147,6 +135,13 @@ class TomlTable:
         except (ValueError, OverflowError):
             raise KeysError(f"{self.where}: '{name}' is not {expected}; {self.remedy}") from None
 
+    @property
+    def server(self) -> str | None:
+        """The server's address; None if there is none. Raises KeysError."""
+        if "server" not in self.table:
+            return None
+        return self.take("server", ascii_text, "a text such as server.example:8080")
+
 
 def parse_id(value: Any) -> int:
     if type(value) is not int or not 0 <= value <= MAX_ID:
@@ -181,11 +176,9 @@ class Enrolment:
         enrolment = cls(
             id,
             fields.take("certificate", _certificate_text, "a certificate as PEM"),
-            fields.take(
-                "private_key", _private_text, "an EC P-384 private key as PEM without a password"
-            ),
+            fields.take("private_key", _private_text, PRIVATE_KEY),
             fields.take("ca", _certificate_text, "a certificate as PEM"),
-            fields.take("server", ascii_text, SERVER_EXAMPLE) if "server" in fields.table else None,
+            fields.server,
         )
         if enrolment.pair[1] != enrolment.leaf.public_key():
             raise KeysError(f"{path}: 'private_key' is not the key of 'certificate'; {RESTORE}")
@@ -236,14 +229,7 @@ class Enrolment:
 
     def text(self) -> str:
         """Return the file's content."""
-        values = {
-            "id": self.id,
-            "server": self.server,
-            "certificate": self.certificate,
-            "private_key": self.private_key,
-            "ca": self.ca,
-        }
-        present = {name: value for name, value in values.items() if value is not None}
+        present = {name: value for name, value in asdict(self).items() if value is not None}
         return (
             f"# The enrolment of {self.name} in a federation, valid until {format_time(self.not_after)}. It holds a private key: only its\n"
             "# owner may read it.\n" + tomli_w.dumps(present, multiline_strings=True)
@@ -256,11 +242,7 @@ class Enrolment:
         """
         ca, key = folder / "ca.crt", folder / "client.key"
         write_new(ca, [self.ca.encode()], 0o644)
-        private = self.pair[0].private_bytes(
-            serialization.Encoding.PEM,
-            serialization.PrivateFormat.OpenSSH,
-            serialization.NoEncryption(),
-        )
+        private = self.pair[0].private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption())
         write_new(key, [private], 0o600)
         return ca, key
 

@@ -33,7 +33,7 @@ from ..config import keys_command
 from ..durable_files import flush, write_new
 from ..errors import KeysError
 from . import certificates
-from .certificates import CURVE, hosts_of, read_certificate, read_private_key
+from .certificates import CURVE, certificate_pem, private_key_pem, read_certificate
 from .connection import join_address
 from .enrolment import MAX_ID, Enrolment, format_time, openssh, out_of_date, utc_now
 from .registry import ENROLLED, REVOKED, Entry, Registry, read_file, registry_text
@@ -70,8 +70,8 @@ def make(
             now, ca_key = utc_now(), ec.generate_private_key(CURVE())
             ends = now + timedelta(days=max(days, CA_DAYS))
             ca = certificates.ca_certificate(ca_key, now, ends)
-            write_new(partial / CA_KEY, [certificates.private_key_pem(ca_key)], 0o600)
-            write_new(partial / CA_CRT, [certificates.certificate_pem(ca)], 0o644)
+            write_new(partial / CA_KEY, [private_key_pem(ca_key)], 0o600)
+            write_new(partial / CA_CRT, [certificate_pem(ca)], 0o644)
             issuer = _Issuer(partial, ca, ca_key, days, join_address(names[0], port))
             issuer.certify_server(names)
             (partial / CLIENTS).mkdir(0o700)
@@ -142,7 +142,7 @@ def renew(
                 raise KeysError(
                     f"{file}, which has the hosts of {old.name}, is missing; restore it, or give the hosts with --host HOST"
                 )
-            old_hosts = hosts_of(Enrolment.read(file).leaf) if file.exists() else []
+            old_hosts = certificates.hosts_of(Enrolment.read(file).leaf) if file.exists() else []
             names = certificates.certificate_hosts([*old_hosts, *hosts])
         new = state.issuer(days).enrol(old.id, names)
         new = replace(new, replaced=(*old.replaced, old.public_key))
@@ -159,7 +159,7 @@ def renew_server(
     """
     with _locked(folder) as state:
         issuer, file = state.issuer(days), state.folder / SERVER_CRT
-        old_hosts = hosts_of(read_certificate(file)) if file.exists() else []
+        old_hosts = certificates.hosts_of(read_certificate(file)) if file.exists() else []
         names = certificates.certificate_hosts([*old_hosts, *hosts])
         ends = issuer.certify_server(names)
     return names, ends
@@ -172,12 +172,10 @@ def due(folder: str | Path, within_days: int) -> list[int | str]:
     """
     folder = keys_folder(folder)
     limit = utc_now() + timedelta(days=within_days)
-    ends: dict[int | str, datetime] = {
-        "server": read_certificate(folder / SERVER_CRT).not_valid_after_utc
-    }
     clients, relays, _ = read_file(folder / REGISTRY)
-    ends |= {e.holder: e.not_after for e in (*clients, *relays) if e.state == ENROLLED}
-    return [holder for holder, end in ends.items() if end <= limit]
+    due = [e.holder for e in (*clients, *relays) if e.state == ENROLLED and e.not_after <= limit]
+    server_ends = read_certificate(folder / SERVER_CRT).not_valid_after_utc
+    return ["server"] * (server_ends <= limit) + due
 
 
 @dataclass(frozen=True)
@@ -195,10 +193,8 @@ class _Issuer:
         key = ec.generate_private_key(CURVE())
         now, ends = self._validity()
         certificate = certificates.server_certificate(key.public_key(), hosts, self.key, now, ends)
-        durable_files.replace(self.folder / SERVER_KEY, [certificates.private_key_pem(key)], 0o600)
-        durable_files.replace(
-            self.folder / SERVER_CRT, [certificates.certificate_pem(certificate)], 0o644
-        )
+        durable_files.replace(self.folder / SERVER_KEY, [private_key_pem(key)], 0o600)
+        durable_files.replace(self.folder / SERVER_CRT, [certificate_pem(certificate)], 0o644)
         return ends
 
     def enrol(self, id: int, relay_hosts: Sequence[str] | None = None) -> Entry:
@@ -219,13 +215,9 @@ class _Issuer:
             )
         else:
             certificate = certificates.client_certificate(public, self.key, now, ends)
-        enrolment = Enrolment(
-            id,
-            certificates.certificate_pem(certificate).decode(),
-            certificates.private_key_pem(key).decode(),
-            certificates.certificate_pem(self.certificate).decode(),
-            self.server,
-        )
+        own, ca = certificate_pem(certificate), certificate_pem(self.certificate)
+        private = private_key_pem(key)
+        enrolment = Enrolment(id, own.decode(), private.decode(), ca.decode(), self.server)
         file = self.folder / (RELAYS if relay else CLIENTS) / f"{id}.toml"
         durable_files.replace(file, [enrolment.text().encode()], 0o600)
         return Entry(id, openssh(public), ENROLLED, ends, relay=relay)
@@ -248,7 +240,7 @@ class _State:
     def issuer(self, days: int) -> _Issuer:
         """Read the CA's certificate and key. Raises KeysError if ca.key is kept elsewhere or the CA's certificate has ended."""
         certificate = read_certificate(self.folder / CA_CRT)
-        key = read_private_key(
+        key = certificates.read_private_key(
             self.folder / CA_KEY, "restore it for this command, which signs a certificate with it"
         )
         if key.public_key() != certificate.public_key():
@@ -328,7 +320,7 @@ def check_server_files(folder: str | Path) -> x509.Certificate:
             f"{renew}"
         ) from None
     if (
-        read_private_key(folder / SERVER_KEY, f"make a new one: {renew}").public_key()
+        certificates.read_private_key(folder / SERVER_KEY, f"make a new one: {renew}").public_key()
         != certificate.public_key()
     ):
         raise KeysError(

@@ -78,16 +78,16 @@ class DerivedKeys:
 
 @dataclass
 class ServerKeys:
-    """A server's keys: those that clients proved to hold when they joined. `pem` returns them by logical id."""
+    """A server's keys: those that clients proved to hold when they joined. `key_of` returns them by logical id, as points."""
 
     run: str
-    pem: Callable[[int], bytes]
+    key_of: Callable[[int], bytes]
 
     def signer(self, client: int) -> ec.EllipticCurvePrivateKey:
         raise ProtocolError("a server signs nothing for its clients")
 
     def key(self, client: int, announced: bytes = b"") -> bytes:
-        return point_of(parse_public_key(self.pem(client)))
+        return self.key_of(client)
 
 
 @dataclass
@@ -123,7 +123,7 @@ class PinnedKeys:
     def key(self, client: int, announced: bytes = b"") -> bytes:
         known: bytes | None
         if client == self.client_id:
-            known, source = self._own_point(), "its own"
+            known, source = self._pin(client, point_of(self.own.public_key())), "its own"
         elif self.roster is not None:
             known, source = self.roster.get(client), "the one in --roster"
             if known is None:
@@ -131,6 +131,10 @@ class PinnedKeys:
                     f"client {client} is not in --roster; give this client a newer list to accept client {client}"
                 )
         else:
+            if client not in self._pins:
+                if not announced:
+                    raise ProtocolError(f"the key of client {client} was not announced")
+                verifier(announced)
             known = self._pins.get(client) or self._pin(client, announced)
             source = "the one from earlier in this run"
         if announced and announced != known:
@@ -138,21 +142,11 @@ class PinnedKeys:
             raise kind(f"the server announces a key of client {client} that differs from {source}")
         return known
 
-    def _own_point(self) -> bytes:
-        own = point_of(self.own.public_key())
-        return (
-            own if self._pins.get(self.client_id) == own else self._store_pin(self.client_id, own)
-        )
-
-    def _pin(self, client: int, announced: bytes) -> bytes:
-        if not announced:
-            raise ProtocolError(f"the key of client {client} was not announced")
-        verifier(announced)
-        return self._store_pin(client, announced)
-
-    def _store_pin(self, client: int, point: bytes) -> bytes:
-        self.log.add(self.run, {f"{PIN}{client}": point})
-        self._pins[client] = point
+    def _pin(self, client: int, point: bytes) -> bytes:
+        """Store the pin of a client unless it is stored, and return it."""
+        if self._pins.get(client) != point:
+            self.log.add(self.run, {f"{PIN}{client}": point})
+            self._pins[client] = point
         return point
 
 

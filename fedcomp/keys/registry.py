@@ -27,7 +27,6 @@ from ..config import KEYS, keys_command
 from ..errors import KeysError
 from .enrolment import (
     ID_VALUES,
-    SERVER_EXAMPLE,
     TomlTable,
     ascii_text,
     format_time,
@@ -82,7 +81,6 @@ class _Content:
     clients: tuple[Entry, ...] = ()
     relays: tuple[Entry, ...] = ()
     problem: str = ""  # why the file cannot be used, "" if it can
-    version: int = 1  # number of times that the file was read
 
     @cached_property
     def holders(self) -> dict[bytes, tuple[Entry, bool]]:
@@ -106,7 +104,7 @@ class Registry:
         self._lock = threading.Lock()
         self._last_stamp = self._stamp()
         clients, relays, _ = read_file(path)
-        self._content = _Content(clients, relays)
+        self._content = self._polled = _Content(clients, relays)
 
     @property
     def entries(self) -> tuple[Entry, ...]:
@@ -122,14 +120,6 @@ class Registry:
     def problem(self) -> str:
         """The reason why the file cannot be used, "" if it can."""
         return self._current().problem
-
-    @property
-    def version(self) -> int:
-        """The number of times that the file was read.
-
-        When it grows, a server calls `id_of_hash` again for each connected client. A key can expire without a new version.
-        """
-        return self._current().version
 
     def id_of_hash(self, key_hash: bytes) -> int | None:
         """Return the logical id of the client with this key hash, None if it is refused. `reason_of_hash` returns the reason."""
@@ -153,6 +143,22 @@ class Registry:
     def ids_by_hash(self) -> dict[bytes, int]:
         """Return key hash → logical id of all clients that are accepted now."""
         return {_parsed(key)[1]: id for id, key in self.enrolled().items()}
+
+    def poll(self, log: Callable[[str], None]) -> bool:
+        """Return whether the file was read again since the last call and can be used. A server then checks the connected clients again.
+
+        Calls `log` once when the file becomes malformed, and once when it is repaired. A key can expire without a change of the file.
+        """
+        before, self._polled = self._polled, self._current()
+        content = self._polled
+        if content is before:
+            return False
+        if content.problem and content.problem != before.problem:
+            log(f"{content.problem}; until then no client is accepted, and clients retry")
+        elif before.problem and not content.problem:
+            accepted = len(self.enrolled())
+            log(f"{self.path} is valid again: {accepted} of its clients are accepted")
+        return not content.problem
 
     def _find(self, key_hash: bytes) -> tuple[Entry | None, str]:
         """Return the entry of a key hash, None if it is unknown, and the reason for a refusal, "" if it is accepted."""
@@ -178,7 +184,6 @@ class Registry:
         return status.st_ino, status.st_size, status.st_mtime_ns
 
     def _current(self) -> _Content:
-        """Return the current content."""
         with self._lock:
             if (stamp := self._stamp()) != self._last_stamp:
                 self._content, self._last_stamp = self._read_again(), stamp
@@ -191,33 +196,12 @@ class Registry:
             if not clients and (old.clients or old.problem):
                 raise KeysError(f"{self.path} has no clients any more; {REMEDY}")
         except KeysError as error:
-            return _Content(problem=str(error), version=old.version + 1)
-        return _Content(clients, relays, version=old.version + 1)
-
-
-class RegistryMonitor:
-    """Notices changes of a registry. Calls `log` once when it becomes malformed, and once when it is repaired."""
-
-    def __init__(self, registry: Registry, log: Callable[[str], None]):
-        self.registry, self.log = registry, log
-        self._version, self._problem = registry.version, ""
-
-    def check(self) -> bool:
-        """Return whether the registry has changed since the last call and can be used."""
-        version, problem = self.registry.version, self.registry.problem
-        if version == self._version:
-            return False
-        if problem and problem != self._problem:
-            self.log(f"{problem}; until then no client is accepted, and clients retry")
-        elif self._problem and not problem:
-            accepted = len(self.registry.enrolled())
-            self.log(f"{self.registry.path} is valid again: {accepted} of its clients are accepted")
-        self._version, self._problem = version, problem
-        return not problem
+            return _Content(problem=str(error))
+        return _Content(clients, relays)
 
 
 @lru_cache(1 << 17)  # most entries of a changed registry are the same
-def _parsed(key: bytes | str) -> tuple[str, bytes]:
+def _parsed(key: str) -> tuple[str, bytes]:
     """Return a public key as one OpenSSH line and its `key_hash`. Raises ValueError."""
     parsed = parse_public_key(key)
     return openssh(parsed), key_hash(parsed)
@@ -229,22 +213,19 @@ def read_file(path: Path) -> tuple[tuple[Entry, ...], tuple[Entry, ...], str | N
     Raises KeysError, which names the file and the line or field.
     """
     fields = TomlTable.of_file(path, REMEDY)
-    server = fields.take("server", ascii_text, SERVER_EXAMPLE) if "server" in fields.table else None
     clients, relays = (_entries(fields, kind) for kind in ("client", "relay"))
     _refuse_shared_keys([*clients, *relays], path)
-    return clients, relays, server
+    return clients, relays, fields.server
 
 
 def _entries(fields: TomlTable, kind: str) -> tuple[Entry, ...]:
-    """Return the clients or the relays of a registry in the order of their ids."""
     if kind not in fields.table:
         return ()
     path = fields.where
-    tables = fields.take(kind, _tables, f"a list of tables with [[{kind}]] above each {kind}")
-    entries = sorted(
-        (_entry(table, kind, number, path) for number, table in enumerate(tables, 1)),
-        key=lambda entry: entry.id,
-    )
+    expected = f"a list of tables with [[{kind}]] above each {kind}"
+    tables = fields.take(kind, lambda value: _list(value, dict), expected)
+    entries = [_entry(table, kind, number, path) for number, table in enumerate(tables, 1)]
+    entries.sort(key=lambda entry: entry.id)
     for entry, following in zip(entries, entries[1:]):
         if entry.id == following.id:
             raise KeysError(
@@ -281,7 +262,7 @@ def _entry(table: dict[str, Any], kind: str, number: int, path: str) -> Entry:
         fields.take("public_key", _key, "an EC P-384 public key in OpenSSH form"),
         fields.take("state", _state, f"'{ENROLLED}' or '{REVOKED}'"),
         fields.take("not_after", parse_time, "a date such as 2027-11-21T16:33:08Z"),
-        fields.take("replaced", lambda value: tuple(map(_key, _list(value))), keys),
+        fields.take("replaced", lambda value: tuple(map(_key, _list(value, str))), keys),
         kind == "relay",
     )
 
@@ -296,15 +277,9 @@ def _state(value: Any) -> str:
     return value
 
 
-def _list(value: Any) -> list[Any]:
-    if not isinstance(value, list):
-        raise ValueError("not a list")
-    return value
-
-
-def _tables(value: Any) -> list[dict[str, Any]]:
-    if not all(isinstance(table, dict) for table in _list(value)):
-        raise ValueError("not a list of tables")
+def _list(value: Any, of: type) -> list[Any]:
+    if not isinstance(value, list) or not all(isinstance(entry, of) for entry in value):
+        raise ValueError(f"not a list of {of}")
     return value
 
 
@@ -312,12 +287,9 @@ def registry_text(entries: Sequence[Entry], server: str | None) -> str:
     """Return the content of a registry.toml."""
     content: dict[str, Any] = {"server": server} if server else {}
     for entry in sorted(entries, key=lambda entry: (entry.relay, entry.id)):
-        table = {
-            "id": entry.id,
-            "state": entry.state,
-            "not_after": format_time(entry.not_after),
-            "public_key": entry.public_key,
-        }
+        ends = format_time(entry.not_after)
+        table: dict[str, Any] = {"id": entry.id, "state": entry.state, "not_after": ends}
+        table["public_key"] = entry.public_key
         if entry.replaced:
             table["replaced"] = list(entry.replaced)
         content.setdefault("relay" if entry.relay else "client", []).append(table)

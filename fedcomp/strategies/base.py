@@ -470,7 +470,7 @@ class RoundStrategy(ABC):
         """Store the state that `aggregate` computed, if there is a broadcast. None: the model has not moved."""
 
     def set_identity(self, run: str, key_of: Callable[[int], bytes], options: str) -> None:
-        """Set the parts of signed messages: the name of the run, the public key (PEM) of each client, the options announced to clients."""
+        """Set the parts of signed messages: name of the run, public key (P-384 point) of each client, options announced to clients."""
 
     # Checkpoints.
 

@@ -5,7 +5,7 @@ proposal is committed or rolled back. The first report with an update carries th
 takes the mean over all updates, so every client has the same weight.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from ..codecs import Codec, Update
@@ -124,15 +124,15 @@ def check(config: RunConfig, strategy: RoundStrategy, memory: Memory) -> None:
     raise ConfigError(f"--relays {why}")
 
 
-def inexact(updates: Sequence[Update | None]) -> int:
+def inexact(updates: Iterable[Update | None]) -> int:
     """Return the number of coordinates of summed frames that could not be decoded exactly."""
-    return sum(map(_inexact, updates))
-
-
-def _inexact(update: Update | None) -> int:
-    if isinstance(update, Sections):
-        return sum(_inexact(part) for _, part in update.parts)
-    return update.missed if isinstance(update, RecoveredUpdate) else 0
+    coordinates = 0
+    for update in updates:
+        if isinstance(update, Sections):
+            coordinates += inexact(part for _, part in update.parts)
+        elif isinstance(update, RecoveredUpdate):
+            coordinates += update.missed
+    return coordinates
 
 
 def inexact_warning(round: int, coordinates: int, total: int) -> str:

@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 
 from fedcomp.cli.keys import days_left
 from fedcomp.cli.main import app
+from fedcomp.keys import certificates
 from fedcomp.keys import key_folder as keys
 from fedcomp.keys.enrolment import Enrolment, utc_now
 from fedcomp.keys.key_folder import read_registry
@@ -188,7 +189,7 @@ def test_renew_the_server_for_one_more_host(folder):
         r"The server's certificate is for .*new\.example.* until \d{4}-\d\d-\d\d; restart the server",
         output,
     )
-    assert "new.example" in keys.hosts_of(keys.check_server_files(folder))
+    assert "new.example" in certificates.hosts_of(keys.check_server_files(folder))
 
 
 def test_renew_what_ends_soon(folder):
@@ -337,7 +338,12 @@ def test_add_a_relay(folder):
     mine = relay(folder)
     assert mine.relay and mine.id == 0 and days_left(mine.not_after, utc_now()) == 20
     assert mine.server == "server.example:8080"
-    assert set(keys.hosts_of(mine.leaf)) == {"relay.example", "10.0.0.7", "localhost", "127.0.0.1"}
+    assert set(certificates.hosts_of(mine.leaf)) == {
+        "relay.example",
+        "10.0.0.7",
+        "localhost",
+        "127.0.0.1",
+    }
     assert (folder / "relays").stat().st_mode & 0o777 == 0o700
     assert (folder / "relays" / "0.toml").stat().st_mode & 0o777 == 0o600
 
@@ -400,7 +406,7 @@ def test_renew_a_relay_keeps_its_hosts_and_refuses_its_old_key(with_relay):
     )
     after = relay(with_relay)
     hosts = {"relay.example", "localhost", "127.0.0.1", "b.example"}
-    assert set(keys.hosts_of(after.leaf)) == hosts
+    assert set(certificates.hosts_of(after.leaf)) == hosts
     registry = read_registry(with_relay)
     assert registry.relay_of_hash(after.key_hash) == 0
     assert registry.relay_of_hash(before.key_hash) is None
@@ -410,7 +416,7 @@ def test_renew_a_relay_keeps_its_hosts_and_refuses_its_old_key(with_relay):
     done("keys", "revoke", "relay-0", "--keys", with_relay)
     done("keys", "renew", "relay-0", "--keys", with_relay)
     assert read_registry(with_relay).relay_of_hash(relay(with_relay).key_hash) == 0
-    assert set(keys.hosts_of(relay(with_relay).leaf)) == hosts
+    assert set(certificates.hosts_of(relay(with_relay).leaf)) == hosts
 
 
 def test_a_relay_without_its_file_is_renewed_for_the_given_hosts(with_relay):
@@ -419,7 +425,7 @@ def test_a_relay_without_its_file_is_renewed_for_the_given_hosts(with_relay):
         f"{with_relay}/relays/0.toml, which has the hosts of relay 0, is missing; restore it, or give the hosts with --host HOST"
     )
     done("keys", "renew", "relay-0", "--keys", with_relay, "--host", "c.example")
-    assert keys.hosts_of(relay(with_relay).leaf)[0] == "c.example"
+    assert certificates.hosts_of(relay(with_relay).leaf)[0] == "c.example"
 
 
 def test_a_relays_key_that_ends_soon_is_renewed_with_the_others(with_relay):
@@ -429,7 +435,7 @@ def test_a_relays_key_that_ends_soon_is_renewed_with_the_others(with_relay):
     lines = done("keys", "renew", "--keys", with_relay).splitlines()
     assert [line.partition(" has ")[0] for line in lines] == ["Client 2", "Relay 0"]
     assert keys.due(with_relay, 30) == []
-    assert "relay.example" in keys.hosts_of(relay(with_relay).leaf)
+    assert "relay.example" in certificates.hosts_of(relay(with_relay).leaf)
     keys.renew(with_relay, "relay-0", days=3)
     keys.revoke(with_relay, "relay-0")
     assert keys.due(with_relay, 30) == []

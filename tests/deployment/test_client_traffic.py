@@ -12,8 +12,8 @@ from fedcomp.keys.key_folder import make, renew
 from fedcomp.server.exchange import Traffic as Frames
 from fedcomp.server.round_loop import RoundResult
 from fedcomp.strategies.base import DEADLINE
-from fedcomp.transports.grpc import Traffic, tcp_info
-from fedcomp.transports.grpc.traffic import TrafficReport
+from fedcomp.transports.grpc import Traffic
+from fedcomp.transports.grpc.traffic import TrafficReport, counts_bytes
 
 
 class Port:
@@ -61,7 +61,7 @@ def test_where_the_platform_counts_no_bytes_all_frames_count():
 
 
 @pytest.mark.deploy
-@pytest.mark.skipif(not tcp_info.available(), reason="the platform counts no bytes of connections")
+@pytest.mark.skipif(not counts_bytes(), reason="the platform counts no bytes of connections")
 def test_a_client_that_comes_back_with_a_renewed_key_keeps_one_running_total(tmp_path):
     keys = tmp_path / "keys"
     make(keys, 3)

@@ -20,7 +20,8 @@ from fedcomp.keys.key_folder import add_relay, make, revoke
 from fedcomp.keys.registry import Registry
 from fedcomp.messages import Invitation
 from fedcomp.sim import simulate
-from fedcomp.transports.grpc import Credentials, GrpcTransport, PortSettings, RelayTerms, tcp_info
+from fedcomp.transports.grpc import Credentials, GrpcTransport, PortSettings, RelayTerms
+from fedcomp.transports.grpc.traffic import counts_bytes
 
 ADDED = {"uplink": "topk:density=1/4+s2:union=4", "downlink": "identity", "clients": 4}
 
@@ -72,7 +73,7 @@ def test_clients_behind_a_relay_give_the_same_model_as_without(tmp_path, keys):
     assert sum(line["downlink_bytes"] for line in lines(tmp_path / "relay")) > 0
 
 
-@pytest.mark.skipif(not tcp_info.available(), reason="the platform counts no bytes of connections")
+@pytest.mark.skipif(not counts_bytes(), reason="the platform counts no bytes of connections")
 def test_bytes_at_the_port_are_not_attributed_to_clients_behind_a_relay(tmp_path):
     with deployed(tmp_path, clients=3) as run:
         run.serve([2], behind=[[0, 1]])

@@ -11,7 +11,6 @@ from fedcomp.deployment import log_messages
 from fedcomp.deployment.deployed_client import DeployedClient
 from fedcomp.errors import ProtocolError
 from fedcomp.keys import signature_log
-from fedcomp.keys.enrolment import public_key_pem
 from fedcomp.keys.keyring import point_of
 from fedcomp.keys.signature_log import SignatureLog
 from fedcomp.messages import UPDATE, Assignment
@@ -235,7 +234,7 @@ class Members:
         self.invited = invitation(CONFIG, self.loop)
         self.loop.strategy.set_identity(
             self.invited.run,
-            lambda client: public_key_pem(self.keys[client].public_key()),
+            lambda client: point_of(self.keys[client].public_key()),
             self.invited.options,
         )
         self.members = {}

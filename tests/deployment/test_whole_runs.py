@@ -9,7 +9,8 @@ from one_process import deployed, rounds_until
 
 from fedcomp.errors import UserError
 from fedcomp.keys.key_folder import make, revoke
-from fedcomp.transports.grpc import port, tcp_info
+from fedcomp.transports.grpc import port
+from fedcomp.transports.grpc.traffic import counts_bytes
 
 WIRE = ("wire_bytes_in", "wire_bytes_out")
 
@@ -24,7 +25,7 @@ def summary(folder: Path) -> dict:
     return json.loads((folder / "run" / "summary.json").read_text())
 
 
-@pytest.mark.skipif(not tcp_info.available(), reason="the platform counts no bytes of connections")
+@pytest.mark.skipif(not counts_bytes(), reason="the platform counts no bytes of connections")
 def test_bytes_at_the_port_are_in_the_metrics_and_the_summary(tmp_path):
     with deployed(tmp_path, clients=2, rounds=3) as run:
         run.serve([0, 1])
@@ -39,7 +40,7 @@ def test_bytes_at_the_port_are_in_the_metrics_and_the_summary(tmp_path):
 
 
 def test_bytes_that_are_not_counted_are_null(tmp_path, monkeypatch):
-    monkeypatch.setattr(port, "available", lambda: False)  # as on platforms without TCP_INFO
+    monkeypatch.setattr(port, "counts_bytes", lambda: False)  # as on platforms without TCP_INFO
     with deployed(tmp_path, clients=2) as run:
         run.serve([0, 1])
     whole = summary(tmp_path)

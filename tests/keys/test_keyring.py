@@ -4,7 +4,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from fedcomp.errors import KeysError, ProtocolError
-from fedcomp.keys.enrolment import openssh, public_key_pem
+from fedcomp.keys.enrolment import openssh
 from fedcomp.keys.keyring import (
     POINT_BYTES,
     PinnedKeys,
@@ -88,7 +88,7 @@ def test_a_malformed_roster_is_an_error(tmp_path, text):
 
 
 def test_a_server_knows_the_keys_with_which_clients_came():
-    ring = ServerKeys("run", lambda client: public_key_pem(KEYS[client].public_key()))
+    ring = ServerKeys("run", lambda client: point_of(KEYS[client].public_key()))
     assert ring.key(2) == POINTS[2]
     with pytest.raises(ProtocolError):
         ring.signer(2)

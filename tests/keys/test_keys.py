@@ -152,7 +152,7 @@ def test_the_certificates_say_what_they_should(folder):
         assert isinstance(certificate.signature_hash_algorithm, hashes.SHA384)
         since = utc_now() - certificate.not_valid_before_utc
         assert timedelta(hours=1) <= since < timedelta(hours=2), "for clocks that are slow"
-    assert keys.hosts_of(server) == ["server.example", "localhost", "10.0.0.5", "127.0.0.1"]
+    assert certificates.hosts_of(server) == ["server.example", "localhost", "10.0.0.5", "127.0.0.1"]
     assert ca.extensions.get_extension_for_class(
         x509.BasicConstraints
     ).value == x509.BasicConstraints(True, 0)
@@ -370,7 +370,7 @@ def test_a_change_of_a_relay_killed_at_any_point_is_complete_or_absent_and_can_b
         for entry in changed:
             theirs = Enrolment.read(folder / "relays" / f"{entry.id}.toml")
             assert openssh(theirs.pair[1]) == entry.public_key
-            assert keys.hosts_of(theirs.leaf)[0] == "ab"[entry.id]
+            assert certificates.hosts_of(theirs.leaf)[0] == "ab"[entry.id]
         if not stopped:
             break
     assert 2 < after < 60
@@ -485,7 +485,7 @@ def test_a_new_certificate_for_the_hosts_it_had_and_more(folder):
     names, ends = keys.renew_server(folder, ["new.example"], days=10)
     assert (
         set(names)
-        == set(keys.hosts_of(keys.check_server_files(folder)))
+        == set(certificates.hosts_of(keys.check_server_files(folder)))
         == {"server.example", "10.0.0.5", "new.example", "localhost", "127.0.0.1"}
     )
     assert timedelta(days=9) < ends - utc_now() <= timedelta(days=10)

@@ -3,18 +3,17 @@
 import re
 
 from fedcomp.keys import key_folder as keys
-from fedcomp.keys.registry import RegistryMonitor
 
 
 def test_a_problem_of_the_registry_and_its_repair_are_logged_once(tmp_path):
     keys.make(tmp_path / "keys", 2)
     registry, output = keys.read_registry(tmp_path / "keys"), []
-    monitor, path = RegistryMonitor(registry, output.append), tmp_path / "keys" / "registry.toml"
+    path = tmp_path / "keys" / "registry.toml"
     whole = path.read_text()
 
     def check() -> list[str]:
         output.clear()
-        monitor.check(), monitor.check()
+        registry.poll(output.append), registry.poll(output.append)
         return output
 
     assert check() == []

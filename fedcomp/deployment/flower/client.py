@@ -4,7 +4,6 @@ import json
 import shutil
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from ...callbacks import LogMessage
@@ -24,28 +23,16 @@ TRUST_WARNING = (
 )
 
 
-@dataclass(frozen=True)
-class ClientOptions:
-    """A client's options, for the processes that Flower starts. Paths are absolute."""
-
-    task: str
-    data: str | None
-    device: str
-    client: int
-    partition_id: int | None
-    partitions: int | None
-    roster: str | None
-    sealed: bool
-    enrolment: str | None
-
-
 class FlowerClient:
-    """A SuperNode whose files are in the state folder `path`. `log_message` is called with each message of the client."""
+    """A SuperNode whose files are in the state folder `path`. `log_message` is called with each message of the client.
+
+    `options`: what device_app.py reads, with absolute paths.
+    """
 
     def __init__(
         self,
         target: Target,
-        options: ClientOptions,
+        options: dict[str, str | int | None],
         path: Path,
         log_message: Callable[[str], None],
         *,
@@ -66,7 +53,7 @@ class FlowerClient:
         try:
             self.log_message(LogMessage(TRUST_WARNING, "flower"))
             (self.path / MESSAGES).unlink(missing_ok=True)
-            (self.path / SETUP).write_text(json.dumps(asdict(self.options)))
+            (self.path / SETUP).write_text(json.dumps(self.options))
             attempts = 0
             while True:
                 self._serve()
@@ -84,7 +71,6 @@ class FlowerClient:
             lock.close()
 
     def _serve(self) -> None:
-        """Run the SuperNode until it ends, the run is over, or the client is refused."""
         node = processes.start(self._command(), self.home / "flwr", self.log)
         try:
             address = self.target.address

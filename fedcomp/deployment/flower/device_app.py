@@ -72,9 +72,8 @@ def leave(message: Message, context: Context) -> Message:
     farewell = from_records(message.content, Farewell)
     with _open_client(context) as (client, folder):
         _log_message(folder, log_messages.over(farewell, stay=False))
-        return Message(
-            to_records(Presence(farewell.run, client.client_id, "", "")), reply_to=message
-        )
+        answer = Presence(farewell.run, client.client_id, "", "")
+        return Message(to_records(answer), reply_to=message)
 
 
 @contextmanager
@@ -83,16 +82,10 @@ def _open_client(context: Context) -> Iterator[tuple[DeployedClient, StateFolder
     path = Path(str(context.node_config[FOLDER]))
     options = json.loads((path / SETUP).read_text())
     task = load(options["task"], data_folder(options["data"]))
-    setup = ClientSetup(
-        task,
-        data_of(task, "train"),
-        torch.device(options["device"]),
-        options["client"],
-        options["partition_id"],
-        options["partitions"],
-        read_roster(Path(options["roster"])) if options["roster"] else None,
-        options["sealed"],
-    )
+    roster = read_roster(Path(options["roster"])) if options["roster"] else None
+    device, ids = torch.device(options["device"]), ("client", "partition_id", "partitions")
+    own = *(options[name] for name in ids), roster, options["sealed"]
+    setup = ClientSetup(task, data_of(task, "train"), device, *own)
     key = Enrolment.read(options["enrolment"]).pair[0] if options["enrolment"] else None
     folder = StateFolder(path)
     try:
@@ -102,6 +95,5 @@ def _open_client(context: Context) -> Iterator[tuple[DeployedClient, StateFolder
 
 
 def _log_message(folder: StateFolder, message: LogMessage) -> None:
-    """Write a message for the process that started the SuperNode."""
     with (folder.path / MESSAGES).open("a", encoding="utf-8") as file:
         file.write(json.dumps([message, message.event, dict(message.values)]) + "\n")

@@ -59,7 +59,10 @@ class EventReader:
         for line in self._lines():
             name, *values = json.loads(line)
             if name == FAILED:
-                raise error_of(*values)
+                sentence, status = values
+                error = (UserError if status == UserError.exit_status else FedcompError)(sentence)
+                error.exit_status = status
+                raise error
             if name == ENDED:
                 self.ended = True
                 continue
@@ -91,13 +94,6 @@ def new_lines(path: Path) -> Callable[[], Iterator[str]]:
         yield from whole.decode().splitlines()
 
     return lines
-
-
-def error_of(sentence: str, exit_status: int) -> FedcompError:
-    """Return the error of another process as an exception of this one."""
-    error = (UserError if exit_status == UserError.exit_status else FedcompError)(sentence)
-    error.exit_status = exit_status
-    return error
 
 
 def _header(values: dict[str, Any]) -> Header:

@@ -45,16 +45,20 @@ def environment(home: Path) -> dict[str, str]:
     return os.environ | settings | {"FLWR_HOME": str(home), "PATH": path}
 
 
+def run(
+    command: Sequence[str], home: Path, timeout_s: float | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Run a Flower command until it ends."""
+    words, env = [script(command[0]), *command[1:]], environment(home)
+    silent = subprocess.DEVNULL
+    return subprocess.run(
+        words, env=env, stdin=silent, capture_output=True, text=True, timeout=timeout_s
+    )
+
+
 def help_of(name: str, home: Path) -> str:
     """Return the help text of a Flower command, from which the options of the installed version are read."""
-    result = subprocess.run(
-        [script(name), "--help"],
-        env=environment(home),
-        capture_output=True,
-        text=True,
-        timeout=HELP_S,
-    )
-    return result.stdout
+    return run([name, "--help"], home, HELP_S).stdout
 
 
 def superlink_options(host: str, port: int, home: Path) -> tuple[list[str], tuple[str, int]]:

@@ -83,9 +83,8 @@ def serve(
             running = link.running()  # read first: the events of a process that ended are complete
             events.read()
             if not running and not events.ended:
-                raise link.failure(
-                    "Flower ended before the run did", "; --resume continues the run"
-                )
+                sentence = "Flower ended before the run did"
+                raise link.failure(sentence, "; --resume continues the run")
             time.sleep(POLL_S)
         assert events.summary is not None
         return events.summary
@@ -94,11 +93,8 @@ def serve(
 def _settings(config: RunConfig, endpoint: Endpoint, enrolled: list[Any] | None) -> dict[str, Any]:
     """Return the settings of the ServerApp. Options that concern this process alone have their defaults there."""
     replaced = dataclasses.replace(config, log_json=None, metrics_port=-1, tensorboard=False)
-    options = {
-        name: value
-        for name, value in vars(replaced).items()
-        if value is not None and not isinstance(value, StrategyDefault)
-    }
+    unset = type(None), StrategyDefault
+    options = {k: value for k, value in vars(replaced).items() if not isinstance(value, unset)}
     keys = str(endpoint.keys) if endpoint.keys else None
     server = {"host": endpoint.host, "port": endpoint.port, "keys": keys, "cwd": str(Path.cwd())}
     return {"options": options, "enrolled": enrolled} | server
@@ -117,9 +113,8 @@ class SuperLink:
     def start(self) -> None:
         """Start the SuperLink, and wait until its port is open. Raises FedcompError."""
         self.home.mkdir()
-        options, self.control = processes.superlink_options(
-            self.endpoint.host, self.endpoint.port, self.home
-        )
+        host, port = self.endpoint.host, self.endpoint.port
+        options, self.control = processes.superlink_options(host, port, self.home)
         self._start("flower-superlink", *options, *self._tls_options())
         self._write_files()
         deadline = time.monotonic() + START_S
@@ -164,14 +159,7 @@ class SuperLink:
         self._started.append(processes.start(command, self.home, self.log))
 
     def _flwr(self, *words: str) -> str:
-        """Run a `flwr` command and return its output. Raises FedcompError."""
-        result = subprocess.run(
-            [processes.script("flwr"), *words],
-            env=processes.environment(self.home),
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-        )
+        result = processes.run(["flwr", *words], self.home)
         if result.returncode:
             output = " ".join((result.stdout + result.stderr).split())[:500]
             raise FedcompError(f"`flwr {' '.join(words[:2])}` failed: {output}")
@@ -186,18 +174,14 @@ class SuperLink:
         return [*ca, *files, "--enable-supernode-auth"]
 
     def _write_files(self) -> None:
-        """Write the configuration of `flwr` and the App's pyproject.toml."""
         keys = self.endpoint.keys
         trust = {"root-certificates": str(keys.absolute() / CA_CRT)} if keys else {"insecure": True}
         address = {"address": join_address(*self.control)} | trust
         connection = {"superlink": {"default": CONNECTION, CONNECTION: address}}
         (self.home / "config.toml").write_text(tomli_w.dumps(connection))
         (self.folder / "app").mkdir()
-        flwr = {
-            "publisher": "fedcomp",
-            "components": COMPONENTS,
-            "config": {FOLDER: str(self.folder)},
-        }
+        config = {FOLDER: str(self.folder)}
+        flwr = {"publisher": "fedcomp", "components": COMPONENTS, "config": config}
         build = {"requires": ["hatchling"], "build-backend": "hatchling.build"}
         project = {"build-system": build, "project": PROJECT, "tool": {"flwr": {"app": flwr}}}
         (self.folder / "app" / "pyproject.toml").write_text(tomli_w.dumps(project))

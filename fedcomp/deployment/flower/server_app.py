@@ -10,7 +10,8 @@ from flwr.serverapp import Grid, ServerApp
 
 from ...config import RunConfig
 from ...errors import FedcompError
-from ...keys.enrolment import parse_public_key, public_key_pem
+from ...keys.enrolment import parse_public_key
+from ...keys.keyring import point_of
 from ...transports.flower.joining import JoiningTransport
 from ..start import Deployment, Endpoint
 from .events import ENDED, EventWriter
@@ -29,7 +30,7 @@ def main(grid: Grid, context: Context) -> None:
     keys = Path(settings["keys"]) if settings["keys"] else None
     endpoint = Endpoint(settings["port"], settings["host"], keys)
     enrolled = settings["enrolled"] and {
-        node: (client, public_key_pem(parse_public_key(key)))
+        node: (client, point_of(parse_public_key(key)))
         for node, client, key in settings["enrolled"]
     }
     with (folder / EVENTS).open("a", encoding="utf-8") as file:

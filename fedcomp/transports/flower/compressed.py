@@ -27,13 +27,7 @@ from .packed_records import BUFFERS, ArrayLayout
 from .whole_models import ADD_MOD, IDS, Model, PhaseExchange, inconsistent
 
 EVALUATE = "evaluate"
-HOOKS = (
-    "configure_train",
-    "aggregate_train",
-    "configure_evaluate",
-    "aggregate_evaluate",
-    "summary",
-)
+HOOKS = "configure_train aggregate_train configure_evaluate aggregate_evaluate summary".split()
 
 log = logging.getLogger("flwr.fedcomp")  # handled by Flower's own log handlers
 
@@ -105,18 +99,11 @@ class Compressed(Strategy):
                 del attributes[name]
             attributes.update(before)
         if self._sent and not self._accepted:
-            raise FedcompError(
-                f"no client's update was accepted in any round: {self._rejection_reason()}"
-            )
+            reason = self._last_rejection or "every reply was an error; the log has the reasons"
+            if not self._last_rejection and (self.model is None or not self.model.versions):
+                reason = f"no client answered with a compressed record; {ADD_MOD}"
+            raise FedcompError(f"no client's update was accepted in any round: {reason}")
         return result
-
-    def _rejection_reason(self) -> str:
-        """Return why no update was accepted."""
-        if self._last_rejection:
-            return self._last_rejection
-        if self.model is None or not self.model.versions:
-            return f"no client answered with a compressed record; {ADD_MOD}"
-        return "every reply was an error; the log has the reasons"
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -174,36 +161,27 @@ class Compressed(Strategy):
                 raise ConfigError(
                     "the model has no array of floats that could be compressed; leave Compressed out, or change whole="
                 )
-            tickets = self.model.tickets if self.model else {}
-            cached_bytes = int(self.cache * 4 * layout.vector_layout.numel)
-            downlink_memory = self._downlink_memory(layout.vector_layout)
-            broadcasts = Broadcasts(
-                layout.vector(arrays),
-                layout.vector_layout,
+            vector, tickets = layout.vector_layout, self.model.tickets if self.model else {}
+            downlink = (
                 self.downlink,
-                downlink_memory,
-                cached_bytes,
+                self._downlink_memory(vector),
+                int(self.cache * 4 * vector.numel),
             )
-            announced = {
-                "training": self._training,
-                "uplink": str(self.uplink),
-                "downlink": str(self.downlink),
-                "layout": layout.vector_layout.fingerprint,
-                "seed": str(self.seed),
-            }
-            self.model = Model(
-                arrays, layout, self.uplink, broadcasts, self.seed, announced, tickets
-            )
+            broadcasts = Broadcasts(layout.vector(arrays), vector, *downlink)
+            codecs = {"uplink": str(self.uplink), "downlink": str(self.downlink)}
+            announced = {"training": self._training, **codecs}
+            announced |= {"layout": vector.fingerprint, "seed": str(self.seed)}
+            model = arrays, layout, self.uplink, broadcasts, self.seed, announced, tickets
+            self.model = Model(*model)
         return self.model
 
     def _downlink_memory(self, layout: Layout) -> Memory:
         """Return the downlink's memory. Raises ConfigError for a memory that does not suit a downlink."""
         try:
-            downlink_memory = memory(self.downlink_memory, self.downlink, layout.numel, layout)
+            m = memory(self.downlink_memory, self.downlink, layout.numel, layout)
         except MismatchError as error:
             error.memory, error.uplink = "downlink_memory", "downlink"
             raise
-        m = downlink_memory
         if m.counterpart is not None or m.required_strategy or m.needs_moments:
             raise ConfigError(
                 f"downlink_memory '{m.name}' needs state on both sides or local steps; use 'residual'"
@@ -265,9 +243,9 @@ class Compressed(Strategy):
         if phase == TRAIN:
             directions.append(("up from", traffic.uplink, len(exchange.tickets)))
         for direction, by_client, clients in directions:
-            sent, whole = f"{sum(by_client.values()):,}", f"{clients * dense:,}"
-            line = "%s: %s bytes %s %d clients (uncompressed %s)"
-            log.info(line, phase, sent, direction, clients, whole)
+            sent, whole = sum(by_client.values()), clients * dense
+            line = f"{phase}: {sent:,} bytes {direction} {clients} clients (uncompressed {whole:,})"
+            log.info(line)
 
 
 def weighted_by(strategy: Strategy) -> str:

@@ -76,12 +76,9 @@ def check_memory(memory: str) -> None:
     """Raise ConfigError for a memory that needs support from the server or from the local steps."""
     name = memory.partition(":")[0]
     cls = available_memories().get(name)
-    if cls is not None and (
-        cls.counterpart is not None or cls.required_strategy or cls.needs_moments
-    ):
-        raise ConfigError(
-            f"memory '{name}' needs more than a mod can access; use memory='residual', or fedcomp client"
-        )
+    if cls and (cls.counterpart is not None or cls.required_strategy or cls.needs_moments):
+        needs = f"memory '{name}' needs more than a mod can access"
+        raise ConfigError(f"{needs}; use memory='residual', or fedcomp client")
     with suppress(ConfigError):  # the server chooses the codec
         memory_of(memory, codec("stc"), 1)
 
@@ -109,9 +106,8 @@ def storage_of(context: Context, state_dir: str | Path | None) -> "RunStates | C
 def folder_name(context: Context) -> str:
     """Return the name of a client's folder. Two clients on one machine need different ones."""
     partition = context.node_config.get("partition-id")
-    if partition is None:
-        return f"node-{context.node_id}"
-    return f"partition-{partition}".replace(os.sep, "_")
+    name = f"node-{context.node_id}" if partition is None else f"partition-{partition}"
+    return name.replace(os.sep, "_")
 
 
 def _answer(
@@ -159,12 +155,7 @@ def _answer(
 
 
 def _trained(layout: ArrayLayout, content: RecordDict) -> tuple[str, ArrayRecord]:
-    """Return the key and the arrays of the model in an app's reply. Raises ProtocolError."""
-    models = [
-        (key, record)
-        for key, record in content.items()
-        if isinstance(record, ArrayRecord) and layout.fits(record)
-    ]
+    models = [(key, arrays) for key, arrays in content.array_records.items() if layout.fits(arrays)]
     if len(models) != 1:
         raise ProtocolError(
             f"the train function returned {len(models)} records with the arrays that it was sent; return one, with the same "
@@ -179,12 +170,10 @@ class AppClient:
     def __init__(self, id: int, run: dict[str, str], layout: ArrayLayout, seed: int):
         self.id, self.layout = id, layout
         self.run = run  # the server's values of ANNOUNCED, and the memory
-        vector_layout = layout.vector_layout
-        self.replica = Replica(
-            torch.zeros(vector_layout.numel), vector_layout, codec(run["downlink"])
-        )
+        vector = layout.vector_layout
+        self.replica = Replica(torch.zeros(vector.numel), vector, codec(run["downlink"]))
         self.replica.restore(self.replica.weights, "")
-        memory = memory_of(run["memory"], codec(run["uplink"]), vector_layout.numel, vector_layout)
+        memory = memory_of(run["memory"], codec(run["uplink"]), vector.numel, vector)
         self.state = ClientState(memory, self.replica.version)
         states = HostedStates()
         states.by_client[id] = self.state
@@ -270,7 +259,6 @@ class StoredState:
         self.storage.save(state, self.file)
 
     def _load(self, id: int, run: dict[str, str], seed: int) -> AppClient | None:
-        """Return the client that was stored in this run, None if there is none."""
         state = self.storage.load(self.file)
         if not state:
             return None

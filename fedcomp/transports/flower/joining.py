@@ -7,7 +7,6 @@ from time import monotonic, sleep
 from flwr.serverapp import Grid
 
 from ...errors import ProtocolError
-from ...keys.enrolment import public_key_pem
 from ...keys.keyring import verifier
 from ...messages import Farewell, Invitation, Presence
 from ...server.transport import Delivery
@@ -21,9 +20,9 @@ LEAVE_S = 20.0  # for the clients to answer the farewell
 class JoiningTransport(GridTransport):
     """Invites each node that connects. The node's answer has its client id and the version of its weights.
 
-    `port`: the SuperLink's. `enrolled`: node id → logical id and public key (PEM) of the nodes that Flower authenticates; None: nodes
-    claim their client ids. `on_joined` is called for each client that joins or reconnects, `on_late_answer` for a client that answers an
-    assignment that is no longer open.
+    `port`: the SuperLink's. `enrolled`: node id → logical id and public key (P-384 point) of the nodes that Flower authenticates; None:
+    nodes claim their client ids. `on_joined` is called for each client that joins or reconnects, `on_late_answer` for a client that
+    answers an assignment that is no longer open.
     """
 
     def __init__(
@@ -64,7 +63,7 @@ class JoiningTransport(GridTransport):
     # The methods of GrpcTransport beyond Transport.
 
     def public_key(self, client: int) -> bytes:
-        """Return the PEM of the public key that a client joined with. Raises KeyError if it has not joined with one."""
+        """Return the public key that a client joined with, a compressed P-384 point. Raises KeyError if it has not joined with one."""
         return self._public_keys[client]
 
     def recheck_keys(self) -> None:
@@ -119,7 +118,10 @@ class JoiningTransport(GridTransport):
             try:
                 self._join(node, message_in(reply, Presence))
             except ProtocolError as error:
-                self._warn_once(f"a node that was invited cannot take part: {error}")
+                sentence = f"a node that was invited cannot take part: {error}"
+                if sentence not in self._warned:
+                    self._warned.add(sentence)
+                    self.warn(sentence)
 
     def _join(self, node: int, presence: Presence) -> None:
         client = presence.client
@@ -130,11 +132,11 @@ class JoiningTransport(GridTransport):
             raise ProtocolError(f"it cannot be client {client} of a run of {self.n_clients}")
         self._joined = {n: c for n, c in self._joined.items() if c != client} | {node: client}
         if presence.key:
-            self._public_keys[client] = public_key_pem(verifier(presence.key))
+            verifier(presence.key)
+            self._public_keys[client] = presence.key
         self.on_joined(client, presence)
 
     def _read_late_answers(self) -> None:
-        """Report the clients that answered a cancelled assignment."""
         if not self._late:
             return
         clients = {name: client for client, name in self._late.items()}
@@ -144,8 +146,3 @@ class JoiningTransport(GridTransport):
                 del self._late[client]
                 if not reply.has_error():
                     self.on_late_answer(client)
-
-    def _warn_once(self, sentence: str) -> None:
-        if sentence not in self._warned:
-            self._warned.add(sentence)
-            self.warn(sentence)

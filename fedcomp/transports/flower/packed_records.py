@@ -69,11 +69,11 @@ class Parcel(WireMessage):
     def whole(self) -> dict[str, Array]:
         """The arrays that are sent whole. Raises ProtocolError."""
         try:
-            pairs = zip(json.loads(self.heads), self.bodies, strict=True)
-            return {
-                name: Array(dtype, tuple(shape), stype, body)
-                for (name, dtype, shape, stype), body in pairs
-            }
+            arrays = {}
+            for head, body in zip(json.loads(self.heads), self.bodies, strict=True):
+                name, dtype, shape, stype = head
+                arrays[name] = Array(dtype, tuple(shape), stype, body)
+            return arrays
         except (ValueError, TypeError, RecursionError) as error:
             raise ProtocolError(f"the uncompressed arrays cannot be read ({error})") from error
 
@@ -104,14 +104,11 @@ class ArrayLayout:
     def unpack(cls, data: bytes) -> Self:
         """Return the layout that `pack` packed. Raises ProtocolError."""
         try:
-            arrays = tuple(
-                (str(name), tuple(map(int, shape)), str(dtype))
-                for name, shape, dtype in json.loads(data)
-            )
+            read = json.loads(data)
+            arrays = tuple((str(name), tuple(map(int, s)), str(dtype)) for name, s, dtype in read)
         except (ValueError, TypeError, RecursionError) as error:
-            raise ProtocolError(
-                "the names and shapes of the model's arrays cannot be read"
-            ) from error
+            problem = "the names and shapes of the model's arrays cannot be read"
+            raise ProtocolError(problem) from error
         for _, shape, dtype in arrays:
             if dtype not in ("", *FLOATS) or min(shape, default=0) < 0:
                 raise ProtocolError("the model has arrays that do not fit into a vector")
@@ -145,9 +142,8 @@ class ArrayLayout:
         for entry in self.vector_layout:
             values = values_of(entry.name, record[entry.name])
             if values.shape != entry.shape or values.dtype.kind not in "fiu":
-                raise ProtocolError(
-                    f"array '{entry.name}' is {values.dtype} of shape {list(values.shape)}, the model's has {list(entry.shape)}"
-                )
+                which = f"array '{entry.name}' is {values.dtype} of shape {list(values.shape)}"
+                raise ProtocolError(f"{which}, the model's has {list(entry.shape)}")
             flat = np.ascontiguousarray(values, np.float32).reshape(-1)
             vector[entry.span] = torch.from_numpy(flat)
         return vector
@@ -158,10 +154,8 @@ class ArrayLayout:
 
     def check_whole(self, whole: Mapping[str, Array]) -> None:
         """Raise ProtocolError unless `whole` has exactly the arrays that are sent whole, readable, finite and of the model's shapes."""
-        if set(whole) != self._whole:
-            raise ProtocolError(
-                f"arrays {sorted(set(whole) ^ self._whole)[:3]} are missing, or not part of the model"
-            )
+        if others := sorted(set(whole) ^ self._whole)[:3]:
+            raise ProtocolError(f"arrays {others} are missing, or not part of the model")
         for name, array in whole.items():
             if array.stype != NUMPY:
                 continue
@@ -175,13 +169,10 @@ class ArrayLayout:
 
     def record(self, vector: Tensor, whole: Mapping[str, Array]) -> ArrayRecord:
         """Return the record of a vector [numel] and of the arrays that are sent whole, in the model's order."""
-        views = self.vector_layout.views(vector)
-        return ArrayRecord(
-            {
-                name: Array(views[name].numpy().astype(dtype)) if dtype else whole[name]
-                for name, _, dtype in self.arrays
-            }
-        )
+        views, arrays = self.vector_layout.views(vector), {}
+        for name, _, dtype in self.arrays:
+            arrays[name] = Array(views[name].numpy().astype(dtype)) if dtype else whole[name]
+        return ArrayRecord(arrays)
 
 
 def values_of(name: str, array: Array) -> np.ndarray:
@@ -189,6 +180,5 @@ def values_of(name: str, array: Array) -> np.ndarray:
     try:
         return array.numpy()
     except (TypeError, ValueError, OSError, EOFError, MemoryError) as error:
-        raise ProtocolError(
-            f"array '{name}' cannot be read ({str(error) or type(error).__name__})"
-        ) from error
+        why = str(error) or type(error).__name__
+        raise ProtocolError(f"array '{name}' cannot be read ({why})") from error

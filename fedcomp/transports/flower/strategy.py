@@ -89,8 +89,9 @@ class FlowerStrategy(Strategy):
         return ArrayRecord({name: Array(view.numpy().copy()) for name, view in views.items()})
 
     def summary(self) -> None:
+        c = self.config
         print(
-            f"{self.spec}: uplink {self.config.uplink}, downlink {self.config.downlink}, participation {self.config.participation:g}"
+            f"{self.spec}: uplink {c.uplink}, downlink {c.downlink}, participation {c.participation:g}"
         )
 
     def _only_start(self, *args: Any, **options: Any) -> Any:

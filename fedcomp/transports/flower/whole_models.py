@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from flwr.app import Array, ArrayRecord, Message, MetricRecord
+from flwr.app import ArrayRecord, Message, MetricRecord
 
 from ... import seeds
 from ...codecs import Codec
@@ -50,22 +50,19 @@ class Model:
     tickets: dict[int, str]  # of each client's last accepted update
     versions: dict[int, str] = field(default_factory=dict)  # that each client last reported
 
-    @property
-    def whole(self) -> dict[str, Array]:
-        """The arrays that are sent whole."""
-        return self.layout.whole(self.arrays)
-
     def equals(self, arrays: ArrayRecord) -> bool:
         """Return whether a record equals the present model."""
         if arrays is self.arrays:
             return True
         if not self.layout.fits(arrays):
             return False
-        same = all(arrays[name].data == array.data for name, array in self.whole.items())
+        same = all(
+            arrays[name].data == array.data
+            for name, array in self.layout.whole(self.arrays).items()
+        )
         return same and torch.equal(self.layout.vector(arrays), self._received())
 
     def _received(self) -> torch.Tensor:
-        """Return the weights as clients receive them."""
         return self.layout.as_received(self.broadcasts.weights, self.arrays)
 
     def pack(self, message: Message, key: str, exchange: PhaseExchange) -> None:
@@ -84,27 +81,13 @@ class Model:
         if not is_known and self.tickets:
             values["taken"] = "".join(self.tickets.values())
         announced = [part.encode() for pair in values.items() for part in pair]
-        assignment = Assignment(
-            exchange.round,
-            exchange.phase,
-            client,
-            download.form,
-            download.base,
-            b.version,
-            b.fingerprint,
-            download.frames,
-            self.tickets.get(client, ""),
-            announced,
-        )
+        head = exchange.round, exchange.phase, client, download.form, download.base
+        weights = b.version, b.fingerprint, download.frames
+        assignment = Assignment(*head, *weights, self.tickets.get(client, ""), announced)
         exchange.assignments[node] = assignment
-        parcel = Parcel.of(assignment, key, self.whole)
-        exchange.traffic.sent(
-            client,
-            download,
-            [*announced, *parcel.bodies],
-            first=not is_known,
-            newest=b.newest_bytes,
-        )
+        parcel = Parcel.of(assignment, key, self.layout.whole(self.arrays))
+        sent, newest = [*announced, *parcel.bodies], b.newest_bytes
+        exchange.traffic.sent(client, download, sent, first=not is_known, newest=newest)
         message.content = parcel.put(message.content, key)
 
     def open(self, reply: Message, exchange: PhaseExchange) -> None:
@@ -151,9 +134,8 @@ class Model:
 
     def accept(self, exchange: PhaseExchange, clients: Iterable[int]) -> None:
         """Record clients whose updates the strategy accepted. The next message to each of them has its ticket."""
-        self.tickets |= {
-            client: exchange.tickets[client] for client in clients if exchange.tickets.get(client)
-        }
+        tickets = exchange.tickets
+        self.tickets |= {client: tickets[client] for client in clients if tickets.get(client)}
 
     def advance(self, round: int, arrays: ArrayRecord) -> None:
         """Move the model towards the strategy's result and publish the step as a broadcast.

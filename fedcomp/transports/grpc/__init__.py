@@ -2,12 +2,11 @@
 
 from . import options as _options  # noqa: F401  sets variables before gRPC is imported
 from .client import GrpcConnection
-from .credentials import Credentials
 from .io_loop import IoTasks
 from .relay import Relay
 from .server import GrpcTransport
-from .settings import PortSettings
-from .tcp_info import Traffic
+from .settings import Credentials, PortSettings
+from .traffic import Traffic
 from .wire import Refused, RelayTerms
 
 __all__ = [

@@ -7,10 +7,8 @@ from collections.abc import Callable
 from ... import __version__
 from ...messages import Presence
 from . import wire
-from .credentials import peer_key, point_key
-from .relay_stream import RelayedClient
-from .settings import PortSettings
-from .stream import EndStream, Stream
+from .settings import PortSettings, peer_key, point_key
+from .streams import EndStream, RelayedClient, Stream
 from .wire import Hello, Refused
 
 BURST_JOINS, JOINS_PER_S = 10.0, 0.5  # of one client or relay
@@ -69,33 +67,25 @@ class Admission:
         if stream.relay_id is not None:
             return
         client = keys.id_of_hash(stream.key.hash)
-        if client is None:
-            reason, retry = keys.reason_of_hash(stream.key.hash), bool(keys.problem)
-            # The registry may have been repaired between the two calls.
-            client = None if retry else keys.id_of_hash(stream.key.hash)
-            if client is None:
-                raise self.refusal("key", reason, retry)
+        if client is None:  # a registry that is repaired meanwhile has no reason
+            reason, problem = keys.reason_of_hash(stream.key.hash), bool(keys.problem)
+            raise self.refusal("key", reason or EXPELLED, retry=problem or not reason)
         self._identify(stream, client)
 
     def check_hello(self, stream: Stream, hello: Hello) -> None:
         """Check the HELLO of a client or relay. Raises EndStream."""
         if hello.protocol != wire.PROTOCOL:
-            raise self.refusal(
-                "protocol",
+            reason = (
                 f"this client speaks version {hello.protocol} of the protocol (fedcomp {hello.version[:40]}) and the "
-                f"server version {wire.PROTOCOL} (fedcomp {__version__}); install the same version of fedcomp on both sides",
-                retry=False,
+                f"server version {wire.PROTOCOL} (fedcomp {__version__}); install the same version of fedcomp on both sides"
             )
+            raise self.refusal("protocol", reason, retry=False)
         if hello.client == wire.RELAY:
             self._check_relay(stream)
             return
         if stream.relay_id is not None:
-            raise self.refusal(
-                "key",
-                f"the key of this client is that of relay {stream.relay_id}; start the relay with fedcomp relay, and give each "
-                "client its own enrolment",
-                retry=False,
-            )
+            reason = f"the key of this client is that of relay {stream.relay_id}; start the relay with fedcomp relay, and "
+            raise self.refusal("key", reason + "give each client its own enrolment", retry=False)
         if stream.key is None and hello.client != -1:
             self._identify(stream, hello.client)
 
@@ -116,11 +106,8 @@ class Admission:
             self._identify(stream, presence.client)
         elif presence.client != stream.client:
             self.warn(f"{name} cannot take part as client {presence.client}")
-            raise self.refusal(
-                "other client",
-                f"this client is client {stream.client} and cannot take part as client {presence.client}",
-                retry=False,
-            )
+            reason = f"this client is client {stream.client} and cannot take part as client {presence.client}"
+            raise self.refusal("other client", reason, retry=False)
 
     def check_relayed(self, client: RelayedClient) -> Refused | None:
         """Check a client of a relay. Return the reason for a refusal, None if the client may join."""
@@ -159,18 +146,11 @@ class Admission:
 
     def _check_relay(self, stream: Stream) -> None:
         if self.settings.relay_terms is None:
-            raise self.refusal(
-                "relay",
-                "relays cannot connect to another relay; give --server the server's address",
-                retry=False,
-            )
+            reason = "relays cannot connect to another relay; give --server the server's address"
+            raise self.refusal("relay", reason, retry=False)
         if stream.key is not None and stream.relay_id is None:
-            raise self.refusal(
-                "relay",
-                f"the key of this relay is that of client {stream.client}; make one for the relay with: fedcomp keys add --relay "
-                "--host HOST",
-                retry=False,
-            )
+            reason = f"the key of this relay is that of client {stream.client}; make one for the relay with: fedcomp keys add "
+            raise self.refusal("relay", reason + "--relay --host HOST", retry=False)
         if not self._rate.take(stream.relay_identity):
             raise self.refusal("too many joins", "this relay joins too often")
 
@@ -178,17 +158,12 @@ class Admission:
         """Set the logical id of a stream. Raises EndStream for an id outside of the run, and for too many joins."""
         clients = self.settings.clients
         if not 0 <= client < clients:
+            reason = f"is not part of this run of {clients} clients, 0 to {clients - 1}"
             if client not in self._warned and len(self._warned) < MAX_WARNED_IDS:
                 self._warned.add(client)
-                self.warn(
-                    f"client {client} tried to join and is not part of this run of {clients} clients, 0 to {clients - 1}; "
-                    f"start a new run with --clients {client + 1} to include it"
-                )
-            raise self.refusal(
-                "no place",
-                f"client {client} is not part of this run of {clients} clients, 0 to {clients - 1}",
-                retry=False,
-            )
+                remedy = f"start a new run with --clients {client + 1} to include it"
+                self.warn(f"client {client} tried to join and {reason}; {remedy}")
+            raise self.refusal("no place", f"client {client} {reason}", retry=False)
         stream.client = client
         if not self._rate.take(stream.identity):
             raise self.refusal("too many joins", f"client {client} joins too often")

@@ -12,9 +12,10 @@ from ... import __version__
 from ...errors import ProtocolError, UnreachableError
 from ...messages import Assignment, Farewell, Invitation, Presence, Report
 from . import wire
-from .credentials import Credentials
 from .options import client_options
-from .wire import Kind, Reader, Refused
+from .settings import Credentials
+from .values import Reader
+from .wire import Kind, Refused
 
 CONNECT_S = 30.0  # for a connection and the first message
 STATUS_S = 2.0  # wait for the stream's status after a failed write
@@ -62,11 +63,9 @@ class GrpcConnection:
                 async with asyncio.timeout(CONNECT_S):
                     await self._changed.wait()
             except TimeoutError:
-                raise UnreachableError(
-                    f"{self.target} does not answer within {CONNECT_S:g} s; check that the server runs and that no "
-                    "firewall blocks its port",
-                    "silent",
-                ) from None
+                advice = "check that the server runs and that no firewall blocks its port"
+                sentence = f"{self.target} does not answer within {CONNECT_S:g} s; {advice}"
+                raise UnreachableError(sentence, "silent") from None
             if self._error is not None and not self._unread:
                 raise self._error
         except BaseException:
@@ -132,7 +131,6 @@ class GrpcConnection:
             raise self._error or self._unreachable(error) from error
 
     async def _read(self) -> None:
-        """Read until the stream ends."""
         try:
             async for data in self._call:
                 if (whole := self._assembly.take(data)) is not None:
@@ -174,7 +172,6 @@ class GrpcConnection:
         return UnreachableError(f"the connection to {self.target} was lost ({error})", "network")
 
     def _status_error(self, code: grpc.StatusCode, details: str | None) -> UnreachableError:
-        """Return the error for a stream that ended with a status."""
         cause, sentence = "network", f"the connection to {self.target} was lost ({details})"
         if code is grpc.StatusCode.OK:
             cause, sentence = "closed", f"{self.target} has ended the connection"

@@ -12,7 +12,7 @@ class Joined:
 
     client: int
     presence: Presence
-    public_key: bytes | None  # PEM; None without TLS
+    public_key: bytes  # of its certificate, a compressed P-384 point; b"" without TLS
 
 
 @dataclass(frozen=True)

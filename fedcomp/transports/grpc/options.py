@@ -1,7 +1,9 @@
 """gRPC options of servers and clients. gRPC ignores unknown names."""
 
 import os
+import resource
 
+from ...errors import ConfigError
 from .wire import MAX_GRPC_BYTES
 
 # gRPC reads these variables when it is first imported, and its Python API has no other way to set them. fedcomp's certificates have EC
@@ -13,6 +15,8 @@ for name, value in ENVIRONMENT.items():
 Options = list[tuple[str, int | str]]
 KEEPALIVE_S = 100  # of silence, after which a keepalive ping is sent
 ANSWER_S = 20  # to answer the ping, after which the connection is closed
+SPARE_CONNECTIONS = 4096  # besides one for each client, for half-open connections
+SPARE_FILES = 256  # descriptors that the process needs besides connections
 
 _BOTH = {
     "grpc.max_receive_message_length": MAX_GRPC_BYTES,
@@ -43,10 +47,29 @@ _CLIENT = {
 }
 
 
-def server_options(connections: int) -> Options:
-    """Return the options of a server that accepts this many connections at a time."""
+def server_options(clients: int) -> Options:
+    """Return the options of a server for this many clients. Raises ConfigError if the limit of open files is too low for any."""
+    connections = _allow_connections(clients + SPARE_CONNECTIONS)
     return [*(_BOTH | _SERVER | {"grpc.max_allowed_incoming_connections": connections}).items()]
 
 
 def client_options() -> Options:
     return [*(_BOTH | _CLIENT).items()]
+
+
+def _allow_connections(wanted: int) -> int:
+    """Raise the limit of open files for `wanted` connections, as far as allowed. Return how many it permits, at most `wanted`.
+
+    Raises ConfigError if the limit is too low for any clients.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    files = wanted + SPARE_FILES
+    if soft == resource.RLIM_INFINITY or soft >= files:
+        return wanted
+    soft = files if hard == resource.RLIM_INFINITY else min(hard, files)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    if soft <= 2 * SPARE_FILES:
+        raise ConfigError(
+            f"the limit of {soft} open files is too low for clients; raise it with ulimit -n"
+        )
+    return min(wanted, soft - SPARE_FILES)

@@ -13,7 +13,7 @@ from . import wire
 from .events import Answered, Event
 
 if TYPE_CHECKING:
-    from .relay_stream import ConnectedRelay
+    from .streams import ConnectedRelay
 
 
 @dataclass
@@ -38,58 +38,32 @@ class PendingAssignment:
             self.timer = None
 
 
-class PendingAssignments:
-    """The open assignments by client, at most one for each. `emit` is called with the event of each answer or loss.
-
-    All methods must be called in the event loop. Iteration yields the clients.
-    """
+class PendingAssignments(dict[int, PendingAssignment]):
+    """The open assignments by client. `emit` is called with the event of each answer or loss. Methods must be called in the event loop."""
 
     def __init__(self, emit: Callable[[Event], None]):
+        super().__init__()
         self._emit = emit
-        self._by_client: dict[int, PendingAssignment] = {}
-
-    def __len__(self) -> int:
-        return len(self._by_client)
-
-    def __iter__(self) -> Iterator[int]:
-        return iter([*self._by_client])  # the assignments may change meanwhile
-
-    def __contains__(self, client: int) -> bool:
-        return client in self._by_client
-
-    def get(self, client: int) -> PendingAssignment | None:
-        return self._by_client.get(client)
-
-    def sent_through_relays(self) -> list[tuple[PendingAssignment, "ConnectedRelay"]]:
-        """Return the assignments that were sent through relays, with their relays."""
-        pending = self._by_client.values()
-        return [(one, one.relay) for one in pending if one.relay is not None]
 
     def assignment(
         self, client: int, sequence: int, relay: "ConnectedRelay | None" = None
     ) -> Assignment | None:
         """Return the open assignment with this sequence number if it was sent directly, or to this relay, else None."""
-        pending = self._by_client.get(client)
+        pending = self.get(client)
         if pending is None or (pending.sequence, pending.relay) != (sequence, relay):
             return None
         return pending.assignment
 
-    def add(self, pending: PendingAssignment) -> None:
-        """Add an assignment. An older one of its client is withdrawn."""
-        client = pending.assignment.client
-        self.withdraw(client)
-        self._by_client[client] = pending
-
     def withdraw(self, client: int) -> None:
-        """Close the assignment of a client without an event."""
-        if (pending := self._by_client.pop(client, None)) is not None:
+        """Close the assignment of a client, if there is one, without an event."""
+        if (pending := self.pop(client, None)) is not None:
             pending.stop_timer()
             if pending.relay is not None:
-                pending.relay.withdraw(client, pending.sequence)
+                pending.relay.withdraw(pending)
 
     def close(self, client: int, answer: Report | Lost) -> Answered:
         """Close the assignment of a client, and return the event, which is not emitted."""
-        pending = self._by_client.pop(client)
+        pending = self.pop(client)
         pending.stop_timer()
         return Answered(pending.sequence, pending.assignment, answer, time.monotonic())
 
@@ -99,12 +73,10 @@ class PendingAssignments:
 
     def lose(self, client: int, reason: str) -> None:
         """Count the assignment of a client as lost, in the stage "reply" if it was sent and "send" if it was not."""
-        stage = "reply" if self._by_client[client].sent else "send"
-        self.answer(client, Lost(reason, stage))
+        self.answer(client, Lost(reason, "reply" if self[client].sent else "send"))
 
     def start_grace(self, client: int, grace_s: float) -> None:
         """Count the assignment of a disconnected client as lost after `grace_s` seconds; inf: do not."""
-        pending = self._by_client[client]
-        if pending.timer is None and math.isfinite(grace_s):
+        if self[client].timer is None and math.isfinite(grace_s):
             loop = asyncio.get_running_loop()
-            pending.timer = loop.call_later(grace_s, self.lose, client, NOT_RECONNECTED)
+            self[client].timer = loop.call_later(grace_s, self.lose, client, NOT_RECONNECTED)

@@ -1,14 +1,14 @@
 """The port of a server or a relay: the streams of all clients, served by gRPC in an asyncio event loop.
 
 All code here runs in that loop. It reports events (events.py) to the owner of the port. `Admission` decides who joins, `PendingAssignments`
-holds the assignments until they are answered, and `StreamTraffic` counts bytes. `Port` connects them to the streams.
+holds the assignments until they are answered, and `PortTraffic` counts bytes. `Port` connects them to the streams.
 """
 
 import asyncio
 import math
-import resource
 import time
 from collections.abc import AsyncIterable, Callable, Iterable
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -20,16 +20,14 @@ from ...messages import MAX_METRICS_BYTES, Farewell, Invitation, Presence
 from ...server.transport import Lost
 from . import relay_wire, wire
 from .admission import EXPELLED, Admission
-from .credentials import PeerKey
 from .events import AnsweredLate, Event, Joined, Left, Warned
 from .options import server_options
 from .pending_assignments import PendingAssignment, PendingAssignments
-from .relay_stream import ConnectedRelay, RelayedClient
-from .settings import PortSettings
-from .stream import EndStream, Stream
-from .tcp_info import ConnectionCounters, Peer, available
-from .traffic import StreamTraffic, TrafficReport
-from .wire import Kind, Reader, Refused
+from .settings import PeerKey, PortSettings
+from .streams import ConnectedRelay, EndStream, RelayedClient, Stream
+from .traffic import Peer, PortTraffic, TrafficReport, counts_bytes
+from .values import Reader
+from .wire import Kind, Refused
 
 CLOSE_S = 5.0  # for the last message on a stream
 ENDED_S = 1.0  # for the end of a stream to be sent before its connection is cut
@@ -37,9 +35,6 @@ FAREWELL_S = 10.0  # for clients to leave after the farewell
 # Silence is counted in ticks, not in seconds, so that clients are not lost while this process itself is suspended.
 PING_TICKS = 8  # of silence, after which the client is pinged
 SILENT_TICKS = 16  # of silence, after which the client counts as lost
-SPARE_CONNECTIONS = 4096  # besides one for each client, for half-open connections
-SPARE_FILES = 256  # descriptors that the process needs besides connections
-
 HEAD_BYTES = 4096 + MAX_METRICS_BYTES  # largest report without its frame
 # The same for each client of a relay in a message with several reports.
 REPORT_BYTES = 1024 + MAX_METRICS_BYTES
@@ -57,12 +52,12 @@ class Port:
         self.settings, self.emit = settings, emit
         self.admission = Admission(settings, self._warn)
         self.pending = PendingAssignments(emit)
-        self.traffic = StreamTraffic()
+        self.traffic = PortTraffic()
         self._stop = asyncio.Event()
         self._streams: set[Stream] = set()
         self._used: set[Peer] = set()  # connections whose stream has ended
         self._joined: dict[int, Connection] = {}
-        self._relays: dict[object, tuple[Stream, ConnectedRelay]] = {}  # by `relay_identity`
+        self._relays: dict[object, ConnectedRelay] = {}  # by `relay_identity`
         self._keys: dict[int, PeerKey] = {}  # with which clients joined
         self._farewell: Farewell | None = None
 
@@ -76,8 +71,7 @@ class Port:
     async def serve(self, started: Callable[[int], None]) -> None:
         """Listen until `stop`, and call `started` with the number of the port. Raises ConfigError if it cannot be opened."""
         s = self.settings
-        connections = allow_connections(s.clients + SPARE_CONNECTIONS)
-        server = grpc.aio.server(options=server_options(connections))
+        server = grpc.aio.server(options=server_options(s.clients))
         handler = grpc.stream_stream_rpc_method_handler(self._attend)
         name = wire.METHOD.rpartition("/")[2]
         server.add_generic_rpc_handlers(
@@ -101,7 +95,7 @@ class Port:
                 "program that listens there"
             ) from error
         await server.start()
-        self.traffic = StreamTraffic(ConnectionCounters(port) if available() else None)
+        self.traffic.port = port if counts_bytes() else None
         started(port)
         ticking = asyncio.create_task(self._tick())
         try:
@@ -120,11 +114,12 @@ class Port:
         """Count the silence of clients and relays with assignments, and cut floods."""
         while True:
             await asyncio.sleep(self.settings.silence_s / SILENT_TICKS)
-            self.traffic.read_all(self._streams)
+            self.traffic.update(self._streams)
             self._cut_floods()
             joined = [self._joined.get(client) for client in self.pending]
             waiting = {stream for stream in joined if isinstance(stream, Stream)}
-            waiting |= {relay.stream for _, relay in self.pending.sent_through_relays()}
+            relays = [pending.relay for pending in self.pending.values()]
+            waiting |= {relay.stream for relay in relays if relay is not None}
             for stream in waiting:
                 stream.silent_ticks += 1
                 if stream.silent_ticks >= SILENT_TICKS:
@@ -137,15 +132,14 @@ class Port:
                     stream.put([wire.PING])
 
     def _cut_floods(self) -> None:
-        for peer, stream, received_bytes in [*self.traffic.floods(self._streams)]:
+        for peer, stream, received_bytes in self.traffic.floods(self._streams):
             if stream is None:
                 self.traffic.cut(peer)
             elif not stream.closing:
                 self.admission.refused["flood"] += 1
                 name = f"relay {stream.relay_id}" if stream.relay else f"client {stream.client}"
-                self._warn(
-                    f"{name} sent {received_bytes} bytes around its messages and was disconnected"
-                )
+                sent = f"sent {received_bytes} bytes around its messages"
+                self._warn(f"{name} {sent} and was disconnected")
                 self.admission.pause(stream)
                 self._drop(stream)
 
@@ -155,21 +149,15 @@ class Port:
     # Streams.
 
     async def _attend(self, requests: AsyncIterable[bytes], context: Any) -> None:
-        """Serve one stream until it ends."""
         stream = Stream(context)
         self._streams.add(stream)
-        stream.timer = asyncio.get_running_loop().call_later(
-            self.settings.join_s,
-            self._refuse,
-            stream,
-            "slow join",
-            f"this client did not join within {self.settings.join_s:g} s",
-        )
+        join_s, loop = self.settings.join_s, asyncio.get_running_loop()
+        late = "slow join", f"this client did not join within {join_s:g} s"
+        stream.timer = loop.call_later(join_s, self._refuse, stream, *late)
         try:
             if stream.peer in self._used:
-                raise self.admission.refusal(
-                    "second stream", "open a new connection for each stream"
-                )
+                reason = "open a new connection for each stream"
+                raise self.admission.refusal("second stream", reason)
             self.admission.check_key(stream)
             async for data in requests:
                 stream.silent_ticks = 0
@@ -187,24 +175,27 @@ class Port:
                 )
                 if stream.client in self.pending:  # a second attempt would get the same answer
                     self.pending.answer(stream.client, Lost(str(error)))
-            await self._finish(
-                stream, Refused(f"the server received a malformed message: {error}", True)
-            )
+            reason = f"the server received a malformed message: {error}"
+            await self._finish(stream, Refused(reason, True))
         except asyncio.CancelledError:
             if not stream.closing:
                 raise
         finally:
-            self._end(stream)
+            self.leave(stream)
+            self._streams.discard(stream)
+            stream.timer.cancel()
+            self.traffic.end(stream)
+            if stream.peer is not None:
+                self._used.add(stream.peer)
+                loop.call_later(ENDED_S, self._cut_used, stream.peer)
 
     async def _finish(self, stream: Stream, refused: Refused | None) -> None:
         """End a stream from its own task. Returns when its last message was sent."""
         self.leave(stream)
         stream.close(refused)
         self._cut_later(stream)
-        try:
+        with suppress(asyncio.CancelledError):
             await asyncio.sleep(2 * CLOSE_S)
-        except asyncio.CancelledError:
-            pass
 
     def _refuse(self, connection: Connection, cause: str, reason: str, retry: bool = True) -> None:
         """End a stream from outside its task."""
@@ -243,27 +234,15 @@ class Port:
 
     def _leave_relay(self, relay: ConnectedRelay) -> None:
         relay.lost = True
-        for identity in [i for i, (_, other) in self._relays.items() if other is relay]:
-            del self._relays[identity]
+        if self._relays.get(relay.stream.relay_identity) is relay:
+            del self._relays[relay.stream.relay_identity]
         for relayed in [*relay.clients.values()]:
             self.leave(relayed)
-        for pending, its_relay in self.pending.sent_through_relays():
-            if its_relay is relay:
+        for client, pending in self.pending.items():
+            if pending.relay is relay:
                 pending.relay = None
-                client = pending.assignment.client
                 if client not in self._joined:
-                    grace_s = max(RELAY_GRACE_S, self.settings.grace_s)
-                    self.pending.start_grace(client, grace_s)
-
-    def _end(self, stream: Stream) -> None:
-        """Forget a stream that ended, add its bytes to its client's, and cut its connection."""
-        self.leave(stream)
-        self._streams.discard(stream)
-        stream.timer.cancel()
-        self.traffic.end(stream)
-        if stream.peer is not None:
-            self._used.add(stream.peer)
-            asyncio.get_running_loop().call_later(ENDED_S, self._cut_used, stream.peer)
+                    self.pending.start_grace(client, max(RELAY_GRACE_S, self.settings.grace_s))
 
     def _cut_used(self, peer: Peer) -> None:
         self._used.discard(peer)
@@ -277,8 +256,7 @@ class Port:
             return
         if stream.joined:
             stream.assembly.largest = self._largest_message(stream)
-        message = stream.assembly.take(data)
-        if message is None:
+        if (message := stream.assembly.take(data)) is None:
             return
         kind, reader = message
         if kind is Kind.PONG and stream.pinged:
@@ -322,9 +300,8 @@ class Port:
     def _handle_report(self, stream: Stream, reader: Reader) -> None:
         sequence = reader.varint()
         if not stream.last_answered < sequence <= stream.last_sent:
-            raise ProtocolError(
-                f"a report answers assignment {sequence}, which this client was not sent or has answered"
-            )
+            which = f"assignment {sequence}, which this client was not sent or has answered"
+            raise ProtocolError(f"a report answers {which}")
         stream.last_answered = sequence
         assignment = self.pending.assignment(stream.client, sequence)
         if assignment is None:
@@ -342,16 +319,12 @@ class Port:
         older = self._joined.pop(client, None)
         # A relay itself has closed the older one of two connections to it.
         if older is not None and (older.relay is None or older.relay is not connection.relay):
-            self._refuse(
-                older,
-                "replaced",
-                f"a newer connection has joined as client {client}; only the newer one counts",
-                retry=False,
-            )
+            reason = f"a newer connection has joined as client {client}; only the newer one counts"
+            self._refuse(older, "replaced", reason, retry=False)
         self._joined[client] = connection
         if connection.key is not None:
             self._keys[client] = connection.key
-        self.emit(Joined(client, presence, connection.key.pem if connection.key else None))
+        self.emit(Joined(client, presence, connection.key.point if connection.key else b""))
         if self._farewell is not None and isinstance(connection, Stream):
             self._dismiss(connection, self._farewell)
         elif (pending := self.pending.get(client)) is not None:
@@ -369,16 +342,14 @@ class Port:
         """Send a relay the terms and keys of the run. A newer connection of a relay replaces the older one."""
         identity = stream.relay_identity
         if identity in self._relays:
-            self._refuse(
-                self._relays[identity][0],
-                "replaced",
+            reason = (
                 "a newer connection has joined with the key of this relay; only the newer one counts: enrol each relay of its own "
-                "with: fedcomp keys add --relay --host HOST",
-                retry=False,
+                "with: fedcomp keys add --relay --host HOST"
             )
+            self._refuse(self._relays[identity].stream, "replaced", reason, retry=False)
         stream.timer.cancel()
         relay = stream.relay = ConnectedRelay(self, stream)
-        stream.joined, self._relays[identity] = True, (stream, relay)
+        stream.joined, self._relays[identity] = True, relay
         relay.send(wire.encode(Kind.TERMS, self.settings.relay_terms))
         self._send_keys(relay)
         if self._farewell is not None:
@@ -395,7 +366,8 @@ class Port:
         """Send assignments. A disconnected client receives its assignment if it joins within the grace period."""
         for pending in assignments:
             client = pending.assignment.client
-            self.pending.add(pending)
+            self.pending.withdraw(client)
+            self.pending[client] = pending
             if (connection := self._joined.get(client)) is not None:
                 self._send_assignment(connection, pending)
             else:
@@ -405,7 +377,7 @@ class Port:
         pending.stop_timer()
         relay = connection.relay
         if pending.relay is not None and pending.relay is not relay:
-            pending.relay.withdraw(connection.client, pending.sequence)
+            pending.relay.withdraw(pending)
         if isinstance(connection, Stream):
             pending.relay = None
             connection.last_sent = pending.sequence
@@ -435,7 +407,7 @@ class Port:
         keys = self.settings.keys
         if keys is None or keys.problem:
             return
-        for client in self.pending:
+        for client in [*self.pending]:
             key = self._keys.get(client)
             if key is not None and keys.id_of_hash(key.hash) != client:
                 self.pending.lose(client, EXPELLED)
@@ -444,14 +416,14 @@ class Port:
         for connection in connections:
             if not connection.closing and (reason := self.admission.key_problem(connection)):
                 self._refuse(connection, "key", reason, retry=False)
-        for _, relay in self._relays.values():
+        for relay in self._relays.values():
             self._send_keys(relay)
 
     async def send_farewell(self, farewell: Farewell, stay: bool = False) -> None:
         """Send a farewell to all clients, and wait up to FAREWELL_S until they have left. `stay`: wait for clients that come later, too."""
         self._farewell = farewell
         direct = [one for one in self._joined.values() if isinstance(one, Stream)]
-        for stream in [*direct, *(stream for stream, _ in self._relays.values())]:
+        for stream in [*direct, *(relay.stream for relay in self._relays.values())]:
             self._dismiss(stream, farewell)
         deadline = time.monotonic() + FAREWELL_S
         while (self._joined or stay) and time.monotonic() < deadline:
@@ -473,21 +445,3 @@ class Port:
             counts["connections"] = connections
         refused = self.admission.refused
         return counts | {f"refused: {cause}": count for cause, count in refused.items()}
-
-
-def allow_connections(wanted: int) -> int:
-    """Raise the limit of open files for `wanted` connections, as far as allowed. Return how many it permits, at most `wanted`.
-
-    Raises ConfigError if the limit is too low for any clients.
-    """
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    files = wanted + SPARE_FILES
-    if soft == resource.RLIM_INFINITY or soft >= files:
-        return wanted
-    soft = files if hard == resource.RLIM_INFINITY else min(hard, files)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    if soft <= 2 * SPARE_FILES:
-        raise ConfigError(
-            f"the limit of {soft} open files is too low for clients; raise it with ulimit -n"
-        )
-    return min(wanted, soft - SPARE_FILES)

@@ -14,21 +14,19 @@ from typing import Any
 
 from ...codecs import Codec, codec
 from ...errors import UnreachableError, UserError
-from ...keys.enrolment import parse_public_key
-from ...keys.keyring import point_of
 from ...layout import Layout
 from ...messages import Assignment, Farewell, Report
 from ...server.transport import Lost
 from ..relays import add_frames, can_add
 from . import relay_wire, wire
 from .client import GrpcConnection
-from .credentials import Credentials
 from .events import Answered, AnsweredLate, Event, Joined, Left, Warned
 from .pending_assignments import PendingAssignment
 from .port import Port
 from .relay_wire import AssignmentId, Bundle, Disconnect
-from .settings import PortSettings
-from .wire import Kind, Reader, Refused, RelayTerms
+from .settings import Credentials, PortSettings
+from .values import Reader
+from .wire import Kind, Refused, RelayTerms
 
 REFUSED_KEY = (
     "its key is not enrolled for a client at the server of this relay, or was revoked; relays cannot connect to another "
@@ -97,7 +95,6 @@ class Relay:
     """
 
     connection: RelayConnection
-    terms: RelayTerms
     port: Port
     # The codec and the layout with which the relay adds frames; None: it forwards them.
     adder: tuple[Codec, Layout] | None = None
@@ -141,17 +138,15 @@ class Relay:
                 raise UserError(
                     f"{self.server} does not answer like a server of this version; install the same version of fedcomp on both sides"
                 )
-            self.terms = terms
-            if terms.codec:
-                self.adder = codec(terms.codec), Layout.from_shapes(json.loads(terms.shapes))
-            where = self.address, self.port_number, terms.invitation, terms.clients
-            settings = PortSettings(
-                *where, terms.largest_report, self.credentials, self, grace_s=terms.grace_s
-            )
-            self.port = Port(settings, self._handle_event)
-            return await self._serve(messages)
+            return await self._serve(terms, messages)
 
-    async def _serve(self, messages: AsyncIterator[object]) -> Farewell:
+    async def _serve(self, terms: RelayTerms, messages: AsyncIterator[object]) -> Farewell:
+        if terms.codec:
+            self.adder = codec(terms.codec), Layout.from_shapes(json.loads(terms.shapes))
+        where = self.address, self.port_number, terms.invitation, terms.clients
+        keys = self.credentials, self
+        settings = PortSettings(*where, terms.largest_report, *keys, grace_s=terms.grace_s)
+        self.port = Port(settings, self._handle_event)
         port: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         serving = asyncio.create_task(self.port.serve(port.set_result))
         writing = asyncio.create_task(self._write())
@@ -161,7 +156,7 @@ class Relay:
             await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
             if serving.done():
                 await serving  # raises the error
-            self.opened(port.result(), self.terms)
+            self.opened(port.result(), terms)
             async for message in messages:
                 if isinstance(message, Farewell):
                     await self.port.send_farewell(message, stay=not self.served)
@@ -208,47 +203,41 @@ class Relay:
                 self._withdraw(message)
 
     def _assign(self, bundle: Bundle) -> None:
-        self.port.assign(
-            PendingAssignment(sequence, assignment) for sequence, assignment in bundle.assignments
-        )
+        self.port.assign(PendingAssignment(*entry) for entry in bundle.assignments)
         self.waiting = True
         if self.sum_timer is not None:
             self.sum_timer.cancel()
         if self.adder is not None and bundle.wait_s != relay_wire.UNTIL_ALL:
-            self.sum_timer = asyncio.get_running_loop().call_later(
-                bundle.wait_s, self._stop_waiting
-            )
+            loop = asyncio.get_running_loop()
+            self.sum_timer = loop.call_later(bundle.wait_s, self._stop_waiting)
 
     def _withdraw(self, withdrawn: list[AssignmentId]) -> None:
         for client, sequence in withdrawn:
             if client in self.to_add and self.to_add[client][0] == sequence:
                 del self.to_add[client]
-                self._queue(relay_wire.encode_entries(Kind.ANSWERED_LATE, [(client,)]))
+                self._queue_entry(Kind.ANSWERED_LATE, client)
         self.port.cancel(withdrawn)
         self._queue_sum_if_complete()
 
     # Events of the port.
 
     def _handle_event(self, event: Event) -> None:
-        """Handle an event of the port."""
         match event:
-            case Joined(client, presence, public_key_pem):
-                if public_key_pem is not None:
-                    presence = replace(presence, key=point_of(parse_public_key(public_key_pem)))
+            case Joined(client, presence, public_key):
+                presence = replace(presence, key=public_key or presence.key)
                 number = self.connections[client] = next(self.numbers)
-                self._queue(relay_wire.encode_entries(Kind.JOINED, [(number, presence)]))
+                self._queue_entry(Kind.JOINED, number, presence)
                 self.served = True
                 self.changed(self.port.clients)
             case Left(client):
-                self._queue(relay_wire.encode_entries(Kind.LEFT, [(client,)]))
+                self._queue_entry(Kind.LEFT, client)
                 self.changed(self.port.clients)
             case AnsweredLate(client):
-                self._queue(relay_wire.encode_entries(Kind.ANSWERED_LATE, [(client,)]))
+                self._queue_entry(Kind.ANSWERED_LATE, client)
             case Warned(sentence):
                 self.warn(sentence)
             case Answered(sequence, assignment, Lost(reason, stage)):
-                entry = assignment.client, sequence, stage, reason
-                self._queue(relay_wire.encode_entries(Kind.LOST, [entry]))
+                self._queue_entry(Kind.LOST, assignment.client, sequence, stage, reason)
                 self._queue_sum_if_complete()
             case Answered(sequence, assignment, Report() as report):
                 if self.adder is not None and can_add(assignment, report):
@@ -274,9 +263,11 @@ class Relay:
     # Messages to the server.
 
     def _queue(self, item: "list[bytes] | Reports") -> None:
-        """Queue an encoded message, or reports."""
         self.outgoing.append(item)
         self.queued.set()
+
+    def _queue_entry(self, kind: Kind, *entry: object) -> None:
+        self._queue(relay_wire.encode_entries(kind, [entry]))
 
     def _queue_report(self, answer: Answer) -> None:
         """Queue a report. Consecutive ones are sent in one message of up to wire.PART_BYTES bytes of frames."""

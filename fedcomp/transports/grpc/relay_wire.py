@@ -4,6 +4,7 @@ A relay has one stream for all of its clients. A frame that several assignments 
 frames, the relay caches them, and assignments refer to them by number. The server decides which frames the relay forgets.
 """
 
+import itertools
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -13,7 +14,8 @@ from ...codecs.frame import varint
 from ...errors import ProtocolError
 from ...messages import Assignment, Presence, Report
 from . import wire
-from .wire import CODECS, DOUBLE, FieldCodec, Kind, Reader, Refused
+from .values import CODECS, DOUBLE, FieldCodec, Reader, decode_fields, encode_blob, encode_fields
+from .wire import Kind, Refused
 
 CACHE_BYTES = 64 << 20  # of frames that a relay keeps for later assignments
 BUNDLE_BYTES = 4 << 20  # of new frames and assignments; a bundle that reaches this is complete
@@ -71,11 +73,16 @@ class FrameCache:
 # Messages that are lists of entries with these fields: one entry, or any number in KEYS and WITHDRAW.
 
 
+def _read_message(expected: Kind, message: bytes) -> Reader:
+    """Return a reader of the body of a message that is part of another one."""
+    kind, reader = wire.read_kind(message)
+    if kind is not expected:
+        raise ProtocolError(f"a {kind.name} is in the place of a {expected.name}")
+    return reader
+
+
 def _read_refused(reader: Reader) -> Refused:
-    kind, rest = wire.read_kind(reader.rest())
-    if kind is not Kind.REFUSED:
-        raise ProtocolError(f"the reason for a disconnection is a {kind.name}")
-    return wire.decode_refused(rest)
+    return wire.decode_refused(_read_message(Kind.REFUSED, reader.rest()))
 
 
 NO_PRESENCE = Presence("", -1, "", "")
@@ -84,8 +91,8 @@ TEXT = CODECS[str]
 HASH = FieldCodec(lambda value: [value], lambda reader: reader.take(KEY_HASH))
 REFUSED = FieldCodec(lambda value: [wire.encode_refused(value)], _read_refused)
 PRESENCE = FieldCodec(
-    lambda value: wire.encode_fields(value, NO_PRESENCE),
-    lambda reader: wire.decode_fields(NO_PRESENCE, reader)[0],
+    lambda value: encode_fields(value, NO_PRESENCE),
+    lambda reader: decode_fields(NO_PRESENCE, reader)[0],
 )
 ENTRY_FIELDS = {
     Kind.KEYS: (HASH, VARINT),  # of a client that may join: key hash, logical id
@@ -99,16 +106,16 @@ ENTRY_FIELDS = {
 
 
 def encode_entries(kind: Kind, entries: Iterable[Sequence[Any]]) -> list[bytes]:
-    pieces: list[bytes] = []
+    pieces = [bytes([kind])]
     for entry in entries:
         for field_codec, value in zip(ENTRY_FIELDS[kind], entry, strict=True):
             pieces += field_codec.write(value)
-    return wire.message_pieces(kind, pieces)
+    return pieces
 
 
 def decode_entries(kind: Kind, reader: Reader) -> list[tuple[Any, ...]]:
     entries = []
-    while not reader.ended:
+    while reader.remaining:
         entries.append(tuple(field_codec.read(reader) for field_codec in ENTRY_FIELDS[kind]))
     return entries
 
@@ -123,41 +130,40 @@ def decode_entry(kind: Kind, reader: Reader) -> tuple[Any, ...]:
 # Bundles.
 
 
-def encode_bundles(
-    wait_s: float, assignments: Sequence[tuple[int, Assignment]], cache: FrameCache
-) -> Iterator[list[bytes]]:
-    """Yield messages with assignments, their sequence numbers, and the frames that the relay does not have."""
-    remaining = iter(assignments)
-    while True:
-        new: list[bytes] = []
-        if not (entries := list(_encode_assignments(remaining, cache, new))):
-            return
-        forgotten = [varint(number) for number in cache.forget()]
-        head = [DOUBLE.pack(wait_s), varint(len(new) // 3), *new]
-        tail = [varint(len(forgotten)), *forgotten, varint(len(entries))]
-        yield wire.message_pieces(
-            Kind.ASSIGNMENTS, [*head, *tail, *(p for e in entries for p in e)]
-        )
+def encode_bundle(
+    wait_s: float, assignments: Iterator[tuple[int, Assignment]], cache: FrameCache
+) -> list[bytes]:
+    """Return a message with assignments, given with their sequence numbers, and with the frames that the relay does not have.
+
+    The message takes assignments until it has BUNDLE_BYTES. It is empty if there are none.
+    """
+    new: list[list[bytes]] = []  # number, length and bytes of each new frame
+    if not (entries := list(_encode_assignments(assignments, cache, new))):
+        return []
+    forgotten = [[varint(number)] for number in cache.forget()]
+    pieces = [bytes([Kind.ASSIGNMENTS]), DOUBLE.pack(wait_s)]
+    for values in (new, forgotten, entries):
+        pieces += [varint(len(values)), *itertools.chain.from_iterable(values)]
+    return pieces
 
 
 def _encode_assignments(
-    assignments: Iterable[tuple[int, Assignment]], cache: FrameCache, new: list[bytes]
+    assignments: Iterable[tuple[int, Assignment]], cache: FrameCache, new: list[list[bytes]]
 ) -> Iterator[list[bytes]]:
-    """Yield encoded assignments until the bundle is complete. Append the number, length and bytes of each new frame to `new`."""
+    """Yield encoded assignments until the bundle is complete. Append new frames to `new`."""
     size = 0  # bytes
 
     def refer(frame: bytes) -> bytes:
         if (number := cache.number(frame)) is None:
             nonlocal size
             number, size = cache.add(frame), size + len(frame)
-            new.extend([varint(number), varint(len(frame)), frame])
+            new.append([varint(number), *encode_blob(frame)])
         return varint(number)
 
     for sequence, assignment in assignments:
         pieces = wire.encode_assignment(sequence, assignment, refer)
-        length = sum(map(len, pieces))
-        size += length
-        yield [varint(assignment.client), varint(length), *pieces]
+        size += sum(map(len, pieces))
+        yield [varint(assignment.client), *encode_blob(*pieces)]
         if size >= BUNDLE_BYTES:
             return
 
@@ -183,9 +189,7 @@ def decode_bundle(reader: Reader, frames: dict[int, bytes]) -> Bundle:
     bundle = Bundle(wait_s, [])
     for _ in range(reader.count()):
         client = reader.varint()
-        kind, entry = wire.read_kind(reader.blob())
-        if kind is not Kind.ASSIGNMENT:
-            raise ProtocolError(f"a bundle of assignments contains a {kind.name}")
+        entry = _read_message(Kind.ASSIGNMENT, reader.blob())
         bundle.assignments.append(wire.decode_assignment(entry, client, resolve))
     reader.end()
     for number in forgotten:
@@ -195,11 +199,11 @@ def decode_bundle(reader: Reader, frames: dict[int, bytes]) -> Bundle:
 
 def encode_reports(answers: Sequence[tuple[int, Report, Assignment]]) -> list[bytes]:
     """Encode reports, each given with its sequence number and its assignment. Frames are not copied."""
-    pieces: list[bytes] = []
+    pieces = [bytes([Kind.REPORTS])]
     for sequence, report, assignment in answers:
         entry = wire.encode_report(sequence, report, assignment)
-        pieces += [varint(assignment.client), varint(sum(map(len, entry))), *entry]
-    return wire.message_pieces(Kind.REPORTS, pieces)
+        pieces += [varint(assignment.client), *encode_blob(*entry)]
+    return pieces
 
 
 def decode_reports(
@@ -209,11 +213,9 @@ def decode_reports(
 
     `pending_assignment(client, sequence)` returns the open assignment, or None if there is none.
     """
-    while not reader.ended:
+    while reader.remaining:
         client = reader.varint()
-        kind, entry = wire.read_kind(reader.blob())
-        if kind is not Kind.REPORT:
-            raise ProtocolError(f"a bundle of reports contains a {kind.name}")
+        entry = _read_message(Kind.REPORT, reader.blob())
         sequence = entry.varint()
         assignment = pending_assignment(client, sequence)
         report = None if assignment is None else wire.decode_report(entry, assignment)

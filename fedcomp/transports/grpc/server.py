@@ -8,8 +8,6 @@ from dataclasses import replace
 from time import monotonic, sleep
 from typing import Any, TypeVar
 
-from ...keys.enrolment import public_key_pem
-from ...keys.keyring import verifier
 from ...messages import UPDATE, Assignment, Farewell, Presence, Report
 from ...server.transport import Clock, Delivery, Lost
 from ..relays import RELAY
@@ -85,8 +83,7 @@ class GrpcTransport:
         return sorted(self._connected)
 
     def send(self, assignments: Sequence[Assignment]) -> None:
-        pending = []
-        clock = self.clock
+        pending, clock = [], self.clock
         due_s = None if clock.limit_s is None else clock.started_s + RELAY_FRACTION * clock.limit_s
         self._drop_deliveries({assignment.client for assignment in assignments})
         for assignment in assignments:
@@ -107,25 +104,22 @@ class GrpcTransport:
         return deliveries
 
     def cancel(self, clients: Collection[int]) -> None:
-        withdrawn = [
-            (client, self._pending.pop(client)) for client in clients if client in self._pending
-        ]
+        withdrawn = [(c, self._pending.pop(c)) for c in clients if c in self._pending]
         self._drop_deliveries({*clients})
         self._call(lambda: self._port.cancel(withdrawn))
 
     def close(self) -> None:
-        if self._task is not None and not self._task.done():
+        if self._serving and self._task is not None:
             self._last_traffic = self.traffic()
             self._call(self._port.stop)
             wait([self._task], STOP_S)
 
     def _drop_deliveries(self, clients: set[int]) -> None:
-        """Drop the answers of clients that have not been received yet."""
-        dropped = [delivery for delivery in self._deliveries if delivery.client in clients]
-        self._deliveries = [d for d in self._deliveries if d.client not in clients]
+        queued = self._deliveries
+        self._deliveries = [delivery for delivery in queued if delivery.client not in clients]
         self._lose_sums(clients)
-        for delivery in dropped:
-            if isinstance(delivery.answer, Report):
+        for delivery in queued:
+            if delivery.client in clients and isinstance(delivery.answer, Report):
                 self.on_late_answer(delivery.client)
 
     def _lose_sums(self, withdrawn: set[int], first: int = 0) -> None:
@@ -141,7 +135,7 @@ class GrpcTransport:
     # Methods beyond Transport.
 
     def public_key(self, client: int) -> bytes:
-        """Return the PEM of the public key that a client joined with. Raises KeyError if it has not joined with one."""
+        """Return the public key that a client joined with, a compressed P-384 point. Raises KeyError if it has not joined with one."""
         return self._public_keys[client]
 
     def recheck_keys(self) -> None:
@@ -175,12 +169,10 @@ class GrpcTransport:
                 started.set_exception(error)
 
     def _call(self, function: Callable[[], None]) -> None:
-        """Schedule a function in the I/O thread without waiting for it."""
         if self._serving:
             io_loop().call_soon_threadsafe(function)
 
     def _await(self, function: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """Run a coroutine in the I/O thread and return its result."""
         return asyncio.run_coroutine_threadsafe(function(), io_loop()).result(2 * STOP_S)
 
     def _handle_events(self, timeout_s: float) -> None:
@@ -197,10 +189,8 @@ class GrpcTransport:
         match event:
             case Joined(client, presence, public_key):
                 self._connected.add(client)
-                if public_key is not None:
-                    self._public_keys[client] = public_key
-                elif presence.key:
-                    self._public_keys[client] = public_key_pem(verifier(presence.key))
+                if key := public_key or presence.key:
+                    self._public_keys[client] = key
                 self.on_joined(client, presence)
             case Left(client):
                 self._connected.discard(client)
@@ -231,9 +221,7 @@ class GrpcTransport:
         `closed`: clients without a report in `answers` whose assignments are no longer open.
         """
         late = {a.client for a in answers if self._pending.get(a.client) != a.sequence}
-        updates = [
-            a.client for a in answers if isinstance(a.answer, Report) and a.answer.kind == UPDATE
-        ]
+        updates = [a.client for a in answers if getattr(a.answer, "kind", "") == UPDATE]
         first = len(self._deliveries)
         for answered in answers:
             self._deliver(answered, (*updates, *closed) if answered.client in updates else ())

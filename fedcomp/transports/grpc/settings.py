@@ -1,12 +1,45 @@
-"""The settings of a port."""
+"""The settings of a port, the certificates of both ends, and the identity of a client: the hash of its public key."""
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
+from cryptography import x509
+from cryptography.hazmat.primitives.asymmetric import ec
+
+from ...keys.enrolment import key_hash
+from ...keys.keyring import point_of, verifier
 from ...messages import Invitation
 from ...server.transport import GRACE_S
-from .credentials import Credentials
 from .wire import RelayTerms
+
+
+@dataclass(frozen=True)
+class Credentials:
+    """The certificate and key that one end of a connection presents, and the CA that it trusts. All are PEM."""
+
+    certificate: bytes
+    key: bytes
+    ca: bytes  # must have signed the certificate of the other end
+
+
+@dataclass(frozen=True)
+class PeerKey:
+    """The public key of a client or relay."""
+
+    point: bytes  # compressed [49 bytes]; b"" if the key is not EC
+    hash: bytes  # SHA-256 of the DER SubjectPublicKeyInfo
+
+
+def peer_key(certificate_pem: bytes) -> PeerKey:
+    """Return the public key of a certificate."""
+    key: Any = x509.load_pem_x509_certificate(certificate_pem).public_key()
+    point = point_of(key) if isinstance(key, ec.EllipticCurvePublicKey) else b""
+    return PeerKey(point, key_hash(key))
+
+
+def point_key(point: bytes) -> PeerKey:
+    """Return the public key of a compressed P-384 point [49 bytes]. Raises ProtocolError if the bytes are not one."""
+    return PeerKey(point, key_hash(verifier(point)))
 
 
 class Keys(Protocol):

@@ -1,13 +1,40 @@
-"""The bytes of a port's connections, by stream and by client."""
+"""Bytes of TCP connections as the kernel counts them: TLS, handshakes, HTTP/2 and keepalive included, without TCP and IP headers."""
 
+import contextlib
+import functools
+import ipaddress
+import os
+import socket
+import struct
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple
+from urllib.parse import unquote
 
-from .stream import Stream
-from .tcp_info import ConnectionCounters, Peer, Traffic
+if TYPE_CHECKING:
+    from .streams import Stream
 
+DESCRIPTORS = "/dev/fd"
+# Offsets in the kernel's struct tcp_info.
+ACKED, RECEIVED, SENT = 120, 128, 200
+SIZE = SENT + 8
+U64 = struct.Struct("=Q")
 # A connection is cut if it receives more bytes than FLOOD_BYTES, twice those of its messages, and an eighth of those that it sent.
 FLOOD_BYTES = 4 << 20
+Peer = tuple[str, int]  # address and port
+
+
+class Traffic(NamedTuple):
+    """Bytes that a server received and sent."""
+
+    bytes_in: int = 0
+    bytes_out: int = 0
+
+    def plus(self, other: "Traffic") -> "Traffic":
+        return Traffic(self.bytes_in + other.bytes_in, self.bytes_out + other.bytes_out)
+
+    def minus(self, other: "Traffic") -> "Traffic":
+        return Traffic(self.bytes_in - other.bytes_in, self.bytes_out - other.bytes_out)
 
 
 @dataclass
@@ -18,73 +45,181 @@ class TrafficReport:
     by_client: dict[int, Traffic] = field(default_factory=dict)
 
 
-class StreamTraffic:
-    """The bytes of a port's streams. `counters`: those of its connections; None if the platform does not count bytes."""
+def counts_bytes() -> bool:
+    """Return whether this platform counts bytes of connections and lists the descriptors of a process."""
+    return hasattr(socket, "TCP_INFO") and os.path.isdir(DESCRIPTORS)
 
-    def __init__(self, counters: ConnectionCounters | None = None):
-        self.counters = counters
-        self._ended: dict[int, Traffic] = {}  # by client, of streams that ended
+
+def peer_of(text: str) -> Peer | None:
+    """Return the peer of a name such as `ipv4:10.0.0.1:5000` or `ipv6:%5B::1%5D:5000`; None if it is no TCP peer."""
+    family, _, rest = unquote(text).partition(":")
+    host, _, port = rest.rpartition(":")
+    if family not in ("ipv4", "ipv6") or not port.isdecimal():
+        return None
+    return _normalized(host.strip("[]")), int(port)
+
+
+@functools.lru_cache(4096)
+def _normalized(host: str) -> str:
+    """Return the normalized text of an address. IPv4 addresses that are mapped into IPv6 become IPv4."""
+    address = ipaddress.ip_address(host.partition("%")[0])
+    return str(getattr(address, "ipv4_mapped", None) or address)
+
+
+class PortTraffic:
+    """The bytes of all connections to a listening port of this process, including those that have ended, by stream and by client.
+
+    A connection that ended counts with the bytes of its last reading. `port`: None before it is open, and where the platform does not
+    count bytes. Not thread-safe.
+    """
+
+    port: int | None = None
+
+    def __init__(self) -> None:
+        self._live: dict[Peer, tuple[int, Traffic]] = {}  # descriptor and last reading
+        self._ended = Traffic()  # of connections
+        self._by_client: dict[int, Traffic] = {}  # of streams that ended
 
     @property
     def connections(self) -> int | None:
         """The number of open connections, also those without a stream; None if the platform does not count them."""
-        if self.counters is None:
+        if self.port is None:
             return None
-        self.counters.read_all()
-        return self.counters.connections
+        self._read_all()
+        return len(self._live)
 
-    def read(self, stream: Stream) -> None:
+    def read(self, stream: "Stream") -> None:
         """Read the counters of a stream's connection. Bytes since the last reading are lost when the connection ends."""
-        if self.counters is None or stream.peer is None:
+        peer = stream.peer
+        if self.port is None or peer is None:
             return
-        traffic = self.counters.read(stream.peer)
-        if traffic is None and not stream.searched:
+        reading = self._read(peer)
+        if reading is None and not stream.searched:
             stream.searched = True
-            traffic = self.counters.search(stream.peer)
-        stream.traffic = traffic or stream.traffic
+            self._find()
+            if peer not in self._live:  # its descriptor may still count as another connection's
+                self._read_all()
+            reading = self._read(peer)
+        stream.traffic = reading or stream.traffic
 
-    def end(self, stream: Stream) -> None:
+    def end(self, stream: "Stream") -> None:
         """Add the bytes of a stream that has ended to those of its client."""
         self.read(stream)
-        if stream.client >= 0:
-            before = self._ended.get(stream.client, Traffic())
-            self._ended[stream.client] = before.plus(stream.traffic)
+        self._add(self._by_client, stream)
 
-    def read_all(self, streams: Iterable[Stream]) -> Traffic:
-        """Read the counters of all connections, and return their sum with those that have ended; 0 if they are not counted."""
-        if self.counters is None:
-            return Traffic()
-        total = self.counters.read_all()
-        readings = dict(self.counters.last_readings())
+    def update(self, streams: Iterable["Stream"]) -> Traffic:
+        """Read the counters of all connections. Return the sum with those that have ended."""
+        total = self._read_all()
         for stream in streams:
-            if stream.peer is not None:
-                stream.traffic = readings.get(stream.peer, stream.traffic)
+            if stream.peer in self._live:
+                stream.traffic = self._live[stream.peer][1]
         return total
 
-    def report(self, streams: Iterable[Stream]) -> TrafficReport | None:
+    def report(self, streams: Iterable["Stream"]) -> TrafficReport | None:
         """Return the bytes so far; None if the platform does not count them."""
-        if self.counters is None:
+        if self.port is None:
             return None
         streams = [*streams]
-        total, by_client = self.read_all(streams), dict(self._ended)
+        report = TrafficReport(self.update(streams), dict(self._by_client))
         for stream in streams:
-            if stream.client >= 0:
-                before = by_client.get(stream.client, Traffic())
-                by_client[stream.client] = before.plus(stream.traffic)
-        return TrafficReport(total, by_client)
+            self._add(report.by_client, stream)
+        return report
 
-    def floods(self, streams: Iterable[Stream]) -> Iterator[tuple[Peer, Stream | None, int]]:
-        """Yield connections that receive far more bytes than their messages have, such as HTTP/2 pings: peer, stream, bytes received."""
-        if self.counters is None:
-            return
-        by_peer = {stream.peer: stream for stream in streams}
-        for peer, (received_bytes, sent_bytes) in self.counters.last_readings():
+    def floods(self, streams: Iterable["Stream"]) -> list[tuple[Peer, "Stream | None", int]]:
+        """Return connections that receive far more bytes than their messages have, such as HTTP/2 pings: peer, stream, bytes received."""
+        by_peer, floods = {stream.peer: stream for stream in streams}, []
+        for peer, (_, (received_bytes, sent_bytes)) in self._live.items():
             stream = by_peer.get(peer)
             messages = 0 if stream is None else stream.received_bytes
             if received_bytes > FLOOD_BYTES + 2 * messages + sent_bytes // 8:
-                yield peer, stream, received_bytes
+                floods.append((peer, stream, received_bytes))
+        return floods
 
     def cut(self, peer: Peer | None) -> None:
-        """Shut a connection down at once."""
-        if self.counters is not None and peer is not None:
-            self.counters.cut(peer)
+        """Shut a connection down at once, without waiting for its unsent data."""
+        if self.port is None or peer is None:
+            return
+        if self._read(peer) is None:
+            self._find()
+        if peer in self._live:
+            with (
+                contextlib.suppress(OSError),
+                self._connection(self._live[peer][0]) as (connection, found),
+            ):
+                if found == peer:
+                    connection.shutdown(socket.SHUT_RDWR)
+
+    def _add(self, by_client: dict[int, Traffic], stream: "Stream") -> None:
+        if stream.client >= 0:
+            before = by_client.get(stream.client, Traffic())
+            by_client[stream.client] = before.plus(stream.traffic)
+
+    def _read(self, peer: Peer) -> Traffic | None:
+        """Read a connection now. Return its last reading if it has just ended, None if it is unknown."""
+        if peer not in self._live:
+            return None
+        descriptor, last = self._live[peer]
+        with contextlib.suppress(OSError), self._connection(descriptor) as (connection, found):
+            if found == peer:
+                reading = _counters(connection) or last
+                self._live[peer] = descriptor, reading
+                return reading
+        return self._forget(peer)
+
+    def _forget(self, peer: Peer) -> Traffic:
+        """Count a connection as ended, and return its last reading."""
+        _, last = self._live.pop(peer)
+        self._ended = self._ended.plus(last)
+        return last
+
+    def _find(self) -> None:
+        """Look for new connections and read them."""
+        try:
+            now = {int(name) for name in os.listdir(DESCRIPTORS)}
+        except OSError:  # the limit of open files is reached
+            return
+        for known, (descriptor, _) in [*self._live.items()]:
+            if descriptor not in now:
+                self._forget(known)
+        for descriptor in now.difference(descriptor for descriptor, _ in self._live.values()):
+            with contextlib.suppress(OSError), self._connection(descriptor) as (connection, peer):
+                if peer is not None:
+                    if peer in self._live:  # an earlier connection from the same port
+                        self._forget(peer)
+                    self._live[peer] = descriptor, _counters(connection) or Traffic()
+
+    def _read_all(self) -> Traffic:
+        """Read all connections, and look for new ones. Return the sum with those that have ended."""
+        if self.port is None:
+            return Traffic()
+        for peer in [*self._live]:  # also forgets ended ones, whose descriptors may be in use again
+            self._read(peer)
+        self._find()
+        return functools.reduce(
+            Traffic.plus, (last for _, last in self._live.values()), self._ended
+        )
+
+    @contextlib.contextmanager
+    def _connection(self, descriptor: int) -> Iterator[tuple[socket.socket, Peer | None]]:
+        """Yield the socket of a descriptor, and its peer if it is a connection of the port. Raises OSError if it is no socket."""
+        borrowed = socket.socket(fileno=descriptor)
+        try:
+            yield borrowed, self._peer_at(borrowed)
+        finally:
+            borrowed.detach()
+
+    def _peer_at(self, connection: socket.socket) -> Peer | None:
+        if connection.family not in (socket.AF_INET, socket.AF_INET6):
+            return None
+        if connection.type != socket.SOCK_STREAM or connection.getsockname()[1] != self.port:
+            return None
+        host, remote = connection.getpeername()[:2]
+        return _normalized(host), remote
+
+
+def _counters(connection: socket.socket) -> Traffic | None:
+    data = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, SIZE)
+    if len(data) < RECEIVED + 8:
+        return None
+    sent = SENT if len(data) >= SENT + 8 else ACKED
+    return Traffic(U64.unpack_from(data, RECEIVED)[0], U64.unpack_from(data, sent)[0])

@@ -8,25 +8,17 @@ assignment that it answers. Large messages travel in parts.
 import dataclasses
 import functools
 import io
-import re
-import struct
-import zlib
-from collections import deque
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 from ...codecs.frame import varint
 from ...errors import ProtocolError
 from ...messages import (
-    DENSE,
-    FAILED,
     FRAMES,
-    NEED_DENSE,
-    OVERWRITE,
     TRAIN,
-    UP_TO_DATE,
     UPDATE,
     Assignment,
     Farewell,
@@ -38,6 +30,7 @@ from ...messages import (
     ticket,
 )
 from ...server.transport import GRACE_S
+from .values import Reader, decode_fields, encode_fields, encode_int, encode_text
 
 PROTOCOL = 2
 RELAY = -2  # claimed id in the HELLO of a relay
@@ -47,16 +40,8 @@ PART_BYTES = 1 << 18  # bytes; a message above this travels in parts of at most 
 MAX_GRPC_BYTES = PART_BYTES + 64  # bytes of one gRPC message
 # Frames of up to this size are sent without their hashes (version, ticket), which the receiver computes.
 MAX_DERIVED_BYTES = 1 << 16
-STAGES = "phase", "download", "encode"
-WORDS = (TRAIN, UP_TO_DATE, FRAMES, OVERWRITE, DENSE, UPDATE, NEED_DENSE, FAILED, *STAGES)
-HEX = re.compile(r"(?:[0-9a-f]{2})+")
-DOUBLE = struct.Struct("<d")
-UTF8, HEX_BYTES, WORD, DEFLATED = 0, 1, 2, 3  # encodings of a text; WORD: its index in WORDS
-MIN_DEFLATE_BYTES = 128  # of UTF-8; shorter texts are not compressed
-MAX_TEXT_BYTES = 1 << 20  # of a compressed text, when it is decompressed
 MAX_NAME_BYTES = 128  # of each text in a presence or a report, except its reason
 MAX_REASON_CHARS = 1000
-M = TypeVar("M")
 PresenceOrReport = TypeVar("PresenceOrReport", Presence, Report)
 
 
@@ -128,199 +113,11 @@ class RelayTerms:
         return Invitation(self.run, -1, self.options, self.layout, self.version)
 
 
-# Numbers and texts.
-
-
-def encode_int(value: int) -> bytes:
-    if not -(1 << 63) <= value < 1 << 63:
-        raise ProtocolError(f"the number {value} does not fit into 64 bits")
-    return varint(value << 1 if value >= 0 else (-value << 1) - 1)
-
-
-def encode_text(text: str) -> bytes:
-    if text in WORDS:
-        return varint(WORDS.index(text) << 2 | WORD)
-    if HEX.fullmatch(text):
-        data, encoding = bytes.fromhex(text), HEX_BYTES
-    else:
-        try:
-            data, encoding = text.encode(), UTF8
-        except UnicodeEncodeError as error:
-            raise ProtocolError(f"the text {text[:40]!r} is not valid Unicode") from error
-        if MIN_DEFLATE_BYTES <= len(data) <= MAX_TEXT_BYTES:
-            deflated = zlib.compress(data, 9, -15)
-            if len(deflated) < len(data):
-                data, encoding = deflated, DEFLATED
-    return varint(len(data) << 2 | encoding) + data
-
-
-def _encode_blobs(blobs: Sequence[bytes]) -> list[bytes]:
-    return [varint(len(blobs)), *(piece for blob in blobs for piece in (varint(len(blob)), blob))]
-
-
-class Reader:
-    """Reads pieces of bytes from front to back. Raises ProtocolError for bytes that end too early or are malformed.
-
-    A value that fills a piece is that piece, not a copy.
-    """
-
-    def __init__(self, *pieces: bytes):
-        self.pieces, self.at = deque(pieces), 0  # `at`: position in the first piece
-        self.remaining = sum(map(len, pieces))  # bytes
-
-    def varint(self) -> int:
-        value = shift = 0
-        while True:
-            if not self.remaining:
-                raise ProtocolError("a message ends within a number")
-            (byte,) = self._part(1)
-            value |= (byte & 0x7F) << shift
-            if byte < 0x80:
-                break
-            shift += 7
-            if shift > 63:
-                raise ProtocolError("a number is longer than 64 bits")
-        if value >= 1 << 64 or (byte == 0 and shift):
-            raise ProtocolError("a number is not in its shortest form of at most 64 bits")
-        return value
-
-    def signed(self) -> int:
-        value = self.varint()
-        return -(value + 1 >> 1) if value & 1 else value >> 1
-
-    def double(self) -> float:
-        return DOUBLE.unpack(self.take(DOUBLE.size))[0]
-
-    def take(self, length: int) -> bytes:
-        if length > self.remaining:
-            raise ProtocolError(f"a message ends {length - self.remaining} bytes too early")
-        part = self._part(length)
-        if len(part) == length:
-            return part
-        parts = [part]
-        while (length := length - len(parts[-1])) > 0:
-            parts.append(self._part(length))
-        return b"".join(parts)
-
-    def _part(self, max_bytes: int) -> bytes:
-        """Return the next bytes of one piece: `max_bytes` of them, or fewer at the end of the piece."""
-        while self.remaining and self.at == len(self.pieces[0]):
-            self.pieces.popleft()
-            self.at = 0
-        part = self.pieces[0][self.at : self.at + max_bytes] if self.remaining else b""
-        self.at += len(part)
-        self.remaining -= len(part)
-        return part
-
-    def rest(self) -> bytes:
-        return self.take(self.remaining)
-
-    def blob(self) -> bytes:
-        return self.take(self.varint())
-
-    def count(self) -> int:
-        """Read the number of entries of a list. Raises ProtocolError for more entries than remaining bytes."""
-        count = self.varint()
-        if count > self.remaining:
-            raise ProtocolError(f"a list claims {count} entries, more than its message has bytes")
-        return count
-
-    def blobs(self) -> list[bytes]:
-        return [self.blob() for _ in range(self.count())]
-
-    def text(self) -> str:
-        code = self.varint()
-        size, encoding = code >> 2, code & 3
-        if encoding == WORD and size < len(WORDS):
-            return WORDS[size]
-        if encoding == HEX_BYTES:
-            return self.take(size).hex()
-        if encoding in (UTF8, DEFLATED):
-            data = self.take(size)
-            try:
-                return (data if encoding == UTF8 else _inflated(data)).decode()
-            except (UnicodeDecodeError, zlib.error) as error:
-                raise ProtocolError(
-                    "a text is not UTF-8, or its DEFLATE data is malformed"
-                ) from error
-        raise ProtocolError(f"a text has the unknown code {code}")
-
-    @property
-    def ended(self) -> bool:
-        """Whether all bytes were read."""
-        return not self.remaining
-
-    def end(self) -> None:
-        """Raise ProtocolError if bytes remain."""
-        if self.remaining:
-            raise ProtocolError(f"a message has {self.remaining} bytes too many")
-
-
-def _inflated(data: bytes) -> bytes:
-    stream = zlib.decompressobj(-15)
-    text = stream.decompress(data, MAX_TEXT_BYTES)
-    if not stream.eof or stream.unused_data:
-        raise ProtocolError(
-            f"a compressed text is incomplete, or longer than {MAX_TEXT_BYTES} bytes"
-        )
-    return text
-
-
-# Messages: any dataclass with fields of these types.
-
-
-class FieldCodec(NamedTuple):
-    """How values of one type are written and read."""
-
-    write: Callable[[Any], list[bytes]]  # pieces, without copies of large ones
-    read: Callable[[Reader], Any]
-
-
-CODECS: dict[Any, FieldCodec] = {
-    int: FieldCodec(lambda value: [encode_int(value)], Reader.signed),
-    float: FieldCodec(lambda value: [DOUBLE.pack(value)], Reader.double),
-    str: FieldCodec(lambda value: [encode_text(value)], Reader.text),
-    bytes: FieldCodec(lambda value: [varint(len(value)), value], Reader.blob),
-    list[bytes]: FieldCodec(_encode_blobs, Reader.blobs),
-}
-
-
-def encode_fields(message: Any, base: Any) -> list[bytes]:
-    """Return the mask and the fields of a message that differ from its base."""
-    mask, pieces = 0, [b""]
-    for i, (name, kind) in enumerate(fields_of(type(message))):
-        value, default = getattr(message, name), getattr(base, name)
-        if value != default or kind is float and DOUBLE.pack(value) != DOUBLE.pack(default):
-            mask |= 1 << i
-            pieces += CODECS[kind].write(value)
-    pieces[0] = varint(mask)
-    return pieces
-
-
-def decode_fields(base: M, reader: Reader) -> tuple[M, set[str]]:
-    """Return a message and the names of the fields that it takes from its base."""
-    fields = fields_of(type(base))
-    mask = reader.varint()
-    if mask >> len(fields):
-        raise ProtocolError(f"a message has more fields than {type(base).__name__}")
-    values, omitted = [], set()
-    for i, (name, kind) in enumerate(fields):
-        if mask >> i & 1:
-            values.append(CODECS[kind].read(reader))
-        else:
-            value = getattr(base, name)
-            values.append([*value] if kind == list[bytes] else value)
-            omitted.add(name)
-    reader.end()
-    return type(base)(*values), omitted
+# Messages.
 
 
 def _version_after(assignment: Assignment) -> str:
     return functools.reduce(next_version, assignment.frames, assignment.base)
-
-
-def _ticket_of(report: Report) -> str:
-    return ticket(report.round, report.client, report.frame)
 
 
 def _assignment_base(client: int) -> Assignment:
@@ -357,15 +154,11 @@ def decode_refused(reader: Reader) -> Refused:
     return Refused(reader.rest().decode(errors="replace"), retry)
 
 
-def _presence_base(invitation: Invitation) -> Presence:
-    return Presence(invitation.run, invitation.client, invitation.version, "")
-
-
 NO_INVITATION = Invitation("", -1, "", "", "")
 # The base of a message, made from the invitation of its receiver or sender.
 BASES: dict[Kind, Callable[[Invitation], Any]] = {
     Kind.INVITATION: lambda invitation: NO_INVITATION,
-    Kind.PRESENCE: _presence_base,
+    Kind.PRESENCE: lambda i: Presence(i.run, i.client, i.version, ""),
     Kind.FAREWELL: lambda invitation: Farewell(invitation.run, 0),
     Kind.TERMS: lambda invitation: RelayTerms("", "", "", "", 0, 0, 0, grace_s=0.0),
 }
@@ -373,7 +166,7 @@ BASES: dict[Kind, Callable[[Invitation], Any]] = {
 
 def encode(kind: Kind, message: Any, invitation: Invitation = NO_INVITATION) -> list[bytes]:
     """Encode a message of a kind in BASES. Returns pieces."""
-    return message_pieces(kind, encode_fields(message, BASES[kind](invitation)))
+    return [bytes([kind]), *encode_fields(message, BASES[kind](invitation))]
 
 
 def decode(kind: Kind, reader: Reader, invitation: Invitation = NO_INVITATION) -> Any:
@@ -394,7 +187,7 @@ def encode_assignment(
     if refer is not None:
         frames, announced = map(refer, assignment.frames), map(refer, assignment.announced)
         assignment = dataclasses.replace(assignment, frames=[*frames], announced=[*announced])
-    return message_pieces(Kind.ASSIGNMENT, [varint(sequence), *encode_fields(assignment, base)])
+    return [bytes([Kind.ASSIGNMENT]), varint(sequence), *encode_fields(assignment, base)]
 
 
 def decode_assignment(
@@ -414,35 +207,28 @@ def decode_assignment(
 def encode_report(sequence: int, report: Report, answered: Assignment) -> list[bytes]:
     """Encode a report relative to the assignment that it answers. Returns pieces; the frame is not copied."""
     base = _report_base(answered)
-    base.ticket = _ticket_of(report) if len(report.frame) <= MAX_DERIVED_BYTES else ""
-    return message_pieces(Kind.REPORT, [varint(sequence), *encode_fields(report, base)])
+    if len(report.frame) <= MAX_DERIVED_BYTES:
+        base.ticket = ticket(report.round, report.client, report.frame)
+    return [bytes([Kind.REPORT]), varint(sequence), *encode_fields(report, base)]
 
 
 def decode_report(reader: Reader, answered: Assignment) -> Report:
     """Decode a report whose sequence number was read before."""
     report, omitted = decode_fields(_report_base(answered), reader)
     if "ticket" in omitted and len(report.frame) <= MAX_DERIVED_BYTES:
-        report.ticket = _ticket_of(report)
+        report.ticket = ticket(report.round, report.client, report.frame)
     return report
 
 
 def limit_texts(message: PresenceOrReport) -> PresenceOrReport:
     """Return a presence or report with its reason cut to MAX_REASON_CHARS. Raises ProtocolError for other texts above MAX_NAME_BYTES."""
     for name, kind in fields_of(type(message)):
-        if (
-            kind is str
-            and name != "reason"
-            and len(getattr(message, name).encode()) > MAX_NAME_BYTES
-        ):
+        short = kind is str and name != "reason"
+        if short and len(getattr(message, name).encode()) > MAX_NAME_BYTES:
             raise ProtocolError(
                 f"the '{name}' of a {type(message).__name__} has more than {MAX_NAME_BYTES} bytes"
             )
     return dataclasses.replace(message, reason=message.reason[:MAX_REASON_CHARS])
-
-
-def message_pieces(kind: Kind, pieces: Sequence[bytes]) -> list[bytes]:
-    """Return a message in pieces: its kind, then its body."""
-    return [bytes([kind]), *pieces]
 
 
 # Parts.
@@ -455,21 +241,11 @@ def split(pieces: Sequence[bytes]) -> Iterator[bytes]:
         yield b"".join(pieces)
         return
     yield bytes([Kind.BEGIN]) + varint(total)
-    small = bytearray()
-    for piece in pieces:
-        if len(piece) < PART_BYTES:
-            small += piece
-            continue
-        yield from _parts(small)
-        small = bytearray()
-        yield from _parts(piece)
-    yield from _parts(small)
-
-
-def _parts(data: bytes | bytearray) -> Iterator[bytes]:
-    head, view = bytes([Kind.PART]), memoryview(data)
-    for start in range(0, len(data), PART_BYTES):
-        yield b"".join((head, view[start : start + PART_BYTES]))
+    for large, group in itertools.groupby(pieces, lambda piece: len(piece) >= PART_BYTES):
+        for data in group if large else [b"".join(group)]:
+            view = memoryview(data)
+            for start in range(0, len(data), PART_BYTES):
+                yield b"".join((bytes([Kind.PART]), view[start : start + PART_BYTES]))
 
 
 class Assembly:

@@ -36,8 +36,8 @@ from fedcomp.transports.grpc import (
     Relay,
     RelayTerms,
 )
-from fedcomp.transports.grpc.credentials import peer_key
 from fedcomp.transports.grpc.io_loop import io_loop
+from fedcomp.transports.grpc.settings import peer_key
 
 RUN = "0123456789abcdef" * 2
 VERSION = "00112233445566778899aabbccddeeff"
@@ -125,9 +125,8 @@ class Enrolled:
 
     def __init__(self, authority: Authority, clients: int):
         self.credentials = [authority.client() for _ in range(clients)]
-        self.ids = {
-            peer_key(own.certificate).hash: client for client, own in enumerate(self.credentials)
-        }
+        self.keys = [peer_key(own.certificate) for own in self.credentials]
+        self.ids = {key.hash: client for client, key in enumerate(self.keys)}
         self.revoked: set[int] = set()
         self.relay = authority.relay()
         self.relays = {peer_key(self.relay.certificate).hash: 0}

@@ -17,7 +17,8 @@ from grpc_ends import LARGEST, assignment, attend, connect, report, serving
 from fedcomp.errors import UnreachableError
 from fedcomp.messages import Presence
 from fedcomp.server.transport import Lost
-from fedcomp.transports.grpc import GrpcConnection, Refused, tcp_info
+from fedcomp.transports.grpc import GrpcConnection, Refused
+from fedcomp.transports.grpc.traffic import counts_bytes
 
 GONE = "its connection ended, and it did not reconnect in time"
 FOLDER = Path(__file__).parent
@@ -312,7 +313,7 @@ def test_without_a_limit_a_frozen_client_is_noticed_and_keeps_its_assignment():
 @pytest.mark.slow
 @pytest.mark.deploy
 def test_bytes_of_a_killed_client_are_counted():
-    if not tcp_info.available():
+    if not counts_bytes():
         pytest.skip("the platform does not count bytes of connections")
     with serving(1) as server:
         client = subprocess.Popen(

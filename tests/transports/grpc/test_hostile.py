@@ -32,8 +32,9 @@ from grpc_ends import (
 from fedcomp.errors import UnreachableError
 from fedcomp.messages import Assignment, Invitation, Presence
 from fedcomp.server.transport import Lost
-from fedcomp.transports.grpc import Credentials, GrpcConnection, Refused, tcp_info, wire
+from fedcomp.transports.grpc import Credentials, GrpcConnection, Refused, wire
 from fedcomp.transports.grpc.options import client_options
+from fedcomp.transports.grpc.traffic import counts_bytes
 
 FOLDER = Path(__file__).parent
 HELLO = wire.encode_hello(wire.Hello(0, "1.2.3"))
@@ -331,7 +332,7 @@ def test_connections_that_are_reset_while_their_bytes_are_counted(loop):
         at_work(server)
 
 
-@pytest.mark.skipif(not tcp_info.available(), reason="the platform counts no bytes of connections")
+@pytest.mark.skipif(not counts_bytes(), reason="the platform counts no bytes of connections")
 def test_a_connection_without_a_stream_is_cut_when_it_is_flooded(loop):
     with serving(2, silence_s=0.5) as server, ExitStack() as sockets:
         loop.start(attend(connect(server, 1), 1))
@@ -345,7 +346,7 @@ def test_a_connection_without_a_stream_is_cut_when_it_is_flooded(loop):
         at_work(server)
 
 
-@pytest.mark.skipif(not tcp_info.available(), reason="the platform counts no bytes of connections")
+@pytest.mark.skipif(not counts_bytes(), reason="the platform counts no bytes of connections")
 def test_a_client_that_floods_its_connection_with_http2_frames_is_cut_off(loop):
     with serving(2, silence_s=0.5) as server, ExitStack() as sockets:
         loop.start(attend(connect(server, 1), 1))

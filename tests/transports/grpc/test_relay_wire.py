@@ -41,8 +41,8 @@ class RelayEnd:
         self, wait_s: float, assignments: list[tuple[int, Assignment]], kept: FrameCache
     ) -> list[tuple[int, Assignment]]:
         """Return the assignments of all bundles."""
-        got = []
-        for pieces in relay_wire.encode_bundles(wait_s, assignments, kept):
+        got, remaining = [], iter(assignments)
+        while pieces := relay_wire.encode_bundle(wait_s, remaining, kept):
             bundle = self.take(pieces)
             assert bundle.wait_s == wait_s
             got += bundle.assignments
@@ -285,7 +285,7 @@ def examples() -> list[bytes]:
     messages = [
         wire.encode(Kind.TERMS, RelayTerms("ab" * 16, "{}", "", "", 3, 4, 5, "identity", "{}")),
         relay_wire.encode_entries(Kind.KEYS, [(bytes(32), 0), (b"x" * 32, 300)]),
-        *relay_wire.encode_bundles(1.5, asked, FrameCache()),
+        relay_wire.encode_bundle(1.5, iter(asked), FrameCache()),
         relay_wire.encode_entries(Kind.WITHDRAW, [(1, 2), (300, 4000)]),
         relay_wire.encode_entries(Kind.DISCONNECT, [(3, 5, Refused("no", False))]),
         relay_wire.encode_entries(Kind.JOINED, [(5, Presence("ab" * 16, 3, "", "", b"p" * 49))]),

@@ -1,0 +1,255 @@
+"""The connections of a port: the streams of clients and relays with their outgoing messages, and the clients behind relays."""
+
+import asyncio
+import time
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
+
+import grpc
+
+from ...errors import ProtocolError
+from ...messages import Assignment, Invitation, Presence, Report
+from ...server.transport import Lost
+from . import relay_wire, wire
+from .events import AnsweredLate, Summed
+from .relay_wire import FrameCache
+from .settings import PeerKey, point_key
+from .traffic import Peer, Traffic, peer_of
+from .values import Reader
+from .wire import Kind, Refused
+
+if TYPE_CHECKING:
+    from .pending_assignments import PendingAssignment
+    from .port import Port
+
+# Messages that wait to be sent. Above this, the connection of a relay that does not read its messages is ended.
+MAX_QUEUED = 20_000
+
+
+class EndStream(Exception):
+    """Ends a stream. `refused` is sent as its last message if it is not None."""
+
+    def __init__(self, refused: Refused | None = None):
+        self.refused = refused
+
+
+class Stream:
+    """One stream of a client or a relay, from its HELLO to its end. It is the only one of its connection."""
+
+    timer: asyncio.TimerHandle  # closes it unless it joins or ends in time
+
+    def __init__(self, context: grpc.aio.ServicerContext):
+        self.context = context
+        self.task = asyncio.current_task()
+        self.peer: Peer | None = peer_of(context.peer())
+        self.key: PeerKey | None = None
+        self.client = -1  # logical id; -1: not known yet, or a relay
+        self.relay_id: int | None = None  # if its key is a relay's
+        self.relay: ConnectedRelay | None = None  # once a relay has joined
+        self.invitation: Invitation | None = None  # once it is sent
+        self.joined = False
+        self.assembly = wire.Assembly(0)
+        # Newest sequence numbers of assignments and of reports.
+        self.last_sent = self.last_answered = 0
+        self.n_assignments = 0  # number sent; each allows one report in parts
+        self.silent_ticks = 0
+        self.pinged = False
+        self.closing = False
+        self.searched = False  # whether `StreamTraffic` has looked for its connection
+        self.traffic = Traffic()  # of its connection
+        self.received_bytes = 0  # of messages, with an allowance for the frames around each
+        self.queue: deque[bytes] = deque()  # messages that are sent before the assignment
+        self._assignment: Iterator[bytes] = iter(())  # the rest of the newest assignment
+        self._writer: asyncio.Task[None] | None = None
+
+    @property
+    def identity(self) -> object:
+        """The hash of the client's key, without TLS the claimed id; None if it has claimed none."""
+        return self.key.hash if self.key else self.client if self.client >= 0 else None
+
+    @property
+    def relay_identity(self) -> object:
+        """The id of the relay that has this stream, without TLS its address."""
+        return "relay", self.peer if self.relay_id is None else self.relay_id
+
+    def put(self, messages: Iterable[bytes]) -> None:
+        """Send messages ahead of the queued assignment."""
+        self.queue += messages
+        self._start()
+
+    def assign(self, messages: Iterator[bytes]) -> None:
+        """Send an assignment. The unsent rest of an older one is dropped."""
+        self._assignment = messages
+        self._start()
+
+    def withdraw(self) -> None:
+        """Drop the unsent rest of an assignment."""
+        self._assignment = iter(())
+
+    def close(self, refused: Refused | None = None) -> None:
+        """End the stream after its last message, `refused` if it is not None."""
+        if self.closing:
+            return
+        self.closing = True
+        self.withdraw()
+        if refused is not None:
+            self.queue.append(wire.encode_refused(refused))
+        self._start()
+
+    def _start(self) -> None:
+        if self._writer is None:
+            self._writer = asyncio.create_task(self._write())
+
+    def _next(self) -> bytes | None:
+        if not self.queue and self.relay is not None and not self.closing:
+            self.queue += self.relay.next_messages()
+        return self.queue.popleft() if self.queue else next(self._assignment, None)
+
+    async def _write(self) -> None:
+        """Send the queued messages one at a time, as gRPC requires."""
+        try:
+            while message := self._next():
+                await self.context.write(message)
+                if len(message) >= wire.PART_BYTES:
+                    self.silent_ticks = 0  # flow control: the client is reading
+        except Exception:  # the stream has ended; its reader handles that
+            self.queue.clear()
+            self.withdraw()
+        self._writer = None
+        if self.closing and self.task is not None:
+            self.task.cancel()
+
+
+class ConnectedRelay:
+    """A relay that is connected to the server: its stream, its clients by logical id, and its cached frames."""
+
+    def __init__(self, port: "Port", stream: Stream):
+        self.port, self.stream = port, stream
+        self.clients: dict[int, RelayedClient] = {}
+        self.lost = False
+        self._cache = FrameCache()
+        # By sequence number. They are encoded once the relay has read earlier messages, so that a relay that does not read fills no memory.
+        self._queued: dict[int, PendingAssignment] = {}
+        # By client, the assignments sent without an answer. Each allows one event, which bounds the events of a malicious relay.
+        self._unanswered: Counter[int] = Counter()
+
+    def assign(self, pending: "PendingAssignment") -> None:
+        """Queue an assignment. Those that are queued when the relay can receive more are sent together."""
+        self._queued[pending.sequence] = pending
+        self.stream.put(())
+
+    def next_messages(self) -> Iterator[bytes]:
+        """Take queued assignments, and return the messages of one bundle; none if no assignment is queued."""
+        due_s = [pending.due_s for pending in self._queued.values() if pending.due_s is not None]
+        wait_s = max(0.0, min(due_s) - time.monotonic()) if due_s else relay_wire.UNTIL_ALL
+        return wire.split(relay_wire.encode_bundle(wait_s, self._take(), self._cache) or [])
+
+    def _take(self) -> Iterator[tuple[int, Assignment]]:
+        while self._queued:
+            pending = self._queued.pop(next(iter(self._queued)))
+            pending.sent = True
+            self.stream.n_assignments += 1
+            self._unanswered[pending.assignment.client] += 1
+            yield pending.sequence, pending.assignment
+
+    def send(self, pieces: Iterable[bytes]) -> None:
+        """Send a message to the relay unless its stream is closing."""
+        if not self.stream.closing:
+            self.stream.put(wire.split([*pieces]))
+
+    def withdraw(self, pending: "PendingAssignment") -> None:
+        """Withdraw an assignment, whether it was sent or is still queued."""
+        if self._queued.pop(pending.sequence, None) is None and not self.lost:
+            entry = pending.assignment.client, pending.sequence
+            self.send(relay_wire.encode_entries(Kind.WITHDRAW, [entry]))
+
+    def handle(self, kind: Kind, reader: Reader) -> None:
+        """Handle a message from the relay. Raises ProtocolError if it is malformed or not expected, and EndStream to end the stream."""
+        port = self.port
+        if len(self.stream.queue) > MAX_QUEUED:
+            reason = "this relay does not read its messages"
+            raise port.admission.refusal("messages not read", reason)
+        if kind is Kind.JOINED:
+            connection, presence = relay_wire.decode_entry(kind, reader)
+            port.join_relayed(RelayedClient(self, connection, wire.limit_texts(presence)))
+        elif kind is Kind.LEFT:
+            (client_id,) = relay_wire.decode_entry(kind, reader)
+            if (client := self.clients.pop(client_id, None)) is not None:
+                port.leave(client)
+        elif kind is Kind.ANSWERED_LATE:
+            self._handle_late_answer(*relay_wire.decode_entry(kind, reader))
+        elif kind is Kind.REPORTS:
+            self._handle_reports(reader)
+        elif kind is Kind.LOST:
+            client_id, sequence, stage, reason = relay_wire.decode_entry(kind, reader)
+            if self._sent_assignment(client_id, sequence) is not None:
+                self._unanswered[client_id] -= 1
+                port.pending.answer(client_id, Lost(reason, stage))
+        else:
+            raise ProtocolError(f"a relay sent a {kind.name}, which is not expected now")
+
+    def _handle_reports(self, reader: Reader) -> None:
+        """Decode all reports of a message before any is counted, because they may belong to one sum."""
+        reports: dict[int, Report] = {}
+        closed: dict[int, None] = {}  # clients whose assignments are no longer open, each once
+        for client, _, report in relay_wire.decode_reports(reader, self._sent_assignment):
+            if report is None:
+                closed[client] = None
+            elif client in reports:
+                raise ProtocolError(f"a relay sent two reports of client {client} in one message")
+            else:
+                reports[client] = wire.limit_texts(report)
+        self._unanswered.subtract(reports.keys())
+        for client in closed:
+            self._handle_late_answer(client)
+        if not reports:
+            return
+        terms = self.port.settings.relay_terms
+        if terms is not None and terms.codec:
+            answers = [
+                self.port.pending.close(client, report) for client, report in reports.items()
+            ]
+            self.port.emit(Summed(answers, [*closed]))
+        else:
+            for client, report in reports.items():
+                self.port.pending.answer(client, report)
+
+    def _sent_assignment(self, client: int, sequence: int) -> Assignment | None:
+        """Return the open assignment with this sequence number if it was sent to this relay, else None."""
+        if sequence in self._queued:
+            return None
+        return self.port.pending.assignment(client, sequence, self)
+
+    def _handle_late_answer(self, client: int) -> None:
+        if client in self.clients and self._unanswered[client] > 0:
+            self._unanswered[client] -= 1
+            self.port.emit(AnsweredLate(client))
+
+
+class RelayedClient:
+    """A client that has joined through a relay; the port treats it like a `Stream`.
+
+    `connection`: the number that the relay gave its connection. Raises ProtocolError for a malformed key or a negative id.
+    """
+
+    relay_id: int | None = None
+
+    def __init__(self, relay: ConnectedRelay, connection: int, presence: Presence):
+        if presence.client < 0:
+            raise ProtocolError(f"a relay announced a client with the id {presence.client}")
+        self.relay, self.connection = relay, connection
+        self.client, self.presence = presence.client, presence
+        self.key: PeerKey | None = point_key(presence.key) if presence.key else None
+        self.closing = False
+
+    @property
+    def identity(self) -> object:
+        return self.key.hash if self.key else self.client
+
+    def close(self, refused: Refused) -> None:
+        """Tell the relay to end this connection of the client, for the reason `refused`."""
+        if not self.closing:
+            self.closing = True
+            entry = self.client, self.connection, refused
+            self.relay.send(relay_wire.encode_entries(Kind.DISCONNECT, [entry]))

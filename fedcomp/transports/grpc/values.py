@@ -1,0 +1,203 @@
+"""The values of messages over gRPC: numbers, texts, bytes, and the fields of a dataclass that differ from those of its base."""
+
+import itertools
+import re
+import struct
+import zlib
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, TypeVar
+
+from ...codecs.frame import varint
+from ...errors import ProtocolError
+from ...messages import (
+    DENSE,
+    FAILED,
+    FRAMES,
+    NEED_DENSE,
+    OVERWRITE,
+    TRAIN,
+    UP_TO_DATE,
+    UPDATE,
+    fields_of,
+)
+
+STAGES = "phase", "download", "encode"
+WORDS = (TRAIN, UP_TO_DATE, FRAMES, OVERWRITE, DENSE, UPDATE, NEED_DENSE, FAILED, *STAGES)
+HEX = re.compile(r"(?:[0-9a-f]{2})+")
+DOUBLE = struct.Struct("<d")
+UTF8, HEX_BYTES, WORD, DEFLATED = 0, 1, 2, 3  # encodings of a text; WORD: its index in WORDS
+MIN_DEFLATE_BYTES = 128  # of UTF-8; shorter texts are not compressed
+MAX_TEXT_BYTES = 1 << 20  # of a compressed text, when it is decompressed
+M = TypeVar("M")
+
+
+def encode_int(value: int) -> bytes:
+    if not -(1 << 63) <= value < 1 << 63:
+        raise ProtocolError(f"the number {value} does not fit into 64 bits")
+    return varint(value << 1 if value >= 0 else (-value << 1) - 1)
+
+
+def encode_text(text: str) -> bytes:
+    if text in WORDS:
+        return varint(WORDS.index(text) << 2 | WORD)
+    if HEX.fullmatch(text):
+        data, encoding = bytes.fromhex(text), HEX_BYTES
+    else:
+        try:
+            data, encoding = text.encode(), UTF8
+        except UnicodeEncodeError as error:
+            raise ProtocolError(f"the text {text[:40]!r} is not valid Unicode") from error
+        if MIN_DEFLATE_BYTES <= len(data) <= MAX_TEXT_BYTES:
+            deflated = zlib.compress(data, 9, -15)
+            if len(deflated) < len(data):
+                data, encoding = deflated, DEFLATED
+    return varint(len(data) << 2 | encoding) + data
+
+
+def encode_blob(*pieces: bytes) -> list[bytes]:
+    return [varint(sum(map(len, pieces))), *pieces]
+
+
+def _encode_blobs(blobs: Sequence[bytes]) -> list[bytes]:
+    return [varint(len(blobs)), *itertools.chain.from_iterable(map(encode_blob, blobs))]
+
+
+class Reader:
+    """Reads pieces of bytes from front to back. Raises ProtocolError for bytes that end too early or are malformed.
+
+    A value that fills a piece is that piece, not a copy.
+    """
+
+    def __init__(self, *pieces: bytes):
+        self.pieces, self.at = deque(pieces), 0  # `at`: position in the first piece
+        self.remaining = sum(map(len, pieces))  # bytes
+
+    def varint(self) -> int:
+        value = shift = 0
+        while True:
+            (byte,) = self.take(1)
+            value |= (byte & 0x7F) << shift
+            if value >= 1 << 64 or (byte == 0 and shift):
+                raise ProtocolError("a number is not in its shortest form of at most 64 bits")
+            if byte < 0x80:
+                return value
+            shift += 7
+
+    def signed(self) -> int:
+        value = self.varint()
+        return -(value + 1 >> 1) if value & 1 else value >> 1
+
+    def double(self) -> float:
+        return DOUBLE.unpack(self.take(DOUBLE.size))[0]
+
+    def take(self, length: int) -> bytes:
+        if length > self.remaining:
+            raise ProtocolError(f"a message ends {length - self.remaining} bytes too early")
+        self.remaining -= length
+        parts: list[bytes] = []
+        while length:
+            if self.at == len(self.pieces[0]):
+                self.pieces.popleft()
+                self.at = 0
+            parts.append(self.pieces[0][self.at : self.at + length])
+            self.at += len(parts[-1])
+            length -= len(parts[-1])
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def rest(self) -> bytes:
+        return self.take(self.remaining)
+
+    def blob(self) -> bytes:
+        return self.take(self.varint())
+
+    def count(self) -> int:
+        """Read the number of entries of a list. Raises ProtocolError for more entries than remaining bytes."""
+        count = self.varint()
+        if count > self.remaining:
+            raise ProtocolError(f"a list claims {count} entries, more than its message has bytes")
+        return count
+
+    def blobs(self) -> list[bytes]:
+        return [self.blob() for _ in range(self.count())]
+
+    def text(self) -> str:
+        code = self.varint()
+        size, encoding = code >> 2, code & 3
+        if encoding == WORD and size < len(WORDS):
+            return WORDS[size]
+        if encoding == HEX_BYTES:
+            return self.take(size).hex()
+        if encoding in (UTF8, DEFLATED):
+            data = self.take(size)
+            try:
+                return (data if encoding == UTF8 else _inflated(data)).decode()
+            except (UnicodeDecodeError, zlib.error) as error:
+                raise ProtocolError(
+                    "a text is not UTF-8, or its DEFLATE data is malformed"
+                ) from error
+        raise ProtocolError(f"a text has the unknown code {code}")
+
+    def end(self) -> None:
+        """Raise ProtocolError if bytes remain."""
+        if self.remaining:
+            raise ProtocolError(f"a message has {self.remaining} bytes too many")
+
+
+def _inflated(data: bytes) -> bytes:
+    stream = zlib.decompressobj(-15)
+    text = stream.decompress(data, MAX_TEXT_BYTES)
+    if not stream.eof or stream.unused_data:
+        raise ProtocolError(
+            f"a compressed text is incomplete, or longer than {MAX_TEXT_BYTES} bytes"
+        )
+    return text
+
+
+# Messages: any dataclass with fields of these types.
+
+
+class FieldCodec(NamedTuple):
+    """How values of one type are written and read."""
+
+    write: Callable[[Any], list[bytes]]  # pieces, without copies of large ones
+    read: Callable[[Reader], Any]
+
+
+CODECS: dict[Any, FieldCodec] = {
+    int: FieldCodec(lambda value: [encode_int(value)], Reader.signed),
+    float: FieldCodec(lambda value: [DOUBLE.pack(value)], Reader.double),
+    str: FieldCodec(lambda value: [encode_text(value)], Reader.text),
+    bytes: FieldCodec(encode_blob, Reader.blob),
+    list[bytes]: FieldCodec(_encode_blobs, Reader.blobs),
+}
+
+
+def encode_fields(message: Any, base: Any) -> list[bytes]:
+    """Return the mask and the fields of a message that differ from its base."""
+    mask, pieces = 0, [b""]
+    for i, (name, kind) in enumerate(fields_of(type(message))):
+        value, default = getattr(message, name), getattr(base, name)
+        if value != default or kind is float and DOUBLE.pack(value) != DOUBLE.pack(default):
+            mask |= 1 << i
+            pieces += CODECS[kind].write(value)
+    pieces[0] = varint(mask)
+    return pieces
+
+
+def decode_fields(base: M, reader: Reader) -> tuple[M, set[str]]:
+    """Return a message and the names of the fields that it takes from its base."""
+    fields = fields_of(type(base))
+    mask = reader.varint()
+    if mask >> len(fields):
+        raise ProtocolError(f"a message has more fields than {type(base).__name__}")
+    values, omitted = [], set()
+    for i, (name, kind) in enumerate(fields):
+        if mask >> i & 1:
+            values.append(CODECS[kind].read(reader))
+        else:
+            value = getattr(base, name)
+            values.append([*value] if kind == list[bytes] else value)
+            omitted.add(name)
+    reader.end()
+    return type(base)(*values), omitted
