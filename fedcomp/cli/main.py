@@ -27,7 +27,6 @@ from .exits import CommandGroup, command_group, stoppable
 
 if TYPE_CHECKING:
     from ..run_display import RunDisplay
-    from .comparison.progress import ComparisonDisplay
 
 COMPARISON_PANEL, PORT_PANEL = "Comparison", "The server's port"  # of the help
 SIMULATION_ONLY = ("network", "attack", "cohort_batch", "residuals")
@@ -146,7 +145,7 @@ def _run(
     with stoppable(stop_message, display):
         run(display)
     if display.has_started:
-        from .report.writer import after_run
+        from .report.page import after_run
 
         after_run(
             Path(display.header.out),
@@ -166,16 +165,10 @@ def _compare(
 ) -> None:
     """Show the progress of the alternatives, and then the table of their results."""
     from .comparison.comparison import Comparison
+    from .comparison.displays import ComparisonLines, ComparisonView
 
-    display: ComparisonDisplay
-    if _prints_lines(values.get("plain", False)):
-        from .comparison.progress import ComparisonLines
-
-        display = ComparisonLines()
-    else:
-        from .comparison.comparison_view import ComparisonView
-
-        display = ComparisonView()
+    lines_only = _prints_lines(values.get("plain", False))
+    display = ComparisonLines() if lines_only else ComparisonView()
     comparison = Comparison(values, display, side_by_side, target, baseline)
 
     def stop_message(cause: str) -> str:
@@ -276,9 +269,9 @@ def report(
     ),
 ) -> None:
     """Write a report on runs as one self-contained HTML page: verdict, charts, tables of results and settings."""
-    from .report import writer
+    from .report.page import write_and_print_path
 
-    writer.write_and_print_path(folders, out, target_accuracy)
+    write_and_print_path(folders, out, target_accuracy)
 
 
 app.command()(doctor.doctor)

@@ -14,7 +14,7 @@ from torch import nn
 
 import fedcomp
 from fedcomp import Data, Task
-from fedcomp.cli.comparison.table import as_text
+from fedcomp.cli.comparison.comparison import as_text
 from fedcomp.cli.line_display import LineDisplay
 from fedcomp.cli.report.page import html
 from fedcomp.cli.results import results

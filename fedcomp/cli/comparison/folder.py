@@ -34,7 +34,7 @@ from ...config import (
 from ...errors import RunFolderError, UserError
 from ..results import parse_accuracy
 from .alternatives import Alternative
-from .progress import DONE, AlternativeProgress
+from .displays import DONE, AlternativeProgress
 
 COMPARISON, SUMMARY = "comparison.json", "summary.json"
 TARGET, BASELINE = "target_accuracy", "baseline"
