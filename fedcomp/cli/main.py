@@ -191,7 +191,7 @@ def _display(config: RunConfig) -> "RunDisplay":
 
         return RunDisplay()
     if _prints_lines(config.plain):
-        from .line_display import LineDisplay
+        from ..run_display import LineDisplay
 
         return LineDisplay()
     from .dashboard import Dashboard

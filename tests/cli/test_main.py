@@ -378,8 +378,8 @@ def test_an_error_that_is_not_of_the_output_keeps_its_traceback(simulation):
 
 @pytest.mark.parametrize("term", ["", "dumb", "unknown"])
 def test_a_terminal_that_can_do_nothing_gets_plain_lines(term, monkeypatch):
-    from fedcomp.cli.line_display import LineDisplay
     from fedcomp.cli.main import _display
+    from fedcomp.run_display import LineDisplay
 
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
     monkeypatch.setenv("TERM", term)
