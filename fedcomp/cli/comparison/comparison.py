@@ -19,7 +19,7 @@ from ..doctor import cores
 from ..results import FRONT, Result, cells, column_titles, legend, results
 from ..tables import aligned
 from .alternatives import Alternative, alternative_error, alternatives, compares_compression
-from .displays import FAILED, AlternativeProgress, ComparisonDisplay
+from .displays import FAILED, AlternativeProgress, ComparisonDisplay, Facts
 from .folder import BASELINE, TARGET, ComparisonFolder
 from .worker_pool import WorkerPool
 
@@ -40,10 +40,9 @@ class Comparison:
         target: float | None = None,
         baseline: bool | None = None,
     ):
-        for name, advice in (
-            ("log_json", "metrics.jsonl of each run folder has all rounds"),
-            ("metrics_port", "give it to a single run"),
-        ):
+        refused = {"log_json": "metrics.jsonl of each run folder has all rounds"}
+        refused["metrics_port"] = "give it to a single run"
+        for name, advice in refused.items():
             if values.get(name) not in (None, -1):
                 raise ConfigError(
                     f"{flag(name)} applies to single runs only, but the options make several alternatives; leave it out: {advice}"
@@ -62,45 +61,35 @@ class Comparison:
         """Train the alternatives that are not finished, and compare all."""
         with ExitStack() as stack:
             unfinished = [each for each in self.all if each.name not in self.finished]
-            pool = stack.enter_context(
-                WorkerPool(max(1, min(self.processes or cores(), len(unfinished))))
-            )
+            count = max(1, min(self.processes or cores(), len(unfinished)))
+            pool = stack.enter_context(WorkerPool(count))
             checked = self._check(pool, unfinished)
             side = self._side_by_side(checked)
             threads = 0 if side == 1 else max(1, cores() // side)
             pool.shrink(side)
             stack.callback(self.folder.close)
-            self.folder.open(
-                {"side_by_side": side, "threads": threads or cores(), BASELINE: self.baseline}
-                | ({TARGET: self.target} if self.target else {})
-            )
-            self.display.on_run_start(
-                str(self.folder.path),
-                _facts(self.values, checked),
-                [self._progress(each) for each in self.all],
-            )
-            index = {each.name: i for i, each in enumerate(self.all)}
-            orders = [
-                {"order": "run", "values": self.folder.values_of(each), "threads": threads}
-                for each in unfinished
-            ]
+            resolved: dict[str, Any] = {"side_by_side": side, "threads": threads or cores()}
+            resolved |= {BASELINE: self.baseline} | ({TARGET: self.target} if self.target else {})
+            self.folder.open(resolved)
+            progress = [self._progress(each) for each in self.all]
+            facts = _facts(self.values, checked)
+            self.display.on_run_start(str(self.folder.path), facts, progress)
+            more = {"order": "run", "threads": threads}
+            orders = [{"values": self.folder.values_of(each)} | more for each in unfinished]
             for order, answer in pool.run(orders):
-                self.display.on_answer(index[unfinished[order].name], answer)
+                self.display.on_answer(self.all.index(unfinished[order]), answer)
             return self._compare(side)
 
     def _check(self, pool: WorkerPool, unfinished: Sequence[Alternative]) -> list[dict[str, Any]]:
         """Return the result of the check of each alternative. Raises FedcompError if one of them cannot run."""
         checks: dict[int, dict[str, Any]] = {}
-        for order, answer in pool.run(
-            [{"order": "check", "values": self.folder.values_of(each)} for each in unfinished]
-        ):
-            if "end" not in answer:
+        values = map(self.folder.values_of, unfinished)
+        for order, answer in pool.run([{"order": "check", "values": each} for each in values]):
+            if (end := answer.get("end")) is None:
                 continue
-            if "failed" in answer["end"]:
-                raise alternative_error(
-                    unfinished[order].name, answer["end"]["failed"], answer["end"]["status"]
-                )
-            checks[order] = answer["end"]
+            if "failed" in end:
+                raise alternative_error(unfinished[order].name, end["failed"], end["status"])
+            checks[order] = end
             self.display.on_checked(len(checks), len(unfinished))
         names: dict[str, str] = {}  # by the options of the run
         for order, each in enumerate(unfinished):
@@ -116,9 +105,7 @@ class Comparison:
         """Return how many alternatives run at once. With "auto", that is one for each core if each uses one core, else one."""
         if self.processes:
             return min(self.processes, max(len(checked), 1))
-        one_core = all(
-            check["device"] == "cpu" and check["engine"] in ONE_CORE_ENGINES for check in checked
-        )
+        one_core = all(c["device"] == "cpu" and c["engine"] in ONE_CORE_ENGINES for c in checked)
         return max(1, min(cores(), len(checked))) if one_core else 1
 
     def _progress(self, each: Alternative) -> AlternativeProgress:
@@ -137,9 +124,8 @@ class Comparison:
         try:
             runs = [load(folder) for folder in folders if (folder / RUN_FILE).is_file()]
         except FedcompError as error:
-            raise FedcompError(
-                f"the alternatives in {self.folder.path} cannot be compared: {error}"
-            ) from error
+            where = f"the alternatives in {self.folder.path}"
+            raise FedcompError(f"{where} cannot be compared: {error}") from error
         loaded = {run.folder for run in runs}
         lines = results(groups(runs), self.target, failed) if runs else []
         lines += [
@@ -153,14 +139,8 @@ class Comparison:
                 page.write([run.folder for run in runs], file, self.target, failed)
             except FedcompError as error:
                 self.display.on_warning(f"{page.REPORT} is not written: {error}")
-        self.folder.write_comparison(
-            {
-                "version": __version__,
-                TARGET: self.target,
-                "side_by_side": side_by_side,
-                "results": [asdict(line) for line in lines],
-            }
-        )
+        written = {"version": __version__, TARGET: self.target, "side_by_side": side_by_side}
+        self.folder.write_comparison(written | {"results": [asdict(line) for line in lines]})
         return lines
 
     def show(self, lines: Sequence[Result]) -> None:
@@ -181,22 +161,15 @@ def _processes(text: str) -> int:
         return 0
     try:
         return spec.parse_count(text)
-    except (ValueError, KeyError, ZeroDivisionError, OverflowError):
-        raise ConfigError(
-            f"--side-by-side is '{text}'; give a number of processes such as 2, or auto"
-        ) from None
+    except spec.MALFORMED:
+        advice = "give a number of processes such as 2, or auto"
+        raise ConfigError(f"--side-by-side is '{text}'; {advice}") from None
 
 
-def _facts(
-    values: Mapping[str, Any], checked: Sequence[Mapping[str, Any]]
-) -> list[tuple[str, str]]:
+def _facts(values: Mapping[str, Any], checked: Sequence[Mapping[str, Any]]) -> Facts:
     """Return labels and values of the options that all alternatives have in common."""
     options = {name: values.get(name, getattr(RunConfig, name)) for name in SHOWN_OPTIONS}
-    facts = [
-        (name, str(value))
-        for name, value in options.items()
-        if value is not None and not isinstance(value, list)
-    ]
+    facts = [(k, str(v)) for k, v in options.items() if v is not None and not isinstance(v, list)]
     for label, key in (("parameters", "parameters"), ("device", "on"), ("engine", "engine")):
         of_all = [check[key] for check in checked]
         texts = [f"{value:,}" if isinstance(value, int) else value for value in of_all]
@@ -206,8 +179,7 @@ def _facts(
 
 def print_results(lines: Sequence[Result], target: float | None) -> None:
     """Print the table, fitted to the width of a terminal."""
-    notes = [one_line(f"{line.label} {line.note}") for line in lines if line.note]
-    notes += legend(lines)
+    notes = [one_line(f"{line.label} {line.note}") for line in lines if line.note] + legend(lines)
     if sys.stdout.isatty():
         console = Console(highlight=False, markup=False)
         console.print(as_rich_table(lines, target, console.width), *notes, sep="\n")
@@ -218,13 +190,8 @@ def print_results(lines: Sequence[Result], target: float | None) -> None:
 def as_text(lines: Sequence[Result], target: float | None) -> list[str]:
     """Return the table as lines of text."""
     titles, figures = _columns(lines, target)
-    rows = [
-        ["", "alternative", *titles],
-        *(
-            [FRONT if line.on_front else "", _label(line), *row]
-            for line, row in zip(lines, figures, strict=True)
-        ),
-    ]
+    rows = [["", "alternative", *titles]]
+    rows += [[*_name(line), *row] for line, row in zip(lines, figures, strict=True)]
     return aligned(rows, left=2)
 
 
@@ -251,12 +218,8 @@ def as_rich_table(lines: Sequence[Result], target: float | None, width: int) -> 
     for i in visible:
         table.add_column(titles[i], justify="right", no_wrap=True, vertical="top")
     for line, row in zip(lines, rows, strict=True):
-        table.add_row(
-            FRONT if line.on_front else "",
-            _label(line),
-            *(row[i] for i in visible),
-            style="bold" if line.on_front else "",
-        )
+        style = "bold" if line.on_front else ""
+        table.add_row(*_name(line), *(row[i] for i in visible), style=style)
     return table
 
 
@@ -271,5 +234,6 @@ def _columns(lines: Sequence[Result], target: float | None) -> tuple[list[str], 
     return titles, rows
 
 
-def _label(line: Result) -> str:
-    return line.label + f", {line.note.partition(':')[0]}" * bool(line.note)
+def _name(line: Result) -> tuple[str, str]:
+    note = f", {line.note.partition(':')[0]}" if line.note else ""
+    return FRONT if line.on_front else "", line.label + note

@@ -23,6 +23,7 @@ SENT_FIELDS = (
     *("round", "accuracy", "loss", "train_loss", "cohort", "accepted", "rejected", "seconds"),
     *("uplink_bytes", "downlink_bytes", "dense_uplink_bytes", "dense_downlink_bytes"),
 )
+Facts = Sequence[tuple[str, str]]  # labels and values
 WAITING, RUNNING, DONE, FAILED = "waiting", "running", "done", "failed"
 SYMBOLS = {WAITING: "·", RUNNING: "▸", DONE: "✓", FAILED: "×"}
 COLOURS = {WAITING: LABEL, RUNNING: "bold", DONE: GOOD, FAILED: REJECTED}
@@ -56,9 +57,8 @@ class AlternativeProgress:
         """The last accuracy as text, or the loss of a task without accuracy."""
         if self.last is None:
             return NOTHING
-        if self.last.accuracy is not None:
-            return percent(self.last.accuracy)
-        return decimal(self.last.loss)
+        accuracy = self.last.accuracy
+        return decimal(self.last.loss) if accuracy is None else percent(accuracy)
 
     def add(self, record: RoundRecord) -> None:
         """Add a finished round."""
@@ -80,7 +80,7 @@ class ComparisonDisplay:
     clock: Callable[[], float] = monotonic
     all: list[AlternativeProgress] = field(default_factory=list)
     out: str = ""  # the folder of the alternatives, once it exists
-    facts: Sequence[tuple[str, str]] = ()  # options that all have in common
+    facts: Facts = ()  # options that all have in common
     start_s: float = 0.0  # time of the clock when the first alternative started
     earlier_rounds: int = 0  # rounds of earlier commands
 
@@ -104,9 +104,7 @@ class ComparisonDisplay:
     def on_checked(self, checked: int, total: int) -> None:
         """Handle that `checked` of `total` alternatives have been checked."""
 
-    def on_run_start(
-        self, out: str, facts: Sequence[tuple[str, str]], all: list[AlternativeProgress]
-    ) -> None:
+    def on_run_start(self, out: str, facts: Facts, all: list[AlternativeProgress]) -> None:
         """Handle the start of the first alternative."""
         self.out, self.facts, self.all, self.start_s = out, facts, all, self.clock()
 
@@ -140,9 +138,7 @@ class ComparisonDisplay:
 class ComparisonLines(ComparisonDisplay):
     """Prints a line for each round of each alternative, for pipes, logs and screen readers; warnings go to standard error."""
 
-    def on_run_start(
-        self, out: str, facts: Sequence[tuple[str, str]], all: list[AlternativeProgress]
-    ) -> None:
+    def on_run_start(self, out: str, facts: Facts, all: list[AlternativeProgress]) -> None:
         super().on_run_start(out, facts, all)
         for label, value in facts:
             print(f"{label:<14}{value}", flush=True)
@@ -158,7 +154,7 @@ class ComparisonLines(ComparisonDisplay):
         print(f"warning: {one_line(message)}", file=sys.stderr, flush=True)
 
     def on_end(self, progress: AlternativeProgress) -> None:
-        end = f"failed: {one_line(progress.error)}" if progress.state == FAILED else "done"
+        end = f"failed: {one_line(progress.error)}" if progress.error else "done"
         print(f"{progress.name}: {end} ({self.ended} of {len(self.all)})", flush=True)
 
 
@@ -187,9 +183,7 @@ class ComparisonView(ComparisonDisplay):
     def on_checked(self, checked: int, total: int) -> None:
         self._screen.status.update(f"preparing the alternatives: {checked} of {total}")
 
-    def on_run_start(
-        self, out: str, facts: Sequence[tuple[str, str]], all: list[AlternativeProgress]
-    ) -> None:
+    def on_run_start(self, out: str, facts: Facts, all: list[AlternativeProgress]) -> None:
         super().on_run_start(out, facts, all)
         self._screen.draw()
 
@@ -201,7 +195,7 @@ class ComparisonView(ComparisonDisplay):
         self._note(Text(f"! {one_line(message)}", WARNING))
 
     def on_end(self, progress: AlternativeProgress) -> None:
-        if progress.state == FAILED:
+        if progress.error:
             self._note(Text(f"× {progress.name}: {one_line(progress.error)}", REJECTED))
 
     def _note(self, note: Text) -> None:
@@ -233,10 +227,9 @@ class ComparisonView(ComparisonDisplay):
         shown, hidden = self.all, ""
         if len(self.all) > height - 1:
             order = [RUNNING, FAILED, DONE, WAITING]
-            first = sorted(range(len(self.all)), key=lambda i: order.index(self.all[i].state))
-            visible = sorted(first[: max(height - 2, 1)])
-            shown = [self.all[i] for i in visible]
-            hidden = f"  and {len(self.all) - len(visible)} more"
+            first = sorted(self.all, key=lambda p: order.index(p.state))[: max(height - 2, 1)]
+            shown = [p for p in self.all if p in first]
+            hidden = f"  and {len(self.all) - len(shown)} more"
         longest = max((cell_len(p.name) for p in self.all), default=NAME)
         rest = width - 2 - ROUND - QUALITY - 2 * BYTES
         name = min(longest, max(NAME, rest - CURVE))
@@ -250,8 +243,8 @@ class ComparisonView(ComparisonDisplay):
         for p in shown:
             label = Text(f"{SYMBOLS[p.state]} {p.name}", COLOURS[p.state])
             label.truncate(2 + name, overflow="ellipsis", pad=True)
-            sent = (p.totals.uplink_bytes, p.totals.downlink_bytes) if p.round else ()
-            up, down = map(human_bytes, sent) if sent else (NOTHING, NOTHING)
+            sent = (p.totals.uplink_bytes, p.totals.downlink_bytes)
+            up, down = map(human_bytes, sent) if p.round else (NOTHING, NOTHING)
             rounds = f"{p.round}/{p.rounds}"
             figures = f"{rounds:>{ROUND}}{p.quality:>{QUALITY}}{up:>{BYTES}}{down:>{BYTES}}"
             line = Text.assemble(label, figures)
@@ -264,14 +257,13 @@ class ComparisonView(ComparisonDisplay):
 def _curve(progress: AlternativeProgress, width: int, bounds: tuple[float, float]) -> str:
     """Return the accuracy over all rounds of the run as text. Each character shows the last value of some consecutive rounds."""
     low, high = bounds
-    heights: dict[int, int] = {}
+    shown: dict[int, str] = {}  # by column
     for round, accuracy in progress.accuracies:
         height = (accuracy - low) / (high - low) if high > low else 1.0
-        heights[min((round - 1) * width // progress.rounds, width - 1)] = min(
-            int(height * len(CURVE_CHARACTERS)), len(CURVE_CHARACTERS) - 1
-        )
-    last, drawn = None, []
-    for column in range(max(heights, default=-1) + 1):
-        last = heights.get(column, last)
-        drawn.append(" " if last is None else CURVE_CHARACTERS[last])
-    return "".join(drawn)
+        step = min(int(height * len(CURVE_CHARACTERS)), len(CURVE_CHARACTERS) - 1)
+        shown[min((round - 1) * width // progress.rounds, width - 1)] = CURVE_CHARACTERS[step]
+    last, drawn = " ", ""
+    for column in range(max(shown, default=-1) + 1):
+        last = shown.get(column, last)
+        drawn += last
+    return drawn
