@@ -6,7 +6,6 @@ Every flag is parsed as text and is None unless given. Precedence, from low to h
 import inspect
 import shlex
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -50,9 +49,8 @@ def with_run_flags(without: Collection[str] = ()) -> Callable[[Command], Command
 
     The value of an option, unless it is a switch, is the list of its values; `run_values` decides which options may have more than one.
     """
-    by_name = {f.name: f for f in fields(RunConfig)}
     options = [
-        _option(by_name[name], panel)
+        _option(RunConfig.__dataclass_fields__[name], panel)
         for panel, names in PANELS.items()
         for name in names.split()
         if name not in without
@@ -82,21 +80,15 @@ def _option(f: Any, panel: str) -> inspect.Parameter:
     metavar = None if kind is bool else f"[{'|'.join(choices)}]" if choices else METAVARS[kind]
     shown = f.default is not None and f.default is not False
     default = rf" [dim]\[default: {_shown(f.default)}][/dim]" if shown else ""
-    return _parameter(
-        f.name,
-        bool if kind is bool else list[str],
-        typer.Option(
-            name, metavar=metavar, rich_help_panel=panel, help=f.metadata["help"] + default
-        ),
-    )
+    help = f.metadata["help"] + default
+    option = typer.Option(name, metavar=metavar, rich_help_panel=panel, help=help)
+    return _parameter(f.name, bool if kind is bool else list[str], option)
 
 
 def _parameter(name: str, kind: Any, option: Any) -> inspect.Parameter:
+    annotation = Annotated[kind | None, option]
     return inspect.Parameter(
-        name,
-        inspect.Parameter.KEYWORD_ONLY,
-        default=None,
-        annotation=Annotated[kind | None, option],
+        name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation
     )
 
 

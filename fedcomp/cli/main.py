@@ -7,7 +7,7 @@ import signal
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Annotated, Any
 
 import typer
 from typer.main import get_command
@@ -15,7 +15,7 @@ from typer.main import get_command
 from .. import __version__, spec
 from ..config import ALTERNATIVE_OPTIONS, KEYS, RunConfig, data_folder
 from ..errors import UserError
-from ..formatting import one_line
+from ..run_display import LineDisplay, RunDisplay
 from . import deployment_commands, doctor, flags, keys, reproduce, results
 from .comparison.alternatives import (
     Alternative,
@@ -23,22 +23,28 @@ from .comparison.alternatives import (
     compares_compression,
     has_alternatives,
 )
-from .exits import CommandGroup, command_group, stoppable
-
-if TYPE_CHECKING:
-    from ..run_display import RunDisplay
+from .exits import command_group, print_help, stoppable
 
 COMPARISON_PANEL, PORT_PANEL = "Comparison", "The server's port"  # of the help
 SIMULATION_ONLY = ("network", "attack", "cohort_batch", "residuals")
 NOT_IN_BENCH = "rounds out resume checkpoint_every plain log_json metrics_port tensorboard".split()
 
-app = typer.Typer(
-    cls=CommandGroup,
-    add_completion=False,
-    rich_markup_mode="rich",
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
+app = command_group(
+    pretty_exceptions_enable=False, context_settings={"help_option_names": ["-h", "--help"]}
 )
+TargetAccuracy = Annotated[
+    str | None,
+    typer.Option(
+        metavar="ACCURACY",
+        help="Report rounds and bytes needed to reach this accuracy, such as 90%.",
+    ),
+]
+
+
+def _option(panel: str, help: str, *names: str, default: object = None, **more: Any) -> Any:
+    """Return an option in a panel of the help, which shows `default`."""
+    shown = "" if default is None else rf" [dim]\[default: {default}][/dim]"
+    return typer.Option(None, *names, rich_help_panel=panel, help=help + shown, **more)
 
 
 @app.callback(invoke_without_command=True)
@@ -50,37 +56,32 @@ def fedcomp(
     if version:
         print(f"fedcomp {__version__}")
         raise typer.Exit
-    if context.invoked_subcommand is None:
-        print(context.get_help())
+    print_help(context)
 
 
 @app.command("sim")
 @flags.with_run_flags()
 def simulation(
-    target_accuracy: str | None = typer.Option(
-        None,
+    target_accuracy: str | None = _option(
+        COMPARISON_PANEL,
+        "Report rounds and bytes needed to reach this accuracy, such as 90%, in table and report.",
         metavar="ACCURACY",
-        rich_help_panel=COMPARISON_PANEL,
-        help="Report rounds and bytes needed to reach this accuracy, such as 90%, in table and report.",
     ),
-    side_by_side: str | None = typer.Option(
-        None,
+    side_by_side: str | None = _option(
+        COMPARISON_PANEL,
+        "Number of alternatives that run at once; auto = one for each CPU core if each uses one core, else 1.",
         metavar="[auto|N]",
-        rich_help_panel=COMPARISON_PANEL,
-        help="Number of alternatives that run at once; auto = one for each CPU core if each uses one core, else 1.",
     ),
-    baseline: bool | None = typer.Option(
-        None,
-        "--baseline/--no-baseline",
-        rich_help_panel=COMPARISON_PANEL,
-        help="Add a run named dense, which compresses nothing in either direction; ratios refer to its bytes. "
+    baseline: bool | None = _option(
+        COMPARISON_PANEL,
+        "Add a run named dense, which compresses nothing in either direction; ratios refer to its bytes. "
         "Default: added if the alternatives differ in their compression.",
+        "--baseline/--no-baseline",
     ),
-    dry_run: bool | None = typer.Option(
-        None,
+    dry_run: bool | None = _option(
+        COMPARISON_PANEL,
+        "Print the number of parameters, the sizes of frames and the expected bytes, without training.",
         "--dry-run",
-        rich_help_panel=COMPARISON_PANEL,
-        help="Print the number of parameters, the sizes of frames and the expected bytes, without training.",
     ),
     **run_flags: Any,
 ) -> None:
@@ -94,10 +95,8 @@ def simulation(
     values = flags.run_values(run_flags, ALTERNATIVE_OPTIONS)
     target = results.parse_accuracy(target_accuracy)
     compare = has_alternatives(values)
-    for flag, value in (
-        ("--side-by-side", side_by_side),
-        ("--baseline" if baseline else "--no-baseline", baseline),
-    ):
+    baseline_flag = "--baseline" if baseline else "--no-baseline"
+    for flag, value in {"--side-by-side": side_by_side, baseline_flag: baseline}.items():
         if value is not None and not compare:
             raise UserError(
                 f"{flag} applies to comparisons only; give an option such as --uplink more than once, or leave {flag} out"
@@ -108,11 +107,8 @@ def simulation(
         dense = compares_compression(values) if baseline is None else baseline
         print_forecasts(alternatives(values, dense) if compare else [Alternative("", values)])
         return
-    run_flags = {
-        "target_accuracy": target_accuracy,
-        "side_by_side": side_by_side,
-        "baseline": baseline,
-    } | run_flags
+    of_comparison = {"target_accuracy": target_accuracy, "side_by_side": side_by_side}
+    run_flags = of_comparison | {"baseline": baseline} | run_flags
     if compare:
         _compare(values, run_flags, side_by_side or "auto", target, baseline)
         return
@@ -147,11 +143,7 @@ def _run(
     if display.has_started:
         from .report.page import after_run
 
-        after_run(
-            Path(display.header.out),
-            lambda message: print(f"warning: {one_line(message)}", file=sys.stderr),
-            target,
-        )
+        after_run(Path(display.header.out), LineDisplay().on_warning, target)
     if display.summary is not None and not display.summary.client_updates:
         raise typer.Exit(1)
 
@@ -187,12 +179,8 @@ def _compare(
 def _display(config: RunConfig) -> "RunDisplay":
     """Return the display of a run: none if the log is on standard output, lines of text, or the dashboard."""
     if config.log_json == "-":
-        from ..run_display import RunDisplay
-
         return RunDisplay()
     if _prints_lines(config.plain):
-        from ..run_display import LineDisplay
-
         return LineDisplay()
     from .dashboard import Dashboard
 
@@ -205,9 +193,7 @@ def _prints_lines(plain: bool) -> bool:
 
 
 @app.command()
-def init(
-    path: Path = typer.Argument(Path("my_task.py"), help="The file to write.", show_default=True),
-) -> None:
+def init(path: Path = typer.Argument(Path("my_task.py"), help="The file to write.")) -> None:
     """Write an example task to a Python file, ready to run and to change."""
     from importlib import resources
 
@@ -215,20 +201,15 @@ def init(
         raise UserError(
             f"'{path}' is not a printable name that ends in .py; name a Python file: fedcomp init my_task.py"
         )
-    example = (
-        resources.files("fedcomp").joinpath("tasks", "example_task.py").read_text(encoding="utf-8")
-    )
+    source = resources.files("fedcomp").joinpath("tasks", "example_task.py")
+    example = source.read_text(encoding="utf-8")
     try:
         with path.open("x", encoding="utf-8") as file:
             file.write(example)
-    except FileExistsError:
-        raise UserError(
-            f"{path} exists and is not overwritten; name another file: fedcomp init PATH"
-        ) from None
     except OSError as error:
-        raise UserError(
-            f"{path} cannot be written: {error.strerror}; name another file: fedcomp init PATH"
-        ) from None
+        exists = isinstance(error, FileExistsError)
+        why = "exists and is not overwritten" if exists else f"cannot be written: {error.strerror}"
+        raise UserError(f"{path} {why}; name another file: fedcomp init PATH") from None
     (command,) = re.findall(r"^ +(fedcomp sim .*)$", example, re.MULTILINE)
     command = command.replace("my_task.py:task", shlex.quote(f"{path}:task"))
     print(f"{path} is written; run it with:\n\n    {command}\n")
@@ -262,11 +243,7 @@ def report(
         metavar="DIR",
         help="Folder for report.html. Default: the folder RUN if only one is given, else the current folder.",
     ),
-    target_accuracy: str | None = typer.Option(
-        None,
-        metavar="ACCURACY",
-        help="Report rounds and bytes needed to reach this accuracy, such as 90%.",
-    ),
+    target_accuracy: TargetAccuracy = None,
 ) -> None:
     """Write a report on runs as one self-contained HTML page: verdict, charts, tables of results and settings."""
     from .report.page import write_and_print_path
@@ -316,15 +293,11 @@ def bench_codecs(
         raise UserError("--data is the folder of a task's data; give --task as well")
     try:
         count = spec.parse_count(numel or "1M")
-    except (ValueError, KeyError, ZeroDivisionError, OverflowError):
-        raise UserError(
-            f"--numel is '{numel}'; give a whole number such as 1000000, 25M or 1G"
-        ) from None
+    except spec.MALFORMED:
+        advice = "give a whole number such as 1000000, 25M or 1G"
+        raise UserError(f"--numel is '{numel}'; {advice}") from None
     target = devices.parse_device(device)
-    if task is None:
-        vector = normal(count, target)
-    else:
-        vector = update_of(task, data_folder(data), target)
+    vector = update_of(task, data_folder(data), target) if task else normal(count, target)
     bench(vector, codec or (), repeats, json, picture)
 
 
@@ -359,37 +332,30 @@ def bench_sim(
 @server.command("start")
 @flags.with_run_flags(without=SIMULATION_ONLY)
 def start(
-    port: int | None = typer.Option(
-        None,
+    port: int | None = _option(
+        PORT_PANEL,
+        "port to listen on; 0 = a free one",
+        default=deployment_commands.PORT,
         metavar="N",
         min=0,
         max=65_535,
-        rich_help_panel=PORT_PANEL,
-        help=rf"port to listen on; 0 = a free one [dim]\[default: {deployment_commands.PORT}][/dim]",
     ),
-    host: str | None = typer.Option(
-        None,
+    host: str | None = _option(
+        PORT_PANEL,
+        "address of this machine to listen on; all addresses by default, loopback with --insecure",
         metavar="HOST",
-        rich_help_panel=PORT_PANEL,
-        help="address of this machine to listen on; all addresses by default, loopback with --insecure",
     ),
-    keys: str | None = typer.Option(
-        None,
-        metavar="DIR",
-        rich_help_panel=PORT_PANEL,
-        help=rf"folder of keys, made by fedcomp keys init [dim]\[default: {KEYS}][/dim]",
+    keys: str | None = _option(
+        PORT_PANEL, "folder of keys, made by fedcomp keys init", default=KEYS, metavar="DIR"
     ),
-    insecure: bool | None = typer.Option(
-        None,
-        "--insecure",
-        rich_help_panel=PORT_PANEL,
-        help="serve without TLS and keys, for a trial on one machine",
+    insecure: bool | None = _option(
+        PORT_PANEL, "serve without TLS and keys, for a trial on one machine", "--insecure"
     ),
-    transport: str | None = typer.Option(
-        None,
+    transport: str | None = _option(
+        PORT_PANEL,
+        f"transport of the messages: {deployment_commands.TRANSPORT_HELP}",
+        default="grpc",
         click_type=deployment_commands.TRANSPORTS,
-        rich_help_panel=PORT_PANEL,
-        help=rf"transport of the messages: {deployment_commands.TRANSPORT_HELP} [dim]\[default: grpc][/dim]",
     ),
     **run_flags: Any,
 ) -> None:
@@ -398,13 +364,8 @@ def start(
     Clients connect to one port, with TLS and the keys of fedcomp keys init. The options of the run are those of fedcomp sim.
     """
     config = flags.run_config(run_flags)
-    port_options: dict[str, Any] = {
-        "port": port,
-        "host": host,
-        "keys": keys,
-        "insecure": insecure,
-        "transport": transport,
-    }
+    port_options: dict[str, Any] = {"port": port, "host": host, "keys": keys}
+    port_options |= {"insecure": insecure, "transport": transport}
     _run(
         lambda display: deployment_commands.serve(config, display, **port_options),
         config,
