@@ -166,9 +166,8 @@ def client(
     with stoppable(stop_message), message_log(log_json) as report, ExitStack() as stack:
         clients = identities(server, enrolment, insecure, client_id, partition_id, state_dir, count)
         if partitions is not None and partition_id is None:
-            raise ConfigError(
-                "--partitions is the number of partitions of the data; give --partition-id as well"
-            )
+            meaning = "--partitions is the number of partitions of the data"
+            raise ConfigError(f"{meaning}; give --partition-id as well")
         if transport == "flower" and len(clients) > 1:
             raise ConfigError(
                 "--transport flower runs one client per process; start each client with a separate command"
@@ -192,9 +191,10 @@ def client(
             from ..keys.enrolment import default_enrolment
 
             (one,) = clients
+            file, colon, name = task.rpartition(":")
             key_file = (enrolment or default_enrolment()) if one.enrolled else None
             options = ClientOptions(
-                task=_absolute_task(task),
+                task=f"{Path(file).absolute()}{colon}{name}" if colon else task,
                 data=_absolute(folder),
                 device=str(target),
                 client=one.id,
@@ -224,12 +224,6 @@ def client(
 
 def _absolute(path: Path | None) -> str | None:
     return None if path is None else str(path.absolute())
-
-
-def _absolute_task(task: str) -> str:
-    """Return the name of a task, with an absolute path if it names a file."""
-    file, colon, name = task.rpartition(":")
-    return f"{Path(file).absolute()}{colon}{name}" if colon else task
 
 
 def relay(

@@ -57,10 +57,6 @@ def ok(what: str, found: str, fix: str = "") -> Check:
     return Check(what, OK, found, fix)
 
 
-def skipped(what: str, found: str, fix: str = "") -> Check:
-    return Check(what, SKIPPED, found, fix)
-
-
 def failed(what: str, found: str, fix: str) -> Check:
     return Check(what, FAILED, found, fix)
 
@@ -165,7 +161,7 @@ def packages() -> Iterator[Check]:
         about = metadata.metadata("fedcomp")
     except metadata.PackageNotFoundError:
         found = "fedcomp runs from its sources and is not installed"
-        yield skipped("packages", found, "install it with: pip install .")
+        yield Check("packages", SKIPPED, found, "install it with: pip install .")
         return
     required, version = SpecifierSet(about["Requires-Python"] or ""), platform.python_version()
     if required.contains(version, prereleases=True):
@@ -175,20 +171,20 @@ def packages() -> Iterator[Check]:
         yield failed("python", f"{version}, but {required} is required", fix)
     requirements = [Requirement(line) for line in about.get_all("Requires-Dist") or []]
     requirements = [r for r in requirements if r.marker is None or r.marker.evaluate({"extra": ""})]
-    n_failed = 0
+    all_fit = True
     for one in sorted(requirements, key=lambda one: one.name != "flwr"):
         try:
             version = metadata.version(one.name)
             fits = one.specifier.contains(version, prereleases=True)
         except metadata.PackageNotFoundError:
             version, fits = "not installed", False
+        all_fit &= fits
         if not fits:
-            n_failed += 1
             fix = f"pip install '{one.name}{one.specifier}'"
             yield failed(one.name, f"{version}, but {one.specifier} is required", fix)
         elif one.name == "flwr":
             yield ok("flwr", f"{version}, within {one.specifier}")
-    if not n_failed:
+    if all_fit:
         names = ", ".join(one.name for one in requirements)
         yield ok("packages", f"{len(requirements)} as required: {names}")
 
@@ -205,21 +201,21 @@ def torch_and_cuda() -> Iterator[Check]:
         names = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
         yield ok("cuda", f"{len(names)} device{'s' * (len(names) > 1)}: {', '.join(names)}")
     elif not Path("/dev/nvidia0").exists():
-        yield skipped("cuda", "this machine has no GPU; runs use the CPU")
-    elif torch.version.cuda:
-        found = f"this machine has a GPU, but torch {torch.__version__} cannot use it"
-        yield failed("cuda", found, "update NVIDIA's driver, or run with --device cpu")
+        yield Check("cuda", SKIPPED, "this machine has no GPU; runs use the CPU")
     else:
-        found = f"this machine has a GPU, but torch {torch.__version__} is built without CUDA"
-        yield failed("cuda", found, "install torch's CUDA build, or run with --device cpu")
+        built = torch.version.cuda is not None
+        fix = "update NVIDIA's driver" if built else "install torch's CUDA build"
+        found = f"but torch {torch.__version__} " + (
+            "cannot use it" if built else "is built without CUDA"
+        )
+        yield failed("cuda", f"this machine has a GPU, {found}", f"{fix}, or run with --device cpu")
     yield threads(torch.get_num_threads(), cores())
 
 
 def cores(limit: Path = Path("/sys/fs/cgroup/cpu.max")) -> int:
     """Return how many cores this process may use: its CPU affinity, limited by its container's CPU quota."""
-    bound = (
-        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    )
+    by_affinity = hasattr(os, "sched_getaffinity")
+    bound = len(os.sched_getaffinity(0)) if by_affinity else os.cpu_count() or 1
     with suppress(OSError, ValueError):
         quota, period = map(int, limit.read_text().split())  # "max" is not a number: no limit
         bound = min(bound, max(1, -(-quota // period)))
@@ -228,10 +224,9 @@ def cores(limit: Path = Path("/sys/fs/cgroup/cpu.max")) -> int:
 
 def threads(count: int, usable: int) -> Check:
     found = f"{count} on {usable} core{'s' * (usable > 1)}"
-    if count > usable:
-        fix = f"set OMP_NUM_THREADS={usable}"
-        return failed("threads", f"{found}, which slows every step", fix)
-    return ok("threads", found)
+    if count <= usable:
+        return ok("threads", found)
+    return failed("threads", f"{found}, which slows every step", f"set OMP_NUM_THREADS={usable}")
 
 
 def disk(runs: Path) -> Check:
@@ -243,10 +238,9 @@ def disk(runs: Path) -> Check:
     if not place.is_dir() or not os.access(place, os.W_OK | os.X_OK):
         return failed("disk", f"{place} cannot be written", "work in another folder, or give --out")
     found = f"{human_bytes(free)} free in {place}"
-    if free < MIN_FREE_BYTES:
-        fix = f"free {human_bytes(MIN_FREE_BYTES)}, or give --out elsewhere"
-        return failed("disk", found, fix)
-    return ok("disk", found)
+    if free >= MIN_FREE_BYTES:
+        return ok("disk", found)
+    return failed("disk", found, f"free {human_bytes(MIN_FREE_BYTES)}, or give --out elsewhere")
 
 
 def listening(port: int) -> Check:
@@ -277,23 +271,22 @@ def data_folder(folder: Path) -> Iterator[Check]:
     """Load each built-in task with its data in a folder. A missing set is skipped if the folder has another one."""
     from ..tasks import available_tasks, load
 
-    results: dict[str, tuple[int, int] | FedcompError] = {}
+    checks: dict[str, Check] = {}
     for name in available_tasks():
         if name != "digits":
             try:
                 task = load(name, folder)
-                results[name] = len(task.train()), len(task.test())
+                train, test = len(task.train()), len(task.test())
+                found = f"{name}: {train:,} training and {test:,} test examples"
+                checks[name] = ok("data", found)
             except (UserError, MissingExtraError) as error:
-                results[name] = error
-    any_loaded = any(not isinstance(result, FedcompError) for result in results.values())
-    for name, result in results.items():
-        if not isinstance(result, FedcompError):
-            train, test = result
-            yield ok("data", f"{name}: {train:,} training and {test:,} test examples")
-        elif (folder / name.partition("-")[0]).exists() or not any_loaded:
-            yield refused("data", f"{name}: {result}")
+                checks[name] = refused("data", f"{name}: {error}")
+    none_loaded = all(check.state == FAILED for check in checks.values())
+    for name, check in checks.items():
+        if check.state == OK or none_loaded or (folder / name.partition("-")[0]).exists():
+            yield check
         else:
-            yield skipped("data", f"{name}: not in {folder}")
+            yield Check("data", SKIPPED, f"{name}: not in {folder}")
 
 
 def enrolment_file(path: Path, enrolment: "Enrolment", keys: str | Path) -> Iterator[Check]:
@@ -345,10 +338,8 @@ def keys_folder(folder: Path, enrolment: "Enrolment | None") -> Iterator[Check]:
         if problem:
             yield refused("enrolled", problem)
         elif id != enrolment.id:
-            found = (
-                f"the registry has its key for client {id}, but its file has the id {enrolment.id}"
-            )
-            yield failed("enrolled", found, copy)
+            found = f"the registry has its key for client {id}"
+            yield failed("enrolled", f"{found}, but its file has the id {enrolment.id}", copy)
         elif parse_certificate(enrolment.ca) != ca:
             found = f"client {enrolment.id} is accepted, but it trusts another CA"
             yield failed("enrolled", found, copy)
@@ -391,19 +382,15 @@ def files_of(folder: Path, place: str, entries: "tuple[Entry, ...]") -> Check:
         more = keys_command(folder, "add", *["--relay", "--host", "HOST"] * (place == "relays"))
         found = f"{path} belongs to none of the {place} in the registry"
         return failed("files", found, f"delete it; {more} makes new ones")
-    return ok(
-        "files",
-        f"{n_files} of {len(entries)} enrolment files in {place} are present and match the registry",
-    )
+    found = f"{n_files} of {len(entries)} enrolment files in {place}"
+    return ok("files", f"{found} are present and match the registry")
 
 
 def private(path: Path, what: str) -> Check:
     """Check that only its owner can read a file."""
-    mode = stat.S_IMODE(path.stat().st_mode)
-    if mode & 0o077:
-        return failed(
-            what, f"{path} can be read by other users (mode {mode:03o})", f"chmod 600 {path}"
-        )
+    if (mode := stat.S_IMODE(path.stat().st_mode)) & 0o077:
+        found = f"{path} can be read by other users (mode {mode:03o})"
+        return failed(what, found, f"chmod 600 {path}")
     return ok(what, f"{path} can be read only by its owner")
 
 
@@ -440,7 +427,7 @@ def reachable(
     except (KeysError, UnreachableError) as error:
         if trust is None and isinstance(error, UnreachableError) and error.cause == "tls":
             found = f"{name} has a certificate that was not checked"
-            yield skipped("server", found, "give --client FILE or --keys DIR")
+            yield Check("server", SKIPPED, found, "give --client FILE or --keys DIR")
         else:
             yield refused("server", error)
         return

@@ -52,16 +52,14 @@ def identities(
     else:
         clients = [*_enrolled(server, enrolment, count)]
 
-    def folder(id: int) -> Path:
-        name = f"fedcomp-client-{id}"
-        return (state_dir / name if multiple else state_dir) if state_dir else Path(name)
-
-    return [
-        Identity(
-            target, id, None if partition_id is None else partition_id + i, folder(id), enrolled
-        )
-        for i, (target, id, enrolled) in enumerate(clients)
-    ]
+    result = []
+    for i, (target, id, enrolled) in enumerate(clients):
+        folder = Path(f"fedcomp-client-{id}")
+        if state_dir:
+            folder = state_dir / folder if multiple else state_dir
+        partition = None if partition_id is None else partition_id + i
+        result.append(Identity(target, id, partition, folder, enrolled))
+    return result
 
 
 def relay_target(server: str | None, enrolment: Path | None, insecure: bool) -> "Target":
@@ -141,14 +139,11 @@ def _enrolments(path: Path, count: int | None) -> Sequence[tuple[Path, "Enrolmen
         path = path / CLIENTS
     if not path.is_dir():
         if count not in (None, 1):
-            raise ConfigError(
-                f"--count {count} needs as many enrolments; give --enrolment the folder that holds them"
-            )
+            advice = "give --enrolment the folder that holds them"
+            raise ConfigError(f"--count {count} needs as many enrolments; {advice}")
         return [(path, Enrolment.read(path))]
-    enrolments = sorted(
-        ((file, Enrolment.read(file)) for file in path.glob("*.toml")),
-        key=lambda entry: entry[1].id,
-    )
+    enrolments = [(file, Enrolment.read(file)) for file in path.glob("*.toml")]
+    enrolments.sort(key=lambda entry: entry[1].id)
     if len({enrolled.id for _, enrolled in enrolments}) < len(enrolments):
         raise UserError(
             f"--enrolment {path} holds two enrolments of one client; remove one of them"
@@ -164,15 +159,13 @@ def _claimed_ids(client_id: int | None, partition_id: int | None, count: int) ->
     """Return the ids of clients without enrolments. Raises UserError."""
     from ..keys.enrolment import MAX_ID
 
-    flag, first = "--client-id", client_id
-    if first is None:
-        flag, first = "--partition-id", partition_id
+    flag = "--partition-id" if client_id is None else "--client-id"
+    first = partition_id if client_id is None else client_id
     if first is None:
         raise UserError(
             "without an enrolment a client has to claim an id; give --partition-id, or --client-id for a client with its own data"
         )
     if (last := first + count - 1) > MAX_ID:
-        raise ConfigError(
-            f"client {last} cannot exist; give {flag} and --count so that no id is above {MAX_ID}"
-        )
+        advice = f"give {flag} and --count so that no id is above {MAX_ID}"
+        raise ConfigError(f"client {last} cannot exist; {advice}")
     return range(first, first + count)

@@ -113,9 +113,8 @@ def add(
 
     if relay:
         if not host:
-            raise UserError(
-                "--relay needs the address of the relay for its certificate; give --host HOST"
-            )
+            need = "--relay needs the address of the relay for its certificate"
+            raise UserError(f"{need}; give --host HOST")
         if count != 1:
             raise UserError("--relay enrols one relay at a time; leave --count out")
         id, names = keys.add_relay(folder, host, days)
@@ -202,19 +201,13 @@ def show(folder: Folder = DEFAULT) -> None:
     from ..keys.enrolment import utc_now
 
     registry, now = keys.read_registry(folder), utc_now()
-    rows = [
-        _certificate_row(folder / keys.CA_CRT, "CA", now),
-        _certificate_row(folder / keys.SERVER_CRT, "server", now),
-    ]
+    certificates = {"CA": keys.CA_CRT, "server": keys.SERVER_CRT}
+    rows = [_certificate_row(folder / file, name, now) for name, file in certificates.items()]
     for entry in (*registry.relays, *registry.entries):
         rows.append(_row(entry, _file(folder, entry.holder), now))
-    styles = {"valid": "", "enrolled": "", "revoked": "dim"}
-    print_table(
-        COLUMNS,
-        rows,
-        left={"state", "until", "fingerprint", "file"},
-        styles=[styles.get(row[1], "red") for row in rows],
-    )
+    colours = {"valid": "", "enrolled": "", "revoked": "dim"}
+    styles = [colours.get(row[1], "red") for row in rows]
+    print_table(COLUMNS, rows, left={"state", "until", "fingerprint", "file"}, styles=styles)
 
 
 def _file(folder: Path, holder: int | str) -> Path:
@@ -230,14 +223,9 @@ def _row(entry: "Entry", file: Path, now: datetime) -> tuple[str, ...]:
     state = "expired" if entry.state == "enrolled" and entry.refusal(now) else entry.state
     raw = hashlib.sha256(b64decode(entry.public_key.split()[1])).digest()
     fingerprint = "SHA256:" + b64encode(raw).decode().rstrip("=")  # as ssh-keygen -l shows it
-    return (
-        str(entry.holder),
-        state,
-        f"{entry.not_after:%Y-%m-%d}",
-        str(days_left(entry.not_after, now)),
-        fingerprint,
-        str(file) if file.is_file() else NOTHING,
-    )
+    until, days = f"{entry.not_after:%Y-%m-%d}", str(days_left(entry.not_after, now))
+    shown = str(file) if file.is_file() else NOTHING
+    return str(entry.holder), state, until, days, fingerprint, shown
 
 
 def _certificate_row(path: Path, holder: str, now: datetime) -> tuple[str, ...]:
