@@ -72,28 +72,27 @@ class WireMessage:
             )
         values: list[Any] = []
         for (name, kind), value in zip(fields, header[1:], strict=True):
-            if kind is bytes and type(value) is int and value >= 0:
+            if kind is bytes and _is_length(value):
                 values.append(data[start : start + value])
                 start += value
-            elif (
-                kind == list[bytes]
-                and type(value) is list
-                and all(type(length) is int and length >= 0 for length in value)
-            ):
+            elif kind == list[bytes] and type(value) is list and all(map(_is_length, value)):
                 ends = list(itertools.accumulate(value, initial=start))
                 values.append([data[a:b] for a, b in itertools.pairwise(ends)])
                 start = ends[-1]
             elif type(value) is kind:
                 values.append(value)
             else:
-                raise ProtocolError(
-                    f"{cls.__name__}.{name} is not of type {getattr(kind, '__name__', kind)}"
-                )
+                wanted = getattr(kind, "__name__", kind)
+                raise ProtocolError(f"{cls.__name__}.{name} is not of type {wanted}")
         if start != len(data):
             raise ProtocolError(
                 f"the {cls.__name__} has {len(data)} bytes; its header gives {start}"
             )
         return cls(*values)
+
+
+def _is_length(value: object) -> bool:
+    return type(value) is int and value >= 0
 
 
 def fields_of(cls: type) -> list[tuple[str, Any]]:
@@ -223,9 +222,9 @@ class ReportedMetrics:
         """Return the metrics that `pack` packed. Raises ProtocolError for other bytes."""
         if not data:
             return cls()
-        if len(data) > MAX_METRICS_BYTES:
+        if (size := len(data)) > MAX_METRICS_BYTES:
             raise ProtocolError(
-                f"the metrics have {len(data)} bytes; at most {MAX_METRICS_BYTES} are allowed"
+                f"the metrics have {size} bytes; at most {MAX_METRICS_BYTES} are allowed"
             )
         try:
             examples, training = METRICS_HEAD.unpack_from(data)
@@ -261,18 +260,16 @@ def check_metric_names(names: Collection[str]) -> None:
 
 
 def failure(
-    assignment: Assignment,
+    a: Assignment,
     stage: str,
     reason: str,
     version: str = "",
     fingerprint: str = "",
     kind: str = FAILED,
 ) -> Report:
-    """Return the report of a client that has no update."""
-    a = assignment
-    return Report(
-        a.round, a.phase, a.client, kind, version, fingerprint, b"", "", 0, 0.0, stage, reason
-    )
+    """Return the report of a client that has no update for an assignment."""
+    about = (a.round, a.phase, a.client, kind, version, fingerprint)
+    return Report(*about, b"", "", 0, 0.0, stage, reason)
 
 
 def ticket(round: int, client: int, frame: bytes) -> str:

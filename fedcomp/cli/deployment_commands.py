@@ -16,6 +16,7 @@ from ..formatting import one_line
 from ..run_display import RunDisplay
 from . import flags
 from .exits import stoppable
+from .flags import option, switch
 from .identities import identities, relay_target
 
 PORT = 8080
@@ -105,54 +106,42 @@ def message_log(log_json: str | None) -> Iterator[Callable[[str], None]]:
 
 def client(
     server: Server = None,
-    enrolment: Path | None = typer.Option(
-        None,
-        metavar="FILE",
-        help="Enrolment of this client, clients/ID.toml in the folder of keys, or a folder of enrolments for several clients. "
+    enrolment: Path | None = option(
+        "FILE",
+        "Enrolment of this client, clients/ID.toml in the folder of keys, or a folder of enrolments for several clients. "
         "Default: FEDCOMP_ENROLMENT, or ~/.config/fedcomp/enrolment.toml.",
     ),
     insecure: Insecure = False,
-    partition_id: int | None = typer.Option(
-        None,
-        metavar="K",
+    partition_id: int | None = option(
+        "K",
+        "Index of this client's partition of the data, from 0. Default: all data. With --insecure also the client's id.",
         min=0,
-        help="Index of this client's partition of the data, from 0. Default: all data. With --insecure also the client's id.",
     ),
-    partitions: int | None = typer.Option(
-        None,
-        metavar="N",
-        min=1,
-        help="Number of partitions of the data. Default: the number of clients of the run.",
+    partitions: int | None = option(
+        "N", "Number of partitions of the data. Default: the number of clients of the run.", min=1
     ),
-    client_id: int | None = typer.Option(
-        None, metavar="K", min=0, help="Id of this client, with --insecure."
-    ),
-    state_dir: Path | None = typer.Option(
-        None,
-        metavar="DIR",
-        help="State folder. Default: fedcomp-client-ID. With several clients, DIR contains a state folder for each.",
+    client_id: int | None = option("K", "Id of this client, with --insecure.", min=0),
+    state_dir: Path | None = option(
+        "DIR",
+        "State folder. Default: fedcomp-client-ID. With several clients, DIR contains a state folder for each.",
     ),
     task: str = typer.Option("digits", help="Task: a built-in name or path/file.py:name."),
     data: flags.Data = None,
     device: flags.Device = "auto",
     patience: Patience = None,
     stay: Stay = False,
-    count: int | None = typer.Option(
-        None,
-        metavar="N",
-        min=1,
-        help="Run N clients: of the first N enrolments in the folder --enrolment, or with --insecure of the ids from --client-id on. "
+    count: int | None = option(
+        "N",
+        "Run N clients: of the first N enrolments in the folder --enrolment, or with --insecure of the ids from --client-id on. "
         "They use the partitions from --partition-id on.",
+        min=1,
     ),
-    roster: Path | None = typer.Option(
-        None,
-        metavar="FILE",
-        help="Public keys of the clients, registry.toml in the folder of keys, for elections with sealed ballots. "
+    roster: Path | None = option(
+        "FILE",
+        "Public keys of the clients, registry.toml in the folder of keys, for elections with sealed ballots. "
         "Default: those that the server announces.",
     ),
-    sealed: bool = typer.Option(
-        False, "--sealed", help="Take part only in elections with sealed ballots."
-    ),
+    sealed: bool = switch("--sealed", "Take part only in elections with sealed ballots."),
     log_json: LogJson = None,
     transport: str = typer.Option(
         "grpc", click_type=TRANSPORTS, help=f"Transport of the server: {TRANSPORT_HELP}."
@@ -228,18 +217,16 @@ def _absolute(path: Path | None) -> str | None:
 
 def relay(
     server: Server = None,
-    port: int = typer.Option(
-        8081, metavar="N", min=0, max=65_535, help="Port that clients connect to; 0 = a free one."
+    port: int = option(
+        "N", "Port that clients connect to; 0 = a free one.", default=8081, min=0, max=65_535
     ),
-    host: str | None = typer.Option(
-        None,
-        metavar="HOST",
-        help="Address of this machine to listen on. Default: all addresses, loopback with --insecure.",
+    host: str | None = option(
+        "HOST",
+        "Address of this machine to listen on. Default: all addresses, loopback with --insecure.",
     ),
-    enrolment: Path | None = typer.Option(
-        None,
-        metavar="FILE",
-        help="This relay's enrolment, relays/ID.toml in the folder of keys. Default: FEDCOMP_ENROLMENT, or "
+    enrolment: Path | None = option(
+        "FILE",
+        "This relay's enrolment, relays/ID.toml in the folder of keys. Default: FEDCOMP_ENROLMENT, or "
         "~/.config/fedcomp/enrolment.toml.",
     ),
     insecure: Insecure = False,

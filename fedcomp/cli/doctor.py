@@ -23,7 +23,7 @@ import typer
 from ..config import KEYS, expand_home, keys_command
 from ..errors import FedcompError, KeysError, MissingExtraError, UnreachableError, UserError
 from ..formatting import human_bytes, one_line
-from .flags import Json
+from .flags import Json, option
 from .keys import days_left
 
 if TYPE_CHECKING:
@@ -68,28 +68,19 @@ def refused(what: str, error: FedcompError | str) -> Check:
 
 
 def doctor(
-    server: str | None = typer.Option(
-        None,
-        metavar="HOST:PORT",
-        help="A server to connect to. Default: the server in the enrolment of --client.",
+    server: str | None = option(
+        "HOST:PORT", "A server to connect to. Default: the server in the enrolment of --client."
     ),
-    client: Path | None = typer.Option(
-        None,
+    client: Path | None = option(
+        "FILE",
+        "An enrolment file. Default without --keys: FEDCOMP_ENROLMENT or "
+        "~/.config/fedcomp/enrolment.toml.",
         "--client",
         "--enrolment",
-        metavar="FILE",
-        help="An enrolment file. Default without --keys: FEDCOMP_ENROLMENT or "
-        "~/.config/fedcomp/enrolment.toml.",
     ),
-    keys: Path | None = typer.Option(
-        None, metavar="DIR", help="A folder of keys, written by fedcomp keys init."
-    ),
-    data: Path | None = typer.Option(
-        None, metavar="DIR", help="A folder with the data of built-in tasks."
-    ),
-    port: int | None = typer.Option(
-        None, metavar="N", min=1, max=65_535, help="A port on which a server will listen."
-    ),
+    keys: Path | None = option("DIR", "A folder of keys, written by fedcomp keys init."),
+    data: Path | None = option("DIR", "A folder with the data of built-in tasks."),
+    port: int | None = option("N", "A port on which a server will listen.", min=1, max=65_535),
     as_json: Json = False,
 ) -> None:
     """Check this machine and what the options name, and print fixes. The exit status is 2 if a check fails."""

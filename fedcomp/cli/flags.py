@@ -44,6 +44,27 @@ Device = Annotated[
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 
 
+def option(
+    metavar: str | None,
+    help: str,
+    *names: str,
+    default: Any = None,
+    panel: str | None = None,
+    shown: object = None,
+    **limits: Any,
+) -> Any:
+    """Return an option of a command. `panel`: of the help; `shown`: a default that the help names although it is not set."""
+    help += "" if shown is None else rf" [dim]\[default: {shown}][/dim]"
+    return typer.Option(
+        default, *names, metavar=metavar, help=help, rich_help_panel=panel, **limits
+    )
+
+
+def switch(name: str, help: str) -> Any:
+    """Return an option without a value, which is off by default."""
+    return typer.Option(False, name, help=help)
+
+
 def with_run_flags(without: Collection[str] = ()) -> Callable[[Command], Command]:
     """Return a decorator that gives `command(…, **flags)` an option for each field of RunConfig except those in `without`, and --config.
 
@@ -55,12 +76,8 @@ def with_run_flags(without: Collection[str] = ()) -> Callable[[Command], Command
         for name in names.split()
         if name not in without
     ]
-    file = typer.Option(
-        "--config",
-        metavar="FILE",
-        rich_help_panel="Output",
-        help="TOML file with options; flags take precedence over it",
-    )
+    help = "TOML file with options; flags take precedence over it"
+    file = option("FILE", help, "--config", panel="Output")
 
     def decorate(command: Command) -> Command:
         parameters = list(inspect.signature(command).parameters.values())[:-1]
@@ -78,22 +95,15 @@ def _option(f: Any, panel: str) -> inspect.Parameter:
     name = f"{flag}/--no-{flag.removeprefix('--')}" if kind is bool else flag
     choices = f.metadata.get("choices")
     metavar = None if kind is bool else f"[{'|'.join(choices)}]" if choices else METAVARS[kind]
-    shown = f.default is not None and f.default is not False
-    default = rf" [dim]\[default: {_shown(f.default)}][/dim]" if shown else ""
-    help = f.metadata["help"] + default
-    option = typer.Option(name, metavar=metavar, rich_help_panel=panel, help=help)
-    return _parameter(f.name, bool if kind is bool else list[str], option)
+    shown = f"{f.default:g}" if isinstance(f.default, float) else f.default
+    shown = None if shown is False else shown
+    declared = option(metavar, f.metadata["help"], name, panel=panel, shown=shown)
+    return _parameter(f.name, bool if kind is bool else list[str], declared)
 
 
-def _parameter(name: str, kind: Any, option: Any) -> inspect.Parameter:
-    annotation = Annotated[kind | None, option]
-    return inspect.Parameter(
-        name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation
-    )
-
-
-def _shown(value: Any) -> str:
-    return f"{value:g}" if isinstance(value, float) else str(value)
+def _parameter(name: str, kind: Any, declared: Any) -> inspect.Parameter:
+    keyword = inspect.Parameter.KEYWORD_ONLY
+    return inspect.Parameter(name, keyword, default=declared, annotation=kind | None)
 
 
 def run_config(given: Mapping[str, Any]) -> RunConfig:

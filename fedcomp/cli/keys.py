@@ -17,6 +17,7 @@ from ..config import KEYS, expand_home, keys_command
 from ..errors import KeysError, UserError
 from ..formatting import NOTHING, named_clients
 from .exits import command_group, stoppable
+from .flags import option, switch
 from .tables import print_table
 
 if TYPE_CHECKING:
@@ -54,18 +55,12 @@ app = command_group("Create and change the keys of a server, its clients and rel
 
 @app.command()
 def init(
-    clients: int = typer.Option(
-        ..., metavar="N", min=1, max=100_000, help="Number of clients to enrol."
-    ),
+    clients: int = option("N", "Number of clients to enrol.", default=..., min=1, max=100_000),
     host: Hosts = None,
-    out: Path = typer.Option(DEFAULT, metavar="DIR", help="The folder to create."),
+    out: Path = option("DIR", "The folder to create.", default=DEFAULT),
     days: Days = 365,
-    port: int = typer.Option(
-        8080,
-        metavar="N",
-        min=1,
-        max=65_535,
-        help="Port of the server, written into the enrolments.",
+    port: int = option(
+        "N", "Port of the server, written into the enrolments.", default=8080, min=1, max=65_535
     ),
 ) -> None:
     """Create a CA, a certificate and key for the server, and an enrolment file for each client."""
@@ -101,10 +96,8 @@ def init(
 @app.command()
 def add(
     folder: Folder = DEFAULT,
-    count: int = typer.Option(1, metavar="N", min=1, max=100_000, help="Number of clients to add."),
-    relay: bool = typer.Option(
-        False, "--relay", help="Enrol a relay that clients reach at --host."
-    ),
+    count: int = option("N", "Number of clients to add.", default=1, min=1, max=100_000),
+    relay: bool = switch("--relay", "Enrol a relay that clients reach at --host."),
     host: Hosts = None,
     days: Days = 365,
 ) -> None:

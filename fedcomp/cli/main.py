@@ -24,6 +24,7 @@ from .comparison.alternatives import (
     has_alternatives,
 )
 from .exits import command_group, print_help, stoppable
+from .flags import option, switch
 
 COMPARISON_PANEL, PORT_PANEL = "Comparison", "The server's port"  # of the help
 SIMULATION_ONLY = ("network", "attack", "cohort_batch", "residuals")
@@ -41,16 +42,10 @@ TargetAccuracy = Annotated[
 ]
 
 
-def _option(panel: str, help: str, *names: str, default: object = None, **more: Any) -> Any:
-    """Return an option in a panel of the help, which shows `default`."""
-    shown = "" if default is None else rf" [dim]\[default: {default}][/dim]"
-    return typer.Option(None, *names, rich_help_panel=panel, help=help + shown, **more)
-
-
 @app.callback(invoke_without_command=True)
 def fedcomp(
     context: typer.Context,
-    version: bool = typer.Option(False, "--version", help="Print the version."),
+    version: bool = switch("--version", "Print the version."),
 ) -> None:
     """Federated learning with compressed updates: every byte counted is a byte sent."""
     if version:
@@ -62,26 +57,28 @@ def fedcomp(
 @app.command("sim")
 @flags.with_run_flags()
 def simulation(
-    target_accuracy: str | None = _option(
-        COMPARISON_PANEL,
+    target_accuracy: str | None = option(
+        "ACCURACY",
         "Report rounds and bytes needed to reach this accuracy, such as 90%, in table and report.",
-        metavar="ACCURACY",
+        panel=COMPARISON_PANEL,
     ),
-    side_by_side: str | None = _option(
-        COMPARISON_PANEL,
+    side_by_side: str | None = option(
+        "[auto|N]",
         "Number of alternatives that run at once; auto = one for each CPU core if each uses one core, else 1.",
-        metavar="[auto|N]",
+        panel=COMPARISON_PANEL,
     ),
-    baseline: bool | None = _option(
-        COMPARISON_PANEL,
+    baseline: bool | None = option(
+        None,
         "Add a run named dense, which compresses nothing in either direction; ratios refer to its bytes. "
         "Default: added if the alternatives differ in their compression.",
         "--baseline/--no-baseline",
+        panel=COMPARISON_PANEL,
     ),
-    dry_run: bool | None = _option(
-        COMPARISON_PANEL,
+    dry_run: bool | None = option(
+        None,
         "Print the number of parameters, the sizes of frames and the expected bytes, without training.",
         "--dry-run",
+        panel=COMPARISON_PANEL,
     ),
     **run_flags: Any,
 ) -> None:
@@ -238,10 +235,9 @@ def report(
         metavar="RUN...",
         help="Run folders, finished or not, or folders of comparisons. Runs that differ only in their seeds become one line.",
     ),
-    out: Path | None = typer.Option(
-        None,
-        metavar="DIR",
-        help="Folder for report.html. Default: the folder RUN if only one is given, else the current folder.",
+    out: Path | None = option(
+        "DIR",
+        "Folder for report.html. Default: the folder RUN if only one is given, else the current folder.",
     ),
     target_accuracy: TargetAccuracy = None,
 ) -> None:
@@ -264,24 +260,18 @@ app.add_typer(server, name="server")
 
 @bench.command("codecs")
 def bench_codecs(
-    numel: str | None = typer.Option(
-        None, metavar="N", help="Length of the vector of normal values. Default: 1M."
-    ),
-    task: str | None = typer.Option(
-        None, help="Compress an update of this task instead of normal values."
-    ),
+    numel: str | None = option("N", "Length of the vector of normal values. Default: 1M."),
+    task: str | None = option(None, "Compress an update of this task instead of normal values."),
     data: flags.Data = None,
-    codec: list[str] | None = typer.Option(
-        None, help="A codec; may be given more than once. Default: all codecs."
+    codec: list[str] | None = option(
+        None, "A codec; may be given more than once. Default: all codecs."
     ),
     device: flags.Device = "cpu",
-    repeats: int = typer.Option(
-        5, metavar="N", min=1, max=1000, help="Number of repetitions; medians are shown."
+    repeats: int = option(
+        "N", "Number of repetitions; medians are shown.", default=5, min=1, max=1000
     ),
     json: flags.Json = False,
-    picture: Path | None = typer.Option(
-        None, metavar="FILE", help="Write an SVG chart of error against bits to this file."
-    ),
+    picture: Path | None = option("FILE", "Write an SVG chart of error against bits to this file."),
 ) -> None:
     """Measure speed, frame size and error of codecs, and compare their time with that of copying the vector."""
     from ..training import devices
@@ -304,18 +294,14 @@ def bench_codecs(
 @bench.command("sim")
 @flags.with_run_flags(without=NOT_IN_BENCH)
 def bench_sim(
-    rounds: int = typer.Option(
-        5, metavar="N", min=1, max=10_000, help="Number of rounds to measure."
-    ),
+    rounds: int = option("N", "Number of rounds to measure.", default=5, min=1, max=10_000),
     loops: str = typer.Option(
         "lean",
         metavar="[lean|usual|big-batch|none]",
         help="PyTorch loops to compare with, separated by commas: lean keeps one model and takes examples by index, usual "
         "copies the model and makes a DataLoader for each client, big-batch takes the batches of all clients as one; none skips them.",
     ),
-    trace: Path | None = typer.Option(
-        None, metavar="FILE", help="Write a profile for Perfetto or chrome://tracing."
-    ),
+    trace: Path | None = option("FILE", "Write a profile for Perfetto or chrome://tracing."),
     json: flags.Json = False,
     **run_flags: Any,
 ) -> None:
@@ -332,29 +318,33 @@ def bench_sim(
 @server.command("start")
 @flags.with_run_flags(without=SIMULATION_ONLY)
 def start(
-    port: int | None = _option(
-        PORT_PANEL,
+    port: int | None = option(
+        "N",
         "port to listen on; 0 = a free one",
-        default=deployment_commands.PORT,
-        metavar="N",
+        panel=PORT_PANEL,
+        shown=deployment_commands.PORT,
         min=0,
         max=65_535,
     ),
-    host: str | None = _option(
-        PORT_PANEL,
+    host: str | None = option(
+        "HOST",
         "address of this machine to listen on; all addresses by default, loopback with --insecure",
-        metavar="HOST",
+        panel=PORT_PANEL,
     ),
-    keys: str | None = _option(
-        PORT_PANEL, "folder of keys, made by fedcomp keys init", default=KEYS, metavar="DIR"
+    keys: str | None = option(
+        "DIR", "folder of keys, made by fedcomp keys init", panel=PORT_PANEL, shown=KEYS
     ),
-    insecure: bool | None = _option(
-        PORT_PANEL, "serve without TLS and keys, for a trial on one machine", "--insecure"
+    insecure: bool | None = option(
+        None,
+        "serve without TLS and keys, for a trial on one machine",
+        "--insecure",
+        panel=PORT_PANEL,
     ),
-    transport: str | None = _option(
-        PORT_PANEL,
+    transport: str | None = option(
+        None,
         f"transport of the messages: {deployment_commands.TRANSPORT_HELP}",
-        default="grpc",
+        panel=PORT_PANEL,
+        shown="grpc",
         click_type=deployment_commands.TRANSPORTS,
     ),
     **run_flags: Any,
