@@ -19,7 +19,6 @@ from ..callbacks import Header, RoundRecord
 from ..formatting import duration, metric, one_line
 from ..run_display import (
     GAP,
-    Column,
     RunDisplay,
     both_ways_ratio,
     columns_for,
@@ -171,7 +170,8 @@ class Dashboard(RunDisplay):
         """Return the curve, and the last rounds below it."""
         blank = [Text()] * (height >= 16)
         columns = columns_for(width, columns_of(self.header))
-        rows = self._rounds(columns, max(2, 2 * height // 5 - 1, height - MAX_CURVE_HEIGHT - 3))
+        records = list(self._records)[-max(2, 2 * height // 5 - 1, height - MAX_CURVE_HEIGHT - 3) :]
+        rows = [Text(table_line(columns), LABEL), *(Text(table_line(columns, r)) for r in records)]
         room = min(height - len(rows) - 2 * len(blank), MAX_CURVE_HEIGHT)
         return [*blank, *self._titled_curve(width, room), *blank, *rows]
 
@@ -194,10 +194,6 @@ class Dashboard(RunDisplay):
             title.append(more, LABEL)
         return [title, *self._curve.lines(width, height - 1)]
 
-    def _rounds(self, columns: list[Column], rows: int) -> list[Text]:
-        records = list(self._records)[-rows:]
-        return [Text(table_line(columns), LABEL), *(Text(table_line(columns, r)) for r in records)]
-
     def verdict(self) -> Panel:
         """Return the result of a run that has ended."""
         assert self.summary is not None
@@ -207,12 +203,8 @@ class Dashboard(RunDisplay):
         grid.add_column(overflow="fold")
         for label, value in [*verdict(summary, self.totals), ("model", model_file(out))]:
             grid.add_row(label, Text(value, "bold" if label == self.header.judged else ""))
-        return Panel(
-            grid,
-            title=f"{summary.rounds} round{'s' * (summary.rounds != 1)} done",
-            title_align="left",
-            border_style=DONE,
-        )
+        title = f"{summary.rounds} round{'s' * (summary.rounds != 1)} done"
+        return Panel(grid, title=title, title_align="left", border_style=DONE)
 
 
 class _LastLines(io.TextIOBase):

@@ -121,38 +121,29 @@ def run_values(given: Mapping[str, Any], repeatable: Collection[str] = ()) -> di
     if "local_steps" in flags and values.get("local_epochs"):
         raise ConfigError("--local-steps and --local-epochs exclude each other; give one of them")
     if values.get("resume") and "out" in values:
-        values = _of_run(values["out"], repeatable) | values
+        alternatives = config.expand_home(values["out"], "--out") / config.ALTERNATIVES_FILE
+        if repeatable and alternatives.is_file():
+            return config.read_toml(alternatives, repeatable) | values
+        return config.inherited_options(values["out"]) | values
     return values
-
-
-def _of_run(out: str, repeatable: Collection[str]) -> dict[str, Any]:
-    """Return the options of a stored run, or of stored alternatives if these are allowed."""
-    alternatives = config.expand_home(out, "--out") / config.ALTERNATIVES_FILE
-    return (
-        config.read_toml(alternatives, repeatable)
-        if repeatable and alternatives.is_file()
-        else config.inherited_options(out)
-    )
 
 
 def _converted(name: str, value: Any, repeatable: Collection[str]) -> Any:
     if isinstance(value, bool):
         return value
-    given = [value] if isinstance(value, str) else value
+    given, flag = [value] if isinstance(value, str) else value, config.flag(name)
+    times = f"{flag} is given {len(given)} times"
     if repeatable and name == "task" and len(given) > 1:
         raise ConfigError(
-            f"--task is given {len(given)} times, but all alternatives learn the same task; give one task, and compare "
-            "separate runs with fedcomp report"
+            f"{times}, but all alternatives learn the same task; give one task, and compare separate runs with fedcomp report"
         )
     if name not in config.ALTERNATIVE_OPTIONS:
         given = given[-1:]  # the last value wins
     if repeated := [one for one in given if given.count(one) > 1]:
-        raise ConfigError(f"{config.flag(name)} {repeated[0]} is given twice; give it once")
+        raise ConfigError(f"{flag} {repeated[0]} is given twice; give it once")
     if len(given) > 1 and name not in repeatable:
-        raise ConfigError(
-            f"{config.flag(name)} is given {len(given)} times; give it once; fedcomp sim compares alternatives"
-        )
-    converted = [spec.convert(one, config.option_type(name), config.flag(name)) for one in given]
+        raise ConfigError(f"{times}; give it once; fedcomp sim compares alternatives")
+    converted = [spec.convert(one, config.option_type(name), flag) for one in given]
     return converted if len(converted) > 1 else converted[0]
 
 

@@ -111,7 +111,7 @@ def simulation(
         return
     config = RunConfig(**values)
 
-    def run(display: "RunDisplay") -> None:
+    def run(display: RunDisplay) -> None:
         from ..sim import simulate
 
         simulate(config, display)
@@ -120,7 +120,7 @@ def simulation(
 
 
 def _run(
-    run: Callable[["RunDisplay"], Any],
+    run: Callable[[RunDisplay], Any],
     config: RunConfig,
     run_flags: dict[str, Any],
     command: Sequence[str],
@@ -173,7 +173,7 @@ def _compare(
         raise typer.Exit(comparison.exit_status)
 
 
-def _display(config: RunConfig) -> "RunDisplay":
+def _display(config: RunConfig) -> RunDisplay:
     """Return the display of a run: none if the log is on standard output, lines of text, or the dashboard."""
     if config.log_json == "-":
         return RunDisplay()

@@ -43,16 +43,15 @@ class Screen:
         self.close()
         for context in contexts:
             self._stack.enter_context(context)
-        self._stack.enter_context(
-            Live(
-                console=self.console,
-                screen=True,
-                refresh_per_second=REFRESHES_PER_SECOND,
-                redirect_stdout=False,
-                redirect_stderr=False,
-                get_renderable=lambda: self._picture(*self.console.size),
-            )
+        live = Live(
+            console=self.console,
+            screen=True,
+            refresh_per_second=REFRESHES_PER_SECOND,
+            redirect_stdout=False,
+            redirect_stderr=False,
+            get_renderable=lambda: self._picture(*self.console.size),
         )
+        self._stack.enter_context(live)
 
     def close(self) -> None:
         """Return to the terminal's main screen."""
@@ -101,16 +100,10 @@ def facts_panel(
     lines = fitted(lines, width - 4)
     if len(path) > width - 6:
         path = "…" + path[len(path) - width + 7 :]
-    return Panel(
-        Group(*lines),
-        title=title,
-        title_align="left",
-        subtitle=Text(path),
-        subtitle_align="left",
-        border_style=FRAME,
-        width=width,
-        height=len(lines) + 2,
-    )
+    panel = Panel(Group(*lines), title=title, subtitle=Text(path), border_style=FRAME)
+    panel.title_align = panel.subtitle_align = "left"
+    panel.width, panel.height = width, len(lines) + 2
+    return panel
 
 
 def _columns(cells: Sequence[Text], columns: int, max_rows: int) -> list[Text]:

@@ -134,7 +134,11 @@ class NotebookDisplay(ProgressDisplay):
         self, display: Callable[..., Any] | None = None, clock: Callable[[], float] = monotonic
     ):
         super().__init__(clock)
-        self._display = _ipython_display() if display is None else display
+        if display is None:
+            from IPython.display import display as ipython_display
+
+            display = ipython_display
+        self._display = display
         self._next_s = 0.0
         self._handle: Any = None  # None before the first display
         self._points: list[tuple[int, float]] = []
@@ -238,12 +242,6 @@ class NotebookDisplay(ProgressDisplay):
             f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" height="{HEIGHT}" font-size="{FONT_SIZE}" fill="currentColor">{texts}'
             f'<polyline points="{line}" fill="none" stroke="#1f83c4" stroke-width="1.8"/></svg>'
         )
-
-
-def _ipython_display() -> Callable[..., Any]:
-    from IPython.display import display
-
-    return display
 
 
 @contextmanager
