@@ -149,15 +149,9 @@ def measure(
     """Simulate until `rounds` rounds are measured. Return what --json prints, times in seconds, and the profile. Raises UserError."""
     measurement = RoundMeasurement(rounds)
     with tempfile.TemporaryDirectory(prefix="fedcomp-bench-") as folder:
-        unused: dict[str, Any] = {
-            "resume": False,
-            "log_json": None,
-            "metrics_port": -1,
-            "tensorboard": False,
-        }
-        config = dataclasses.replace(
-            config, rounds=MAX_WARM_UP + 2 * rounds, out=str(Path(folder) / "run"), **unused
-        )
+        out: dict[str, Any] = {"out": str(Path(folder) / "run"), "resume": False, "log_json": None}
+        out |= {"metrics_port": -1, "tensorboard": False}
+        config = dataclasses.replace(config, rounds=MAX_WARM_UP + 2 * rounds, **out)
         simulation = Simulation(config, measurement)
         device, engine = simulation.device, simulation.engine
         devices = [each.device for each in getattr(engine, "engines", [engine])]
@@ -179,9 +173,8 @@ def measure(
     header, accepted = measurement.header, [record.accepted for record in measurement.records]
     mean = statistics.mean
     parts = {part: mean(each[part] for each in measurement.parts) for part in (*PARTS, OTHER)}
-    updates = dict.fromkeys((WHOLE, LOCAL), mean(accepted)) | dict.fromkeys(
-        loop_calls, header.cohort
-    )
+    updates = dict.fromkeys((WHOLE, LOCAL), mean(accepted))
+    updates |= dict.fromkeys(loop_calls, header.cohort)
     result = {
         **{name: getattr(header, name) for name in HEADER_FIELDS},
         "precision": config.precision,

@@ -138,7 +138,7 @@ class NotebookDisplay(ProgressDisplay):
             from IPython.display import display as ipython_display
 
             display = ipython_display
-        self._display = display
+        self._display: Callable[..., Any] = display
         self._next_s = 0.0
         self._handle: Any = None  # None before the first display
         self._points: list[tuple[int, float]] = []
