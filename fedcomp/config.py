@@ -39,6 +39,7 @@ def option(default: Any, help: str, *, local: bool = False, **limits: Any) -> An
 
 
 count = partial(option, low=1)
+zero_or_more = partial(option, low=0)
 fraction = partial(option, above=0.0, high=1.0)
 positive = partial(option, above=0.0, high=schedules.MAX_FLOAT)
 non_negative = partial(option, low=0.0, high=schedules.MAX_FLOAT)
@@ -65,10 +66,9 @@ class RunConfig:
     quorum: float = fraction(
         1.0, "fraction of a round's clients whose accepted updates end the round", local=True
     )
-    deadline: float = option(
+    deadline: float = zero_or_more(
         0.0,
         "time limit for a phase of a round, in seconds; later answers are left out; 0 = no limit",
-        low=0.0,
         local=True,
     )
     network: str | None = option(
@@ -77,11 +77,8 @@ class RunConfig:
         "uniform:up=100kB,down=1MB,latency=50ms,step=20ms, lognormal:up=100kB,spread=1,absent=5%, or a CSV file",
     )
     local_steps: int = count(5, "local steps of a client in a round", high=1_000_000)
-    local_epochs: int = option(
-        0,
-        "passes over a client's data in a round, in place of --local-steps; 0 = off",
-        low=0,
-        high=10_000,
+    local_epochs: int = zero_or_more(
+        0, "passes over a client's data in a round, in place of --local-steps; 0 = off", high=10_000
     )
     batch_size: int = count(
         20,
@@ -110,11 +107,8 @@ class RunConfig:
     accumulate: int = count(
         1, "batches whose gradients are accumulated before each step", high=10_000
     )
-    momentum: float = option(
-        0.0,
-        "momentum of local SGD; reset in every round unless --keep-momentum is given",
-        low=0.0,
-        high=1.0,
+    momentum: float = zero_or_more(
+        0.0, "momentum of local SGD; reset in every round unless --keep-momentum is given", high=1.0
     )
     keep_momentum: bool = option(
         False, "keep the momentum of local SGD between rounds, except at coordinates that were sent"
@@ -137,10 +131,9 @@ class RunConfig:
         "how updates are aggregated; sets --uplink, --memory and --downlink if these are not given",
     )
     weights: str = option("uniform", "weight of a client's update", choices=("uniform", "examples"))
-    weight_cap: float = option(
+    weight_cap: float = zero_or_more(
         0.0,
         "largest weight of an update, as a multiple of the mean weight in the round; 0 = no cap",
-        low=0.0,
     )
     uplink: str = option(
         StrategyDefault("stc:density=1/100"), "codec for updates from clients to the server"
@@ -157,10 +150,10 @@ class RunConfig:
         StrategyDefault("auto"),
         "memory of the server around the downlink codec; auto = as for --memory",
     )
-    density_warmup: int = option(
-        0, "rounds in which the density of the uplink falls from 25 % to its final value", low=0
+    density_warmup: int = zero_or_more(
+        0, "rounds in which the density of the uplink falls from 25 % to its final value"
     )
-    lr_warmup: int = option(0, "rounds in which the learning rate rises to --lr", low=0)
+    lr_warmup: int = zero_or_more(0, "rounds in which the learning rate rises to --lr")
     lr_schedule: str | None = option(
         None,
         "learning rate by round, after --lr-warmup: cosine, linear:to=0.001, poly:power=2, geometric:to=0.001, "
@@ -182,11 +175,10 @@ class RunConfig:
         "density of the uplink by round, after --density-warmup, in the form of --lr-schedule: 10%,1%@10 or geometric:to=0.1%",
         parse=schedules.FRACTION.read,
     )
-    horizon: int = option(
+    horizon: int = zero_or_more(
         0,
         "round in which the curves of schedules end; 0 = the last round of the run as it was started, also if it is resumed with "
         "more --rounds",
-        low=0,
         local=True,
     )
     budget: str | None = option(
@@ -202,10 +194,9 @@ class RunConfig:
         parse=spec.parse_byte_list,
         example="10kB,1MB",
     )
-    relays: int = option(
+    relays: int = zero_or_more(
         0,
         "number of relays, which sum the frames of their clients and send the sum to the server; 0 = none",
-        low=0,
         high=1_000_000,
     )
     clip_update: float = non_negative(
@@ -238,11 +229,10 @@ class RunConfig:
         "AMX or AVX512-BF16; float16 uses loss scaling",
         choices=("float32", "bfloat16", "float16"),
     )
-    cohort_batch: int = option(
+    cohort_batch: int = zero_or_more(
         0,
         "clients that the batched engine trains together; 0 = chosen automatically, on a GPU such that they fill a quarter of the "
         "free memory",
-        low=0,
         high=1_000_000,
     )
     residuals: str = option(
@@ -257,7 +247,7 @@ class RunConfig:
         "device for training: auto, cpu, cuda or cuda:N; auto = the first GPU if there is one, else the CPU; in a simulation also "
         "a list of GPUs among which the clients of a round are divided, such as cuda:0,cuda:1",
     )
-    seed: int = option(0, "seed of all random draws", low=0, high=2**63 - 1)
+    seed: int = zero_or_more(0, "seed of all random draws", high=2**63 - 1)
     eval_every: int = count(1, "rounds between evaluations; the last round is always evaluated")
     evaluate: str = option(
         "server",

@@ -32,8 +32,7 @@ from ..run_display import (
     verdict,
     waiting_text,
 )
-from .curve import Curve
-from .screen import DONE, LABEL, REJECTED, WARNING, Screen, facts_panel, fitted, progress_bar
+from .screen import DONE, LABEL, REJECTED, WARNING, Curve, Screen, facts_panel, fitted, progress_bar
 
 SLOW_ROUND_S = 2.0  # rounds that take longer show the number of clients that have answered
 MIN_WIDTH, MIN_HEIGHT = 30, 10  # a smaller terminal cuts the picture off
