@@ -60,16 +60,15 @@ class WireMessage:
     @classmethod
     def unpack(cls, data: bytes) -> Self:
         """Parse one whole message. Raises ProtocolError for wrong fields or types."""
-        fields = fields_of(cls)
+        fields, message = fields_of(cls), cls.__name__
         try:
             start = LENGTH.size + LENGTH.unpack_from(data)[0]
             header = json.loads(data[LENGTH.size : start])
         except (struct.error, ValueError, RecursionError) as error:
-            raise ProtocolError(f"the header of the {cls.__name__} cannot be read") from error
-        if type(header) is not list or len(header) != len(fields) + 1 or header[0] != cls.__name__:
-            raise ProtocolError(
-                f"the message is not {cls.__name__}; use the same version of fedcomp on both sides"
-            )
+            raise ProtocolError(f"the header of the {message} cannot be read") from error
+        if type(header) is not list or len(header) != len(fields) + 1 or header[0] != message:
+            advice = "use the same version of fedcomp on both sides"
+            raise ProtocolError(f"the message is not {message}; {advice}")
         values: list[Any] = []
         for (name, kind), value in zip(fields, header[1:], strict=True):
             if kind is bytes and _is_length(value):
@@ -83,11 +82,9 @@ class WireMessage:
                 values.append(value)
             else:
                 wanted = getattr(kind, "__name__", kind)
-                raise ProtocolError(f"{cls.__name__}.{name} is not of type {wanted}")
+                raise ProtocolError(f"{message}.{name} is not of type {wanted}")
         if start != len(data):
-            raise ProtocolError(
-                f"the {cls.__name__} has {len(data)} bytes; its header gives {start}"
-            )
+            raise ProtocolError(f"the {message} has {len(data)} bytes; its header gives {start}")
         return cls(*values)
 
 
@@ -222,10 +219,8 @@ class ReportedMetrics:
         """Return the metrics that `pack` packed. Raises ProtocolError for other bytes."""
         if not data:
             return cls()
-        if (size := len(data)) > MAX_METRICS_BYTES:
-            raise ProtocolError(
-                f"the metrics have {size} bytes; at most {MAX_METRICS_BYTES} are allowed"
-            )
+        if (size := len(data)) > (most := MAX_METRICS_BYTES):
+            raise ProtocolError(f"the metrics have {size} bytes; at most {most} are allowed")
         try:
             examples, training = METRICS_HEAD.unpack_from(data)
             offset, items = METRICS_HEAD.size, []

@@ -118,9 +118,7 @@ def trace(events: Iterable[Event], process: str) -> dict[str, Any]:
         metadata.append(thread | {"name": "thread_sort_index", "args": {"sort_index": tid}})
     complete = []
     for e in sorted(events, key=lambda e: (e.start_s, e.depth)):
-        times = {"ts": 1e6 * e.start_s, "dur": 1e6 * e.seconds}
-        place = {"pid": 1, "tid": 1 + tracks.index(e.track)}
-        complete.append(
-            {"name": e.name, "cat": e.track, "ph": "X", "args": e.details} | times | place
-        )
+        event: dict[str, Any] = {"name": e.name, "cat": e.track, "ph": "X", "args": e.details}
+        event |= {"ts": 1e6 * e.start_s, "dur": 1e6 * e.seconds}
+        complete.append(event | {"pid": 1, "tid": 1 + tracks.index(e.track)})
     return {"traceEvents": metadata + complete, "displayTimeUnit": "ms"}

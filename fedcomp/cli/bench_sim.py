@@ -222,18 +222,9 @@ def _cohort_loops(
         return runs, 0.0
     if config.precision != "float32":
         dtype = getattr(torch, config.precision)
-        runs = {name: _autocast(run, simulation.device, dtype) for name, run in runs.items()}
+        in_precision = torch.autocast(simulation.device.type, dtype)
+        runs = {name: in_precision(run) for name, run in runs.items()}
     return runs, examples * pytorch_loops.flops_of_an_example(task, data, config.batch_size)
-
-
-def _autocast(
-    run: Callable[[], object], device: torch.device, dtype: torch.dtype
-) -> Callable[[], object]:
-    def in_precision() -> object:
-        with torch.autocast(device.type, dtype):
-            return run()
-
-    return in_precision
 
 
 def _rate(
@@ -255,16 +246,12 @@ def _print_tables(m: Mapping[str, Any], loops: Sequence[str]) -> None:
     lean_s = next((loop["seconds"] for loop in m["ways"] if loop["name"] == LEAN), None)
     rates = []
     for loop in m["ways"]:
-        speed, flops, fraction = (
-            loop["client_updates_per_s"],
-            loop["flops_per_s"],
-            loop["share_of_peak"],
-        )
+        name, seconds, speed, flops, fraction = loop.values()  # as in _rate
         row = [
-            loop["name"],
+            name,
             f"{speed:,.0f}" if speed >= 100 else f"{speed:.3g}",
-            f"{1e3 * loop['seconds']:,.1f} ms",
-            NOTHING if lean_s is None else f"{lean_s / loop['seconds']:.2f} ×",
+            f"{1e3 * seconds:,.1f} ms",
+            NOTHING if lean_s is None else f"{lean_s / seconds:.2f} ×",
             NOTHING if flops is None else f"{flops / 1e9:,.2f}",
             NOTHING if fraction is None else f"{fraction:.1%}",
         ]

@@ -127,9 +127,8 @@ class Dashboard(RunDisplay):
         h = self.header
         if height < 20:
             return fitted([Text(f"{h.task}, {h.clients:,} clients, {h.uplink}", "bold")], width)[0]
-        notice = "; ".join(
-            filter(None, (h.notice, h.engine_reason and f"engine: {h.engine_reason}"))
-        )
+        reason = h.engine_reason and f"engine: {h.engine_reason}"
+        notice = "; ".join(filter(None, (h.notice, reason)))
         notes, rows = (1, 3) if height < 24 else (2, 4) if height < 36 else (2, 8)
         note = textwrap.wrap(notice, max(width - 13, 20), max_lines=notes, placeholder="…")
         short = facts(replace(h, notice="", engine_reason=""))[:-1]

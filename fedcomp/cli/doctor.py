@@ -195,11 +195,10 @@ def torch_and_cuda() -> Iterator[Check]:
         yield Check("cuda", SKIPPED, "this machine has no GPU; runs use the CPU")
     else:
         built = torch.version.cuda is not None
+        why = "cannot use it" if built else "is built without CUDA"
         fix = "update NVIDIA's driver" if built else "install torch's CUDA build"
-        found = f"but torch {torch.__version__} " + (
-            "cannot use it" if built else "is built without CUDA"
-        )
-        yield failed("cuda", f"this machine has a GPU, {found}", f"{fix}, or run with --device cpu")
+        found = f"this machine has a GPU, but torch {torch.__version__} {why}"
+        yield failed("cuda", found, f"{fix}, or run with --device cpu")
     yield threads(torch.get_num_threads(), cores())
 
 

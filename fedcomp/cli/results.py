@@ -128,10 +128,8 @@ def _ratio(runs: Sequence["Run"], baseline: "Group | None") -> tuple[float | Non
         return None, None
     rounds = [len(run.records) for run in runs]
     if baseline and max(rounds) <= min(len(run.records) for run in baseline.runs):
-        sent_by = [
-            [r.uplink_bytes + r.downlink_bytes for r in run.records] for run in baseline.runs
-        ]
-        dense = sum(mean(sum(each[:count]) for each in sent_by) for count in rounds)
+        both = [[r.uplink_bytes + r.downlink_bytes for r in run.records] for run in baseline.runs]
+        dense = sum(mean(sum(each[:count]) for each in both) for count in rounds)
         return dense / sent, baseline.label
     dense = sum(run.dense_bytes for run in runs)
     return (dense / sent if dense else None), None

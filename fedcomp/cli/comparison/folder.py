@@ -100,9 +100,8 @@ class ComparisonFolder:
             lock = os.open(self.path, os.O_RDONLY)
             self._stack.callback(os.close, lock)
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            self._write(
-                ALTERNATIVES_FILE, tomli_w.dumps({**self.values, "resolved": dict(resolved)})
-            )
+            text = tomli_w.dumps({**self.values, "resolved": dict(resolved)})
+            self._write(ALTERNATIVES_FILE, text)
         except BlockingIOError:
             raise RunFolderError(
                 f"another process runs in --out {self.path}; wait for it, or give another --out"
