@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import click
 import typer
@@ -26,32 +26,15 @@ PORT = 8080
 TRANSPORTS = click.Choice(["grpc", "flower"])
 TRANSPORT_HELP = "gRPC, or stock flower-superlink and flower-supernode processes"
 
-Server = Annotated[
-    str | None,
-    typer.Option(
-        metavar="HOST:PORT", help="Address of the server. Default: the address in the enrolment."
-    ),
-]
-Insecure = Annotated[
-    bool, typer.Option("--insecure", help="Connect without TLS and keys, for a trial.")
-]
-Patience = Annotated[
-    float | None,
-    typer.Option(
-        metavar="SECONDS",
-        min=0,
-        max=10**9,
-        help="How long to try to reach the server. Default: without limit.",
-    ),
-]
-Stay = Annotated[bool, typer.Option("--stay", help="Wait for the next run when a run is over.")]
-LogJson = Annotated[
-    str | None,
-    typer.Option(
-        metavar="FILE",
-        help="Log file with a JSON object per message; - = standard output, instead of text.",
-    ),
-]
+SERVER = option("HOST:PORT", "Address of the server. Default: the address in the enrolment.")
+INSECURE = switch("--insecure", "Connect without TLS and keys, for a trial.")
+PATIENCE = option(
+    "SECONDS", "How long to try to reach the server. Default: without limit.", min=0, max=10**9
+)
+STAY = switch("--stay", "Wait for the next run when a run is over.")
+LOG_JSON = option(
+    "FILE", "Log file with a JSON object per message; - = standard output, instead of text."
+)
 
 
 def serve(
@@ -108,13 +91,13 @@ def message_log(log_json: str | None) -> Iterator[Callable[[str], None]]:
 
 
 def client(
-    server: Server = None,
+    server: str | None = SERVER,
     enrolment: Path | None = option(
         "FILE",
         "Enrolment of this client, clients/ID.toml in the folder of keys, or a folder of enrolments for several clients. "
         "Default: FEDCOMP_ENROLMENT, or ~/.config/fedcomp/enrolment.toml.",
     ),
-    insecure: Insecure = False,
+    insecure: bool = INSECURE,
     partition_id: int | None = option(
         "K",
         "Index of this client's partition of the data, from 0. Default: all data. With --insecure also the client's id.",
@@ -129,10 +112,10 @@ def client(
         "State folder. Default: fedcomp-client-ID. With several clients, DIR contains a state folder for each.",
     ),
     task: str = typer.Option("digits", help="Task: a built-in name or path/file.py:name."),
-    data: flags.Data = None,
+    data: Path | None = flags.DATA,
     device: flags.Device = "auto",
-    patience: Patience = None,
-    stay: Stay = False,
+    patience: float | None = PATIENCE,
+    stay: bool = STAY,
     count: int | None = option(
         "N",
         "Run N clients: of the first N enrolments in the folder --enrolment, or with --insecure of the ids from --client-id on. "
@@ -145,7 +128,7 @@ def client(
         "Default: those that the server announces.",
     ),
     sealed: bool = switch("--sealed", "Take part only in elections with sealed ballots."),
-    log_json: LogJson = None,
+    log_json: str | None = LOG_JSON,
     transport: str = typer.Option(
         "grpc", click_type=TRANSPORTS, help=f"Transport of the server: {TRANSPORT_HELP}."
     ),
@@ -219,7 +202,7 @@ def _absolute(path: Path | None) -> str | None:
 
 
 def relay(
-    server: Server = None,
+    server: str | None = SERVER,
     port: int = option(
         "N", "Port that clients connect to; 0 = a free one.", default=8081, min=0, max=65_535
     ),
@@ -232,10 +215,10 @@ def relay(
         "This relay's enrolment, relays/ID.toml in the folder of keys. Default: FEDCOMP_ENROLMENT, or "
         "~/.config/fedcomp/enrolment.toml.",
     ),
-    insecure: Insecure = False,
-    patience: Patience = None,
-    stay: Stay = False,
-    log_json: LogJson = None,
+    insecure: bool = INSECURE,
+    patience: float | None = PATIENCE,
+    stay: bool = STAY,
+    log_json: str | None = LOG_JSON,
 ) -> None:
     """Run a relay between clients and a server. Each broadcast crosses the server's link once, and reports are sent together."""
     from ..deployment.relay_process import RelayProcess

@@ -23,7 +23,7 @@ import typer
 from ..config import KEYS, expand_home, keys_command
 from ..errors import FedcompError, KeysError, MissingExtraError, UnreachableError, UserError
 from ..formatting import human_bytes, one_line
-from .flags import Json, option
+from .flags import JSON, option
 from .keys import days_left
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ def doctor(
     keys: Path | None = option("DIR", "A folder of keys, written by fedcomp keys init."),
     data: Path | None = option("DIR", "A folder with the data of built-in tasks."),
     port: int | None = option("N", "A port on which a server will listen.", min=1, max=65_535),
-    as_json: Json = False,
+    as_json: bool = JSON,
 ) -> None:
     """Check this machine and what the options name, and print fixes. The exit status is 2 if a check fails."""
     if client:

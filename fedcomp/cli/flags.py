@@ -6,7 +6,6 @@ Every flag is parsed as text and is None unless given. Precedence, from low to h
 import inspect
 import shlex
 from collections.abc import Callable, Collection, Mapping, Sequence
-from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 import typer
@@ -29,20 +28,6 @@ PANELS = {
 METAVARS = {int: "N", float: "X", str: "TEXT"}
 Command = TypeVar("Command", bound=Callable[..., None])
 
-# Options of several commands.
-Data = Annotated[
-    Path | None,
-    typer.Option(
-        "--data",
-        metavar="DIR",
-        help="Folder of the task's data. Default: the environment variable FEDCOMP_DATA.",
-    ),
-]
-Device = Annotated[
-    str, typer.Option("--device", metavar="[auto|cpu|cuda|cuda:N]", help="Device to compute on.")
-]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
-
 
 def option(
     metavar: str | None,
@@ -63,6 +48,14 @@ def option(
 def switch(name: str, help: str) -> Any:
     """Return an option without a value, which is off by default."""
     return typer.Option(False, name, help=help)
+
+
+# Options of several commands.
+DATA = option("DIR", "Folder of the task's data. Default: the environment variable FEDCOMP_DATA.")
+JSON = switch("--json", "Print JSON instead of a table.")
+Device = Annotated[
+    str, typer.Option("--device", metavar="[auto|cpu|cuda|cuda:N]", help="Device to compute on.")
+]
 
 
 def with_run_flags(without: Collection[str] = ()) -> Callable[[Command], Command]:

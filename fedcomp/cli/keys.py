@@ -9,7 +9,7 @@ import shlex
 from base64 import b64decode, b64encode
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
@@ -27,28 +27,20 @@ RENEW_DAYS = 30  # certificates that end within this time are due for renewal
 RELAY = re.compile(r"relay-\d{1,10}", re.ASCII)
 COLUMNS = ("holder", "state", "until", "days", "fingerprint", "file")
 
-Folder = Annotated[
-    Path,
-    typer.Option(
-        "--keys",
-        metavar="DIR",
-        callback=lambda folder: expand_home(folder, "--keys"),
-        help="Folder of keys, written by fedcomp keys init.",
-    ),
-]
-Days = Annotated[
-    int,
-    typer.Option(metavar="N", min=1, max=36_500, help="Validity of the new certificates, in days."),
-]
-Hosts = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--host",
-        metavar="HOST",
-        help="Name or address by which clients reach the server or the relay; may be given more than once.",
-    ),
-]
 DEFAULT = Path(KEYS)
+FOLDER = option(
+    "DIR",
+    "Folder of keys, written by fedcomp keys init.",
+    "--keys",
+    default=DEFAULT,
+    callback=lambda folder: expand_home(folder, "--keys"),
+)
+DAYS = option("N", "Validity of the new certificates, in days.", default=365, min=1, max=36_500)
+HOSTS = option(
+    "HOST",
+    "Name or address by which clients reach the server or the relay; may be given more than once.",
+    "--host",
+)
 
 app = command_group("Create and change the keys of a server, its clients and relays.")
 
@@ -56,9 +48,9 @@ app = command_group("Create and change the keys of a server, its clients and rel
 @app.command()
 def init(
     clients: int = option("N", "Number of clients to enrol.", default=..., min=1, max=100_000),
-    host: Hosts = None,
+    host: list[str] | None = HOSTS,
     out: Path = option("DIR", "The folder to create.", default=DEFAULT),
-    days: Days = 365,
+    days: int = DAYS,
     port: int = option(
         "N", "Port of the server, written into the enrolments.", default=8080, min=1, max=65_535
     ),
@@ -95,11 +87,11 @@ def init(
 
 @app.command()
 def add(
-    folder: Folder = DEFAULT,
+    folder: Path = FOLDER,
     count: int = option("N", "Number of clients to add.", default=1, min=1, max=100_000),
     relay: bool = switch("--relay", "Enrol a relay that clients reach at --host."),
-    host: Hosts = None,
-    days: Days = 365,
+    host: list[str] | None = HOSTS,
+    days: int = DAYS,
 ) -> None:
     """Enrol new clients, whose ids follow the highest existing id, or a relay. Needs ca.key, which signs their certificates."""
     from ..keys import key_folder as keys
@@ -134,7 +126,7 @@ def revoke(
         help="Logical ids of clients; relay-0 for a relay.",
         show_default=False,
     ),
-    folder: Folder = DEFAULT,
+    folder: Path = FOLDER,
 ) -> None:
     """Revoke the keys of clients or relays. A running server disconnects them."""
     from ..keys import key_folder as keys
@@ -156,9 +148,9 @@ def renew(
         help=f"Id of a client, relay-0 for a relay, or 'server'. Default: all whose certificates end within {RENEW_DAYS} days.",
         show_default=False,
     ),
-    folder: Folder = DEFAULT,
-    host: Hosts = None,
-    days: Days = 365,
+    folder: Path = FOLDER,
+    host: list[str] | None = HOSTS,
+    days: int = DAYS,
 ) -> None:
     """Create a new key and certificate for a client, a relay or the server. Needs ca.key, which signs the certificate."""
     from ..keys import key_folder as keys
@@ -188,7 +180,7 @@ def renew(
 
 
 @app.command("list")
-def show(folder: Folder = DEFAULT) -> None:
+def show(folder: Path = FOLDER) -> None:
     """List all keys with their state and the end of their validity: a table on a terminal, lines with tabs elsewhere."""
     from ..keys import key_folder as keys
     from ..keys.enrolment import utc_now

@@ -7,7 +7,7 @@ import signal
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 from typer.main import get_command
@@ -33,13 +33,9 @@ NOT_IN_BENCH = "rounds out resume checkpoint_every plain log_json metrics_port t
 app = command_group(
     pretty_exceptions_enable=False, context_settings={"help_option_names": ["-h", "--help"]}
 )
-TargetAccuracy = Annotated[
-    str | None,
-    typer.Option(
-        metavar="ACCURACY",
-        help="Report rounds and bytes needed to reach this accuracy, such as 90%.",
-    ),
-]
+TARGET_ACCURACY = option(
+    "ACCURACY", "Report rounds and bytes needed to reach this accuracy, such as 90%."
+)
 
 
 @app.callback(invoke_without_command=True)
@@ -221,7 +217,7 @@ def codecs() -> None:
 
 
 @app.command()
-def tasks(data: flags.Data = None) -> None:
+def tasks(data: Path | None = flags.DATA) -> None:
     """List the built-in tasks: parameters, examples, and where the data is."""
     from .listing import print_tasks
 
@@ -239,7 +235,7 @@ def report(
         "DIR",
         "Folder for report.html. Default: the folder RUN if only one is given, else the current folder.",
     ),
-    target_accuracy: TargetAccuracy = None,
+    target_accuracy: str | None = TARGET_ACCURACY,
 ) -> None:
     """Write a report on runs as one self-contained HTML page: verdict, charts, tables of results and settings."""
     from .report.page import write_and_print_path
@@ -262,7 +258,7 @@ app.add_typer(server, name="server")
 def bench_codecs(
     numel: str | None = option("N", "Length of the vector of normal values. Default: 1M."),
     task: str | None = option(None, "Compress an update of this task instead of normal values."),
-    data: flags.Data = None,
+    data: Path | None = flags.DATA,
     codec: list[str] | None = option(
         None, "A codec; may be given more than once. Default: all codecs."
     ),
@@ -270,7 +266,7 @@ def bench_codecs(
     repeats: int = option(
         "N", "Number of repetitions; medians are shown.", default=5, min=1, max=1000
     ),
-    json: flags.Json = False,
+    json: bool = flags.JSON,
     picture: Path | None = option("FILE", "Write an SVG chart of error against bits to this file."),
 ) -> None:
     """Measure speed, frame size and error of codecs, and compare their time with that of copying the vector."""
@@ -302,7 +298,7 @@ def bench_sim(
         "copies the model and makes a DataLoader for each client, big-batch takes the batches of all clients as one; none skips them.",
     ),
     trace: Path | None = option("FILE", "Write a profile for Perfetto or chrome://tracing."),
-    json: flags.Json = False,
+    json: bool = flags.JSON,
     **run_flags: Any,
 ) -> None:
     """Measure rounds of a simulation: client updates a second, the time of each part, and the fraction of the device's peak arithmetic.

@@ -8,7 +8,7 @@ from types import ModuleType
 import typer
 
 from ..errors import UserError
-from .flags import Data, Device, option, switch
+from .flags import DATA, Device, option, switch
 
 PACKAGE = "reproductions"  # a folder next to that of the package
 
@@ -23,7 +23,7 @@ def reproduce(
     seeds: int | None = option(
         "N", "Number of seeds of each method. Default: that of the reproduction.", min=1, max=1000
     ),
-    data: Data = None,
+    data: Path | None = DATA,
     out: Path | None = option(
         "DIR",
         "Folder of the run folders. Default: runs/reproduce-NAME. Finished runs are not repeated.",
