@@ -237,35 +237,13 @@ class ForwardingCallback(Callback, ABC):
     def forward(self, hook: str, *values: Any) -> None:
         """Handle the call of a hook, given by its name and arguments."""
 
-    def on_port_open(self, port: Callable[[], PortFigures]) -> None:
-        self.forward("on_port_open", port)
 
-    def on_run_start(self, header: Header) -> None:
-        self.forward("on_run_start", header)
+def _forwarding(hook: str) -> Callable[..., None]:
+    return lambda callback, *values: callback.forward(hook, *values)
 
-    def on_waiting(self, connected: Sequence[int], wanted: int) -> None:
-        self.forward("on_waiting", connected, wanted)
 
-    def on_client_joined(self, client: int) -> None:
-        self.forward("on_client_joined", client)
-
-    def on_client_left(self, client: int) -> None:
-        self.forward("on_client_left", client)
-
-    def on_progress(self, round: int, answered: int, cohort: int) -> None:
-        self.forward("on_progress", round, answered, cohort)
-
-    def on_round_end(self, record: RoundRecord) -> None:
-        self.forward("on_round_end", record)
-
-    def on_checkpoint(self, round: int, seconds: float) -> None:
-        self.forward("on_checkpoint", round, seconds)
-
-    def on_warning(self, sentence: str) -> None:
-        self.forward("on_warning", sentence)
-
-    def on_run_end(self, summary: Summary, out: str) -> None:
-        self.forward("on_run_end", summary, out)
+for _hook in [name for name in vars(Callback) if name.startswith("on_")]:
+    setattr(ForwardingCallback, _hook, _forwarding(_hook))
 
 
 class CallbackList(ForwardingCallback):

@@ -1,8 +1,8 @@
 """The options of a run, with their types, defaults and help texts. Flags, TOML files and docs are generated from them.
 
 A field's metadata holds `help` (the effect, with its unit) and `local` (a resumed run may change the option). Where they apply, it
-also holds `low` and `high` (a closed range), `above` (an open lower end), `choices`, and `parse`: a function that parses the text. Error
-messages show `example` and `other_example`.
+also holds `low` and `high` (a closed range), `above` (an open lower end), `choices`, and `parse`: a function that parses the text. If it
+raises ValueError, the error message shows `example`.
 """
 
 import dataclasses
@@ -14,7 +14,7 @@ import tomllib
 import types
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
-from itertools import count
+from functools import partial
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -26,8 +26,6 @@ ALTERNATIVES_FILE = "alternatives.toml"  # in the folder of a comparison
 MAX_TOML_BYTES = 1 << 20  # bytes
 # Options that a resumed run does not inherit from the stored run.
 NOT_INHERITED = {"out", "resume", "plain", "log_json", "metrics_port", "tensorboard"}
-
-
 AUTO = "auto"
 
 
@@ -38,6 +36,13 @@ class StrategyDefault(str):
 def option(default: Any, help: str, *, local: bool = False, **limits: Any) -> Any:
     """Return the dataclass field of an option, with the metadata that the module's docstring lists."""
     return field(default=default, metadata={"help": help, "local": local, **limits})
+
+
+count = partial(option, low=1)
+zero_or_more = partial(option, low=0)
+fraction = partial(option, above=0.0, high=1.0)
+positive = partial(option, above=0.0, high=schedules.MAX_FLOAT)
+non_negative = partial(option, low=0.0, high=schedules.MAX_FLOAT)
 
 
 @dataclass(frozen=True)
@@ -53,25 +58,17 @@ class RunConfig:
         "iid",
         "how the data is partitioned among the clients: iid, classes:N, shards:N, dirichlet:A, natural, natural:column=NAME",
     )
-    clients: int = option(10, "number of clients", low=1)
-    rounds: int = option(50, "number of rounds; a resumed run may raise it", low=1, local=True)
-    participation: float = option(
-        0.1,
-        "fraction of the clients that take part in a round, at least 2 clients",
-        above=0.0,
-        high=1.0,
+    clients: int = count(10, "number of clients")
+    rounds: int = count(50, "number of rounds; a resumed run may raise it", local=True)
+    participation: float = fraction(
+        0.1, "fraction of the clients that take part in a round, at least 2 clients"
     )
-    quorum: float = option(
-        1.0,
-        "fraction of a round's clients whose accepted updates end the round",
-        above=0.0,
-        high=1.0,
-        local=True,
+    quorum: float = fraction(
+        1.0, "fraction of a round's clients whose accepted updates end the round", local=True
     )
-    deadline: float = option(
+    deadline: float = zero_or_more(
         0.0,
         "time limit for a phase of a round, in seconds; later answers are left out; 0 = no limit",
-        low=0.0,
         local=True,
     )
     network: str | None = option(
@@ -79,85 +76,64 @@ class RunConfig:
         "virtual network of a simulation, which determines how long rounds take: mobile, fixed, lte-m, lora, "
         "uniform:up=100kB,down=1MB,latency=50ms,step=20ms, lognormal:up=100kB,spread=1,absent=5%, or a CSV file",
     )
-    local_steps: int = option(5, "local steps of a client in a round", low=1, high=1_000_000)
-    local_epochs: int = option(
-        0,
-        "passes over a client's data in a round, in place of --local-steps; 0 = off",
-        low=0,
-        high=10_000,
+    local_steps: int = count(5, "local steps of a client in a round", high=1_000_000)
+    local_epochs: int = zero_or_more(
+        0, "passes over a client's data in a round, in place of --local-steps; 0 = off", high=10_000
     )
-    batch_size: int = option(
+    batch_size: int = count(
         20,
         "examples in a local step; a client with fewer examples uses all of them",
-        low=1,
         high=1_000_000,
     )
     optimizer: str = option(
         local_optimizer.SGD,
         "optimizer of the clients, any class of torch.optim: sgd, adamw:lr=3e-4,weight_decay=0.1, rmsprop:alpha=0.9",
         parse=local_optimizer.read,
-        example="adamw:lr=3e-4",
     )
     optimizer_state: str = option(
         "fresh",
         "state of a client's optimizer, such as the moments of Adam: reset in each round (fresh), or kept between rounds (kept)",
         choices=("fresh", "kept"),
     )
-    lr: float | None = option(
+    lr: float | None = positive(
         None,
         "learning rate of the clients; default: that of --optimizer, or else 0.05 for sgd and torch's default for other optimizers",
-        above=0.0,
-        high=schedules.MAX_FLOAT,
     )
     step_schedule: str | None = option(
         None,
         "factor of the learning rate by step within a round: cosine, linear:to=0.1, or values with their first steps: 0.1,1@5",
         parse=schedules.RATE.read,
-        example="cosine",
     )
-    accumulate: int = option(
-        1, "batches whose gradients are accumulated before each step", low=1, high=10_000
+    accumulate: int = count(
+        1, "batches whose gradients are accumulated before each step", high=10_000
     )
-    momentum: float = option(
-        0.0,
-        "momentum of local SGD; reset in every round unless --keep-momentum is given",
-        low=0.0,
-        high=1.0,
+    momentum: float = zero_or_more(
+        0.0, "momentum of local SGD; reset in every round unless --keep-momentum is given", high=1.0
     )
     keep_momentum: bool = option(
         False, "keep the momentum of local SGD between rounds, except at coordinates that were sent"
     )
-    weight_decay: float = option(
+    weight_decay: float = non_negative(
         0.0,
         "weight decay of local SGD; with the strategies vote and election, weight decay of the server's step",
-        low=0.0,
-        high=schedules.MAX_FLOAT,
     )
     augment: bool = option(
         False,
         "augment training examples as the task defines, for CIFAR-10 with random crops and flips",
     )
-    proximal: float = option(
+    proximal: float = non_negative(
         0.0,
         "weight of FedProx's proximal term, which pulls local models towards the global model; 0 = none",
-        low=0.0,
-        high=schedules.MAX_FLOAT,
     )
-    clip: float = option(
-        0.0,
-        "clip local gradients to this L2 norm; 0 = no clipping",
-        low=0.0,
-        high=schedules.MAX_FLOAT,
-    )
+    clip: float = non_negative(0.0, "clip local gradients to this L2 norm; 0 = no clipping")
     strategy: str = option(
         "average",
         "how updates are aggregated; sets --uplink, --memory and --downlink if these are not given",
     )
     weights: str = option("uniform", "weight of a client's update", choices=("uniform", "examples"))
-    weight_cap: float = option(
+    weight_cap: float = zero_or_more(
         0.0,
         "largest weight of an update, as a multiple of the mean weight in the round; 0 = no cap",
-        low=0.0,
     )
     uplink: str = option(
         StrategyDefault("stc:density=1/100"), "codec for updates from clients to the server"
@@ -174,40 +150,35 @@ class RunConfig:
         StrategyDefault("auto"),
         "memory of the server around the downlink codec; auto = as for --memory",
     )
-    density_warmup: int = option(
-        0, "rounds in which the density of the uplink falls from 25 % to its final value", low=0
+    density_warmup: int = zero_or_more(
+        0, "rounds in which the density of the uplink falls from 25 % to its final value"
     )
-    lr_warmup: int = option(0, "rounds in which the learning rate rises to --lr", low=0)
+    lr_warmup: int = zero_or_more(0, "rounds in which the learning rate rises to --lr")
     lr_schedule: str | None = option(
         None,
         "learning rate by round, after --lr-warmup: cosine, linear:to=0.001, poly:power=2, geometric:to=0.001, "
         "step:every=30,factor=0.1, or values with their first rounds: 0.1,0.01@30",
         parse=schedules.RATE.read,
-        example="cosine",
     )
     local_steps_schedule: str | None = option(
         None,
         "local steps by round, in the form of --lr-schedule: 1,8@21 is 1 in rounds 1 to 20, then 8; 8@21 is --local-steps until then",
         parse=schedules.COUNT.read,
-        example="1,8@21",
     )
     batch_size_schedule: str | None = option(
         None,
         "batch size by round, in the form of --lr-schedule: step:every=20,factor=2 doubles --batch-size every 20 rounds",
         parse=schedules.COUNT.read,
-        example="20,40@21",
     )
     density_schedule: str | None = option(
         None,
         "density of the uplink by round, after --density-warmup, in the form of --lr-schedule: 10%,1%@10 or geometric:to=0.1%",
         parse=schedules.FRACTION.read,
-        example="10%,1%@10",
     )
-    horizon: int = option(
+    horizon: int = zero_or_more(
         0,
         "round in which the curves of schedules end; 0 = the last round of the run as it was started, also if it is resumed with "
         "more --rounds",
-        low=0,
         local=True,
     )
     budget: str | None = option(
@@ -215,8 +186,7 @@ class RunConfig:
         "bytes that all clients of a round may send, such as 200kB, or time that each client may take to send, such as 30s; "
         "determines the density of the uplink",
         parse=spec.parse_budget,
-        example="200kB",
-        other_example="time, such as 30s",
+        example="200kB, or a time, such as 30s",
     )
     bandwidths: str | None = option(
         None,
@@ -224,28 +194,21 @@ class RunConfig:
         parse=spec.parse_byte_list,
         example="10kB,1MB",
     )
-    relays: int = option(
+    relays: int = zero_or_more(
         0,
         "number of relays, which sum the frames of their clients and send the sum to the server; 0 = none",
-        low=0,
         high=1_000_000,
     )
-    clip_update: float = option(
-        0.0,
-        "clip each client's decoded update to this L2 norm; 0 = no clipping",
-        low=0.0,
-        high=schedules.MAX_FLOAT,
+    clip_update: float = non_negative(
+        0.0, "clip each client's decoded update to this L2 norm; 0 = no clipping"
     )
     server_optimizer: str = option(
         "sgd",
         "optimizer that applies the averaged update: sgd, sgd:momentum=0.9, sgd:momentum=0.9,nesterov=true, "
         "adam:beta1=0.9,beta2=0.99,tau=0.001 or yogi",
     )
-    server_lr: float = option(
-        1.0,
-        "learning rate of the server's optimizer; adam and yogi need a small one, such as 0.01",
-        above=0.0,
-        high=schedules.MAX_FLOAT,
+    server_lr: float = positive(
+        1.0, "learning rate of the server's optimizer; adam and yogi need a small one, such as 0.01"
     )
     cache: float = option(
         1.0, "size of the broadcast cache as a multiple of the dense model", low=0.0, high=1e6
@@ -266,11 +229,10 @@ class RunConfig:
         "AMX or AVX512-BF16; float16 uses loss scaling",
         choices=("float32", "bfloat16", "float16"),
     )
-    cohort_batch: int = option(
+    cohort_batch: int = zero_or_more(
         0,
         "clients that the batched engine trains together; 0 = chosen automatically, on a GPU such that they fill a quarter of the "
         "free memory",
-        low=0,
         high=1_000_000,
     )
     residuals: str = option(
@@ -285,10 +247,8 @@ class RunConfig:
         "device for training: auto, cpu, cuda or cuda:N; auto = the first GPU if there is one, else the CPU; in a simulation also "
         "a list of GPUs among which the clients of a round are divided, such as cuda:0,cuda:1",
     )
-    seed: int = option(0, "seed of all random draws", low=0, high=2**63 - 1)
-    eval_every: int = option(
-        1, "rounds between evaluations; the last round is always evaluated", low=1
-    )
+    seed: int = zero_or_more(0, "seed of all random draws", high=2**63 - 1)
+    eval_every: int = count(1, "rounds between evaluations; the last round is always evaluated")
     evaluate: str = option(
         "server",
         "where the model is evaluated: on the server with the test data, on each client with held-out data of its own, or both",
@@ -368,8 +328,9 @@ class RunConfig:
                 f"--optimizer {self.optimizer} and --lr {self.lr:g} give different learning rates; leave one out"
             )
         if self.momentum and not chosen.takes("momentum"):
+            name = chosen.name
             raise ConfigError(
-                f"--momentum: the optimizer {chosen.name} has no momentum option; leave it out"
+                f"--momentum: the optimizer {name} has no momentum option; leave it out"
             )
         if self.keep_momentum and not chosen.is_plain_sgd:
             raise ConfigError(
@@ -419,11 +380,9 @@ def _check(f: dataclasses.Field[Any], value: Any) -> None:
         try:
             with spec.error_context(value, name):
                 limits["parse"](value)
-        except (ValueError, KeyError, ZeroDivisionError, OverflowError):
-            other = f", or a {limits['other_example']}" if "other_example" in limits else ""
-            raise ConfigError(
-                f"{name} is '{value}'; give bytes, such as {limits['example']}{other}"
-            ) from None
+        except spec.MALFORMED:
+            example = limits["example"]
+            raise ConfigError(f"{name} is '{value}'; give bytes, such as {example}") from None
     if "choices" in limits and value not in limits["choices"]:
         raise ConfigError(f"{name} cannot be '{value}'; {nearest(str(value), limits['choices'])}")
     if "low" in limits and value < limits["low"]:
@@ -457,11 +416,9 @@ def from_values(
             raise ConfigError(f"{source}: '{key}' is given twice; keep one")
         if name not in hints:
             raise ConfigError(f"{source}: unknown option '{key}'; {suggestion(name, hints)}")
-        flat = isinstance(value, list) and not any(isinstance(v, dict | list) for v in value)
-        is_list = flat and name in listable and value
-        if isinstance(value, dict | list) and not is_list:
+        given = value if isinstance(value, list) and value and name in listable else [value]
+        if any(isinstance(one, dict | list) for one in given):
             raise ConfigError(f"{source}: '{key}' has more than one value; give one")
-        given = value if is_list else [value]
         try:
             read = [
                 None if one is None else spec.convert(str(one), hints[name], f"{source}: '{key}'")
@@ -479,13 +436,13 @@ def read_toml(path: str | Path, listable: Collection[str] = ()) -> dict[str, Any
     Raises ConfigError if the file is absent, malformed or holds an unknown key.
     """
     try:
-        if Path(path).exists() and not Path(path).is_file():
+        if (file := Path(path)).exists() and not file.is_file():
             raise ConfigError(f"--config {path} is not a file; give a TOML file that can be read")
-        if Path(path).stat().st_size > MAX_TOML_BYTES:
+        if file.stat().st_size > MAX_TOML_BYTES:
             raise ConfigError(
                 f"--config {path} is larger than {MAX_TOML_BYTES} bytes; give a TOML file with options"
             )
-        values = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+        values = tomllib.loads(file.read_text(encoding="utf-8"))
         values.pop("resolved", None)  # choices for the machine, written by the run
         return from_values(values, str(path), listable)
     except OSError as error:
@@ -592,14 +549,14 @@ def create_unique_folder(path: Path) -> Path:
     mkdir is atomic, so runs that start at the same moment get different folders. Raises OSError.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    for number in count(1):
-        folder = path if number == 1 else path.with_name(f"{path.name}-{number}")
+    folder, number = path, 1
+    while True:
         try:
             folder.mkdir()
             return folder
         except FileExistsError:
-            continue
-    raise AssertionError("unreachable")
+            number += 1
+            folder = path.with_name(f"{path.name}-{number}")
 
 
 KEYS = "keys"  # default of --keys

@@ -22,22 +22,16 @@ def model_fingerprint(model: "nn.Module") -> str:
 
     Frozen parameters are never sent, so the server and all clients must construct the same ones.
     """
-    frozen = hashlib.sha256()
-    has_frozen = False
-    for name, parameter in model.named_parameters():
-        if not parameter.requires_grad:
-            has_frozen = True
-            flat = parameter.detach().cpu().contiguous().reshape(-1).view(dtype=_uint8())
-            frozen.update(f"{name}:{tuple(parameter.shape)}:{parameter.dtype}".encode())
-            frozen.update(flat.numpy().data)
-    layout = Layout.of(model).fingerprint
-    return f"{layout}+{frozen.hexdigest()[:16]}" if has_frozen else layout
-
-
-def _uint8() -> "torch.dtype":
     import torch
 
-    return torch.uint8
+    layout = Layout.of(model).fingerprint
+    frozen = [(name, p) for name, p in model.named_parameters() if not p.requires_grad]
+    digest = hashlib.sha256()
+    for name, parameter in frozen:
+        flat = parameter.detach().cpu().contiguous().reshape(-1).view(dtype=torch.uint8)
+        digest.update(f"{name}:{tuple(parameter.shape)}:{parameter.dtype}".encode())
+        digest.update(flat.numpy().data)
+    return f"{layout}+{digest.hexdigest()[:16]}" if frozen else layout
 
 
 @dataclass(frozen=True)
@@ -70,9 +64,8 @@ class Layout:
     @classmethod
     def of(cls, model: "nn.Module") -> "Layout":
         """Return the layout of a module's trainable parameters."""
-        return cls.from_shapes(
-            {name: tuple(p.shape) for name, p in model.named_parameters() if p.requires_grad}
-        )
+        trained = ((name, p) for name, p in model.named_parameters() if p.requires_grad)
+        return cls.from_shapes({name: tuple(p.shape) for name, p in trained})
 
     @classmethod
     def from_shapes(cls, shapes: dict[str, tuple[int, ...]]) -> "Layout":

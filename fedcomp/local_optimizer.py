@@ -43,9 +43,7 @@ class LocalOptimizer:
         """The learning rate without --lr: that of the spec string, or else 0.05 for sgd and torch's default for other optimizers."""
         if self.lr is not None:
             return self.lr
-        if self.name == SGD:
-            return SGD_LR
-        return float(_arguments(self.name)["lr"].default)
+        return SGD_LR if self.name == SGD else float(_arguments(self.name)["lr"].default)
 
     def takes(self, option: str) -> bool:
         """Whether the optimizer has an option of this name."""
@@ -72,10 +70,8 @@ def read(text: str) -> LocalOptimizer:
     part = spec.parse_part(text, "optimizer")
     if part.name == SGD and not part.options:
         return LocalOptimizer()
-    if part.name in UNSUPPORTED:
-        raise SpecError(
-            f"{part.name} {UNSUPPORTED[part.name]}; give another optimizer, or a train_fn"
-        )
+    if why := UNSUPPORTED.get(part.name):
+        raise SpecError(f"{part.name} {why}; give another optimizer, or a train_fn")
     if part.name not in _classes():
         raise SpecError(f"unknown optimizer '{part.name}'; {nearest(part.name, _classes())}")
     options: dict[str, Any] = {}
@@ -96,13 +92,8 @@ def read(text: str) -> LocalOptimizer:
 def _value(name: str, key: str, raw: str) -> Any:
     """Return the value of an option, converted to the type of the argument's default."""
     arguments = _arguments(name)
-    known = [
-        a
-        for a, p in arguments.items()
-        if isinstance(p.default, bool | int | float) or p.default is None
-    ]
-    if "betas" in arguments:
-        known += ["beta1", "beta2"]
+    known = [a for a, p in arguments.items() if isinstance(p.default, int | float | None)]
+    known += ["beta1", "beta2"] if "betas" in arguments else []
     if key not in known:
         raise SpecError(f"optimizer '{name}' has no option '{key}'; {nearest(key, known)}")
     if key in arguments and (isinstance(arguments[key].default, bool) or raw in ("true", "false")):
@@ -115,14 +106,9 @@ def _value(name: str, key: str, raw: str) -> Any:
 def _classes() -> dict[str, type]:
     from torch import optim
 
-    return {
-        cls.__name__.lower(): cls
-        for cls in vars(optim).values()
-        if inspect.isclass(cls)
-        and issubclass(cls, optim.Optimizer)
-        and cls is not optim.Optimizer
-        and cls.__name__.lower() not in UNSUPPORTED
-    }
+    classes = [cls for cls in vars(optim).values() if inspect.isclass(cls)]
+    found = {cls.__name__.lower(): cls for cls in classes if issubclass(cls, optim.Optimizer)}
+    return {name: cls for name, cls in found.items() if name not in ("optimizer", *UNSUPPORTED)}
 
 
 def _arguments(name: str) -> dict[str, inspect.Parameter]:

@@ -60,40 +60,36 @@ class WireMessage:
     @classmethod
     def unpack(cls, data: bytes) -> Self:
         """Parse one whole message. Raises ProtocolError for wrong fields or types."""
-        fields = fields_of(cls)
+        fields, message = fields_of(cls), cls.__name__
         try:
             start = LENGTH.size + LENGTH.unpack_from(data)[0]
             header = json.loads(data[LENGTH.size : start])
         except (struct.error, ValueError, RecursionError) as error:
-            raise ProtocolError(f"the header of the {cls.__name__} cannot be read") from error
-        if type(header) is not list or len(header) != len(fields) + 1 or header[0] != cls.__name__:
-            raise ProtocolError(
-                f"the message is not {cls.__name__}; use the same version of fedcomp on both sides"
-            )
+            raise ProtocolError(f"the header of the {message} cannot be read") from error
+        if type(header) is not list or len(header) != len(fields) + 1 or header[0] != message:
+            advice = "use the same version of fedcomp on both sides"
+            raise ProtocolError(f"the message is not {message}; {advice}")
         values: list[Any] = []
         for (name, kind), value in zip(fields, header[1:], strict=True):
-            if kind is bytes and type(value) is int and value >= 0:
+            if kind is bytes and _is_length(value):
                 values.append(data[start : start + value])
                 start += value
-            elif (
-                kind == list[bytes]
-                and type(value) is list
-                and all(type(length) is int and length >= 0 for length in value)
-            ):
+            elif kind == list[bytes] and type(value) is list and all(map(_is_length, value)):
                 ends = list(itertools.accumulate(value, initial=start))
                 values.append([data[a:b] for a, b in itertools.pairwise(ends)])
                 start = ends[-1]
             elif type(value) is kind:
                 values.append(value)
             else:
-                raise ProtocolError(
-                    f"{cls.__name__}.{name} is not of type {getattr(kind, '__name__', kind)}"
-                )
+                wanted = getattr(kind, "__name__", kind)
+                raise ProtocolError(f"{message}.{name} is not of type {wanted}")
         if start != len(data):
-            raise ProtocolError(
-                f"the {cls.__name__} has {len(data)} bytes; its header gives {start}"
-            )
+            raise ProtocolError(f"the {message} has {len(data)} bytes; its header gives {start}")
         return cls(*values)
+
+
+def _is_length(value: object) -> bool:
+    return type(value) is int and value >= 0
 
 
 def fields_of(cls: type) -> list[tuple[str, Any]]:
@@ -222,10 +218,8 @@ class ReportedMetrics:
         """Return the metrics that `pack` packed. Raises ProtocolError for other bytes."""
         if not data:
             return cls()
-        if len(data) > MAX_METRICS_BYTES:
-            raise ProtocolError(
-                f"the metrics have {len(data)} bytes; at most {MAX_METRICS_BYTES} are allowed"
-            )
+        if (size := len(data)) > (most := MAX_METRICS_BYTES):
+            raise ProtocolError(f"the metrics have {size} bytes; at most {most} are allowed")
         try:
             examples, training = METRICS_HEAD.unpack_from(data)
             offset, items = METRICS_HEAD.size, []
@@ -260,18 +254,16 @@ def check_metric_names(names: Collection[str]) -> None:
 
 
 def failure(
-    assignment: Assignment,
+    a: Assignment,
     stage: str,
     reason: str,
     version: str = "",
     fingerprint: str = "",
     kind: str = FAILED,
 ) -> Report:
-    """Return the report of a client that has no update."""
-    a = assignment
-    return Report(
-        a.round, a.phase, a.client, kind, version, fingerprint, b"", "", 0, 0.0, stage, reason
-    )
+    """Return the report of a client that has no update for an assignment."""
+    about = (a.round, a.phase, a.client, kind, version, fingerprint)
+    return Report(*about, b"", "", 0, 0.0, stage, reason)
 
 
 def ticket(round: int, client: int, frame: bytes) -> str:

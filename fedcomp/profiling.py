@@ -13,17 +13,9 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 SERVER, CLIENTS, BASELINES = "server", "clients", "plain loops"  # tracks; BASELINES: of bench sim
-TRACKS = {  # by name of the span; other spans are on the track PLAIN_LOOPS
-    "round": SERVER,
-    "aggregation": SERVER,
-    "downlink": SERVER,
-    "evaluation": SERVER,
-    "checkpoint": SERVER,
-    "clients": CLIENTS,
-    "memories": CLIENTS,
-    "local SGD": CLIENTS,
-    "compression": CLIENTS,
-}
+# The track of a span by its name. Other spans are on the track BASELINES.
+TRACKS = dict.fromkeys(("round", "aggregation", "downlink", "evaluation", "checkpoint"), SERVER)
+TRACKS |= dict.fromkeys(("clients", "memories", "local SGD", "compression"), CLIENTS)
 
 _OFF = nullcontext()
 _recorder: "Recorder | None" = None
@@ -124,17 +116,9 @@ def trace(events: Iterable[Event], process: str) -> dict[str, Any]:
         thread = {"ph": "M", "pid": 1, "tid": tid}
         metadata.append(thread | {"name": "thread_name", "args": {"name": track}})
         metadata.append(thread | {"name": "thread_sort_index", "args": {"sort_index": tid}})
-    complete = [
-        {
-            "name": e.name,
-            "cat": e.track,
-            "ph": "X",
-            "ts": 1e6 * e.start_s,
-            "dur": 1e6 * e.seconds,
-            "pid": 1,
-            "tid": 1 + tracks.index(e.track),
-            "args": e.details,
-        }
-        for e in sorted(events, key=lambda e: (e.start_s, e.depth))
-    ]
+    complete = []
+    for e in sorted(events, key=lambda e: (e.start_s, e.depth)):
+        event: dict[str, Any] = {"name": e.name, "cat": e.track, "ph": "X", "args": e.details}
+        event |= {"ts": 1e6 * e.start_s, "dur": 1e6 * e.seconds}
+        complete.append(event | {"pid": 1, "tid": 1 + tracks.index(e.track)})
     return {"traceEvents": metadata + complete, "displayTimeUnit": "ms"}

@@ -1,5 +1,6 @@
-"""Base class and texts of displays: the dashboard, plain lines and notebooks."""
+"""Base class and texts of displays, and the display that prints plain lines. Dashboards and notebooks have their own modules."""
 
+import sys
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -7,7 +8,6 @@ from math import inf, isfinite
 from pathlib import Path
 from statistics import median_low
 from time import monotonic
-from types import TracebackType
 from typing import Self
 
 from .callbacks import Callback, ClientMetric, Header, RoundRecord, Summary
@@ -34,6 +34,12 @@ class Column:
     cell: Callable[[RoundRecord], str]  # text of the column in a round
 
 
+def both_ways_ratio(of: "RoundRecord | Totals") -> str:
+    """Return the ratio of a round, or of the rounds so far, both ways."""
+    dense = of.dense_uplink_bytes + of.dense_downlink_bytes
+    return ratio(dense, of.uplink_bytes + of.downlink_bytes)
+
+
 COLUMNS = (
     Column("round", 5, 0, lambda r: str(r.round)),
     Column("accuracy", 8, 1, lambda r: percent(r.measured_accuracy)),
@@ -43,14 +49,7 @@ COLUMNS = (
     Column("up ratio", 8, 8, lambda r: ratio(r.dense_uplink_bytes, r.uplink_bytes)),
     Column("down", 7, 3, lambda r: human_bytes(r.downlink_bytes)),
     Column("down ratio", 10, 9, lambda r: ratio(r.dense_downlink_bytes, r.downlink_bytes)),
-    Column(
-        "ratio",
-        6,
-        4,
-        lambda r: ratio(
-            r.dense_uplink_bytes + r.dense_downlink_bytes, r.uplink_bytes + r.downlink_bytes
-        ),
-    ),
+    Column("ratio", 6, 4, both_ways_ratio),
     Column("accepted", 9, 6, lambda r: f"{r.accepted}/{r.cohort}"),
     Column("time", 10, 7, lambda r: duration(r.seconds)),
 )
@@ -66,39 +65,31 @@ MIN_SUSPICION, SUSPICION_RATIO = 0.2, 3.0
 MAX_LISTED = 8  # clients in a line, and reasons for the rejections of a round
 
 
-def columns_of(header: Header | None) -> tuple[Column, ...]:
+def columns_of(header: Header) -> tuple[Column, ...]:
     """Return the columns of a run."""
-    if header is None:
-        return COLUMNS
-    columns = [c for c in COLUMNS if c.title != "accuracy" or header.judged == "accuracy"]
-    task_metrics = [
-        Column(name, max(8, len(name)), 1, _metric_cell(name)) for name in header.measures
-    ]
+    judged = header.judged
+    first, *others = [c for c in COLUMNS if c.title != "accuracy" or judged == "accuracy"]
+
+    def task_metric(name: str) -> Column:
+        return Column(name, max(8, len(name)), 1, lambda r: decimal(r.metrics.get(name)))
+
+    def of_clients(title: str, priority: int, field: str) -> Column:
+        def cell(record: RoundRecord) -> str:
+            return metric(judged, getattr(record.client_metrics.get(judged), field, None))
+
+        return Column(title, max(8, len(title)), priority, cell)
+
+    task_metrics = map(task_metric, header.measures)
+    mean, worst = of_clients("clients", 1, "mean"), of_clients(WORST, 2, "worst_decile")
+    clients = {"server": [], "clients": [worst], "both": [mean, worst]}[header.evaluate]
     virtual = [VIRTUAL] if header.network else []
-    return (
-        *columns[:1],
-        *task_metrics,
-        *columns[1:2],
-        *_client_columns(header),
-        *columns[2:],
-        *virtual,
-    )
+    return (first, *task_metrics, others[0], *clients, *others[1:], *virtual)
 
 
-def _metric_cell(name: str) -> Callable[[RoundRecord], str]:
-    return lambda r: decimal(r.metrics.get(name))
-
-
-def _client_columns(header: Header) -> list[Column]:
-    """Return the columns of the clients' evaluation: the worst decile, and the mean unless the column of the server shows it."""
-    name = header.judged
-
-    def cell(field: str) -> Callable[[RoundRecord], str]:
-        return lambda r: metric(name, getattr(r.client_metrics.get(name), field, None))
-
-    mean = Column("clients", 8, 1, cell("mean"))
-    worst = Column(WORST, len(WORST), 2, cell("worst_decile"))
-    return {"server": [], "clients": [worst], "both": [mean, worst]}[header.evaluate]
+def table_line(columns: Sequence[Column], record: RoundRecord | None = None) -> str:
+    """Return the line of a round in the table of rounds; without a record, the titles."""
+    cells = ((c.title if record is None else c.cell(record)).rjust(c.width) for c in columns)
+    return (" " * GAP).join(cells)
 
 
 def columns_for(width: int, columns: Sequence[Column] = COLUMNS) -> list[Column]:
@@ -127,18 +118,25 @@ class Totals:
         for name in vars(self):
             setattr(self, name, getattr(self, name) + (getattr(record, name) or 0))
 
+    def links(self) -> list[str]:
+        """Return the bytes and the ratio of each direction: "up 1.2 kB ×98" and "down 2.3 kB ×51"."""
+        up, down = self.uplink_bytes, self.downlink_bytes
+        return [
+            f"up {human_bytes(up)} {ratio(self.dense_uplink_bytes, up)}",
+            f"down {human_bytes(down)} {ratio(self.dense_downlink_bytes, down)}",
+        ]
+
 
 @dataclass
 class RunDisplay(Callback):
     """Base class of displays, a context manager around the whole run. The cost per round is constant."""
 
     clock: Callable[[], float] = monotonic
-    _header: Header | None = None
+    header: Header = field(init=False, repr=False)  # from the start of the run on
     last: RoundRecord | None = None
     summary: Summary | None = None  # None until the end of the run
-    best: RoundRecord | None = (
-        None  # with the highest accuracy, or the lowest loss if the task has no accuracy
-    )
+    # With the highest accuracy, or the lowest loss if the task has no accuracy.
+    best: RoundRecord | None = None
     _best_merit: float = -inf
     totals: Totals = field(default_factory=Totals)
     # Times at which the last rounds ended; the first entry may be the start of the run.
@@ -147,27 +145,11 @@ class RunDisplay(Callback):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None: ...
+    def __exit__(self, kind: object, error: object, trace: object) -> None: ...
 
     @property
     def has_started(self) -> bool:
-        return self._header is not None
-
-    @property
-    def header(self) -> Header:
-        """The run's header. Raises RuntimeError before the run has started."""
-        if self._header is None:
-            raise RuntimeError("the run has not started")
-        return self._header
-
-    @header.setter
-    def header(self, header: Header) -> None:
-        self._header = header
+        return "header" in vars(self)
 
     @property
     def last_round(self) -> int:
@@ -218,14 +200,12 @@ class RunDisplay(Callback):
 def facts(header: Header) -> list[tuple[str, str]]:
     """Return labels and values that describe a run, in order of importance."""
     h = header
+    byzantine = f"{h.byzantine:,} of {h.clients:,} clients are Byzantine"
     rows = [
         ("task", f"{h.task}, {h.parameters:,} parameters"),
         ("clients", f"{h.clients:,}, {h.cohort:,} a round, {h.partition}"),
         ("relays", f"{h.relays:,}, each sums the frames of its clients" if h.relays else ""),
-        (
-            "attack",
-            h.attack and f"{h.byzantine:,} of {h.clients:,} clients are Byzantine: {h.attack}",
-        ),
+        ("attack", h.attack and f"{byzantine}: {h.attack}"),
         ("strategy", h.strategy),
         ("uplink", h.uplink),
         ("downlink", h.downlink),
@@ -248,20 +228,18 @@ def rejections(record: RoundRecord) -> list[str]:
     """
     clients: dict[tuple[str, str], list[int]] = {}
     for r in record.rejections:
-        if r.stage == "quorum":
-            continue
-        clients.setdefault((r.stage, r.reason), []).append(r.client)
+        if r.stage != "quorum":
+            clients.setdefault((r.stage, r.reason), []).append(r.client)
     limit = MAX_LISTED if len(clients) > MAX_LISTED + 1 else None
     listed = sorted(clients.items(), key=lambda item: -len(item[1]))[:limit]
     lines = [
         one_line(f"round {record.round}: {_list_clients(ids)} rejected at {stage}: {reason}")
         for (stage, reason), ids in listed
     ]
-    if len(listed) < len(clients):
+    if reasons := len(clients) - len(listed):
         rest = sum(map(len, clients.values())) - sum(len(ids) for _, ids in listed)
-        lines.append(
-            f"round {record.round}: {rest} more rejected, for {len(clients) - len(listed)} reasons; metrics.jsonl lists them"
-        )
+        more = f"{rest} more rejected, for {reasons} reasons"
+        lines.append(f"round {record.round}: {more}; metrics.jsonl lists them")
     return lines
 
 
@@ -287,6 +265,7 @@ def verdict(summary: Summary, totals: Totals) -> list[tuple[str, str]]:
     """Return the result of a run as labels and values. Rejections and relayed bytes are those of the rounds that this process ran."""
     up, down = summary.uplink_bytes, summary.downlink_bytes
     dense_up, dense_down = summary.dense_uplink_bytes, summary.dense_downlink_bytes
+    relayed = totals.relayed_bytes
     wire = (summary.wire_bytes_in or 0) + (summary.wire_bytes_out or 0)
     virtual_s = 3600 * (summary.simulated_hours or 0.0)
     has_accuracy = summary.accuracy is not None or summary.measured_loss is None
@@ -298,10 +277,7 @@ def verdict(summary: Summary, totals: Totals) -> list[tuple[str, str]]:
         *((name, decimal(value)) for name, value in summary.metrics.items()),
         *(("clients", client_metric_text(name, s)) for name, s in summary.client_metrics.items()),
         ("bytes up", _against(up, dense_up)),
-        (
-            "relayed",
-            totals.relayed_bytes and _against(totals.relayed_bytes, totals.dense_uplink_bytes),
-        ),
+        ("relayed", relayed and _against(relayed, totals.dense_uplink_bytes)),
         ("bytes down", _against(down, dense_down)),
         ("both", _against(up + down, dense_up + dense_down)),
         ("at the port", wire and _against(wire, dense_up + dense_down)),
@@ -324,12 +300,9 @@ def client_metric_text(name: str, spread: ClientMetric) -> str:
 
 
 def _against(sent: int, dense: int) -> str:
-    times = ratio(dense, sent)
-    return (
-        human_bytes(sent)
-        if times == NOTHING
-        else f"{human_bytes(sent)}, {times} against {human_bytes(dense)} in float32"
-    )
+    text, times = human_bytes(sent), ratio(dense, sent)
+    known = times != NOTHING
+    return f"{text}, {times} against {human_bytes(dense)} in float32" if known else text
 
 
 def model_file(out: str) -> str:
@@ -347,3 +320,39 @@ def waiting_text(connected: Sequence[int], wanted: int) -> str:
     more = f" and {len(connected) - 16} more" if len(connected) > 16 else ""
     names = ", ".join(map(str, connected[:16])) + more
     return f"{text}: {names}" if connected else text
+
+
+class LineDisplay(RunDisplay):
+    """Prints a run line by line on standard output, and warnings on standard error."""
+
+    def on_run_start(self, header: Header) -> None:
+        super().on_run_start(header)
+        for label, value in facts(header):
+            self._print(f"{label:<10}{value}")
+        self._print(f"{'rounds':<10}{header.first_round} to {header.rounds}")
+        self._print(
+            f"{'ratios':<10}bytes of the same exchanges in float32 divided by the bytes sent"
+        )
+        self._print(table_line(columns_of(header)))
+
+    def on_waiting(self, connected: Sequence[int], wanted: int) -> None:
+        self._print(waiting_text(connected, wanted))
+
+    def on_round_end(self, record: RoundRecord) -> None:
+        super().on_round_end(record)
+        self._print(table_line(columns_of(self.header), record))
+        for line in rejections(record):
+            self._print(line)
+        if suspected := suspects(record):
+            self._print(f"suspected: {suspected}")
+
+    def on_warning(self, sentence: str) -> None:
+        print(f"warning: {one_line(sentence)}", file=sys.stderr, flush=True)
+
+    def on_run_end(self, summary: Summary, out: str) -> None:
+        super().on_run_end(summary, out)
+        for label, value in [*verdict(summary, self.totals), ("model", model_file(out))]:
+            self._print(f"{label:<12}{value}")
+
+    def _print(self, line: str) -> None:
+        print(line, flush=True)

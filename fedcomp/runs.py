@@ -2,7 +2,7 @@
 
 import dataclasses
 import json
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -12,9 +12,17 @@ import numpy as np
 
 from . import baseline
 from .callbacks import ClientMetric, RoundRecord, Summary
-from .config import RUN_FILE, RunConfig, expand_home, flag, inherited_options, read_run
+from .config import (
+    NOT_INHERITED,
+    RUN_FILE,
+    RunConfig,
+    expand_home,
+    flag,
+    inherited_options,
+    read_run,
+)
 from .errors import RunFolderError, UserError
-from .formatting import NOTHING, decimal, human_bytes, percent, ratio
+from .formatting import NOTHING, human_bytes, metric, ratio
 from .run_display import client_metric_text
 from .server.run_folder import METRICS, MODEL, SUMMARY, read_records, read_summary
 
@@ -24,17 +32,7 @@ if TYPE_CHECKING:
     from .tasks import Task
 
 # Options that do not distinguish runs in a comparison: the seed, and options without effect on the result.
-NEUTRAL_OPTIONS = {
-    "seed",
-    "out",
-    "data",
-    "resume",
-    "plain",
-    "log_json",
-    "metrics_port",
-    "tensorboard",
-    "checkpoint_every",
-}
+NEUTRAL_OPTIONS = {"seed", "data", "checkpoint_every"} | NOT_INHERITED
 # Options whose values are labels without the name of the option.
 LABEL_OPTIONS = {"uplink", "strategy", "memory", "task", "partition", "attack"}
 # Options that fedcomp may choose from the other options. Each may depend on those after it.
@@ -78,19 +76,13 @@ class Run:
 
     def _quality(self) -> str:
         """Return the last and the best accuracy as one line, or the loss if no accuracy was measured."""
-        name, best, word = "accuracy", max, "best"
-        show: Callable[[float | None], str] = percent
-        values = [(r.measured_accuracy, r.round) for r in self.records]
-        measured = [(value, round) for value, round in values if value is not None]
-        if not measured:
-            values = [(r.measured_loss, r.round) for r in self.records]
-            losses = [(value, round) for value, round in values if value is not None]
-            if losses:
-                name, show, best, word, measured = "loss", decimal, min, "lowest", losses
-        if not measured:
-            return f"accuracy  {NOTHING}"
-        value, at = best(measured, key=lambda point: point[0])
-        return f"{name:<10}{show(measured[-1][0])} ({word} {show(value)} in round {at})"
+        for name, best, word in (("accuracy", max, "best"), ("loss", min, "lowest")):
+            values = [(getattr(r, f"measured_{name}"), r.round) for r in self.records]
+            if measured := [(value, round) for value, round in values if value is not None]:
+                value, at = best(measured, key=lambda point: point[0])
+                last = metric(name, measured[-1][0])
+                return f"{name:<10}{last} ({word} {metric(name, value)} in round {at})"
+        return f"accuracy  {NOTHING}"
 
     @cached_property
     def metrics(self) -> dict[str, np.ndarray]:
@@ -182,9 +174,8 @@ class Run:
 
         path = self.folder / MODEL
         if not path.is_file():
-            raise RunFolderError(
-                f"{self.folder} has no {MODEL} yet; wait for the end of the run, or continue it with --resume"
-            )
+            advice = "wait for the end of the run, or continue it with --resume"
+            raise RunFolderError(f"{self.folder} has no {MODEL} yet; {advice}")
         config = self.config
         data = expand_home(config.data, "--data") if config.data else None
         task = task or self.task or load(config.task, data)
@@ -192,9 +183,8 @@ class Run:
         try:
             load_weights(path, model)
         except ValueError as error:
-            raise RunFolderError(
-                f"{path} {error}; restore the file, or the version of the task that was trained"
-            ) from error
+            advice = "restore the file, or the version of the task that was trained"
+            raise RunFolderError(f"{path} {error}; {advice}") from error
         return model.eval()
 
 
@@ -202,26 +192,21 @@ def load(folder: str | Path) -> Run:
     """Load the run in a folder, finished or not. Raises RunFolderError if there is none or it cannot be read."""
     path = expand_home(folder, "the run folder")
     if not path.is_dir():
+        example = "runs/digits-20260101-120000"
         raise RunFolderError(
-            f"{folder} is not a folder; give the folder of a run, such as runs/digits-20260101-120000"
+            f"{folder} is not a folder; give the folder of a run, such as {example}"
         )
     if not (path / RUN_FILE).is_file():
-        raise RunFolderError(
-            f"{folder} holds no run: it has no {RUN_FILE}; give the folder of a run, or remove it from the arguments"
-        )
+        advice = "give the folder of a run, or remove it from the arguments"
+        raise RunFolderError(f"{folder} holds no run: it has no {RUN_FILE}; {advice}")
     try:
-        stored, options = read_run(path), inherited_options(path)
-        return Run(
-            path,
-            options | {"out": str(path)},
-            stored.get("resolved", {}),
-            tuple(read_records(path / METRICS)),
-            read_summary(path / SUMMARY),
-        )
+        options = inherited_options(path) | {"out": str(path)}
+        resolved = read_run(path).get("resolved", {})
+        records = tuple(read_records(path / METRICS))
+        return Run(path, options, resolved, records, read_summary(path / SUMMARY))
     except UserError as error:
-        raise RunFolderError(
-            f"{str(error).partition(';')[0]}; leave this run out, or restore its files"
-        ) from error
+        found = str(error).partition(";")[0]
+        raise RunFolderError(f"{found}; leave this run out, or restore its files") from error
 
 
 @dataclass(frozen=True)
@@ -241,14 +226,8 @@ def groups(runs: Sequence[Run]) -> list[Group]:
     """
     by_key: dict[str, dict[int, Run]] = {}
     for run in runs:
-        key = json.dumps(
-            {
-                name: value
-                for name, value in sorted(run.options.items())
-                if name not in NEUTRAL_OPTIONS
-            },
-            default=str,
-        )
+        options = {name: v for name, v in run.options.items() if name not in NEUTRAL_OPTIONS}
+        key = json.dumps(options, default=str, sort_keys=True)
         seed = run.options.get("seed", RunConfig.seed)
         if (other := by_key.setdefault(key, {}).setdefault(seed, run)) is not run:
             raise UserError(
@@ -311,11 +290,8 @@ def baseline_of(group: Group, groups: Sequence[Group]) -> Group | None:
         items = baseline.dense(options).items()
         return {name: value for name, value in items if name not in NEUTRAL_OPTIONS | {"horizon"}}
 
-    wanted = key(group)
-    return next(
-        (one for one in groups if baseline.is_dense(one.runs[0].options) and key(one) == wanted),
-        None,
-    )
+    dense = (one for one in groups if baseline.is_dense(one.runs[0].options))
+    return next((one for one in dense if key(one) == key(group)), None)
 
 
 def _is_chosen(run: Run, name: str) -> bool:

@@ -17,6 +17,7 @@ e, the option `to`, is in the unit of the value. Whole numbers are rounded to ne
 """
 
 import bisect
+import itertools
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
@@ -49,7 +50,7 @@ class Linear(Curve):
     to: float = 0.0
 
     def __post_init__(self) -> None:
-        _check_range(self, "to", low=0.0)
+        spec.check_ranges(self, to=(0, math.inf))
 
     def at(self, default: float, round: int, rounds: int) -> float:
         return self.to + (default - self.to) * self.remaining(_progress(round, rounds))
@@ -67,7 +68,7 @@ class Poly(Linear):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _check_range(self, "power", low=0.0)
+        spec.check_ranges(self, power=(0, math.inf))
 
     def remaining(self, progress: float) -> float:
         return (1.0 - progress) ** self.power
@@ -88,7 +89,7 @@ class Geometric(Curve):
     to: float
 
     def __post_init__(self) -> None:
-        _check_range(self, "to", above=0.0)
+        _check_positive(self, "to")
 
     def at(self, default: float, round: int, rounds: int) -> float:
         return default * (self.to / default) ** _progress(round, rounds)
@@ -104,8 +105,8 @@ class Step(Curve):
     factor: float = 0.1
 
     def __post_init__(self) -> None:
-        _check_range(self, "every", low=1)
-        _check_range(self, "factor", above=0.0)
+        spec.check_ranges(self, every=(1, math.inf))
+        _check_positive(self, "factor")
 
     def at(self, default: float, round: int, rounds: int) -> float:
         try:
@@ -147,25 +148,24 @@ class ValueRange:
             return spec.build(parsed.parts[0], CURVES, "schedule")
         pieces = [self._piece(text, item, first=i == 0) for i, item in enumerate(text.split(","))]
         values, rounds = zip(*pieces, strict=True)
-        for before, after in zip(rounds, rounds[1:], strict=False):
+        for before, after in itertools.pairwise(rounds):
             if after <= before:
-                raise SpecError(
-                    f"round {after} follows round {before} in '{text}'; give rounds in ascending order"
-                )
+                found = f"round {after} follows round {before} in '{text}'"
+                raise SpecError(f"{found}; give rounds in ascending order")
         return PiecewiseConstant(values, rounds)
 
     def _piece(self, text: str, item: str, first: bool) -> tuple[float, int]:
         raw, at, when = item.partition("@")
         if not at and not first:
-            raise SpecError(
-                f"'{item}' in '{text}' has no first round; write {item or 'VALUE'}@ROUND"
-            )
+            example = f"{item or 'VALUE'}@ROUND"
+            raise SpecError(f"'{item}' in '{text}' has no first round; write {example}")
         value = spec.convert(raw.strip(), int if self.whole else float, f"the value in '{item}'")
         round = spec.convert(when.strip(), int, f"the round in '{item}'") if at else 1
         if not 1 <= round <= MAX_ROUND:
             raise SpecError(f"the round in '{item}' is {round}; give at least 1")
         if correction := self.correction(value):
-            raise SpecError(f"the value in '{item}' is {value:g}; give {correction}")
+            shown = min(value, 1e300)  # longer integers are no floats
+            raise SpecError(f"the value in '{item}' is {shown:g}; give {correction}")
         return value, round
 
     def correction(self, value: float) -> str:
@@ -199,10 +199,10 @@ class OptionSchedule:
     curve: Curve | PiecewiseConstant = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        with spec.error_context(self.text or "", self.flag):
-            curve: Curve | PiecewiseConstant = (
-                self.kind.read(self.text) if self.text else PiecewiseConstant((), ())
-            )
+        curve: Curve | PiecewiseConstant = PiecewiseConstant((), ())
+        if self.text:
+            with spec.error_context(self.text, self.flag):
+                curve = self.kind.read(self.text)
         if isinstance(curve, Curve) and curve.needs_horizon and not self.horizon:
             raise ConfigError(
                 f"{self.flag} '{self.text}' ends at the last round, which is unknown; give --horizon"
@@ -213,29 +213,22 @@ class OptionSchedule:
         """Return the value in a round, an int for whole numbers."""
         if isinstance(self.curve, PiecewiseConstant):
             return self.curve.at(self.default, round)
-        value = self.curve.at(
-            self.default, max(1, round - self.warmup), max(1, self.horizon - self.warmup)
-        )
+        rounds = max(1, self.horizon - self.warmup)
+        value = self.curve.at(self.default, max(1, round - self.warmup), rounds)
         return math.floor(value + 0.5) if self.kind.whole and math.isfinite(value) else value
 
     def values(self, rounds: int) -> set[float]:
         """Return the values in the first and the last of `rounds` rounds and at the first rounds of pieces between them."""
         starts = self.curve.rounds if isinstance(self.curve, PiecewiseConstant) else ()
-        return {
-            self.at(round)
-            for round in (self.warmup + 1, *starts, rounds)
-            if round <= max(rounds, self.warmup + 1)
-        }
+        first = self.warmup + 1
+        return {self.at(r) for r in (first, *starts, rounds) if r <= max(rounds, first)}
 
     def check(self, rounds: int) -> None:
         """Raise ConfigError if a curve leaves the allowed values within `rounds` rounds. Curves are monotonic."""
         value = self.at(rounds)
         if isinstance(self.curve, Curve) and (correction := self.kind.correction(value)):
-            longer = (
-                f"--horizon {rounds}, or "
-                if self.curve.needs_horizon and rounds > self.horizon
-                else ""
-            )
+            is_short = self.curve.needs_horizon and rounds > self.horizon
+            longer = f"--horizon {rounds}, or " if is_short else ""
             raise ConfigError(
                 f"{self.flag} '{self.text}' reaches {value:g} in round {rounds}, but values must be {correction}; "
                 f"give {longer}{self.curve.fix}"
@@ -271,9 +264,6 @@ def _progress(round: int, rounds: int) -> float:
     return min(1.0, (round - 1) / rounds)
 
 
-def _check_range(curve: Curve, name: str, low: float = -math.inf, above: float = -math.inf) -> None:
-    value = getattr(curve, name)
-    if value < low:
-        raise SpecError(f"{name} is {value:g}; give at least {low:g}")
-    if value <= above:
-        raise SpecError(f"{name} is {value:g}; give more than {above:g}")
+def _check_positive(curve: Curve, name: str) -> None:
+    if (value := getattr(curve, name)) <= 0:
+        raise SpecError(f"{name} is {value:g}; give more than 0")

@@ -10,7 +10,6 @@
 """
 
 import dataclasses
-import functools
 import math
 import types
 import typing
@@ -28,6 +27,7 @@ BOOLEANS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "
 COUNTS = {"": 1, "k": 1e3, "M": 1e6, "G": 1e9}
 RENAMED = {"liars": "f"}  # options of version 0.1
 TIMES = {"": 1.0, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
+MALFORMED = (ValueError, KeyError, ZeroDivisionError, OverflowError)  # of the parsers below
 
 
 class HasOptions(Protocol):
@@ -80,9 +80,8 @@ def parse_part(text: str, kind: str) -> SpecPart:
     """Return the only part of a spec string without a scope. `kind`: what it names, for errors. Raises SpecError for other spec strings."""
     parsed = parse(text)
     if parsed.scope or len(parsed.parts) > 1:
-        raise SpecError(
-            f"{'an' if kind[0] in 'aeiou' else 'a'} {kind} has no scope and no second part; name one {kind}"
-        )
+        article = "an" if kind[0] in "aeiou" else "a"
+        raise SpecError(f"{article} {kind} has no scope and no second part; name one {kind}")
     return parsed.parts[0]
 
 
@@ -122,7 +121,7 @@ def _lookup(part: SpecPart, classes: Mapping[str, Class], kind: str) -> Class:
 
 
 def _construct(part: SpecPart, cls: type, kind: str) -> Any:
-    hints = _hints(cls)
+    hints = typing.get_type_hints(cls)
     types_ = {f.name: hints[f.name] for f in dataclasses.fields(cls) if f.init}
     values: dict[str, Any] = {}
     for key, raw in part.options:
@@ -134,21 +133,13 @@ def _construct(part: SpecPart, cls: type, kind: str) -> Any:
         if key in values:
             raise SpecError(f"{key} is given twice; keep one")
         values[key] = convert(raw, types_[key], key)
-    missing = [
-        f.name
-        for f in dataclasses.fields(cls)
-        if f.init and f.name not in values and f.default is f.default_factory is dataclasses.MISSING
-    ]
-    if missing:
-        raise SpecError(
-            f"{kind} '{part.name}' needs {missing[0]}; write {part.name}:{missing[0]}=VALUE"
-        )
+    for f in dataclasses.fields(cls):
+        required = f.init and f.default is f.default_factory is dataclasses.MISSING
+        if required and f.name not in values:
+            raise SpecError(
+                f"{kind} '{part.name}' needs {f.name}; write {part.name}:{f.name}=VALUE"
+            )
     return cls(**values)
-
-
-@functools.cache
-def _hints(cls: type) -> dict[str, Any]:
-    return typing.get_type_hints(cls)
 
 
 def convert(raw: str, to: Any, what: str) -> Any:
@@ -167,7 +158,7 @@ def convert(raw: str, to: Any, what: str) -> Any:
         if to is bool:
             return BOOLEANS[raw.lower()]
         return parse_number(raw) if to is float else int(_digits(raw)) if to is int else to(raw)
-    except (ValueError, KeyError, ZeroDivisionError, OverflowError):
+    except MALFORMED:
         raise SpecError(f"{what} cannot be '{raw}'; give {_describe(to)}") from None
 
 
@@ -269,9 +260,6 @@ def _format_value(value: Any) -> str:
 
 def _describe(to: Any) -> str:
     """Return a description of the values of a type. A type can define it as an attribute `wanted`."""
-    usual = {
-        int: "a whole number",
-        float: "a number such as 0.01, 1% or 1/100",
-        bool: "true or false",
-    }
+    usual = {int: "a whole number", float: "a number such as 0.01, 1% or 1/100"}
+    usual[bool] = "true or false"
     return usual.get(to) or str(getattr(to, "wanted", "a text"))

@@ -41,13 +41,11 @@ class StateFolder:
             self._lock = os.open(path / LOCK, os.O_RDWR | os.O_CREAT, 0o600)
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise UserError(
-                f"another client runs in --state-dir {path}; wait for it, or give another folder"
-            ) from None
+            advice = "wait for it, or give another folder"
+            raise UserError(f"another client runs in --state-dir {path}; {advice}") from None
         except OSError as error:
-            raise UserError(
-                f"--state-dir {path} cannot be used ({error.strerror}); give a folder that can be written"
-            ) from error
+            found = f"--state-dir {path} cannot be used ({error.strerror})"
+            raise UserError(f"{found}; give a folder that can be written") from error
 
     def close(self) -> None:
         """Release the lock."""
@@ -58,10 +56,9 @@ class StateFolder:
         try:
             durable_files.replace(self.path / name, packed(kept), 0o600)
         except OSError as error:
-            raise CheckpointError(
-                f"--state-dir {self.path} cannot be written ({error.strerror}); the last state is intact, make room "
-                "and start again"
-            ) from error
+            found = f"--state-dir {self.path} cannot be written ({error.strerror})"
+            advice = "the last state is intact, make room and start again"
+            raise CheckpointError(f"{found}; {advice}") from error
 
     def load(self, name: str = FILE) -> dict[str, Any]:
         """Return the state as vectors and bytes, {} before the first `save`. Raises CheckpointError if it is damaged."""

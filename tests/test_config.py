@@ -103,7 +103,6 @@ def test_every_option_says_what_it_does(f):
         "choices",
         "parse",
         "example",
-        "other_example",
     }
 
 

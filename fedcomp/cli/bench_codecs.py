@@ -63,9 +63,8 @@ class CodecMeasurement:
 def normal(numel: int, device: torch.device | str = "cpu") -> Vector:
     """Return standard normal values: a square matrix, and the remainder as a vector."""
     side = math.isqrt(numel)
-    rest = numel - side * side
     shapes: dict[str, tuple[int, ...]] = {"weight": (side, side)}
-    if rest:
+    if rest := numel - side * side:
         shapes["rest"] = (rest,)
     values = torch.randn(numel, generator=torch.Generator().manual_seed(0))
     return Vector(f"{numel:,} normal values", values.to(device), Layout.from_shapes(shapes))
@@ -147,9 +146,8 @@ def bench(
 ) -> None:
     """Measure the codecs of spec strings, all codecs if there are none, and print the results."""
     if picture is not None and (picture.suffix != ".svg" or not picture.parent.is_dir()):
-        raise UserError(
-            f"--picture {picture} cannot be written; name a file that ends in .svg in an existing folder"
-        )
+        advice = "name a file that ends in .svg in an existing folder"
+        raise UserError(f"--picture {picture} cannot be written; {advice}")
     with spec.error_context(flag="--codec"):
         codecs = [codec(text) for text in specs or available_codecs()]
     progress = not as_json and sys.stderr.isatty()
@@ -162,25 +160,24 @@ def bench(
             sys.stderr.flush()
     device, threads = str(vector.values.device), torch.get_num_threads()
     if as_json:
-        results = {
-            "vector": vector.description,
-            "device": device,
-            "threads": threads,
-            "torch": torch.__version__,
-            "fedcomp": __version__,
-            "codecs": [asdict(row) for row in rows],
-        }
-        print(json.dumps(results, indent=2))
+        results = {"vector": vector.description, "device": device, "threads": threads}
+        versions = {"torch": torch.__version__, "fedcomp": __version__}
+        codec_rows = {"codecs": [asdict(row) for row in rows]}
+        print(json.dumps(results | versions | codec_rows, indent=2))
     else:
         title = f"{vector.description}; {device}, {threads} threads, medians of {repeats}"
         print_table(COLUMNS, [_cells(row) for row in rows], {"codec"}, title=title, legend=LEGEND)
     if picture is not None:
-        try:
-            picture.write_text(chart(vector.description, rows), encoding="utf-8")
-        except OSError as error:
-            raise UserError(
-                f"--picture {picture} cannot be written ({error.strerror}); name another file"
-            ) from None
+        write_file(picture, "--picture", chart(vector.description, rows))
+
+
+def write_file(path: Path, flag: str, text: str) -> None:
+    """Write the file that an option names. Raises UserError."""
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        why = f"{flag} {path} cannot be written ({error.strerror})"
+        raise UserError(f"{why}; name another file") from None
 
 
 def _cells(row: CodecMeasurement) -> list[str]:
@@ -205,12 +202,11 @@ def chart(title: str, rows: Sequence[CodecMeasurement]) -> str:
     points = [(max(row.bits_per_parameter, 1e-6), max(row.error, zero)) for row in rows]
     bits, errors = zip(*points, strict=True)
     across = svg.Axis.around("bits per parameter", bits, "{:g}".format, across=True, log=True)
-    up = svg.Axis.around(
-        "error ‖x−C(x)‖²/‖x‖²",
-        [*errors, zero],
-        lambda error: "0" if error < 1.1 * zero else f"{error:g}",
-        log=True,
-    )
+
+    def tick(error: float) -> str:
+        return "0" if error < 1.1 * zero else f"{error:g}"
+
+    up = svg.Axis.around("error ‖x−C(x)‖²/‖x‖²", [*errors, zero], tick, log=True)
     series = []
     for style, (row, (x, y)) in enumerate(zip(rows, points, strict=True)):
         text = f"{row.bits_per_parameter:.3f} bits, error {row.error:.3g}"

@@ -26,6 +26,7 @@ from ..sim.run import Simulation
 from ..strategies.base import cohort_size
 from ..training.local_sgd import plan_batches
 from . import pytorch_loops
+from .bench_codecs import write_file
 from .tables import print_table
 
 TRAINING = "local SGD"
@@ -36,6 +37,7 @@ PARTS = (
 )
 MESSAGES = {"round": "messages", "clients": "messages"}
 OTHER = "rest"  # metrics on disk, and all time outside of the profiled events
+HEADER_FIELDS = "task clients cohort parameters strategy uplink memory device engine".split()
 LARGEST_COSTS = 3  # parts besides training that are named below the tables
 MAX_WARM_UP = 200  # rounds
 WHOLE, LOCAL = "whole rounds", "local SGD in them"
@@ -62,23 +64,16 @@ def bench(
     """Measure rounds of a simulation and print the results."""
     names = parse_loops(loops)
     if trace_file is not None and (trace_file.is_dir() or not trace_file.parent.is_dir()):
-        raise UserError(
-            f"--trace {trace_file} cannot be written; name a file in an existing folder"
-        )
+        advice = "name a file in an existing folder"
+        raise UserError(f"--trace {trace_file} cannot be written; {advice}")
     results, events = measure(config, rounds, names)
     if as_json:
         print(json.dumps(results, indent=2))
     else:
         _print_tables(results, names)
-    if trace_file is None:
-        return
-    process = f"{results['task']}, {results['engine']}, {results['device']}"
-    try:
-        trace_file.write_text(json.dumps(trace(events, process)), encoding="utf-8")
-    except OSError as error:
-        raise UserError(
-            f"--trace {trace_file} cannot be written ({error.strerror}); name another file"
-        ) from None
+    if trace_file is not None:
+        process = f"{results['task']}, {results['engine']}, {results['device']}"
+        write_file(trace_file, "--trace", json.dumps(trace(events, process)))
 
 
 def parse_loops(text: str) -> list[str]:
@@ -154,44 +149,34 @@ def measure(
     """Simulate until `rounds` rounds are measured. Return what --json prints, times in seconds, and the profile. Raises UserError."""
     measurement = RoundMeasurement(rounds)
     with tempfile.TemporaryDirectory(prefix="fedcomp-bench-") as folder:
-        overrides: dict[str, Any] = {
-            "rounds": MAX_WARM_UP + 2 * rounds,
-            "out": str(Path(folder) / "run"),
-            "resume": False,
-            "log_json": None,
-            "metrics_port": -1,
-            "tensorboard": False,
-        }
-        simulation = Simulation(dataclasses.replace(config, **overrides), measurement)
+        out: dict[str, Any] = {"out": str(Path(folder) / "run"), "resume": False, "log_json": None}
+        out |= {"metrics_port": -1, "tensorboard": False}
+        config = dataclasses.replace(config, rounds=MAX_WARM_UP + 2 * rounds, **out)
+        simulation = Simulation(config, measurement)
         device, engine = simulation.device, simulation.engine
         devices = [each.device for each in getattr(engine, "engines", [engine])]
         gpus = [each for each in devices if each.type == "cuda"]
-        multiply, product_flops = pytorch_loops.matrix_product(
-            device, getattr(torch, config.precision)
-        )
+
+        def synchronize() -> None:
+            for gpu in gpus:
+                torch.cuda.synchronize(gpu)
+
+        dtype = getattr(torch, config.precision)
+        multiply, product_flops = pytorch_loops.matrix_product(device, dtype)
         loop_calls, client_flops = _cohort_loops(simulation, loops)
-        measurement.recorder = Recorder(lambda: _synchronize(gpus))
+        measurement.recorder = Recorder(synchronize)
         measurement.device, measurement.settled = device, lambda: getattr(engine, "settled", True)
         measurement.loops = loop_calls | {MATRIX_PRODUCT: multiply}
         with recording(measurement.recorder), suppress(MeasurementComplete):
             simulation.run()
     peak = len(devices) * product_flops / min(measurement.seconds[MATRIX_PRODUCT])
     header, accepted = measurement.header, [record.accepted for record in measurement.records]
-    parts = {
-        part: statistics.mean(each[part] for each in measurement.parts) for part in (*PARTS, OTHER)
-    }
-    updates = dict.fromkeys((WHOLE, LOCAL), statistics.mean(accepted))
+    mean = statistics.mean
+    parts = {part: mean(each[part] for each in measurement.parts) for part in (*PARTS, OTHER)}
+    updates = dict.fromkeys((WHOLE, LOCAL), mean(accepted))
     updates |= dict.fromkeys(loop_calls, header.cohort)
     result = {
-        "task": header.task,
-        "clients": header.clients,
-        "cohort": header.cohort,
-        "parameters": header.parameters,
-        "strategy": header.strategy,
-        "uplink": header.uplink,
-        "memory": header.memory,
-        "device": header.device,
-        "engine": header.engine,
+        **{name: getattr(header, name) for name in HEADER_FIELDS},
         "precision": config.precision,
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,
@@ -201,20 +186,13 @@ def measure(
         "accuracy": measurement.records[-1].accuracy,
         "client_flops": client_flops,
         "peak_flops_per_s": peak,
-        "parts": {
-            name: {"seconds": s, "share": s / sum(parts.values())} for name, s in parts.items()
-        },
+        "parts": {n: {"seconds": s, "share": s / sum(parts.values())} for n, s in parts.items()},
         "ways": [
             _rate(name, measurement.seconds[name], count, client_flops, peak)
             for name, count in updates.items()
         ],
     }
     return result, measurement.recorder.events
-
-
-def _synchronize(gpus: Sequence[torch.device]) -> None:
-    for gpu in gpus:
-        torch.cuda.synchronize(gpu)
 
 
 def _cohort_loops(
@@ -244,18 +222,9 @@ def _cohort_loops(
         return runs, 0.0
     if config.precision != "float32":
         dtype = getattr(torch, config.precision)
-        runs = {name: _autocast(run, simulation.device, dtype) for name, run in runs.items()}
+        in_precision = torch.autocast(simulation.device.type, dtype)
+        runs = {name: in_precision(run) for name, run in runs.items()}
     return runs, examples * pytorch_loops.flops_of_an_example(task, data, config.batch_size)
-
-
-def _autocast(
-    run: Callable[[], object], device: torch.device, dtype: torch.dtype
-) -> Callable[[], object]:
-    def in_precision() -> object:
-        with torch.autocast(device.type, dtype):
-            return run()
-
-    return in_precision
 
 
 def _rate(
@@ -277,19 +246,16 @@ def _print_tables(m: Mapping[str, Any], loops: Sequence[str]) -> None:
     lean_s = next((loop["seconds"] for loop in m["ways"] if loop["name"] == LEAN), None)
     rates = []
     for loop in m["ways"]:
-        updates_per_s, flops, fraction = (
-            loop[key] for key in ("client_updates_per_s", "flops_per_s", "share_of_peak")
-        )
-        rates.append(
-            (
-                loop["name"],
-                f"{updates_per_s:,.0f}" if updates_per_s >= 100 else f"{updates_per_s:.3g}",
-                f"{1e3 * loop['seconds']:,.1f} ms",
-                NOTHING if lean_s is None else f"{lean_s / loop['seconds']:.2f} ×",
-                NOTHING if flops is None else f"{flops / 1e9:,.2f}",
-                NOTHING if fraction is None else f"{fraction:.1%}",
-            )
-        )
+        name, seconds, speed, flops, fraction = loop.values()  # as in _rate
+        row = [
+            name,
+            f"{speed:,.0f}" if speed >= 100 else f"{speed:.3g}",
+            f"{1e3 * seconds:,.1f} ms",
+            NOTHING if lean_s is None else f"{lean_s / seconds:.2f} ×",
+            NOTHING if flops is None else f"{flops / 1e9:,.2f}",
+            NOTHING if fraction is None else f"{fraction:.1%}",
+        ]
+        rates.append(row)
     times = [
         (name, f"{1e3 * part['seconds']:,.1f}", f"{part['share']:.1%}")
         for name, part in m["parts"].items()
@@ -307,11 +273,7 @@ def _print_tables(m: Mapping[str, Any], loops: Sequence[str]) -> None:
 
 def largest_costs(parts: Mapping[str, Mapping[str, float]]) -> str:
     """Return a sentence that names the largest parts of a round besides training."""
-    costs = sorted(
-        (name for name in parts if name != TRAINING), key=lambda name: -parts[name]["seconds"]
-    )
-    named = [
-        f"{name} {1e3 * parts[name]['seconds']:,.1f} ms ({parts[name]['share']:.1%})"
-        for name in costs[:LARGEST_COSTS]
-    ]
+    others = [(name, part) for name, part in parts.items() if name != TRAINING]
+    costs = sorted(others, key=lambda item: -item[1]["seconds"])[:LARGEST_COSTS]
+    named = [f"{name} {1e3 * p['seconds']:,.1f} ms ({p['share']:.1%})" for name, p in costs]
     return f"Largest costs besides training: {', '.join(named)}."

@@ -15,12 +15,12 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from ..callbacks import Header, RoundRecord, Summary
-from ..formatting import decimal, duration, human_bytes, one_line, percent, ratio
+from ..callbacks import Header, RoundRecord
+from ..formatting import duration, metric, one_line
 from ..run_display import (
     GAP,
-    Column,
     RunDisplay,
+    both_ways_ratio,
     columns_for,
     columns_of,
     facts,
@@ -28,11 +28,11 @@ from ..run_display import (
     model_file,
     rejections,
     suspects,
+    table_line,
     verdict,
     waiting_text,
 )
-from .curve import Curve
-from .screen import DONE, LABEL, REJECTED, WARNING, Screen, facts_panel, fitted, progress_bar
+from .screen import DONE, LABEL, REJECTED, WARNING, Curve, Screen, facts_panel, fitted, progress_bar
 
 SLOW_ROUND_S = 2.0  # rounds that take longer show the number of clients that have answered
 MIN_WIDTH, MIN_HEIGHT = 30, 10  # a smaller terminal cuts the picture off
@@ -57,7 +57,6 @@ class Dashboard(RunDisplay):
         # Clients that have answered in the current round, and its cohort size.
         self._running = (0, 0)
         self._waiting = ""  # text about the connected clients while a round waits for more
-        self._result: tuple[Summary, str] | None = None
         self._lock = Lock()  # between the run and the thread that draws
         self._other_output = _LastLines()
 
@@ -76,9 +75,9 @@ class Dashboard(RunDisplay):
             self.console.print(note)
         for line in self._other_output.lines():
             self.console.print(Text(line), soft_wrap=True)
-        if self._result:
+        if self.summary:
             self.console.print(self.verdict())
-            for line in how_to_load(self._result[1]):
+            for line in how_to_load(self.header.out):
                 self.console.print(Text("  " + line), soft_wrap=True)
 
     def on_run_start(self, header: Header) -> None:
@@ -110,10 +109,6 @@ class Dashboard(RunDisplay):
                 self._warnings.append(note)
                 self._notes.append(note)
 
-    def on_run_end(self, summary: Summary, out: str) -> None:
-        super().on_run_end(summary, out)
-        self._result = (summary, out)
-
     def picture(self, width: int, height: int, notes: int | None = None) -> RenderableType:
         """Return the screen in at most `height` lines of at most `width` characters, with at most `notes` warnings and rejections."""
         if not self.has_started:
@@ -132,22 +127,12 @@ class Dashboard(RunDisplay):
         h = self.header
         if height < 20:
             return fitted([Text(f"{h.task}, {h.clients:,} clients, {h.uplink}", "bold")], width)[0]
-        short = replace(h, notice="", engine_reason="")
         reason = h.engine_reason and f"engine: {h.engine_reason}"
-        notice = textwrap.wrap(
-            "; ".join(filter(None, (h.notice, reason))),
-            max(width - 13, 20),
-            max_lines=1 if height < 24 else 2,
-            placeholder="…",
-        )
-        return facts_panel(
-            facts(short)[:-1],
-            width,
-            3 if height < 24 else 4 if height < 36 else 8,
-            title="[bold]fedcomp",
-            path=h.out,
-            note=notice,
-        )
+        notice = "; ".join(filter(None, (h.notice, reason)))
+        notes, rows = (1, 3) if height < 24 else (2, 4) if height < 36 else (2, 8)
+        note = textwrap.wrap(notice, max(width - 13, 20), max_lines=notes, placeholder="…")
+        short = facts(replace(h, notice="", engine_reason=""))[:-1]
+        return facts_panel(short, width, rows, title="[bold]fedcomp", path=h.out, note=note)
 
     def _bar(self, width: int) -> Text:
         rounds, done, (answered, cohort) = self.header.rounds, self.last_round, self._running
@@ -167,15 +152,8 @@ class Dashboard(RunDisplay):
         t, pace = self.totals, self.seconds_a_round
         first, hours = self.header.first_round, self.last.simulated_hours if self.last else None
         since = f"since round {first - 1}: " if first > 1 else ""
-        dense, sent = (
-            t.dense_uplink_bytes + t.dense_downlink_bytes,
-            t.uplink_bytes + t.downlink_bytes,
-        )
-        parts = [
-            f"{since}up {human_bytes(t.uplink_bytes)} {ratio(t.dense_uplink_bytes, t.uplink_bytes)}",
-            f"down {human_bytes(t.downlink_bytes)} {ratio(t.dense_downlink_bytes, t.downlink_bytes)}",
-            f"both {ratio(dense, sent)}",
-        ]
+        up, down = t.links()
+        parts = [since + up, down, f"both {both_ways_ratio(t)}"]
         parts += [f"{t.rejected:,} rejected"] if t.rejected else []
         parts += [f"{duration(3600 * hours)} virtual"] if hours is not None else []
         parts += [f"{duration(pace)} a round"] if pace is not None else []
@@ -190,7 +168,8 @@ class Dashboard(RunDisplay):
         """Return the curve, and the last rounds below it."""
         blank = [Text()] * (height >= 16)
         columns = columns_for(width, columns_of(self.header))
-        rows = self._rounds(columns, max(2, 2 * height // 5 - 1, height - MAX_CURVE_HEIGHT - 3))
+        records = list(self._records)[-max(2, 2 * height // 5 - 1, height - MAX_CURVE_HEIGHT - 3) :]
+        rows = [Text(table_line(columns), LABEL), *(Text(table_line(columns, r)) for r in records)]
         room = min(height - len(rows) - 2 * len(blank), MAX_CURVE_HEIGHT)
         return [*blank, *self._titled_curve(width, room), *blank, *rows]
 
@@ -199,46 +178,31 @@ class Dashboard(RunDisplay):
             return []
         if height < 6:
             return self._curve.lines(width, height)
-        judged, shown = self.header.judged, percent if self.header.judged == "accuracy" else decimal
+        judged, best = self.header.judged, self.best
         title = Text.assemble((judged, "bold"))
-        if self.best:
-            latest = next(
-                (r for r in reversed(self._records) if self.merit(r) is not None), self.best
-            )
-            title.append(f" {shown(self.judged(latest))}", "bold")
-            title.append(
-                f", best {shown(self.judged(self.best))} in round {self.best.round}", LABEL
-            )
+        if best:
+            latest = next((r for r in reversed(self._records) if self.merit(r) is not None), best)
             spread = latest.client_metrics.get(judged)
+            title.append(f" {metric(judged, self.judged(latest))}", "bold")
+            more = f", best {metric(judged, self.judged(best))} in round {best.round}"
             if self.header.evaluate == "both" and spread:
-                title.append(f", on clients {shown(spread.mean)}", LABEL)
+                more += f", on clients {metric(judged, spread.mean)}"
             if spread:
-                title.append(f", worst decile {shown(spread.worst_decile)}", LABEL)
+                more += f", worst decile {metric(judged, spread.worst_decile)}"
+            title.append(more, LABEL)
         return [title, *self._curve.lines(width, height - 1)]
 
-    def _rounds(self, columns: list[Column], rows: int) -> list[Text]:
-        between = " " * GAP
-        lines = [Text(between.join(c.title.rjust(c.width) for c in columns), LABEL)]
-        for record in list(self._records)[-rows:]:
-            lines.append(Text(between.join(c.cell(record).rjust(c.width) for c in columns)))
-        return lines
-
     def verdict(self) -> Panel:
-        """Return the result of the run. Raises RuntimeError before the run has ended."""
-        if self._result is None:
-            raise RuntimeError("the run has not ended")
-        summary, out = self._result
+        """Return the result of a run that has ended."""
+        assert self.summary is not None
+        summary, out = self.summary, self.header.out
         grid = Table.grid(padding=(0, GAP))
         grid.add_column(style=LABEL)
         grid.add_column(overflow="fold")
         for label, value in [*verdict(summary, self.totals), ("model", model_file(out))]:
             grid.add_row(label, Text(value, "bold" if label == self.header.judged else ""))
-        return Panel(
-            grid,
-            title=f"{summary.rounds} round{'s' * (summary.rounds != 1)} done",
-            title_align="left",
-            border_style=DONE,
-        )
+        title = f"{summary.rounds} round{'s' * (summary.rounds != 1)} done"
+        return Panel(grid, title=title, title_align="left", border_style=DONE)
 
 
 class _LastLines(io.TextIOBase):

@@ -1,11 +1,11 @@
-"""The commands `fedcomp server start`, `fedcomp client` and `fedcomp relay`: check their options, and print their messages."""
+"""The commands `fedcomp server start`, `fedcomp client` and `fedcomp relay`: their options, identities and messages."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING
 
 import click
 import typer
@@ -16,38 +16,25 @@ from ..formatting import one_line
 from ..run_display import RunDisplay
 from . import flags
 from .exits import stoppable
-from .identities import identities, relay_target
+from .flags import option, switch
+
+if TYPE_CHECKING:
+    from ..deployment.client_process import Target
+    from ..keys.enrolment import Enrolment
 
 PORT = 8080
 TRANSPORTS = click.Choice(["grpc", "flower"])
 TRANSPORT_HELP = "gRPC, or stock flower-superlink and flower-supernode processes"
 
-Server = Annotated[
-    str | None,
-    typer.Option(
-        metavar="HOST:PORT", help="Address of the server. Default: the address in the enrolment."
-    ),
-]
-Insecure = Annotated[
-    bool, typer.Option("--insecure", help="Connect without TLS and keys, for a trial.")
-]
-Patience = Annotated[
-    float | None,
-    typer.Option(
-        metavar="SECONDS",
-        min=0,
-        max=10**9,
-        help="How long to try to reach the server. Default: without limit.",
-    ),
-]
-Stay = Annotated[bool, typer.Option("--stay", help="Wait for the next run when a run is over.")]
-LogJson = Annotated[
-    str | None,
-    typer.Option(
-        metavar="FILE",
-        help="Log file with a JSON object per message; - = standard output, instead of text.",
-    ),
-]
+SERVER = option("HOST:PORT", "Address of the server. Default: the address in the enrolment.")
+INSECURE = switch("--insecure", "Connect without TLS and keys, for a trial.")
+PATIENCE = option(
+    "SECONDS", "How long to try to reach the server. Default: without limit.", min=0, max=10**9
+)
+STAY = switch("--stay", "Wait for the next run when a run is over.")
+LOG_JSON = option(
+    "FILE", "Log file with a JSON object per message; - = standard output, instead of text."
+)
 
 
 def serve(
@@ -104,56 +91,44 @@ def message_log(log_json: str | None) -> Iterator[Callable[[str], None]]:
 
 
 def client(
-    server: Server = None,
-    enrolment: Path | None = typer.Option(
-        None,
-        metavar="FILE",
-        help="Enrolment of this client, clients/ID.toml in the folder of keys, or a folder of enrolments for several clients. "
+    server: str | None = SERVER,
+    enrolment: Path | None = option(
+        "FILE",
+        "Enrolment of this client, clients/ID.toml in the folder of keys, or a folder of enrolments for several clients. "
         "Default: FEDCOMP_ENROLMENT, or ~/.config/fedcomp/enrolment.toml.",
     ),
-    insecure: Insecure = False,
-    partition_id: int | None = typer.Option(
-        None,
-        metavar="K",
+    insecure: bool = INSECURE,
+    partition_id: int | None = option(
+        "K",
+        "Index of this client's partition of the data, from 0. Default: all data. With --insecure also the client's id.",
         min=0,
-        help="Index of this client's partition of the data, from 0. Default: all data. With --insecure also the client's id.",
     ),
-    partitions: int | None = typer.Option(
-        None,
-        metavar="N",
-        min=1,
-        help="Number of partitions of the data. Default: the number of clients of the run.",
+    partitions: int | None = option(
+        "N", "Number of partitions of the data. Default: the number of clients of the run.", min=1
     ),
-    client_id: int | None = typer.Option(
-        None, metavar="K", min=0, help="Id of this client, with --insecure."
-    ),
-    state_dir: Path | None = typer.Option(
-        None,
-        metavar="DIR",
-        help="State folder. Default: fedcomp-client-ID. With several clients, DIR contains a state folder for each.",
+    client_id: int | None = option("K", "Id of this client, with --insecure.", min=0),
+    state_dir: Path | None = option(
+        "DIR",
+        "State folder. Default: fedcomp-client-ID. With several clients, DIR contains a state folder for each.",
     ),
     task: str = typer.Option("digits", help="Task: a built-in name or path/file.py:name."),
-    data: flags.Data = None,
+    data: Path | None = flags.DATA,
     device: flags.Device = "auto",
-    patience: Patience = None,
-    stay: Stay = False,
-    count: int | None = typer.Option(
-        None,
-        metavar="N",
-        min=1,
-        help="Run N clients: of the first N enrolments in the folder --enrolment, or with --insecure of the ids from --client-id on. "
+    patience: float | None = PATIENCE,
+    stay: bool = STAY,
+    count: int | None = option(
+        "N",
+        "Run N clients: of the first N enrolments in the folder --enrolment, or with --insecure of the ids from --client-id on. "
         "They use the partitions from --partition-id on.",
+        min=1,
     ),
-    roster: Path | None = typer.Option(
-        None,
-        metavar="FILE",
-        help="Public keys of the clients, registry.toml in the folder of keys, for elections with sealed ballots. "
+    roster: Path | None = option(
+        "FILE",
+        "Public keys of the clients, registry.toml in the folder of keys, for elections with sealed ballots. "
         "Default: those that the server announces.",
     ),
-    sealed: bool = typer.Option(
-        False, "--sealed", help="Take part only in elections with sealed ballots."
-    ),
-    log_json: LogJson = None,
+    sealed: bool = switch("--sealed", "Take part only in elections with sealed ballots."),
+    log_json: str | None = LOG_JSON,
     transport: str = typer.Option(
         "grpc", click_type=TRANSPORTS, help=f"Transport of the server: {TRANSPORT_HELP}."
     ),
@@ -166,9 +141,8 @@ def client(
     with stoppable(stop_message), message_log(log_json) as report, ExitStack() as stack:
         clients = identities(server, enrolment, insecure, client_id, partition_id, state_dir, count)
         if partitions is not None and partition_id is None:
-            raise ConfigError(
-                "--partitions is the number of partitions of the data; give --partition-id as well"
-            )
+            meaning = "--partitions is the number of partitions of the data"
+            raise ConfigError(f"{meaning}; give --partition-id as well")
         if transport == "flower" and len(clients) > 1:
             raise ConfigError(
                 "--transport flower runs one client per process; start each client with a separate command"
@@ -192,9 +166,10 @@ def client(
             from ..keys.enrolment import default_enrolment
 
             (one,) = clients
+            file, colon, name = task.rpartition(":")
             key_file = (enrolment or default_enrolment()) if one.enrolled else None
             options = dict(
-                task=_absolute_task(task),
+                task=f"{Path(file).absolute()}{colon}{name}" if colon else task,
                 data=_absolute(folder),
                 device=str(target),
                 client=one.id,
@@ -226,32 +201,24 @@ def _absolute(path: Path | None) -> str | None:
     return None if path is None else str(path.absolute())
 
 
-def _absolute_task(task: str) -> str:
-    """Return the name of a task, with an absolute path if it names a file."""
-    file, colon, name = task.rpartition(":")
-    return f"{Path(file).absolute()}{colon}{name}" if colon else task
-
-
 def relay(
-    server: Server = None,
-    port: int = typer.Option(
-        8081, metavar="N", min=0, max=65_535, help="Port that clients connect to; 0 = a free one."
+    server: str | None = SERVER,
+    port: int = option(
+        "N", "Port that clients connect to; 0 = a free one.", default=8081, min=0, max=65_535
     ),
-    host: str | None = typer.Option(
-        None,
-        metavar="HOST",
-        help="Address of this machine to listen on. Default: all addresses, loopback with --insecure.",
+    host: str | None = option(
+        "HOST",
+        "Address of this machine to listen on. Default: all addresses, loopback with --insecure.",
     ),
-    enrolment: Path | None = typer.Option(
-        None,
-        metavar="FILE",
-        help="This relay's enrolment, relays/ID.toml in the folder of keys. Default: FEDCOMP_ENROLMENT, or "
+    enrolment: Path | None = option(
+        "FILE",
+        "This relay's enrolment, relays/ID.toml in the folder of keys. Default: FEDCOMP_ENROLMENT, or "
         "~/.config/fedcomp/enrolment.toml.",
     ),
-    insecure: Insecure = False,
-    patience: Patience = None,
-    stay: Stay = False,
-    log_json: LogJson = None,
+    insecure: bool = INSECURE,
+    patience: float | None = PATIENCE,
+    stay: bool = STAY,
+    log_json: str | None = LOG_JSON,
 ) -> None:
     """Run a relay between clients and a server. Each broadcast crosses the server's link once, and reports are sent together."""
     from ..deployment.relay_process import RelayProcess
@@ -264,3 +231,162 @@ def relay(
         target = relay_target(server, enrolment, insecure)
         host = host or (LOOPBACK if insecure else "0.0.0.0")
         RelayProcess(target, host, port, report, patience_s=patience, stay=stay).run()
+
+
+@dataclass(frozen=True)
+class Identity:
+    """One client: its server, logical id, partition of the data, state folder, and enrolment."""
+
+    target: "Target"
+    id: int
+    partition_id: int | None
+    folder: Path
+    enrolled: "Enrolment | None" = None
+
+
+def identities(
+    server: str | None,
+    enrolment: Path | None,
+    insecure: bool,
+    client_id: int | None,
+    partition_id: int | None,
+    state_dir: Path | None,
+    count: int | None,
+) -> list[Identity]:
+    """Return the clients that the options describe. Raises UserError or ConfigError."""
+    _refuse_enrolment(insecure, enrolment)
+    if not insecure and client_id is not None:
+        raise ConfigError(
+            "--client-id needs --insecure, since an enrolment contains the id of its client; leave --client-id out, "
+            "or give the --enrolment of that client"
+        )
+    multiple = count is not None or (enrolment is not None and enrolment.is_dir())
+    if multiple and partition_id is None:
+        raise ConfigError(
+            "several clients in one process divide its data; give --partition-id K: the first client uses partition K, "
+            "the next one partition K+1, and so on"
+        )
+    if insecure:
+        target = _target(server)
+        ids = _claimed_ids(client_id, partition_id, count or 1)
+        clients: list[tuple[Target, int, Enrolment | None]] = [(target, id, None) for id in ids]
+    else:
+        clients = [*_enrolled(server, enrolment, count)]
+
+    result = []
+    for i, (target, id, enrolled) in enumerate(clients):
+        folder = Path(f"fedcomp-client-{id}")
+        if state_dir:
+            folder = state_dir / folder if multiple else state_dir
+        partition = None if partition_id is None else partition_id + i
+        result.append(Identity(target, id, partition, folder, enrolled))
+    return result
+
+
+def relay_target(server: str | None, enrolment: Path | None, insecure: bool) -> "Target":
+    """Return the server of a relay with the relay's credentials. Raises UserError or ConfigError."""
+    from ..keys.enrolment import Enrolment, default_enrolment
+
+    _refuse_enrolment(insecure, enrolment)
+    if insecure:
+        return _target(server)
+    path = default_enrolment() if enrolment is None else enrolment
+    make = "fedcomp keys add --relay --host HOST"
+    if enrolment is None and not path.exists():
+        raise UserError(
+            f"this relay has no enrolment: make one on the server with {make}, copy it to {path} or give --enrolment FILE; or "
+            "give --insecure for a trial"
+        )
+    enrolled = Enrolment.read(path)
+    if not enrolled.relay:
+        raise UserError(
+            f"{path} is the enrolment of client {enrolled.id}, but a relay needs its own; make one on the server with: {make}"
+        )
+    return _target(server, path, enrolled)
+
+
+def _refuse_enrolment(insecure: bool, enrolment: Path | None) -> None:
+    if insecure and enrolment is not None:
+        raise ConfigError(
+            "--insecure uses no keys, but --enrolment is given; give only one of the two"
+        )
+
+
+def _target(
+    server: str | None, path: Path | None = None, enrolled: "Enrolment | None" = None
+) -> "Target":
+    """Return --server, or else the server in the enrolment. Raises UserError if both are missing, or if the enrolment has expired."""
+    from ..deployment.client_process import Target
+    from ..keys.connection import address
+
+    if enrolled:
+        enrolled.refuse_expired()
+        server = server or enrolled.server
+    if not server:
+        missing = f"{path} does not name a server" if enrolled else "--server is missing"
+        raise UserError(f"{missing}; give --server host:port")
+    return Target(*address(server), enrolled)
+
+
+def _enrolled(
+    server: str | None, enrolment: Path | None, count: int | None
+) -> list[tuple["Target", int, "Enrolment"]]:
+    """Return server, id and enrolment of each client that has an enrolment. Raises UserError."""
+    from ..keys.enrolment import default_enrolment
+
+    if enrolment is None:
+        enrolment = default_enrolment()
+        if not enrolment.exists():
+            raise UserError(
+                f"this client has no enrolment: copy clients/ID.toml of the server's keys to {enrolment}, give "
+                "--enrolment FILE, or --insecure for a trial"
+            )
+    clients = []
+    for path, enrolled in _enrolments(enrolment, count):
+        if enrolled.relay:
+            raise UserError(
+                f"{path} is the enrolment of relay {enrolled.id}; give the enrolment of a client, or run a relay with: fedcomp relay"
+            )
+        clients.append((_target(server, path, enrolled), enrolled.id, enrolled))
+    return clients
+
+
+def _enrolments(path: Path, count: int | None) -> Sequence[tuple[Path, "Enrolment"]]:
+    """Return the enrolment in a file, or the first `count` enrolments of a folder in the order of their ids."""
+    from ..keys.enrolment import Enrolment
+    from ..keys.key_folder import CLIENTS, REGISTRY
+
+    if (path / REGISTRY).is_file():  # a folder of keys
+        path = path / CLIENTS
+    if not path.is_dir():
+        if count not in (None, 1):
+            advice = "give --enrolment the folder that holds them"
+            raise ConfigError(f"--count {count} needs as many enrolments; {advice}")
+        return [(path, Enrolment.read(path))]
+    enrolments = [(file, Enrolment.read(file)) for file in path.glob("*.toml")]
+    enrolments.sort(key=lambda entry: entry[1].id)
+    if len({enrolled.id for _, enrolled in enrolments}) < len(enrolments):
+        raise UserError(
+            f"--enrolment {path} holds two enrolments of one client; remove one of them"
+        )
+    if len(enrolments) < (count or 1):
+        raise UserError(
+            f"--enrolment {path} holds {len(enrolments)} enrolments, ID.toml; copy {count or 'some'} there, or give a lower --count"
+        )
+    return enrolments[:count]
+
+
+def _claimed_ids(client_id: int | None, partition_id: int | None, count: int) -> Sequence[int]:
+    """Return the ids of clients without enrolments. Raises UserError."""
+    from ..keys.enrolment import MAX_ID
+
+    flag = "--partition-id" if client_id is None else "--client-id"
+    first = partition_id if client_id is None else client_id
+    if first is None:
+        raise UserError(
+            "without an enrolment a client has to claim an id; give --partition-id, or --client-id for a client with its own data"
+        )
+    if (last := first + count - 1) > MAX_ID:
+        advice = f"give {flag} and --count so that no id is above {MAX_ID}"
+        raise ConfigError(f"client {last} cannot exist; {advice}")
+    return range(first, first + count)

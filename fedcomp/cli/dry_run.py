@@ -83,14 +83,12 @@ class RandomUpdates:
     def train(
         self, start: Tensor, data: Data, jobs: Sequence[Job], sgd: LocalSGD, *, seed: int
     ) -> tuple[Tensor, list[JobResult | Exception]]:
-        rows = [
-            seeds.generator(seed, "imagined", job.round, job.client)
-            .standard_normal(len(self.update))
-            .astype(np.float32)
-            for job in jobs
-        ]
-        factors = torch.from_numpy(np.stack(rows)) if rows else torch.empty(0, len(self.update))
-        return (factors * self.update).to(self.device), [JobResult(0.0)] * len(jobs)
+        factors = np.empty((len(jobs), len(self.update)), np.float32)
+        for row, job in zip(factors, jobs, strict=True):
+            generator = seeds.generator(seed, "imagined", job.round, job.client)
+            row[:] = generator.standard_normal(len(row))
+        updates = torch.from_numpy(factors) * self.update
+        return updates.to(self.device), [JobResult(0.0)] * len(jobs)
 
     def resident(self, data: Data) -> Data:
         return data
@@ -117,9 +115,8 @@ def forecast(alternative: Alternative) -> Forecast:
     config = dataclasses.replace(alternative.config, out=None, resume=False)
     run = DryRun(config, Callback())
     cohort = cohort_size(config.participation, config.clients)
-    dry_rounds = min(
-        config.rounds, max(MIN_DRY_ROUNDS, MAX_COORDINATES // (run.layout.numel * cohort))
-    )
+    affordable = MAX_COORDINATES // (run.layout.numel * cohort)
+    dry_rounds = min(config.rounds, max(MIN_DRY_ROUNDS, affordable))
     up, down, dense = [], [], []
     frames_up: list[int] = []
     frames_down: list[int] = []
@@ -160,13 +157,16 @@ def _extrapolated(bytes_: Sequence[int], rounds: int) -> int:
 
 def print_forecasts(alternatives: Sequence[Alternative]) -> None:
     """Print a table of the estimates: fitted to a terminal, in aligned columns elsewhere."""
-    forecasts = [_forecast_of(alternative) for alternative in alternatives]
+    forecasts = []
+    for alternative in alternatives:
+        try:
+            forecasts.append(forecast(alternative))
+        except FedcompError as error:
+            raise alternative_error(alternative.name, str(error), error.exit_status) from error
     baselines = [_baseline(alternative, alternatives, forecasts) for alternative in alternatives]
-    models = (
-        f"{f.parameters:,} parameters in {f.tensors} tensors, {human_bytes(4 * f.parameters)} as float32"
-        for f in forecasts
-    )
-    print("\n".join(dict.fromkeys(models)))
+    models = {(f.parameters, f.tensors): None for f in forecasts}
+    for numel, tensors in models:
+        print(f"{numel:,} parameters in {tensors} tensors, {human_bytes(4 * numel)} as float32")
     rows = [_cells(f, baseline) for f, baseline in zip(forecasts, baselines, strict=True)]
     if sys.stdout.isatty():
         print_table(COLUMNS, rows, left={COLUMNS[0]})
@@ -180,13 +180,6 @@ def print_forecasts(alternatives: Sequence[Alternative]) -> None:
     if any(f.dry_rounds < f.rounds for f in forecasts):
         dry_rounds = min(f.dry_rounds for f in forecasts)
         print(f"bytes are extrapolated from {dry_rounds} dry rounds")
-
-
-def _forecast_of(alternative: Alternative) -> Forecast:
-    try:
-        return forecast(alternative)
-    except FedcompError as error:
-        raise alternative_error(alternative.name, str(error), error.exit_status) from error
 
 
 def _baseline(

@@ -75,31 +75,28 @@ class CommandGroup(TyperGroup):
         sys.exit(status or 0)
 
 
-def command_group(help: str) -> typer.Typer:
+def command_group(help: str = "", **settings: Any) -> typer.Typer:
     """Return a group of commands that prints its help if no command is given."""
-    group = typer.Typer(cls=CommandGroup, add_completion=False, rich_markup_mode="rich")
-
-    def print_help(context: typer.Context) -> None:
-        if context.invoked_subcommand is None:
-            print(context.get_help())
-
+    group = typer.Typer(cls=CommandGroup, add_completion=False, rich_markup_mode="rich", **settings)
     group.callback(invoke_without_command=True, help=help)(print_help)
     return group
+
+
+def print_help(context: typer.Context) -> None:
+    """Print the help of a group if no command is given."""
+    if context.invoked_subcommand is None:
+        print(context.get_help())
 
 
 def _usage(error: click.UsageError) -> str:
     text = error.format_message().partition(" Did you mean")[0].partition(" (Did you mean")[0]
     message = text[:1].lower() + text[1:].rstrip(".")
     if isinstance(error, click.NoSuchOption) and error.ctx:
-        known = {
-            flag.removeprefix("--").replace("-", "_"): flag
-            for parameter in error.ctx.command.params
-            for flag in (*parameter.opts, *parameter.secondary_opts)
-            if flag.startswith("--")
-        }
+        flags = [flag for p in error.ctx.command.params for flag in (*p.opts, *p.secondary_opts)]
+        known = {flag[2:].replace("-", "_"): flag for flag in flags if flag.startswith("--")}
         name = error.option_name.lstrip("-").replace("-", "_")
         help = f"see {error.ctx.command_path} --help"
-        return f"{message}; {suggestion(name, known, lambda one: known[one], help)}"
+        return f"{message}; {suggestion(name, known, known.__getitem__, help)}"
     if near := getattr(error, "possibilities", None):
         return f"{message}; did you mean {' or '.join(near)}?"
     if isinstance(error, click.BadOptionUsage):

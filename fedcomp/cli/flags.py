@@ -6,8 +6,6 @@ Every flag is parsed as text and is None unless given. Precedence, from low to h
 import inspect
 import shlex
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import fields
-from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 import typer
@@ -30,19 +28,34 @@ PANELS = {
 METAVARS = {int: "N", float: "X", str: "TEXT"}
 Command = TypeVar("Command", bound=Callable[..., None])
 
+
+def option(
+    metavar: str | None,
+    help: str,
+    *names: str,
+    default: Any = None,
+    panel: str | None = None,
+    shown: object = None,
+    **limits: Any,
+) -> Any:
+    """Return an option of a command. `panel`: of the help; `shown`: a default that the help names although it is not set."""
+    help += "" if shown is None else rf" [dim]\[default: {shown}][/dim]"
+    return typer.Option(
+        default, *names, metavar=metavar, help=help, rich_help_panel=panel, **limits
+    )
+
+
+def switch(name: str, help: str) -> Any:
+    """Return an option without a value, which is off by default."""
+    return typer.Option(False, name, help=help)
+
+
 # Options of several commands.
-Data = Annotated[
-    Path | None,
-    typer.Option(
-        "--data",
-        metavar="DIR",
-        help="Folder of the task's data. Default: the environment variable FEDCOMP_DATA.",
-    ),
-]
+DATA = option("DIR", "Folder of the task's data. Default: the environment variable FEDCOMP_DATA.")
+JSON = switch("--json", "Print JSON instead of a table.")
 Device = Annotated[
     str, typer.Option("--device", metavar="[auto|cpu|cuda|cuda:N]", help="Device to compute on.")
 ]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 
 
 def with_run_flags(without: Collection[str] = ()) -> Callable[[Command], Command]:
@@ -50,19 +63,14 @@ def with_run_flags(without: Collection[str] = ()) -> Callable[[Command], Command
 
     The value of an option, unless it is a switch, is the list of its values; `run_values` decides which options may have more than one.
     """
-    by_name = {f.name: f for f in fields(RunConfig)}
     options = [
-        _option(by_name[name], panel)
+        _option(RunConfig.__dataclass_fields__[name], panel)
         for panel, names in PANELS.items()
         for name in names.split()
         if name not in without
     ]
-    file = typer.Option(
-        "--config",
-        metavar="FILE",
-        rich_help_panel="Output",
-        help="TOML file with options; flags take precedence over it",
-    )
+    help = "TOML file with options; flags take precedence over it"
+    file = option("FILE", help, "--config", panel="Output")
 
     def decorate(command: Command) -> Command:
         parameters = list(inspect.signature(command).parameters.values())[:-1]
@@ -80,28 +88,15 @@ def _option(f: Any, panel: str) -> inspect.Parameter:
     name = f"{flag}/--no-{flag.removeprefix('--')}" if kind is bool else flag
     choices = f.metadata.get("choices")
     metavar = None if kind is bool else f"[{'|'.join(choices)}]" if choices else METAVARS[kind]
-    shown = f.default is not None and f.default is not False
-    default = rf" [dim]\[default: {_shown(f.default)}][/dim]" if shown else ""
-    return _parameter(
-        f.name,
-        bool if kind is bool else list[str],
-        typer.Option(
-            name, metavar=metavar, rich_help_panel=panel, help=f.metadata["help"] + default
-        ),
-    )
+    shown = f"{f.default:g}" if isinstance(f.default, float) else f.default
+    shown = None if shown is False else shown
+    declared = option(metavar, f.metadata["help"], name, panel=panel, shown=shown)
+    return _parameter(f.name, bool if kind is bool else list[str], declared)
 
 
-def _parameter(name: str, kind: Any, option: Any) -> inspect.Parameter:
-    return inspect.Parameter(
-        name,
-        inspect.Parameter.KEYWORD_ONLY,
-        default=None,
-        annotation=Annotated[kind | None, option],
-    )
-
-
-def _shown(value: Any) -> str:
-    return f"{value:g}" if isinstance(value, float) else str(value)
+def _parameter(name: str, kind: Any, declared: Any) -> inspect.Parameter:
+    keyword = inspect.Parameter.KEYWORD_ONLY
+    return inspect.Parameter(name, keyword, default=declared, annotation=kind | None)
 
 
 def run_config(given: Mapping[str, Any]) -> RunConfig:
@@ -119,38 +114,29 @@ def run_values(given: Mapping[str, Any], repeatable: Collection[str] = ()) -> di
     if "local_steps" in flags and values.get("local_epochs"):
         raise ConfigError("--local-steps and --local-epochs exclude each other; give one of them")
     if values.get("resume") and "out" in values:
-        values = _of_run(values["out"], repeatable) | values
+        alternatives = config.expand_home(values["out"], "--out") / config.ALTERNATIVES_FILE
+        if repeatable and alternatives.is_file():
+            return config.read_toml(alternatives, repeatable) | values
+        return config.inherited_options(values["out"]) | values
     return values
-
-
-def _of_run(out: str, repeatable: Collection[str]) -> dict[str, Any]:
-    """Return the options of a stored run, or of stored alternatives if these are allowed."""
-    alternatives = config.expand_home(out, "--out") / config.ALTERNATIVES_FILE
-    return (
-        config.read_toml(alternatives, repeatable)
-        if repeatable and alternatives.is_file()
-        else config.inherited_options(out)
-    )
 
 
 def _converted(name: str, value: Any, repeatable: Collection[str]) -> Any:
     if isinstance(value, bool):
         return value
-    given = [value] if isinstance(value, str) else value
+    given, flag = [value] if isinstance(value, str) else value, config.flag(name)
+    times = f"{flag} is given {len(given)} times"
     if repeatable and name == "task" and len(given) > 1:
         raise ConfigError(
-            f"--task is given {len(given)} times, but all alternatives learn the same task; give one task, and compare "
-            "separate runs with fedcomp report"
+            f"{times}, but all alternatives learn the same task; give one task, and compare separate runs with fedcomp report"
         )
     if name not in config.ALTERNATIVE_OPTIONS:
         given = given[-1:]  # the last value wins
     if repeated := [one for one in given if given.count(one) > 1]:
-        raise ConfigError(f"{config.flag(name)} {repeated[0]} is given twice; give it once")
+        raise ConfigError(f"{flag} {repeated[0]} is given twice; give it once")
     if len(given) > 1 and name not in repeatable:
-        raise ConfigError(
-            f"{config.flag(name)} is given {len(given)} times; give it once; fedcomp sim compares alternatives"
-        )
-    converted = [spec.convert(one, config.option_type(name), config.flag(name)) for one in given]
+        raise ConfigError(f"{times}; give it once; fedcomp sim compares alternatives")
+    converted = [spec.convert(one, config.option_type(name), flag) for one in given]
     return converted if len(converted) > 1 else converted[0]
 
 

@@ -9,7 +9,7 @@ import shlex
 from base64 import b64decode, b64encode
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
@@ -17,6 +17,7 @@ from ..config import KEYS, expand_home, keys_command
 from ..errors import KeysError, UserError
 from ..formatting import NOTHING, named_clients
 from .exits import command_group, stoppable
+from .flags import option, switch
 from .tables import print_table
 
 if TYPE_CHECKING:
@@ -26,46 +27,32 @@ RENEW_DAYS = 30  # certificates that end within this time are due for renewal
 RELAY = re.compile(r"relay-\d{1,10}", re.ASCII)
 COLUMNS = ("holder", "state", "until", "days", "fingerprint", "file")
 
-Folder = Annotated[
-    Path,
-    typer.Option(
-        "--keys",
-        metavar="DIR",
-        callback=lambda folder: expand_home(folder, "--keys"),
-        help="Folder of keys, written by fedcomp keys init.",
-    ),
-]
-Days = Annotated[
-    int,
-    typer.Option(metavar="N", min=1, max=36_500, help="Validity of the new certificates, in days."),
-]
-Hosts = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--host",
-        metavar="HOST",
-        help="Name or address by which clients reach the server or the relay; may be given more than once.",
-    ),
-]
 DEFAULT = Path(KEYS)
+FOLDER = option(
+    "DIR",
+    "Folder of keys, written by fedcomp keys init.",
+    "--keys",
+    default=DEFAULT,
+    callback=lambda folder: expand_home(folder, "--keys"),
+)
+DAYS = option("N", "Validity of the new certificates, in days.", default=365, min=1, max=36_500)
+HOSTS = option(
+    "HOST",
+    "Name or address by which clients reach the server or the relay; may be given more than once.",
+    "--host",
+)
 
 app = command_group("Create and change the keys of a server, its clients and relays.")
 
 
 @app.command()
 def init(
-    clients: int = typer.Option(
-        ..., metavar="N", min=1, max=100_000, help="Number of clients to enrol."
-    ),
-    host: Hosts = None,
-    out: Path = typer.Option(DEFAULT, metavar="DIR", help="The folder to create."),
-    days: Days = 365,
-    port: int = typer.Option(
-        8080,
-        metavar="N",
-        min=1,
-        max=65_535,
-        help="Port of the server, written into the enrolments.",
+    clients: int = option("N", "Number of clients to enrol.", default=..., min=1, max=100_000),
+    host: list[str] | None = HOSTS,
+    out: Path = option("DIR", "The folder to create.", default=DEFAULT),
+    days: int = DAYS,
+    port: int = option(
+        "N", "Port of the server, written into the enrolments.", default=8080, min=1, max=65_535
     ),
 ) -> None:
     """Create a CA, a certificate and key for the server, and an enrolment file for each client."""
@@ -100,22 +87,19 @@ def init(
 
 @app.command()
 def add(
-    folder: Folder = DEFAULT,
-    count: int = typer.Option(1, metavar="N", min=1, max=100_000, help="Number of clients to add."),
-    relay: bool = typer.Option(
-        False, "--relay", help="Enrol a relay that clients reach at --host."
-    ),
-    host: Hosts = None,
-    days: Days = 365,
+    folder: Path = FOLDER,
+    count: int = option("N", "Number of clients to add.", default=1, min=1, max=100_000),
+    relay: bool = switch("--relay", "Enrol a relay that clients reach at --host."),
+    host: list[str] | None = HOSTS,
+    days: int = DAYS,
 ) -> None:
     """Enrol new clients, whose ids follow the highest existing id, or a relay. Needs ca.key, which signs their certificates."""
     from ..keys import key_folder as keys
 
     if relay:
         if not host:
-            raise UserError(
-                "--relay needs the address of the relay for its certificate; give --host HOST"
-            )
+            need = "--relay needs the address of the relay for its certificate"
+            raise UserError(f"{need}; give --host HOST")
         if count != 1:
             raise UserError("--relay enrols one relay at a time; leave --count out")
         id, names = keys.add_relay(folder, host, days)
@@ -142,7 +126,7 @@ def revoke(
         help="Logical ids of clients; relay-0 for a relay.",
         show_default=False,
     ),
-    folder: Folder = DEFAULT,
+    folder: Path = FOLDER,
 ) -> None:
     """Revoke the keys of clients or relays. A running server disconnects them."""
     from ..keys import key_folder as keys
@@ -164,9 +148,9 @@ def renew(
         help=f"Id of a client, relay-0 for a relay, or 'server'. Default: all whose certificates end within {RENEW_DAYS} days.",
         show_default=False,
     ),
-    folder: Folder = DEFAULT,
-    host: Hosts = None,
-    days: Days = 365,
+    folder: Path = FOLDER,
+    host: list[str] | None = HOSTS,
+    days: int = DAYS,
 ) -> None:
     """Create a new key and certificate for a client, a relay or the server. Needs ca.key, which signs the certificate."""
     from ..keys import key_folder as keys
@@ -196,25 +180,19 @@ def renew(
 
 
 @app.command("list")
-def show(folder: Folder = DEFAULT) -> None:
+def show(folder: Path = FOLDER) -> None:
     """List all keys with their state and the end of their validity: a table on a terminal, lines with tabs elsewhere."""
     from ..keys import key_folder as keys
     from ..keys.enrolment import utc_now
 
     registry, now = keys.read_registry(folder), utc_now()
-    rows = [
-        _certificate_row(folder / keys.CA_CRT, "CA", now),
-        _certificate_row(folder / keys.SERVER_CRT, "server", now),
-    ]
+    certificates = {"CA": keys.CA_CRT, "server": keys.SERVER_CRT}
+    rows = [_certificate_row(folder / file, name, now) for name, file in certificates.items()]
     for entry in (*registry.relays, *registry.entries):
         rows.append(_row(entry, _file(folder, entry.holder), now))
-    styles = {"valid": "", "enrolled": "", "revoked": "dim"}
-    print_table(
-        COLUMNS,
-        rows,
-        left={"state", "until", "fingerprint", "file"},
-        styles=[styles.get(row[1], "red") for row in rows],
-    )
+    colours = {"valid": "", "enrolled": "", "revoked": "dim"}
+    styles = [colours.get(row[1], "red") for row in rows]
+    print_table(COLUMNS, rows, left={"state", "until", "fingerprint", "file"}, styles=styles)
 
 
 def _file(folder: Path, holder: int | str) -> Path:
@@ -230,14 +208,9 @@ def _row(entry: "Entry", file: Path, now: datetime) -> tuple[str, ...]:
     state = "expired" if entry.state == "enrolled" and entry.refusal(now) else entry.state
     raw = hashlib.sha256(b64decode(entry.public_key.split()[1])).digest()
     fingerprint = "SHA256:" + b64encode(raw).decode().rstrip("=")  # as ssh-keygen -l shows it
-    return (
-        str(entry.holder),
-        state,
-        f"{entry.not_after:%Y-%m-%d}",
-        str(days_left(entry.not_after, now)),
-        fingerprint,
-        str(file) if file.is_file() else NOTHING,
-    )
+    until, days = f"{entry.not_after:%Y-%m-%d}", str(days_left(entry.not_after, now))
+    shown = str(file) if file.is_file() else NOTHING
+    return str(entry.holder), state, until, days, fingerprint, shown
 
 
 def _certificate_row(path: Path, holder: str, now: datetime) -> tuple[str, ...]:

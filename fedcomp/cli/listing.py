@@ -17,14 +17,8 @@ from .tables import print_table
 
 NUMEL = 1 << 16  # length of the vector of normal values that frames are measured with
 CODEC_COLUMNS = (
-    "codec",
-    "bits",
-    "unbiased",
-    "contracts",
-    "linear",
-    "portable",
-    "source",
-    "what it sends",
+    *("codec", "bits", "unbiased", "contracts", "linear", "portable"),
+    *("source", "what it sends"),
 )
 CODEC_LEGEND = f"""bits: per parameter, in a frame of {NUMEL:,} normal values;  unbiased: ω with E‖x−C(x)‖² ≤ ω‖x‖²
 contracts: δ with ‖x−C(x)‖² ≤ (1−δ)‖x‖²;  linear: frames add;  portable: the same bytes on every device"""
@@ -37,33 +31,15 @@ def print_codecs() -> None:
     for name, cls in available_codecs().items():
         codec = cls()
         frame = codec.encode(vector.values, seed=1, layout=vector.layout)
-        facts = [
-            _factor(codec.variance(NUMEL)),
-            _factor(codec.contraction(NUMEL)),
-            _yes(codec.linear),
-            _yes(codec.portable),
-        ]
+        factors = (codec.variance(NUMEL), codec.contraction(NUMEL))
+        facts = [NOTHING if factor is None else f"{factor:.2g}" for factor in factors]
+        facts += ["yes" if fact else NOTHING for fact in (codec.linear, codec.portable)]
         summary = (inspect.getdoc(cls) or "").partition("\n")[0]
-        rows.append(
-            [
-                spec.format_spec(name, codec),
-                f"{8 * len(frame) / NUMEL:.3g}",
-                *facts,
-                cls.source,
-                summary,
-            ]
-        )
+        bits = f"{8 * len(frame) / NUMEL:.3g}"
+        rows.append([spec.format_spec(name, codec), bits, *facts, cls.source, summary])
     left = set(CODEC_COLUMNS) - {"bits"}
     below = ("what it sends", "source")
     print_table(CODEC_COLUMNS, rows, left, legend=CODEC_LEGEND, below=below)
-
-
-def _factor(value: float | None) -> str:
-    return NOTHING if value is None else f"{value:.2g}"
-
-
-def _yes(fact: bool) -> str:
-    return "yes" if fact else NOTHING
 
 
 TASK_COLUMNS = ("task", "parameters", "examples", "to test on", "an input", "data")

@@ -7,7 +7,7 @@ import signal
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import typer
 from typer.main import get_command
@@ -15,7 +15,7 @@ from typer.main import get_command
 from .. import __version__, spec
 from ..config import ALTERNATIVE_OPTIONS, KEYS, RunConfig, data_folder
 from ..errors import UserError
-from ..formatting import one_line
+from ..run_display import LineDisplay, RunDisplay
 from . import deployment_commands, doctor, flags, keys, reproduce, results
 from .comparison.alternatives import (
     Alternative,
@@ -23,65 +23,58 @@ from .comparison.alternatives import (
     compares_compression,
     has_alternatives,
 )
-from .exits import CommandGroup, command_group, stoppable
-
-if TYPE_CHECKING:
-    from ..run_display import RunDisplay
-    from .comparison.progress import ComparisonDisplay
+from .exits import command_group, print_help, stoppable
+from .flags import option, switch
 
 COMPARISON_PANEL, PORT_PANEL = "Comparison", "The server's port"  # of the help
 SIMULATION_ONLY = ("network", "attack", "cohort_batch", "residuals")
 NOT_IN_BENCH = "rounds out resume checkpoint_every plain log_json metrics_port tensorboard".split()
 
-app = typer.Typer(
-    cls=CommandGroup,
-    add_completion=False,
-    rich_markup_mode="rich",
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
+app = command_group(
+    pretty_exceptions_enable=False, context_settings={"help_option_names": ["-h", "--help"]}
+)
+TARGET_ACCURACY = option(
+    "ACCURACY", "Report rounds and bytes needed to reach this accuracy, such as 90%."
 )
 
 
 @app.callback(invoke_without_command=True)
 def fedcomp(
     context: typer.Context,
-    version: bool = typer.Option(False, "--version", help="Print the version."),
+    version: bool = switch("--version", "Print the version."),
 ) -> None:
     """Federated learning with compressed updates: every byte counted is a byte sent."""
     if version:
         print(f"fedcomp {__version__}")
         raise typer.Exit
-    if context.invoked_subcommand is None:
-        print(context.get_help())
+    print_help(context)
 
 
 @app.command("sim")
 @flags.with_run_flags()
 def simulation(
-    target_accuracy: str | None = typer.Option(
-        None,
-        metavar="ACCURACY",
-        rich_help_panel=COMPARISON_PANEL,
-        help="Report rounds and bytes needed to reach this accuracy, such as 90%, in table and report.",
+    target_accuracy: str | None = option(
+        "ACCURACY",
+        "Report rounds and bytes needed to reach this accuracy, such as 90%, in table and report.",
+        panel=COMPARISON_PANEL,
     ),
-    side_by_side: str | None = typer.Option(
-        None,
-        metavar="[auto|N]",
-        rich_help_panel=COMPARISON_PANEL,
-        help="Number of alternatives that run at once; auto = one for each CPU core if each uses one core, else 1.",
+    side_by_side: str | None = option(
+        "[auto|N]",
+        "Number of alternatives that run at once; auto = one for each CPU core if each uses one core, else 1.",
+        panel=COMPARISON_PANEL,
     ),
-    baseline: bool | None = typer.Option(
+    baseline: bool | None = option(
         None,
-        "--baseline/--no-baseline",
-        rich_help_panel=COMPARISON_PANEL,
-        help="Add a run named dense, which compresses nothing in either direction; ratios refer to its bytes. "
+        "Add a run named dense, which compresses nothing in either direction; ratios refer to its bytes. "
         "Default: added if the alternatives differ in their compression.",
+        "--baseline/--no-baseline",
+        panel=COMPARISON_PANEL,
     ),
-    dry_run: bool | None = typer.Option(
+    dry_run: bool | None = option(
         None,
+        "Print the number of parameters, the sizes of frames and the expected bytes, without training.",
         "--dry-run",
-        rich_help_panel=COMPARISON_PANEL,
-        help="Print the number of parameters, the sizes of frames and the expected bytes, without training.",
+        panel=COMPARISON_PANEL,
     ),
     **run_flags: Any,
 ) -> None:
@@ -95,10 +88,8 @@ def simulation(
     values = flags.run_values(run_flags, ALTERNATIVE_OPTIONS)
     target = results.parse_accuracy(target_accuracy)
     compare = has_alternatives(values)
-    for flag, value in (
-        ("--side-by-side", side_by_side),
-        ("--baseline" if baseline else "--no-baseline", baseline),
-    ):
+    baseline_flag = "--baseline" if baseline else "--no-baseline"
+    for flag, value in {"--side-by-side": side_by_side, baseline_flag: baseline}.items():
         if value is not None and not compare:
             raise UserError(
                 f"{flag} applies to comparisons only; give an option such as --uplink more than once, or leave {flag} out"
@@ -109,17 +100,14 @@ def simulation(
         dense = compares_compression(values) if baseline is None else baseline
         print_forecasts(alternatives(values, dense) if compare else [Alternative("", values)])
         return
-    run_flags = {
-        "target_accuracy": target_accuracy,
-        "side_by_side": side_by_side,
-        "baseline": baseline,
-    } | run_flags
+    of_comparison = {"target_accuracy": target_accuracy, "side_by_side": side_by_side}
+    run_flags = of_comparison | {"baseline": baseline} | run_flags
     if compare:
         _compare(values, run_flags, side_by_side or "auto", target, baseline)
         return
     config = RunConfig(**values)
 
-    def run(display: "RunDisplay") -> None:
+    def run(display: RunDisplay) -> None:
         from ..sim import simulate
 
         simulate(config, display)
@@ -128,7 +116,7 @@ def simulation(
 
 
 def _run(
-    run: Callable[["RunDisplay"], Any],
+    run: Callable[[RunDisplay], Any],
     config: RunConfig,
     run_flags: dict[str, Any],
     command: Sequence[str],
@@ -146,13 +134,9 @@ def _run(
     with stoppable(stop_message, display):
         run(display)
     if display.has_started:
-        from .report.writer import after_run
+        from .report.page import after_run
 
-        after_run(
-            Path(display.header.out),
-            lambda message: print(f"warning: {one_line(message)}", file=sys.stderr),
-            target,
-        )
+        after_run(Path(display.header.out), LineDisplay().on_warning, target)
     if display.summary is not None and not display.summary.client_updates:
         raise typer.Exit(1)
 
@@ -166,16 +150,10 @@ def _compare(
 ) -> None:
     """Show the progress of the alternatives, and then the table of their results."""
     from .comparison.comparison import Comparison
+    from .comparison.displays import ComparisonLines, ComparisonView
 
-    display: ComparisonDisplay
-    if _prints_lines(values.get("plain", False)):
-        from .comparison.progress import ComparisonLines
-
-        display = ComparisonLines()
-    else:
-        from .comparison.comparison_view import ComparisonView
-
-        display = ComparisonView()
+    lines_only = _prints_lines(values.get("plain", False))
+    display = ComparisonLines() if lines_only else ComparisonView()
     comparison = Comparison(values, display, side_by_side, target, baseline)
 
     def stop_message(cause: str) -> str:
@@ -191,15 +169,11 @@ def _compare(
         raise typer.Exit(comparison.exit_status)
 
 
-def _display(config: RunConfig) -> "RunDisplay":
+def _display(config: RunConfig) -> RunDisplay:
     """Return the display of a run: none if the log is on standard output, lines of text, or the dashboard."""
     if config.log_json == "-":
-        from ..run_display import RunDisplay
-
         return RunDisplay()
     if _prints_lines(config.plain):
-        from .line_display import LineDisplay
-
         return LineDisplay()
     from .dashboard import Dashboard
 
@@ -212,9 +186,7 @@ def _prints_lines(plain: bool) -> bool:
 
 
 @app.command()
-def init(
-    path: Path = typer.Argument(Path("my_task.py"), help="The file to write.", show_default=True),
-) -> None:
+def init(path: Path = typer.Argument(Path("my_task.py"), help="The file to write.")) -> None:
     """Write an example task to a Python file, ready to run and to change."""
     from importlib import resources
 
@@ -222,20 +194,15 @@ def init(
         raise UserError(
             f"'{path}' is not a printable name that ends in .py; name a Python file: fedcomp init my_task.py"
         )
-    example = (
-        resources.files("fedcomp").joinpath("tasks", "example_task.py").read_text(encoding="utf-8")
-    )
+    source = resources.files("fedcomp").joinpath("tasks", "example_task.py")
+    example = source.read_text(encoding="utf-8")
     try:
         with path.open("x", encoding="utf-8") as file:
             file.write(example)
-    except FileExistsError:
-        raise UserError(
-            f"{path} exists and is not overwritten; name another file: fedcomp init PATH"
-        ) from None
     except OSError as error:
-        raise UserError(
-            f"{path} cannot be written: {error.strerror}; name another file: fedcomp init PATH"
-        ) from None
+        exists = isinstance(error, FileExistsError)
+        why = "exists and is not overwritten" if exists else f"cannot be written: {error.strerror}"
+        raise UserError(f"{path} {why}; name another file: fedcomp init PATH") from None
     (command,) = re.findall(r"^ +(fedcomp sim .*)$", example, re.MULTILINE)
     command = command.replace("my_task.py:task", shlex.quote(f"{path}:task"))
     print(f"{path} is written; run it with:\n\n    {command}\n")
@@ -250,7 +217,7 @@ def codecs() -> None:
 
 
 @app.command()
-def tasks(data: flags.Data = None) -> None:
+def tasks(data: Path | None = flags.DATA) -> None:
     """List the built-in tasks: parameters, examples, and where the data is."""
     from .listing import print_tasks
 
@@ -264,21 +231,16 @@ def report(
         metavar="RUN...",
         help="Run folders, finished or not, or folders of comparisons. Runs that differ only in their seeds become one line.",
     ),
-    out: Path | None = typer.Option(
-        None,
-        metavar="DIR",
-        help="Folder for report.html. Default: the folder RUN if only one is given, else the current folder.",
+    out: Path | None = option(
+        "DIR",
+        "Folder for report.html. Default: the folder RUN if only one is given, else the current folder.",
     ),
-    target_accuracy: str | None = typer.Option(
-        None,
-        metavar="ACCURACY",
-        help="Report rounds and bytes needed to reach this accuracy, such as 90%.",
-    ),
+    target_accuracy: str | None = TARGET_ACCURACY,
 ) -> None:
     """Write a report on runs as one self-contained HTML page: verdict, charts, tables of results and settings."""
-    from .report import writer
+    from .report.page import write_and_print_path
 
-    writer.write_and_print_path(folders, out, target_accuracy)
+    write_and_print_path(folders, out, target_accuracy)
 
 
 app.command()(doctor.doctor)
@@ -294,24 +256,18 @@ app.add_typer(server, name="server")
 
 @bench.command("codecs")
 def bench_codecs(
-    numel: str | None = typer.Option(
-        None, metavar="N", help="Length of the vector of normal values. Default: 1M."
-    ),
-    task: str | None = typer.Option(
-        None, help="Compress an update of this task instead of normal values."
-    ),
-    data: flags.Data = None,
-    codec: list[str] | None = typer.Option(
-        None, help="A codec; may be given more than once. Default: all codecs."
+    numel: str | None = option("N", "Length of the vector of normal values. Default: 1M."),
+    task: str | None = option(None, "Compress an update of this task instead of normal values."),
+    data: Path | None = flags.DATA,
+    codec: list[str] | None = option(
+        None, "A codec; may be given more than once. Default: all codecs."
     ),
     device: flags.Device = "cpu",
-    repeats: int = typer.Option(
-        5, metavar="N", min=1, max=1000, help="Number of repetitions; medians are shown."
+    repeats: int = option(
+        "N", "Number of repetitions; medians are shown.", default=5, min=1, max=1000
     ),
-    json: flags.Json = False,
-    picture: Path | None = typer.Option(
-        None, metavar="FILE", help="Write an SVG chart of error against bits to this file."
-    ),
+    json: bool = flags.JSON,
+    picture: Path | None = option("FILE", "Write an SVG chart of error against bits to this file."),
 ) -> None:
     """Measure speed, frame size and error of codecs, and compare their time with that of copying the vector."""
     from ..training import devices
@@ -323,34 +279,26 @@ def bench_codecs(
         raise UserError("--data is the folder of a task's data; give --task as well")
     try:
         count = spec.parse_count(numel or "1M")
-    except (ValueError, KeyError, ZeroDivisionError, OverflowError):
-        raise UserError(
-            f"--numel is '{numel}'; give a whole number such as 1000000, 25M or 1G"
-        ) from None
+    except spec.MALFORMED:
+        advice = "give a whole number such as 1000000, 25M or 1G"
+        raise UserError(f"--numel is '{numel}'; {advice}") from None
     target = devices.parse_device(device)
-    if task is None:
-        vector = normal(count, target)
-    else:
-        vector = update_of(task, data_folder(data), target)
+    vector = update_of(task, data_folder(data), target) if task else normal(count, target)
     bench(vector, codec or (), repeats, json, picture)
 
 
 @bench.command("sim")
 @flags.with_run_flags(without=NOT_IN_BENCH)
 def bench_sim(
-    rounds: int = typer.Option(
-        5, metavar="N", min=1, max=10_000, help="Number of rounds to measure."
-    ),
+    rounds: int = option("N", "Number of rounds to measure.", default=5, min=1, max=10_000),
     loops: str = typer.Option(
         "lean",
         metavar="[lean|usual|big-batch|none]",
         help="PyTorch loops to compare with, separated by commas: lean keeps one model and takes examples by index, usual "
         "copies the model and makes a DataLoader for each client, big-batch takes the batches of all clients as one; none skips them.",
     ),
-    trace: Path | None = typer.Option(
-        None, metavar="FILE", help="Write a profile for Perfetto or chrome://tracing."
-    ),
-    json: flags.Json = False,
+    trace: Path | None = option("FILE", "Write a profile for Perfetto or chrome://tracing."),
+    json: bool = flags.JSON,
     **run_flags: Any,
 ) -> None:
     """Measure rounds of a simulation: client updates a second, the time of each part, and the fraction of the device's peak arithmetic.
@@ -366,37 +314,34 @@ def bench_sim(
 @server.command("start")
 @flags.with_run_flags(without=SIMULATION_ONLY)
 def start(
-    port: int | None = typer.Option(
-        None,
-        metavar="N",
+    port: int | None = option(
+        "N",
+        "port to listen on; 0 = a free one",
+        panel=PORT_PANEL,
+        shown=deployment_commands.PORT,
         min=0,
         max=65_535,
-        rich_help_panel=PORT_PANEL,
-        help=rf"port to listen on; 0 = a free one [dim]\[default: {deployment_commands.PORT}][/dim]",
     ),
-    host: str | None = typer.Option(
-        None,
-        metavar="HOST",
-        rich_help_panel=PORT_PANEL,
-        help="address of this machine to listen on; all addresses by default, loopback with --insecure",
+    host: str | None = option(
+        "HOST",
+        "address of this machine to listen on; all addresses by default, loopback with --insecure",
+        panel=PORT_PANEL,
     ),
-    keys: str | None = typer.Option(
-        None,
-        metavar="DIR",
-        rich_help_panel=PORT_PANEL,
-        help=rf"folder of keys, made by fedcomp keys init [dim]\[default: {KEYS}][/dim]",
+    keys: str | None = option(
+        "DIR", "folder of keys, made by fedcomp keys init", panel=PORT_PANEL, shown=KEYS
     ),
-    insecure: bool | None = typer.Option(
+    insecure: bool | None = option(
         None,
+        "serve without TLS and keys, for a trial on one machine",
         "--insecure",
-        rich_help_panel=PORT_PANEL,
-        help="serve without TLS and keys, for a trial on one machine",
+        panel=PORT_PANEL,
     ),
-    transport: str | None = typer.Option(
+    transport: str | None = option(
         None,
+        f"transport of the messages: {deployment_commands.TRANSPORT_HELP}",
+        panel=PORT_PANEL,
+        shown="grpc",
         click_type=deployment_commands.TRANSPORTS,
-        rich_help_panel=PORT_PANEL,
-        help=rf"transport of the messages: {deployment_commands.TRANSPORT_HELP} [dim]\[default: grpc][/dim]",
     ),
     **run_flags: Any,
 ) -> None:
@@ -405,13 +350,8 @@ def start(
     Clients connect to one port, with TLS and the keys of fedcomp keys init. The options of the run are those of fedcomp sim.
     """
     config = flags.run_config(run_flags)
-    port_options: dict[str, Any] = {
-        "port": port,
-        "host": host,
-        "keys": keys,
-        "insecure": insecure,
-        "transport": transport,
-    }
+    port_options: dict[str, Any] = {"port": port, "host": host, "keys": keys}
+    port_options |= {"insecure": insecure, "transport": transport}
     _run(
         lambda display: deployment_commands.serve(config, display, **port_options),
         config,

@@ -35,15 +35,14 @@ def usual_loop(
     model = initial_model(task, 0).to(data.device)
     names = _trained(model)
     collate = getattr(data, "collate", None)
+    own_round = LocalRound.of(sgd, torch.device(data.device), 0, 1, 0)
 
     def run() -> list[dict[str, Tensor]]:
         updates = []
         for shard, plan in zip(shards, plans, strict=True):
             local, own = copy.deepcopy(model), data.subset(shard)
             if task.train_fn is not None:
-                task.train_fn(
-                    local.train(), own, LocalRound.of(sgd, torch.device(data.device), 0, 1, 0)
-                )
+                task.train_fn(local.train(), own, own_round)
             else:
                 optimizer = _optimizer(task, local, sgd)
                 loader = DataLoader(own, sgd.batch_size, shuffle=True, collate_fn=collate)
@@ -69,14 +68,14 @@ def lean_loop(
     model = initial_model(task, 0).to(data.device).train()
     state = {name: value.clone() for name, value in model.state_dict().items()}
     names = _trained(model)
+    own_round = LocalRound.of(sgd, torch.device(data.device), 0, 1, 0)
 
     def run() -> list[dict[str, Tensor]]:
         updates = []
         for shard, batches in zip(shards, plans, strict=True):
             model.load_state_dict(state)
             if task.train_fn is not None:
-                own = data.subset(shard)
-                task.train_fn(model, own, LocalRound.of(sgd, torch.device(data.device), 0, 1, 0))
+                task.train_fn(model, data.subset(shard), own_round)
             else:
                 optimizer = _optimizer(task, model, sgd)
                 for positions in batches:

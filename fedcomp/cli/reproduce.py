@@ -8,7 +8,7 @@ from types import ModuleType
 import typer
 
 from ..errors import UserError
-from .flags import Data, Device
+from .flags import DATA, Device, option, switch
 
 PACKAGE = "reproductions"  # a folder next to that of the package
 
@@ -17,28 +17,19 @@ def reproduce(
     name: str | None = typer.Argument(
         None, metavar="NAME", help="Name of a reproduction. Default: list all.", show_default=False
     ),
-    full: bool = typer.Option(
-        False,
-        "--full",
-        help="Use the paper's setting, or one close to it; takes hours, preferably on a GPU.",
+    full: bool = switch(
+        "--full", "Use the paper's setting, or one close to it; takes hours, preferably on a GPU."
     ),
-    seeds: int | None = typer.Option(
-        None,
-        metavar="N",
-        min=1,
-        max=1000,
-        help="Number of seeds of each method. Default: that of the reproduction.",
+    seeds: int | None = option(
+        "N", "Number of seeds of each method. Default: that of the reproduction.", min=1, max=1000
     ),
-    data: Data = None,
-    out: Path | None = typer.Option(
-        None,
-        metavar="DIR",
-        help="Folder of the run folders. Default: runs/reproduce-NAME. Finished runs are not repeated.",
+    data: Path | None = DATA,
+    out: Path | None = option(
+        "DIR",
+        "Folder of the run folders. Default: runs/reproduce-NAME. Finished runs are not repeated.",
     ),
     device: Device = "auto",
-    write: bool = typer.Option(
-        False, "--write", help="Write the result into docs/reproductions.md of a checkout."
-    ),
+    write: bool = switch("--write", "Write the result into docs/reproductions.md of a checkout."),
 ) -> None:
     """Test claims of papers: run both sides, and report whether the claim holds here.
 

@@ -46,9 +46,8 @@ class Result:
     bytes_to_target: float | None = None  # both ways
     on_front: bool = False
     note: str = ""  # why the run failed, diverged or is not finished
-    problem: Mapping[str, Any] = field(
-        default_factory=dict
-    )  # options of the problem; each problem has its own Pareto front
+    # Options of the problem. Each problem has its own Pareto front.
+    problem: Mapping[str, Any] = field(default_factory=dict)
     # Label of the dense line that the ratio refers to; None: the same exchanges in float32.
     baseline: str | None = None
     # Mean accuracy or loss over the tenth of the clients with the worst values; None unless clients evaluate.
@@ -85,9 +84,8 @@ def results(
     """
     from ..runs import baseline_of
 
-    lines = [
-        _result(group, baseline_of(group, all_groups), target, failed or {}) for group in all_groups
-    ]
+    baselines = [baseline_of(group, all_groups) for group in all_groups]
+    lines = [_result(*pair, target, failed or {}) for pair in zip(all_groups, baselines)]
     return [replace(line, on_front=on) for line, on in zip(lines, front(lines), strict=True)]
 
 
@@ -103,10 +101,8 @@ def front(lines: Sequence[Result]) -> list[bool]:
             and (one.rank, one.sent_bytes) != (other.rank, other.sent_bytes)
         )
 
-    return [
-        line in candidates and not any(dominates(other, line) for other in candidates)
-        for line in lines
-    ]
+    best = [c for c in candidates if not any(dominates(other, c) for other in candidates)]
+    return [line in best for line in lines]
 
 
 def legend(lines: Sequence[Result]) -> list[str]:
@@ -132,15 +128,11 @@ def _ratio(runs: Sequence["Run"], baseline: "Group | None") -> tuple[float | Non
         return None, None
     rounds = [len(run.records) for run in runs]
     if baseline and max(rounds) <= min(len(run.records) for run in baseline.runs):
-        dense = sum(mean(_sent(run, count) for run in baseline.runs) for count in rounds)
+        both = [[r.uplink_bytes + r.downlink_bytes for r in run.records] for run in baseline.runs]
+        dense = sum(mean(sum(each[:count]) for each in both) for count in rounds)
         return dense / sent, baseline.label
     dense = sum(run.dense_bytes for run in runs)
     return (dense / sent if dense else None), None
-
-
-def _sent(run: "Run", rounds: int) -> int:
-    """Return the bytes both ways of the first `rounds` rounds."""
-    return sum(r.uplink_bytes + r.downlink_bytes for r in run.records[:rounds])
 
 
 def _result(
@@ -148,6 +140,7 @@ def _result(
 ) -> Result:
     runs = group.runs
     measured = [run.accuracy for run in runs if run.accuracy is not None]
+    spreads = [run.client_metrics.get("accuracy" if measured else "loss") for run in runs]
     ratio, dense_label = _ratio(runs, baseline)
     costs = None if target is None else all_or_none(run.cost_to(target) for run in runs)
     return Result(
@@ -157,7 +150,7 @@ def _result(
         accuracy=mean(measured) if measured else None,
         accuracy_spread=(max(measured) - min(measured)) / 2 if len(measured) > 1 else None,
         loss=mean_or_none(_last_loss(run) for run in runs),
-        worst_decile=_worst_decile(runs, "accuracy" if measured else "loss"),
+        worst_decile=mean_or_none(getattr(each, "worst_decile", None) for each in spreads),
         rounds=mean(len(run.records) for run in runs),
         uplink_bytes=mean(sum(r.uplink_bytes for r in run.records) for run in runs),
         downlink_bytes=mean(sum(r.downlink_bytes for r in run.records) for run in runs),
@@ -171,18 +164,8 @@ def _result(
 
 
 def _last_loss(run: "Run") -> float | None:
-    return next(
-        (
-            loss
-            for r in reversed(run.records)
-            if (loss := r.measured_loss) is not None and math.isfinite(loss)
-        ),
-        None,
-    )
-
-
-def _worst_decile(runs: Sequence["Run"], name: str) -> float | None:
-    return mean_or_none(getattr(run.client_metrics.get(name), "worst_decile", None) for run in runs)
+    losses = (r.measured_loss for r in reversed(run.records))
+    return next((loss for loss in losses if loss is not None and math.isfinite(loss)), None)
 
 
 def all_or_none(values: Iterable[T | None]) -> list[T] | None:
@@ -223,14 +206,10 @@ def _problem(run: "Run", error: str) -> str:
     return ""
 
 
-TITLES = ("accuracy", "up", "down", "ratio", "rounds", "time")
-
-
 def column_titles(target: float | None) -> list[str]:
     """Return the titles of `cells`."""
-    return (
-        [*TITLES] if target is None else [*TITLES, f"rounds to {100 * target:g} %", "bytes to it"]
-    )
+    titles = ["accuracy", "up", "down", "ratio", "rounds", "time"]
+    return titles + ([] if target is None else [f"rounds to {100 * target:g} %", "bytes to it"])
 
 
 def cells(line: Result, target: float | None) -> list[str]:
@@ -257,8 +236,8 @@ def parse_accuracy(text: str | None) -> float | None:
     if text is None:
         return None
     try:
-        accuracy = float(spec.parse_number(text))
-    except (ValueError, KeyError, ZeroDivisionError, OverflowError):
+        accuracy = spec.parse_number(text)
+    except spec.MALFORMED:
         accuracy = -1.0
     if not 0 < accuracy <= 1:
         raise UserError(

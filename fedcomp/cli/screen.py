@@ -1,5 +1,6 @@
-"""Shared parts of the dashboards of a run and of a comparison: the alternate screen, the panel of facts, the progress bar."""
+"""Parts of dashboards: the alternate screen, the panel of facts, the progress bar, and a curve of accuracy or loss over rounds."""
 
+import math
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack
@@ -20,6 +21,11 @@ BAR = "deep_sky_blue3"
 DONE = "spring_green4"
 WARNING = "dark_orange3"
 REJECTED = "red3"
+# Beyond this number of points, every other one is dropped, so that drawing a long run stays cheap.
+MAX_POINTS = 1024
+MIN_ROUNDS = 10  # on the axis, so that the first points do not jump
+# Bits of a braille character, by column and row within it.
+DOTS = ((0x01, 0x02, 0x04, 0x40), (0x08, 0x10, 0x20, 0x80))
 
 
 class Screen:
@@ -43,16 +49,15 @@ class Screen:
         self.close()
         for context in contexts:
             self._stack.enter_context(context)
-        self._stack.enter_context(
-            Live(
-                console=self.console,
-                screen=True,
-                refresh_per_second=REFRESHES_PER_SECOND,
-                redirect_stdout=False,
-                redirect_stderr=False,
-                get_renderable=lambda: self._picture(*self.console.size),
-            )
+        live = Live(
+            console=self.console,
+            screen=True,
+            refresh_per_second=REFRESHES_PER_SECOND,
+            redirect_stdout=False,
+            redirect_stderr=False,
+            get_renderable=lambda: self._picture(*self.console.size),
         )
+        self._stack.enter_context(live)
 
     def close(self) -> None:
         """Return to the terminal's main screen."""
@@ -101,16 +106,10 @@ def facts_panel(
     lines = fitted(lines, width - 4)
     if len(path) > width - 6:
         path = "…" + path[len(path) - width + 7 :]
-    return Panel(
-        Group(*lines),
-        title=title,
-        title_align="left",
-        subtitle=Text(path),
-        subtitle_align="left",
-        border_style=FRAME,
-        width=width,
-        height=len(lines) + 2,
-    )
+    panel = Panel(Group(*lines), title=title, subtitle=Text(path), border_style=FRAME)
+    panel.title_align = panel.subtitle_align = "left"
+    panel.width, panel.height = width, len(lines) + 2
+    return panel
 
 
 def _columns(cells: Sequence[Text], columns: int, max_rows: int) -> list[Text]:
@@ -123,3 +122,87 @@ def _columns(cells: Sequence[Text], columns: int, max_rows: int) -> list[Text]:
             line.pad_right(left - line.cell_len + 2 * GAP * bool(first))
             line.append_text(cell)
     return lines
+
+
+class Curve:
+    """A curve over rounds. `is_fraction`: values are 0..1 and labelled in percent, else they are losses."""
+
+    def __init__(self, is_fraction: bool = True) -> None:
+        self.is_fraction = is_fraction
+        self._points: list[tuple[int, float]] = []
+        self._latest: tuple[int, float] | None = None
+        self._seen, self._stride = 0, 1
+
+    def add(self, round: int, value: float) -> None:
+        """Append a point. Rounds must ascend. A value that is not finite is skipped."""
+        if not math.isfinite(value):
+            return
+        if self._seen % self._stride == 0:
+            self._points.append((round, value))
+        self._latest = (round, value)
+        self._seen += 1
+        if len(self._points) > MAX_POINTS:
+            self._points, self._stride = self._points[::2], 2 * self._stride
+
+    def lines(self, width: int, height: int) -> list[Text]:
+        """Return the curve with its axes as `height` lines of at most `width` characters; height ≥ 2, width ≥ 30."""
+        rows = height - 1
+        if self._latest is None:
+            empty = ["│"] * rows + ["└" + "─" * (width - 1)]
+            empty[rows // 2] += f"no {'accuracy' if self.is_fraction else 'loss'} yet".center(
+                width - 1
+            )
+            return [Text(line.rstrip(), LABEL) for line in empty]
+        points = self._points + [self._latest]
+        low, high, digits = _bounds([value for _, value in points])
+        labels = {
+            row: f"{100 * value:.{digits}f} %" if self.is_fraction else f"{value:.4g}"
+            for row, value in ((rows - 1, low), (0, high))
+        }
+        margin = max(map(len, labels.values()))
+        first, last = points[0][0], max(points[-1][0], points[0][0] + MIN_ROUNDS - 1)
+        drawn = _braille(points, (first, last), (low, high), width - margin - 2, rows)
+        lines = [
+            Text.assemble(
+                (f"{labels.get(row, ''):>{margin}} {'┤' if row in labels else '│'}", LABEL),
+                (dots, BAR),
+            )
+            for row, dots in enumerate(drawn)
+        ]
+        left, right = f"└ {first} ", f" {last}"
+        middle = " round ".center(width - margin - 1 - len(left) - len(right), "─")
+        return [*lines, Text(" " * (margin + 1) + left + middle + right, LABEL)]
+
+
+def _bounds(values: list[float]) -> tuple[float, float, int]:
+    """Return round numbers below and above all values, and the decimals needed to distinguish them as percentages."""
+    low, high = min(values), max(values)
+    raw = max((high - low) / 10, 0.001)
+    power = 10.0 ** math.floor(math.log10(raw))
+    step = next(m * power for m in (1, 2, 5, 10) if m * power >= raw * (1 - 1e-9))
+    low, high = math.floor(low / step + 1e-9) * step, math.ceil(high / step - 1e-9) * step
+    if high <= low:
+        low, high = low - step, high + step
+    return low, high, max(0, -math.floor(math.log10(100 * step) + 1e-9))
+
+
+def _braille(
+    points: list[tuple[int, float]],
+    x: tuple[int, int],
+    y: tuple[float, float],
+    columns: int,
+    rows: int,
+) -> list[str]:
+    """Return the points, connected by lines, as rows of braille characters. `x` and `y`: the bounds of the axes."""
+    cells = [[0] * columns for _ in range(rows)]
+    across, down = (2 * columns - 1) / (x[1] - x[0]), (4 * rows - 1) / (y[1] - y[0])
+    dots = [
+        (round((round_ - x[0]) * across), round((y[1] - value) * down)) for round_, value in points
+    ]
+    for (column, row), (to_column, to_row) in zip(dots, dots[1:], strict=False):
+        length = max(to_column - column, abs(to_row - row), 1)
+        for i in range(length + 1):
+            c = column + (to_column - column) * i // length
+            r = row + round((to_row - row) * i / length)
+            cells[r // 4][c // 2] |= DOTS[c % 2][r % 4]
+    return ["".join(chr(0x2800 + bits) if bits else " " for bits in row).rstrip() for row in cells]

@@ -1,10 +1,13 @@
 """Displays of a simulation that is called from Python: a line in a terminal, ten lines in a log, a picture in a notebook."""
 
+import math
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from typing import TextIO
+from html import escape
+from time import monotonic
+from typing import Any, Self, TextIO
 
 from rich.console import Console
 from rich.live import Live
@@ -12,13 +15,19 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from ..callbacks import Callback, CallbackList, Header, RoundRecord
+from ..callbacks import Callback, CallbackList, Header, RoundRecord, Summary
 from ..errors import ConfigError
-from ..formatting import decimal, duration, human_bytes, metric, one_line, ratio
-from ..run_display import RunDisplay, rejections
+from ..formatting import decimal, duration, metric, one_line
+from ..run_display import RunDisplay, rejections, verdict
 
 LOG_LINES = 10  # for each run
 BAR_WIDTH = 24  # characters
+# Of a notebook:
+UPDATE_S = 0.25  # between updates
+MAX_POINTS = 200  # of the curve
+WIDTH, HEIGHT = 480, 120  # pixels
+MARGIN, FONT_SIZE = 54, 11  # pixels; the margin holds the labels to the left of the curve
+MAX_WARNINGS = 5
 
 
 class ProgressDisplay(RunDisplay):
@@ -39,25 +48,23 @@ class ProgressDisplay(RunDisplay):
         """Return the progress, for example "round 12/50, accuracy 91.20 %, up 1.2 kB ×98, down 2.3 kB ×51"."""
         if not self.has_started:
             return "preparing the run"
-        t, last, parts = self.totals, self.last, [f"round {self.last_round}/{self.header.rounds}"]
+        last, parts = self.last, [f"round {self.last_round}/{self.header.rounds}"]
         if last is not None and last.measured_loss is not None:
             judged = self.header.judged
             parts.append(f"{judged} {metric(judged, self.judged(last))}")
             if spread := last.client_metrics.get(judged):
                 parts.append(f"worst decile of clients {metric(judged, spread.worst_decile)}")
             parts += [f"{name} {decimal(value)}" for name, value in last.metrics.items()]
-        if last is not None:
-            parts += [
-                f"up {human_bytes(t.uplink_bytes)} {ratio(t.dense_uplink_bytes, t.uplink_bytes)}",
-                f"down {human_bytes(t.downlink_bytes)} {ratio(t.dense_downlink_bytes, t.downlink_bytes)}",
-            ]
-        return ", ".join(parts)
+        return ", ".join(parts + (self.totals.links() if last is not None else []))
 
     def time_left(self) -> str:
         """Return the estimated time of the remaining rounds."""
         pace = self.seconds_a_round
         rest = self.header.rounds - self.last_round if self.has_started else 0
         return f"{duration(pace * rest)} left" if pace is not None and rest else ""
+
+    def progress_with_time(self) -> str:
+        return ", ".join(filter(None, (self.progress_text(), self.time_left())))
 
 
 class LogDisplay(ProgressDisplay):
@@ -75,7 +82,7 @@ class LogDisplay(ProgressDisplay):
         super().on_round_end(record)
         rounds, done = self.header.rounds, record.round
         if done * LOG_LINES // rounds > (done - 1) * LOG_LINES // rounds:
-            self._print(", ".join(filter(None, (self.progress_text(), self.time_left()))))
+            self._print(self.progress_with_time())
 
     def on_warning(self, sentence: str) -> None:
         self._print(f"warning: {one_line(sentence)}")
@@ -101,7 +108,7 @@ class TerminalDisplay(ProgressDisplay):
             redirect_stderr=True,
         )
 
-    def __enter__(self) -> "TerminalDisplay":
+    def __enter__(self) -> Self:
         self._live.start()
         return self
 
@@ -123,6 +130,126 @@ class TerminalDisplay(ProgressDisplay):
             Text(self.time_left(), "dim"),
         )
         return line
+
+
+class NotebookDisplay(ProgressDisplay):
+    """Shows the run through `display`, which is IPython's unless given: `display(bundle, raw=True, display_id=True)` → a handle.
+
+    A bundle has the picture as HTML, and a line of text for front ends without HTML. Colours are those of the notebook.
+    """
+
+    def __init__(
+        self, display: Callable[..., Any] | None = None, clock: Callable[[], float] = monotonic
+    ):
+        super().__init__(clock)
+        if display is None:
+            from IPython.display import display as ipython_display
+
+            display = ipython_display
+        self._display: Callable[..., Any] = display
+        self._next_s = 0.0
+        self._handle: Any = None  # None before the first display
+        self._points: list[tuple[int, float]] = []
+        self._notes: list[str] = []
+        self._result: list[tuple[str, str]] = []
+        self._final_text = ""
+
+    def __enter__(self) -> Self:
+        self._show()
+        return self
+
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        if error is not None and not isinstance(error, KeyboardInterrupt):
+            self._final_text = f"failed: {error}"
+        self._show()
+
+    def on_run_start(self, header: Header) -> None:
+        super().on_run_start(header)
+        self._show()
+
+    def on_progress(self, round: int, answered: int, cohort: int) -> None:
+        self._show_if_due()
+
+    def on_round_end(self, record: RoundRecord) -> None:
+        super().on_round_end(record)
+        value = self.judged(record)
+        if value is not None and math.isfinite(value):
+            self._points.append((record.round, value))
+        self._show_if_due()
+
+    def on_warning(self, sentence: str) -> None:
+        if (note := one_line(sentence)) not in self._notes:
+            self._notes.append(note)
+
+    def on_interrupt(self, message: str) -> None:
+        self._final_text = message
+
+    def on_run_end(self, summary: Summary, out: str) -> None:
+        self._result = [*verdict(summary, self.totals), ("folder", out)]
+
+    def _show_if_due(self) -> None:
+        if self.clock() >= self._next_s:
+            self._show()
+
+    def _show(self) -> None:
+        bundle = {"text/html": self.html(), "text/plain": self._final_text or self.progress_text()}
+        if self._handle is None:
+            self._handle = self._display(bundle, raw=True, display_id=True)
+        else:
+            self._handle.update(bundle, raw=True)
+        self._next_s = self.clock() + UPDATE_S
+
+    def html(self) -> str:
+        """Return the picture as HTML."""
+        if not self.has_started:
+            return f"<div>{escape(self._final_text or self.progress_text())}</div>"
+        h, done = self.header, self.last_round
+        head = f"<b>{escape(h.task)}</b>, {h.clients:,} clients, {h.cohort:,} a round, {escape(h.uplink)}"
+        bar = f'<progress value="{done}" max="{h.rounds}" style="width:100%"></progress>'
+        state = self._final_text or self.progress_with_time()
+        progress = [] if self._result else [bar, escape(state)]
+        notes = [f"! {escape(note)}" for note in self._notes[-MAX_WARNINGS:]]
+        parts = [head, *progress, self._curve(), self._table(), *notes]
+        inner = "".join(f"<div>{part}</div>" for part in parts if part)
+        return f'<div style="max-width:{WIDTH + 20}px">{inner}</div>'
+
+    def _table(self) -> str:
+        cell = '<td style="text-align:left">{}</td>'
+        rows = "".join(
+            f"<tr>{cell.format(escape(label))}{cell.format(escape(value))}</tr>"
+            for label, value in self._result
+        )
+        return f"<table>{rows}</table>" if rows else ""
+
+    def _curve(self) -> str:
+        """Return an <svg> of accuracy or loss over rounds."""
+        if len(self._points) < 2:
+            return ""
+        stride = -(-len(self._points) // MAX_POINTS)
+        points = [*self._points[:-1:stride], self._points[-1]]
+        low, high = min(value for _, value in points), max(value for _, value in points)
+        first, last = points[0][0], points[-1][0]
+        across = (WIDTH - MARGIN - 4) / (last - first)
+        up = (HEIGHT - 2 * FONT_SIZE - 4) / ((high - low) or 1.0)
+        line = " ".join(
+            f"{MARGIN + (x - first) * across:.1f},{FONT_SIZE + (high - y) * up:.1f}"
+            for x, y in points
+        )
+        bottom, judged = HEIGHT - FONT_SIZE - 4, self.header.judged
+        labels = [
+            (MARGIN - 4, FONT_SIZE + 4, "end", metric(judged, high)),
+            (MARGIN - 4, bottom, "end", metric(judged, low)),
+            (MARGIN, HEIGHT - 2, "start", f"round {first}"),
+            (WIDTH - 4, HEIGHT - 2, "end", f"{judged}, round {last}"),
+        ]
+        texts = "".join(
+            f'<text x="{x}" y="{y}" text-anchor="{anchor}">{text}</text>'
+            for x, y, anchor, text in labels
+        )
+        return (
+            f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" height="{HEIGHT}" font-size="{FONT_SIZE}" fill="currentColor">{texts}'
+            f'<polyline points="{line}" fill="none" stroke="#1f83c4" stroke-width="1.8"/></svg>'
+        )
 
 
 @contextmanager
@@ -147,8 +274,6 @@ def open_display(progress: bool | Callback | None) -> Iterator[tuple[Callback, P
 def default_display() -> ProgressDisplay:
     """Return the display for a notebook, a terminal, or a log."""
     if in_notebook():
-        from .notebook import NotebookDisplay
-
         return NotebookDisplay()
     terminal = os.environ.get("TERM", "") not in ("", "dumb", "unknown")
     return TerminalDisplay() if terminal and sys.stderr.isatty() else LogDisplay()

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from fedcomp.baseline import CODECS, COMPRESSING_STRATEGIES, dense
 from fedcomp.cli import flags
-from fedcomp.cli.comparison import table
+from fedcomp.cli.comparison import comparison
 from fedcomp.cli.comparison.alternatives import alternatives, compares_compression, has_alternatives
 from fedcomp.cli.main import app
 from fedcomp.cli.results import FRONT, Result, cells, column_titles, front, parse_accuracy
@@ -254,7 +254,7 @@ def test_a_table_of_text_has_a_column_for_each_figure():
         replace(line(0.9, 100, accuracy_spread=0.01), on_front=True),
         line(0.5, 200, note="diverged: the loss is no finite number"),
     ]
-    title, first, second = table.as_text(lines, 0.9)
+    title, first, second = comparison.as_text(lines, 0.9)
     assert title.split("  ")[-1] == "bytes to it" and len(column_titles(0.9)) == len(
         cells(lines[0], 0.9)
     )
@@ -271,7 +271,7 @@ def test_a_table_on_a_terminal_does_not_cut_figures(width):
         line(0.5, 23.1e6),
     ]
     console = Console(file=io.StringIO(), width=width, color_system=None, force_terminal=True)
-    console.print(table.as_rich_table(lines, 0.8, width))
+    console.print(comparison.as_rich_table(lines, 0.8, width))
     shown = console.file.getvalue()
     assert max(map(len, shown.splitlines())) <= width
     for figure in (
@@ -309,7 +309,7 @@ def test_a_table_on_a_narrow_terminal_leaves_out_columns_and_cuts_no_figure(widt
         line(0.5, 23.1e6),
     ]
     console = Console(file=io.StringIO(), width=width, color_system=None, force_terminal=True)
-    console.print(table.as_rich_table(lines, 0.5, width))
+    console.print(comparison.as_rich_table(lines, 0.5, width))
     shown = console.file.getvalue()
     assert max(map(len, shown.splitlines())) <= width
     row = next(line for line in shown.splitlines() if line.startswith(FRONT)).split()[2:]

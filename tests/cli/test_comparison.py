@@ -16,10 +16,10 @@ from deployment import Command
 from typer.testing import CliRunner
 
 from fedcomp import RunConfig
-from fedcomp.cli.comparison import comparison, table
+from fedcomp.cli.comparison import comparison
 from fedcomp.cli.comparison.alternatives import alternatives
+from fedcomp.cli.comparison.displays import ComparisonDisplay
 from fedcomp.cli.comparison.folder import ComparisonFolder
-from fedcomp.cli.comparison.progress import ComparisonDisplay
 from fedcomp.cli.comparison.worker_pool import WorkerPool
 from fedcomp.cli.main import app
 from fedcomp.cli.results import RATIO_TO_DENSE, Result
@@ -106,7 +106,7 @@ def test_seeds_become_a_spread_in_the_table_in_json_and_in_the_report(compared):
         assert (line.bytes_to_target is None) == (None in costs)
         page = (out / "report.html").read_text(encoding="utf-8")
         assert f"{100 * line.accuracy:.2f} % ± {100 * line.accuracy_spread:.2f}" in page
-    assert "\n".join(table.as_text([stc, identity, dense], 0.6)) in output
+    assert "\n".join(comparison.as_text([stc, identity, dense], 0.6)) in output
     assert (
         any(line.on_front for line in (stc, identity, dense))
         and "on the Pareto front" in output

@@ -7,8 +7,14 @@ from cases import for_each
 from rich.cells import cell_len
 from rich.console import Console
 
-from fedcomp.cli.comparison.comparison_view import CURVE_CHARACTERS, ComparisonView
-from fedcomp.cli.comparison.progress import DONE, FAILED, AlternativeProgress, ComparisonLines
+from fedcomp.cli.comparison.displays import (
+    CURVE_CHARACTERS,
+    DONE,
+    FAILED,
+    AlternativeProgress,
+    ComparisonLines,
+    ComparisonView,
+)
 
 ROUNDS = 50
 FACTS = [

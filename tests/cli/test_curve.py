@@ -4,7 +4,7 @@ import math
 
 from cases import for_each
 
-from fedcomp.cli.curve import MAX_POINTS, Curve
+from fedcomp.cli.screen import MAX_POINTS, Curve
 
 
 def drawn(

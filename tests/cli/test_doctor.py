@@ -18,7 +18,7 @@ from packaging.requirements import Requirement
 from tls_servers import SETTINGS, Authority, free_port, grpc_serving, serving
 from typer.testing import CliRunner
 
-from fedcomp.cli.doctor import machine
+from fedcomp.cli import doctor
 from fedcomp.cli.main import app
 from fedcomp.keys import certificates
 from fedcomp.keys import key_folder as keys
@@ -149,28 +149,28 @@ def test_another_version_of_flower_and_a_broken_torch(tmp_path):
 def test_cores_are_those_of_the_container(limit, expected, tmp_path):
     (tmp_path / "cpu.max").write_text(limit)
     bound = len(os.sched_getaffinity(0))
-    assert machine.cores(tmp_path / "cpu.max") == (
+    assert doctor.cores(tmp_path / "cpu.max") == (
         bound if expected is None else min(bound, expected)
     )
-    assert machine.cores(tmp_path / "absent") == bound
+    assert doctor.cores(tmp_path / "absent") == bound
 
 
 def test_threads():
-    assert machine.threads(2, 2).state == "ok"
+    assert doctor.threads(2, 2).state == "ok"
     assert (
-        machine.threads(8, 2).line(7)
+        doctor.threads(8, 2).line(7)
         == "✗ threads  8 on 2 cores, which slows every step; set OMP_NUM_THREADS=2"
     )
 
 
 def test_the_disk_is_the_one_that_runs_go_to(tmp_path, monkeypatch):
-    assert str(tmp_path) in machine.disk(Path("runs")).found
+    assert str(tmp_path) in doctor.disk(Path("runs")).found
     (tmp_path / "runs").write_text("")
-    assert machine.disk(Path("runs")).state == "failed"
-    monkeypatch.setattr(machine, "MIN_FREE_BYTES", 10**18)
+    assert doctor.disk(Path("runs")).state == "failed"
+    monkeypatch.setattr(doctor, "MIN_FREE_BYTES", 10**18)
     assert re.fullmatch(
         r"✗ disk  \S+ .?B free in .*; free 1.00 EB, or give --out elsewhere",
-        machine.disk(Path("elsewhere")).line(4),
+        doctor.disk(Path("elsewhere")).line(4),
     )
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from cases import for_each
 
-from fedcomp.cli.identities import identities
+from fedcomp.cli.deployment_commands import identities
 from fedcomp.errors import ConfigError, UserError
 from fedcomp.keys.key_folder import make
 

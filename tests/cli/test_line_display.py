@@ -1,7 +1,6 @@
 """The text output: one aligned line for each round, warnings on standard error, and the verdict."""
 
-from fedcomp.cli.line_display import LineDisplay
-from fedcomp.run_display import how_to_load
+from fedcomp.run_display import LineDisplay, how_to_load
 
 
 def test_a_run_in_plain_lines(fake_run, capsys):

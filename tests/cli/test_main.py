@@ -59,12 +59,25 @@ def simulation(monkeypatch) -> Callable[[Callable[[RunConfig, Callback], None]],
     return lambda act: monkeypatch.setattr("fedcomp.sim.simulate", act, raising=False)
 
 
+# Of options that are parsed.
+EXAMPLES = {
+    "optimizer": "adamw:lr=3e-4",
+    "step_schedule": "cosine",
+    "lr_schedule": "cosine",
+    "local_steps_schedule": "1,8@21",
+    "batch_size_schedule": "20,40@21",
+    "density_schedule": "10%,1%@10",
+    "budget": "200kB",
+    "bandwidths": "10kB,1MB",
+}
+
+
 def other(f: Any) -> Any:
     """A value of the option that is allowed and is not its default."""
     if "choices" in f.metadata:
         return next(choice for choice in f.metadata["choices"] if choice != f.default)
-    if "example" in f.metadata:
-        return f.metadata["example"]
+    if f.name in EXAMPLES:
+        return EXAMPLES[f.name]
     if isinstance(f.default, bool):
         return not f.default
     return (
@@ -175,7 +188,7 @@ def test_flags_win_over_the_file_and_the_file_over_defaults(tmp_path, runs):
 @pytest.mark.parametrize("f", FIELDS, ids=lambda f: f.name)
 def test_a_flag_with_the_default_value_has_precedence(f, tmp_path, runs):
     if f.default is None:
-        expected = 0.75 if f.name == "lr" else "1" if "example" in f.metadata else "word"
+        expected = 0.75 if f.name == "lr" else "1" if f.name in EXAMPLES else "word"
         given = words(f, expected)
     else:
         given, expected = (
@@ -378,8 +391,8 @@ def test_an_error_that_is_not_of_the_output_keeps_its_traceback(simulation):
 
 @pytest.mark.parametrize("term", ["", "dumb", "unknown"])
 def test_a_terminal_that_can_do_nothing_gets_plain_lines(term, monkeypatch):
-    from fedcomp.cli.line_display import LineDisplay
     from fedcomp.cli.main import _display
+    from fedcomp.run_display import LineDisplay
 
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
     monkeypatch.setenv("TERM", term)

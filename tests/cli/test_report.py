@@ -316,10 +316,12 @@ def test_a_long_comparison_stays_small(run):
     ],
 )
 def test_scales_have_round_ticks_and_room_for_all_values(low, high, log, labels):
-    scale = svg.Scale.around([low, high], 0, 100, log)
-    assert 0 < scale(low) <= scale(high) < 100
-    ticks = scale.ticks(5)
-    assert 2 <= len(ticks) <= 12 and all(-1e-6 <= scale(tick) <= 100 + 1e-6 for tick in ticks)
+    axis = svg.Axis.around("bytes", [low, high], str, across=True, log=log)
+    left, right = svg.LEFT, svg.WIDTH - svg.RIGHT
+    assert left < axis(low) <= axis(high) < right
+    ticks = axis.ticks(5)
+    assert 2 <= len(ticks) <= 12
+    assert all(left - 1e-6 <= axis(tick) <= right + 1e-6 for tick in ticks)
     assert labels is None or ticks == pytest.approx(labels)
 
 

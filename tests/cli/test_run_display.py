@@ -6,8 +6,7 @@ import pytest
 
 from fedcomp.callbacks import Rejection, RejectionSummary, RoundRecord
 from fedcomp.cli.dashboard import Dashboard
-from fedcomp.cli.line_display import LineDisplay
-from fedcomp.run_display import Totals, facts, rejections, suspects, verdict
+from fedcomp.run_display import LineDisplay, Totals, facts, rejections, suspects, verdict
 from fedcomp.server.results import MAX_CLIENTS, MAX_REASONS, summarize_rejections
 
 

@@ -7,7 +7,7 @@ import pytest
 from rich.console import Console
 
 from fedcomp.cli.dashboard import Dashboard
-from fedcomp.cli.line_display import LineDisplay
+from fedcomp.run_display import LineDisplay
 
 
 class OnTheNet:

@@ -16,12 +16,13 @@ import fedcomp
 from fedcomp.errors import DataError
 from fedcomp.interactive import displays
 from fedcomp.interactive.displays import (
+    MAX_POINTS,
     LogDisplay,
+    NotebookDisplay,
     ProgressDisplay,
     TerminalDisplay,
     default_display,
 )
-from fedcomp.interactive.notebook import MAX_POINTS, NotebookDisplay
 
 X = np.random.default_rng(0).normal(size=(80, 4))
 TASK = fedcomp.Task(

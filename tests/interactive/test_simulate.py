@@ -14,10 +14,10 @@ from torch import nn
 
 import fedcomp
 from fedcomp.callbacks import Callback
-from fedcomp.cli.line_display import LineDisplay
 from fedcomp.errors import ConfigError, RunFolderError, TaskError
 from fedcomp.interactive import call
-from fedcomp.interactive.options import run_config
+from fedcomp.interactive.call import run_config
+from fedcomp.run_display import LineDisplay
 from fedcomp.sim import simulate as run_of
 
 FILE = f"{Path(__file__).parents[1] / 'tiny_task.py'}:task"

@@ -14,12 +14,12 @@ from torch import nn
 
 import fedcomp
 from fedcomp import Data, Task
-from fedcomp.cli.comparison.table import as_text
-from fedcomp.cli.line_display import LineDisplay
+from fedcomp.cli.comparison.comparison import as_text
 from fedcomp.cli.report.page import html
 from fedcomp.cli.results import results
 from fedcomp.errors import ConfigError, TaskError
 from fedcomp.formatting import percent
+from fedcomp.run_display import LineDisplay
 from fedcomp.runs import groups
 from fedcomp.sim import simulate
 

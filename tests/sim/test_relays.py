@@ -14,9 +14,9 @@ from safetensors.torch import load_file
 
 from fedcomp import Layout, RunConfig, codec
 from fedcomp.callbacks import Callback
-from fedcomp.cli.line_display import LineDisplay
 from fedcomp.errors import ConfigError
 from fedcomp.messages import FAILED, UPDATE, Assignment, Report
+from fedcomp.run_display import LineDisplay
 from fedcomp.sim import simulate
 from fedcomp.sim.relays import Relays
 from fedcomp.strategies import StrategyConfig

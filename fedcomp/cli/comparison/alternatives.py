@@ -43,10 +43,9 @@ def has_alternatives(values: Mapping[str, Any]) -> bool:
 def compares_compression(values: Mapping[str, Any]) -> bool:
     """Return whether the alternatives differ in their codecs, memories or densities, or in strategies that compress."""
     strategies = values.get("strategy")
-    return any(isinstance(values.get(name), list) for name in COMPRESSION_OPTIONS) or (
-        isinstance(strategies, list)
-        and any(strategy_name(each) in COMPRESSING_STRATEGIES for each in strategies)
-    )
+    names = map(strategy_name, strategies) if isinstance(strategies, list) else ()
+    differ = any(isinstance(values.get(name), list) for name in COMPRESSION_OPTIONS)
+    return differ or not COMPRESSING_STRATEGIES.isdisjoint(names)
 
 
 def alternatives(values: Mapping[str, Any], baseline: bool = False) -> list[Alternative]:
@@ -54,14 +53,10 @@ def alternatives(values: Mapping[str, Any], baseline: bool = False) -> list[Alte
 
     `baseline`: append the dense counterpart of every alternative that has none among them. Raises ConfigError.
     """
-    listed = sorted(
-        (name for name, value in values.items() if isinstance(value, list)),
-        key=lambda name: name == "seed",
-    )
-    choices = [
-        dict(zip(listed, choice, strict=True))
-        for choice in itertools.product(*(values[name] for name in listed))
-    ]
+    listed = [name for name, value in values.items() if isinstance(value, list)]
+    listed.sort(key=lambda name: name == "seed")
+    products = itertools.product(*(values[name] for name in listed))
+    choices = [dict(zip(listed, choice, strict=True)) for choice in products]
     if len(choices) > MAX_ALTERNATIVES:
         counts = " × ".join(str(len(values[name])) for name in listed)
         raise ConfigError(
@@ -73,9 +68,7 @@ def alternatives(values: Mapping[str, Any], baseline: bool = False) -> list[Alte
         others = [name for name in listed if name not in COMPRESSION_OPTIONS]
         texts.append("_".join([NAME, *(_name_part(name, counterpart[name]) for name in others)]))
         options.append(counterpart)
-    result = [
-        Alternative(name, each) for name, each in zip(_unique_names(texts), options, strict=True)
-    ]
+    result = [*map(Alternative, _unique_names(texts), options)]
     for alternative in result:
         alternative.config  # noqa: B018 — raises ConfigError for invalid values
     return result
@@ -103,9 +96,9 @@ def _unique_names(texts: Sequence[str]) -> list[str]:
     names: list[str] = []
     for text in texts:
         name = base = text[:MAX_NAME_LENGTH].rstrip("-_.")
-        for number in itertools.count(2):
-            if name.lower() not in (taken.lower() for taken in names):
-                break
+        number = 1
+        while name.lower() in (taken.lower() for taken in names):
+            number += 1
             name = f"{base}-{number}"
         names.append(name)
     return names

@@ -1,24 +1,32 @@
 """Check all alternatives of a command before the first one trains, run them, and compare their results."""
 
 import json
+import sys
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
 from typing import Any
 
+from rich.console import Console
+from rich.table import Table
+
 from ... import __version__, spec
 from ...config import RUN_FILE, RunConfig, flag
 from ...errors import ConfigError, FedcompError
-from ..doctor.machine import cores
-from ..results import Result, results
-from . import table
+from ...formatting import metric, one_line
+from ...run_display import WORST
+from ..doctor import cores
+from ..results import FRONT, Result, cells, column_titles, legend, results
+from ..tables import aligned
 from .alternatives import Alternative, alternative_error, alternatives, compares_compression
+from .displays import FAILED, AlternativeProgress, ComparisonDisplay, Facts
 from .folder import BASELINE, TARGET, ComparisonFolder
-from .progress import FAILED, AlternativeProgress, ComparisonDisplay
 from .worker_pool import WorkerPool
 
 ONE_CORE_ENGINES = {"batched", "serial"}  # they gain little from a second core
 SHOWN_OPTIONS = "task partition clients participation rounds strategy uplink downlink memory attack network".split()
+OPTIONAL_COLUMNS = ("time", "ratio", "rounds")  # omitted on a narrow terminal, the first one first
+MIN_NAME_WIDTH = 11  # characters; longer names are folded
 
 
 class Comparison:
@@ -32,10 +40,9 @@ class Comparison:
         target: float | None = None,
         baseline: bool | None = None,
     ):
-        for name, advice in (
-            ("log_json", "metrics.jsonl of each run folder has all rounds"),
-            ("metrics_port", "give it to a single run"),
-        ):
+        refused = {"log_json": "metrics.jsonl of each run folder has all rounds"}
+        refused["metrics_port"] = "give it to a single run"
+        for name, advice in refused.items():
             if values.get(name) not in (None, -1):
                 raise ConfigError(
                     f"{flag(name)} applies to single runs only, but the options make several alternatives; leave it out: {advice}"
@@ -54,45 +61,35 @@ class Comparison:
         """Train the alternatives that are not finished, and compare all."""
         with ExitStack() as stack:
             unfinished = [each for each in self.all if each.name not in self.finished]
-            pool = stack.enter_context(
-                WorkerPool(max(1, min(self.processes or cores(), len(unfinished))))
-            )
+            count = max(1, min(self.processes or cores(), len(unfinished)))
+            pool = stack.enter_context(WorkerPool(count))
             checked = self._check(pool, unfinished)
             side = self._side_by_side(checked)
             threads = 0 if side == 1 else max(1, cores() // side)
             pool.shrink(side)
             stack.callback(self.folder.close)
-            self.folder.open(
-                {"side_by_side": side, "threads": threads or cores(), BASELINE: self.baseline}
-                | ({TARGET: self.target} if self.target else {})
-            )
-            self.display.on_run_start(
-                str(self.folder.path),
-                _facts(self.values, checked),
-                [self._progress(each) for each in self.all],
-            )
-            index = {each.name: i for i, each in enumerate(self.all)}
-            orders = [
-                {"order": "run", "values": self.folder.values_of(each), "threads": threads}
-                for each in unfinished
-            ]
+            resolved: dict[str, Any] = {"side_by_side": side, "threads": threads or cores()}
+            resolved |= {BASELINE: self.baseline} | ({TARGET: self.target} if self.target else {})
+            self.folder.open(resolved)
+            progress = [self._progress(each) for each in self.all]
+            facts = _facts(self.values, checked)
+            self.display.on_run_start(str(self.folder.path), facts, progress)
+            more = {"order": "run", "threads": threads}
+            orders = [{"values": self.folder.values_of(each)} | more for each in unfinished]
             for order, answer in pool.run(orders):
-                self.display.on_answer(index[unfinished[order].name], answer)
+                self.display.on_answer(self.all.index(unfinished[order]), answer)
             return self._compare(side)
 
     def _check(self, pool: WorkerPool, unfinished: Sequence[Alternative]) -> list[dict[str, Any]]:
         """Return the result of the check of each alternative. Raises FedcompError if one of them cannot run."""
         checks: dict[int, dict[str, Any]] = {}
-        for order, answer in pool.run(
-            [{"order": "check", "values": self.folder.values_of(each)} for each in unfinished]
-        ):
-            if "end" not in answer:
+        values = map(self.folder.values_of, unfinished)
+        for order, answer in pool.run([{"order": "check", "values": each} for each in values]):
+            if (end := answer.get("end")) is None:
                 continue
-            if "failed" in answer["end"]:
-                raise alternative_error(
-                    unfinished[order].name, answer["end"]["failed"], answer["end"]["status"]
-                )
-            checks[order] = answer["end"]
+            if "failed" in end:
+                raise alternative_error(unfinished[order].name, end["failed"], end["status"])
+            checks[order] = end
             self.display.on_checked(len(checks), len(unfinished))
         names: dict[str, str] = {}  # by the options of the run
         for order, each in enumerate(unfinished):
@@ -108,9 +105,7 @@ class Comparison:
         """Return how many alternatives run at once. With "auto", that is one for each core if each uses one core, else one."""
         if self.processes:
             return min(self.processes, max(len(checked), 1))
-        one_core = all(
-            check["device"] == "cpu" and check["engine"] in ONE_CORE_ENGINES for check in checked
-        )
+        one_core = all(c["device"] == "cpu" and c["engine"] in ONE_CORE_ENGINES for c in checked)
         return max(1, min(cores(), len(checked))) if one_core else 1
 
     def _progress(self, each: Alternative) -> AlternativeProgress:
@@ -122,16 +117,15 @@ class Comparison:
     def _compare(self, side_by_side: int) -> list[Result]:
         """Compare the runs in the folder, and write comparison.json and the report."""
         from ...runs import groups, load
-        from ..report import writer
+        from ..report import page
 
         failed = {str(self.folder.path / p.name): p.error for p in self.display.all if p.error}
         folders = [self.folder.run_folder(each) for each in self.all]
         try:
             runs = [load(folder) for folder in folders if (folder / RUN_FILE).is_file()]
         except FedcompError as error:
-            raise FedcompError(
-                f"the alternatives in {self.folder.path} cannot be compared: {error}"
-            ) from error
+            where = f"the alternatives in {self.folder.path}"
+            raise FedcompError(f"{where} cannot be compared: {error}") from error
         loaded = {run.folder for run in runs}
         lines = results(groups(runs), self.target, failed) if runs else []
         lines += [
@@ -140,24 +134,18 @@ class Comparison:
             if folder not in loaded
         ]
         if runs:
-            page = self.folder.path / writer.REPORT
             try:
-                writer.write([run.folder for run in runs], page, self.target, failed)
+                file = self.folder.path / page.REPORT
+                page.write([run.folder for run in runs], file, self.target, failed)
             except FedcompError as error:
-                self.display.on_warning(f"{page.name} is not written: {error}")
-        self.folder.write_comparison(
-            {
-                "version": __version__,
-                TARGET: self.target,
-                "side_by_side": side_by_side,
-                "results": [asdict(line) for line in lines],
-            }
-        )
+                self.display.on_warning(f"{page.REPORT} is not written: {error}")
+        written = {"version": __version__, TARGET: self.target, "side_by_side": side_by_side}
+        self.folder.write_comparison(written | {"results": [asdict(line) for line in lines]})
         return lines
 
     def show(self, lines: Sequence[Result]) -> None:
         """Print the table and the path of the report."""
-        table.print_results(lines, self.target)
+        print_results(lines, self.target)
         page = self.folder.path / "report.html"
         print(page if page.is_file() else self.folder.path)
 
@@ -173,24 +161,79 @@ def _processes(text: str) -> int:
         return 0
     try:
         return spec.parse_count(text)
-    except (ValueError, KeyError, ZeroDivisionError, OverflowError):
-        raise ConfigError(
-            f"--side-by-side is '{text}'; give a number of processes such as 2, or auto"
-        ) from None
+    except spec.MALFORMED:
+        advice = "give a number of processes such as 2, or auto"
+        raise ConfigError(f"--side-by-side is '{text}'; {advice}") from None
 
 
-def _facts(
-    values: Mapping[str, Any], checked: Sequence[Mapping[str, Any]]
-) -> list[tuple[str, str]]:
+def _facts(values: Mapping[str, Any], checked: Sequence[Mapping[str, Any]]) -> Facts:
     """Return labels and values of the options that all alternatives have in common."""
     options = {name: values.get(name, getattr(RunConfig, name)) for name in SHOWN_OPTIONS}
-    facts = [
-        (name, str(value))
-        for name, value in options.items()
-        if value is not None and not isinstance(value, list)
-    ]
+    facts = [(k, str(v)) for k, v in options.items() if v is not None and not isinstance(v, list)]
     for label, key in (("parameters", "parameters"), ("device", "on"), ("engine", "engine")):
         of_all = [check[key] for check in checked]
         texts = [f"{value:,}" if isinstance(value, int) else value for value in of_all]
         facts += [(label, ", ".join(dict.fromkeys(texts)))] if texts else []
     return facts
+
+
+def print_results(lines: Sequence[Result], target: float | None) -> None:
+    """Print the table, fitted to the width of a terminal."""
+    notes = [one_line(f"{line.label} {line.note}") for line in lines if line.note] + legend(lines)
+    if sys.stdout.isatty():
+        console = Console(highlight=False, markup=False)
+        console.print(as_rich_table(lines, target, console.width), *notes, sep="\n")
+    else:
+        print("\n".join([*as_text(lines, target), *notes]))
+
+
+def as_text(lines: Sequence[Result], target: float | None) -> list[str]:
+    """Return the table as lines of text."""
+    titles, figures = _columns(lines, target)
+    rows = [["", "alternative", *titles]]
+    rows += [[*_name(line), *row] for line, row in zip(lines, figures, strict=True)]
+    return aligned(rows, left=2)
+
+
+def as_rich_table(lines: Sequence[Result], target: float | None, width: int) -> Table:
+    """Return the table for a terminal of `width` characters, without the column of rounds if all lines have the same number.
+
+    Columns that do not fit are omitted, those of OPTIONAL_COLUMNS first, then from the right. Long names are wrapped, numbers never cut.
+    """
+    same_rounds = len({line.rounds for line in lines}) == 1
+    titles, rows = _columns(lines, target)
+    titles = [title.replace(" to ", "\nto ") for title in titles]
+    visible = [i for i, title in enumerate(titles) if not (same_rounds and title == "rounds")]
+    widths = [
+        max(len(part) for part in (*title.split("\n"), *(row[i] for row in rows)))
+        for i, title in enumerate(titles)
+    ]
+    optional = [i for title in OPTIONAL_COLUMNS for i in visible if titles[i] == title]
+    for i in optional + [i for i in reversed(visible) if i not in optional]:
+        if 2 + MIN_NAME_WIDTH + sum(widths[j] + 1 for j in visible) > width:
+            visible.remove(i)
+    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="dim")
+    table.add_column("", no_wrap=True)
+    table.add_column("alternative", overflow="fold", min_width=MIN_NAME_WIDTH)
+    for i in visible:
+        table.add_column(titles[i], justify="right", no_wrap=True, vertical="top")
+    for line, row in zip(lines, rows, strict=True):
+        style = "bold" if line.on_front else ""
+        table.add_row(*_name(line), *(row[i] for i in visible), style=style)
+    return table
+
+
+def _columns(lines: Sequence[Result], target: float | None) -> tuple[list[str], list[list[str]]]:
+    """Return the titles and rows of the figures, with the worst decile of the clients after the accuracy where it is known."""
+    titles, rows = column_titles(target), [cells(line, target) for line in lines]
+    if any(line.worst_decile is not None for line in lines):
+        titles.insert(1, WORST)
+        for line, row in zip(lines, rows, strict=True):
+            name = "loss" if line.accuracy is None else "accuracy"
+            row.insert(1, metric(name, line.worst_decile))
+    return titles, rows
+
+
+def _name(line: Result) -> tuple[str, str]:
+    note = f", {line.note.partition(':')[0]}" if line.note else ""
+    return FRONT if line.on_front else "", line.label + note

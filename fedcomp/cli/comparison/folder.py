@@ -34,16 +34,13 @@ from ...config import (
 from ...errors import RunFolderError, UserError
 from ..results import parse_accuracy
 from .alternatives import Alternative
-from .progress import DONE, AlternativeProgress
+from .displays import DONE, AlternativeProgress
 
 COMPARISON, SUMMARY = "comparison.json", "summary.json"
 TARGET, BASELINE = "target_accuracy", "baseline"
 # Options whose defaults depend on the strategy.
-STRATEGY_DEFAULTS = {
-    name
-    for name, f in RunConfig.__dataclass_fields__.items()
-    if isinstance(f.default, StrategyDefault)
-}
+FIELDS = RunConfig.__dataclass_fields__
+STRATEGY_DEFAULTS = {n for n, f in FIELDS.items() if isinstance(f.default, StrategyDefault)}
 NOT_STORED = {"out", "resume", "plain"}  # in alternatives.toml
 
 
@@ -58,11 +55,8 @@ class ComparisonFolder:
         task = Path(values.get("task", RunConfig.task).partition(":")[0]).stem
         self.path = expand_home(values.get("out") or default_folder(task), "--out")
         self._has_default_name = not values.get("out")
-        self.values = {
-            name: value
-            for name, value in values.items()
-            if name not in NOT_STORED and value is not None
-        }
+        given = {name: value for name, value in values.items() if value is not None}
+        self.values = {name: value for name, value in given.items() if name not in NOT_STORED}
         self._stack = ExitStack()
         # The table [resolved] of a resumed comparison.
         self._stored: Mapping[str, Any] | None = None
@@ -76,7 +70,7 @@ class ComparisonFolder:
                 raise RunFolderError(
                     f"--out {self.path} holds no {ALTERNATIVES_FILE} to continue; leave --resume out to start a new comparison"
                 )
-            self._check_same_options(read_toml(file, RunConfig.__dataclass_fields__))
+            self._check_same_options(read_toml(file, FIELDS))
             self._stored = tomllib.loads(file.read_text(encoding="utf-8")).get("resolved", {})
         elif not self._has_default_name and (
             self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir()))
@@ -87,13 +81,12 @@ class ComparisonFolder:
 
     def _check_same_options(self, stored: Mapping[str, Any]) -> None:
         """Raise RunFolderError if the stored options define other alternatives."""
-        for name, f in RunConfig.__dataclass_fields__.items():
+        for name, f in FIELDS.items():
             own, other = (values.get(name, f.default) for values in (self.values, stored))
             if own != other and (allows_alternatives(f) or not f.metadata["local"]):
-                raise RunFolderError(
-                    f"the alternatives in {self.path} have {flag(name)} {_shown(other)}, but this command has {_shown(own)}; give the "
-                    "same value, or another --out"
-                )
+                found = f"the alternatives in {self.path} have {flag(name)} {_shown(other)}"
+                advice = "give the same value, or another --out"
+                raise RunFolderError(f"{found}, but this command has {_shown(own)}; {advice}")
 
     def open(self, resolved: Mapping[str, Any]) -> None:
         """Create the folder, or continue in it, for this process alone, and write the options and decisions.
@@ -107,9 +100,8 @@ class ComparisonFolder:
             lock = os.open(self.path, os.O_RDONLY)
             self._stack.callback(os.close, lock)
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            self._write(
-                ALTERNATIVES_FILE, tomli_w.dumps({**self.values, "resolved": dict(resolved)})
-            )
+            text = tomli_w.dumps({**self.values, "resolved": dict(resolved)})
+            self._write(ALTERNATIVES_FILE, text)
         except BlockingIOError:
             raise RunFolderError(
                 f"another process runs in --out {self.path}; wait for it, or give another --out"
@@ -189,9 +181,8 @@ class ComparisonFolder:
         try:
             self._write(COMPARISON, json.dumps(values, indent=2) + "\n")
         except OSError as error:
-            raise RunFolderError(
-                f"{self.path / COMPARISON} cannot be written ({error.strerror}); free disk space, then give --resume"
-            ) from error
+            found = f"{self.path / COMPARISON} cannot be written ({error.strerror})"
+            raise RunFolderError(f"{found}; free disk space, then give --resume") from error
 
     def _write(self, name: str, text: str) -> None:
         durable_files.replace(self.path / name, [text.encode()], 0o666)  # as the umask allows

@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 
@@ -54,11 +55,8 @@ def panels(groups: Sequence[Group], lines: Sequence[Result]) -> list[Panel]:
     problems = dict.fromkeys(group.problem_label for group in groups)
     separate = 1 < len(problems) < len(groups)
     names = [group.method_label if separate else group.label for group in groups]
-    styles = {name: style for style, name in enumerate(dict.fromkeys(names))}
-    entries = [
-        ReportLine(group, line, name, styles[name])
-        for group, line, name in zip(groups, lines, names, strict=True)
-    ]
+    styles = [*dict.fromkeys(names)]
+    entries = [*map(ReportLine, groups, lines, names, map(styles.index, names))]
     if not separate:
         return [Panel("", entries)]
     return [
@@ -81,11 +79,6 @@ class Quantity:
 def sent(run: Run) -> np.ndarray:
     """Bytes both ways up to each round."""
     return np.cumsum(run.metrics["uplink_bytes"] + run.metrics["downlink_bytes"])
-
-
-def hours(run: Run) -> np.ndarray:
-    """Simulated hours up to each round; NaN for runs without a network."""
-    return run.metrics.get("simulated_hours", np.full(len(run.records), np.nan))
 
 
 def _bytes_tick(count: float) -> str:
@@ -112,18 +105,16 @@ def _percent_tick(fraction: float) -> str:
 
 
 ACCURACY = Quantity("accuracy", _measured("accuracy"), _percent_tick, percent)
-WORST = Quantity(
-    "accuracy of the worst decile of clients",
-    _metric("client_accuracy_worst_decile"),
-    _percent_tick,
-    percent,
-)
+WORST_DECILE = _metric("client_accuracy_worst_decile")
+WORST = Quantity("accuracy of the worst decile of clients", WORST_DECILE, _percent_tick, percent)
 LOSS = Quantity("test loss", _measured("loss"), "{:.4g}".format, decimal, log_from=LOG_LOSS)
 ROUNDS = Quantity("round", _metric("round"), "{:,.0f}".format, "round {:,.0f}".format, whole=True)
 BYTES = Quantity(
     "bytes up and down", sent, _bytes_tick, lambda v: human_bytes(round(v)), log_from=LOG_BYTES
 )
-HOURS = Quantity("simulated hours", hours, "{:.6g}".format, lambda v: duration(3600 * v))
+HOURS = Quantity(
+    "simulated hours", _metric("simulated_hours"), "{:.6g}".format, lambda v: duration(3600 * v)
+)
 
 
 def finals(all_panels: Sequence[Panel]) -> list[tuple[str, str]]:
@@ -132,8 +123,7 @@ def finals(all_panels: Sequence[Panel]) -> list[tuple[str, str]]:
         return []
     drawn = []
     for panel in all_panels:
-        points = _finals(panel)
-        if not points:
+        if not (points := _finals(panel)):
             continue
         up = LOSS if panel.by_loss else ACCURACY
         # Panels with the same vertical quantity share their axes.
@@ -159,24 +149,19 @@ def _final(entry: ReportLine, panel: Panel) -> svg.Series | None:
     if value is None or not line.sent_bytes or abs(value) > MAX_VALUE:
         return None
     seeds = [] if by_loss else [r.accuracy for r in entry.group.runs if r.accuracy is not None]
-    spread = (
-        f" ({up.show(min(seeds))} to {up.show(max(seeds))} over {len(seeds)} seeds)"
-        if len(seeds) > 1
-        else ""
-    )
-    text = f"{up.show(value)}{spread}, {BYTES.show(line.sent_bytes)}"
+    text, band = up.show(value), []
+    if len(seeds) > 1:
+        low, high = min(seeds), max(seeds)
+        band = [(line.sent_bytes, low, high)]
+        text += f" ({up.show(low)} to {up.show(high)} over {len(seeds)} seeds)"
+    text += f", {BYTES.show(line.sent_bytes)}"
     text += f", {line.note.partition(':')[0]}" if line.note else ""
     name = "loss" if by_loss else "accuracy"
     data = f' data-bytes="{line.sent_bytes!r}" data-{name}="{value!r}"'
-    return svg.Series(
-        entry.name,
-        entry.style,
-        [svg.Point(line.sent_bytes, value, text, data=data)],
-        band=[(line.sent_bytes, min(seeds), max(seeds))] if spread else (),
-        ring=line.on_front and panel.comparable,
-        faint=bool(line.note),
-        size=1.25,
-    )
+    points = [svg.Point(line.sent_bytes, value, text, data=data)]
+    ring = line.on_front and panel.comparable
+    look: dict[str, Any] = {"ring": ring, "faint": bool(line.note), "size": 1.25}
+    return svg.Series(entry.name, entry.style, points, band=band, **look)
 
 
 def _staircase(drawn: Sequence[svg.Series]) -> list[tuple[float, float]]:
@@ -229,22 +214,17 @@ def _line(
     x = x.tolist()
     drawn = _every(len(x), MAX_SEGMENTS)
     shown = _every(len(x), max_points)
-    first = entry.style * max(len(shown) // MARKERS_PER_LINE, 1) // max(lines, 1)
-    marked = set(
-        shown[first :: max(len(shown) // MARKERS_PER_LINE, 1)]
-    )  # so that markers of different lines do not overlap
+    step = max(len(shown) // MARKERS_PER_LINE, 1)
+    # So that markers of different lines do not overlap.
+    marked = set(shown[entry.style * step // max(lines, 1) :: step])
     points = []
     for i in shown:
         spread = f" ({up.show(low[i])} to {up.show(high[i])})" if len(runs) > 1 else ""
         text = f"{across.show(x[i])}, {up.show(middle[i])}{spread}"
         points.append(svg.Point(x[i], middle[i], text, i in marked))
-    return svg.Series(
-        entry.name,
-        entry.style,
-        points,
-        [(x[i], middle[i]) for i in drawn],
-        [(x[i], low[i], high[i]) for i in drawn] if len(runs) > 1 and len(drawn) > 1 else (),
-    )
+    line = [(x[i], middle[i]) for i in drawn]
+    band = [(x[i], low[i], high[i]) for i in drawn] if len(runs) > 1 and len(drawn) > 1 else ()
+    return svg.Series(entry.name, entry.style, points, line, band)
 
 
 def _every(count: int, max_count: int) -> list[int]:
@@ -262,14 +242,11 @@ def _axis(quantity: Quantity, drawn: Sequence[svg.Series], across: bool = False)
     points = [(p.x, p.y) for one in drawn for p in one.points]
     points += [end for one in drawn for end in one.line]
     if across:
-        values = [x for x, _ in points]
-        compared = [max(p.x for p in one.points) for one in drawn]
+        values, compared = [x for x, _ in points], [max(p.x for p in s.points) for s in drawn]
     else:
-        values = [y for _, y in points]
-        values += [y for one in drawn for _, *ends in one.band for y in ends]
+        values = [y for _, y in points] + [y for s in drawn for _, *ends in s.band for y in ends]
         compared = values
     low, high = min(compared), max(compared)
     log = min(values) > 0 and math.log10(high) - math.log10(low) > math.log10(quantity.log_from)
-    return svg.Axis.around(
-        quantity.label, values, quantity.tick, across=across, log=log, whole=quantity.whole
-    )
+    look = {"across": across, "log": log, "whole": quantity.whole}
+    return svg.Axis.around(quantity.label, values, quantity.tick, **look)

@@ -1,23 +1,85 @@
-"""The report as one self-contained HTML file, without scripts."""
+"""The report as one self-contained HTML file, without scripts: `fedcomp report`, and the report of a run that has ended."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
+from pathlib import Path
 
-import numpy as np
-
-from ... import __version__
-from ...config import flag
+from ... import __version__, durable_files
+from ...config import ALTERNATIVE_OPTIONS, ALTERNATIVES_FILE, RUN_FILE, flag, read_toml
+from ...errors import FedcompError, RunFolderError, UserError
 from ...formatting import NOTHING, decimal, duration, metric, percent, ratio
-from ...runs import NEUTRAL_OPTIONS, Group, Run
-from ..results import FRONT, all_or_none, cells, legend, mean_or_none, results
+from ...runs import NEUTRAL_OPTIONS, Group, Run, load
+from ...runs import groups as groups_of
+from ..comparison.alternatives import alternatives
+from ..results import FRONT, all_or_none, cells, legend, mean_or_none, parse_accuracy, results
 from ..results import column_titles as titles
 from . import svg
-from .charts import Panel, ReportLine, curves, finals, hours, panels
+from .charts import Panel, ReportLine, curves, finals, panels
 from .verdict import verdict
 
+REPORT = "report.html"
 MAX_CLIENTS = 12  # in a cell
 MAX_LEGEND_COLUMN = 8  # entries of the legend in one column
+
+
+def write_and_print_path(folders: Sequence[Path], out: Path | None, target: str | None) -> None:
+    """Write the report on the runs in `folders`, each a run folder or the folder of a comparison, and print its absolute path.
+
+    Raises UserError for runs that cannot be read and files that cannot be written.
+    """
+    accuracy = parse_accuracy(target)
+    default = folders[0] if len(folders) == 1 else Path()
+    runs: dict[Path, Path] = {}  # by resolved path
+    for run in (run for folder in folders for run in _runs_in(folder)):
+        if runs.setdefault(run.resolve(), run) is not run:
+            raise UserError(f"{run} is named twice; name each run once")
+    page = (out or default) / REPORT
+    write([*runs.values()], page, accuracy)
+    print(page.absolute())
+
+
+def _runs_in(folder: Path) -> list[Path]:
+    """Return the folder itself, or the run folders of the alternatives in it that were started, in their order."""
+    file = folder / ALTERNATIVES_FILE
+    if not file.is_file():
+        return [folder]
+    try:
+        all = alternatives(read_toml(file, ALTERNATIVE_OPTIONS), baseline=True)
+    except UserError as error:
+        advice = f"name the run folders in {folder} instead"
+        raise RunFolderError(f"{file} cannot be read ({error}); {advice}") from error
+    names = [each.name for each in all]
+    if started := [folder / name for name in names if (folder / name / RUN_FILE).is_file()]:
+        return started
+    raise RunFolderError(
+        f"no alternative in {folder} was started; leave the folder out, or continue with: fedcomp sim --out {folder} --resume"
+    )
+
+
+def write(
+    folders: Sequence[Path],
+    page: Path,
+    target: float | None = None,
+    failed: Mapping[str, str] | None = None,
+) -> None:
+    """Write the report on the runs in `folders`. `failed`: the error of each failed run, by folder. Raises FedcompError."""
+    text = html(groups_of([load(folder) for folder in folders]), target, failed)
+    try:
+        page.parent.mkdir(parents=True, exist_ok=True)
+        durable_files.replace(page, [text.encode()], 0o666)  # as the umask allows
+    except OSError as error:
+        found = f"{page} cannot be written ({error.strerror})"
+        raise RunFolderError(f"{found}; give another --out") from error
+
+
+def after_run(folder: Path, warn: Callable[[str], None], target: float | None = None) -> None:
+    """Write report.html into the folder of a run that has ended, if it was started. Pass the message of an error to `warn`."""
+    if (folder / RUN_FILE).is_file():
+        try:
+            write([folder], folder / REPORT, target)
+        except FedcompError as error:
+            warn(f"{REPORT} is not written: {error}")
 
 
 def html(
@@ -155,8 +217,11 @@ def _results(rows: Sequence[ReportLine], target: float | None) -> str:
                 Cell(row.result.label, "name", svg.swatch(row.style) if compared else ""),
                 *_numbers(cells(row.result, target)),
                 *_numbers([_ratio_at_port(row.group)] * deployed),
-                *_numbers(_mean(row.group, name) for name in own),
-                *_numbers(_client_mean(row.group, name) for name in clients),
+                *_numbers(decimal(_mean(row.group, _own_metrics, name)) for name in own),
+                *_numbers(
+                    metric(name.split()[-1], _mean(row.group, _of_clients, name))
+                    for name in clients
+                ),
                 *_numbers([_hours(row.group)] * timed),
                 *([Cell(row.result.note, "note")] * notes),
             ]
@@ -171,6 +236,13 @@ def _own_metrics(run: Run) -> Mapping[str, float | None]:
     return next((record.metrics for record in reversed(run.records) if record.metrics), {})
 
 
+def _mean(
+    group: Group, metrics: Callable[[Run], Mapping[str, float | None]], name: str
+) -> float | None:
+    """Return the mean over the seeds of one of the metrics that `metrics` returns."""
+    return mean_or_none(metrics(run).get(name) for run in group.runs)
+
+
 def _of_clients(run: Run) -> dict[str, float | None]:
     """Return the last metrics of the clients by column title: the mean and, where known, the worst decile."""
     shown = {}
@@ -179,18 +251,6 @@ def _of_clients(run: Run) -> dict[str, float | None]:
         if spread.worst_decile is not None:
             shown[f"worst decile of client {name}"] = spread.worst_decile
     return shown
-
-
-def _client_mean(group: Group, title: str) -> str:
-    """Format the mean over the seeds of a metric of clients."""
-    value = mean_or_none(_of_clients(run).get(title) for run in group.runs)
-    return NOTHING if value is None else metric(title.rpartition(" ")[2], value)
-
-
-def _mean(group: Group, name: str) -> str:
-    """Format the mean over the seeds of one of the task's metrics."""
-    value = mean_or_none(_own_metrics(run).get(name) for run in group.runs)
-    return NOTHING if value is None else decimal(value)
 
 
 def _wire_bytes(run: Run) -> int | None:
@@ -206,40 +266,34 @@ def _ratio_at_port(group: Group) -> str:
 
 
 def _hours(group: Group) -> str:
-    end = mean_or_none(_simulated(run) for run in group.runs)
-    return NOTHING if end is None else duration(3600 * end)
+    ends = mean_or_none(_simulated(run) for run in group.runs)
+    return NOTHING if ends is None else duration(3600 * ends)
 
 
 def _simulated(run: Run) -> float | None:
     """Return the simulated hours of the whole run; None without a network."""
-    end = hours(run)[-1:]
-    return float(end[0]) if np.isfinite(end).all() and end.size else None
+    return next((r.simulated_hours for r in reversed(run.records)), None)
 
 
 def _settings(groups: Sequence[Group]) -> str:
     """Return a table of the options that differ, and one of the other options and the resolved settings."""
-    options = dict.fromkeys(name for group in groups for name in group.runs[0].options)
-    values = {
-        name: [_shown(group.runs[0].options.get(name)) for group in groups]
-        for name in options
-        if name not in NEUTRAL_OPTIONS
-    }
+    options = [group.runs[0].options for group in groups]
+    names = dict.fromkeys(name for each in options for name in each if name not in NEUTRAL_OPTIONS)
+    values = {name: [_shown(each.get(name)) for each in options] for name in names}
     different = [name for name, shown in values.items() if len(set(shown)) > 1]
     table = ""
     if different:
-        rows: list[list[Cell | str]] = [
-            [Cell(group.label, "name"), *(values[name][i] for name in different)]
-            for i, group in enumerate(groups)
-        ]
+        labels = [Cell(group.label, "name") for group in groups]
+        rows = zip(labels, *(values[name] for name in different), strict=True)
         table = _table(["run", *map(flag, different)], rows)
     runs = [run for group in groups for run in group.runs]
+    resolved = dict.fromkeys(name for run in runs for name in run.resolved)
     common = [
         ("parameters", _distinct(f"{run.parameters:,}" for run in runs if run.parameters)),
         ("seeds", _distinct(_shown(run.options.get("seed", 0)) for run in runs)),
         *((flag(name), shown[0]) for name, shown in values.items() if name not in different),
+        *((name, _distinct(_shown(run.resolved.get(name)) for run in runs)) for name in resolved),
     ]
-    for name in dict.fromkeys(name for run in runs for name in run.resolved):
-        common.append((name, _distinct(_shown(run.resolved.get(name)) for run in runs)))
     folded, title = ("", "common to all") if different else (" open", "all options")
     details = _table(["option", "value"], common)
     return f"{table}<details{folded}><summary>{title}</summary>{details}</details>"
@@ -251,25 +305,22 @@ def _distinct(texts: Iterable[str]) -> str:
 
 def _rejections(groups: Sequence[Group]) -> str:
     rows: list[list[Cell | str]] = []
-    for group, run in _runs(groups):
+    for name, run in _runs(groups):
         for r in run.summary.rejections if run.summary else ():
             more = f" and {r.more_clients} more" if r.more_clients else ""
             clients = ", ".join(map(str, r.clients[:MAX_CLIENTS])) + more
-            name, updates = Cell(_of(group, run), "name"), Cell(f"{r.updates:,}", "n")
-            rows.append([name, updates, r.stage, Cell(r.reason, "note"), Cell(clients, "note")])
+            notes = Cell(r.reason, "note"), Cell(clients, "note")
+            rows.append([name, Cell(f"{r.updates:,}", "n"), r.stage, *notes])
     head: list[Cell | str] = ["run", Cell("updates", "n"), "at", "reason", "clients"]
     return _table(head, rows) if rows else ""
 
 
 def _suspicion(groups: Sequence[Group]) -> str:
     rows = []
-    for group, run in _runs(groups):
+    for name, run in _runs(groups):
         last = next((r.suspicion for r in reversed(run.records) if r.suspicion), {})
         worst = sorted(last.items(), key=lambda item: (-item[1], item[0]))[:MAX_CLIENTS]
-        for client, fraction in worst:
-            if fraction > 0:
-                figures = _numbers([str(client), percent(fraction)])
-                rows.append([Cell(_of(group, run), "name"), *figures])
+        rows += [[name, *_numbers([str(client), percent(f)])] for client, f in worst if f > 0]
     if not rows:
         return ""
     table = _table(["run", *_numbers(["client", "suspicion"])], rows)
@@ -286,13 +337,12 @@ def _list(items: Iterable[str]) -> str:
     return f"<ul>{lines}</ul>" if lines else ""
 
 
-def _runs(groups: Sequence[Group]) -> Iterator[tuple[Group, Run]]:
-    return ((group, run) for group in groups for run in group.runs)
-
-
-def _of(group: Group, run: Run) -> str:
-    seed = f", seed {run.options.get('seed', 0)}" if len(group.runs) > 1 else ""
-    return group.label + seed
+def _runs(groups: Sequence[Group]) -> Iterator[tuple[Cell, Run]]:
+    """Yield each run with the cell of its name."""
+    for group in groups:
+        for run in group.runs:
+            seed = f", seed {run.options.get('seed', 0)}" if len(group.runs) > 1 else ""
+            yield Cell(group.label + seed, "name"), run
 
 
 def _shown(value: object) -> str:

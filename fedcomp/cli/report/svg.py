@@ -32,32 +32,46 @@ MARKERS = (
 
 
 @dataclass(frozen=True)
-class Scale:
-    """A map from values to pixels. With `log`, values are positive, and `low` and `high` are powers of ten."""
+class Axis:
+    """An axis of a chart: its label, the format of its ticks, and a map from values between `low` and `high` to pixels.
 
+    With `log`, values are positive, and `low` and `high` are powers of ten.
+    """
+
+    label: str
+    tick: Callable[[float], str]
     low: float
     high: float
-    start: float
+    start: float  # pixels
     end: float
     log: bool = False
+    whole: bool = False  # only integers get a tick
 
     @classmethod
     def around(
-        cls, values: Sequence[float], start: float, end: float, log: bool = False
-    ) -> "Scale":
-        """Return a scale that holds all values, with a margin."""
+        cls,
+        label: str,
+        values: Sequence[float],
+        tick: Callable[[float], str],
+        *,
+        across: bool = False,
+        log: bool = False,
+        whole: bool = False,
+    ) -> "Axis":
+        """Return the horizontal or the vertical axis of a chart that holds all values, with a margin."""
+        start, end = (LEFT, WIDTH - RIGHT) if across else (HEIGHT - BOTTOM, TOP)
         low, high = min(values), max(values)
         if log:
             low, high = math.log10(low), math.log10(high)
         beyond = MARGIN * (high - low) or abs(low) * MARGIN or 1.0
-        return cls(low - beyond, high + beyond, start, end, log)
+        return cls(label, tick, low - beyond, high + beyond, start, end, log, whole)
 
     def __call__(self, value: float) -> float:
         value = math.log10(value) if self.log else value
         return self.start + (value - self.low) / (self.high - self.low) * (self.end - self.start)
 
-    def ticks(self, count: int, whole: bool = False) -> list[float]:
-        """Return about `count` round numbers on the scale, only integers if `whole`."""
+    def ticks(self, count: int) -> list[float]:
+        """Return about `count` round numbers on the axis."""
         low, high = self.low, self.high
         if self.log:
             decades = range(math.ceil(low), math.floor(high) + 1)
@@ -72,34 +86,9 @@ class Scale:
         raw = (high - low) / count
         power = 10.0 ** math.floor(math.log10(raw))
         step = next(m * power for m in (1, 2, 5, 10) if m * power >= raw * (1 - 1e-9))
-        step = max(step, 1.0) if whole else step
+        step = max(step, 1.0) if self.whole else step
         first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
         return [i * step for i in range(first, last + 1)]
-
-
-@dataclass(frozen=True)
-class Axis:
-    """An axis of a chart: its label, its scale and the format of its ticks."""
-
-    label: str
-    scale: Scale
-    tick: Callable[[float], str]
-    whole: bool = False
-
-    @classmethod
-    def around(
-        cls,
-        label: str,
-        values: Sequence[float],
-        tick: Callable[[float], str],
-        *,
-        across: bool = False,
-        log: bool = False,
-        whole: bool = False,
-    ) -> "Axis":
-        """Return the horizontal or the vertical axis of a chart that holds all values."""
-        ends = (LEFT, WIDTH - RIGHT) if across else (HEIGHT - BOTTOM, TOP)
-        return cls(label, Scale.around(values, *ends, log), tick, whole)
 
 
 @dataclass(frozen=True)
@@ -197,20 +186,19 @@ def style_sheet() -> str:
 
 
 def _plot(
-    across: Axis, up: Axis, series: Sequence[Series], front: Sequence[tuple[float, float]] = ()
+    x: Axis, y: Axis, series: Sequence[Series], front: Sequence[tuple[float, float]] = ()
 ) -> str:
-    x, y = across.scale, up.scale
     right, bottom = WIDTH - RIGHT, HEIGHT - BOTTOM
     parts = []
     for value in y.ticks(6):
         at = y(value)
         parts.append(
             f'<path class="grid" d="M{LEFT} {at:.1f}H{right}"/>'
-            f'<text x="{LEFT - 6}" y="{at + 4:.1f}" text-anchor="end">{escape(up.tick(value))}</text>'
+            f'<text x="{LEFT - 6}" y="{at + 4:.1f}" text-anchor="end">{escape(y.tick(value))}</text>'
         )
     end = 0.0  # right end of the previous label
-    for value in x.ticks(5, across.whole):
-        text = across.tick(value)
+    for value in x.ticks(5):
+        text = x.tick(value)
         half = len(text) * LETTER / 2
         at = min(x(value), WIDTH - half)
         if at - half < end + LETTER:
@@ -222,8 +210,8 @@ def _plot(
         )
     parts.append(
         f'<path class="axis" d="M{LEFT} {TOP}V{bottom}H{right}"/>'
-        f'<text class="up" x="4" y="{TOP - 12}">{escape(up.label)}</text>'
-        f'<text x="{right}" y="{HEIGHT - 6}" text-anchor="end">{escape(across.label)}</text>'
+        f'<text class="up" x="4" y="{TOP - 12}">{escape(y.label)}</text>'
+        f'<text x="{right}" y="{HEIGHT - 6}" text-anchor="end">{escape(x.label)}</text>'
     )
     if front:
         path = "L".join(f"{x(a):.1f} {y(b):.1f}" for a, b in front)
@@ -232,7 +220,7 @@ def _plot(
     return "".join(parts)
 
 
-def _series(one: Series, x: Scale, y: Scale) -> str:
+def _series(one: Series, x: Axis, y: Axis) -> str:
     faint = " faint" if one.faint else ""
     parts = [f'<g class="{classes(one.style)}{faint}">']
     if len(one.band) == 1:

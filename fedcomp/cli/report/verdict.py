@@ -34,11 +34,10 @@ def _single(entry: ReportLine, target: float | None) -> str:
     elif not isfinite(line.rank):
         text = f"{subject} sends {_cost(entry)} in {line.rounds:g} rounds; nothing was evaluated."
     if target is not None and line.rounds:
-        text += (
-            f" It does not reach {100 * target:g} %."
-            if line.bytes_to_target is None
-            else f" It reaches {100 * target:g} % in {line.rounds_to_target:g} rounds with {_bytes(line.bytes_to_target)}."
-        )
+        if line.bytes_to_target is None:
+            return f"{text} It does not reach {100 * target:g} %.{_failures([entry])}"
+        cost = f"{line.rounds_to_target:g} rounds with {_bytes(line.bytes_to_target)}"
+        text += f" It reaches {100 * target:g} % in {cost}."
     return text + _failures([entry])
 
 
@@ -51,7 +50,9 @@ def _comparison(entries: Sequence[ReportLine], target: float | None) -> str:
     most = "most accurate" if best.result.accuracy is not None else "best"
     if target is None:
         cheaper = [e for e in good if e.result.sent_bytes < best.result.sent_bytes]
-        close = [e for e in cheaper if e.result.rank >= _close_rank(best)]
+        rank = best.result.rank
+        close_rank = rank - CLOSE * (abs(rank) if best.result.accuracy is None else 1)
+        close = [e for e in cheaper if e.result.rank >= close_rank]
         other: ReportLine | None = max(cheaper, key=lambda e: e.result.rank, default=None)
         if close:
             other = min(close, key=lambda e: e.result.sent_bytes)
@@ -70,10 +71,8 @@ def _comparison(entries: Sequence[ReportLine], target: float | None) -> str:
         text += f" in {first.result.rounds_to_target:g} rounds"
         if missed := len(good) - len(reached):
             text += f", and {missed} of {len(good)} lines never reach it"
-    return (
-        f"{text}; {_name(best)} is the {most} at {_quality(best)} with {_cost(best)}."
-        + _failures(entries)
-    )
+    result = f"{_name(best)} is the {most} at {_quality(best)} with {_cost(best)}"
+    return f"{text}; {result}.{_failures(entries)}"
 
 
 def _range(entries: Sequence[ReportLine]) -> str:
@@ -90,22 +89,15 @@ def _range(entries: Sequence[ReportLine]) -> str:
     )
 
 
-def _close_rank(best: ReportLine) -> float:
-    """Return the lowest rank that counts as close to the best line."""
-    relative = best.result.accuracy is None
-    return best.result.rank - CLOSE * (abs(best.result.rank) if relative else 1)
-
-
 def _failures(entries: Sequence[ReportLine]) -> str:
     failed = [e for e in entries if e.result.note]
     if len(entries) == 1 and failed:
         note = failed[0].result.note.rstrip(".")
         return f" {escape(note[0].upper() + note[1:])}."
     text = [f" {_name(e)}: {escape(e.result.note.partition(':')[0])}." for e in failed[:MAX_NAMED]]
-    more = len(failed) - MAX_NAMED
-    return "".join(text) + (
-        f" {more} more failed, diverged or are not finished." if more > 0 else ""
-    )
+    if (more := len(failed) - MAX_NAMED) > 0:
+        text.append(f" {more} more failed, diverged or are not finished.")
+    return "".join(text)
 
 
 def _name(entry: ReportLine) -> str:

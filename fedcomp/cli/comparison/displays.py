@@ -1,0 +1,269 @@
+"""The progress of each alternative, and its displays: a dashboard, and lines of text."""
+
+import sys
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from threading import Lock
+from time import monotonic
+from typing import Any, Self
+
+from rich.cells import cell_len
+from rich.console import Console, Group, RenderableType
+from rich.text import Text
+
+from ...callbacks import RoundRecord
+from ...formatting import NOTHING, decimal, duration, human_bytes, one_line, percent
+from ...run_display import Totals
+from ..screen import BAR, LABEL, REJECTED, WARNING, Screen, facts_panel, fitted, progress_bar
+from ..screen import DONE as GOOD
+
+# Fields of a RoundRecord that worker processes send.
+SENT_FIELDS = (
+    *("round", "accuracy", "loss", "train_loss", "cohort", "accepted", "rejected", "seconds"),
+    *("uplink_bytes", "downlink_bytes", "dense_uplink_bytes", "dense_downlink_bytes"),
+)
+Facts = Sequence[tuple[str, str]]  # labels and values
+WAITING, RUNNING, DONE, FAILED = "waiting", "running", "done", "failed"
+SYMBOLS = {WAITING: "·", RUNNING: "▸", DONE: "✓", FAILED: "×"}
+COLOURS = {WAITING: LABEL, RUNNING: "bold", DONE: GOOD, FAILED: REJECTED}
+CURVE_CHARACTERS = "▁▂▃▄▅▆▇█"
+MIN_WIDTH, MIN_HEIGHT = 40, 8
+# Widths of the columns in characters. Those of NAME and CURVE are minima.
+NAME, ROUND, QUALITY, BYTES, CURVE = 12, 9, 9, 8, 12
+MAX_NOTES = 3  # warnings and failures below the table
+
+
+@dataclass
+class AlternativeProgress:
+    """The progress of one alternative. `accuracies`: measured values, by round."""
+
+    name: str
+    rounds: int  # of the whole run
+    state: str = WAITING
+    round: int = 0
+    totals: Totals = field(default_factory=Totals)
+    accuracies: list[tuple[int, float]] = field(default_factory=list)
+    last: RoundRecord | None = None  # of the last round that was evaluated
+    error: str = ""  # of a failed run
+
+    @property
+    def fraction(self) -> float:
+        """The finished part of the rounds, 0..1; 1 for a failed run."""
+        return 1.0 if self.state in (DONE, FAILED) else self.round / self.rounds
+
+    @property
+    def quality(self) -> str:
+        """The last accuracy as text, or the loss of a task without accuracy."""
+        if self.last is None:
+            return NOTHING
+        accuracy = self.last.accuracy
+        return decimal(self.last.loss) if accuracy is None else percent(accuracy)
+
+    def add(self, record: RoundRecord) -> None:
+        """Add a finished round."""
+        self.round = record.round
+        self.totals.add(record)
+        if record.accuracy is not None or record.loss is not None:
+            self.last = record
+        if record.accuracy is not None:
+            self.accuracies.append((record.round, record.accuracy))
+
+
+@dataclass
+class ComparisonDisplay:
+    """Base class of displays of a comparison, which shows nothing.
+
+    It is entered before the alternatives are checked, and exited when all have ended or the command is interrupted.
+    """
+
+    clock: Callable[[], float] = monotonic
+    all: list[AlternativeProgress] = field(default_factory=list)
+    out: str = ""  # the folder of the alternatives, once it exists
+    facts: Facts = ()  # options that all have in common
+    start_s: float = 0.0  # time of the clock when the first alternative started
+    earlier_rounds: int = 0  # rounds of earlier commands
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None: ...
+
+    @property
+    def ended(self) -> int:
+        return sum(progress.state in (DONE, FAILED) for progress in self.all)
+
+    @property
+    def remaining_s(self) -> float | None:
+        """The estimated time in seconds until all are done; None before the first round."""
+        done = sum(p.rounds if p.state == FAILED else p.round for p in self.all)
+        all = sum(p.rounds for p in self.all)
+        measured = done - self.earlier_rounds
+        return (self.clock() - self.start_s) * (all - done) / measured if measured > 0 else None
+
+    def on_checked(self, checked: int, total: int) -> None:
+        """Handle that `checked` of `total` alternatives have been checked."""
+
+    def on_run_start(self, out: str, facts: Facts, all: list[AlternativeProgress]) -> None:
+        """Handle the start of the first alternative."""
+        self.out, self.facts, self.all, self.start_s = out, facts, all, self.clock()
+
+    def on_answer(self, index: int, answer: dict[str, Any]) -> None:
+        """Handle an answer of a worker process about alternative `index`."""
+        progress = self.all[index]
+        if "started" in answer:
+            progress.state = RUNNING
+        elif "earlier" in answer:
+            for values in answer["earlier"]:
+                progress.add(RoundRecord(**values))
+            self.earlier_rounds += progress.round
+        elif "round" in answer:
+            record = RoundRecord(**answer["round"])
+            progress.add(record)
+            self.on_round_end(progress, record)
+        elif "warning" in answer:
+            self.on_warning(f"{progress.name}: {answer['warning']}")
+        else:
+            progress.error = answer["end"].get("failed", "")
+            progress.state = FAILED if progress.error else DONE
+            self.on_end(progress)
+
+    def on_round_end(self, progress: AlternativeProgress, record: RoundRecord) -> None: ...
+
+    def on_warning(self, message: str) -> None: ...
+
+    def on_end(self, progress: AlternativeProgress) -> None: ...
+
+
+class ComparisonLines(ComparisonDisplay):
+    """Prints a line for each round of each alternative, for pipes, logs and screen readers; warnings go to standard error."""
+
+    def on_run_start(self, out: str, facts: Facts, all: list[AlternativeProgress]) -> None:
+        super().on_run_start(out, facts, all)
+        for label, value in facts:
+            print(f"{label:<14}{value}", flush=True)
+
+    def on_round_end(self, progress: AlternativeProgress, record: RoundRecord) -> None:
+        quality = f", accuracy {percent(record.accuracy)}" if record.accuracy is not None else ""
+        quality += f", loss {decimal(record.loss)}" if record.loss is not None else ""
+        sent = f"up {human_bytes(record.uplink_bytes)}, down {human_bytes(record.downlink_bytes)}"
+        where = f"{progress.name}: round {record.round} of {progress.rounds}"
+        print(f"{where}{quality}, {sent}, {duration(record.seconds)}", flush=True)
+
+    def on_warning(self, message: str) -> None:
+        print(f"warning: {one_line(message)}", file=sys.stderr, flush=True)
+
+    def on_end(self, progress: AlternativeProgress) -> None:
+        end = f"failed: {one_line(progress.error)}" if progress.error else "done"
+        print(f"{progress.name}: {end} ({self.ended} of {len(self.all)})", flush=True)
+
+
+class ComparisonView(ComparisonDisplay):
+    """Draws on the terminal's alternate screen while it is entered. After an error, the last picture is printed on the main screen."""
+
+    def __init__(self, console: Console | None = None):
+        super().__init__(monotonic)
+        self._screen = Screen(console, self.picture, "preparing the alternatives")
+        self.console = self._screen.console
+        self._notes: deque[Text] = deque(maxlen=100)  # warnings and failures, each once
+        self._lock = Lock()  # between the comparison and the thread that draws
+
+    def __enter__(self) -> Self:
+        self._screen.open()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._screen.close()
+        if self.all and error[0] is not None:
+            height = max(self.console.height - 4, MIN_HEIGHT)
+            self.console.print(self.picture(self.console.width, height))
+        for note in self._notes:
+            self.console.print(note)
+
+    def on_checked(self, checked: int, total: int) -> None:
+        self._screen.status.update(f"preparing the alternatives: {checked} of {total}")
+
+    def on_run_start(self, out: str, facts: Facts, all: list[AlternativeProgress]) -> None:
+        super().on_run_start(out, facts, all)
+        self._screen.draw()
+
+    def on_answer(self, index: int, answer: dict[str, Any]) -> None:
+        with self._lock:
+            super().on_answer(index, answer)
+
+    def on_warning(self, message: str) -> None:
+        self._note(Text(f"! {one_line(message)}", WARNING))
+
+    def on_end(self, progress: AlternativeProgress) -> None:
+        if progress.error:
+            self._note(Text(f"× {progress.name}: {one_line(progress.error)}", REJECTED))
+
+    def _note(self, note: Text) -> None:
+        if note not in self._notes:
+            self._notes.append(note)
+
+    def picture(self, width: int, height: int) -> RenderableType:
+        """Return the screen in at most `height` lines of at most `width` characters."""
+        width, height = max(width, MIN_WIDTH), max(height, MIN_HEIGHT)
+        head, notes = [], []
+        with self._lock:
+            if height >= 16:
+                title = f"[bold]fedcomp[/bold] {len(self.all)} alternatives"
+                head = [facts_panel(self.facts, width, 4, title=title, path=self.out)]
+                notes = [note.copy() for note in self._notes][-MAX_NOTES:]
+            rest = height - sum(panel.height or 0 for panel in head) - len(notes) - 1
+            lines = [self._bar(width), *self._table(width, rest), *notes]
+        return Group(*head, *fitted(lines, width))
+
+    def _bar(self, width: int) -> Text:
+        fraction = sum(p.fraction for p in self.all) / max(len(self.all), 1)
+        before, after = f"{self.ended} of {len(self.all)} done ", f" {100 * fraction:.0f} %"
+        if self.ended < len(self.all) and (remaining_s := self.remaining_s) is not None:
+            after += f", {duration(remaining_s)} left"
+        return progress_bar(before, fraction, after, width)
+
+    def _table(self, width: int, height: int) -> list[Text]:
+        """Return a line for each alternative. Where room is short, running ones come first, and the last line counts the others."""
+        shown, hidden = self.all, ""
+        if len(self.all) > height - 1:
+            order = [RUNNING, FAILED, DONE, WAITING]
+            first = sorted(self.all, key=lambda p: order.index(p.state))[: max(height - 2, 1)]
+            shown = [p for p in self.all if p in first]
+            hidden = f"  and {len(self.all) - len(shown)} more"
+        longest = max((cell_len(p.name) for p in self.all), default=NAME)
+        rest = width - 2 - ROUND - QUALITY - 2 * BYTES
+        name = min(longest, max(NAME, rest - CURVE))
+        curve = rest - name - 2
+        # The same for all curves, so that they can be compared.
+        values = [accuracy for p in self.all for _, accuracy in p.accuracies] or [0.0, 1.0]
+        bounds = min(values), max(values)
+        head = f"  {'':<{name}}{'round':>{ROUND}}{'accuracy':>{QUALITY}}{'up':>{BYTES}}{'down':>{BYTES}}"
+        title = "accuracy over rounds" if curve >= 20 else "curve"
+        lines = [Text(head + f"  {title}" * (curve >= CURVE), LABEL)]
+        for p in shown:
+            label = Text(f"{SYMBOLS[p.state]} {p.name}", COLOURS[p.state])
+            label.truncate(2 + name, overflow="ellipsis", pad=True)
+            sent = (p.totals.uplink_bytes, p.totals.downlink_bytes)
+            up, down = map(human_bytes, sent) if p.round else (NOTHING, NOTHING)
+            rounds = f"{p.round}/{p.rounds}"
+            figures = f"{rounds:>{ROUND}}{p.quality:>{QUALITY}}{up:>{BYTES}}{down:>{BYTES}}"
+            line = Text.assemble(label, figures)
+            if curve >= CURVE:
+                line.append("  ").append(_curve(p, curve, bounds), BAR)
+            lines.append(line)
+        return [*lines, Text(hidden, LABEL)] if hidden else lines
+
+
+def _curve(progress: AlternativeProgress, width: int, bounds: tuple[float, float]) -> str:
+    """Return the accuracy over all rounds of the run as text. Each character shows the last value of some consecutive rounds."""
+    low, high = bounds
+    shown: dict[int, str] = {}  # by column
+    for round, accuracy in progress.accuracies:
+        height = (accuracy - low) / (high - low) if high > low else 1.0
+        step = min(int(height * len(CURVE_CHARACTERS)), len(CURVE_CHARACTERS) - 1)
+        shown[min((round - 1) * width // progress.rounds, width - 1)] = CURVE_CHARACTERS[step]
+    last, drawn = " ", ""
+    for column in range(max(shown, default=-1) + 1):
+        last = shown.get(column, last)
+        drawn += last
+    return drawn

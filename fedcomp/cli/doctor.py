@@ -1,0 +1,428 @@
+"""`fedcomp doctor`: check a machine, a port, a server, an enrolment file, a folder of keys or a folder of data.
+
+It prints one line for each check: ✓ passed, ✗ failed and the fix, – skipped and the reason. Checked packages are imported inside of the
+checks, so that a broken package is reported and does not end the command.
+"""
+
+import errno
+import json
+import os
+import platform
+import shutil
+import socket
+import stat
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+from ..config import KEYS, expand_home, keys_command
+from ..errors import FedcompError, KeysError, MissingExtraError, UnreachableError, UserError
+from ..formatting import human_bytes, one_line
+from .flags import JSON, option
+from .keys import days_left
+
+if TYPE_CHECKING:
+    from cryptography import x509
+
+    from ..keys.enrolment import Enrolment
+    from ..keys.registry import Entry
+
+OK, FAILED, SKIPPED = "ok", "failed", "skipped"
+SYMBOLS = {OK: "✓", FAILED: "✗", SKIPPED: "–"}
+WIDTH = 18  # of the column with the checks' names
+MIN_FREE_BYTES = 10**9  # on the disk of the run folders
+RENEW_TIME = timedelta(days=30)
+TIMEOUT_S = 5.0
+
+
+@dataclass(frozen=True)
+class Check:
+    """The result of one check. The fields are the keys of `fedcomp doctor --json`."""
+
+    what: str  # the subject of the check
+    state: str  # ok, failed or skipped
+    found: str
+    fix: str = ""
+
+    def line(self, width: int) -> str:
+        return f"{SYMBOLS[self.state]} {self.what:<{width}}  {self.found}{f'; {self.fix}' if self.fix else ''}"
+
+
+def ok(what: str, found: str, fix: str = "") -> Check:
+    return Check(what, OK, found, fix)
+
+
+def failed(what: str, found: str, fix: str) -> Check:
+    return Check(what, FAILED, found, fix)
+
+
+def refused(what: str, error: FedcompError | str) -> Check:
+    """Return a failed check from an error message of fedcomp, which consists of the problem, a semicolon, and the fix."""
+    found, _, fix = str(error).partition("; ")
+    return Check(what, FAILED, found, fix)
+
+
+def doctor(
+    server: str | None = option(
+        "HOST:PORT", "A server to connect to. Default: the server in the enrolment of --client."
+    ),
+    client: Path | None = option(
+        "FILE",
+        "An enrolment file. Default without --keys: FEDCOMP_ENROLMENT or "
+        "~/.config/fedcomp/enrolment.toml.",
+        "--client",
+        "--enrolment",
+    ),
+    keys: Path | None = option("DIR", "A folder of keys, written by fedcomp keys init."),
+    data: Path | None = option("DIR", "A folder with the data of built-in tasks."),
+    port: int | None = option("N", "A port on which a server will listen.", min=1, max=65_535),
+    as_json: bool = JSON,
+) -> None:
+    """Check this machine and what the options name, and print fixes. The exit status is 2 if a check fails."""
+    if client:
+        client = expand_home(client, "--client")
+    elif not keys:
+        client = _default_enrolment()
+    keys, data = keys and expand_home(keys, "--keys"), data and expand_home(data, "--data")
+    results = []
+    for check in _checks(server, client, keys, data, port):
+        results.append(check)
+        if not as_json:
+            print(one_line(check.line(WIDTH)), flush=True)
+    passed = all(check.state != FAILED for check in results)
+    if as_json:
+        print(json.dumps({"ok": passed, "checks": [asdict(check) for check in results]}, indent=2))
+    if not passed:
+        raise typer.Exit(UserError.exit_status)
+
+
+def _checks(
+    server: str | None, client: Path | None, keys: Path | None, data: Path | None, port: int | None
+) -> Iterator[Check]:
+    """Yield the results of all checks. Raises ConfigError for a malformed --server, before the first check."""
+    from ..keys.connection import address
+
+    where = address(server) if server else None
+    yield from packages()
+    yield from torch_and_cuda()
+    yield disk(Path("runs"))
+    if port is not None:
+        yield listening(port)
+    enrolment = None
+    if client:
+        from ..keys.enrolment import Enrolment
+
+        try:
+            enrolment = Enrolment.read(client)
+        except KeysError as error:
+            yield refused("client", error)
+        else:
+            yield from enrolment_file(client, enrolment, keys or KEYS)
+    if keys:
+        yield from keys_folder(keys, enrolment)
+    if not where and enrolment and enrolment.server:
+        where = address(enrolment.server, f"'server' in {client}")
+    if where:
+        yield from reachable(where, enrolment, keys)
+    if data:
+        yield from data_folder(data)
+
+
+def _default_enrolment() -> Path | None:
+    """Return the path of this machine's enrolment file, None if there is none and FEDCOMP_ENROLMENT names none."""
+    from ..keys.enrolment import VARIABLE, default_enrolment
+
+    path = default_enrolment()
+    return path if path.exists() or os.environ.get(VARIABLE) else None
+
+
+def packages() -> Iterator[Check]:
+    """Check the versions of Python, flwr and other packages against fedcomp's requirements."""
+    from importlib import metadata
+
+    from packaging.requirements import Requirement
+    from packaging.specifiers import SpecifierSet
+
+    try:
+        about = metadata.metadata("fedcomp")
+    except metadata.PackageNotFoundError:
+        found = "fedcomp runs from its sources and is not installed"
+        yield Check("packages", SKIPPED, found, "install it with: pip install .")
+        return
+    required, version = SpecifierSet(about["Requires-Python"] or ""), platform.python_version()
+    if required.contains(version, prereleases=True):
+        yield ok("python", version)
+    else:
+        fix = f"make an environment with Python {required}"
+        yield failed("python", f"{version}, but {required} is required", fix)
+    requirements = [Requirement(line) for line in about.get_all("Requires-Dist") or []]
+    requirements = [r for r in requirements if r.marker is None or r.marker.evaluate({"extra": ""})]
+    all_fit = True
+    for one in sorted(requirements, key=lambda one: one.name != "flwr"):
+        try:
+            version = metadata.version(one.name)
+            fits = one.specifier.contains(version, prereleases=True)
+        except metadata.PackageNotFoundError:
+            version, fits = "not installed", False
+        all_fit &= fits
+        if not fits:
+            fix = f"pip install '{one.name}{one.specifier}'"
+            yield failed(one.name, f"{version}, but {one.specifier} is required", fix)
+        elif one.name == "flwr":
+            yield ok("flwr", f"{version}, within {one.specifier}")
+    if all_fit:
+        names = ", ".join(one.name for one in requirements)
+        yield ok("packages", f"{len(requirements)} as required: {names}")
+
+
+def torch_and_cuda() -> Iterator[Check]:
+    try:
+        import torch
+    except Exception as error:  # an OSError for a missing library, anything for a broken package
+        found = f"cannot be imported ({type(error).__name__}: {error})"
+        yield failed("torch", found, "install it again with: pip install --force-reinstall torch")
+        return
+    yield ok("torch", torch.__version__)
+    if torch.cuda.is_available():
+        names = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+        yield ok("cuda", f"{len(names)} device{'s' * (len(names) > 1)}: {', '.join(names)}")
+    elif not Path("/dev/nvidia0").exists():
+        yield Check("cuda", SKIPPED, "this machine has no GPU; runs use the CPU")
+    else:
+        built = torch.version.cuda is not None
+        why = "cannot use it" if built else "is built without CUDA"
+        fix = "update NVIDIA's driver" if built else "install torch's CUDA build"
+        found = f"this machine has a GPU, but torch {torch.__version__} {why}"
+        yield failed("cuda", found, f"{fix}, or run with --device cpu")
+    yield threads(torch.get_num_threads(), cores())
+
+
+def cores(limit: Path = Path("/sys/fs/cgroup/cpu.max")) -> int:
+    """Return how many cores this process may use: its CPU affinity, limited by its container's CPU quota."""
+    by_affinity = hasattr(os, "sched_getaffinity")
+    bound = len(os.sched_getaffinity(0)) if by_affinity else os.cpu_count() or 1
+    with suppress(OSError, ValueError):
+        quota, period = map(int, limit.read_text().split())  # "max" is not a number: no limit
+        bound = min(bound, max(1, -(-quota // period)))
+    return bound
+
+
+def threads(count: int, usable: int) -> Check:
+    found = f"{count} on {usable} core{'s' * (usable > 1)}"
+    if count <= usable:
+        return ok("threads", found)
+    return failed("threads", f"{found}, which slows every step", f"set OMP_NUM_THREADS={usable}")
+
+
+def disk(runs: Path) -> Check:
+    """Check that the default folder of runs can be written and that its disk has free space."""
+    place = runs.absolute()
+    while not place.exists():
+        place = place.parent
+    free = shutil.disk_usage(place).free
+    if not place.is_dir() or not os.access(place, os.W_OK | os.X_OK):
+        return failed("disk", f"{place} cannot be written", "work in another folder, or give --out")
+    found = f"{human_bytes(free)} free in {place}"
+    if free >= MIN_FREE_BYTES:
+        return ok("disk", found)
+    return failed("disk", found, f"free {human_bytes(MIN_FREE_BYTES)}, or give --out elsewhere")
+
+
+def listening(port: int) -> Check:
+    """Check that a server can listen on a port on every address of this"""
+    what = f"port {port}"
+    for family, everywhere in ((socket.AF_INET, "0.0.0.0"), (socket.AF_INET6, "::")):
+        try:
+            with socket.socket(family, socket.SOCK_STREAM) as trial:
+                # As servers do: a port that was closed just now is free.
+                trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                if family == socket.AF_INET6:
+                    trial.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+                trial.bind((everywhere, port))
+                trial.listen(1)
+        except PermissionError:
+            fix = "give --port with a number from 1024"
+            return failed(what, "this user may not listen there", fix)
+        except OSError as error:
+            if family == socket.AF_INET6 and error.errno != errno.EADDRINUSE:
+                continue  # a machine without IPv6
+            found = f"another process listens there ({error.strerror})"
+            fix = f"stop what ss -ltnp 'sport = :{port}' shows, or give --port with another number"
+            return failed(what, found, fix)
+    return ok(what, "free")
+
+
+def data_folder(folder: Path) -> Iterator[Check]:
+    """Load each built-in task with its data in a folder. A missing set is skipped if the folder has another one."""
+    from ..tasks import available_tasks, load
+
+    checks: dict[str, Check] = {}
+    for name in available_tasks():
+        if name != "digits":
+            try:
+                task = load(name, folder)
+                train, test = len(task.train()), len(task.test())
+                found = f"{name}: {train:,} training and {test:,} test examples"
+                checks[name] = ok("data", found)
+            except (UserError, MissingExtraError) as error:
+                checks[name] = refused("data", f"{name}: {error}")
+    none_loaded = all(check.state == FAILED for check in checks.values())
+    for name, check in checks.items():
+        if check.state == OK or none_loaded or (folder / name.partition("-")[0]).exists():
+            yield check
+        else:
+            yield Check("data", SKIPPED, f"{name}: not in {folder}")
+
+
+def enrolment_file(path: Path, enrolment: "Enrolment", keys: str | Path) -> Iterator[Check]:
+    """Check the permissions and the certificate of an enrolment file."""
+    renew = keys_command(keys, "renew", enrolment.id)
+    yield ok("client", f"{path} is valid: client {enrolment.id}")
+    yield private(path, "client file")
+    yield validity(
+        "client certificate", enrolment.leaf, f"on the server: {renew}, then copy the new file"
+    )
+
+
+def keys_folder(folder: Path, enrolment: "Enrolment | None") -> Iterator[Check]:
+    """Check the CA, the server's certificate, the registry and its enrolment files, and whether the registry accepts `enrolment`."""
+    from ..keys import key_folder as keys
+    from ..keys.certificates import hosts_of, parse_certificate, read_certificate
+    from ..keys.enrolment import utc_now
+
+    try:
+        registry = keys.read_registry(folder)
+        ca, certificate = read_certificate(folder / keys.CA_CRT), keys.check_server_files(folder)
+    except KeysError as error:
+        yield refused("keys", error)
+        return
+    remedy = "make new keys in another folder: fedcomp keys init --out DIR --clients N"
+    yield validity("ca", ca, remedy)
+    hosts = f"for {', '.join(hosts_of(certificate))}, "
+    yield validity("certificate", certificate, keys_command(folder, "renew", "server"), hosts)
+    for name in (keys.CA_KEY, keys.SERVER_KEY):
+        if (folder / name).exists():
+            yield private(folder / name, name)
+    if not registry.entries and any((folder / keys.CLIENTS).glob("*.toml")):
+        yield failed(
+            "registry",
+            f"{registry.path} has no clients, but there are enrolment files",
+            "restore it from a copy; without one, make new keys in another folder",
+        )
+        return
+    now = utc_now()
+    yield keys_of(folder, keys.CLIENTS, registry.entries, now)
+    yield files_of(folder, keys.CLIENTS, registry.entries)
+    if registry.relays:
+        yield keys_of(folder, keys.RELAYS, registry.relays, now)
+        yield files_of(folder, keys.RELAYS, registry.relays)
+    if enrolment is not None:
+        problem = registry.reason_of_hash(enrolment.key_hash)
+        id = registry.id_of_hash(enrolment.key_hash)
+        copy = f"copy {keys.CLIENTS}/{id}.toml again"
+        if problem:
+            yield refused("enrolled", problem)
+        elif id != enrolment.id:
+            found = f"the registry has its key for client {id}"
+            yield failed("enrolled", f"{found}, but its file has the id {enrolment.id}", copy)
+        elif parse_certificate(enrolment.ca) != ca:
+            found = f"client {enrolment.id} is accepted, but it trusts another CA"
+            yield failed("enrolled", found, copy)
+        else:
+            yield ok("enrolled", f"client {enrolment.id} is accepted")
+
+
+def keys_of(folder: Path, place: str, entries: "tuple[Entry, ...]", now: datetime) -> Check:
+    """Check that no key of the clients or the relays in the registry has expired. `place`: "clients" or "relays"."""
+    counts = {"accepted": sum(not entry.refusal(now) for entry in entries)}
+    counts["revoked"] = sum(entry.state == "revoked" for entry in entries)
+    counts["expired"] = len(entries) - sum(counts.values())
+    text = ", ".join(f"{count} {state}" for state, count in counts.items() if count) or "none"
+    if counts["expired"]:
+        return failed("registry", f"{place}: {text}", keys_command(folder, "renew"))
+    return ok("registry", f"{place}: {text}")
+
+
+def files_of(folder: Path, place: str, entries: "tuple[Entry, ...]") -> Check:
+    """Check that the enrolment files in `place` match the registry and are private. Files that were removed are not needed."""
+    from ..keys.enrolment import Enrolment, openssh
+
+    paths = {path.stem: path for path in sorted((folder / place).glob("*.toml"))}
+    n_files = 0
+    for entry in entries:
+        path = paths.pop(str(entry.id), None)
+        if path is None:
+            continue  # copied to its device and deleted
+        n_files += 1
+        renew = keys_command(folder, "renew", entry.holder)
+        try:
+            enrolment = Enrolment.read(path)
+        except KeysError as error:
+            return refused("files", str(error).rpartition(";")[0] + f"; {renew}")
+        if (enrolment.id, openssh(enrolment.pair[1])) != (entry.id, entry.public_key):
+            return failed("files", f"{path} does not match the registry's {entry.name}", renew)
+        if (checked := private(path, "files")).state == FAILED:
+            return checked
+    for path in paths.values():
+        more = keys_command(folder, "add", *["--relay", "--host", "HOST"] * (place == "relays"))
+        found = f"{path} belongs to none of the {place} in the registry"
+        return failed("files", found, f"delete it; {more} makes new ones")
+    found = f"{n_files} of {len(entries)} enrolment files in {place}"
+    return ok("files", f"{found} are present and match the registry")
+
+
+def private(path: Path, what: str) -> Check:
+    """Check that only its owner can read a file."""
+    if (mode := stat.S_IMODE(path.stat().st_mode)) & 0o077:
+        found = f"{path} can be read by other users (mode {mode:03o})"
+        return failed(what, found, f"chmod 600 {path}")
+    return ok(what, f"{path} can be read only by its owner")
+
+
+def validity(what: str, certificate: "x509.Certificate", remedy: str, before: str = "") -> Check:
+    """Check that a certificate is valid now. If its validity has not begun, this machine's clock is slow."""
+    from ..keys.enrolment import format_time, utc_now
+
+    now = utc_now()
+    begins, ends = certificate.not_valid_before_utc, certificate.not_valid_after_utc
+    clock = f"and it is {format_time(now)} by this machine's clock"
+    if now < begins:
+        fix = "set the clock by NTP: timedatectl set-ntp true"
+        return failed(what, f"{before}begins on {format_time(begins)}, {clock}", fix)
+    if now >= ends:
+        fix = f"correct the clock if it is wrong, else {remedy}"
+        return failed(what, f"{before}ended on {format_time(ends)}, {clock}", fix)
+    found = f"{before}valid until {format_time(ends)}, {days_left(ends, now)} days"
+    return ok(what, found, f"renew it soon, {remedy}" if ends - now < RENEW_TIME else "")
+
+
+def reachable(
+    where: tuple[str, int], enrolment: "Enrolment | None", keys: Path | None
+) -> Iterator[Check]:
+    """Connect to a server with an enrolment, else with the CA of the folder of keys, and check the server's certificate."""
+    from ..keys.connection import contact, join_address
+
+    name = join_address(*where)
+    trust: Enrolment | str | None = enrolment
+    if trust is None and keys:
+        with suppress(OSError, ValueError):
+            trust = (keys / "ca.crt").read_text(encoding="ascii")
+    try:
+        server = contact(*where, trust, TIMEOUT_S)
+    except (KeysError, UnreachableError) as error:
+        if trust is None and isinstance(error, UnreachableError) and error.cause == "tls":
+            found = f"{name} has a certificate that was not checked"
+            yield Check("server", SKIPPED, found, "give --client FILE or --keys DIR")
+        else:
+            yield refused("server", error)
+        return
+    without = "" if server.certificate else ", without TLS"
+    yield ok("server", f"{name} answers{without}, {1000 * server.seconds:.0f} ms")
+    if server.certificate:
+        renew = keys_command(keys or KEYS, "renew", "server")
+        yield validity("server certificate", server.certificate, f"on the server: {renew}")
