@@ -1,12 +1,14 @@
 """SparseLoCo against DiLoCo: a causal transformer on the characters of Shakespeare, 4 clients, 30 AdamW steps a round.
 
-    FEDCOMP_DATA=DIR python benchmarks/char_transformer.py [--rounds 8] [--seeds 3] [--minutes 8] [--out runs/char-transformer]
+    FEDCOMP_DATA=DIR python benchmarks/char_transformer.py [--rounds 8] [--seeds 3] [--pretraining STEPS] [--minutes 8]
+        [--out runs/char-transformer]
 
 Sarfi, Thérien, Lidin, Belilovsky: Communication efficient LLM pre-training with SparseLoCo. arXiv:2508.15706, 2025. Douillard et al.:
 DiLoCo. arXiv:2311.08105, 2023. The text is cut into windows of 80 characters (fedcomp/tasks/shakespeare.py), which are divided at random
-among the clients. Both start from the same weights and have the same batches in each seed. The tables have the loss on part of the test
-windows after each round, and the bytes that a client sends. After `--minutes`, a run stops at a checkpoint; the next call continues it.
-Finished runs are not repeated.
+among the clients. Both start from the same weights and have the same batches in each seed. As in the DiLoCo paper, these weights are
+pre-trained; `--pretraining 0` starts from random ones. The tables have the loss on part of the test windows before and after the rounds,
+and the bytes that a client sends. After `--minutes`, a run stops at a checkpoint; the next call continues it. Finished runs are not
+repeated.
 """
 
 import argparse
@@ -16,6 +18,7 @@ from functools import partial
 from pathlib import Path
 
 import torch
+from safetensors.torch import load_model, save_model
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -28,7 +31,7 @@ OPTIONS = {
     "clients": 4,
     "participation": 1.0,
     "strategy": "average",
-    "optimizer": "adamw:lr=1e-3",
+    "optimizer": "adamw:lr=3e-4",
     "optimizer_state": "kept",
     "local_steps": 30,
     "batch_size": 4,
@@ -91,6 +94,32 @@ def windows(split: str) -> tuple[Tensor, Tensor]:
     return data.inputs[::step], data.targets[::step]
 
 
+def pretrained(file: Path, steps: int) -> CharacterTransformer:
+    """Return a model that was trained on the training windows, with its weights in `file`."""
+    torch.manual_seed(0)
+    model = CharacterTransformer()
+    if not file.exists():
+        inputs, targets = windows("train")
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+        schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 1e-3, total_steps=steps)
+        for _ in range(steps):
+            rows = torch.randint(len(inputs), (8,))
+            optimizer.zero_grad()
+            shakespeare.loss(model(inputs[rows]), targets[rows]).backward()
+            optimizer.step()
+            schedule.step()
+        file.parent.mkdir(parents=True, exist_ok=True)
+        save_model(model, str(file))
+    load_model(model, file)
+    return model
+
+
+@torch.no_grad()
+def test_loss(model: nn.Module) -> float:
+    inputs, targets = windows("test")
+    return shakespeare.loss(model.eval()(inputs), targets).item()
+
+
 def trained(
     task: fedcomp.Task, out: Path, rounds: int, stop: float, options: dict[str, object]
 ) -> fedcomp.Run:
@@ -118,6 +147,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--rounds", type=int, default=8)
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--pretraining", type=int, default=300, metavar="STEPS")
     parser.add_argument("--minutes", type=float, default=0, help="stop after; 0 = when done")
     parser.add_argument("--out", type=Path, default=Path("runs/char-transformer"))
     args = parser.parse_args()
@@ -129,11 +159,17 @@ def main() -> None:
         test=partial(windows, "test"),
         loss=shakespeare.loss,
     )
+    start = {}
+    if args.pretraining:
+        file = args.out / f"pretrained-{args.pretraining}.safetensors"
+        begin, loss = time.monotonic(), test_loss(pretrained(file, args.pretraining))
+        start = {"init": str(file)}
+        print(f"pre-trained in {time.monotonic() - begin:.0f} s: loss {loss:.3f}", flush=True)
     print(f"{sum(p.numel() for p in CharacterTransformer().parameters()):,} parameters")
     runs: dict[tuple[str, int], fedcomp.Run] = {}
     for seed in range(args.seeds):
         for name, options in METHODS.items():
-            folder, options = args.out / f"{name}-{seed}", options | {"seed": seed}
+            folder, options = args.out / f"{name}-{seed}", options | start | {"seed": seed}
             runs[name, seed] = trained(task, folder, args.rounds, stop, options)
             if len(runs[name, seed].records) < args.rounds:
                 print(f"stopped after {args.minutes:g} minutes; run again to continue")

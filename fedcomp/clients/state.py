@@ -16,7 +16,7 @@ from torch import Tensor
 from ..errors import CheckpointError, ConfigError
 from ..memories import Memory
 from ..messages import compact_json
-from . import nested_state
+from ..training import nested_state
 
 BUFFERS, TRAINING = "buffers", "training"  # names in the record
 MOMENTUM = "local-momentum"  # name of a vector

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..clients import nested_state
 from ..tasks.data import Data, Examples, map_tensors
+from ..training import nested_state
 from ..training.engine import Job, JobResult
 from ..training.traces import Traces
 

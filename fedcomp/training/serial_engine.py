@@ -11,7 +11,6 @@ from torch import Tensor, nn
 
 from .. import seeds
 from ..layout import Layout
-from ..local_optimizer import read as read_optimizer
 from ..schedules import RATE, OptionSchedule
 from ..tasks.base import Task, predictions
 from ..tasks.data import Batch, Examples
@@ -20,6 +19,7 @@ from .channels import NOT_CONTIGUOUS, channels_may_be_last, set_memory_format
 from .devices import seeded_torch
 from .engine import ClientEngine, Job, JobResult, LocalUpdate
 from .local_sgd import LocalSGD, Tensors, descend, proximal_anchors
+from .optimizers import make_optimizer
 from .pooled_convolution import fused
 from .traces import Traces
 
@@ -82,14 +82,7 @@ class OptimizerSteps:
     ):
         self.layout, self.parameters, self.sgd = layout, parameters, sgd
         self.traces, self.anchors = traces, anchors
-        if task.optimizer is not None:
-            self.optimizer = task.optimizer(parameters)
-            for group in self.optimizer.param_groups:
-                group["lr"] *= sgd.lr_multiple
-        else:
-            self.optimizer = read_optimizer(sgd.optimizer).make(
-                parameters, sgd.lr, sgd.momentum, sgd.weight_decay
-            )
+        self.optimizer = make_optimizer(task, parameters, sgd)
         if state:
             groups = self.optimizer.state_dict()["param_groups"]
             own = {"state": copy.deepcopy(state), "param_groups": groups}

@@ -7,10 +7,10 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from fedcomp import Data, Task
-from fedcomp.clients import nested_state
 from fedcomp.errors import TaskError
 from fedcomp.layout import Layout
 from fedcomp.tasks import initial_model
+from fedcomp.training import nested_state
 from fedcomp.training.local_sgd import LocalSGD
 from fedcomp.training.sequential import client_engine
 
@@ -93,9 +93,13 @@ def test_what_the_loop_draws_depends_on_the_round_alone():
     ("returned", "said"),
     [
         (None, "train_fn returned NoneType"),
-        ({"examples": 3}, "train_fn returned a dict without it"),
+        (
+            {"examples": 3},
+            r"train_fn returned a dict with the keys \[examples\]; return a dict with at least 'loss'",
+        ),
         ({"loss": "low"}, "train_fn returned a str for 'loss'"),
         ({"loss": 1.0, "curve": [1, 2]}, "train_fn returned a list for 'curve'"),
+        ({"loss": 1.0, "examples": 0}, "train_fn returned 0 examples; return a number from 1"),
     ],
 )
 def test_a_loop_that_returns_something_else_is_a_sentence(returned, said):
@@ -106,6 +110,55 @@ def test_a_loop_that_returns_something_else_is_a_sentence(returned, said):
 def test_state_that_cannot_be_stored_is_a_sentence():
     with pytest.raises(TaskError, match="the state to keep contains a Layout"):
         nested_state.pack({"layout": Layout.flat(3)})
+
+    def train(model, data, round):
+        round.state["last"] = [Layout.flat(3)]
+        return {"loss": 1.0}
+
+    with pytest.raises(TaskError, match="the state to keep contains a Layout"):
+        run(train)
+
+
+def freeze(model):
+    model.requires_grad_(False)
+
+
+def convert(model):
+    model.half()
+
+
+def replace(model):
+    model[0].weight = nn.Parameter(torch.ones(3, 2))
+
+
+def reshape(model):
+    model[0].weight = nn.Parameter(torch.ones(4, 2))
+
+
+@pytest.mark.parametrize("change", [freeze, convert, replace, reshape])
+def test_what_a_loop_does_to_parameters_does_not_reach_the_next_client(change):
+    def train(model, data, round):
+        if round.client == 1:
+            change(model)
+        else:
+            model[0](torch.ones(1, 2)).sum().backward()
+            with torch.no_grad():
+                model[0].weight += model[0].weight.grad
+        return {"loss": 1.0}
+
+    task = Task("own", network, DATA, DATA, train_fn=train)
+    model = initial_model(task, 0)
+    layout = Layout.of(model)
+    alone = client_engine(task, initial_model(task, 0), layout, "cpu")
+    engine = client_engine(task, model, layout, "cpu")
+    start, batches = torch.linspace(-1, 1, layout.numel), [np.array([1])]
+    try:
+        engine.train(start, DATA, batches, LocalSGD(), client=1)
+    except RuntimeError:
+        assert change is reshape
+    after = engine.train(start, DATA, batches, LocalSGD(), client=2).update
+    assert torch.equal(after, alone.train(start, DATA, batches, LocalSGD(), client=2).update)
+    assert after.any()
 
 
 def test_nested_values_come_back_as_they_were():

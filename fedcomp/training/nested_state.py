@@ -20,6 +20,19 @@ def pack(value: Any) -> bytes:
     return tree.encode() + b"\n" + save_tensors(tensors)
 
 
+def check(value: Any) -> None:
+    """Raise TaskError for a value that `pack` cannot pack."""
+    if isinstance(value, dict):
+        check([*value.keys(), *value.values()])
+    elif isinstance(value, list | tuple):
+        for part in value:
+            check(part)
+    elif not isinstance(value, Tensor | bool | int | float | str | None):
+        raise TaskError(
+            f"the state to keep contains a {type(value).__name__}; use tensors, numbers, strings, and dicts and lists of them"
+        )
+
+
 def unpack(packed: bytes) -> Any:
     """Return the value that `pack` packed. Raises ValueError, KeyError or TypeError for other bytes."""
     tree, _, tensors = packed.partition(b"\n")
@@ -36,11 +49,8 @@ def _tree(value: Any, tensors: dict[str, Tensor]) -> Any:
     if isinstance(value, list | tuple):
         kind = "list" if isinstance(value, list) else "tuple"
         return {kind: [_tree(part, tensors) for part in value]}
-    if value is None or isinstance(value, bool | int | float | str):
-        return value
-    raise TaskError(
-        f"the state to keep contains a {type(value).__name__}; use tensors, numbers, strings, and dicts and lists of them"
-    )
+    check(value)
+    return value
 
 
 def _value(tree: Any, tensors: dict[str, Tensor]) -> Any:
