@@ -46,6 +46,11 @@ def test_every_example_is_run_here():
     ] == []
 
 
+def test_every_example_has_fewer_than_60_lines():
+    lines = {path.name: len(path.read_text().splitlines()) for path in EXAMPLES.glob("*.py")}
+    assert {name: count for name, count in lines.items() if count >= 60} == {}
+
+
 def test_a_model_of_ones_own(printed, tmp_path):
     out = printed("own_model.py")
     found = {
