@@ -1,12 +1,15 @@
 """SparseLoCo against DiLoCo: a causal transformer on the characters of Shakespeare, 4 clients, 30 AdamW steps a round.
 
-    FEDCOMP_DATA=DIR python benchmarks/char_transformer.py [--rounds 8] [--seeds 3] [--minutes 8] [--out runs/char-transformer]
+    FEDCOMP_DATA=DIR python benchmarks/char_transformer.py [--rounds 8] [--seeds 3] [--outer-lr 7]
+        [--pretraining 300] [--minutes 8] [--out runs/char-transformer]
 
 Sarfi, Thérien, Lidin, Belilovsky: Communication efficient LLM pre-training with SparseLoCo. arXiv:2508.15706, 2025. Douillard et al.:
 DiLoCo. arXiv:2311.08105, 2023. The text is cut into windows of 80 characters (fedcomp/tasks/shakespeare.py), which are divided at random
-among the clients. Both start from the same weights and have the same batches in each seed. The tables have the loss on part of the test
-windows after each round, and the bytes that a client sends. After `--minutes`, a run stops at a checkpoint; the next call continues it.
-Finished runs are not repeated.
+among the clients. In each seed both methods start from the same pre-trained weights, as in the DiLoCo paper, and have the same batches;
+`--pretraining 0` starts from random weights. SparseLoCo has no momentum. Its outer learning rate is that which DiLoCo's reaches over many
+rounds, 0.7 / (1 − 0.9) = 7; `--outer-lr 1` is that of the SparseLoCo paper, for long runs. The program prints the loss on part of the test
+windows after pre-training and after each round, and the bytes that a client sends. After `--minutes`, a run stops at a checkpoint; the
+next call continues it. Finished runs are not repeated.
 """
 
 import argparse
@@ -16,6 +19,7 @@ from functools import partial
 from pathlib import Path
 
 import torch
+from safetensors.torch import load_model, save_model
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -28,7 +32,7 @@ OPTIONS = {
     "clients": 4,
     "participation": 1.0,
     "strategy": "average",
-    "optimizer": "adamw:lr=1e-3",
+    "optimizer": "adamw:lr=3e-4",
     "optimizer_state": "kept",
     "local_steps": 30,
     "batch_size": 4,
@@ -91,6 +95,32 @@ def windows(split: str) -> tuple[Tensor, Tensor]:
     return data.inputs[::step], data.targets[::step]
 
 
+def pretrained(file: Path, steps: int) -> CharacterTransformer:
+    """Return a model that was trained on the training windows, with its weights in `file`."""
+    torch.manual_seed(0)
+    model = CharacterTransformer()
+    if not file.exists():
+        inputs, targets = windows("train")
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+        schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 1e-3, total_steps=steps)
+        for _ in range(steps):
+            rows = torch.randint(len(inputs), (8,))
+            optimizer.zero_grad()
+            shakespeare.loss(model(inputs[rows]), targets[rows]).backward()
+            optimizer.step()
+            schedule.step()
+        file.parent.mkdir(parents=True, exist_ok=True)
+        save_model(model, str(file))
+    load_model(model, file)
+    return model
+
+
+@torch.no_grad()
+def test_loss(model: nn.Module) -> float:
+    inputs, targets = windows("test")
+    return shakespeare.loss(model.eval()(inputs), targets).item()
+
+
 def trained(
     task: fedcomp.Task, out: Path, rounds: int, stop: float, options: dict[str, object]
 ) -> fedcomp.Run:
@@ -118,6 +148,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--rounds", type=int, default=8)
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--outer-lr", type=float, default=7.0, help="that of SparseLoCo")
+    parser.add_argument("--pretraining", type=int, default=300, metavar="STEPS")
     parser.add_argument("--minutes", type=float, default=0, help="stop after; 0 = when done")
     parser.add_argument("--out", type=Path, default=Path("runs/char-transformer"))
     args = parser.parse_args()
@@ -129,11 +161,18 @@ def main() -> None:
         test=partial(windows, "test"),
         loss=shakespeare.loss,
     )
+    METHODS["SparseLoCo"]["server_lr"] = args.outer_lr
+    start = {}
+    if args.pretraining:
+        file = args.out / f"pretrained-{args.pretraining}.safetensors"
+        begin, loss = time.monotonic(), test_loss(pretrained(file, args.pretraining))
+        start = {"init": str(file)}
+        print(f"pre-trained in {time.monotonic() - begin:.0f} s: loss {loss:.3f}", flush=True)
     print(f"{sum(p.numel() for p in CharacterTransformer().parameters()):,} parameters")
     runs: dict[tuple[str, int], fedcomp.Run] = {}
     for seed in range(args.seeds):
         for name, options in METHODS.items():
-            folder, options = args.out / f"{name}-{seed}", options | {"seed": seed}
+            folder, options = args.out / f"{name}-{seed}", options | start | {"seed": seed}
             runs[name, seed] = trained(task, folder, args.rounds, stop, options)
             if len(runs[name, seed].records) < args.rounds:
                 print(f"stopped after {args.minutes:g} minutes; run again to continue")

@@ -48,7 +48,7 @@ def main() -> None:
         train_fn=train,
     )
     run = fedcomp.simulate(
-        task, clients=20, participation=0.5, rounds=25, uplink="topk:density=10%", progress=False
+        task, clients=20, participation=0.5, rounds=40, uplink="topk:density=10%", progress=False
     )
     print(f"accuracy {run.accuracy:.1%}, {run.metrics['uplink_bytes'].sum():,.0f} bytes up")
 

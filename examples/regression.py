@@ -39,29 +39,18 @@ def main() -> None:
         accuracy=None,
         metrics={"absolute_error": absolute_error},
     )
-    run = fedcomp.simulate(
-        task,
-        clients=20,
-        participation=0.3,
-        rounds=40,
-        lr=0.02,
-        uplink="stc:density=5%",
-        eval_every=10,
-        progress=False,
-    )
+    options = {"clients": 20, "participation": 0.3, "rounds": 40, "eval_every": 10}
+    run = fedcomp.simulate(task, lr=0.02, uplink="stc:density=5%", progress=False, **options)
 
     print(f"{'round':>5}{'loss':>8}{'error':>8}{'up so far':>11}")
     sent = run.metrics["uplink_bytes"].cumsum()
     for i in np.flatnonzero(~np.isnan(run.metrics["loss"])):
+        number, loss = run.metrics["round"][i], run.metrics["loss"][i]
         error = scale * run.metrics["absolute_error"][i]
-        print(
-            f"{run.metrics['round'][i]:>5.0f}{run.metrics['loss'][i]:>8.3f}{error:>8.1f}{sent[i]:>9,.0f} B"
-        )
+        print(f"{number:>5.0f}{loss:>8.3f}{error:>8.1f}{sent[i]:>9,.0f} B")
     with torch.no_grad():
-        first = (
-            run.model()(torch.tensor(inputs[test[:1]], dtype=torch.float32)).item() * scale
-            + progression[train].mean()
-        )
+        first = run.model()(torch.tensor(inputs[test[:1]], dtype=torch.float32)).item()
+    first = first * scale + progression[train].mean()
     print(f"the first test patient: {progression[test[0]]:.0f} measured, {first:.0f} predicted")
 
 

@@ -160,9 +160,10 @@ def closest(name: str, known: Iterable[str]) -> str | None:
             return ours
     cutoff = SIMILAR if len(name) > 4 else SIMILAR_SHORT
     similar = difflib.get_close_matches(name, known, n=1, cutoff=cutoff)
+    same = [other for other in known if other.lower() == name.lower()]
     transposed = [other for other in known if sorted(other) == sorted(name)]
     completed = [other for other in known if len(name) >= MIN_PREFIX and other.startswith(name)]
-    return next(iter([*similar, *transposed, *completed]), None)
+    return next(iter([*same, *similar, *transposed, *completed]), None)
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

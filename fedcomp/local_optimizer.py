@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 SGD = "sgd"
 SGD_LR = 0.05
 SGD_OPTIONS = ("momentum", "weight_decay")  # options of sgd that are also flags
+DIFFERENTIABLE = (
+    "differentiable"  # an option that training cannot use: it needs the graph of a step
+)
 UNSUPPORTED = {
     "lbfgs": "evaluates the loss several times a step",
     "sparseadam": "takes sparse gradients only",
@@ -93,7 +96,10 @@ def _value(name: str, key: str, raw: str) -> Any:
     """Return the value of an option, converted to the type of the argument's default."""
     arguments = _arguments(name)
     known = [a for a, p in arguments.items() if isinstance(p.default, int | float | None)]
+    known = [a for a in known if a != DIFFERENTIABLE]
     known += ["beta1", "beta2"] if "betas" in arguments else []
+    if key == "betas" in arguments:
+        raise SpecError(f"optimizer '{name}' takes betas as two options; give beta1=0.9,beta2=0.95")
     if key not in known:
         raise SpecError(f"optimizer '{name}' has no option '{key}'; {nearest(key, known)}")
     if key in arguments and (isinstance(arguments[key].default, bool) or raw in ("true", "false")):

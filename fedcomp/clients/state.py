@@ -13,9 +13,10 @@ from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
 from torch import Tensor
 
-from ..errors import CheckpointError, ConfigError, TaskError
+from ..errors import CheckpointError, ConfigError
 from ..memories import Memory
 from ..messages import compact_json
+from ..training import nested_state
 
 BUFFERS, TRAINING = "buffers", "training"  # names in the record
 MOMENTUM = "local-momentum"  # name of a vector
@@ -58,7 +59,7 @@ class ClientState:
             buffers = {key: value.cpu().contiguous() for key, value in self.buffers.items()}
             values[BUFFERS] = save_tensors(buffers)
         if self.training:
-            values[TRAINING] = pack_nested(self.training)
+            values[TRAINING] = nested_state.pack(self.training)
         record = {
             "version": self.version,
             "ticket": self.ticket,
@@ -98,55 +99,10 @@ class ClientState:
                 fields["ticket"],
                 load_tensors(buffers) if buffers else None,
                 momentum,
-                unpack_nested(training) if training else None,
+                nested_state.unpack(training) if training else None,
                 fields["after"],
             )
         except (ValueError, KeyError, TypeError, AttributeError, ConfigError) as error:
             raise CheckpointError(
                 f"the state of {name} in the checkpoint is damaged; start a new run"
             ) from error
-
-
-def pack_nested(value: Any) -> bytes:
-    """Return nested dicts, lists and tuples of tensors, numbers and strings as bytes: JSON, followed by the tensors as safetensors.
-
-    Raises TaskError for values of other types, which a device cannot store.
-    """
-    tensors: dict[str, Tensor] = {}
-    tree = json.dumps(_tree(value, tensors), separators=(",", ":"))
-    return tree.encode() + b"\n" + save_tensors(tensors)
-
-
-def unpack_nested(packed: bytes) -> Any:
-    """Return the value that `pack_nested` packed. Raises ValueError, KeyError or TypeError for other bytes."""
-    tree, _, tensors = packed.partition(b"\n")
-    return _value(json.loads(tree), load_tensors(tensors))
-
-
-def _tree(value: Any, tensors: dict[str, Tensor]) -> Any:
-    if isinstance(value, Tensor):
-        name = str(len(tensors))
-        tensors[name] = value.detach().cpu().contiguous().clone()
-        return {"tensor": name}
-    if isinstance(value, dict):
-        return {"dict": [[_tree(k, tensors), _tree(v, tensors)] for k, v in value.items()]}
-    if isinstance(value, list | tuple):
-        kind = "list" if isinstance(value, list) else "tuple"
-        return {kind: [_tree(part, tensors) for part in value]}
-    if value is None or isinstance(value, bool | int | float | str):
-        return value
-    raise TaskError(
-        f"the state to keep contains a {type(value).__name__}; use tensors, numbers, strings, and dicts and lists of them"
-    )
-
-
-def _value(tree: Any, tensors: dict[str, Tensor]) -> Any:
-    if not isinstance(tree, dict):
-        return tree
-    ((kind, content),) = tree.items()
-    if kind == "tensor":
-        return tensors[content]
-    if kind == "dict":
-        return {_value(key, tensors): _value(value, tensors) for key, value in content}
-    parts = [_value(part, tensors) for part in content]
-    return parts if kind == "list" else tuple(parts)

@@ -46,6 +46,8 @@ from ..tasks.check import check, data_of, layout_of, local_data
 from ..tasks.data import Examples
 from ..tasks.partition import partition
 from ..training import devices
+from ..training.local_sgd import LocalSGD
+from ..training.optimizers import check_optimizer
 from ..transports.grpc import Credentials, GrpcTransport, PortSettings, RelayTerms
 from ..transports.relays import check as check_relays
 from ..transports.relays import inexact, inexact_warning
@@ -149,6 +151,7 @@ class Deployment:
             client_memory = memory(config.memory, self.strategy.uplink, layout.numel, layout)
             check_relays(config, self.strategy, client_memory)
         model = initial_model(self.task, config.seed)
+        check_optimizer(self.task, model, LocalSGD.from_config(config))
         weights, self.model_fingerprint = self.layout.gather(model), model_fingerprint(model)
         broadcasts = Broadcasts.of(self.strategy, weights)
         start_from(config, self.folder, self.task, self.strategy, broadcasts)

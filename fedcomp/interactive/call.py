@@ -43,12 +43,15 @@ def simulate(
     """Run a simulation, or continue the one in `out` with `resume=True`, and read it back.
 
     `task` is a Task, a built-in name, or path/file.py:name; of a resumed run, None is the task of its options. `options` are the fields
-    of RunConfig by name, those of `fedcomp sim`, in Python types: a codec object, a Path, a torch.device. None
-    means the default. `progress`: None for a display that suits the terminal, log or notebook, False for none, or a Callback of your own.
+    of RunConfig by name, those of `fedcomp sim`, in Python types: a codec object, a Path, a torch.device. None means the default.
+    `optimizer` may also be a function, as that of a Task. `progress`: None for a display that suits the terminal, log or notebook, False
+    for none, or a Callback of your own.
 
     Works in a running event loop and in any thread; runs of several threads wait for each other. Raises UserError for invalid options,
     other errors of fedcomp for failures, and never SystemExit. The message of a KeyboardInterrupt says how to continue the run.
     """
+    if callable(options.get("optimizer")):
+        task = _with_optimizer(task, options.pop("optimizer"))
     config = run_config(task, options)
     task_object = task if isinstance(task, Task) else None
     with _RUN_LOCK, open_display(progress) as (callback, display):
@@ -105,6 +108,14 @@ def _converted(name: str, value: Any) -> Any:
     if kind is int and isinstance(value, float) and value.is_integer():
         return int(value)
     return value
+
+
+def _with_optimizer(task: str | Task | None, optimizer: Any) -> Task:
+    if not isinstance(task, Task):
+        raise ConfigError(
+            "optimizer is a function; give it to the task: Task(…, optimizer=function)"
+        )
+    return dataclasses.replace(task, optimizer=optimizer)
 
 
 def _interrupt_message(display: RunDisplay, task: Task | None) -> str:

@@ -150,6 +150,8 @@ class Evaluator:
         """Raise errors of the task's code as TaskError, and OutOfMemoryError when memory ran out."""
         try:
             yield
+        except TaskError as error:
+            raise TaskError(f"{error}; then --resume") from error
         except Exception as error:
             raise out_of_memory(error) or TaskError(
                 f"the evaluation of task '{self.task.name}' failed: {describe(error)}; correct the task, then --resume, or "

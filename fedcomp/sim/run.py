@@ -51,6 +51,7 @@ from ..tasks.user_errors import out_of_memory
 from ..training import devices
 from ..training.engine import Engine
 from ..training.local_sgd import LocalSGD
+from ..training.optimizers import check_optimizer
 from ..transports.inprocess import InProcessTransport
 from ..transports.relays import check as check_relays
 from ..transports.relays import inexact, inexact_warning
@@ -144,6 +145,7 @@ class PreparedRun:
         if config.clients_evaluate and self.test_shards is None:
             self.shards, self.held_out = hold_out(self.shards, config.holdout, config.seed)
         self.model = initial_model(self.task, config.seed)
+        check_optimizer(self.task, self.model, self.sgd)
         self.weights = self.layout.gather(self.model)
         self.machine = self._machine(self.model)
         self.engine_reason = engine_reason(config, self.task, self.train, self.model, self.device)

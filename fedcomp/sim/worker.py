@@ -16,13 +16,12 @@ import torch
 from torch import Tensor
 
 from ..clients.session import reason
-from ..clients.state import pack_nested, unpack_nested
 from ..config import RunConfig, data_folder
 from ..layout import Layout
 from ..tasks import initial_model, load
 from ..tasks.data import Data, Examples, map_tensors
 from ..tasks.user_errors import client_error
-from ..training import devices
+from ..training import devices, nested_state
 from ..training.engine import ClientEngine, Job, JobResult, try_job
 from ..training.local_sgd import LocalSGD
 from ..training.own_loop import client_engine
@@ -164,11 +163,11 @@ def unpacked_result(result: JobResult) -> JobResult:
 
 
 def _packed_state(state: dict[str, Any] | None) -> dict[str, Any] | None:
-    return state and {PACKED: pack_nested(state)}
+    return state and {PACKED: nested_state.pack(state)}
 
 
 def _unpacked_state(state: dict[str, Any] | None) -> dict[str, Any] | None:
-    return state and unpack_nested(state[PACKED])
+    return state and nested_state.unpack(state[PACKED])
 
 
 def _map_buffers(

@@ -24,6 +24,14 @@ MetricFunction = Callable[[Tensor, Tensor], Tensor]  # outputs, targets → a sc
 TaskFunction = TypeVar("TaskFunction", bound=Callable[..., Any])
 
 
+CALLS = {  # functions of a task and their arguments
+    "collate": "items",
+    "optimizer": "parameters",
+    "train_fn": "model, data, round",
+    "evaluate_fn": "model, data",
+}
+
+
 def share_correct(outputs: Tensor, targets: Tensor) -> Tensor:
     """Return the fraction of rows whose largest output is the target: outputs [B, C], targets [B] → scalar in 0..1."""
     return (outputs.argmax(-1) == targets).float().mean()
@@ -78,10 +86,14 @@ class Task:
                 f"task '{self.name}': metrics is of type {type(self.metrics).__name__}; give a dict, name → function of "
                 "(outputs, targets)"
             )
-        for name in ("collate", "optimizer", "train_fn", "evaluate_fn"):
+        for name, arguments in CALLS.items():
             if (value := getattr(self, name)) is not None and not callable(value):
                 raise TaskError(
                     f"task '{self.name}': {name} is of type {type(value).__name__}; give a function"
+                )
+            if value is not None and not _accepts(value, len(arguments.split(", "))):
+                raise TaskError(
+                    f"task '{self.name}': {name} cannot be called as {name}({arguments}); change its parameters"
                 )
         if isinstance(self.model, nn.Module):
             object.__setattr__(self, "model", partial(copy.deepcopy, copy.deepcopy(self.model)))
@@ -131,6 +143,17 @@ def forward_takes(model: Any, name: str) -> bool:
     cls: type = type(model)
     signature = _signature(cls)
     return name in signature or any(p.kind is p.VAR_KEYWORD for p in signature.values())
+
+
+def _accepts(function: Callable[..., Any], count: int) -> bool:
+    """Return whether a function can be called with this number of positional arguments, as far as its signature is known."""
+    try:
+        inspect.signature(function).bind(*[None] * count)
+    except ValueError:  # a built-in function without a signature
+        return True
+    except TypeError:
+        return False
+    return True
 
 
 @cache

@@ -16,8 +16,17 @@ from ..callbacks import RoundRecord
 from ..errors import ConfigError, FedcompError, TaskError
 from ..layout import Layout
 from .augment import Augmentation
-from .base import MetricFunction, Task, initial_model, predictions, share_correct
-from .data import DATA_FORMS, Batch, Data, Examples, LazyData, describe_non_finite, tensors
+from .base import MetricFunction, Task, forward_takes, initial_model, predictions, share_correct
+from .data import (
+    DATA_FORMS,
+    Batch,
+    Data,
+    Examples,
+    LazyData,
+    concatenate_nested,
+    describe_non_finite,
+    tensors,
+)
 from .running_statistics import recalibrated_layers
 from .user_errors import SEE_TRACEBACK, describe, out_of_memory
 
@@ -251,10 +260,11 @@ def _check_metric(task: Task, name: str, outputs: Tensor, targets: Tensor) -> No
         _number(task, call, task.metrics[name], outputs, targets, "a number")
 
 
-def _all_outputs(task: Task, model: nn.Module, data: Examples) -> tuple[Tensor, Tensor]:
+def _all_outputs(task: Task, model: nn.Module, data: Examples) -> tuple[Any, Any]:
+    """Return outputs and targets of the whole test set."""
     pairs = [(predictions(_model_outputs(task, model, b)), b.targets) for b in data.batches(250)]
-    outputs, targets = zip(*pairs, strict=True)
-    return torch.cat(outputs), torch.cat(targets)
+    whole: tuple[Any, Any] = concatenate_nested(pairs)
+    return whole
 
 
 def _number(
@@ -273,13 +283,27 @@ def _number(
 def _model_outputs(task: Task, model: nn.Module, batch: Batch) -> Any:
     """Return the model's output for a batch: a tensor, or an object with `.logits` or `.loss`. Raises TaskError."""
     shapes = ", ".join(map(_describe, tensors(batch.inputs)))
+    if unknown := _unknown_keywords(task, model, batch):
+        raise TaskError(
+            f"task '{task.name}': forward of the model has no argument '{unknown[0]}', a key of the batch; rename or drop it, or, if "
+            f"it holds the targets, give Task(target='{unknown[0]}')"
+        )
     outputs = _call(task, f"model()(inputs {shapes})", lambda: task.outputs(model, batch))
     predicted = predictions(outputs)
     if task.loss not in (None, F.cross_entropy) or task.returns_loss(outputs):
         return outputs
-    valid = isinstance(predicted, Tensor) and predicted.numel()
-    _require(task, valid, "model()(inputs)", _describe(outputs), "a tensor of outputs")
+    valid = isinstance(predicted, Tensor) and predicted.numel() > 0
+    expected = "a tensor of outputs, or an object with .loss or .logits"
+    _require(task, valid, "model()(inputs)", _describe(outputs), expected)
     return outputs
+
+
+def _unknown_keywords(task: Task, model: nn.Module, batch: Batch) -> list[str]:
+    """Return the keys of the inputs of a batch that `forward` has no argument for."""
+    if not isinstance(batch.inputs, dict):
+        return []
+    names = [name for name in batch.inputs if name != task.target]
+    return [name for name in names if not forward_takes(model, name)]
 
 
 def _check_labels(task: Task, split: str, data: Examples, outputs: Any) -> None:

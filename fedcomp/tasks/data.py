@@ -5,7 +5,7 @@ or a dict of tensors (keyword arguments).
 """
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -29,22 +29,23 @@ class Batch(NamedTuple):
     """The inputs and targets of a number of examples."""
 
     inputs: Inputs
-    targets: Any  # a tensor; None for a dict without targets
+    targets: Any  # a tensor, or tensors in tuples, lists and dicts; None for a dict without targets
 
     def __len__(self) -> int:
         return len(first_tensor(self.inputs))
 
     def to(self, device: torch.device | str) -> "Batch":
-        targets = self.targets.to(device) if isinstance(self.targets, Tensor) else self.targets
-        return Batch(map_tensors(self.inputs, lambda t: t.to(device)), targets)
+        return self._mapped(lambda t: t.to(device))
 
     def split(self, size: int) -> list["Batch"]:
         """Return batches of `size` examples. The last one may be smaller."""
         return [self._part(slice(at, at + size)) for at in range(0, len(self), size)]
 
     def _part(self, rows: slice) -> "Batch":
-        targets = None if self.targets is None else self.targets[rows]
-        return Batch(map_tensors(self.inputs, lambda t: t[rows]), targets)
+        return self._mapped(lambda t: t[rows])
+
+    def _mapped(self, function: Callable[[Tensor], Tensor]) -> "Batch":
+        return Batch(map_tensors(self.inputs, function), map_nested(self.targets, function))
 
 
 @dataclass(frozen=True)
@@ -243,12 +244,18 @@ def data_from(
     """Return one of DATA_FORMS as Data or LazyData. Any other value is returned unchanged.
 
     float64 arrays become tensors of torch's default type, and integers int64, as layers and losses require. The data of clients is
-    concatenated; the groups are the keys of the dict or the positions in the list.
+    concatenated; the groups are the keys of the dict or the positions in the list. Raises ValueError for a client without examples.
     """
     if isinstance(value, Data | LazyData):
         return value
     if _is_hugging_face(value) or (isinstance(value, Dataset) and hasattr(value, "__len__")):
         return LazyData(value, collate, target)
+    if isinstance(value, Mapping) and target in value and all(map(_is_array, value.values())):
+        inputs = map_tensors(value, _as_tensor)
+        return Data(inputs, inputs[target])
+    if isinstance(value, tuple) and len(value) > 2 and all(map(_is_array, value)):
+        *arrays, targets = map(_as_tensor, value)
+        return Data(tuple(arrays), targets)
     if isinstance(value, Mapping) or (isinstance(value, list) and not _is_pair(value)):
         by_client = value if isinstance(value, Mapping) else dict(enumerate(value))
         return _concatenate(
@@ -268,8 +275,10 @@ def as_batch(collated: Any, target: str = TARGET) -> Batch:
         return Batch(dict(collated), collated.get(target))
     if isinstance(collated, tuple | list) and len(collated) >= 2:
         *parts, targets = collated
-        inputs = parts[0] if len(parts) == 1 else tuple(parts)
-        return Batch(dict(inputs) if isinstance(inputs, Mapping) else inputs, targets)
+        inputs = parts[0] if len(parts) == 1 else parts
+        if isinstance(inputs, Mapping):
+            return Batch(dict(inputs), targets)
+        return Batch(tuple(inputs) if isinstance(inputs, list) else inputs, targets)
     raise ValueError(
         f"a batch is a {type(collated).__name__}; return items that are pairs (input, target), tuples or dicts, or give the task a collate"
     )
@@ -282,6 +291,35 @@ def map_tensors(inputs: Any, function: Callable[[Any], Any]) -> Any:
     if isinstance(inputs, tuple):
         return tuple(map(function, inputs))
     return function(inputs)
+
+
+def map_nested(value: Any, function: Callable[[Tensor], Tensor]) -> Any:
+    """Apply a function to every tensor in nested tuples, lists and dicts. Other values are unchanged."""
+    if isinstance(value, Tensor):
+        return function(value)
+    if isinstance(value, Mapping):
+        return {name: map_nested(part, function) for name, part in value.items()}
+    if isinstance(value, tuple | list):
+        parts = [map_nested(part, function) for part in value]
+        return parts if isinstance(value, list) else tuple(parts)
+    return value
+
+
+def concatenate_nested(parts: Sequence[Any]) -> Any:
+    """Concatenate batches of equal structure: tensors, or tensors in nested tuples, lists and dicts. Raises TypeError for other values."""
+    first = parts[0]
+    if isinstance(first, Tensor):
+        return torch.cat(list(parts))
+    if isinstance(first, Mapping):
+        return {name: concatenate_nested([part[name] for part in parts]) for name in first}
+    if isinstance(first, tuple | list):
+        columns = [concatenate_nested(column) for column in zip(*parts, strict=True)]
+        return columns if isinstance(first, list) else tuple(columns)
+    if first is None:
+        return None
+    raise TypeError(
+        f"metrics need outputs and targets that are tensors, not {type(first).__name__}"
+    )
 
 
 def first_tensor(inputs: Inputs) -> Tensor:
@@ -328,8 +366,10 @@ class _Pairs(Dataset[Any]):
 def _concatenate(parts: dict[Any, Any]) -> Any:
     """Concatenate the data of clients, by client. A value that is not data is returned unchanged, for the check of the task."""
     by_client = list(parts.values())
-    if not by_client or not all(isinstance(p, Data | LazyData) and len(p) for p in by_client):
+    if not by_client or not all(isinstance(part, Data | LazyData) for part in by_client):
         return next((part for part in by_client if not isinstance(part, Data | LazyData)), parts)
+    if empty := [name for name, part in parts.items() if not len(part)]:
+        raise ValueError(f"client {empty[0]!r} has no examples; leave it out")
     groups = np.repeat(np.array(list(parts)), [len(part) for part in by_client])
     if all(isinstance(part, Data) and part.has_single_input for part in by_client):
         return Data(
@@ -372,6 +412,10 @@ def _is_pair(values: list[Any]) -> bool:
     return len(values) == 2 and not any(
         isinstance(value, data_types) or _is_hugging_face(value) for value in values
     )
+
+
+def _is_array(value: Any) -> bool:
+    return isinstance(value, Tensor | np.ndarray)
 
 
 def _stack_column(name: str, column: Any) -> Tensor:

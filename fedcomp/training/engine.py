@@ -14,13 +14,13 @@ from torch import Tensor, nn
 
 from .. import seeds
 from ..layout import Layout
-from ..local_optimizer import read as read_optimizer
 from ..schedules import RATE, OptionSchedule
 from ..tasks.base import Task, predictions
 from ..tasks.data import Batch, Examples
 from ..tasks.user_errors import client_error
 from .cpu_convolutions import NOT_CONTIGUOUS, channels_may_be_last, fused, set_memory_format
 from .local_sgd import NO_TRACES, Descent, LocalSGD, Tensors, Traces, plan_augmentation
+from .optimizers import make_optimizer
 
 
 class Job(NamedTuple):
@@ -225,14 +225,7 @@ class OptimizerSteps:
     def __init__(self, task: Task, descent: Descent, state: dict[str, Any] | None, n_steps: int):
         self.descent, self.sgd = descent, descent.sgd
         self.parameters, sgd = descent.weights, descent.sgd
-        if task.optimizer is not None:
-            self.optimizer = task.optimizer(self.parameters)
-            for group in self.optimizer.param_groups:
-                group["lr"] *= sgd.lr_multiple
-        else:
-            self.optimizer = read_optimizer(sgd.optimizer).make(
-                self.parameters, sgd.lr, sgd.momentum, sgd.weight_decay
-            )
+        self.optimizer = make_optimizer(task, self.parameters, sgd)
         if state:
             groups = self.optimizer.state_dict()["param_groups"]
             own = {"state": copy.deepcopy(state), "param_groups": groups}

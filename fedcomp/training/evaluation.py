@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from ..layout import Layout
 from ..tasks.base import Task, predictions
-from ..tasks.data import Batch, Examples
+from ..tasks.data import Batch, Examples, concatenate_nested, map_nested
 from .cpu_convolutions import NOT_CONTIGUOUS, channels_may_be_last, set_memory_format
 from .own_loop import numbers_of
 
@@ -80,10 +80,11 @@ def _evaluate_batches(
         for name, value in values.items():
             sums[name] = sums.get(name, 0.0) + fraction * float(value)
         if task.metrics:
-            pairs.append((predictions(outputs).cpu(), piece.targets.cpu()))
+            pair = (predictions(outputs), piece.targets)
+            pairs.append(map_nested(pair, lambda t: t.cpu()))
     metrics: dict[str, float] = {}
     if task.metrics:
-        whole = [torch.cat(parts) for parts in zip(*pairs, strict=True)]
+        whole = concatenate_nested(pairs)
         for name, measure in task.metrics.items():
             try:
                 metrics[name] = float(measure(*whole))

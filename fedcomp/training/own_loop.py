@@ -16,6 +16,7 @@ from ..layout import Layout
 from ..messages import MAX_EXAMPLES, check_metric_names
 from ..tasks.base import Task
 from ..tasks.data import Examples
+from . import nested_state
 from .engine import ClientEngine, Job, JobResult, LocalUpdate, SerialEngine, seeded_torch
 from .local_sgd import LocalSGD
 
@@ -66,7 +67,26 @@ class LocalRound:
 
 
 class OwnLoopEngine(ClientEngine):
-    """Trains one client at a time by the task's `train_fn`."""
+    """Trains one client at a time by the task's `train_fn`.
+
+    Parameters that a client freezes, converts or replaces are as before for the next client.
+    """
+
+    def __init__(self, task: Task, model: nn.Module, layout: Layout, device: torch.device | str):
+        super().__init__(task, model, layout, device)
+        self.parameters = [
+            (module, name, parameter, parameter.data)
+            for module in self.model.modules()
+            for name, parameter in module.named_parameters(recurse=False)
+            if parameter.requires_grad
+        ]
+
+    def _restore_parameters(self) -> None:
+        for module, name, parameter, data in self.parameters:
+            if getattr(module, name) is not parameter:
+                setattr(module, name, parameter)
+            parameter.data = data
+            parameter.requires_grad_(True)
 
     def train_job(
         self,
@@ -79,10 +99,12 @@ class OwnLoopEngine(ClientEngine):
     ) -> LocalUpdate:
         """Train by the task's `train_fn` on the rows of the job; see `ClientEngine.train_job`.
 
-        The update is the change of the trainable parameters. Raises TaskError if `train_fn` does not return a dict with a loss.
+        The update is the change of the trainable parameters. Raises TaskError if `train_fn` does not return a dict with a loss, or if it
+        leaves values in its state that cannot be stored.
         """
         assert self.task.train_fn is not None
         rows = np.concatenate(job.batches) if job.rows is None else job.rows
+        self._restore_parameters()
         self.layout.scatter(start, self.model)
         self.load_buffers(job.buffers)
         before = self.layout.gather(self.model)
@@ -90,16 +112,17 @@ class OwnLoopEngine(ClientEngine):
         local_round = LocalRound.of(sgd, self.device, client_seed, job.round, job.client, job.state)
         self.model.train()
         self.model.zero_grad()  # gradients of the previous client
-        with seeded_torch(client_seed, self.device):
+        with seeded_torch(client_seed, self.device), torch.enable_grad():
             returned = self.task.train_fn(self.model, data.subset(rows), local_round)
         numbers = numbers_of(self.task, "train_fn", returned)
         update = torch.sub(self.layout.gather(self.model), before, out=out)
         examples = numbers.pop("examples", len(rows))
         if not 1 <= examples <= MAX_EXAMPLES:
             raise TaskError(
-                f"task '{self.task.name}': train_fn returned {examples:g} examples; return at least 1"
+                f"task '{self.task.name}': train_fn returned {examples:g} examples; return a number from 1 to {MAX_EXAMPLES:g}"
             )
         loss, state = numbers.pop("loss"), local_round.state or None
+        nested_state.check(state)
         result = JobResult(loss, self.changed_buffers(), state, numbers, int(examples))
         return LocalUpdate(update, result)
 
@@ -108,7 +131,7 @@ def numbers_of(task: Task, function: str, returned: Any) -> dict[str, float]:
     """Return what a function of the task returned, as floats by name. Raises TaskError unless it is a dict of numbers with a loss."""
     if not isinstance(returned, Mapping) or "loss" not in returned:
         description = (
-            f"a dict without it ({', '.join(map(str, returned))})"
+            f"a dict with the keys [{', '.join(map(str, returned))}]"
             if isinstance(returned, Mapping)
             else type(returned).__name__
         )
@@ -118,7 +141,7 @@ def numbers_of(task: Task, function: str, returned: Any) -> dict[str, float]:
     for name, value in returned.items():
         if not isinstance(value, Real) and not (isinstance(value, Tensor) and value.numel() == 1):
             raise TaskError(
-                f"task '{task.name}': {function} returned a {type(value).__name__} for '{name}'; return one number"
+                f"task '{task.name}': {function} returned a {type(value).__name__} for '{name}'; return a number"
             )
     try:
         check_metric_names([str(name) for name in returned])

@@ -314,6 +314,13 @@ def test_what_could_only_fail_later_is_told_before(change, says):
             "task 'toy': metrics is of type list; give a dict",
         ),
         ({"name": 5}, "the name of a task is of type int; give a string"),
+        ({"train_fn": 5}, "task 'toy': train_fn is of type int; give a function"),
+        (
+            {"train_fn": lambda model, data: {"loss": 1.0}},
+            r"train_fn cannot be called as train_fn\(model, data, round\); change its parameters",
+        ),
+        ({"evaluate_fn": lambda model: {}}, r"called as evaluate_fn\(model, data\)"),
+        ({"optimizer": lambda: None}, r"called as optimizer\(parameters\)"),
     ],
 )
 def test_name_and_metrics_are_looked_at_when_a_task_is_made(change, says):

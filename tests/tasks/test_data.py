@@ -69,19 +69,20 @@ def test_each_form_is_the_same_data(given):
     "given, says",
     [
         (
-            (X, Y, X),
+            (X,),
             r"train\(\): got tuple; expected a fedcomp Data, a pair \(inputs, targets\) of tensors or arrays, a torch Dataset,",
         ),
         ((X, Y[:3]), r"train\(\): got 6 inputs and 3 targets"),
         ((X, ["a"] * 6), r"train\(\) failed: .*TypeError"),
         (
             Pairs(lambda x, y: {"x": x}),
-            r"model\(\)\(inputs .*\) failed: .*unexpected keyword argument 'x'",
+            r"forward of the model has no argument 'x', a key of the batch; .* give Task\(target='x'\)",
         ),
         (
             Pairs(lambda x, y: (x[: y + 1], y)),
             r"the first examples of train failed: .*stack expects each tensor to be equal size",
         ),
+        ({"anna": (X, Y), "bert": (X[:0], Y[:0])}, r"client 'bert' has no examples; leave it out"),
         (Subset(Pairs(), []), r"train\(\).inputs gave|no examples"),
     ],
 )

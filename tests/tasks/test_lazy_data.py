@@ -15,6 +15,7 @@ from fedcomp.errors import ConfigError, TaskError
 from fedcomp.tasks.check import check
 from fedcomp.tasks.data import data_from
 from fedcomp.tasks.partition import partition
+from fedcomp.training.evaluation import evaluate
 
 ROWS = torch.tensor([3, 0])
 NUMBERS = torch.arange(8.0).reshape(4, 2)
@@ -33,6 +34,17 @@ class Pairs(Dataset):
     def __getitem__(self, row):
         self.read.append(row)
         return NUMBERS[row], LABELS[row]
+
+
+class Listed(Dataset):
+    def __init__(self, items):
+        self.items = items
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def __getitem__(self, row):
+        return self.items[row]
 
 
 def columns() -> datasets.Dataset:
@@ -98,6 +110,47 @@ def test_data_of_each_client_is_joined_and_dealt_out_again(given):
     data = data_from({"anna": given(slice(0, 1)), "bert": given(slice(1, 4))})
     assert [list(rows) for rows in partition("natural", data, 2, 0)] == [[0], [1, 2, 3]]
     assert torch.equal(data.batch(torch.tensor([3])).targets, LABELS[[3]])
+
+
+def test_arrays_in_a_tuple_or_dict_are_several_inputs():
+    as_tuple = data_from((NUMBERS.numpy(), 2 * NUMBERS, LABELS.numpy()))
+    assert torch.equal(as_tuple.inputs[1], 2 * NUMBERS) and torch.equal(as_tuple.targets, LABELS)
+    as_dict = data_from({"words": NUMBERS, "labels": LABELS.numpy()})
+    assert list(as_dict.inputs) == ["words", "labels"] and torch.equal(as_dict.targets, LABELS)
+    of_clients = data_from([as_tuple, as_tuple])
+    batch = of_clients.batch(torch.tensor([0, 5]))
+    assert torch.equal(batch.inputs[1], 2 * NUMBERS[[0, 1]])
+    assert list(of_clients.groups) == [0] * 4 + [1] * 4
+
+
+class Pair(nn.Module):
+    """Two outputs, for two targets."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(2, 2)
+
+    def forward(self, x):
+        return self.layer(x), x.sum(1)
+
+
+def test_metrics_get_the_whole_outputs_and_targets_if_there_are_several():
+    items = [(x, (label, x.sum())) for x, label in zip(NUMBERS, LABELS, strict=True)]
+    data, seen = data_from(Listed(items)), []
+
+    def measure(outputs, targets):
+        seen.append([len(part) for part in (*outputs, *targets)])
+        return (outputs[1] - targets[1]).abs().max()
+
+    def loss(outputs, targets):
+        return F.cross_entropy(outputs[0], targets[0])
+
+    task = Task("pair", Pair, data, data, loss, accuracy=None, metrics={"error": measure})
+    assert len(data.batch(ROWS).split(1)[0].targets[0]) == 1
+    layout, model = check(task, 2), Pair()
+    weights = layout.gather(model)
+    found = evaluate(task, model, layout, weights, data, "cpu", batch_size=3)
+    assert found.metrics == {"error": 0.0} and seen[-1] == [4] * 4
 
 
 def test_clients_by_a_column():

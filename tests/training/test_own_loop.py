@@ -7,10 +7,10 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from fedcomp import Data, Task
-from fedcomp.clients.state import pack_nested, unpack_nested
 from fedcomp.errors import TaskError
 from fedcomp.layout import Layout
 from fedcomp.tasks import initial_model
+from fedcomp.training import nested_state
 from fedcomp.training.local_sgd import LocalSGD
 from fedcomp.training.own_loop import client_engine
 
@@ -70,7 +70,7 @@ def test_buffers_that_the_loop_changed_and_its_state_are_returned():
 
     first = run(train)
     assert first.result.buffers["1.num_batches_tracked"] == 1
-    kept = unpack_nested(pack_nested(first.result.state))
+    kept = nested_state.unpack(nested_state.pack(first.result.state))
     second = run(train, state=kept)
     assert torch.allclose(second.update, 1.5 * first.update, atol=1e-6)
     again = run(train, state=kept)
@@ -93,9 +93,13 @@ def test_what_the_loop_draws_depends_on_the_round_alone():
     ("returned", "said"),
     [
         (None, "train_fn returned NoneType"),
-        ({"examples": 3}, "train_fn returned a dict without it"),
+        (
+            {"examples": 3},
+            r"train_fn returned a dict with the keys \[examples\]; return a dict with at least 'loss'",
+        ),
         ({"loss": "low"}, "train_fn returned a str for 'loss'"),
         ({"loss": 1.0, "curve": [1, 2]}, "train_fn returned a list for 'curve'"),
+        ({"loss": 1.0, "examples": 0}, "train_fn returned 0 examples; return a number from 1"),
     ],
 )
 def test_a_loop_that_returns_something_else_is_a_sentence(returned, said):
@@ -105,12 +109,61 @@ def test_a_loop_that_returns_something_else_is_a_sentence(returned, said):
 
 def test_state_that_cannot_be_stored_is_a_sentence():
     with pytest.raises(TaskError, match="the state to keep contains a Layout"):
-        pack_nested({"layout": Layout.flat(3)})
+        nested_state.pack({"layout": Layout.flat(3)})
+
+    def train(model, data, round):
+        round.state["last"] = [Layout.flat(3)]
+        return {"loss": 1.0}
+
+    with pytest.raises(TaskError, match="the state to keep contains a Layout"):
+        run(train)
+
+
+def freeze(model):
+    model.requires_grad_(False)
+
+
+def convert(model):
+    model.half()
+
+
+def replace(model):
+    model[0].weight = nn.Parameter(torch.ones(3, 2))
+
+
+def reshape(model):
+    model[0].weight = nn.Parameter(torch.ones(4, 2))
+
+
+@pytest.mark.parametrize("change", [freeze, convert, replace, reshape])
+def test_what_a_loop_does_to_parameters_does_not_reach_the_next_client(change):
+    def train(model, data, round):
+        if round.client == 1:
+            change(model)
+        else:
+            model[0](torch.ones(1, 2)).sum().backward()
+            with torch.no_grad():
+                model[0].weight += model[0].weight.grad
+        return {"loss": 1.0}
+
+    task = Task("own", network, DATA, DATA, train_fn=train)
+    model = initial_model(task, 0)
+    layout = Layout.of(model)
+    alone = client_engine(task, initial_model(task, 0), layout, "cpu")
+    engine = client_engine(task, model, layout, "cpu")
+    start, batches = torch.linspace(-1, 1, layout.numel), [np.array([1])]
+    try:
+        engine.train(start, DATA, batches, LocalSGD(), client=1)
+    except RuntimeError:
+        assert change is reshape
+    after = engine.train(start, DATA, batches, LocalSGD(), client=2).update
+    assert torch.equal(after, alone.train(start, DATA, batches, LocalSGD(), client=2).update)
+    assert after.any()
 
 
 def test_nested_values_come_back_as_they_were():
     value = {"a": [1, 2.5, None, True], 3: (torch.ones(2, 2), {"b": "c"}), "empty": {}}
-    found = unpack_nested(pack_nested(value))
+    found = nested_state.unpack(nested_state.pack(value))
     assert found["a"] == value["a"] and found["empty"] == {}
     assert torch.equal(found[3][0], torch.ones(2, 2)) and found[3][1] == {"b": "c"}
     assert isinstance(found[3], tuple)

@@ -8,11 +8,12 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from fedcomp import Data, Task, local_optimizer
-from fedcomp.errors import SpecError
+from fedcomp import Data, Task, local_optimizer, simulate
+from fedcomp.errors import ConfigError, SpecError, UserError
 from fedcomp.layout import Layout
 from fedcomp.tasks import initial_model
 from fedcomp.training.local_sgd import LocalSGD, Traces
+from fedcomp.training.optimizers import check_optimizer
 from fedcomp.training.own_loop import client_engine
 
 INPUTS = torch.randn(40, 6, generator=torch.Generator().manual_seed(1))
@@ -183,7 +184,10 @@ def test_a_loss_of_the_tasks_own_gets_float32_under_autocast(model):
     ("text", "said"),
     [
         ("adamv", "unknown optimizer 'adamv'"),
+        ("AdamW", "did you mean 'adamw'?"),
         ("adamw:rate=1", "has no option 'rate'"),
+        ("adamw:betas=0.9", "takes betas as two options; give beta1=0.9,beta2=0.95"),
+        ("adamw:differentiable=true", "has no option 'differentiable'"),
         ("adamw:lr=0", "lr is 0; give more than 0"),
         ("adamw:lr=1e-3,lr=1e-4", "lr is given twice"),
         ("lbfgs", "lbfgs evaluates the loss several times a step"),
@@ -193,6 +197,50 @@ def test_a_loss_of_the_tasks_own_gets_float32_under_autocast(model):
 def test_a_spec_that_is_wrong_is_a_sentence(text, said):
     with pytest.raises(SpecError, match=said):
         local_optimizer.read(text)
+
+
+@pytest.mark.parametrize(
+    ("options", "own", "said"),
+    [
+        ({"optimizer": "adamw:weight_decay=-1"}, None, "--optimizer adamw:.*Invalid weight_decay"),
+        ({"optimizer": "adamw:beta1=1.5"}, None, "--optimizer adamw:beta1=1.5: Invalid beta"),
+        ({"optimizer": "sgd:nesterov=true"}, None, "Nesterov momentum requires a momentum"),
+        ({}, lambda parameters: 5, r"optimizer\(parameters\): got int; expected a torch"),
+        ({}, lambda parameters: 1 / 0, "test_torch_optimizers.py, line .*division by zero"),
+    ],
+)
+def test_an_optimizer_that_cannot_be_made_is_found_before_the_first_round(options, own, said):
+    task = Task("tiny", network, DATA, DATA, optimizer=own)
+    with pytest.raises(UserError, match=said):
+        check_optimizer(task, network(), LocalSGD(**options))
+    with pytest.raises(UserError, match=said):
+        simulate(task, clients=2, progress=False, **options)
+
+
+@pytest.mark.parametrize("name", sorted(local_optimizer._classes()))
+def test_every_optimizer_of_torch_trains(name):
+    class Bare(nn.Module):  # muon takes matrices only
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(2, 6))
+
+        def forward(self, x):
+            return x @ self.weight.T
+
+    task, options = Task("bare", Bare, DATA, DATA), LocalSGD(lr=0.01, optimizer=name)
+    layout = Layout.of(Bare())
+    engine = client_engine(task, Bare(), layout, "cpu")
+    check_optimizer(task, Bare(), options)
+    assert engine.train(torch.ones(layout.numel), DATA, BATCHES, options).update.any()
+
+
+def test_simulate_takes_a_function_as_the_optimizer(tmp_path):
+    task, wanted = Task("tiny", network, DATA, DATA), {"clients": 2, "progress": False}
+    own = simulate(task, optimizer=torch.optim.Adagrad, out=tmp_path / "own", **wanted)
+    spec = simulate(task, optimizer="adagrad", out=tmp_path / "spec", **wanted)
+    assert np.array_equal(own.metrics["loss"], spec.metrics["loss"])
+    with pytest.raises(ConfigError, match="optimizer is a function; give it to the task"):
+        simulate("digits", optimizer=torch.optim.Adagrad)
 
 
 def test_the_default_rate_is_that_of_torch():

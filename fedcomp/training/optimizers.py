@@ -1,0 +1,46 @@
+"""The torch optimizer of a client: that of its task, or that of --optimizer."""
+
+from collections.abc import Sequence
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from ..errors import ConfigError, FedcompError, TaskError
+from ..local_optimizer import read as read_optimizer
+from ..tasks.base import Task
+from ..tasks.user_errors import SEE_TRACEBACK, describe
+from .local_sgd import LocalSGD
+
+
+def make_optimizer(task: Task, parameters: Sequence[Tensor], sgd: LocalSGD) -> Optimizer:
+    """Return the task's own optimizer, with the server's multiple of its learning rate, or that of --optimizer."""
+    if task.optimizer is None:
+        chosen = read_optimizer(sgd.optimizer)
+        return chosen.make(parameters, sgd.lr, sgd.momentum, sgd.weight_decay)
+    optimizer = task.optimizer(parameters)
+    if not isinstance(optimizer, Optimizer):
+        raise TaskError(
+            f"task '{task.name}': optimizer(parameters): got {type(optimizer).__name__}; expected a torch.optim.Optimizer"
+        )
+    for group in optimizer.param_groups:
+        group["lr"] *= sgd.lr_multiple
+    return optimizer
+
+
+def check_optimizer(task: Task, model: nn.Module, sgd: LocalSGD) -> None:
+    """Make the optimizer of the clients for a model. Raises ConfigError or TaskError if that fails, as with a negative weight decay."""
+    if task.train_fn is not None or (task.optimizer is None and sgd.uses_descend):
+        return
+    parameters = [p for p in model.parameters() if p.requires_grad and p.numel()]
+    try:
+        make_optimizer(task, parameters, sgd)
+    except FedcompError:
+        raise
+    except Exception as error:
+        if task.optimizer is None:
+            raise ConfigError(
+                f"--optimizer {sgd.optimizer}: {error}; give other options, or another optimizer"
+            ) from error
+        raise TaskError(
+            f"task '{task.name}': optimizer(parameters) failed: {describe(error)}; correct it, or {SEE_TRACEBACK}"
+        ) from error
