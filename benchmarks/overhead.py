@@ -66,7 +66,7 @@ class Rounds(Callback):
         if 10 < record.round <= self.last:
             own = defaultdict(float)
             for event in events:
-                own[event.name] += 1e3 * event.own_s
+                own[event.name] += 1e3 * event.self_s
             self.ms.append(1e3 * (now - self.began))
             for name, ms in (own | {"rest": self.ms[-1] - sum(own.values())}).items():
                 self.parts[name].append(ms)
