@@ -200,34 +200,34 @@ class Callback:
     """Base class of callbacks. Its hooks do nothing; override those that you need."""
 
     def on_port_open(self, port: Callable[[], PortFigures]) -> None:
-        """The port of a deployment is open. `port()` returns its traffic and may be called in any thread."""
+        """Handle the opening of a deployment's port. `port()` returns its traffic and may be called in any thread."""
 
     def on_run_start(self, header: Header) -> None:
-        """The run starts: called before the first round."""
+        """Handle the start of the run, before the first round."""
 
     def on_waiting(self, connected: Sequence[int], wanted: int) -> None:
-        """A round waits until `wanted` clients are connected. Called whenever the ids `connected` change, and at the end of the wait."""
+        """Handle a wait for `wanted` clients: called when the ids `connected` change, and at the end of the wait."""
 
     def on_client_joined(self, client: int) -> None:
-        """A client of a deployment has connected."""
+        """Handle a client of a deployment that has connected."""
 
     def on_client_left(self, client: int) -> None:
-        """A client of a deployment has disconnected."""
+        """Handle a client of a deployment that has disconnected."""
 
     def on_progress(self, round: int, answered: int, cohort: int) -> None:
-        """`answered` of `cohort` clients of the current phase have answered."""
+        """Handle an answer. `answered` of `cohort` clients of the current phase have answered."""
 
     def on_round_end(self, record: RoundRecord) -> None:
-        """A round has ended."""
+        """Handle the end of a round."""
 
     def on_checkpoint(self, round: int, seconds: float) -> None:
-        """The checkpoint after this round was written in `seconds`."""
+        """Handle the checkpoint after a round, which was written in `seconds`."""
 
     def on_warning(self, sentence: str) -> None:
-        """The run has a warning for the user."""
+        """Handle a warning for the user."""
 
     def on_run_end(self, summary: Summary, out: str) -> None:
-        """The run is complete. `out`: the run folder."""
+        """Handle the end of the run. `out`: the run folder."""
 
 
 class ForwardingCallback(Callback, ABC):
@@ -247,7 +247,7 @@ for _hook in [name for name in vars(Callback) if name.startswith("on_")]:
 
 
 class CallbackList(ForwardingCallback):
-    """Calls a list of callbacks. A failing callback in `others` does not end the run: it is reported and removed."""
+    """Several callbacks as one. A failing callback in `others` does not end the run: it is reported and removed."""
 
     def __init__(self, first: Callback, others: Mapping[str, Callback], metrics: str = ""):
         """`others`: callbacks by name; the warning about a failing callback starts with the name. `metrics`: address of /metrics."""
@@ -270,7 +270,7 @@ class CallbackList(ForwardingCallback):
 
 
 def hears(callback: Callback, hook: str) -> bool:
-    """Return whether a callback, or one in its list, has a hook of its own of this name."""
+    """Return whether a callback, or one of those in a CallbackList, overrides this hook."""
     if isinstance(callback, CallbackList):
         return any(hears(each, hook) for each in (callback.first, *callback.others.values()))
     return getattr(type(callback), hook) is not getattr(Callback, hook)

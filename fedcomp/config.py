@@ -231,8 +231,8 @@ class RunConfig:
     )
     cohort_batch: int = zero_or_more(
         0,
-        "clients that the batched engine trains together; 0 = chosen automatically, on a GPU such that they fill a quarter of the "
-        "free memory",
+        "clients that the batched engine trains together; 0 = chosen automatically, on a GPU as many as fill a quarter of its "
+        "memory",
         high=1_000_000,
     )
     residuals: str = option(

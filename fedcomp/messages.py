@@ -112,7 +112,7 @@ class Invitation(WireMessage):
 class Presence(WireMessage):
     """A client's answer to an invitation."""
 
-    run: str  # that of the invitation
+    run: str  # name of the run, as in the invitation
     client: int  # logical id
     version: str  # of the client's weights
     reason: str  # why the client cannot take part; "" if it can
@@ -123,7 +123,7 @@ class Presence(WireMessage):
 class Farewell(WireMessage):
     """The end of the run."""
 
-    run: str  # that of the invitation
+    run: str  # name of the run, as in the invitation
     round: int  # the last round
 
 
@@ -154,7 +154,7 @@ class Assignment(WireMessage):
 class Report(WireMessage):
     """A client's answer to an assignment."""
 
-    round: int  # that of the assignment, and so are phase and client
+    round: int  # round, phase and client are those of the assignment
     phase: str
     client: int
     kind: str  # UPDATE, NEED_DENSE or FAILED
@@ -165,7 +165,7 @@ class Report(WireMessage):
     examples: int  # weight of the update: the number of the client's examples, or the number that its train_fn returned
     loss: float  # mean training loss before each local step
     stage: str  # stage at which a FAILED client failed: "phase", "download", "evaluate", "train", "encode"
-    reason: str  # of a failure, one sentence
+    reason: str  # why the client failed, one sentence
     # Ticket of the last proposal that the client's memory committed, "" for none.
     committed: str = ""
     metrics: bytes = b""  # packed ReportedMetrics, b"" for none

@@ -40,9 +40,10 @@ MAX_CURVE_HEIGHT = 24  # lines; the table of rounds uses the remaining lines
 
 
 class Dashboard(RunDisplay):
-    """Draws on the terminal's alternate screen while it is entered, then prints the last picture and the verdict on the main screen.
+    """A dashboard on the terminal's alternate screen while its context is open.
 
-    Other output is buffered until then. A dashboard that is not entered only records the run, for `picture`.
+    On exit, the last picture and the verdict are printed on the main screen. Other output is buffered until then. Without a context, it
+    only records the run, for `picture`.
     """
 
     def __init__(self, console: Console | None = None, clock: Callable[[], float] = monotonic):

@@ -234,12 +234,12 @@ def disk(runs: Path) -> Check:
 
 
 def listening(port: int) -> Check:
-    """Check that a server can listen on a port on every address of this"""
+    """Check that a server can listen on a port on every address of this machine."""
     what = f"port {port}"
     for family, everywhere in ((socket.AF_INET, "0.0.0.0"), (socket.AF_INET6, "::")):
         try:
             with socket.socket(family, socket.SOCK_STREAM) as trial:
-                # As servers do: a port that was closed just now is free.
+                # A port that was closed just now counts as free, as for servers.
                 trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                 if family == socket.AF_INET6:
                     trial.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
@@ -349,7 +349,7 @@ def keys_of(folder: Path, place: str, entries: "tuple[Entry, ...]", now: datetim
 
 
 def files_of(folder: Path, place: str, entries: "tuple[Entry, ...]") -> Check:
-    """Check that the enrolment files in `place` match the registry and are private. Files that were removed are not needed."""
+    """Check that the enrolment files in `place` match the registry and are private. Missing files are no failure."""
     from ..keys.enrolment import Enrolment, openssh
 
     paths = {path.stem: path for path in sorted((folder / place).glob("*.toml"))}

@@ -38,7 +38,7 @@ def option(
     shown: object = None,
     **limits: Any,
 ) -> Any:
-    """Return an option of a command. `panel`: of the help; `shown`: a default that the help names although it is not set."""
+    """Return an option of a command. `panel`: its panel in the help; `shown`: the default in the help, if `default` is only a marker."""
     help += "" if shown is None else rf" [dim]\[default: {shown}][/dim]"
     return typer.Option(
         default, *names, metavar=metavar, help=help, rich_help_panel=panel, **limits

@@ -50,7 +50,7 @@ class Answer:
 
 
 class AsynchronousLoop(RoundLoop):
-    """Runs the rounds of an asynchronous strategy.
+    """The rounds of an asynchronous strategy.
 
     `work_s(round, client)` returns the virtual duration in seconds of the work that a client started in a round; None: time is real.
     """

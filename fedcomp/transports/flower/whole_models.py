@@ -66,7 +66,7 @@ class Model:
         return self.layout.as_received(self.broadcasts.weights, self.arrays)
 
     def pack(self, message: Message, key: str, exchange: PhaseExchange) -> None:
-        """Replace the record `key` by the broadcasts that the node has missed. Raises ConfigError for a second one in a phase."""
+        """Replace the record `key` by the broadcasts that the node has missed. Raises ConfigError for a second message to it in a phase."""
         node = message.metadata.dst_node_id
         if node in exchange.assignments:
             raise ConfigError(

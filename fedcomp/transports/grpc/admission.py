@@ -38,7 +38,7 @@ class JoinRate:
 
 
 class Admission:
-    """Checks clients and relays in the order of the handshake. A failed check raises EndStream with the reason for the peer.
+    """The checks of clients and relays, in the order of the handshake. A failed check raises EndStream with the reason for the peer.
 
     `refused` counts the refused streams by reason. `warn` is called with warnings for the operator.
     """
