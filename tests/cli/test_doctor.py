@@ -511,7 +511,7 @@ def test_a_folder_without_data_and_one_with_broken_data(tmp_path):
     assert output["data"][1] == "shakespeare-lstm: --data empty is empty"
     assert (
         output["data"][2]
-        == "give a folder that contains shakespeare/input.txt, such as Tiny Shakespeare of char-rnn"
+        == "give a folder that contains shakespeare/input.txt (Tiny Shakespeare of char-rnn)"
     )
     (tmp_path / "broken" / "mnist").mkdir(parents=True)
     for split in ("train", "test"):
