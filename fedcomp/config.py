@@ -450,7 +450,7 @@ def read_toml(path: str | Path, listable: Collection[str] = ()) -> dict[str, Any
             f"--config {path}: {error.strerror or error}; give a TOML file that can be read"
         ) from error
     except (ValueError, RecursionError) as error:
-        raise ConfigError(f"--config {path} is not TOML: {error}") from error
+        raise ConfigError(f"--config {path} is not TOML: {error}; correct it") from error
 
 
 def read_run(folder: str | Path) -> dict[str, Any]:

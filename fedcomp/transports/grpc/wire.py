@@ -99,8 +99,8 @@ class RelayTerms:
     run: str
     options: str
     layout: str  # fingerprint of the model's layout
-    version: str  # that the run started from
-    clients: int  # of the run
+    version: str  # initial version of the run
+    clients: int  # clients of the run
     largest_report: int  # bytes
     largest_assignment: int  # bytes
     codec: str = ""  # spec of the uplink; "": the relay does not add frames
