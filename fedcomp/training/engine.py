@@ -29,7 +29,7 @@ class Job(NamedTuple):
     round: int
     client: int  # logical id, or the number of a data partition; random draws depend on it
     batches: Sequence[np.ndarray]  # positions in the data, one array for each step
-    buffers: dict[str, Tensor] | None = None  # those of the client after its last round
+    buffers: dict[str, Tensor] | None = None  # buffers of the client after its last round
     traces: Traces = NO_TRACES  # float32 [n], changed in place
     rows: np.ndarray | None = None  # positions of all examples of the client, for a train_fn
     state: dict[str, Any] | None = None  # of the optimizer or the train_fn after the last round

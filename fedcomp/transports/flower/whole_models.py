@@ -48,7 +48,7 @@ class Model:
     # Values that each message announces. "training" is unique: clients discard the state of another one.
     announced: dict[str, str]
     tickets: dict[int, str]  # of each client's last accepted update
-    versions: dict[int, str] = field(default_factory=dict)  # that each client last reported
+    versions: dict[int, str] = field(default_factory=dict)  # last version that each client reported
 
     def equals(self, arrays: ArrayRecord) -> bool:
         """Return whether a record equals the present model."""

@@ -58,7 +58,7 @@ class Port:
         self._used: set[Peer] = set()  # connections whose stream has ended
         self._joined: dict[int, Connection] = {}
         self._relays: dict[object, ConnectedRelay] = {}  # by `relay_identity`
-        self._keys: dict[int, PeerKey] = {}  # with which clients joined
+        self._keys: dict[int, PeerKey] = {}  # keys with which clients joined
         self._farewell: Farewell | None = None
 
     @property
