@@ -49,15 +49,15 @@ def on_page_markdown(markdown, page, config, files):
 
 def options() -> str:
     """Return a table of every option that `fedcomp sim` and `fedcomp server start` share."""
-    rows = ["| option | default | what it does |", "|---|---|---|"]
+    rows = ["| option | default | effect |", "|---|---|---|"]
     for f in dataclasses.fields(RunConfig):
         default = {True: "on", False: "off", None: "–"}.get(
             f.default if f.default is None or f.type is bool else "", f"`{f.default}`"
         )
         choices = f.metadata.get("choices", ())
-        text = f.metadata["help"] + "".join(
-            f"{', ' if i else '; one of '}`{choice}`" for i, choice in enumerate(choices)
-        )
+        text = f.metadata["help"]
+        if choices:
+            text += f" One of {', '.join(f'`{choice}`' for choice in choices)}."
         rows.append(f"| `{flag(f.name)}` | {default} | {text} |")
     return "\n".join(rows)
 

@@ -69,7 +69,7 @@ def with_run_flags(without: Collection[str] = ()) -> Callable[[Command], Command
         for name in names.split()
         if name not in without
     ]
-    help = "TOML file with options; flags take precedence over it"
+    help = "TOML file with options; flags take precedence over it."
     file = option("FILE", help, "--config", panel="Output")
 
     def decorate(command: Command) -> Command:
