@@ -32,7 +32,17 @@ from ..run_display import (
     verdict,
     waiting_text,
 )
-from .screen import DONE, LABEL, REJECTED, WARNING, Curve, Screen, facts_panel, fitted, progress_bar
+from .screen import (
+    DONE,
+    LABEL,
+    REJECTED,
+    WARNING,
+    CurvePlot,
+    Screen,
+    facts_panel,
+    fitted,
+    progress_bar,
+)
 
 SLOW_ROUND_S = 2.0  # rounds that take longer show the number of clients that have answered
 MIN_WIDTH, MIN_HEIGHT = 30, 10  # a smaller terminal cuts the picture off
@@ -51,7 +61,7 @@ class Dashboard(RunDisplay):
         self._screen = Screen(console, self.picture, "preparing the run")
         self.console = self._screen.console
         self._entered = False
-        self._curve = Curve()
+        self._curve = CurvePlot()
         self._records: deque[RoundRecord] = deque(maxlen=100)
         self._notes: deque[Text] = deque(maxlen=6)  # the latest warnings and rejections
         self._warnings: deque[Text] = deque(maxlen=100)  # each once

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from cryptography import x509
 
     from ..keys.enrolment import Enrolment
-    from ..keys.registry import Entry
+    from ..keys.registry import RegistryEntry
 
 OK, FAILED, SKIPPED = "ok", "failed", "skipped"
 SYMBOLS = {OK: "✓", FAILED: "✗", SKIPPED: "–"}
@@ -337,7 +337,7 @@ def keys_folder(folder: Path, enrolment: "Enrolment | None") -> Iterator[Check]:
             yield ok("enrolled", f"client {enrolment.id} is accepted")
 
 
-def keys_of(folder: Path, place: str, entries: "tuple[Entry, ...]", now: datetime) -> Check:
+def keys_of(folder: Path, place: str, entries: "tuple[RegistryEntry, ...]", now: datetime) -> Check:
     """Check that no key of the clients or the relays in the registry has expired. `place`: "clients" or "relays"."""
     counts = {"accepted": sum(not entry.refusal(now) for entry in entries)}
     counts["revoked"] = sum(entry.state == "revoked" for entry in entries)
@@ -348,7 +348,7 @@ def keys_of(folder: Path, place: str, entries: "tuple[Entry, ...]", now: datetim
     return ok("registry", f"{place}: {text}")
 
 
-def files_of(folder: Path, place: str, entries: "tuple[Entry, ...]") -> Check:
+def files_of(folder: Path, place: str, entries: "tuple[RegistryEntry, ...]") -> Check:
     """Check that the enrolment files in `place` match the registry and are private. Missing files are no failure."""
     from ..keys.enrolment import Enrolment, openssh
 

@@ -15,7 +15,7 @@ from . import relay_wire, wire
 from .events import AnsweredLate, Summed
 from .relay_wire import FrameCache
 from .settings import PeerKey, point_key
-from .traffic import Peer, Traffic, peer_of
+from .traffic import Peer, WireBytes, peer_of
 from .values import Reader
 from .wire import Kind, Refused
 
@@ -57,7 +57,7 @@ class Stream:
         self.pinged = False
         self.closing = False
         self.searched = False  # whether `PortTraffic` has looked for its connection
-        self.traffic = Traffic()  # of its connection
+        self.traffic = WireBytes()  # of its connection
         self.received_bytes = 0  # of messages, with an allowance for the frames around each
         self.queue: deque[bytes] = deque()  # messages that are sent before the assignment
         self._assignment: Iterator[bytes] = iter(())  # the rest of the newest assignment
