@@ -44,7 +44,7 @@ plain = dataclasses.replace(built_in, name="cifar10-plain-cnn", model=cifar10_pl
 
 
 class Rounds(Callback):
-    """Records the seconds of each round, the records and the last accuracy."""
+    """Callback that records the seconds of each round, the records and the last accuracy."""
 
     def __init__(self, log_every: int):
         self.log_every, self.seconds, self.records, self.engine, self.accuracy = (

@@ -94,7 +94,7 @@ def main() -> None:
 
 
 class Meter(Callback):
-    """Measures this process after rounds, and prints a line for each tenth of the run."""
+    """Callback that measures this process after rounds and prints a line for each tenth of the run."""
 
     def __init__(self, run: Path, rounds: int):
         self.run, self.rounds, self.records, self.asked, self.saving = run, rounds, [], 0, []

@@ -45,7 +45,7 @@ task = Task("tiny", model, train=lambda: clouds(EXAMPLES), test=lambda: clouds(1
 
 
 class Rounds(Callback):
-    """Records the milliseconds of each round and of its parts, except for the first ten rounds and the last, which is evaluated."""
+    """Callback that records the milliseconds of each round and of its parts, except for the first ten rounds and the last one."""
 
     def __init__(self, clock: Callable[[], float], rounds: int):
         self.last = 10 + rounds

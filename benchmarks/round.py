@@ -34,7 +34,7 @@ CLIENTS = 200
 
 
 class Interleaved(Callback):
-    """Runs the loops after every round, and records all times."""
+    """Callback that runs the loops after every round and records all times."""
 
     def __init__(self, loops: dict[str, Callable[[], object]]) -> None:
         self.loops, self.loop_s, self.round_s = loops, {name: [] for name in loops}, []

@@ -48,16 +48,16 @@ def on_page_markdown(markdown, page, config, files):
 
 
 def options() -> str:
-    """A table of every option that `fedcomp sim` and `fedcomp server start` share."""
-    rows = ["| option | default | what it does |", "|---|---|---|"]
+    """Return a table of every option that `fedcomp sim` and `fedcomp server start` share."""
+    rows = ["| option | default | effect |", "|---|---|---|"]
     for f in dataclasses.fields(RunConfig):
         default = {True: "on", False: "off", None: "–"}.get(
             f.default if f.default is None or f.type is bool else "", f"`{f.default}`"
         )
         choices = f.metadata.get("choices", ())
-        text = f.metadata["help"] + "".join(
-            f"{', ' if i else '; one of '}`{choice}`" for i, choice in enumerate(choices)
-        )
+        text = f.metadata["help"]
+        if choices:
+            text += f" One of {', '.join(f'`{choice}`' for choice in choices)}."
         rows.append(f"| `{flag(f.name)}` | {default} | {text} |")
     return "\n".join(rows)
 
@@ -79,7 +79,7 @@ def attacks() -> str:
 
 
 def commands() -> str:
-    """A section for each command, with its options."""
+    """Return a section for each command, with its options."""
     sections = []
 
     def describe(command, path):
@@ -114,7 +114,7 @@ def _help(command, parameter) -> str:
 
 
 def messages() -> str:
-    """A table of the fields of each message between server and client."""
+    """Return a table of the fields of each message between server and client."""
     ways = {
         Invitation: "server to client",
         Presence: "client to server",
@@ -126,7 +126,7 @@ def messages() -> str:
 
 
 def records() -> str:
-    """A table of the keys of each file of a run folder."""
+    """Return a table of the keys of each file of a run folder."""
     titles = {
         RoundRecord: "metrics.jsonl: one object a round",
         Rejection: "rejections of a round",

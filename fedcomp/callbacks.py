@@ -13,18 +13,18 @@ class Header:
     task: str
     clients: int
     cohort: int  # clients in a round
-    parameters: int  # of the model
+    parameters: int  # trainable parameters of the model
     strategy: str
     uplink: str
     downlink: str
     memory: str
     partition: str
     device: str
-    engine: str  # that trains virtual clients, and how many at once; in a deployment, where clients connect
+    engine: str  # engine of the virtual clients, and how many it trains at once; in a deployment, the address of the port
     first_round: int  # 1, or the round after the checkpoint
     rounds: int
     out: str  # run folder
-    relays: int = 0  # between clients and server
+    relays: int = 0  # number of relays between clients and server
     attack: str = ""  # attack of the Byzantine virtual clients; "" = none
     byzantine: int = 0  # number of Byzantine clients
     notice: str = ""  # guarantee or advice of the strategy; "" = none
@@ -53,8 +53,8 @@ class ClientMetric:
     mean: float | None  # weighted by examples
     # Mean over the tenth of the clients with the lowest accuracy or the highest loss; None for other metrics.
     worst_decile: float | None
-    clients: int  # that reported it
-    examples: int  # of these clients
+    clients: int  # clients that reported it
+    examples: int  # examples of these clients
 
 
 class EvaluatedRecord:
@@ -88,12 +88,12 @@ class ClientRecord:
     # TCP payload since the client's last record, with TLS, handshakes and keepalive; None if the platform does not count it.
     wire_bytes_in: int | None  # received from the client
     wire_bytes_out: int | None  # sent to the client
-    latency_s: float | None  # from assignment to answer, summed over phases; None: no answer
+    latency_s: float | None  # seconds from assignment to answer, over all phases; None: no answer
     versions_behind: int | None  # versions of the model that the client had missed; None: unknown
     staleness: int = 0  # rounds by which the answer is late
-    stage: str = ""  # at which the client was rejected; "" if it was not
-    reason: str = ""  # of the rejection
-    metrics: Mapping[str, float] = field(default_factory=dict)  # reported by the client
+    stage: str = ""  # stage at which the client was rejected; "" if it was not
+    reason: str = ""  # why the client was rejected
+    metrics: Mapping[str, float] = field(default_factory=dict)  # metrics that the client reported
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ class RoundRecord(EvaluatedRecord):
     """A round, as a line of metrics.jsonl. Bytes are lengths of encoded frames; dense_* would be the bytes of float32 models."""
 
     round: int  # from 1
-    accuracy: float | None  # on the test set, 0 to 1; None if the round was not evaluated
+    accuracy: float | None  # accuracy on the test set, 0 to 1; None if the round was not evaluated
     loss: float | None  # mean loss on the test set
     train_loss: float | None  # loss before each local step, averaged over the accepted clients
     cohort: int  # clients of the round
@@ -112,25 +112,25 @@ class RoundRecord(EvaluatedRecord):
     dense_uplink_bytes: int  # the same exchanges in float32
     dense_downlink_bytes: int  # the same exchanges in float32
     seconds: float  # duration of the round
-    catch_up_bytes: int = 0  # of downlink_bytes: broadcasts older than the newest
-    first_download_bytes: int = 0  # of downlink_bytes: downloads of new clients
+    catch_up_bytes: int = 0  # part of downlink_bytes: broadcasts older than the newest
+    first_download_bytes: int = 0  # part of downlink_bytes: downloads of new clients
     uplink_nonzeros: int = 0  # coordinates in the accepted updates
-    skipped: int = 0  # of the accepted: clients with nothing to send
-    clipped: int = 0  # of the accepted: updates whose norm was above --clip-update
-    relayed_bytes: int = 0  # from relays to the server, in a simulation with relays
+    skipped: int = 0  # part of accepted: clients with nothing to send
+    clipped: int = 0  # part of accepted: updates whose norm was above --clip-update
+    relayed_bytes: int = 0  # frames from relays to the server, in a simulation with relays
     # TCP payload since the previous round, with TLS, handshakes and keepalive; None in a simulation, and if it is not counted.
     wire_bytes_in: int | None = None  # received at the port
     wire_bytes_out: int | None = None  # sent from the port
     rejections: Sequence[Rejection] = ()  # one for each rejected client
-    warnings: Sequence[str] = ()  # of this round
+    warnings: Sequence[str] = ()  # warnings of this round
     # In a simulation, only clients that reported metrics.
     by_client: Sequence[ClientRecord] = ()
     # By client: fraction of votes lost by a wide margin.
     suspicion: Mapping[int, float] = field(default_factory=dict)
     simulated_s: float | None = None  # duration on the virtual network; None without one
     simulated_hours: float | None = None  # virtual time since the start of the run
-    metrics: Mapping[str, float | None] = field(default_factory=dict)  # of the task
-    # By name, metrics that clients reported.
+    metrics: Mapping[str, float | None] = field(default_factory=dict)  # the task's own metrics
+    # Metrics that clients reported, by name.
     client_metrics: Mapping[str, ClientMetric] = field(default_factory=dict)
 
 
@@ -139,38 +139,40 @@ class RejectionSummary:
     """The rejections of a run that have the same reason."""
 
     stage: str
-    reason: str  # of the first rejection; the others may have other numbers in it
-    updates: int  # that were rejected
+    reason: str  # reason of the first rejection; only numbers in it may differ in the others
+    updates: int  # number of rejected updates
     clients: Sequence[int]  # ascending; only the lowest ids if there are too many to list
-    more_clients: int = 0  # not listed
+    more_clients: int = 0  # number of clients that are not listed
 
 
 @dataclass(frozen=True)
 class Summary(EvaluatedRecord):
     """The result of a run, the content of summary.json."""
 
-    accuracy: float | None  # of the last round, 0 to 1
-    loss: float | None  # of the last round
-    uplink_bytes: int  # of the run
-    downlink_bytes: int  # of the run
+    accuracy: float | None  # accuracy of the last round, 0 to 1
+    loss: float | None  # loss of the last round
+    uplink_bytes: int  # frames from clients in all rounds
+    downlink_bytes: int  # frames to clients in all rounds
     dense_uplink_bytes: int  # the same exchanges in float32
     dense_downlink_bytes: int  # the same exchanges in float32
-    rounds: int  # finished
-    clients: int  # of the run
-    client_updates: int  # accepted
-    seconds: float  # sum of the rounds
-    client_updates_per_s: float  # mean of the run
+    rounds: int  # finished rounds
+    clients: int  # clients of the run
+    client_updates: int  # accepted updates
+    seconds: float  # duration of all rounds
+    client_updates_per_s: float  # mean over the run
     device: str  # such as cpu or cuda:0
-    seed: int  # of the run
-    version: str  # of fedcomp
+    seed: int  # seed of the run
+    version: str  # version of fedcomp
     # TCP payload at a deployment's port, with TLS, handshakes and keepalive; None in a simulation, and if it is not counted.
     wire_bytes_in: int | None = None  # received
     wire_bytes_out: int | None = None  # sent
-    warnings: Sequence[str] = ()  # of the run
+    warnings: Sequence[str] = ()  # warnings of the run
     rejections: Sequence[RejectionSummary] = ()  # by frequency, descending
     simulated_hours: float | None = None  # virtual time of the run; None without a virtual network
-    metrics: Mapping[str, float | None] = field(default_factory=dict)  # of the last round
-    client_metrics: Mapping[str, ClientMetric] = field(default_factory=dict)  # as reported last
+    # The task's own metrics in the last round.
+    metrics: Mapping[str, float | None] = field(default_factory=dict)
+    # Metrics that clients reported, by name: the last values.
+    client_metrics: Mapping[str, ClientMetric] = field(default_factory=dict)
 
 
 def values_of(record: RoundRecord | Summary) -> dict[str, Any]:
@@ -189,7 +191,7 @@ def values_of(record: RoundRecord | Summary) -> dict[str, Any]:
 class PortFigures:
     """The traffic of a deployment's port since it was opened. Bytes are TCP payload, None if the platform does not count them."""
 
-    connections: int  # that are open
+    connections: int  # open connections
     refused: Mapping[str, int]  # number of refused streams by reason
     received_bytes: int | None
     sent_bytes: int | None
@@ -200,34 +202,34 @@ class Callback:
     """Base class of callbacks. Its hooks do nothing; override those that you need."""
 
     def on_port_open(self, port: Callable[[], PortFigures]) -> None:
-        """The port of a deployment is open. `port()` returns its traffic and may be called in any thread."""
+        """Handle the opening of a deployment's port. `port()` returns its traffic and may be called in any thread."""
 
     def on_run_start(self, header: Header) -> None:
-        """The run starts: called before the first round."""
+        """Handle the start of the run, before the first round."""
 
     def on_waiting(self, connected: Sequence[int], wanted: int) -> None:
-        """A round waits until `wanted` clients are connected. Called whenever the ids `connected` change, and at the end of the wait."""
+        """Handle a wait for `wanted` clients: called when the ids `connected` change, and at the end of the wait."""
 
     def on_client_joined(self, client: int) -> None:
-        """A client of a deployment has connected."""
+        """Handle a client of a deployment that has connected."""
 
     def on_client_left(self, client: int) -> None:
-        """A client of a deployment has disconnected."""
+        """Handle a client of a deployment that has disconnected."""
 
     def on_progress(self, round: int, answered: int, cohort: int) -> None:
-        """`answered` of `cohort` clients of the current phase have answered."""
+        """Handle an answer. `answered` of `cohort` clients of the current phase have answered."""
 
     def on_round_end(self, record: RoundRecord) -> None:
-        """A round has ended."""
+        """Handle the end of a round."""
 
     def on_checkpoint(self, round: int, seconds: float) -> None:
-        """The checkpoint after this round was written in `seconds`."""
+        """Handle the checkpoint after a round, which was written in `seconds`."""
 
     def on_warning(self, sentence: str) -> None:
-        """The run has a warning for the user."""
+        """Handle a warning for the user."""
 
     def on_run_end(self, summary: Summary, out: str) -> None:
-        """The run is complete. `out`: the run folder."""
+        """Handle the end of the run. `out`: the run folder."""
 
 
 class ForwardingCallback(Callback, ABC):
@@ -247,7 +249,7 @@ for _hook in [name for name in vars(Callback) if name.startswith("on_")]:
 
 
 class CallbackList(ForwardingCallback):
-    """Calls a list of callbacks. A failing callback in `others` does not end the run: it is reported and removed."""
+    """Several callbacks as one. A failing callback in `others` does not end the run: it is reported and removed."""
 
     def __init__(self, first: Callback, others: Mapping[str, Callback], metrics: str = ""):
         """`others`: callbacks by name; the warning about a failing callback starts with the name. `metrics`: address of /metrics."""
@@ -270,7 +272,7 @@ class CallbackList(ForwardingCallback):
 
 
 def hears(callback: Callback, hook: str) -> bool:
-    """Return whether a callback, or one in its list, has a hook of its own of this name."""
+    """Return whether a callback, or one of those in a CallbackList, overrides this hook."""
     if isinstance(callback, CallbackList):
         return any(hears(each, hook) for each in (callback.first, *callback.others.values()))
     return getattr(type(callback), hook) is not getattr(Callback, hook)

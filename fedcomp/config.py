@@ -49,243 +49,251 @@ non_negative = partial(option, low=0.0, high=schedules.MAX_FLOAT)
 class RunConfig:
     """The options that `fedcomp sim` and `fedcomp server start` share. Raises ConfigError or SpecError for values that are not valid."""
 
-    task: str = option("digits", "task to learn: a built-in name or path/file.py:name")
-    data: str | None = option(None, "folder of the task's data; default: FEDCOMP_DATA", local=True)
+    task: str = option("digits", "Task to learn: a built-in name or path/file.py:name.")
+    data: str | None = option(None, "Folder of the task's data. Default: FEDCOMP_DATA.", local=True)
     init: str | None = option(
-        None, "safetensors file with initial weights, such as model.safetensors of another run"
+        None, "Safetensors file with initial weights, such as model.safetensors of another run."
     )
     partition: str = option(
         "iid",
-        "how the data is partitioned among the clients: iid, classes:N, shards:N, dirichlet:A, natural, natural:column=NAME",
+        "How the data is partitioned among the clients: iid, classes:N, shards:N, dirichlet:A, natural, natural:column=NAME.",
     )
-    clients: int = count(10, "number of clients")
-    rounds: int = count(50, "number of rounds; a resumed run may raise it", local=True)
+    clients: int = count(10, "Number of clients.")
+    rounds: int = count(50, "Number of rounds; a resumed run may raise it.", local=True)
     participation: float = fraction(
-        0.1, "fraction of the clients that take part in a round, at least 2 clients"
+        0.1, "Fraction of the clients that take part in a round, at least 2 clients."
     )
     quorum: float = fraction(
-        1.0, "fraction of a round's clients whose accepted updates end the round", local=True
+        1.0, "Fraction of a round's clients whose accepted updates end the round.", local=True
     )
     deadline: float = zero_or_more(
         0.0,
-        "time limit for a phase of a round, in seconds; later answers are left out; 0 = no limit",
+        "Time limit for a phase of a round, in seconds; later answers are left out; 0 = no limit.",
         local=True,
     )
     network: str | None = option(
         None,
-        "virtual network of a simulation, which determines how long rounds take: mobile, fixed, lte-m, lora, "
-        "uniform:up=100kB,down=1MB,latency=50ms,step=20ms, lognormal:up=100kB,spread=1,absent=5%, or a CSV file",
+        "Virtual network of a simulation, which determines how long rounds take: mobile, fixed, lte-m, lora, "
+        "uniform:up=100kB,down=1MB,latency=50ms,step=20ms, lognormal:up=100kB,spread=1,absent=5%, or a CSV file.",
     )
-    local_steps: int = count(5, "local steps of a client in a round", high=1_000_000)
+    local_steps: int = count(5, "Local steps of a client in a round.", high=1_000_000)
     local_epochs: int = zero_or_more(
-        0, "passes over a client's data in a round, in place of --local-steps; 0 = off", high=10_000
+        0,
+        "Passes over a client's data in a round, in place of --local-steps; 0 = off.",
+        high=10_000,
     )
     batch_size: int = count(
         20,
-        "examples in a local step; a client with fewer examples uses all of them",
+        "Examples in a local step; a client with fewer examples uses all of them.",
         high=1_000_000,
     )
     optimizer: str = option(
         local_optimizer.SGD,
-        "optimizer of the clients, any class of torch.optim: sgd, adamw:lr=3e-4,weight_decay=0.1, rmsprop:alpha=0.9",
+        "Optimizer of the clients, any class of torch.optim: sgd, adamw:lr=3e-4,weight_decay=0.1, rmsprop:alpha=0.9 and others.",
         parse=local_optimizer.read,
     )
     optimizer_state: str = option(
         "fresh",
-        "state of a client's optimizer, such as the moments of Adam: reset in each round (fresh), or kept between rounds (kept)",
+        "State of a client's optimizer, such as the moments of Adam: reset in each round (fresh), or kept between rounds (kept).",
         choices=("fresh", "kept"),
     )
     lr: float | None = positive(
         None,
-        "learning rate of the clients; default: that of --optimizer, or else 0.05 for sgd and torch's default for other optimizers",
+        "Learning rate of the clients. Default: that of --optimizer, or else 0.05 for sgd and torch's default for other optimizers.",
     )
     step_schedule: str | None = option(
         None,
-        "factor of the learning rate by step within a round: cosine, linear:to=0.1, or values with their first steps: 0.1,1@5",
+        "Factor of the learning rate by step within a round: cosine, linear:to=0.1, or values with their first steps (0.1,1@5).",
         parse=schedules.RATE.read,
     )
     accumulate: int = count(
-        1, "batches whose gradients are accumulated before each step", high=10_000
+        1, "Batches whose gradients are accumulated before each step.", high=10_000
     )
     momentum: float = zero_or_more(
-        0.0, "momentum of local SGD; reset in every round unless --keep-momentum is given", high=1.0
+        0.0,
+        "Momentum of local SGD; reset in every round unless --keep-momentum is given.",
+        high=1.0,
     )
     keep_momentum: bool = option(
-        False, "keep the momentum of local SGD between rounds, except at coordinates that were sent"
+        False,
+        "Keep the momentum of local SGD between rounds, except at coordinates that were sent.",
     )
     weight_decay: float = non_negative(
         0.0,
-        "weight decay of local SGD; with the strategies vote and election, weight decay of the server's step",
+        "Weight decay of local SGD; with the strategies vote and election, weight decay of the server's step.",
     )
     augment: bool = option(
         False,
-        "augment training examples as the task defines, for CIFAR-10 with random crops and flips",
+        "Augment training examples as the task defines, for CIFAR-10 with random crops and flips.",
     )
     proximal: float = non_negative(
         0.0,
-        "weight of FedProx's proximal term, which pulls local models towards the global model; 0 = none",
+        "Weight of FedProx's proximal term, which pulls local models towards the global model; 0 = none.",
     )
-    clip: float = non_negative(0.0, "clip local gradients to this L2 norm; 0 = no clipping")
+    clip: float = non_negative(0.0, "Clip local gradients to this L2 norm; 0 = no clipping.")
     strategy: str = option(
         "average",
-        "how updates are aggregated; sets --uplink, --memory and --downlink if these are not given",
+        "How updates are aggregated; sets --uplink, --memory and --downlink if these are not given.",
     )
-    weights: str = option("uniform", "weight of a client's update", choices=("uniform", "examples"))
+    weights: str = option(
+        "uniform", "Weight of a client's update.", choices=("uniform", "examples")
+    )
     weight_cap: float = zero_or_more(
         0.0,
-        "largest weight of an update, as a multiple of the mean weight in the round; 0 = no cap",
+        "Largest weight of an update, as a multiple of the mean weight in the round; 0 = no cap.",
     )
     uplink: str = option(
-        StrategyDefault("stc:density=1/100"), "codec for updates from clients to the server"
+        StrategyDefault("stc:density=1/100"), "Codec for updates from clients to the server."
     )
     downlink: str = option(
-        StrategyDefault("stc:density=1/100"), "codec for updates from the server to clients"
+        StrategyDefault("stc:density=1/100"), "Codec for updates from the server to clients."
     )
     memory: str = option(
         StrategyDefault("auto"),
-        "memory of the clients around the uplink codec; auto = the one that the strategy requires, else residual for a codec that is "
-        "a contraction, else none",
+        "Memory of the clients around the uplink codec; auto = the one that the strategy requires, else residual for a codec that is "
+        "a contraction, else none.",
     )
     downlink_memory: str = option(
         StrategyDefault("auto"),
-        "memory of the server around the downlink codec; auto = as for --memory",
+        "Memory of the server around the downlink codec; auto = as for --memory.",
     )
     density_warmup: int = zero_or_more(
-        0, "rounds in which the density of the uplink falls from 25 % to its final value"
+        0, "Rounds in which the density of the uplink falls from 25 % to its final value."
     )
-    lr_warmup: int = zero_or_more(0, "rounds in which the learning rate rises to --lr")
+    lr_warmup: int = zero_or_more(0, "Rounds in which the learning rate rises to --lr.")
     lr_schedule: str | None = option(
         None,
-        "learning rate by round, after --lr-warmup: cosine, linear:to=0.001, poly:power=2, geometric:to=0.001, "
-        "step:every=30,factor=0.1, or values with their first rounds: 0.1,0.01@30",
+        "Learning rate by round, after --lr-warmup: cosine, linear:to=0.001, poly:power=2, geometric:to=0.001, "
+        "step:every=30,factor=0.1, or values with their first rounds (0.1,0.01@30).",
         parse=schedules.RATE.read,
     )
     local_steps_schedule: str | None = option(
         None,
-        "local steps by round, in the form of --lr-schedule: 1,8@21 is 1 in rounds 1 to 20, then 8; 8@21 is --local-steps until then",
+        "Local steps by round, in the form of --lr-schedule: 1,8@21 is 1 in rounds 1 to 20, then 8; 8@21 is --local-steps until then.",
         parse=schedules.COUNT.read,
     )
     batch_size_schedule: str | None = option(
         None,
-        "batch size by round, in the form of --lr-schedule: step:every=20,factor=2 doubles --batch-size every 20 rounds",
+        "Batch size by round, in the form of --lr-schedule: step:every=20,factor=2 doubles --batch-size every 20 rounds.",
         parse=schedules.COUNT.read,
     )
     density_schedule: str | None = option(
         None,
-        "density of the uplink by round, after --density-warmup, in the form of --lr-schedule: 10%,1%@10 or geometric:to=0.1%",
+        "Density of the uplink by round, after --density-warmup, in the form of --lr-schedule: 10%,1%@10 or geometric:to=0.1%.",
         parse=schedules.FRACTION.read,
     )
     horizon: int = zero_or_more(
         0,
-        "round in which the curves of schedules end; 0 = the last round of the run as it was started, also if it is resumed with "
-        "more --rounds",
+        "Round in which the curves of schedules end; 0 = the last round of the run as it was started, also if it is resumed with "
+        "more --rounds.",
         local=True,
     )
     budget: str | None = option(
         None,
-        "bytes that all clients of a round may send, such as 200kB, or time that each client may take to send, such as 30s; "
-        "determines the density of the uplink",
+        "Bytes that all clients of a round may send, such as 200kB, or time that each client may take to send, such as 30s; "
+        "determines the density of the uplink.",
         parse=spec.parse_budget,
         example="200kB, or a time, such as 30s",
     )
     bandwidths: str | None = option(
         None,
-        "uplink bandwidths in bytes per second, assigned to the clients in turn, such as 10kB,1MB; --budget is divided accordingly",
+        "Uplink bandwidths in bytes per second, assigned to the clients in turn, such as 10kB,1MB; --budget is divided accordingly.",
         parse=spec.parse_byte_list,
         example="10kB,1MB",
     )
     relays: int = zero_or_more(
         0,
-        "number of relays, which sum the frames of their clients and send the sum to the server; 0 = none",
+        "Number of relays, which sum the frames of their clients and send the sum to the server; 0 = none.",
         high=1_000_000,
     )
     clip_update: float = non_negative(
-        0.0, "clip each client's decoded update to this L2 norm; 0 = no clipping"
+        0.0, "Clip each client's decoded update to this L2 norm; 0 = no clipping."
     )
     server_optimizer: str = option(
         "sgd",
-        "optimizer that applies the averaged update: sgd, sgd:momentum=0.9, sgd:momentum=0.9,nesterov=true, "
-        "adam:beta1=0.9,beta2=0.99,tau=0.001 or yogi",
+        "Optimizer that applies the averaged update: sgd, sgd:momentum=0.9, sgd:momentum=0.9,nesterov=true, "
+        "adam:beta1=0.9,beta2=0.99,tau=0.001 or yogi.",
     )
     server_lr: float = positive(
-        1.0, "learning rate of the server's optimizer; adam and yogi need a small one, such as 0.01"
+        1.0,
+        "Learning rate of the server's optimizer; adam and yogi need a small one, such as 0.01.",
     )
     cache: float = option(
-        1.0, "size of the broadcast cache as a multiple of the dense model", low=0.0, high=1e6
+        1.0, "Size of the broadcast cache as a multiple of the dense model.", low=0.0, high=1e6
     )
     attack: str | None = option(
         None,
-        "attacks of Byzantine virtual clients: name:count with options, joined by +, such as inverted:2+alie:clients=3/7,z=1.5",
+        "Attacks of Byzantine virtual clients: name:count with options, joined by +, such as alie:clients=3/7,z=1.5+inverted:2.",
     )
     engine: str = option(
         AUTO,
-        "how virtual clients train: one after the other, batched, in one worker process per core, or in one Ray actor per core, "
-        "on the cluster at RAY_ADDRESS if it is set",
+        "How virtual clients train: one after the other, batched, in one worker process per core, or in one Ray actor per core, "
+        "on the cluster at RAY_ADDRESS if it is set.",
         choices=(AUTO, "serial", "batched", "processes", "ray"),
     )
     precision: str = option(
         "float32",
-        "precision of forward and backward passes; weights and updates are float32; bfloat16 is faster on most GPUs and on CPUs with "
-        "AMX or AVX512-BF16; float16 uses loss scaling",
+        "Precision of forward and backward passes; weights and updates are float32; bfloat16 is faster on most GPUs and on CPUs with "
+        "AMX or AVX512-BF16; float16 uses loss scaling.",
         choices=("float32", "bfloat16", "float16"),
     )
     cohort_batch: int = zero_or_more(
         0,
-        "clients that the batched engine trains together; 0 = chosen automatically, on a GPU such that they fill a quarter of the "
-        "free memory",
+        "Clients that the batched engine trains together; 0 = chosen automatically, on a GPU as many as fill a quarter of its "
+        "memory.",
         high=1_000_000,
     )
     residuals: str = option(
         AUTO,
-        "where the memories of virtual clients are stored between rounds: on the device, in host memory, or in the checkpoint "
-        "(file); auto = the first with enough room",
+        "Where the memories of virtual clients are stored between rounds: on the device, in host memory, or in the checkpoint "
+        "(file); auto = the first with enough room.",
         choices=(AUTO, "device", "host", "file"),
         local=True,
     )
     device: str = option(
         AUTO,
-        "device for training: auto, cpu, cuda or cuda:N; auto = the first GPU if there is one, else the CPU; in a simulation also "
-        "a list of GPUs among which the clients of a round are divided, such as cuda:0,cuda:1",
+        "Device for training: auto, cpu, cuda or cuda:N; auto = the first GPU if there is one, else the CPU; in a simulation also "
+        "a list of GPUs among which the clients of a round are divided, such as cuda:0,cuda:1.",
     )
-    seed: int = zero_or_more(0, "seed of all random draws", high=2**63 - 1)
-    eval_every: int = count(1, "rounds between evaluations; the last round is always evaluated")
+    seed: int = zero_or_more(0, "Seed of all random draws.", high=2**63 - 1)
+    eval_every: int = count(1, "Rounds between evaluations; the last round is always evaluated.")
     evaluate: str = option(
         "server",
-        "where the model is evaluated: on the server with the test data, on each client with held-out data of its own, or both",
+        "Where the model is evaluated: on the server with the test data, on each client with held-out data of its own, or both.",
         choices=("server", "clients", "both"),
     )
     holdout: float = option(
         0.2,
-        "fraction of a client's examples that are held out for its evaluation, with --evaluate clients or both; not used if the "
-        "task has test data for each client",
+        "Fraction of a client's examples that are held out for its evaluation, with --evaluate clients or both; not used if the "
+        "task has test data for each client.",
         above=0.0,
         high=0.9,
     )
     checkpoint_every: str = option(
         AUTO,
-        "rounds between checkpoints; auto = every round for a server, and at most a twentieth of the time for a simulation",
+        "Rounds between checkpoints; auto = every round for a server, and at most a twentieth of the time for a simulation.",
         local=True,
     )
     out: str | None = option(
-        None, "run folder; default: a new folder runs/TASK-YYYYMMDD-HHMMSS", local=True
+        None, "Run folder. Default: a new folder runs/TASK-YYYYMMDD-HHMMSS.", local=True
     )
-    resume: bool = option(False, "continue the run in --out", local=True)
-    plain: bool = option(False, "print one line per round instead of the dashboard", local=True)
+    resume: bool = option(False, "Continue the run in --out.", local=True)
+    plain: bool = option(False, "Print one line per round instead of the dashboard.", local=True)
     log_json: str | None = option(
         None,
-        "file to which each event is appended as a line of JSON; - = standard output instead of the dashboard",
+        "File to which each event is appended as a line of JSON; - = standard output instead of the dashboard.",
         local=True,
     )
     metrics_port: int = option(
         -1,
-        "loopback port on which /metrics is served to Prometheus; 0 = any free port, -1 = none",
+        "Loopback port on which /metrics is served to Prometheus; 0 = any free port, -1 = none.",
         low=-1,
         high=65535,
         local=True,
     )
     tensorboard: bool = option(
         False,
-        "write scalars for TensorBoard to the subfolder tensorboard of the run folder",
+        "Write scalars for TensorBoard to the subfolder tensorboard of the run folder.",
         local=True,
     )
 
@@ -450,7 +458,7 @@ def read_toml(path: str | Path, listable: Collection[str] = ()) -> dict[str, Any
             f"--config {path}: {error.strerror or error}; give a TOML file that can be read"
         ) from error
     except (ValueError, RecursionError) as error:
-        raise ConfigError(f"--config {path} is not TOML: {error}") from error
+        raise ConfigError(f"--config {path} is not TOML: {error}; correct it") from error
 
 
 def read_run(folder: str | Path) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """Optimizers of local training by spec string, such as `adamw:lr=3e-4,weight_decay=0.1`.
 
-The name is that of a class of `torch.optim` in lower case, and the options are its arguments; `beta1` and `beta2` replace `betas`. For
+The name is a class of `torch.optim` in lower case, and the options are its arguments; `beta1` and `beta2` replace `betas`. For
 plain `sgd`, torch is not imported.
 """
 
@@ -49,7 +49,7 @@ class LocalOptimizer:
         return SGD_LR if self.name == SGD else float(_arguments(self.name)["lr"].default)
 
     def takes(self, option: str) -> bool:
-        """Whether the optimizer has an option of this name."""
+        """Return whether the optimizer has an option of this name."""
         return (self.name == SGD and option in SGD_OPTIONS) or option in _arguments(self.name)
 
     def make(

@@ -112,9 +112,9 @@ class Invitation(WireMessage):
 class Presence(WireMessage):
     """A client's answer to an invitation."""
 
-    run: str  # that of the invitation
+    run: str  # name of the run, as in the invitation
     client: int  # logical id
-    version: str  # of the client's weights
+    version: str  # version of the client's weights
     reason: str  # why the client cannot take part; "" if it can
     key: bytes = b""  # public key of the client, a compressed P-384 point; b"" if its certificate has the key
 
@@ -123,7 +123,7 @@ class Presence(WireMessage):
 class Farewell(WireMessage):
     """The end of the run."""
 
-    run: str  # that of the invitation
+    run: str  # name of the run, as in the invitation
     round: int  # the last round
 
 
@@ -134,15 +134,15 @@ class Assignment(WireMessage):
     round: int  # from 1
     phase: str  # "train", or the name of another phase of the strategy
     client: int  # logical id
-    form: str  # of the download: UP_TO_DATE, FRAMES, OVERWRITE or DENSE
+    form: str  # form of the download: UP_TO_DATE, FRAMES, OVERWRITE or DENSE
     base: str  # version before the download; "" for DENSE
     version: str  # version after the download
-    fingerprint: str  # of the weights after the download
+    fingerprint: str  # fingerprint of the weights after the download
     frames: list[bytes]  # the download
     accepted: str  # ticket of the client's last accepted proposal, "" for none
     # Inputs of the strategy: name, value, name, …
     announced: list[bytes] = field(default_factory=list)
-    density: float = 0.0  # of the uplink codec in this round; 0 = as configured
+    density: float = 0.0  # density of the uplink codec in this round; 0 = as configured
     lr: float = 1.0  # this round's learning rate as a multiple of the client's
     returned: bytes = b""  # the dropped part of the accepted proposal as a frame, b"" for nothing
     steps: int = 0  # local steps in this round; 0 = as configured
@@ -154,18 +154,18 @@ class Assignment(WireMessage):
 class Report(WireMessage):
     """A client's answer to an assignment."""
 
-    round: int  # that of the assignment, and so are phase and client
+    round: int  # round, phase and client are those of the assignment
     phase: str
     client: int
     kind: str  # UPDATE, NEED_DENSE or FAILED
-    version: str  # of the client's weights, from which the update was computed
-    fingerprint: str  # of the client's weights
+    version: str  # version of the client's weights, from which the update was computed
+    fingerprint: str  # fingerprint of the client's weights
     frame: bytes  # b"" when there is nothing to send
     ticket: str  # name of this proposal
     examples: int  # weight of the update: the number of the client's examples, or the number that its train_fn returned
     loss: float  # mean training loss before each local step
     stage: str  # stage at which a FAILED client failed: "phase", "download", "evaluate", "train", "encode"
-    reason: str  # of a failure, one sentence
+    reason: str  # why the client failed, one sentence
     # Ticket of the last proposal that the client's memory committed, "" for none.
     committed: str = ""
     metrics: bytes = b""  # packed ReportedMetrics, b"" for none

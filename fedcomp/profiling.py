@@ -40,7 +40,7 @@ class Event:
 
 
 class Recorder:
-    """Records the spans of the thread that created it. `synchronise`: called at the edges of spans, to wait until the device is idle."""
+    """The spans of the thread that created it. `synchronise`: called at the edges of spans, to wait until the device is idle."""
 
     def __init__(
         self,

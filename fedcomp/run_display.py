@@ -323,7 +323,7 @@ def waiting_text(connected: Sequence[int], wanted: int) -> str:
 
 
 class LineDisplay(RunDisplay):
-    """Prints a run line by line on standard output, and warnings on standard error."""
+    """A run line by line on standard output, with warnings on standard error."""
 
     def on_run_start(self, header: Header) -> None:
         super().on_run_start(header)

@@ -32,7 +32,17 @@ from ..run_display import (
     verdict,
     waiting_text,
 )
-from .screen import DONE, LABEL, REJECTED, WARNING, Curve, Screen, facts_panel, fitted, progress_bar
+from .screen import (
+    DONE,
+    LABEL,
+    REJECTED,
+    WARNING,
+    CurvePlot,
+    Screen,
+    facts_panel,
+    fitted,
+    progress_bar,
+)
 
 SLOW_ROUND_S = 2.0  # rounds that take longer show the number of clients that have answered
 MIN_WIDTH, MIN_HEIGHT = 30, 10  # a smaller terminal cuts the picture off
@@ -40,9 +50,10 @@ MAX_CURVE_HEIGHT = 24  # lines; the table of rounds uses the remaining lines
 
 
 class Dashboard(RunDisplay):
-    """Draws on the terminal's alternate screen while it is entered, then prints the last picture and the verdict on the main screen.
+    """A dashboard on the terminal's alternate screen while its context is open.
 
-    Other output is buffered until then. A dashboard that is not entered only records the run, for `picture`.
+    On exit, the last picture and the verdict are printed on the main screen. Other output is buffered until then. Without a context, it
+    only records the run, for `picture`.
     """
 
     def __init__(self, console: Console | None = None, clock: Callable[[], float] = monotonic):
@@ -50,7 +61,7 @@ class Dashboard(RunDisplay):
         self._screen = Screen(console, self.picture, "preparing the run")
         self.console = self._screen.console
         self._entered = False
-        self._curve = Curve()
+        self._curve = CurvePlot()
         self._records: deque[RoundRecord] = deque(maxlen=100)
         self._notes: deque[Text] = deque(maxlen=6)  # the latest warnings and rejections
         self._warnings: deque[Text] = deque(maxlen=100)  # each once

@@ -234,7 +234,7 @@ def relay(
 
 
 @dataclass(frozen=True)
-class Identity:
+class ClientIdentity:
     """One client: its server, logical id, partition of the data, state folder, and enrolment."""
 
     target: "Target"
@@ -252,7 +252,7 @@ def identities(
     partition_id: int | None,
     state_dir: Path | None,
     count: int | None,
-) -> list[Identity]:
+) -> list[ClientIdentity]:
     """Return the clients that the options describe. Raises UserError or ConfigError."""
     _refuse_enrolment(insecure, enrolment)
     if not insecure and client_id is not None:
@@ -279,7 +279,7 @@ def identities(
         if state_dir:
             folder = state_dir / folder if multiple else state_dir
         partition = None if partition_id is None else partition_id + i
-        result.append(Identity(target, id, partition, folder, enrolled))
+        result.append(ClientIdentity(target, id, partition, folder, enrolled))
     return result
 
 

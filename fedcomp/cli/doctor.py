@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from cryptography import x509
 
     from ..keys.enrolment import Enrolment
-    from ..keys.registry import Entry
+    from ..keys.registry import RegistryEntry
 
 OK, FAILED, SKIPPED = "ok", "failed", "skipped"
 SYMBOLS = {OK: "✓", FAILED: "✗", SKIPPED: "–"}
@@ -234,12 +234,12 @@ def disk(runs: Path) -> Check:
 
 
 def listening(port: int) -> Check:
-    """Check that a server can listen on a port on every address of this"""
+    """Check that a server can listen on a port on every address of this machine."""
     what = f"port {port}"
     for family, everywhere in ((socket.AF_INET, "0.0.0.0"), (socket.AF_INET6, "::")):
         try:
             with socket.socket(family, socket.SOCK_STREAM) as trial:
-                # As servers do: a port that was closed just now is free.
+                # A port that was closed just now counts as free, as for servers.
                 trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                 if family == socket.AF_INET6:
                     trial.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
@@ -337,7 +337,7 @@ def keys_folder(folder: Path, enrolment: "Enrolment | None") -> Iterator[Check]:
             yield ok("enrolled", f"client {enrolment.id} is accepted")
 
 
-def keys_of(folder: Path, place: str, entries: "tuple[Entry, ...]", now: datetime) -> Check:
+def keys_of(folder: Path, place: str, entries: "tuple[RegistryEntry, ...]", now: datetime) -> Check:
     """Check that no key of the clients or the relays in the registry has expired. `place`: "clients" or "relays"."""
     counts = {"accepted": sum(not entry.refusal(now) for entry in entries)}
     counts["revoked"] = sum(entry.state == "revoked" for entry in entries)
@@ -348,8 +348,8 @@ def keys_of(folder: Path, place: str, entries: "tuple[Entry, ...]", now: datetim
     return ok("registry", f"{place}: {text}")
 
 
-def files_of(folder: Path, place: str, entries: "tuple[Entry, ...]") -> Check:
-    """Check that the enrolment files in `place` match the registry and are private. Files that were removed are not needed."""
+def files_of(folder: Path, place: str, entries: "tuple[RegistryEntry, ...]") -> Check:
+    """Check that the enrolment files in `place` match the registry and are private. Missing files are no failure."""
     from ..keys.enrolment import Enrolment, openssh
 
     paths = {path.stem: path for path in sorted((folder / place).glob("*.toml"))}

@@ -38,7 +38,7 @@ def option(
     shown: object = None,
     **limits: Any,
 ) -> Any:
-    """Return an option of a command. `panel`: of the help; `shown`: a default that the help names although it is not set."""
+    """Return an option of a command. `panel`: its panel in the help; `shown`: the default in the help, if `default` is only a marker."""
     help += "" if shown is None else rf" [dim]\[default: {shown}][/dim]"
     return typer.Option(
         default, *names, metavar=metavar, help=help, rich_help_panel=panel, **limits
@@ -69,7 +69,7 @@ def with_run_flags(without: Collection[str] = ()) -> Callable[[Command], Command
         for name in names.split()
         if name not in without
     ]
-    help = "TOML file with options; flags take precedence over it"
+    help = "TOML file with options; flags take precedence over it."
     file = option("FILE", help, "--config", panel="Output")
 
     def decorate(command: Command) -> Command:

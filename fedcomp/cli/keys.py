@@ -21,7 +21,7 @@ from .flags import option, switch
 from .tables import print_table
 
 if TYPE_CHECKING:
-    from ..keys.registry import Entry
+    from ..keys.registry import RegistryEntry
 
 RENEW_DAYS = 30  # certificates that end within this time are due for renewal
 RELAY = re.compile(r"relay-\d{1,10}", re.ASCII)
@@ -204,7 +204,7 @@ def _file(folder: Path, holder: int | str) -> Path:
     return folder / keys.RELAYS / f"{holder.removeprefix('relay-')}.toml"
 
 
-def _row(entry: "Entry", file: Path, now: datetime) -> tuple[str, ...]:
+def _row(entry: "RegistryEntry", file: Path, now: datetime) -> tuple[str, ...]:
     state = "expired" if entry.state == "enrolled" and entry.refusal(now) else entry.state
     raw = hashlib.sha256(b64decode(entry.public_key.split()[1])).digest()
     fingerprint = "SHA256:" + b64encode(raw).decode().rstrip("=")  # as ssh-keygen -l shows it

@@ -316,7 +316,7 @@ def bench_sim(
 def start(
     port: int | None = option(
         "N",
-        "port to listen on; 0 = a free one",
+        "Port to listen on; 0 = a free one.",
         panel=PORT_PANEL,
         shown=deployment_commands.PORT,
         min=0,
@@ -324,21 +324,21 @@ def start(
     ),
     host: str | None = option(
         "HOST",
-        "address of this machine to listen on; all addresses by default, loopback with --insecure",
+        "Address of this machine to listen on. Default: all addresses, loopback with --insecure.",
         panel=PORT_PANEL,
     ),
     keys: str | None = option(
-        "DIR", "folder of keys, made by fedcomp keys init", panel=PORT_PANEL, shown=KEYS
+        "DIR", "Folder of keys, written by fedcomp keys init.", panel=PORT_PANEL, shown=KEYS
     ),
     insecure: bool | None = option(
         None,
-        "serve without TLS and keys, for a trial on one machine",
+        "Serve without TLS and keys, for a trial on one machine.",
         "--insecure",
         panel=PORT_PANEL,
     ),
     transport: str | None = option(
         None,
-        f"transport of the messages: {deployment_commands.TRANSPORT_HELP}",
+        f"Transport of the messages: {deployment_commands.TRANSPORT_HELP}.",
         panel=PORT_PANEL,
         shown="grpc",
         click_type=deployment_commands.TRANSPORTS,

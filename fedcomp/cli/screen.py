@@ -124,7 +124,7 @@ def _columns(cells: Sequence[Text], columns: int, max_rows: int) -> list[Text]:
     return lines
 
 
-class Curve:
+class CurvePlot:
     """A curve over rounds. `is_fraction`: values are 0..1 and labelled in percent, else they are losses."""
 
     def __init__(self, is_fraction: bool = True) -> None:

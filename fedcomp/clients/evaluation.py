@@ -24,7 +24,7 @@ from .trainer import Shards
 
 
 class ClientEvaluator:
-    """Evaluates weights for the clients of a session, one client after the other, in this process.
+    """Evaluation of weights for the clients of a session, one client after the other, in this process.
 
     `shards[client]` are the rows of the client's examples in `train`, and `held_out[client]` are the rows in `test` on which the client
     evaluates. `train` and `test` are on `device`; the model is moved there. Running statistics are recalibrated on up to 2,000 of the

@@ -103,7 +103,7 @@ class HostedStates(States):
 
 
 class EncodingSession:
-    """Downloads and encodes for the clients that it hosts. The caller trains them."""
+    """The downloads and the frames of the clients that a session hosts. The caller trains them."""
 
     def __init__(self, replica: Replica, states: States, algorithm: ClientAlgorithm, seed: int):
         self.replica, self.states = replica, states
@@ -187,7 +187,7 @@ class EncodingSession:
 
 
 class ClientSession(EncodingSession):
-    """Answers assignments with reports.
+    """A session that answers assignments with reports.
 
     `keeps_rounds`: keep a client's round state until the client's next round; by default it is dropped when any new round begins.
     `evaluator`: None if clients do not evaluate. `frees_downloads`: clear the frames of an assignment when they are applied, because nobody
@@ -460,7 +460,7 @@ def context_of(assignment: Assignment) -> Context:
 
 
 def encoding_error(error: FedcompError, trainer: Trainer, client: int) -> FedcompError:
-    """Return `error`, or an error about the training data if it is or may be the cause of a non-finite update."""
+    """Return `error`, or an error that names the training data if NaN or infinity in it may be the cause."""
     if not isinstance(error, NonFiniteError):
         return error
     if isinstance(trainer.data, LazyData):  # not searched, which could take longer than training

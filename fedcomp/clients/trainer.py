@@ -37,7 +37,7 @@ Stack = tuple[list[ClientResult], Tensor]  # the k clients that did not fail, an
 
 
 class Trainer:
-    """Trains the clients of a session. `shards[client]` are the rows of the client's examples in `data`."""
+    """The training of the clients of a session. `shards[client]` are the rows of the client's examples in `data`."""
 
     def __init__(
         self,
@@ -156,7 +156,7 @@ def _none(start: Tensor) -> Tensor:
 
 
 class PartitionTraining:
-    """Trains the partitions of the current round, each once; all clients of a partition get identical updates.
+    """The training of the partitions of the current round, each once. All clients of a partition get identical updates.
 
     `at_once`: number of partitions whose updates are in memory together.
     """

@@ -43,7 +43,7 @@ class Context:
     rate: float = 1.0  # learning rate of the round, as a multiple of the run's
 
     def at(self, index: int | None) -> "Context":
-        """Return the context with each moment indexed: `i` for update i of a stack, None for a stack with this one update."""
+        """Return the context with indexed moments: `i` selects update i of a stack, None makes a stack of one update."""
         if self.moments is None:
             return self
         return replace(self, moments=(self.moments[0][index], self.moments[1][index]))
@@ -435,7 +435,7 @@ def nonfinite_errors(rows: Rows, layout: Layout | None, what: str) -> list[NonFi
 def nonfinite_error(
     x: Tensor, layout: Layout | None, onto: Tensor | None = None, what: str = "the update"
 ) -> NonFiniteError:
-    """Return the error for a vector x, or a sum onto + x, that is not finite. Its message has the tensor and the first such element."""
+    """Return the error for a vector x, or a sum onto + x, that is not finite. Its message names the tensor and the first such element."""
     total = x.to(torch.float32) if onto is None else onto + x
     position = int((~total.isfinite()).nonzero()[0])
     value = x[position].to(torch.float32)

@@ -24,7 +24,7 @@ from .base import SEEDS, Codec, Context, expect
 from .frame import Section
 from .update import Update
 
-JOINT_BYTES = 24  # by which a joint body may be larger than separate ones: its counts and lengths
+JOINT_BYTES = 24  # counts and lengths of a joint body, by which it may be larger than separate ones
 
 
 @dataclass(frozen=True)

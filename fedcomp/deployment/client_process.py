@@ -33,7 +33,7 @@ RETRY_S = (0.2, 0.5, 1.0, 2.0, 5.0)  # between attempts to reach the server
 MAX_SAVES = 16  # states that are written at the same time
 MAX_CONNECTS = 64  # clients that connect at the same time
 LOG_INTERVAL_S = 0.2  # maximum, between two prints of the clients' messages
-COMBINE_S = 1.0  # in which equal log messages of several clients are combined
+COMBINE_S = 1.0  # time in which equal log messages of several clients are combined
 REFUSAL_S = 5.0  # for the server to receive the reason why a client cannot take part
 MAX_MODELS = 16  # largest message from a server, in multiples of the model in float32
 SPARE_BYTES = 64 << 20  # in addition to MAX_MODELS
@@ -112,7 +112,7 @@ class HostedClient:
     id: int = -1  # logical id, by which `ClientProcess` has it
     retries: Retries = field(default_factory=Retries)
     over: bool = False  # its run has ended, and it does not wait for another
-    error: FedcompError | None = None  # that ended it
+    error: FedcompError | None = None  # the error that ended it
 
     @property
     def done(self) -> bool:

@@ -2,9 +2,9 @@
 
 from ..callbacks import ClientRecord, PortFigures
 from ..server.round_loop import RoundResult
-from ..transports.grpc import GrpcTransport, Traffic
+from ..transports.grpc import GrpcTransport, WireBytes
 
-NOTHING = Traffic()
+NOTHING = WireBytes()
 
 
 class ClientTraffic:
@@ -13,9 +13,9 @@ class ClientTraffic:
     def __init__(self, transport: GrpcTransport):
         self.transport = transport
         self._taken = NOTHING
-        self._recorded: dict[int, Traffic] = {}  # bytes that earlier records contain
+        self._recorded: dict[int, WireBytes] = {}  # bytes that earlier records contain
 
-    def take_total(self) -> Traffic | None:
+    def take_total(self) -> WireBytes | None:
         """Return the bytes that the port received and sent since the last call; None where the platform does not count them."""
         report = self.transport.traffic()
         if report is None:

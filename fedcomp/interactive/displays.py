@@ -31,7 +31,7 @@ MAX_WARNINGS = 5
 
 
 class ProgressDisplay(RunDisplay):
-    """Records a run and shows nothing. The base class of the other displays."""
+    """Base class of the displays. It records a run and shows nothing."""
 
     _has_rejections = False
 
@@ -68,7 +68,7 @@ class ProgressDisplay(RunDisplay):
 
 
 class LogDisplay(ProgressDisplay):
-    """Writes a line after each tenth of the rounds to `stream`, by default standard error."""
+    """A line on `stream`, by default standard error, after each tenth of the rounds."""
 
     def __init__(self, stream: TextIO | None = None):
         super().__init__()
@@ -95,7 +95,7 @@ class LogDisplay(ProgressDisplay):
 
 
 class TerminalDisplay(ProgressDisplay):
-    """Shows a progress bar on the terminal of standard error, below the warnings."""
+    """A progress bar on the terminal of standard error, below the warnings."""
 
     def __init__(self, console: Console | None = None):
         super().__init__()
@@ -133,9 +133,10 @@ class TerminalDisplay(ProgressDisplay):
 
 
 class NotebookDisplay(ProgressDisplay):
-    """Shows the run through `display`, which is IPython's unless given: `display(bundle, raw=True, display_id=True)` → a handle.
+    """The run as a picture in a notebook.
 
-    A bundle has the picture as HTML, and a line of text for front ends without HTML. Colours are those of the notebook.
+    `display(bundle, raw=True, display_id=True)` shows a bundle and returns a handle; by default it is IPython's. A bundle has the
+    picture as HTML, and a line of text for front ends without HTML. The picture has the colours of the notebook.
     """
 
     def __init__(

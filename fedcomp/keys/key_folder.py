@@ -36,7 +36,7 @@ from . import certificates
 from .certificates import CURVE, certificate_pem, private_key_pem, read_certificate
 from .connection import join_address
 from .enrolment import MAX_ID, Enrolment, format_time, openssh, out_of_date, utc_now
-from .registry import ENROLLED, REVOKED, Entry, Registry, read_file, registry_text
+from .registry import ENROLLED, REVOKED, Registry, RegistryEntry, read_file, registry_text
 
 CA_CRT = "ca.crt"
 CA_KEY = "ca.key"
@@ -197,7 +197,7 @@ class _Issuer:
         durable_files.replace(self.folder / SERVER_CRT, [certificate_pem(certificate)], 0o644)
         return ends
 
-    def enrol(self, id: int, relay_hosts: Sequence[str] | None = None) -> Entry:
+    def enrol(self, id: int, relay_hosts: Sequence[str] | None = None) -> RegistryEntry:
         """Write an enrolment file with a new key. Return its entry, which the caller adds to the registry.
 
         `relay_hosts`: the hosts of a relay; None for a client.
@@ -220,7 +220,7 @@ class _Issuer:
         enrolment = Enrolment(id, own.decode(), private.decode(), ca.decode(), self.server)
         file = self.folder / (RELAYS if relay else CLIENTS) / f"{id}.toml"
         durable_files.replace(file, [enrolment.text().encode()], 0o600)
-        return Entry(id, openssh(public), ENROLLED, ends, relay=relay)
+        return RegistryEntry(id, openssh(public), ENROLLED, ends, relay=relay)
 
     def _validity(self) -> tuple[datetime, datetime]:
         """Return now, and the end of a certificate that is made now."""
@@ -234,7 +234,7 @@ class _State:
     """A folder of keys that is locked by this process."""
 
     folder: Path
-    entries: tuple[Entry, ...]  # clients and relays
+    entries: tuple[RegistryEntry, ...]  # clients and relays
     server: str | None
 
     def issuer(self, days: int) -> _Issuer:
@@ -251,7 +251,7 @@ class _State:
             raise KeysError(f"the CA of {self.folder} ended on {format_time(ended)}; {NEW_KEYS}")
         return _Issuer(self.folder, certificate, key, days, self.server)
 
-    def entry(self, holder: int | str) -> Entry:
+    def entry(self, holder: int | str) -> RegistryEntry:
         """Return the entry of a holder. Raises KeysError if there is none."""
         for entry in self.entries:
             if entry.holder == holder:
@@ -269,7 +269,7 @@ class _State:
         """Return the id after the highest one of all relays or all clients."""
         return max((entry.id for entry in self.entries if entry.relay == relay), default=-1) + 1
 
-    def write(self, entries: Sequence[Entry]) -> None:
+    def write(self, entries: Sequence[RegistryEntry]) -> None:
         text = registry_text(entries, self.server)
         durable_files.replace(self.folder / REGISTRY, [text.encode()], 0o644)
 

@@ -44,7 +44,7 @@ HEAD = "# The public key of each client and relay. Written by `fedcomp keys`; th
 
 
 @dataclass(frozen=True)
-class Entry:
+class RegistryEntry:
     """A client or a relay in the registry."""
 
     id: int
@@ -78,12 +78,12 @@ class Entry:
 class _Content:
     """The content of a registry.toml when it was read."""
 
-    clients: tuple[Entry, ...] = ()
-    relays: tuple[Entry, ...] = ()
+    clients: tuple[RegistryEntry, ...] = ()
+    relays: tuple[RegistryEntry, ...] = ()
     problem: str = ""  # why the file cannot be used, "" if it can
 
     @cached_property
-    def holders(self) -> dict[bytes, tuple[Entry, bool]]:
+    def holders(self) -> dict[bytes, tuple[RegistryEntry, bool]]:
         """Key hash → entry, and whether the key was replaced."""
         return {
             _parsed(key)[1]: (entry, key != entry.public_key)
@@ -107,12 +107,12 @@ class Registry:
         self._content = self._polled = _Content(clients, relays)
 
     @property
-    def entries(self) -> tuple[Entry, ...]:
+    def entries(self) -> tuple[RegistryEntry, ...]:
         """All clients in the order of their ids; none while the file is malformed."""
         return self._current().clients
 
     @property
-    def relays(self) -> tuple[Entry, ...]:
+    def relays(self) -> tuple[RegistryEntry, ...]:
         """All relays in the order of their ids; none while the file is malformed."""
         return self._current().relays
 
@@ -160,7 +160,7 @@ class Registry:
             log(f"{self.path} is valid again: {accepted} of its clients are accepted")
         return not content.problem
 
-    def _find(self, key_hash: bytes) -> tuple[Entry | None, str]:
+    def _find(self, key_hash: bytes) -> tuple[RegistryEntry | None, str]:
         """Return the entry of a key hash, None if it is unknown, and the reason for a refusal, "" if it is accepted."""
         content, folder = self._current(), self.path.parent
         if content.problem:
@@ -207,7 +207,9 @@ def _parsed(key: str) -> tuple[str, bytes]:
     return openssh(parsed), key_hash(parsed)
 
 
-def read_file(path: Path) -> tuple[tuple[Entry, ...], tuple[Entry, ...], str | None]:
+def read_file(
+    path: Path,
+) -> tuple[tuple[RegistryEntry, ...], tuple[RegistryEntry, ...], str | None]:
     """Return the clients and the relays of a registry.toml in the order of their ids, and the server's address or None.
 
     Raises KeysError, which names the file and the line or field.
@@ -218,7 +220,7 @@ def read_file(path: Path) -> tuple[tuple[Entry, ...], tuple[Entry, ...], str | N
     return clients, relays, fields.server
 
 
-def _entries(fields: TomlTable, kind: str) -> tuple[Entry, ...]:
+def _entries(fields: TomlTable, kind: str) -> tuple[RegistryEntry, ...]:
     if kind not in fields.table:
         return ()
     path = fields.where
@@ -234,9 +236,9 @@ def _entries(fields: TomlTable, kind: str) -> tuple[Entry, ...]:
     return tuple(entries)
 
 
-def _refuse_shared_keys(entries: Sequence[Entry], path: Path) -> None:
+def _refuse_shared_keys(entries: Sequence[RegistryEntry], path: Path) -> None:
     """Raise KeysError if two holders have the same key, or a key is both current and replaced."""
-    holders: dict[str, Entry] = {}
+    holders: dict[str, RegistryEntry] = {}
     for entry in entries:
         for key in (entry.public_key, *entry.replaced):
             if (other := holders.setdefault(key, entry)) is not entry:
@@ -251,13 +253,13 @@ def _refuse_shared_keys(entries: Sequence[Entry], path: Path) -> None:
             )
 
 
-def _entry(table: dict[str, Any], kind: str, number: int, path: str) -> Entry:
+def _entry(table: dict[str, Any], kind: str, number: int, path: str) -> RegistryEntry:
     """Return the entry of the `number`-th table of a kind, "client" or "relay". Raises KeysError."""
     fields = TomlTable({"replaced": []} | table, f"{path}: [[{kind}]] number {number}", REMEDY)
     id = fields.take("id", parse_id, ID_VALUES)
     fields = replace(fields, where=f"{path}: {kind} {id}")
     keys = "a list of EC P-384 public keys in OpenSSH form"
-    return Entry(
+    return RegistryEntry(
         id,
         fields.take("public_key", _key, "an EC P-384 public key in OpenSSH form"),
         fields.take("state", _state, f"'{ENROLLED}' or '{REVOKED}'"),
@@ -283,7 +285,7 @@ def _list(value: Any, of: type) -> list[Any]:
     return value
 
 
-def registry_text(entries: Sequence[Entry], server: str | None) -> str:
+def registry_text(entries: Sequence[RegistryEntry], server: str | None) -> str:
     """Return the content of a registry.toml."""
     content: dict[str, Any] = {"server": server} if server else {}
     for entry in sorted(entries, key=lambda entry: (entry.relay, entry.id)):

@@ -43,7 +43,7 @@ class DianaCounterpart(ShiftCounterpart):
 
 
 class Diana(ShiftMemory):
-    """Sends the difference to a shift that follows the client's updates."""
+    """A memory that sends the difference to a shift, which follows the client's updates."""
 
     name: ClassVar[str] = "diana"
     source: ClassVar[str] = "Mishchenko et al. 2019"

@@ -24,7 +24,7 @@ class EF21Counterpart(ShiftCounterpart):
 
 
 class EF21(ShiftMemory):
-    """Sends the difference to the server's estimate of the update."""
+    """A memory that sends the difference to the server's estimate of the update."""
 
     name: ClassVar[str] = "ef21"
     source: ClassVar[str] = "Richtárik et al. 2021"

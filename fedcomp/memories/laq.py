@@ -81,7 +81,7 @@ class LAQCounterpart(ShiftCounterpart):
 
 
 class LAQ(ShiftMemory):
-    """Sends the difference to the last estimate, or skips the round."""
+    """A memory that sends the difference to the last estimate, or skips the round."""
 
     name: ClassVar[str] = "laq"
     source: ClassVar[str] = "Sun et al. 2019"

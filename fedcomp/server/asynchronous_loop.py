@@ -39,7 +39,7 @@ CLOCK, AT_WORK = "clock", "at-work"  # in a checkpoint
 class Answer:
     """An answer that no round has taken yet."""
 
-    round: int  # in which its client started work
+    round: int  # round in which its client started work
     arrival_s: float  # time of arrival, in seconds
     report: Report | None  # None: it could not be read
     result: AcceptedUpdate | Rejection
@@ -50,7 +50,7 @@ class Answer:
 
 
 class AsynchronousLoop(RoundLoop):
-    """Runs the rounds of an asynchronous strategy.
+    """The rounds of an asynchronous strategy.
 
     `work_s(round, client)` returns the virtual duration in seconds of the work that a client started in a round; None: time is real.
     """

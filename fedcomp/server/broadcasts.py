@@ -66,7 +66,7 @@ class TouchedPositions:
         self, cache: Sequence[Broadcast], open: Callable[[Broadcast], np.ndarray | None], numel: int
     ):
         self._cache, self._open = cache, open
-        # Number of newest broadcasts until a position is touched; 0: more than were opened.
+        # By position: the newest broadcast that touches it, counted from 1; 0: none of those that were opened.
         self._first = np.zeros(numel, np.int32)
         self._counts = [
             0

@@ -39,7 +39,7 @@ DELETE FROM staged;
 """
 STAGED_FILES = "SELECT file FROM staged WHERE file IS NOT NULL"
 FILES_IN_USE = f"SELECT file FROM entry WHERE file IS NOT NULL UNION {STAGED_FILES}"
-BROADCAST = "broadcast/{:012}"  # then /BASE/VERSION: names of broadcasts, by round
+BROADCAST = "broadcast/{:012}"  # names of broadcasts: this with the round, then /BASE/VERSION
 
 Row = tuple[str, int | None, bytes | None]  # name, number of the file or None, content or None
 

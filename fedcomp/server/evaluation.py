@@ -45,7 +45,7 @@ INITIAL_BUFFERS = (
 
 
 class Evaluator:
-    """Evaluates and exports the weights of a run.
+    """Evaluation and export of the weights of a run.
 
     Running statistics, such as those of BatchNorm, are recalibrated for the weights first (tasks/running_statistics.py), on up to
     2,000 training examples, always the same. Evaluation and export then see the same model. All other buffers are as

@@ -33,9 +33,9 @@ def utc_now() -> datetime:
 
 
 class JsonLog(Callback):
-    """Appends lines to a file, or for "-" to standard output; other code's output then goes to standard error.
+    """A log with a line of JSON per event, in a file, or for "-" on standard output; other code's output then goes to standard error.
 
-    A context manager. Entering it raises ConfigError for a file that cannot be written; leaving it logs the error that ended the run.
+    It is a context manager. Entering it raises ConfigError for a file that cannot be written; leaving it logs the error that ended the run.
     """
 
     def __init__(

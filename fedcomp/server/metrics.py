@@ -59,7 +59,7 @@ class ClientCounters:
 
 
 class Metrics(Callback, Collector):
-    """Collects the metrics of a run. The hooks are called in the run's thread; `collect` and `text` may be called in any thread."""
+    """The metrics of a run for Prometheus. The hooks are called in the run's thread; `collect` and `text` may be called in any thread."""
 
     def __init__(self) -> None:
         self.header: Header | None = None

@@ -43,7 +43,7 @@ def with_option_callbacks(config: RunConfig, callback: Callback) -> Iterator[Cal
 
 
 class TensorBoard(Callback):
-    """Writes scalars into the run folder, one point a round, by the names of metrics.jsonl.
+    """Scalars for TensorBoard in the run folder, one point a round, by the names of metrics.jsonl.
 
     Raises ConfigError if the package tensorboard is not installed.
     """

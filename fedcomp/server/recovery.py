@@ -48,7 +48,7 @@ class Stateful(Protocol):
 
 
 class Recovery:
-    """Saves and restores a run. Call `restore` before the first round, `mark_changed` after each round, and `save` when due."""
+    """The saved state of a run. Call `restore` before the first round, `mark_changed` after each round, and `save` when due."""
 
     def __init__(
         self,

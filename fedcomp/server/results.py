@@ -239,7 +239,7 @@ def summarize_rejections(records: Iterable[RoundRecord]) -> tuple[RejectionSumma
 
 
 class WarningLog:
-    """Forwards warnings and collects those of a round.
+    """The warnings of a run: each is forwarded, and collected until the end of its round.
 
     A warning with a kind is shown once in a run, even if the run is resumed: the kinds are part of the checkpoint.
     """
@@ -272,7 +272,7 @@ class WarningLog:
 def check_loss(warn: WarningLog, round: int, loss: float | None, test: Examples | None) -> None:
     """Warn once in a run about a test loss that is not finite: metrics.jsonl has null in its place, as for a round without evaluation.
 
-    `loss`: that of the round on the data `test`; None if the round was not evaluated.
+    `loss`: the loss of the round on `test`; None if the round was not evaluated.
     """
     if loss is None or math.isfinite(loss) or LOSS_NOT_FINITE in warn.kinds:
         return

@@ -60,7 +60,7 @@ class RoundResult:
 
 
 class RoundLoop:
-    """Runs the rounds of a strategy over a transport, and keeps the server's record of each client.
+    """The rounds of a strategy over a transport, with the server's record of each client.
 
     `gather` returns the logical ids of the clients from which a cohort may be drawn, in ascending order, and may wait for them. By default
     it returns all connected clients. The cohort and the order of sums depend on the ids, not on the order of answers.
@@ -137,7 +137,7 @@ class RoundLoop:
         assignments = []
         for client, config in configs.items():
             version = self.versions.get(client, b.first)
-            download = b.download(version)  # the cheapest one to the current version
+            download = b.download(version)  # the shortest form
             traffic.behind.setdefault(client, b.behind(version))
             announced = dict(strategy.announce(phase, client, before))
             if counterpart is not None and not before:

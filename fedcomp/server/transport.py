@@ -56,7 +56,7 @@ class Clock:
 
 
 class Transport(Protocol):
-    """Carries assignments to clients and brings their reports back. Clients are named by their logical ids.
+    """The way of assignments to clients and of reports back. Clients are named by their logical ids.
 
     A client has at most one open assignment: a newer one replaces it, `cancel` withdraws it, and its report or loss closes it. Reports
     on assignments that are no longer open are not delivered.

@@ -20,8 +20,9 @@ from ..strategies.base import ClientAlgorithm
 from .placement import IN_MEMORY, Placement
 
 GROWTH = "residual growth"  # the kind of the monitor's warning
-MARGIN = 10.0  # contraction holds in the mean over seeds, and some memories change updates
-MAX_CLIENTS = 16  # that are monitored: all use the same codec, and a norm costs a pass
+# Residuals may exceed the bound by this factor: codecs contract in the mean over seeds, and some memories change updates.
+MARGIN = 10.0
+MAX_CLIENTS = 16  # monitored clients; all use the same codec, and a norm costs a pass
 OBJECT_BYTES = 4096  # estimate of a state's size without its vectors and its record
 
 
@@ -135,7 +136,7 @@ def record_name(client: int) -> str:
 
 
 class ResidualMonitor:
-    """Monitors the residuals of the first clients of a run and warns once about growth without bound.
+    """A monitor of the residuals of the first clients of a run. It warns once about growth without bound.
 
     If ‖a − C(a)‖ ≤ ‖a‖ for every a, the residual of error feedback is bounded: ‖e‖ ≤ Σ‖x‖, whichever updates x are accepted or lost. A
     much longer residual means that the codec C lengthens vectors, and the residual will keep growing. After a restart, a residual counts as

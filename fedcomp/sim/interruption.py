@@ -9,7 +9,7 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Interruption:
-    """Defers the first signal until `act`. A second signal takes effect at once. Does nothing outside the main thread."""
+    """A delay of the first signal until `act`. A second signal takes effect at once. Without effect outside the main thread."""
 
     def __init__(self) -> None:
         self.active = threading.current_thread() is threading.main_thread()

@@ -371,7 +371,10 @@ class AbsenceModel:
     def lost_at_s(
         self, client: int, since_s: float, until_s: float, grace_s: float
     ) -> float | None:
-        """Return the end of `grace_s` seconds after which a client that left in this time is still absent; None if it stays or returns."""
+        """Return when a client is lost: it leaves between `since_s` and `until_s`, and is still absent `grace_s` seconds later.
+
+        None if it stays, or returns within `grace_s`.
+        """
         while (left_s := self.first_absence_s(client, since_s, until_s)) is not None:
             if self.is_absent(client, since_s := left_s + grace_s):
                 return since_s

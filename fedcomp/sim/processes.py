@@ -165,7 +165,7 @@ class JobQueue:
 
 
 class WorkerEngine(Engine):
-    """Trains clients in `count` worker processes, each of which loads the task of `config`.
+    """An engine of `count` worker processes, each of which loads the task of `config`.
 
     With `local_training`, this process trains clients on `model` for the first LOCAL_TRAINING_S seconds, so that short runs start no
     workers. `warn` is called when a worker dies.

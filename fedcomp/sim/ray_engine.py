@@ -110,7 +110,7 @@ class TrainingActor(TrainingWorker):
 
 
 class RayEngine(Engine):
-    """Trains clients in Ray actors. Updates are returned on `device`.
+    """An engine of Ray actors. Updates are returned on `device`.
 
     The actors start with the first call. If Ray already runs in this process, the engine uses it and leaves it running.
     """

@@ -10,7 +10,7 @@ MIN_PAUSE_S = 10.0  # minimum time between two saves
 
 
 class SaveTimes:
-    """Decides after which rounds a run is saved. `every`: "auto", or a number of rounds.
+    """The rounds after which a run is saved. `every`: "auto", or a number of rounds.
 
     With "auto" a save is due when PAUSE_FACTOR times the duration of the last save has passed, and at least MIN_PAUSE_S. Saving then
     takes at most a twentieth of the time.

@@ -102,7 +102,7 @@ class Arrival:
 
 
 class TimedTransport(Transport):
-    """Adds the delays of a network to another transport. `steps` returns the number of local steps of an assignment."""
+    """Another transport with the delays of a network. `steps` returns the number of local steps of an assignment."""
 
     def __init__(
         self,
@@ -206,7 +206,7 @@ class TimedTransport(Transport):
         return Arrival(due_s, client, answer, began_s)
 
     def _with_losses(self, arrivals: Sequence[Arrival]) -> list[Arrival]:
-        """Replace the answers of clients that go offline before their answer arrives by losses."""
+        """Replace the answer of each client that goes offline before it arrives by a loss."""
         asked_s, replaced = self.clock.time_s, []
         for arrival in arrivals:
             client, began_s = arrival.client, arrival.began_s

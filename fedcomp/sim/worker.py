@@ -31,7 +31,7 @@ POLL_S = 0.5  # interval at which a worker checks that its parent still runs
 
 
 class TrainingWorker:
-    """Trains one client at a time on one thread. Loads the task on first use."""
+    """The training of one client at a time on one thread. The task is loaded on first use."""
 
     def __init__(self, config: RunConfig, device: str, dtype: torch.dtype):
         """`config`: as `with_absolute_paths` returns it. `dtype`: torch's default dtype in the parent."""
@@ -115,7 +115,7 @@ def _exit_with_parent(parent_pid: int) -> None:
 
 @dataclass(frozen=True, eq=False)
 class PickledTensor:
-    """Pickles a tensor as a NumPy array. Unpickled, it is a tensor on the CPU.
+    """A tensor that is pickled as a NumPy array and unpickled as a tensor on the CPU.
 
     Ray keeps arrays in its object store, which the processes of a machine share. A tensor from the store must not be written to.
     """

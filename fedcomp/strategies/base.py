@@ -108,7 +108,7 @@ class ClientAlgorithm:
     one_by_one: ClassVar[bool] = False  # `encode_one` makes every frame, also those of updates
 
     def starts_round(self, assignment: Assignment, state: RoundState | None) -> bool:
-        """Return whether the assignment is of the first phase. `state` is that of the client's last round.
+        """Return whether the assignment is of the first phase. `state`: the state of the client's last round.
 
         Raises ProtocolError for an unknown phase, and for a later phase of a round that the client did not start.
         """
@@ -359,8 +359,8 @@ def draw_cohort(clients: Sequence[int], count: int, seed: int, round: int) -> li
 class RoundStrategy(ABC):
     """The decisions of an algorithm in a round, and its state between rounds.
 
-    `warn(sentence, kind)` is called with each warning during rounds; of a kind that is not "", one warning is shown in a run. Raises
-    ConfigError for settings that do not suit the algorithm.
+    `warn(sentence, kind)` is called with each warning during rounds. A run shows only one warning of each kind, and all of the kind "".
+    Raises ConfigError for settings that do not suit the algorithm.
     """
 
     name: ClassVar[str]

@@ -78,8 +78,9 @@ class ElectionOptions:
 
     def __post_init__(self) -> None:
         spec.check_decays(self, "momentum")
-        if self.seats < 0 or (self.f is not None and self.f < 0):
-            raise SpecError("seats and f must be at least 0")
+        for name, value in {"seats": self.seats, "f": self.f}.items():
+            if value is not None and value < 0:
+                raise SpecError(f"{name} is {value}; give at least 0")
         if self.sealed and self.form != "ballots":
             raise SpecError("sealed=true needs form=ballots; give both")
 

@@ -50,7 +50,7 @@ from .sealed_election import (
 )
 
 # Names in RoundState.values, besides ROW, TERMS and KEY_OF:
-ATTEMPTS = "attempts"  # of the run in which the client has signed, newest last
+ATTEMPTS = "attempts"  # attempts of the run in which the client has signed, the newest last
 BITS = "bits"  # the client's own ballot
 COMPLAINTS = "complaints"  # packed, until they are sent
 CARD_FOR = "card/"  # by sender: the private key of this client's card
@@ -64,7 +64,7 @@ ROUND = struct.Struct("<q")
 
 @dataclass(frozen=True)
 class SealedElectionClient(ClientAlgorithm):
-    """Send cards, a sealed ballot, a vote on the ballots of the row, and a second vote if the server excludes a sender."""
+    """Client half: cards, a sealed ballot, a vote on the ballots of the row, and a second vote if the server excludes a sender."""
 
     phases: tuple[str, ...] = (CARDS, BALLOTS, TALLY, RECOUNT)
     ring: Keyring = DerivedKeys(0)  # noqa: RUF009 — for virtual clients; devices have PinnedKeys

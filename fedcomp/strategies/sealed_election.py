@@ -77,7 +77,7 @@ class Proof:
 
     @classmethod
     def unpack(cls, data: bytes) -> "Proof":
-        """Raises ProtocolError."""
+        """Return the proof in these bytes. Raises ProtocolError if they are cut off."""
         if len(data) < PROOF.size:
             raise ProtocolError("a proof against a client is cut off")
         voter, card, private = PROOF.unpack_from(data)

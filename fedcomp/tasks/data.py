@@ -108,7 +108,7 @@ class Data:
             return self.groups
         if not isinstance(self.inputs, dict) or name not in self.inputs:
             raise ConfigError(
-                f"--partition natural:column={name}: the task's data has no column '{name}'"
+                f"--partition natural:column={name}: the task's data has no column '{name}'; give a key of its inputs"
             )
         return self.inputs[name].cpu().numpy()
 
@@ -198,7 +198,7 @@ class LazyData:
         if values is not None and len(values) == len(self):
             return np.asarray(values)
         raise ConfigError(
-            f"--partition natural:column={name}: the task's data has no column '{name}'"
+            f"--partition natural:column={name}: the task's data has no column '{name}'; give a column or attribute of the dataset"
         )
 
     def to(self, device: torch.device | str) -> "LazyData":

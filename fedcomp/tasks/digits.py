@@ -43,5 +43,5 @@ def read(split: str) -> Data:
 
 @builtin_task("digits")
 def digits(data: Path | None = None) -> Task:
-    """A small network on scikit-learn's digits. `data` is ignored."""
+    """Return the task of a small network on scikit-learn's digits. `data` is ignored."""
     return Task("digits", network, partial(read, "train"), partial(read, "test"))

@@ -62,6 +62,6 @@ def logreg_global(data: Path | None) -> Task:
 
 @builtin_task("mnist-cnn")
 def cnn(data: Path | None) -> Task:
-    """The network of McMahan et al. All pixels are standardised by one mean and standard deviation."""
+    """Return the task of the network of McMahan et al. All pixels are standardised by one mean and standard deviation."""
     read = images(data).per_channel
     return Task("mnist-cnn", network, partial(read, "train"), partial(read, "test"))

@@ -17,7 +17,7 @@ from .data import Examples
 
 
 class Partitioner(Protocol):
-    """Assigns examples to clients."""
+    """A way to assign examples to clients."""
 
     def owners(self, data: Examples, clients: int, rng: np.random.Generator) -> np.ndarray:
         """Return the client, 0..clients-1, of each example: [N]. Raises ConfigError for data that cannot be partitioned in this way."""

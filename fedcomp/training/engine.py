@@ -29,7 +29,7 @@ class Job(NamedTuple):
     round: int
     client: int  # logical id, or the number of a data partition; random draws depend on it
     batches: Sequence[np.ndarray]  # positions in the data, one array for each step
-    buffers: dict[str, Tensor] | None = None  # those of the client after its last round
+    buffers: dict[str, Tensor] | None = None  # buffers of the client after its last round
     traces: Traces = NO_TRACES  # float32 [n], changed in place
     rows: np.ndarray | None = None  # positions of all examples of the client, for a train_fn
     state: dict[str, Any] | None = None  # of the optimizer or the train_fn after the last round
@@ -53,7 +53,7 @@ class LocalUpdate(NamedTuple):
 
 
 class ClientEngine(ABC):
-    """Trains one client at a time, in one model that stays in memory. Moves `model` to `device`."""
+    """Base class of engines that train one client at a time, in one model that stays in memory. Moves `model` to `device`."""
 
     def __init__(self, task: Task, model: nn.Module, layout: Layout, device: torch.device | str):
         self.task, self.layout, self.device = task, layout, torch.device(device)
@@ -107,7 +107,7 @@ class ClientEngine(ABC):
 
 
 class Engine(ABC):
-    """Trains clients on a device. Apart from rounding, an update does not depend on the other clients in the list."""
+    """Base class of engines, which train clients on a device. Except for rounding, an update does not depend on other clients."""
 
     device: torch.device
 
@@ -130,7 +130,7 @@ class Engine(ABC):
 
 
 class SequentialJobs(Engine):
-    """Trains one job after the other with a client engine."""
+    """An engine that trains one job after the other with a client engine."""
 
     def __init__(self, engine: ClientEngine):
         self.engine, self.device = engine, engine.device
@@ -216,7 +216,7 @@ class SGDSteps:
 
 
 class OptimizerSteps:
-    """Steps of a torch optimizer: the task's own, or that of --optimizer.
+    """Steps of a torch optimizer: the task's own, or the one of --optimizer.
 
     Gradients are accumulated over `sgd.accumulate` pieces of a batch, then clipped. `n_steps` is the number of steps in the round. `state`
     is the optimizer's state after the client's last round; learning rates and other settings are always those of this round.
@@ -276,7 +276,7 @@ class OptimizerSteps:
 
 
 class SerialEngine(ClientEngine):
-    """Trains one client at a time by SGD or a torch optimizer.
+    """An engine that trains one client at a time by SGD or a torch optimizer.
 
     Moves `model` to `device` and makes its float32 parameters views of one vector. On a CPU, the weights of convolutions are separate
     tensors in the channels_last format, with which training takes three quarters of the time, if the model works in that format.

@@ -1,4 +1,4 @@
-"""The torch optimizer of a client: that of its task, or that of --optimizer."""
+"""The torch optimizer of a client: from its task, or from --optimizer."""
 
 from collections.abc import Sequence
 
@@ -13,7 +13,7 @@ from .local_sgd import LocalSGD
 
 
 def make_optimizer(task: Task, parameters: Sequence[Tensor], sgd: LocalSGD) -> Optimizer:
-    """Return the task's own optimizer, with the server's multiple of its learning rate, or that of --optimizer."""
+    """Return the task's own optimizer, with the server's multiple of its learning rate, or the optimizer of --optimizer."""
     if task.optimizer is None:
         chosen = read_optimizer(sgd.optimizer)
         return chosen.make(parameters, sgd.lr, sgd.momentum, sgd.weight_decay)

@@ -67,9 +67,9 @@ class LocalRound:
 
 
 class OwnLoopEngine(ClientEngine):
-    """Trains one client at a time by the task's `train_fn`.
+    """An engine that trains one client at a time by the task's `train_fn`.
 
-    Parameters that a client freezes, converts or replaces are as before for the next client.
+    Parameters that a client freezes, converts or replaces are restored for the next client.
     """
 
     def __init__(self, task: Task, model: nn.Module, layout: Layout, device: torch.device | str):

@@ -22,7 +22,7 @@ class Population(Protocol):
 
 
 class InProcessTransport(Transport):
-    """Passes assignments to a population, which handles up to `at_once` of them in each call of `receive`."""
+    """A transport to a population in this process, which handles up to `at_once` of them in each call of `receive`."""
 
     def __init__(self, population: Population):
         self.population = population

@@ -4,13 +4,13 @@ import math
 
 from cases import for_each
 
-from fedcomp.cli.screen import MAX_POINTS, Curve
+from fedcomp.cli.screen import MAX_POINTS, CurvePlot
 
 
 def drawn(
     shares: list[float], width: int = 40, height: int = 10, rounds: list[int] | None = None
 ) -> list[str]:
-    curve = Curve()
+    curve = CurvePlot()
     for number, share in zip(rounds or range(1, len(shares) + 1), shares, strict=True):
         curve.add(number, share)
     return [line.plain for line in curve.lines(width, height)]
@@ -60,7 +60,7 @@ def test_what_is_not_finite_is_left_out():
 
 
 def test_a_long_run_keeps_few_points_its_ends_among_them():
-    curve = Curve()
+    curve = CurvePlot()
     for number in range(1, 100_001):
         curve.add(number, number / 100_000)
     assert len(curve._points) <= MAX_POINTS

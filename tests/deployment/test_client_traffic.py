@@ -9,10 +9,10 @@ from one_process import deployed, rounds_until
 from fedcomp.callbacks import Rejection
 from fedcomp.deployment.client_traffic import ClientTraffic
 from fedcomp.keys.key_folder import make, renew
-from fedcomp.server.exchange import Traffic as Frames
+from fedcomp.server.exchange import Traffic
 from fedcomp.server.round_loop import RoundResult
 from fedcomp.strategies.base import DEADLINE
-from fedcomp.transports.grpc import Traffic
+from fedcomp.transports.grpc import WireBytes
 from fedcomp.transports.grpc.traffic import TrafficReport, counts_bytes
 
 
@@ -25,12 +25,12 @@ class Port:
     def traffic(self) -> TrafficReport | None:
         if self.counted is None:
             return None
-        return TrafficReport(Traffic(), {c: Traffic(*n) for c, n in self.counted.items()})
+        return TrafficReport(WireBytes(), {c: WireBytes(*n) for c, n in self.counted.items()})
 
 
 def a_round(downlink: dict[int, int], answered: set[int]) -> RoundResult:
     """Return a round in which the clients that did not answer missed the deadline."""
-    frames = Frames({c: 10 for c in answered}, downlink, {c: 0.5 for c in answered})
+    frames = Traffic({c: 10 for c in answered}, downlink, {c: 0.5 for c in answered})
     missed = [Rejection(c, DEADLINE, "no reply") for c in sorted(downlink.keys() - answered)]
     return RoundResult(1, sorted(downlink), [], missed, frames, None)
 

@@ -14,7 +14,14 @@ from fedcomp.errors import KeysError
 from fedcomp.keys import key_folder as keys
 from fedcomp.keys.enrolment import Enrolment, format_time, openssh, utc_now
 from fedcomp.keys.key_folder import read_registry
-from fedcomp.keys.registry import ENROLLED, REVOKED, Entry, Registry, read_file, registry_text
+from fedcomp.keys.registry import (
+    ENROLLED,
+    REVOKED,
+    Registry,
+    RegistryEntry,
+    read_file,
+    registry_text,
+)
 
 
 @pytest.fixture
@@ -34,10 +41,10 @@ def refused(act) -> str:
     return str(raised.value)
 
 
-def entries(count: int) -> list[Entry]:
+def entries(count: int) -> list[RegistryEntry]:
     lines = [openssh(ec.generate_private_key(ec.SECP384R1()).public_key()) for _ in range(count)]
     return [
-        Entry(id, line, ENROLLED, utc_now().replace(microsecond=0) + timedelta(days=1))
+        RegistryEntry(id, line, ENROLLED, utc_now().replace(microsecond=0) + timedelta(days=1))
         for id, line in enumerate(lines)
     ]
 
@@ -49,7 +56,7 @@ def test_what_is_written_is_read(tmp_path):
     assert read_file(tmp_path / "registry.toml") == (tuple(made), (), "server.example:1")
 
 
-def relays(count: int) -> list[Entry]:
+def relays(count: int) -> list[RegistryEntry]:
     return [replace(entry, relay=True) for entry in entries(count)]
 
 

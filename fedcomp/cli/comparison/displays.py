@@ -49,7 +49,7 @@ class AlternativeProgress:
 
     @property
     def fraction(self) -> float:
-        """The finished part of the rounds, 0..1; 1 for a failed run."""
+        """The fraction of the rounds that are finished, 0..1; 1 for a failed run."""
         return 1.0 if self.state in (DONE, FAILED) else self.round / self.rounds
 
     @property
@@ -72,9 +72,9 @@ class AlternativeProgress:
 
 @dataclass
 class ComparisonDisplay:
-    """Base class of displays of a comparison, which shows nothing.
+    """Base class of the displays of a comparison. It shows nothing.
 
-    It is entered before the alternatives are checked, and exited when all have ended or the command is interrupted.
+    The context is entered before the alternatives are checked, and exited when all have ended or the command is interrupted.
     """
 
     clock: Callable[[], float] = monotonic
@@ -102,7 +102,7 @@ class ComparisonDisplay:
         return (self.clock() - self.start_s) * (all - done) / measured if measured > 0 else None
 
     def on_checked(self, checked: int, total: int) -> None:
-        """Handle that `checked` of `total` alternatives have been checked."""
+        """Handle the progress of the checks: `checked` of `total` alternatives are done."""
 
     def on_run_start(self, out: str, facts: Facts, all: list[AlternativeProgress]) -> None:
         """Handle the start of the first alternative."""
@@ -136,7 +136,7 @@ class ComparisonDisplay:
 
 
 class ComparisonLines(ComparisonDisplay):
-    """Prints a line for each round of each alternative, for pipes, logs and screen readers; warnings go to standard error."""
+    """A line for each round of each alternative, for pipes, logs and screen readers. Warnings go to standard error."""
 
     def on_run_start(self, out: str, facts: Facts, all: list[AlternativeProgress]) -> None:
         super().on_run_start(out, facts, all)
@@ -159,7 +159,7 @@ class ComparisonLines(ComparisonDisplay):
 
 
 class ComparisonView(ComparisonDisplay):
-    """Draws on the terminal's alternate screen while it is entered. After an error, the last picture is printed on the main screen."""
+    """A dashboard on the terminal's alternate screen. After an error, the last picture is printed on the main screen."""
 
     def __init__(self, console: Console | None = None):
         super().__init__(monotonic)

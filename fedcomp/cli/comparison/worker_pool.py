@@ -203,7 +203,7 @@ def run(send: Send, values: dict[str, Any], threads: int) -> dict[str, Any]:
 
 
 class ProgressSender(Callback):
-    """Sends the progress of a run to the parent process."""
+    """Callback that sends the progress of a run to the parent process."""
 
     def __init__(self, send: Send):
         self.send, self.out = send, ""

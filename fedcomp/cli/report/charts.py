@@ -77,7 +77,7 @@ class Quantity:
 
 
 def sent(run: Run) -> np.ndarray:
-    """Bytes both ways up to each round."""
+    """Return the bytes both ways up to each round."""
     return np.cumsum(run.metrics["uplink_bytes"] + run.metrics["downlink_bytes"])
 
 

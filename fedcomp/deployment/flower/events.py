@@ -26,7 +26,7 @@ HOOKS = [name for name in vars(Callback) if not name.startswith("_")]
 
 
 class EventWriter(ForwardingCallback):
-    """Writes each call to a file."""
+    """Callback that writes each call to a file."""
 
     def __init__(self, file: TextIO):
         self.file = file
@@ -46,7 +46,7 @@ class EventWriter(ForwardingCallback):
 
 
 class EventReader:
-    """Repeats the calls in a file. `summary` is that of the run once it has finished."""
+    """A reader that repeats the calls in a file. `summary`: the summary of the run once it has finished."""
 
     def __init__(self, path: Path, callback: Callback):
         self.path, self.callback = path, callback

@@ -49,7 +49,7 @@ def _shortened(message: str) -> str:
 
 
 class BatchedEngine:
-    """Trains a stack of clients, at most `at_once` of them together; 0: all whose batches have the same sizes.
+    """Local SGD of a stack of clients, at most `at_once` of them together; 0: all whose batches have the same sizes.
 
     Takes ownership of `model` and moves it to `device`. Only its frozen tensors and buffers are used, and its large trainable tensors are
     freed. If the device runs out of memory, half as many clients are trained together from then on, and `warn` is called once.
@@ -96,8 +96,8 @@ class BatchedEngine:
 
         `plans`: the batches of each client. `traces`: those of each client; empty without traces. `augmentations`: the result of
         plan_augmentation for each client; empty without augmentation.
-        Return the updates, float32 [m, n], and each client's mean over its steps of the loss before the step, float32 [m]. Clients whose
-        batches have the same sizes are trained together. Raises NotBatchable for a model that cannot be batched, and ConfigError if the
+        Return the updates, float32 [m, n], and each client's mean loss before a step, float32 [m]. Clients whose batches have the same
+        sizes are trained together. Raises NotBatchable for a model that cannot be batched, and ConfigError if the
         device's memory does not hold one client.
         """
         self.model.train()
@@ -261,7 +261,7 @@ class BatchedEngine:
 
 
 class BatchedJobs(Engine):
-    """Trains jobs as a stack. If the stack fails, its clients are trained one by one, so that an error affects only its own client."""
+    """An engine that trains jobs as a stack. If the stack fails, its clients are trained one by one; an error affects only its client."""
 
     def __init__(self, engine: BatchedEngine):
         self.engine, self.device = engine, engine.device

@@ -23,7 +23,7 @@ def by_node(grid: Grid) -> dict[int, int]:
 
 
 class GridTransport(Transport):
-    """Sends assignments as Flower messages of type "train". `roster` returns the node of each client that can be reached."""
+    """A transport whose assignments are Flower messages of type "train". `roster` returns the node of each client that can be reached."""
 
     def __init__(self, grid: Grid, roster: Roster = by_node):
         self.grid, self.roster = grid, roster

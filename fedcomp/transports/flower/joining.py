@@ -18,11 +18,11 @@ LEAVE_S = 20.0  # for the clients to answer the farewell
 
 
 class JoiningTransport(GridTransport):
-    """Invites each node that connects. The node's answer has its client id and the version of its weights.
+    """A transport that invites each node that connects. The node answers with its client id and the version of its weights.
 
-    `port`: the SuperLink's. `enrolled`: node id → logical id and public key (P-384 point) of the nodes that Flower authenticates; None:
-    nodes claim their client ids. `on_joined` is called for each client that joins or reconnects, `on_late_answer` for a client that
-    answers an assignment that is no longer open.
+    `port`: the port of the SuperLink. `enrolled`: node id → logical id and public key (P-384 point) of the nodes that Flower
+    authenticates; None: nodes claim their client ids. `on_joined` is called for each client that joins or reconnects, `on_late_answer`
+    for a client that answers an assignment that is no longer open.
     """
 
     def __init__(

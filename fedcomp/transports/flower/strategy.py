@@ -32,9 +32,9 @@ from .records import from_records, to_records
 
 
 class FlowerStrategy(Strategy):
-    """Runs a strategy of fedcomp, given by its spec string, in a Flower ServerApp.
+    """A strategy of fedcomp, given by its spec string, in a Flower ServerApp.
 
-    A client's logical id is its node id unless `roster` gives another. `loop` runs the rounds; it is None before the first.
+    A client's logical id is its node id unless `roster` gives another. `loop` runs the rounds; it is None before the first round.
     """
 
     def __init__(

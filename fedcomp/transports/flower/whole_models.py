@@ -48,7 +48,7 @@ class Model:
     # Values that each message announces. "training" is unique: clients discard the state of another one.
     announced: dict[str, str]
     tickets: dict[int, str]  # of each client's last accepted update
-    versions: dict[int, str] = field(default_factory=dict)  # that each client last reported
+    versions: dict[int, str] = field(default_factory=dict)  # last version that each client reported
 
     def equals(self, arrays: ArrayRecord) -> bool:
         """Return whether a record equals the present model."""
@@ -66,7 +66,7 @@ class Model:
         return self.layout.as_received(self.broadcasts.weights, self.arrays)
 
     def pack(self, message: Message, key: str, exchange: PhaseExchange) -> None:
-        """Replace the record `key` by the broadcasts that the node has missed. Raises ConfigError for a second one in a phase."""
+        """Replace the record `key` by the broadcasts that the node has missed. Raises ConfigError for a second message to it in a phase."""
         node = message.metadata.dst_node_id
         if node in exchange.assignments:
             raise ConfigError(

@@ -6,7 +6,7 @@ from .io_loop import IoTasks
 from .relay import Relay
 from .server import GrpcTransport
 from .settings import Credentials, PortSettings
-from .traffic import Traffic
+from .traffic import WireBytes
 from .wire import Refused, RelayTerms
 
 __all__ = [
@@ -18,5 +18,5 @@ __all__ = [
     "Refused",
     "Relay",
     "RelayTerms",
-    "Traffic",
+    "WireBytes",
 ]

@@ -12,7 +12,7 @@ from .streams import EndStream, RelayedClient, Stream
 from .wire import Hello, Refused
 
 BURST_JOINS, JOINS_PER_S = 10.0, 0.5  # of one client or relay
-FLOOD_PAUSE_S = 60.0  # in which a client or relay that was cut for a flood may not join
+FLOOD_PAUSE_S = 60.0  # time in which a client or relay that was cut for a flood may not join
 MAX_WARNED_IDS = 4096  # ids outside of the run that are warned about
 EXPELLED = "its key is no longer accepted"
 
@@ -38,7 +38,7 @@ class JoinRate:
 
 
 class Admission:
-    """Checks clients and relays in the order of the handshake. A failed check raises EndStream with the reason for the peer.
+    """The checks of clients and relays, in the order of the handshake. A failed check raises EndStream with the reason for the peer.
 
     `refused` counts the refused streams by reason. `warn` is called with warnings for the operator.
     """

@@ -24,7 +24,7 @@ class PendingAssignment:
     assignment: Assignment
     due_s: float | None = None  # time.monotonic() at which a relay adds frames without this one
     sent: bool = False  # whether its last part was handed to gRPC
-    relay: "ConnectedRelay | None" = None  # that it was sent to
+    relay: "ConnectedRelay | None" = None  # the relay that it was sent to
     timer: asyncio.TimerHandle | None = None  # runs while its client is disconnected
 
     def messages(self, pieces: Sequence[bytes]) -> Iterator[bytes]:

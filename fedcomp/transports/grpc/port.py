@@ -46,7 +46,7 @@ Connection = Stream | RelayedClient
 
 
 class Port:
-    """Serves the clients of a run. All methods must be called in the event loop of `serve`. `emit` is called with each event."""
+    """The port that serves the clients of a run. Call all methods in the event loop of `serve`. `emit` is called with each event."""
 
     def __init__(self, settings: PortSettings, emit: Callable[[Event], None]):
         self.settings, self.emit = settings, emit
@@ -58,7 +58,7 @@ class Port:
         self._used: set[Peer] = set()  # connections whose stream has ended
         self._joined: dict[int, Connection] = {}
         self._relays: dict[object, ConnectedRelay] = {}  # by `relay_identity`
-        self._keys: dict[int, PeerKey] = {}  # with which clients joined
+        self._keys: dict[int, PeerKey] = {}  # keys with which clients joined
         self._farewell: Farewell | None = None
 
     @property

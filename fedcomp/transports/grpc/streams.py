@@ -15,7 +15,7 @@ from . import relay_wire, wire
 from .events import AnsweredLate, Summed
 from .relay_wire import FrameCache
 from .settings import PeerKey, point_key
-from .traffic import Peer, Traffic, peer_of
+from .traffic import Peer, WireBytes, peer_of
 from .values import Reader
 from .wire import Kind, Refused
 
@@ -28,7 +28,7 @@ MAX_QUEUED = 20_000
 
 
 class EndStream(Exception):
-    """Ends a stream. `refused` is sent as its last message if it is not None."""
+    """The end of a stream. `refused` is sent as its last message if it is not None."""
 
     def __init__(self, refused: Refused | None = None):
         self.refused = refused
@@ -45,7 +45,7 @@ class Stream:
         self.peer: Peer | None = peer_of(context.peer())
         self.key: PeerKey | None = None
         self.client = -1  # logical id; -1: not known yet, or a relay
-        self.relay_id: int | None = None  # if its key is a relay's
+        self.relay_id: int | None = None  # None unless the key belongs to a relay
         self.relay: ConnectedRelay | None = None  # once a relay has joined
         self.invitation: Invitation | None = None  # once it is sent
         self.joined = False
@@ -56,8 +56,8 @@ class Stream:
         self.silent_ticks = 0
         self.pinged = False
         self.closing = False
-        self.searched = False  # whether `StreamTraffic` has looked for its connection
-        self.traffic = Traffic()  # of its connection
+        self.searched = False  # whether `PortTraffic` has looked for its connection
+        self.traffic = WireBytes()  # of its connection
         self.received_bytes = 0  # of messages, with an allowance for the frames around each
         self.queue: deque[bytes] = deque()  # messages that are sent before the assignment
         self._assignment: Iterator[bytes] = iter(())  # the rest of the newest assignment
@@ -65,12 +65,12 @@ class Stream:
 
     @property
     def identity(self) -> object:
-        """The hash of the client's key, without TLS the claimed id; None if it has claimed none."""
+        """The hash of the client's key; without TLS the id that it claims, or None before it claims one."""
         return self.key.hash if self.key else self.client if self.client >= 0 else None
 
     @property
     def relay_identity(self) -> object:
-        """The id of the relay that has this stream, without TLS its address."""
+        """The id of the relay that has this stream; without TLS its address."""
         return "relay", self.peer if self.relay_id is None else self.relay_id
 
     def put(self, messages: Iterable[bytes]) -> None:

@@ -24,25 +24,25 @@ FLOOD_BYTES = 4 << 20
 Peer = tuple[str, int]  # address and port
 
 
-class Traffic(NamedTuple):
+class WireBytes(NamedTuple):
     """Bytes that a server received and sent."""
 
     bytes_in: int = 0
     bytes_out: int = 0
 
-    def plus(self, other: "Traffic") -> "Traffic":
-        return Traffic(self.bytes_in + other.bytes_in, self.bytes_out + other.bytes_out)
+    def plus(self, other: "WireBytes") -> "WireBytes":
+        return WireBytes(self.bytes_in + other.bytes_in, self.bytes_out + other.bytes_out)
 
-    def minus(self, other: "Traffic") -> "Traffic":
-        return Traffic(self.bytes_in - other.bytes_in, self.bytes_out - other.bytes_out)
+    def minus(self, other: "WireBytes") -> "WireBytes":
+        return WireBytes(self.bytes_in - other.bytes_in, self.bytes_out - other.bytes_out)
 
 
 @dataclass
 class TrafficReport:
     """Bytes of all connections of the port, and of each client that has joined."""
 
-    total: Traffic
-    by_client: dict[int, Traffic] = field(default_factory=dict)
+    total: WireBytes
+    by_client: dict[int, WireBytes] = field(default_factory=dict)
 
 
 def counts_bytes() -> bool:
@@ -76,9 +76,9 @@ class PortTraffic:
     port: int | None = None
 
     def __init__(self) -> None:
-        self._live: dict[Peer, tuple[int, Traffic]] = {}  # descriptor and last reading
-        self._ended = Traffic()  # of connections
-        self._by_client: dict[int, Traffic] = {}  # of streams that ended
+        self._live: dict[Peer, tuple[int, WireBytes]] = {}  # descriptor and last reading
+        self._ended = WireBytes()  # of connections
+        self._by_client: dict[int, WireBytes] = {}  # of streams that ended
 
     @property
     def connections(self) -> int | None:
@@ -107,7 +107,7 @@ class PortTraffic:
         self.read(stream)
         self._add(self._by_client, stream)
 
-    def update(self, streams: Iterable["Stream"]) -> Traffic:
+    def update(self, streams: Iterable["Stream"]) -> WireBytes:
         """Read the counters of all connections. Return the sum with those that have ended."""
         total = self._read_all()
         for stream in streams:
@@ -149,12 +149,12 @@ class PortTraffic:
                 if found == peer:
                     connection.shutdown(socket.SHUT_RDWR)
 
-    def _add(self, by_client: dict[int, Traffic], stream: "Stream") -> None:
+    def _add(self, by_client: dict[int, WireBytes], stream: "Stream") -> None:
         if stream.client >= 0:
-            before = by_client.get(stream.client, Traffic())
+            before = by_client.get(stream.client, WireBytes())
             by_client[stream.client] = before.plus(stream.traffic)
 
-    def _read(self, peer: Peer) -> Traffic | None:
+    def _read(self, peer: Peer) -> WireBytes | None:
         """Read a connection now. Return its last reading if it has just ended, None if it is unknown."""
         if peer not in self._live:
             return None
@@ -166,7 +166,7 @@ class PortTraffic:
                 return reading
         return self._forget(peer)
 
-    def _forget(self, peer: Peer) -> Traffic:
+    def _forget(self, peer: Peer) -> WireBytes:
         """Count a connection as ended, and return its last reading."""
         _, last = self._live.pop(peer)
         self._ended = self._ended.plus(last)
@@ -186,17 +186,17 @@ class PortTraffic:
                 if peer is not None:
                     if peer in self._live:  # an earlier connection from the same port
                         self._forget(peer)
-                    self._live[peer] = descriptor, _counters(connection) or Traffic()
+                    self._live[peer] = descriptor, _counters(connection) or WireBytes()
 
-    def _read_all(self) -> Traffic:
+    def _read_all(self) -> WireBytes:
         """Read all connections, and look for new ones. Return the sum with those that have ended."""
         if self.port is None:
-            return Traffic()
+            return WireBytes()
         for peer in [*self._live]:  # also forgets ended ones, whose descriptors may be in use again
             self._read(peer)
         self._find()
         return functools.reduce(
-            Traffic.plus, (last for _, last in self._live.values()), self._ended
+            WireBytes.plus, (last for _, last in self._live.values()), self._ended
         )
 
     @contextlib.contextmanager
@@ -217,9 +217,9 @@ class PortTraffic:
         return _normalized(host), remote
 
 
-def _counters(connection: socket.socket) -> Traffic | None:
+def _counters(connection: socket.socket) -> WireBytes | None:
     data = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, SIZE)
     if len(data) < RECEIVED + 8:
         return None
     sent = SENT if len(data) >= SENT + 8 else ACKED
-    return Traffic(U64.unpack_from(data, RECEIVED)[0], U64.unpack_from(data, sent)[0])
+    return WireBytes(U64.unpack_from(data, RECEIVED)[0], U64.unpack_from(data, sent)[0])

@@ -64,7 +64,7 @@ def _encode_blobs(blobs: Sequence[bytes]) -> list[bytes]:
 
 
 class Reader:
-    """Reads pieces of bytes from front to back. Raises ProtocolError for bytes that end too early or are malformed.
+    """A reader of pieces of bytes from front to back. Raises ProtocolError for bytes that end too early or are malformed.
 
     A value that fills a piece is that piece, not a copy.
     """

@@ -99,8 +99,8 @@ class RelayTerms:
     run: str
     options: str
     layout: str  # fingerprint of the model's layout
-    version: str  # that the run started from
-    clients: int  # of the run
+    version: str  # initial version of the run
+    clients: int  # clients of the run
     largest_report: int  # bytes
     largest_assignment: int  # bytes
     codec: str = ""  # spec of the uplink; "": the relay does not add frames
@@ -249,7 +249,7 @@ def split(pieces: Sequence[bytes]) -> Iterator[bytes]:
 
 
 class Assembly:
-    """Puts the parts of messages together. `largest`: bytes of a message in parts, checked before memory is allocated.
+    """The parts of messages, put together. `largest`: bytes of a message in parts, checked before memory is allocated.
 
     A part shorter than PART_BYTES ends a piece of the message. `split` ends a large frame with such a part, so that the frame is one piece,
     which is stored once. Messages that are split otherwise are read as well.
