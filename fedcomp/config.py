@@ -150,8 +150,8 @@ class RunConfig:
     )
     memory: str = option(
         StrategyDefault("auto"),
-        "Memory of the clients around the uplink codec; auto = the one that the strategy requires, else residual for a codec that is "
-        "a contraction, else none.",
+        "Memory of the clients around the uplink codec; auto = the one that the strategy requires, else residual for a lossy codec "
+        "that is a contraction, else none.",
     )
     downlink_memory: str = option(
         StrategyDefault("auto"),

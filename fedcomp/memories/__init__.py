@@ -36,7 +36,7 @@ def available_memories() -> dict[str, type[Memory]]:
 
 
 def memory(text: str, codec: Codec, numel: int, layout: Layout | None = None) -> Memory:
-    """Return a memory around `codec` for vectors [numel]. `auto` is `residual` for a codec that contracts, else `none`.
+    """Return a memory around `codec` for vectors [numel]. `auto` is `residual` for a lossy codec that contracts, else `none`.
 
     Raises SpecError, and ConfigError for a codec with which the memory would diverge.
     """
@@ -59,7 +59,8 @@ def with_memories(options: T, numel: int) -> T:
 
 
 def _suited(codec: Codec, numel: int) -> str:
-    return "none" if codec.contraction(numel) is None else "residual"
+    leaves_nothing_out = codec.unscoped.lossless
+    return "none" if leaves_nothing_out or codec.contraction(numel) is None else "residual"
 
 
 @functools.lru_cache(64)

@@ -70,7 +70,7 @@ def test_weights_of_another_model_are_refused_in_a_sentence(weights, tmp_path):
 
 def test_the_memory_suits_the_codec_unless_one_is_given(tmp_path):
     for uplink, downlink, given, chosen in [
-        ("stc:density=10%", "identity", {}, ("residual", "residual")),
+        ("stc:density=10%", "identity", {}, ("residual", "none")),
         ("qsgd:levels=4", "terngrad", {}, ("none", "none")),
         ("topk:density=10%+qsgd:levels=4", "natural", {}, ("residual", "residual")),
         ("topk:density=50%", "eden", {"memory": "ef21"}, ("ef21", "none")),
