@@ -16,10 +16,10 @@ from ..clients.evaluation import ClientEvaluator
 from ..clients.replica import Replica
 from ..clients.trainer import Trainer
 from ..codecs import codec
-from ..codecs.frame import trusted_frames
 from ..config import RunConfig, data_folder
 from ..errors import ConfigError, RunFolderError
 from ..memories import Memory, memory, with_memories
+from ..messages import in_process
 from ..profiling import timed, timed_each
 from ..server.asynchronous_loop import make_loop
 from ..server.broadcasts import Broadcasts
@@ -276,7 +276,7 @@ class Simulation(PreparedRun):
             for sentence in filter(None, doubts):
                 self.warnings(sentence)
             if self.config.attack is None:
-                ends.enter_context(trusted_frames())
+                ends.enter_context(in_process())
             self._rounds(recovery, done, ends.enter_context(Interruption()))
             return self._finish()
 
