@@ -38,7 +38,6 @@ from dataclasses import dataclass
 from hashlib import sha256
 from typing import Any, ClassVar
 
-import numpy as np
 from cryptography.hazmat.primitives.asymmetric import ec
 from torch import Tensor
 
@@ -422,11 +421,8 @@ def checked_bits(packed: bytes, numel: int) -> bytes:
     """Return the bits of a ballot with zeros after the last coordinate. Raises UnopenableBallot for a ballot of another size."""
     if len(packed) != (numel + 7) // 8:
         raise UnopenableBallot(f"a ballot of {len(packed)} bytes is not one of {numel} coordinates")
-    if numel % 8 == 0:
-        return packed
-    bits = np.frombuffer(packed, np.uint8).copy()
-    bits[-1] &= 256 - (1 << -numel % 8)
-    return bits.tobytes()
+    mask = 0xFF << -numel % 8
+    return packed[:-1] + bytes(last & mask for last in packed[-1:])
 
 
 def _value(values: Mapping[str, Any], name: str, context: Context) -> bytes:
