@@ -20,6 +20,7 @@ from fedcomp.strategies.base import DataPartition, RoundState
 from fedcomp.strategies.codes import BALLOTS, ROW, TALLY, CodeRow
 from fedcomp.strategies.sealed_election import (
     ATTEMPT,
+    BITS,
     CARDS,
     KEY_OF,
     RECOUNT,
@@ -266,6 +267,18 @@ def test_a_vote_that_is_cut_off_within_its_complaints_is_refused():
     for length in range(len(head)):
         with pytest.raises(FrameError, match="cut off"):
             split_vote(head[:length])
+
+
+def test_bits_after_the_last_coordinate_of_a_ballot_are_cleared(opened):
+    """Otherwise one sender could keep all voters from voting."""
+    clients, cards = opened
+    values = clients[1].round_state.values
+    values[BITS] = values[BITS][:-1] + bytes([values[BITS][-1] | 0x3F])
+    sealed = ballots_of(clients, cards)
+    frames = [client.ask(TALLY, sealed) for client in clients]
+    for frame in frames:
+        complaints, vote = split_vote(frame)
+        assert not complaints and codec("sign").decode(vote, numel=NUMEL).abs().eq(1).all()
 
 
 def test_complaints_reach_the_server_where_too_few_ballots_are_whole(opened):
