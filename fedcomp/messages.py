@@ -153,6 +153,12 @@ class Assignment(WireMessage):
     batch_size: int = 0  # examples in a local step of this round; 0 = as configured
     evaluate: int = 0  # 1: the client evaluates the model that it received before it trains
 
+    @property
+    def announcements(self) -> dict[str, bytes]:
+        """The inputs of the strategy by name."""
+        names, values = self.announced[::2], self.announced[1::2]
+        return {name.decode(): value for name, value in zip(names, values, strict=True)}
+
 
 @dataclass
 class Report(WireMessage):

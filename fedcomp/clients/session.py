@@ -452,11 +452,8 @@ def settle(
 
 def context_of(assignment: Assignment) -> Context:
     """Return the context of an assignment, for the codec and the memory."""
-    names, values = assignment.announced[::2], assignment.announced[1::2]
-    announced = {name.decode(): value for name, value in zip(names, values, strict=True)}
-    return Context(
-        round=assignment.round, phase=assignment.phase, announced=announced, rate=assignment.lr
-    )
+    a = assignment
+    return Context(round=a.round, phase=a.phase, announced=a.announcements, rate=a.lr)
 
 
 def encoding_error(error: FedcompError, trainer: Trainer, client: int) -> FedcompError:

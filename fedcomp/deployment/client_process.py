@@ -23,7 +23,7 @@ from ..formatting import named_clients
 from ..keys.connection import contact, join_address
 from ..keys.enrolment import Enrolment
 from ..messages import UPDATE, Assignment, Farewell, Invitation, Presence, Report, failure
-from ..strategies.sealed_client import unknown_keys
+from ..strategies.sealed_election import unknown_keys
 from ..transports.grpc import Credentials, GrpcConnection, IoTasks, Refused
 from . import log_messages
 from .deployed_client import DeployedClient, handle

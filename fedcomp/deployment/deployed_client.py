@@ -19,11 +19,12 @@ from ..keys.signature_log import SignatureLog
 from ..messages import UPDATE, Assignment, Invitation, Presence, Report, failure
 from ..state_folder import StateFolder
 from ..strategies.base import RoundState
-from ..strategies.sealed_client import SIGNED, SealedElectionClient, pack_signed, unpack_signed
+from ..strategies.sealed_election import SealedElectionClient, pack_signed, unpack_signed
 from .handshake import ClientSetup, session_for
 
 HEAD, REPORT = "head", "report"
 KEY_FILE = "key.bin"  # in the state folder
+SIGNED = "signed/"  # in the signature log, by logical id: what the client has signed in a run
 
 
 class DeployedClient:

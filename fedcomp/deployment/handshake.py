@@ -30,7 +30,7 @@ from ..memories import memory
 from ..messages import Invitation
 from ..strategies import make_client_algorithm
 from ..strategies.base import ClientAlgorithm
-from ..strategies.sealed_client import SealedElectionClient
+from ..strategies.sealed_election import SealedElectionClient
 from ..tasks import Task, initial_model
 from ..tasks.check import check, local_data
 from ..tasks.data import Examples

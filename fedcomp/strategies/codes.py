@@ -22,19 +22,29 @@ and n = 15 to about 2.4. The code is cheaper, and correct more often than `uncod
 guarantee: with Byzantine voters in the seats with most partitions it may be worse than `uncoded` (benchmarks/codes.py).
 
 `uncoded`: G = I, an ordinary vote.
+
+A voter receives the row of its seat as a `CodeRow` and votes on *ballots*: the ballot of a partition holds the signs of its update, packed
+as in kernels/votes.py.
 """
 
+import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import torch
+from torch import Tensor
 
-from .. import seeds
-from ..errors import ConfigError, SpecError, nearest
+from .. import kernels, seeds
+from ..errors import ConfigError, ProtocolError, SpecError, nearest
+from ..kernels import votes
+from .base import DataPartition
 
 CODES = ("bernoulli", "deterministic", "uncoded")
 REDRAWS = 200
+ROW = "row"  # announced: the voter's CodeRow
+BALLOTS, TALLY = "ballots", "tally"  # phases
 
 
 def allocation_matrix(
@@ -185,3 +195,84 @@ def _bernoulli(n: int, redundancy: float, seed: int) -> np.ndarray:
     for column in np.flatnonzero(~matrix.any(0)):
         matrix[rng.integers(n), column] = 1
     return matrix
+
+
+# Rows and votes.
+
+
+@dataclass(frozen=True)
+class CodeRow:
+    """One row of the allocation matrix: a voter, its seat, and the partitions that the seat counts."""
+
+    client: int
+    seat: int
+    partitions: tuple[DataPartition, ...]
+
+    def pack(self) -> bytes:
+        """Return JSON: client, seat, and each partition as its number and its clients."""
+        listed = [[part.number, *part.clients] for part in self.partitions]
+        return json.dumps([self.client, self.seat, listed], separators=(",", ":")).encode()
+
+    @classmethod
+    def unpack(cls, data: bytes) -> "CodeRow":
+        """Read a row of one partition or more. Raises ProtocolError for an empty partition, and for a partition or a client named twice."""
+        try:
+            client, seat, listed = json.loads(data)
+            parts = tuple(DataPartition(number, tuple(clients)) for number, *clients in listed)
+            numbers = [part.number for part in parts]
+            clients = [client for part in parts for client in part.clients]
+            integers = all(type(n) is int for n in (client, seat, *numbers, *clients))
+            twice = len(set(numbers)) < len(numbers) or len(set(clients)) < len(clients)
+            if not (parts and integers and all(part.clients for part in parts)) or twice:
+                raise ValueError(data)
+            return cls(client, seat, parts)
+        except (ValueError, TypeError, RecursionError) as error:
+            raise ProtocolError(
+                "the announced row of the code is missing or damaged; server and clients need the same version of fedcomp"
+            ) from error
+
+    @property
+    def senders(self) -> list[int]:
+        """Logical ids of the clients whose data or ballots are in the row, ascending."""
+        return sorted({client for part in self.partitions for client in part.clients})
+
+
+def announced_row(announced: Mapping[str, bytes]) -> CodeRow:
+    """Return the announced row. Raises ProtocolError if it is missing or damaged."""
+    return CodeRow.unpack(announced.get(ROW, b""))
+
+
+def ballot_of(update: Tensor, seed: int, round: int, number: int) -> bytes:
+    """Return the ballot of a partition's update [numel]. The signs of zeros and NaN are random, keyed by the partition."""
+    return kernels.bits.signs(torch.nan_to_num(update), seeds.key(seed, "zeros", round, number))
+
+
+def vote_on_ballots(
+    row: CodeRow, sent: Mapping[int, votes.Vote], numel: int, seed: int, round: int
+) -> Tensor:
+    """Return the vote ±1 [numel] of a row. `sent`: by client, the ballots that were received.
+
+    The ballot of a partition is the majority of its clients' ballots. If none was received, all voters draw the same random sign for each
+    coordinate, so that honest voters still agree.
+    """
+    ballots: list[votes.Vote] = []
+    for part in row.partitions:
+        cast = [sent[client] for client in part.clients if client in sent]
+        if cast:
+            tie = seeds.key(seed, "partition tie", round, part.number)
+            ballots.append(votes.majority(cast, numel, tie))
+        else:
+            missing = seeds.key(seed, "missing", round, part.number)
+            ballots.append(votes.random_bits(missing, numel))
+    return vote_of(row, ballots, numel, seed, round)
+
+
+def vote_of(
+    row: CodeRow, ballots: Sequence[votes.Vote], numel: int, seed: int, round: int
+) -> Tensor:
+    """Return the vote ±1 [numel], float32, of a row whose partitions have these ballots.
+
+    Ties are broken at random, keyed by the seat: honest voters of one seat agree, and ties of different seats cancel in the tally.
+    """
+    packed = votes.majority(ballots, numel, seeds.key(seed, "local tie", round, row.seat))
+    return torch.from_numpy(kernels.Signs(packed, numel, 1.0).values())

@@ -8,16 +8,17 @@ Sohn, Han, Choi, Moon: Election coding for distributed learning: protecting sign
 codes.py defines the allocation matrix G and the seats: seat i counts the partitions in row i of G and is held by one or more clients, its
 voters. The option `form` selects what voters count:
 
-`data`      Voters train on every partition of their row. Batches, dropout and random signs are keyed by (seed, round, partition), so honest
-            votes agree to the bit. With the deterministic code, the model equals bit for bit the one without Byzantine clients. Every
-            voter needs the data of all clients and trains once per partition. Running statistics start anew in each partition and are
-            discarded. `--keep-momentum` and weights by examples are refused. If devices of different types round a sign near zero
-            differently, an honest vote differs there like a Byzantine one.
-`ballots`   Clients train on their own data and send the signs as a ballot; the server forwards the ballots of its row to each voter. This
-            protects the *tally*, not the ballots: a Byzantine client's own ballot counts as one of all.
+`data`      Voters train on every partition of their row and send one vote. Batches, dropout and random signs are keyed by (seed, round,
+            partition), so honest votes agree to the bit. With the deterministic code, the model equals bit for bit the one without
+            Byzantine clients. Every voter needs the data of all clients and trains once per partition. Running statistics start anew in
+            each partition and are discarded. `--keep-momentum` and weights by examples are refused. If devices of different types round a
+            sign near zero differently, an honest vote differs there like a Byzantine one.
+`ballots`   Clients train on their own data and send the signs as a ballot. The server forwards the ballots of its row to each voter,
+            which votes on them in a second phase. This protects the *tally*, not the ballots: a Byzantine client's own ballot counts as
+            one of all.
 
-With `sealed`, the server forwards ballots that it cannot read (sealed_election.py, docs/explanation/elections.md). This requires the
-deterministic code with b = (n − 1)/2, whose votes reveal no more than the result.
+If several clients form a partition, its signs are those of an update on all of its data (`data`) or the majority of its clients' ballots
+(`ballots`). With `sealed`, the server forwards ballots that it cannot read (sealed_election.py).
 
 A round closes only if its result is correct, while 2·max(0, f − m) + m + a < `Seats.margin`: f (option `f`) is the largest number of
 Byzantine clients in a cohort, m of them are proven in this round, by an invalid frame or a ballot that cannot be opened, and a are absent.
@@ -32,15 +33,19 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
 import numpy as np
+from torch import Tensor
 
-from .. import spec
-from ..codecs import Codec, Update
+from .. import kernels, spec
+from ..codecs import Codec, Context, Update
+from ..codecs.base import nonfinite_errors
 from ..codecs.sign import Sign
-from ..codecs.update import Dense
-from ..errors import ConfigError, FrameError, SpecError
+from ..codecs.update import Bits, Dense
+from ..errors import ConfigError, FrameError, NonFiniteError, SpecError
 from ..keys.keyring import DerivedKeys, ServerKeys
+from ..memories import Memory
 from ..memories.base import Changes, ReadValue, ReadVector
 from ..memories.none import NoMemory
+from ..messages import Assignment
 from . import codes
 from .base import (
     AcceptedByPhase,
@@ -50,12 +55,29 @@ from .base import (
     Phase,
     PhaseResult,
     RoundCompletion,
+    Values,
     draw_cohort,
     quorum_size,
 )
-from .local_election import BALLOTS, ROW, TALLY, BallotElectionClient, CodeRow, DataElectionClient
-from .sealed_client import SealedElectionClient
-from .sealed_election import CARDS, MIN_PARTITIONS, RECOUNT, SealedRound, split_vote, terms_of
+from .codes import (
+    BALLOTS,
+    ROW,
+    TALLY,
+    CodeRow,
+    announced_row,
+    ballot_of,
+    vote_of,
+    vote_on_ballots,
+)
+from .sealed_election import (
+    CARDS,
+    MIN_PARTITIONS,
+    RECOUNT,
+    SealedElectionClient,
+    SealedRound,
+    split_vote,
+    terms_of,
+)
 from .vote import Vote, even_cohort
 
 MAX_SEATS = 15  # default limit of `seats`: a voter of a full row trains on as many partitions
@@ -83,6 +105,80 @@ class ElectionOptions:
                 raise SpecError(f"{name} is {value}; give at least 0")
         if self.sealed and self.form != "ballots":
             raise SpecError("sealed=true needs form=ballots; give both")
+
+
+# The client half.
+
+
+class DataElectionClient(ClientAlgorithm):
+    """Client half for form=data: train on all partitions of the row and send one vote."""
+
+    trains_on_partitions: ClassVar[bool] = True
+
+    def seed(self, codec: Codec, run_seed: int, assignment: Assignment) -> int:
+        return run_seed  # a vote has no zeros, so the seed changes nothing
+
+    def partitions(self, assignment: Assignment) -> Sequence[DataPartition]:
+        return announced_row(assignment.announcements).partitions
+
+    def summarize(
+        self, partition: DataPartition, update: Tensor, seed: int, round: int
+    ) -> tuple[bytes, NonFiniteError | None]:
+        """Return the ballot of a partition, and an error if the update contains NaN or infinity."""
+        (error,) = nonfinite_errors(
+            update[None], None, f"the update of partition {partition.number}"
+        )
+        return ballot_of(update, seed, round, partition.number), error
+
+    def combine(
+        self,
+        assignment: Assignment,
+        summaries: Sequence[tuple[bytes, NonFiniteError | None]],
+        numel: int,
+        seed: int,
+    ) -> Tensor:
+        """Return the vote of the row. Raises NonFiniteError if more than half of several updates are not finite."""
+        errors = [error for _, error in summaries if error is not None]
+        if len(summaries) > 1 and 2 * len(errors) > len(summaries):
+            raise errors[0]
+        row, ballots = announced_row(assignment.announcements), [ballot for ballot, _ in summaries]
+        return vote_of(row, ballots, numel, seed, assignment.round)
+
+
+@dataclass(frozen=True)
+class BallotElectionClient(ClientAlgorithm):
+    """Client half for form=ballots: send the signs of the update, then vote on the ballots that the server forwards."""
+
+    phases: tuple[str, ...] = (BALLOTS, TALLY)
+
+    one_by_one: ClassVar[bool] = True
+
+    def seed(self, codec: Codec, run_seed: int, assignment: Assignment) -> int:
+        own = super().seed(codec, run_seed, assignment)
+        return own if assignment.phase == BALLOTS else run_seed
+
+    def later_update(self, memory: Memory, values: Values, seed: int, context: Context) -> Tensor:
+        announced, row = context.announced, announced_row(context.announced)
+        sent: dict[int, bytes | np.ndarray] = {}
+        for client in row.senders:
+            if str(client) in announced:
+                update = memory.codec.open(announced[str(client)], memory.numel, memory.layout)
+                if isinstance(update, Bits):
+                    sent[client] = update.raw
+                else:
+                    sent[client] = kernels.bits.signs(update.dense())
+        return vote_on_ballots(row, sent, memory.numel, seed, context.round)
+
+    def encode_one(
+        self, memory: Memory, update: Tensor | None, values: Values, seed: int, context: Context
+    ) -> bytes | None:
+        assert update is not None  # both phases have an update
+        if context.phase == BALLOTS:
+            return memory.codec.encode(update, seed=seed, layout=memory.layout, context=context)
+        return memory.propose(update, seed=seed, context=context)
+
+
+# The server half.
 
 
 class Election(Vote):

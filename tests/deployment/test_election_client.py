@@ -14,7 +14,7 @@ from fedcomp.messages import UPDATE, Assignment
 from fedcomp.privacy.ballots import CARD
 from fedcomp.strategies import resolved
 from fedcomp.strategies.base import DataPartition
-from fedcomp.strategies.local_election import ROW, CodeRow
+from fedcomp.strategies.codes import ROW, CodeRow
 from fedcomp.strategies.sealed_election import KEY_OF, NO_CARD, terms_of
 
 

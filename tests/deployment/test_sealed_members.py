@@ -18,9 +18,8 @@ from fedcomp.privacy.ballots import CARD, Card, SealedBallot, Slot
 from fedcomp.state_folder import StateFolder
 from fedcomp.strategies import resolved
 from fedcomp.strategies.base import DataPartition
-from fedcomp.strategies.local_election import BALLOTS, ROW, CodeRow
-from fedcomp.strategies.sealed_client import unknown_keys
-from fedcomp.strategies.sealed_election import CARDS, KEY_OF, terms_of
+from fedcomp.strategies.codes import BALLOTS, ROW, CodeRow
+from fedcomp.strategies.sealed_election import CARDS, KEY_OF, terms_of, unknown_keys
 
 CONFIG = resolved(
     RunConfig(

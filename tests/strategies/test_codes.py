@@ -1,14 +1,25 @@
-"""The deterministic code tolerates as many Byzantine clients as it claims, in any seats."""
+"""The deterministic code tolerates as many Byzantine clients as it claims, in any seats. Voters of a row vote alike."""
 
-from itertools import product
+from itertools import combinations, product
 
 import numpy as np
 import pytest
+import torch
 from cases import for_each
 
-from fedcomp.errors import ConfigError, SpecError
+from fedcomp.errors import ConfigError, ProtocolError, SpecError
+from fedcomp.kernels import Signs
+from fedcomp.kernels import votes as kernel
 from fedcomp.strategies import allocation_matrix, majority
-from fedcomp.strategies.codes import assign_seats, default_redundancy
+from fedcomp.strategies.base import DataPartition
+from fedcomp.strategies.codes import (
+    CodeRow,
+    assign_seats,
+    ballot_of,
+    default_redundancy,
+    vote_of,
+    vote_on_ballots,
+)
 
 ODD = (1, 3, 5, 7, 9, 11, 13, 15)
 CLAIMS = [(n, b) for n in ODD for b in range((n + 1) // 2)]
@@ -214,3 +225,81 @@ def test_partitions_of_several_data_sets_have_one_sign_each_since_sums_would_bre
     )  # of five data sets each
     assert sums.sum() > 0 and local(G, sums).sum() < 0
     assert np.sign(local(G, np.sign(sums)).sum()) == np.sign(np.sign(sums).sum())
+
+
+# Rows and votes.
+
+
+ROWS = CodeRow(7, 2, (DataPartition(0, (4,)), DataPartition(3, (1, 9))))
+
+
+def unpacked(packed, numel: int) -> torch.Tensor:
+    return torch.from_numpy(Signs(np.frombuffer(packed, np.uint8), numel, 1.0).values())
+
+
+def test_a_row_arrives_as_it_was_sent():
+    assert CodeRow.unpack(ROWS.pack()) == ROWS and ROWS.senders == [1, 4, 9]
+    assert len(CodeRow(12, 3, tuple(DataPartition(j, (j,)) for j in range(15))).pack()) < 120
+
+
+@for_each(
+    "data",
+    [
+        b"",
+        b"{}",
+        b"[1,2]",
+        b"[1,2,[]]",
+        b"[1,2,[[3]]]",
+        b'[1,2,[["a",4]]]',
+        b"[1,2,[[1,true]]]",
+        b"[" * 9999,
+    ],
+)
+def test_damaged_rows_are_refused(data):
+    with pytest.raises(ProtocolError, match="missing or damaged"):
+        CodeRow.unpack(data)
+
+
+def test_random_signs_of_ties_differ_between_seats_and_rounds():
+    one, other = (kernel.pack(np.full((1, 1000), sign))[0] for sign in (1.0, -1.0))
+    voted = {
+        (seat, round): vote_of(CodeRow(7, seat, ROWS.partitions), [one, other], 1000, 1, round)
+        for seat in range(3)
+        for round in (1, 2)
+    }
+    again = vote_of(CodeRow(8, 0, ROWS.partitions), [other, one], 1000, 1, 1)
+    assert torch.equal(again, voted[0, 1]), "voters of one seat vote alike"
+    for a, b in combinations(voted.values(), 2):
+        assert 400 < (a == b).sum() < 600
+
+
+def test_signs_of_zeros_and_nan_are_random_by_partition_and_round():
+    x = torch.zeros(1000)
+    x[:10], x[10:20], x[20] = 2.0, -2.0, float("nan")
+    packed = [
+        unpacked(ballot_of(x, 1, round, part), 1000)
+        for round, part in ((1, 0), (1, 0), (1, 1), (2, 0))
+    ]
+    assert torch.equal(packed[0], packed[1])
+    for other in packed[2:]:
+        assert 400 < (other[20:] == packed[0][20:]).sum() < 580
+    assert all(torch.equal(p[:20], x[:20].sign()) for p in packed)
+    infinite = torch.full((8,), float("-inf"))
+    assert torch.equal(unpacked(ballot_of(infinite, 1, 1, 0), 8), -torch.ones(8))
+
+
+def test_a_partition_has_the_majority_of_its_ballots_and_without_any_random_signs():
+    generator = np.random.default_rng(5)
+    cast = {
+        client: kernel.pack((2.0 * (generator.random(64) < 0.5) - 1)[None])[0]
+        for client in (1, 4, 9)
+    }
+    first, second = (CodeRow(7, 2, (part,)) for part in ROWS.partitions)
+    assert torch.equal(vote_on_ballots(first, cast, 64, 1, 1), unpacked(cast[4], 64))
+    agree = unpacked(cast[1], 64) == unpacked(cast[9], 64)
+    assert torch.equal(vote_on_ballots(second, cast, 64, 1, 1)[agree], unpacked(cast[1], 64)[agree])
+    assert torch.equal(vote_on_ballots(second, {1: cast[1]}, 64, 1, 1), unpacked(cast[1], 64))
+    coin = vote_on_ballots(first, {1: cast[1]}, 64, 1, 1)
+    other_voter = CodeRow(8, 0, (ROWS.partitions[0],))
+    assert torch.equal(coin, vote_on_ballots(other_voter, {}, 64, 1, 1))
+    assert not torch.equal(coin, vote_on_ballots(second, {}, 64, 1, 1))

@@ -17,15 +17,15 @@ from fedcomp.messages import TRAIN, UPDATE, Assignment
 from fedcomp.server.results import WarningLog
 from fedcomp.strategies import RoundStrategy, StrategyConfig, strategy
 from fedcomp.strategies.base import DataPartition, Phase, Progress
-from fedcomp.strategies.codes import allocation_matrix, assign_seats
-from fedcomp.strategies.local_election import (
+from fedcomp.strategies.codes import (
     BALLOTS,
     ROW,
     TALLY,
-    BallotElectionClient,
     CodeRow,
-    DataElectionClient,
+    allocation_matrix,
+    assign_seats,
 )
+from fedcomp.strategies.election import BallotElectionClient, DataElectionClient
 
 RULES = StrategyConfig(
     participation=1.0,

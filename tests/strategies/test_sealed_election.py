@@ -19,9 +19,9 @@ from fedcomp.privacy import ballots
 from fedcomp.sim import attacks, simulate
 from fedcomp.sim.clients import VirtualClients
 from fedcomp.strategies import StrategyConfig, strategy
-from fedcomp.strategies.local_election import BALLOTS, TALLY
-from fedcomp.strategies.sealed_client import BITS, SealedElectionClient
+from fedcomp.strategies.codes import BALLOTS, TALLY
 from fedcomp.strategies.sealed_election import (
+    BITS,
     CARDS,
     COMPLAINT,
     COUNT,
@@ -29,6 +29,7 @@ from fedcomp.strategies.sealed_election import (
     PROOF,
     PROOF_OF,
     RECOUNT,
+    SealedElectionClient,
     SealedRound,
 )
 

@@ -13,8 +13,8 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from ...messages import Report, ticket
 from ...privacy.ballots import HEAD, KEY, TAG, WRAP, Slot, sign, signed_text
-from ...strategies.local_election import BALLOTS
-from ...strategies.sealed_client import SealedElectionClient
+from ...strategies.codes import BALLOTS
+from ...strategies.sealed_election import SealedElectionClient
 from .base import Attack, ReplyContext
 
 

@@ -24,7 +24,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 
 from ...clients import device_state
 from ...clients.replica import NeedDense, Replica
-from ...clients.session import EncodingSession, HostedStates, context_of
+from ...clients.session import EncodingSession, HostedStates
 from ...clients.state import ClientState
 from ...codecs import codec
 from ...errors import CheckpointError, ConfigError, FedcompError, ProtocolError
@@ -233,7 +233,7 @@ class StoredState:
 
     def download(self, assignment: Assignment) -> AppClient:
         """Settle the pending proposal and move to the assignment's version. Raises NeedDense with the saved state unchanged."""
-        announced = context_of(assignment).announced
+        announced = assignment.announcements
         try:
             run = {name: announced[name].decode() for name in ANNOUNCED} | {"memory": self.memory}
             seed = int(announced["seed"])

@@ -1,4 +1,4 @@
-"""What a client signs and tells under sealed ballots, whatever its server asks: one answer to each phase of a round."""
+"""A client of a sealed election answers each phase of a round once and reveals no ballot, whatever its server asks."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -15,16 +15,17 @@ from fedcomp.memories import memory
 from fedcomp.messages import UP_TO_DATE, Assignment
 from fedcomp.privacy.ballots import CARD, KEY, Card, SealedBallot, Slot
 from fedcomp.sim.attacks.equivocation import replace_wraps
-from fedcomp.strategies import sealed_client
+from fedcomp.strategies import sealed_election
 from fedcomp.strategies.base import DataPartition, RoundState
-from fedcomp.strategies.local_election import BALLOTS, ROW, TALLY, CodeRow
-from fedcomp.strategies.sealed_client import SealedElectionClient
+from fedcomp.strategies.codes import BALLOTS, ROW, TALLY, CodeRow
 from fedcomp.strategies.sealed_election import (
     ATTEMPT,
+    BITS,
     CARDS,
     KEY_OF,
     RECOUNT,
     TERMS,
+    SealedElectionClient,
     pack_complaints,
     split_vote,
     terms_of,
@@ -141,7 +142,7 @@ def test_a_round_is_not_opened_again_under_its_attempt_nor_under_one_that_was_gi
 
 def test_attempts_without_end_are_not_remembered_but_refused(monkeypatch):
     """One that was forgotten could be come back to."""
-    monkeypatch.setattr(sealed_client, "MAX_ATTEMPTS", 3)
+    monkeypatch.setattr(sealed_election, "MAX_ATTEMPTS", 3)
     client = One(0)
     for attempt in (A, B, C):
         client.open(attempt)
@@ -266,6 +267,18 @@ def test_a_vote_that_is_cut_off_within_its_complaints_is_refused():
     for length in range(len(head)):
         with pytest.raises(FrameError, match="cut off"):
             split_vote(head[:length])
+
+
+def test_bits_after_the_last_coordinate_of_a_ballot_are_cleared(opened):
+    """Otherwise one sender could keep all voters from voting."""
+    clients, cards = opened
+    values = clients[1].round_state.values
+    values[BITS] = values[BITS][:-1] + bytes([values[BITS][-1] | 0x3F])
+    sealed = ballots_of(clients, cards)
+    frames = [client.ask(TALLY, sealed) for client in clients]
+    for frame in frames:
+        complaints, vote = split_vote(frame)
+        assert not complaints and codec("sign").decode(vote, numel=NUMEL).abs().eq(1).all()
 
 
 def test_complaints_reach_the_server_where_too_few_ballots_are_whole(opened):
