@@ -326,7 +326,7 @@ class SealedElectionClient(ClientAlgorithm):
         """Return this client's ballot, sealed for the voters whose cards the server announced."""
         row = _row(values, context)
         slot, signer = self.slot(context, row.client), self.ring.signer(row.client)
-        if values[f"{KEY_OF}{row.client}"] != point_of(signer.public_key()):
+        if _value(values, f"{KEY_OF}{row.client}", context) != point_of(signer.public_key()):
             raise ProtocolError(
                 "this client has another key than at the start of the round; it takes part again in the next round"
             )

@@ -98,6 +98,14 @@ def ballots_of(clients, cards) -> dict[str, bytes]:
     }
 
 
+def test_a_client_makes_no_ballot_if_the_server_did_not_announce_its_own_key():
+    client = One(0)
+    row = CodeRow(0, 0, tuple(DataPartition(s, (s,)) for s in ALL))
+    client.ask(CARDS, {ROW: row.pack()} | {f"{KEY_OF}{who}": RING.key(who) for who in ALL[1:]})
+    with pytest.raises(ProtocolError, match="no state for phase 'ballots'"):
+        client.ask(BALLOTS, {})
+
+
 def test_a_voter_votes_once_on_one_set_of_ballots(opened):
     """Votes on growing sets would tell what is in the last that came."""
     clients, cards = opened
