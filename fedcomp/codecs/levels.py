@@ -66,7 +66,7 @@ def pack_multiples(levels: np.ndarray, unit: float) -> Section:
 def unpack_multiples(section: Section) -> tuple[np.ndarray, int, float]:
     """Return symbols [count], m and the unit: the values are (symbols − m)·unit. If all values are zero, m and the unit are 0.
 
-    Raises FrameError unless `pack_multiples` returns the section for them, and if a value exceeds the range of float32.
+    Raises FrameError for a section that `pack_multiples` cannot have made, and for a value outside of float32's range.
     """
     numel, data = section.count, memoryview(section.body)
     top, start = read_varint(data)

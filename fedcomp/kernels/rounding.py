@@ -160,7 +160,7 @@ def lookup(symbols: np.ndarray, values: np.ndarray) -> np.ndarray:
 
 
 def _fill(out: np.ndarray, x: Tensor, name: str, *arguments: object, seed: int) -> None:
-    """Fill `out` with the loop of this name in rounding_loops.py, called for each piece of x."""
+    """Fill `out` by a compiled loop, called for each piece of x. `name`: the loop's name in rounding_loops.py."""
     from . import rounding_loops
 
     loop, x = getattr(rounding_loops, name), x.detach().cpu()

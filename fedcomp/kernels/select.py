@@ -189,7 +189,7 @@ def _largest(bits: np.ndarray, k: int, side: Side) -> np.ndarray:
 def _candidates(bits: np.ndarray, k: int, side: Side) -> np.ndarray | None:
     """Return the positions of slightly more than the k largest keys, ascending, by a threshold from a sample.
 
-    None if the sample is misleading.
+    Return None if fewer than k keys, or far more than k, pass the threshold.
     """
     from . import select_loops
 

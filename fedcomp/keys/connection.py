@@ -257,8 +257,8 @@ class _Probe:
 def _speaks_http2(connection: socket.socket) -> bool:
     """Return whether the server's first frame is SETTINGS, as HTTP/2 begins. Raises OSError.
 
-    With TLS the client sends nothing. A server that refuses the client's certificate has closed the connection: it would answer further
-    bytes with a reset, which can discard the alert that names the reason.
+    With TLS the client sends nothing here. A server that refuses the client's certificate closes the connection after an alert that names
+    the reason. Bytes sent after that would reset the connection, and the alert could be lost.
     """
     if not isinstance(connection, ssl.SSLSocket):
         connection.sendall(PREFACE)

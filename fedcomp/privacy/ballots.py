@@ -206,7 +206,7 @@ class SealedBallot:
     def proven_bad(self, voter: int, public: bytes, private: bytes) -> bool:
         """Return whether `private`, revealed by a voter, belongs to the card `public` and does not open the ballot.
 
-        The card must be the one that the ballot names. Otherwise a card that the sender never received could convict it.
+        The card must be the one that the ballot names. Otherwise voters could accuse the sender with a card that it never received.
         """
         if voter not in self.wraps or self.wraps[voter][0] != public or len(private) != KEY:
             return False

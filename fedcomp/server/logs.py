@@ -33,7 +33,9 @@ def utc_now() -> datetime:
 
 
 class JsonLog(Callback):
-    """A log with a line of JSON per event, in a file, or for "-" on standard output; other code's output then goes to standard error.
+    """A log with a line of JSON per event, written to a file, or to standard output if the file is "-".
+
+    While it writes to standard output, everything else that is printed goes to standard error.
 
     It is a context manager. Entering it raises ConfigError for a file that cannot be written; leaving it logs the error that ended the run.
     """

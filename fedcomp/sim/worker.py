@@ -31,7 +31,7 @@ POLL_S = 0.5  # interval at which a worker checks that its parent still runs
 
 
 class TrainingWorker:
-    """The training of one client at a time on one thread. The task is loaded on first use."""
+    """The training of one client at a time on one thread. Call `load` before `train`."""
 
     def __init__(self, config: RunConfig, device: str, dtype: torch.dtype):
         """`config`: as `with_absolute_paths` returns it. `dtype`: torch's default dtype in the parent."""
@@ -89,7 +89,7 @@ def main(descriptor: int, parent_pid: int) -> None:
 
         def train(
             start: Tensor, data: Any, updates: Tensor, row: int, job: Job, sgd: LocalSGD, seed: int
-        ) -> JobResult | str:  # releases shared memory when it returns
+        ) -> JobResult | str:  # its views of shared memory end when it returns
             return worker.train(start, data, job, sgd, seed, updates[row])
 
         answer: JobResult | str = worker.load()
@@ -135,7 +135,7 @@ def _from_array(array: np.ndarray, dtype: torch.dtype, shape: torch.Size) -> Ten
 
 
 def packed_job(job: Job, pack_trace: Callable[[Tensor], Any] = PickledTensor) -> Job:
-    """Return a job whose tensors are packed for another process; its state is packed into one value."""
+    """Return a job whose tensors are packed for another process; the client's state becomes one value of bytes."""
     return job._replace(
         buffers=_map_buffers(PickledTensor, job.buffers),
         traces=job.traces.map(pack_trace),

@@ -124,7 +124,7 @@ def batched_layer(layer: nn.Module) -> LayerFunction | None:
 
 
 def linear(own: Parameters, m: int, x: Tensor) -> Tensor:
-    """Run nn.Linear for a stack."""
+    """Return the outputs of nn.Linear for the examples x [m·b, ..., i] of m clients, each with its own weights."""
     rows, weight, bias = x.reshape(m, -1, x.shape[-1]), own["weight"], own.get("bias")
     if torch.is_autocast_enabled(x.device.type):  # which does not reach custom functions
         dtype = torch.get_autocast_dtype(x.device.type)
