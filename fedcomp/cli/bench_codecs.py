@@ -144,7 +144,7 @@ def _bound_bits(y: Tensor) -> float | None:
 def bench(
     vector: Vector, specs: Sequence[str], repeats: int, as_json: bool, picture: Path | None
 ) -> None:
-    """Measure the codecs of spec strings, all codecs if there are none, and print the results."""
+    """Measure codecs, given as spec strings, and print the results. An empty `specs` means all codecs."""
     if picture is not None and (picture.suffix != ".svg" or not picture.parent.is_dir()):
         advice = "name a file that ends in .svg in an existing folder"
         raise UserError(f"--picture {picture} cannot be written; {advice}")

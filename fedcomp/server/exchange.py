@@ -252,7 +252,8 @@ def check_addressee(report: Report, assignment: Assignment) -> None:
     a, r = assignment, report
     if (r.client, r.round, r.phase) != (a.client, a.round, a.phase):
         raise ProtocolError(
-            f"the reply names client {r.client}, round {r.round}, phase '{r.phase}'"
+            f"the report names client {r.client}, round {r.round}, phase '{r.phase}'; "
+            f"expected client {a.client}, round {a.round}, phase '{a.phase}'"
         )
 
 

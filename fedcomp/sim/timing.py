@@ -219,7 +219,7 @@ class TimedTransport(Transport):
         return replaced
 
     def _start_s(self, client: int, began_s: float, asked_s: float) -> float:
-        """Return the time at which a client starts an assignment sent at `asked_s`, in seconds of the exchange."""
+        """Return when a client starts an assignment that was sent at `asked_s`; both in seconds since the exchange began."""
         begins, ends = self.busy.get(client, (0.0, 0.0))
         free_s = (ends if begins <= began_s + asked_s else begins) - began_s
         return max(asked_s, free_s)
@@ -278,7 +278,7 @@ class Timing:
             self._availability.mark_responsive(client)
 
     def _seconds_to_next_event(self, waited_s: float) -> float:
-        """Return the seconds until a client goes offline or returns, a late answer arrives, or the quota's patience ends."""
+        """Return the seconds until a client goes offline or returns, a late answer arrives, or the quota stops waiting."""
         event_times_s = [
             self.network.absences.next_change_s(self.clock.time_s),
             *self.transport.late.values(),

@@ -39,7 +39,7 @@ class EventWriter(ForwardingCallback):
         self.write(FAILED, str(error), error.exit_status)
 
     def on_port_open(self, port: Callable[[], PortFigures]) -> None:
-        """Do nothing: the figures of the port stay in this process."""
+        """Do nothing. The command that reads the events does not show the bytes at the port."""
 
     def forward(self, hook: str, *values: Any) -> None:
         self.write(hook, *(_as_json(value) for value in values))

@@ -108,7 +108,7 @@ class PortTraffic:
         self._add(self._by_client, stream)
 
     def update(self, streams: Iterable["Stream"]) -> WireBytes:
-        """Read the counters of all connections. Return the sum with those that have ended."""
+        """Read the counters of all connections. Return their sum, connections that have ended included."""
         total = self._read_all()
         for stream in streams:
             if stream.peer in self._live:
