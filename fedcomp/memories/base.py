@@ -118,7 +118,8 @@ class Memory(ABC):
         rows = x.detach() if isinstance(x, Tensor) else [row.detach() for row in x]
         proposals = cls._propose(memories, rows, seeds, context)
         for memory, proposal in zip(memories, proposals, strict=True):
-            memory.pending = None if isinstance(proposal, NonFiniteError) else proposal
+            failed = proposal is None or isinstance(proposal, NonFiniteError)
+            memory.pending = None if failed else memory._pending_part(proposal)
         return proposals
 
     def proceed(self, *, seed: int = 0, context: Context = NO_CONTEXT) -> bytes | None:
@@ -207,6 +208,10 @@ class Memory(ABC):
         cls, memories: Sequence["Memory"], x: Rows, seeds: Sequence[int], context: Context
     ) -> list[bytes | None | NonFiniteError]:
         """Implement `propose_stack` for m ≥ 1 memories. x is not modified. The new state must be valid even if no frame is accepted."""
+
+    def _pending_part(self, frame: bytes) -> bytes:
+        """Return what to keep of a proposed frame until it is settled."""
+        return frame
 
     def _proceed(self, seed: int, context: Context) -> bytes | None:
         raise ConfigError(

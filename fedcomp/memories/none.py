@@ -3,16 +3,27 @@
 from collections.abc import Sequence
 from typing import ClassVar
 
+import numpy as np
+
 from ..codecs import Context, Update
 from ..errors import NonFiniteError
 from ..kernels import Rows
 from .base import Memory
 
+SENT_ALL = b""  # the pending proposal, in place of a frame with all coordinates
+
 
 class NoMemory(Memory):
-    """A memory without state."""
+    """A memory without state. It keeps no copy of a lossless frame, which is as large as the model."""
 
     name: ClassVar[str] = "none"
+
+    @property
+    def sent_positions(self) -> np.ndarray | None:
+        return None if self.pending == SENT_ALL else super().sent_positions
+
+    def _pending_part(self, frame: bytes) -> bytes:
+        return SENT_ALL if self.codec.unscoped.lossless else frame
 
     @classmethod
     def _propose(
