@@ -1,5 +1,6 @@
 """The commands `fedcomp server start`, `fedcomp client` and `fedcomp relay`: their options, identities and messages."""
 
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -28,8 +29,21 @@ TRANSPORT_HELP = "gRPC, or stock flower-superlink and flower-supernode processes
 
 SERVER = option("HOST:PORT", "Address of the server. Default: the address in the enrolment.")
 INSECURE = switch("--insecure", "Connect without TLS and keys, for a trial.")
+
+
+def _reject_nan(seconds: float | None) -> float | None:
+    """Raise BadParameter for NaN, which passes click's check of the range."""
+    if seconds is not None and math.isnan(seconds):
+        raise click.BadParameter("nan is not a number of seconds")
+    return seconds
+
+
 PATIENCE = option(
-    "SECONDS", "How long to try to reach the server. Default: without limit.", min=0, max=10**9
+    "SECONDS",
+    "How long to try to reach the server. Default: without limit.",
+    min=0,
+    max=10**9,
+    callback=_reject_nan,
 )
 STAY = switch("--stay", "Wait for the next run when a run is over.")
 LOG_JSON = option(

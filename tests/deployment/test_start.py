@@ -257,6 +257,7 @@ CLAIMED = ["--insecure", "--server", "localhost:1", "--client-id", "1"]
         ([*CLAIMED, "--task", "digit"], "unknown task 'digit'"),
         ([*CLAIMED, "--data", "absent"], "--data absent is not a folder"),
         ([*CLAIMED, "--patience", "inf"], "inf is not in the range"),
+        ([*CLAIMED, "--patience", "nan"], "'--patience': nan is not a number of seconds"),
     ],
 )
 def test_a_client_that_cannot_begin_is_one_sentence(tmp_path, monkeypatch, words, sentence):

@@ -171,11 +171,11 @@ def _assign_clients(attacks: Sequence[Attack], clients: int, seed: int) -> dict[
         for client in attack.named_clients:
             if client >= clients:
                 raise ConfigError(
-                    f"attack '{attack.name}' names client {client}, but the clients are 0 to {clients - 1}; name one of them"
+                    f"--attack {attack.name} names client {client}, but the clients are 0 to {clients - 1}; name one of them"
                 )
             if client in attackers:
                 raise ConfigError(
-                    f"client {client} is named by two attacks; remove it from one of them"
+                    f"--attack names client {client} in two attacks; remove it from one of them"
                 )
             attackers[client] = attack
     if (needed := sum(attack.size for attack in attacks)) > clients:
@@ -193,6 +193,6 @@ def _assign_clients(attacks: Sequence[Attack], clients: int, seed: int) -> dict[
         copied = attack.of if isinstance(attack, Mimic) else None
         if copied is not None and (copied not in range(clients) or copied in attackers):
             raise ConfigError(
-                f"attack '{attack.name}' cannot copy client {copied}, which is not an honest client of this run; name another in 'of'"
+                f"--attack {attack.name} cannot copy client {copied}, which is not an honest client of this run; name another in 'of'"
             )
     return attackers
