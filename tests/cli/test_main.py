@@ -59,7 +59,7 @@ def simulation(monkeypatch) -> Callable[[Callable[[RunConfig, Callback], None]],
     return lambda act: monkeypatch.setattr("fedcomp.sim.simulate", act, raising=False)
 
 
-# Of options that are parsed.
+# Options whose text is parsed.
 EXAMPLES = {
     "optimizer": "adamw:lr=3e-4",
     "step_schedule": "cosine",
