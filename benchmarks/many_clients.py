@@ -14,9 +14,9 @@ import ctypes
 import mmap
 import os
 import shutil
-import statistics
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 from fedcomp import RunConfig
@@ -59,7 +59,7 @@ def main() -> None:
     parser.add_argument("--residuals", default="auto")
     parser.add_argument("--memory", default="residual")
     parser.add_argument("--uplink", default="stc:density=1/100")
-    parser.add_argument("--checkpoint-every", type=int, default=1)
+    parser.add_argument("--checkpoint-every", default="auto")
     parser.add_argument(
         "--folder", default=tempfile.gettempdir(), help="folder on the disk that is measured"
     )
@@ -97,7 +97,10 @@ class Meter(Callback):
     """Callback that measures this process after rounds and prints a line for each tenth of the run."""
 
     def __init__(self, run: Path, rounds: int):
-        self.run, self.rounds, self.records, self.asked, self.saving = run, rounds, [], 0, []
+        self.run, self.tenth = run, max(1, rounds // 10)
+        self.clients = 0  # assignments so far
+        self.ended_s = [time.perf_counter()]  # of the start and of each round
+        self.saving_s = 0.0  # in this tenth
         self.resident: dict[int, float] = {}  # MB, by round
 
     def on_run_start(self, header: Header) -> None:
@@ -109,32 +112,31 @@ class Meter(Callback):
             "rounds     clients so far   round (ms)   of it checkpoint   in memory (MB)   page cache (MB)   disk (MB)",
             flush=True,
         )
+        self.ended_s = [time.perf_counter()]
 
     def on_warning(self, sentence: str) -> None:
         print(f"warning: {sentence}", file=sys.stderr)
 
-    def on_round_end(self, record: RoundRecord) -> None:
-        self.records.append(record)
-
     def on_checkpoint(self, round: int, seconds: float) -> None:
-        self.saving.append(seconds)
-        tenth = max(1, self.rounds // 10)
-        if round % tenth == 0:
-            files = [f for f in (self.run / "checkpoint").rglob("*") if f.is_file()]
-            self.resident[round] = _resident()
-            round_ms = 1e3 * statistics.median(
-                r.seconds + s
-                for r, s in zip(self.records[-tenth:], self.saving[-tenth:], strict=False)
-            )
-            saved, written = (
-                1e3 * statistics.median(self.saving[-tenth:]),
-                512 * sum(file.stat().st_blocks for file in files) / 1e6,
-            )
-            print(
-                f"{round - tenth + 1:5}–{round:<5}{sum(r.cohort for r in self.records):11,}{round_ms:13.0f}{saved:19.0f}"
-                f"{self.resident[round]:17.0f}{sum(map(_cached, files)):18.0f}{written:12.0f}",
-                flush=True,
-            )
+        self.saving_s += seconds
+
+    def on_round_end(self, record: RoundRecord) -> None:
+        """Print a line after each tenth. The duration of a round is the time since the last one ended, so saves in between count."""
+        self.clients += record.cohort
+        self.ended_s.append(time.perf_counter())
+        if (round := record.round) % self.tenth:
+            return
+        files = [f for f in (self.run / "checkpoint").rglob("*") if f.is_file()]
+        self.resident[round] = _resident()
+        round_ms = 1e3 * (self.ended_s[-1] - self.ended_s[-1 - self.tenth]) / self.tenth
+        saved_ms, self.saving_s = 1e3 * self.saving_s / self.tenth, 0.0
+        written_mb = 512 * sum(file.stat().st_blocks for file in files) / 1e6
+        print(
+            f"{round - self.tenth + 1:5}–{round:<5}{self.clients:11,}{round_ms:13.0f}{saved_ms:19.0f}"
+            f"{self.resident[round]:17.0f}{sum(map(_cached, files)):18.0f}{written_mb:12.0f}",
+            flush=True,
+        )
+        self.ended_s[-1] = time.perf_counter()  # the measurements above do not count
 
     def on_run_end(self, summary, out: str) -> None:
         first, last = min(self.resident), max(self.resident)

@@ -1,16 +1,18 @@
 """Checkpoints, from which an interrupted run continues.
 
     state.sqlite            vectors, values and cached broadcasts by name, and the numbers of the files of large ones
-    files/7.safetensors     a vector, value or frame of 1 MiB or more; never overwritten
+    files/7.safetensors     a vector, value or frame of 256 KiB or more; never overwritten
 
 `save` writes the entries that changed, and refers to new files in one SQLite transaction: after a kill or a power failure at any moment,
-the folder has the previous checkpoint or the new one. `stage` writes entries that have to leave memory between two checkpoints. They can
-be read back at once, and the next `save` makes them part of the checkpoint without writing them again. Nothing is pickled.
+the folder has the previous checkpoint or the new one. `stage` writes entries that have to leave memory between two checkpoints, in a
+thread. They can be read back at once, and the next `save` makes them part of the checkpoint without writing them again. Nothing is
+pickled.
 """
 
 import sqlite3
 import threading
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -25,7 +27,9 @@ from ..durable_files import flush
 from ..errors import CheckpointError
 from .broadcasts import Broadcast
 
-FILE_BYTES = 1 << 20  # an entry of at least this size has a file of its own
+FILE_BYTES = (
+    1 << 18
+)  # an entry of at least this size has a file of its own, which is faster than SQLite
 CACHE_KIB = 32_000  # largest page cache of SQLite
 STATE, FILES, SUFFIX = "state.sqlite", "files", ".safetensors"
 DATA = "data"  # name of the only tensor in a file
@@ -38,10 +42,14 @@ CREATE INDEX IF NOT EXISTS staged_file ON staged (file) WHERE file IS NOT NULL;
 DELETE FROM staged;
 """
 STAGED_FILES = "SELECT file FROM staged WHERE file IS NOT NULL"
+STAGED, SAVED = (f"SELECT file, data FROM {table} WHERE name = ?" for table in ("staged", "entry"))
+REPLACED = "SELECT file FROM staged WHERE name = ? AND file IS NOT NULL"
 FILES_IN_USE = f"SELECT file FROM entry WHERE file IS NOT NULL UNION {STAGED_FILES}"
 BROADCAST = "broadcast/{:012}"  # names of broadcasts: this with the round, then /BASE/VERSION
 
-Row = tuple[str, int | None, bytes | None]  # name, number of the file or None, content or None
+Row = tuple[
+    str, int | None, bytes | memoryview | None
+]  # name, number of the file or None, content or None
 
 
 class Checkpoint:
@@ -53,7 +61,9 @@ class Checkpoint:
     def __init__(self, folder: Path, flushed: Sequence[Path] = ()):
         self.folder, self.flushed = folder, flushed
         self._lock = threading.RLock()  # for `_state` and the removal of files
-        self._staged: set[str] = set()  # names
+        self._thread = ThreadPoolExecutor(1, "fedcomp-checkpoint")
+        self._staging: Future[None] | None = None  # the thread's work on the last batch
+        self._batch: Mapping[str, Tensor | bytes] = {}  # entries of that batch
         with self._reading():
             folder.mkdir(parents=True, exist_ok=True)
             self._state = sqlite3.connect(folder / STATE, check_same_thread=False)
@@ -75,7 +85,8 @@ class Checkpoint:
             )
 
     def close(self) -> None:
-        """Close the database."""
+        """Close the database. Entries that are being staged are lost, as after a kill."""
+        self._thread.shutdown()
         self._state.close()
 
     # Writing.
@@ -92,6 +103,7 @@ class Checkpoint:
         A value of None removes the entry. Staged entries become part of the checkpoint. Raises CheckpointError if the disk is full; the
         previous checkpoint is then intact.
         """
+        self._wait_for_stage()
         with self._writing():
             with self._lock:
                 new_files = self._file_numbers(STAGED_FILES)
@@ -115,21 +127,32 @@ class Checkpoint:
                 state.executemany("INSERT OR REPLACE INTO entry VALUES (?, ?, ?)", rows)
                 first, end = BROADCAST.format(0), BROADCAST.format(oldest)
                 state.execute("DELETE FROM entry WHERE name >= ? AND name < ?", (first, end))
-            self._staged.clear()
             self._remove_unused()
 
     def stage(self, vectors: Mapping[str, Tensor], values: Mapping[str, bytes]) -> None:
-        """Write vectors and values, which can be read back at once and become part of the checkpoint with the next `save`.
+        """Write vectors and values in the background. They can be read back at once, and the next `save` adds them to the checkpoint.
 
-        After a kill before that, they are lost. Raises CheckpointError if the disk is full; the previous checkpoint is then intact.
+        They must not change afterwards. After a kill before the next `save`, they are lost. If the disk is full, the following calls raise
+        CheckpointError; the previous checkpoint is then intact.
         """
+        self._wait_for_stage()
+        self._batch = {**vectors, **values}
+        self._staging = self._thread.submit(self._stage, self._batch)
+
+    def _stage(self, entries: Mapping[str, Tensor | bytes]) -> None:
         with self._writing():
-            entries: dict[str, Tensor | bytes] = {**vectors, **values}
             rows = [self._row(name, entry) for name, entry in entries.items()]
+            names = [(name,) for name in entries]
             with self._lock, self._state as state:
+                replaced = [state.execute(REPLACED, name).fetchone() for name in names]
                 state.executemany("INSERT OR REPLACE INTO staged VALUES (?, ?, ?)", rows)
-            self._staged |= {name for name, _, _ in rows}
-            self._remove_unused()
+                for row in filter(None, replaced):
+                    self._path(row[0]).unlink(missing_ok=True)
+
+    def _wait_for_stage(self) -> None:
+        """Wait until the entries of the last `stage` are written. Raises CheckpointError if they could not be written."""
+        if self._staging is not None:
+            self._staging.result()
 
     def _row(self, name: str, entry: Tensor | bytes) -> Row:
         """Return the row of an entry. The file of a large entry is written."""
@@ -140,7 +163,7 @@ class Checkpoint:
                 )
             entry = entry.detach().cpu().contiguous()
             if entry.nbytes < FILE_BYTES:
-                return name, None, entry.numpy().tobytes()
+                return name, None, entry.numpy().data  # not copied
         elif len(entry) < FILE_BYTES:
             return name, None, entry
         number, self._next = self._next, self._next + 1
@@ -184,17 +207,15 @@ class Checkpoint:
         return found
 
     def _entry(self, name: str) -> bytes | Tensor | None:
+        if name in self._batch:
+            self._wait_for_stage()
         with self._reading(), self._lock:
-            table = "staged" if name in self._staged else "entry"
-            row = self._state.execute(
-                f"SELECT file, data FROM {table} WHERE name = ?", (name,)
-            ).fetchone()
-            if row is None or row[0] is None:
-                return row and row[1]
-            return self._load(row[0])
+            rows = (self._state.execute(query, (name,)).fetchone() for query in (STAGED, SAVED))
+            file, data = next(filter(None, rows), (None, None))
+            return data if file is None else self._load(file)
 
     def _load(self, number: int) -> Tensor:
-        return load_file(self._path(number))[DATA]
+        return load_file(self._path(number))[DATA].clone()  # into memory that is mapped already
 
     # Files.
 
