@@ -105,16 +105,24 @@ def pack_rows(
     sizes = (leads + units + lows + 7) // 8
     edges = sizes.cumsum()
     starts = (edges - sizes) * 8
-    stream = np.zeros(int(sizes.sum()) * 8, np.uint8)
-    if lead is not None:
-        at = lead.widths.cumsum() - lead.widths + (starts - leads.cumsum() + leads)[lead.rows]
-        _put(stream, lead.widths, lead.values, at)
-    starts = starts + leads
-    stream[unary.cumsum() + (starts - units.cumsum() + units).repeat(counts) - 1] = 1
-    at = each.cumsum() - each + (starts + units - lows.cumsum() + lows).repeat(counts)
-    _put(stream, each, rest, at)
-    data = np.packbits(stream).tobytes()
-    return [data[stop - size : stop] for size, stop in zip(sizes.tolist(), edges.tolist())]
+    if compiled := loops(positions.size):
+        data = np.zeros(sizes.sum(), np.uint8)
+        fields = Fields(*np.zeros((3, 0), np.int64)) if lead is None else lead
+        numbers = np.bincount(fields.rows, minlength=counts.size)
+        compiled.pack(rest, each, counts, starts, numbers, fields.widths, fields.values, data)
+    else:
+        stream = np.zeros(int(sizes.sum()) * 8, np.uint8)
+        if lead is not None:
+            at = lead.widths.cumsum() - lead.widths + (starts - leads.cumsum() + leads)[lead.rows]
+            _put(stream, lead.widths, lead.values, at)
+        starts = starts + leads
+        stream[unary.cumsum() + (starts - units.cumsum() + units).repeat(counts) - 1] = 1
+        at = each.cumsum() - each + (starts + units - lows.cumsum() + lows).repeat(counts)
+        _put(stream, each, rest, at)
+        data = np.packbits(stream)
+    return [
+        data[stop - size : stop].tobytes() for size, stop in zip(sizes.tolist(), edges.tolist())
+    ]
 
 
 def unpack(data: bytes | memoryview, count: int, b: int, numel: int) -> np.ndarray:
