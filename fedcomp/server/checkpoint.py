@@ -1,11 +1,12 @@
 """Checkpoints, from which an interrupted run continues.
 
-    state.sqlite            vectors, values and cached broadcasts by name, and the numbers of the files of large ones
+    state.sqlite            vectors, values and cached broadcasts by name; for large ones, the number of their file
     files/7.safetensors     a vector, value or frame of 1 MiB or more; never overwritten
 
-`save` writes the entries that changed, and refers to new files in one SQLite transaction: after a kill or a power failure at any moment,
-the folder has the previous checkpoint or the new one. `stage` writes entries that have to leave memory between two checkpoints. They can
-be read back at once, and the next `save` makes them part of the checkpoint without writing them again. Nothing is pickled.
+`save` writes the entries that changed. One SQLite transaction makes them and their files part of the checkpoint: after a kill or a power
+failure at any moment, the folder has the previous checkpoint or the new one. `stage` writes entries that have to leave memory between two
+checkpoints. They can be read back at once, and the next `save` makes them part of the checkpoint without writing them again. Nothing is
+pickled.
 """
 
 import sqlite3
@@ -26,7 +27,7 @@ from ..errors import CheckpointError
 from .broadcasts import Broadcast
 
 FILE_BYTES = 1 << 20  # an entry of at least this size has a file of its own
-CACHE_KIB = 32_000  # largest page cache of SQLite
+CACHE_KIB = 32_000  # largest page cache of SQLite, in KiB
 STATE, FILES, SUFFIX = "state.sqlite", "files", ".safetensors"
 DATA = "data"  # name of the only tensor in a file
 
@@ -39,13 +40,13 @@ DELETE FROM staged;
 """
 STAGED_FILES = "SELECT file FROM staged WHERE file IS NOT NULL"
 FILES_IN_USE = f"SELECT file FROM entry WHERE file IS NOT NULL UNION {STAGED_FILES}"
-BROADCAST = "broadcast/{:012}"  # names of broadcasts: this with the round, then /BASE/VERSION
+BROADCAST = "broadcast/{:012}"  # start of a broadcast's name, with its round; then /BASE/VERSION
 
 Row = tuple[str, int | None, bytes | None]  # name, number of the file or None, content or None
 
 
 class Checkpoint:
-    """The checkpoint of a run in a folder: float32 vectors and byte strings by name. Any thread may read, and one may write.
+    """The checkpoint of a run in a folder: float32 vectors and byte strings by name. Any thread may read; only one may write.
 
     `flushed`: further files that `save` flushes to the disk. The constructor raises CheckpointError if the folder cannot be read.
     """
@@ -53,7 +54,7 @@ class Checkpoint:
     def __init__(self, folder: Path, flushed: Sequence[Path] = ()):
         self.folder, self.flushed = folder, flushed
         self._lock = threading.RLock()  # for `_state` and the removal of files
-        self._staged: set[str] = set()  # names
+        self._staged: set[str] = set()  # names of the staged entries
         with self._reading():
             folder.mkdir(parents=True, exist_ok=True)
             self._state = sqlite3.connect(folder / STATE, check_same_thread=False)
@@ -87,7 +88,7 @@ class Checkpoint:
         broadcasts: Sequence[Broadcast] = (),
         oldest: int = 0,
     ) -> None:
-        """Write vectors and values, add broadcasts, and remove those of rounds before `oldest`: all of it, or nothing.
+        """Write vectors and values, add broadcasts, and remove broadcasts of rounds before `oldest`: either all of this, or nothing.
 
         A value of None removes the entry. Staged entries become part of the checkpoint. Raises CheckpointError if the disk is full; the
         previous checkpoint is then intact.
@@ -119,9 +120,10 @@ class Checkpoint:
             self._remove_unused()
 
     def stage(self, vectors: Mapping[str, Tensor], values: Mapping[str, bytes]) -> None:
-        """Write vectors and values, which can be read back at once and become part of the checkpoint with the next `save`.
+        """Write vectors and values that can be read back at once and become part of the checkpoint with the next `save`.
 
-        After a kill before that, they are lost. Raises CheckpointError if the disk is full; the previous checkpoint is then intact.
+        If the process is killed before that `save`, they are lost. Raises CheckpointError if the disk is full; the previous checkpoint is
+        then intact.
         """
         with self._writing():
             entries: dict[str, Tensor | bytes] = {**vectors, **values}
@@ -132,7 +134,7 @@ class Checkpoint:
             self._remove_unused()
 
     def _row(self, name: str, entry: Tensor | bytes) -> Row:
-        """Return the row of an entry. The file of a large entry is written."""
+        """Return the row of an entry, after writing the file of a large entry."""
         if isinstance(entry, Tensor):
             if entry.dtype != torch.float32:
                 raise ValueError(
@@ -205,7 +207,7 @@ class Checkpoint:
         return {file for (file,) in self._state.execute(query)}
 
     def _remove_unused(self) -> None:
-        """Remove the files to which no entry refers: replaced ones, and those of saves that were not completed."""
+        """Remove the files to which no entry refers: files of replaced entries, and of saves that were not completed."""
         with self._lock:
             written = {int(path.stem) for path in (self.folder / FILES).glob(f"*{SUFFIX}")}
             for number in written - self._file_numbers(FILES_IN_USE):
