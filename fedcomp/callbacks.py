@@ -1,4 +1,4 @@
-"""Callbacks of a run, such as dashboards and log files, and their arguments: header, round records and summary."""
+"""The base class of callbacks, such as dashboards and log files, and the data that a run passes to them."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -20,7 +20,7 @@ class Header:
     memory: str
     partition: str
     device: str
-    engine: str  # engine of the virtual clients, and how many it trains at once; in a deployment, the address of the port
+    engine: str  # engine of the virtual clients, and how many clients it trains at once; in a deployment, the address of the port
     first_round: int  # 1, or the round after the checkpoint
     rounds: int
     out: str  # run folder
@@ -28,12 +28,12 @@ class Header:
     attack: str = ""  # attack of the Byzantine virtual clients; "" = none
     byzantine: int = 0  # number of Byzantine clients
     notice: str = ""  # guarantee or advice of the strategy; "" = none
-    metrics: str = ""  # address of /metrics, "" = none
+    metrics: str = ""  # URL of the metrics for Prometheus; "" = none
     network: str = ""  # virtual network; "" = none
-    residuals: str = ""  # where states of virtual clients are stored; "" = on their devices
+    residuals: str = ""  # where states of virtual clients are stored; "" = where they are trained
     judged: str = "accuracy"  # main metric; "loss" if the task has no accuracy
     measures: tuple[str, ...] = ()  # the task's own metrics
-    engine_reason: str = ""  # why --engine auto chose the engine; "" if it was given
+    engine_reason: str = ""  # why --engine auto chose the engine; "" if --engine names one
     evaluate: str = "server"  # where the model is evaluated: "server", "clients" or "both"
 
 
@@ -58,7 +58,7 @@ class ClientMetric:
 
 
 class EvaluatedRecord:
-    """Base class of records with the accuracy and loss on the server, and metrics of clients."""
+    """Base class of records with the accuracy and loss on the server, and the metrics that clients reported."""
 
     accuracy: float | None
     loss: float | None
@@ -66,12 +66,12 @@ class EvaluatedRecord:
 
     @property
     def measured_accuracy(self) -> float | None:
-        """The accuracy on the server, else the mean over the clients."""
+        """The accuracy on the server, or the mean over the clients if the server did not measure it."""
         return self._mean("accuracy") if self.accuracy is None else self.accuracy
 
     @property
     def measured_loss(self) -> float | None:
-        """The loss on the server, else the mean over the clients."""
+        """The loss on the server, or the mean over the clients if the server did not measure it."""
         return self._mean("loss") if self.loss is None else self.loss
 
     def _mean(self, name: str) -> float | None:
@@ -80,16 +80,17 @@ class EvaluatedRecord:
 
 @dataclass(frozen=True)
 class ClientRecord:
-    """A client of a round: of a deployment, or of a simulation if the client reported metrics."""
+    """The part of one client in a round. A simulation has records only of clients that reported metrics."""
 
     client: int  # logical id
     uplink_bytes: int  # frames from the client
-    downlink_bytes: int  # frames to the client, with announcements and returned frames
+    downlink_bytes: int  # frames to the client, and the announcements of the strategy
     # TCP payload since the client's last record, with TLS, handshakes and keepalive; None if the platform does not count it.
     wire_bytes_in: int | None  # received from the client
     wire_bytes_out: int | None  # sent to the client
     latency_s: float | None  # seconds from assignment to answer, over all phases; None: no answer
-    versions_behind: int | None  # versions of the model that the client had missed; None: unknown
+    # Number of versions of the model that the client had missed; None: unknown.
+    versions_behind: int | None
     staleness: int = 0  # rounds by which the answer is late
     stage: str = ""  # stage at which the client was rejected; "" if it was not
     reason: str = ""  # why the client was rejected
@@ -98,7 +99,7 @@ class ClientRecord:
 
 @dataclass(frozen=True)
 class RoundRecord(EvaluatedRecord):
-    """A round, as a line of metrics.jsonl. Bytes are lengths of encoded frames; dense_* would be the bytes of float32 models."""
+    """A round, as a line of metrics.jsonl. Bytes are lengths of encoded frames. dense_* are bytes of the same exchanges in float32."""
 
     round: int  # from 1
     accuracy: float | None  # accuracy on the test set, 0 to 1; None if the round was not evaluated
@@ -109,23 +110,23 @@ class RoundRecord(EvaluatedRecord):
     rejected: int  # clients without an accepted update
     uplink_bytes: int  # frames from clients
     downlink_bytes: int  # frames to clients, including broadcasts that they had missed
-    dense_uplink_bytes: int  # the same exchanges in float32
-    dense_downlink_bytes: int  # the same exchanges in float32
+    dense_uplink_bytes: int  # float32 models from all clients of the round
+    dense_downlink_bytes: int  # a float32 model to each client that received a download
     seconds: float  # duration of the round
     catch_up_bytes: int = 0  # part of downlink_bytes: broadcasts older than the newest
     first_download_bytes: int = 0  # part of downlink_bytes: downloads of new clients
-    uplink_nonzeros: int = 0  # coordinates in the accepted updates
-    skipped: int = 0  # part of accepted: clients with nothing to send
+    uplink_nonzeros: int = 0  # number of coordinates in the accepted updates
+    skipped: int = 0  # part of accepted: clients that had nothing to send
     clipped: int = 0  # part of accepted: updates whose norm was above --clip-update
     relayed_bytes: int = 0  # frames from relays to the server, in a simulation with relays
-    # TCP payload since the previous round, with TLS, handshakes and keepalive; None in a simulation, and if it is not counted.
+    # TCP payload since the previous round, with TLS, handshakes and keepalive; None in a simulation or if the platform does not count it.
     wire_bytes_in: int | None = None  # received at the port
     wire_bytes_out: int | None = None  # sent from the port
     rejections: Sequence[Rejection] = ()  # one for each rejected client
     warnings: Sequence[str] = ()  # warnings of this round
-    # In a simulation, only clients that reported metrics.
+    # All clients of a deployment; in a simulation, only clients that reported metrics.
     by_client: Sequence[ClientRecord] = ()
-    # By client: fraction of votes lost by a wide margin.
+    # By client: fraction of its votes that lost by a wide margin.
     suspicion: Mapping[int, float] = field(default_factory=dict)
     simulated_s: float | None = None  # duration on the virtual network; None without one
     simulated_hours: float | None = None  # virtual time since the start of the run
@@ -141,7 +142,7 @@ class RejectionSummary:
     stage: str
     reason: str  # reason of the first rejection; only numbers in it may differ in the others
     updates: int  # number of rejected updates
-    clients: Sequence[int]  # ascending; only the lowest ids if there are too many to list
+    clients: Sequence[int]  # ids, ascending; only the lowest ones if there are too many to list
     more_clients: int = 0  # number of clients that are not listed
 
 
@@ -153,8 +154,8 @@ class Summary(EvaluatedRecord):
     loss: float | None  # loss of the last round
     uplink_bytes: int  # frames from clients in all rounds
     downlink_bytes: int  # frames to clients in all rounds
-    dense_uplink_bytes: int  # the same exchanges in float32
-    dense_downlink_bytes: int  # the same exchanges in float32
+    dense_uplink_bytes: int  # sum over all rounds, as in RoundRecord
+    dense_downlink_bytes: int  # sum over all rounds, as in RoundRecord
     rounds: int  # finished rounds
     clients: int  # clients of the run
     client_updates: int  # accepted updates
@@ -163,7 +164,7 @@ class Summary(EvaluatedRecord):
     device: str  # such as cpu or cuda:0
     seed: int  # seed of the run
     version: str  # version of fedcomp
-    # TCP payload at a deployment's port, with TLS, handshakes and keepalive; None in a simulation, and if it is not counted.
+    # TCP payload at a deployment's port, with TLS, handshakes and keepalive; None in a simulation or if the platform does not count it.
     wire_bytes_in: int | None = None  # received
     wire_bytes_out: int | None = None  # sent
     warnings: Sequence[str] = ()  # warnings of the run
@@ -171,12 +172,12 @@ class Summary(EvaluatedRecord):
     simulated_hours: float | None = None  # virtual time of the run; None without a virtual network
     # The task's own metrics in the last round.
     metrics: Mapping[str, float | None] = field(default_factory=dict)
-    # Metrics that clients reported, by name: the last values.
+    # The last values of the metrics that clients reported, by name.
     client_metrics: Mapping[str, ClientMetric] = field(default_factory=dict)
 
 
 def values_of(record: RoundRecord | Summary) -> dict[str, Any]:
-    """Return the fields of a record for a file, without virtual times and metrics that it does not have."""
+    """Return the fields of a record for a file. Virtual times and metrics are left out if the record has none."""
     values = asdict(record)
     for name in ("simulated_s", "simulated_hours", "metrics", "client_metrics"):
         if values.get(name) in (None, {}):
@@ -195,7 +196,7 @@ class PortFigures:
     refused: Mapping[str, int]  # number of refused streams by reason
     received_bytes: int | None
     sent_bytes: int | None
-    by_client: Mapping[int, tuple[int, int]]  # received and sent, by client
+    by_client: Mapping[int, tuple[int, int]]  # received and sent bytes, by client id
 
 
 class Callback:
@@ -208,7 +209,7 @@ class Callback:
         """Handle the start of the run, before the first round."""
 
     def on_waiting(self, connected: Sequence[int], wanted: int) -> None:
-        """Handle a wait for `wanted` clients: called when the ids `connected` change, and at the end of the wait."""
+        """Handle a wait for `wanted` clients. Called whenever the ids in `connected` change, and at the end of the wait."""
 
     def on_client_joined(self, client: int) -> None:
         """Handle a client of a deployment that has connected."""
@@ -217,7 +218,7 @@ class Callback:
         """Handle a client of a deployment that has disconnected."""
 
     def on_progress(self, round: int, answered: int, cohort: int) -> None:
-        """Handle an answer. `answered` of `cohort` clients of the current phase have answered."""
+        """Handle an answer of a client. `answered` of the `cohort` clients in the current phase have answered so far."""
 
     def on_round_end(self, record: RoundRecord) -> None:
         """Handle the end of a round."""
@@ -252,7 +253,7 @@ class CallbackList(ForwardingCallback):
     """Several callbacks as one. A failing callback in `others` does not end the run: it is reported and removed."""
 
     def __init__(self, first: Callback, others: Mapping[str, Callback], metrics: str = ""):
-        """`others`: callbacks by name; the warning about a failing callback starts with the name. `metrics`: address of /metrics."""
+        """`others`: callbacks by name; the warning about a failing callback starts with its name. `metrics`: URL of the metrics."""
         self.first, self.others, self.metrics = first, dict(others), metrics
 
     def on_run_start(self, header: Header) -> None:
@@ -272,7 +273,7 @@ class CallbackList(ForwardingCallback):
 
 
 def hears(callback: Callback, hook: str) -> bool:
-    """Return whether a callback, or one of those in a CallbackList, overrides this hook."""
+    """Return whether a callback, or any callback in a CallbackList, overrides this hook."""
     if isinstance(callback, CallbackList):
         return any(hears(each, hook) for each in (callback.first, *callback.others.values()))
     return getattr(type(callback), hook) is not getattr(Callback, hook)

@@ -1,8 +1,8 @@
 """The options of a run, with their types, defaults and help texts. Flags, TOML files and docs are generated from them.
 
-A field's metadata holds `help` (the effect, with its unit) and `local` (a resumed run may change the option). Where they apply, it
-also holds `low` and `high` (a closed range), `above` (an open lower end), `choices`, and `parse`: a function that parses the text. If it
-raises ValueError, the error message shows `example`.
+A field's metadata holds `help` (the effect, with its unit) and `local` (a resumed run may change the option). Where they apply, the
+metadata also holds `low` and `high` (a closed range), `above` (an open lower end), `choices`, and `parse`, which parses the text. If
+`parse` raises ValueError, the error message quotes `example`.
 """
 
 import dataclasses
@@ -23,7 +23,7 @@ from .errors import ConfigError, DataError, RunFolderError, SpecError, closest, 
 
 RUN_FILE = "config.toml"  # in a run folder
 ALTERNATIVES_FILE = "alternatives.toml"  # in the folder of a comparison
-MAX_TOML_BYTES = 1 << 20  # bytes
+MAX_TOML_BYTES = 1 << 20
 # Options that a resumed run does not inherit from the stored run.
 NOT_INHERITED = {"out", "resume", "plain", "log_json", "metrics_port", "tensorboard"}
 AUTO = "auto"
@@ -50,13 +50,18 @@ class RunConfig:
     """The options that `fedcomp sim` and `fedcomp server start` share. Raises ConfigError or SpecError for values that are not valid."""
 
     task: str = option("digits", "Task to learn: a built-in name or path/file.py:name.")
-    data: str | None = option(None, "Folder of the task's data. Default: FEDCOMP_DATA.", local=True)
+    data: str | None = option(
+        None,
+        "Folder of the task's data. Default: the environment variable FEDCOMP_DATA.",
+        local=True,
+    )
     init: str | None = option(
         None, "Safetensors file with initial weights, such as model.safetensors of another run."
     )
     partition: str = option(
         "iid",
-        "How the data is partitioned among the clients: iid, classes:N, shards:N, dirichlet:A, natural, natural:column=NAME.",
+        "How the data is partitioned among the clients: iid, classes:N (N classes per client), shards:N (N shards of the data sorted by "
+        "label), dirichlet:A (class proportions from Dir(A)), natural or natural:column=NAME (as the data set defines its clients).",
     )
     clients: int = count(10, "Number of clients.")
     rounds: int = count(50, "Number of rounds; a resumed run may raise it.", local=True)
@@ -64,7 +69,9 @@ class RunConfig:
         0.1, "Fraction of the clients that take part in a round, at least 2 clients."
     )
     quorum: float = fraction(
-        1.0, "Fraction of a round's clients whose accepted updates end the round.", local=True
+        1.0,
+        "A round ends when the updates of this fraction of its clients are accepted.",
+        local=True,
     )
     deadline: float = zero_or_more(
         0.0,
@@ -89,21 +96,22 @@ class RunConfig:
     )
     optimizer: str = option(
         local_optimizer.SGD,
-        "Optimizer of the clients, any class of torch.optim: sgd, adamw:lr=3e-4,weight_decay=0.1, rmsprop:alpha=0.9 and others.",
+        "Optimizer of the clients, a class of torch.optim and its arguments: sgd, adamw:lr=3e-4,weight_decay=0.1, rmsprop:alpha=0.9 "
+        "and others.",
         parse=local_optimizer.read,
     )
     optimizer_state: str = option(
         "fresh",
-        "State of a client's optimizer, such as the moments of Adam: reset in each round (fresh), or kept between rounds (kept).",
+        "State of a client's optimizer, such as the moments of Adam: fresh = reset in each round, kept = kept between rounds.",
         choices=("fresh", "kept"),
     )
     lr: float | None = positive(
         None,
-        "Learning rate of the clients. Default: that of --optimizer, or else 0.05 for sgd and torch's default for other optimizers.",
+        "Learning rate of the clients. Default: lr in --optimizer, or else 0.05 for sgd and torch's default for other optimizers.",
     )
     step_schedule: str | None = option(
         None,
-        "Factor of the learning rate by step within a round: cosine, linear:to=0.1, or values with their first steps (0.1,1@5).",
+        "Factor of the learning rate at each step of a round: cosine, linear:to=0.1, or values with their first steps (0.1,1@5).",
         parse=schedules.RATE.read,
     )
     accumulate: int = count(
@@ -133,10 +141,12 @@ class RunConfig:
     clip: float = non_negative(0.0, "Clip local gradients to this L2 norm; 0 = no clipping.")
     strategy: str = option(
         "average",
-        "How updates are aggregated; sets --uplink, --memory and --downlink if these are not given.",
+        "Algorithm that aggregates the updates; it also sets --uplink, --memory and --downlink if these are not given.",
     )
     weights: str = option(
-        "uniform", "Weight of a client's update.", choices=("uniform", "examples")
+        "uniform",
+        "Weight of a client's update: uniform = equal for all clients, examples = the client's number of examples.",
+        choices=("uniform", "examples"),
     )
     weight_cap: float = zero_or_more(
         0.0,
@@ -150,17 +160,19 @@ class RunConfig:
     )
     memory: str = option(
         StrategyDefault("auto"),
-        "Memory of the clients around the uplink codec; auto = the one that the strategy requires, else residual for a lossy codec "
-        "that is a contraction, else none.",
+        "Memory in which each client keeps what the uplink codec did not send; auto = the memory that the strategy requires, else residual "
+        "(error feedback) for a lossy codec that is a contraction, else none.",
     )
     downlink_memory: str = option(
         StrategyDefault("auto"),
-        "Memory of the server around the downlink codec; auto = as for --memory.",
+        "Memory in which the server keeps what the downlink codec did not send; auto = as for --memory.",
     )
     density_warmup: int = zero_or_more(
-        0, "Rounds in which the density of the uplink falls from 25 % to its final value."
+        0,
+        "Number of rounds in which the density of the uplink, the fraction of coordinates that are sent, falls from 25 % to its final "
+        "value.",
     )
-    lr_warmup: int = zero_or_more(0, "Rounds in which the learning rate rises to --lr.")
+    lr_warmup: int = zero_or_more(0, "Number of rounds in which the learning rate rises to --lr.")
     lr_schedule: str | None = option(
         None,
         "Learning rate by round, after --lr-warmup: cosine, linear:to=0.001, poly:power=2, geometric:to=0.001, "
@@ -169,7 +181,8 @@ class RunConfig:
     )
     local_steps_schedule: str | None = option(
         None,
-        "Local steps by round, in the form of --lr-schedule: 1,8@21 is 1 in rounds 1 to 20, then 8; 8@21 is --local-steps until then.",
+        "Local steps by round, in the form of --lr-schedule: 1,8@21 is 1 in rounds 1 to 20, then 8; 8@21 is --local-steps in rounds 1 to "
+        "20, then 8.",
         parse=schedules.COUNT.read,
     )
     batch_size_schedule: str | None = option(
@@ -184,13 +197,13 @@ class RunConfig:
     )
     horizon: int = zero_or_more(
         0,
-        "Round in which the curves of schedules end; 0 = the last round of the run as it was started, also if it is resumed with "
-        "more --rounds.",
+        "Round in which the curves of schedules end; 0 = the last round that was planned when the run was started, even if it is resumed "
+        "with more --rounds.",
         local=True,
     )
     budget: str | None = option(
         None,
-        "Bytes that all clients of a round may send, such as 200kB, or time that each client may take to send, such as 30s; "
+        "Total bytes that the clients of a round may send, such as 200kB, or time that each client may take to send, such as 30s; "
         "determines the density of the uplink.",
         parse=spec.parse_budget,
         example="200kB, or a time, such as 30s",
@@ -219,7 +232,10 @@ class RunConfig:
         "Learning rate of the server's optimizer; adam and yogi need a small one, such as 0.01.",
     )
     cache: float = option(
-        1.0, "Size of the broadcast cache as a multiple of the dense model.", low=0.0, high=1e6
+        1.0,
+        "Size of the server's cache of recent broadcasts, as a multiple of the size of the dense model.",
+        low=0.0,
+        high=1e6,
     )
     attack: str | None = option(
         None,
@@ -227,8 +243,8 @@ class RunConfig:
     )
     engine: str = option(
         AUTO,
-        "How virtual clients train: one after the other, batched, in one worker process per core, or in one Ray actor per core, "
-        "on the cluster at RAY_ADDRESS if it is set.",
+        "How virtual clients train: serial = one after the other, batched = several in one batch, processes = in one worker process per "
+        "core, ray = in one Ray actor per core, on the cluster at RAY_ADDRESS if it is set; auto = chosen by task, model and device.",
         choices=(AUTO, "serial", "batched", "processes", "ray"),
     )
     precision: str = option(
@@ -239,14 +255,14 @@ class RunConfig:
     )
     cohort_batch: int = zero_or_more(
         0,
-        "Clients that the batched engine trains together; 0 = chosen automatically, on a GPU as many as fill a quarter of its "
+        "Number of clients that the batched engine trains together; 0 = chosen automatically, on a GPU as many as fill a quarter of its "
         "memory.",
         high=1_000_000,
     )
     residuals: str = option(
         AUTO,
         "Where the memories of virtual clients are stored between rounds: on the device, in host memory, or in the checkpoint "
-        "(file); auto = the first with enough room.",
+        "(file); auto = the first of these with enough room.",
         choices=(AUTO, "device", "host", "file"),
         local=True,
     )
@@ -271,7 +287,7 @@ class RunConfig:
     )
     checkpoint_every: str = option(
         AUTO,
-        "Rounds between checkpoints; auto = every round for a server, and at most a twentieth of the time for a simulation.",
+        "Rounds between checkpoints; auto = every round on a server; in a simulation, as often as takes at most a twentieth of the time.",
         local=True,
     )
     out: str | None = option(
@@ -352,7 +368,10 @@ def suggestion(
     spelled: Callable[[str], str] = "'{}'".format,
     otherwise: str = "see fedcomp sim --help",
 ) -> str:
-    """Return the end of an error message about an unknown option: the closest known option, or else `otherwise`."""
+    """Return the end of an error message about an unknown option: the closest known option, or `otherwise` if none is close.
+
+    `spelled`: a function that formats the known option.
+    """
     close = closest(name, known)
     return f"did you mean {spelled(close)}?" if close else otherwise
 
@@ -363,7 +382,7 @@ def flag(name: str) -> str:
 
 
 def option_type(name: str) -> type:
-    """Return int, float, bool or str: the type of a field that is not None."""
+    """Return int, float, bool or str: the type of a field's values other than None."""
     hint: Any = RunConfig.__dataclass_fields__[name].type
     if isinstance(hint, type):
         return hint
@@ -403,7 +422,7 @@ def _check(f: dataclasses.Field[Any], value: Any) -> None:
 
 
 def allows_alternatives(f: dataclasses.Field[Any]) -> bool:
-    """Return whether an option may be given more than once, to compare runs with each of its values."""
+    """Return whether an option may be given several times, to compare runs with each of its values."""
     return not f.metadata["local"] and not isinstance(f.default, bool) and f.name != "task"
 
 
@@ -415,7 +434,7 @@ def from_values(
 ) -> dict[str, Any]:
     """Return the values of a TOML table or of flags, converted to the types of the fields. Options named in `listable` may be lists.
 
-    Raises ConfigError naming `source` and the nearest key.
+    Raises ConfigError, whose message names `source` and, for an unknown key, the closest option.
     """
     hints, result = get_type_hints(RunConfig), {}
     for key, value in values.items():
@@ -481,7 +500,7 @@ def read_run(folder: str | Path) -> dict[str, Any]:
 
 
 def inherited_options(folder: str | Path) -> dict[str, Any]:
-    """Return the options of a stored run, which a resumed run inherits unless they are given again."""
+    """Return the options of a stored run that a resumed run inherits unless they are given again."""
     stored = read_run(folder)
     names = {f.name for f in dataclasses.fields(RunConfig)} - NOT_INHERITED
     return from_values({key: value for key, value in stored.items() if key in names}, str(folder))
@@ -507,8 +526,8 @@ def first_difference(config: RunConfig, stored: dict[str, Any]) -> str | None:
 def with_horizon(config: RunConfig) -> RunConfig:
     """Return the options with a horizon if their schedules need one.
 
-    The horizon is that of the options, else that of the resumed run, else the last round. Raises RunFolderError if the resumed run cannot
-    be read.
+    The horizon is taken from the options, else from the resumed run, else it is the last round. Raises RunFolderError if the resumed run
+    cannot be read.
     """
     texts = [value for name, value in vars(config).items() if name.endswith("_schedule")]
     if config.horizon or not any(map(schedules.needs_horizon, texts)):
@@ -524,7 +543,7 @@ def largest_batch(config: RunConfig) -> int:
 
 
 def data_folder(data: str | Path | None) -> Path | None:
-    """Return the folder of --data or else of FEDCOMP_DATA, None if neither is set. Raises DataError if --data is not a folder."""
+    """Return the folder that --data or else FEDCOMP_DATA names, None if neither is set. Raises DataError if --data is not a folder."""
     if data is None:
         folder = os.environ.get("FEDCOMP_DATA")
         return expand_home(folder, "FEDCOMP_DATA") if folder else None

@@ -24,7 +24,7 @@ def replace(path: Path, data: Sequence[bytes | memoryview], mode: int) -> None:
 
 
 def flush(path: Path) -> None:
-    """Flush a file, or the entries of a folder, to the disk."""
+    """Flush a file, or the list of files in a folder, to the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

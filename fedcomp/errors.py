@@ -80,7 +80,7 @@ class OutOfMemoryError(UserError):
 
 
 class UnreachableError(UserError):
-    """A server that cannot be reached. `cause` is the kind of failure; after one of the causes in `transient`, a retry may succeed."""
+    """A server that cannot be reached. `cause` is the kind of failure. A retry may succeed if `cause` is in `transient`."""
 
     transient = frozenset({"closed", "network", "silent", "starting", "unknown host"})
 
@@ -152,7 +152,7 @@ SYNONYMS = {  # our name → names in other libraries
 
 
 def closest(name: str, known: Iterable[str]) -> str | None:
-    """Return the known name closest to an unknown one: a synonym, a similar name, or a name that starts with it; else None."""
+    """Return the known name closest to `name`: a synonym, a similar name, or a name that starts with `name`; None if there is none."""
     known = sorted(known)
     spelled = name.lower().replace("-", "_")
     for ours, theirs in SYNONYMS.items():

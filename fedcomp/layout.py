@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def model_fingerprint(model: "nn.Module") -> str:
-    """Return the fingerprint of a model's layout, followed by a plus and 16 hex digits for its frozen parameters if it has any.
+    """Return the fingerprint of a model's layout. If the model has frozen parameters, a plus and 16 hex digits for their values follow.
 
     Frozen parameters are never sent, so the server and all clients must construct the same ones.
     """
@@ -40,7 +40,7 @@ class Entry:
 
     name: str
     shape: tuple[int, ...]
-    offset: int  # of the first element in the vector
+    offset: int  # position of the first element in the vector
 
     @property
     def numel(self) -> int:

@@ -1,4 +1,4 @@
-"""Optimizers of local training by spec string, such as `adamw:lr=3e-4,weight_decay=0.1`.
+"""Optimizers of local training, given by spec strings such as `adamw:lr=3e-4,weight_decay=0.1`.
 
 The name is a class of `torch.optim` in lower case, and the options are its arguments; `beta1` and `beta2` replace `betas`. For
 plain `sgd`, torch is not imported.
@@ -19,9 +19,7 @@ if TYPE_CHECKING:
 SGD = "sgd"
 SGD_LR = 0.05
 SGD_OPTIONS = ("momentum", "weight_decay")  # options of sgd that are also flags
-DIFFERENTIABLE = (
-    "differentiable"  # an option that training cannot use: it needs the graph of a step
-)
+DIFFERENTIABLE = "differentiable"  # not offered: it records the computation graph of a step, which training does not use
 UNSUPPORTED = {
     "lbfgs": "evaluates the loss several times a step",
     "sparseadam": "takes sparse gradients only",
@@ -43,7 +41,7 @@ class LocalOptimizer:
 
     @property
     def default_lr(self) -> float:
-        """The learning rate without --lr: that of the spec string, or else 0.05 for sgd and torch's default for other optimizers."""
+        """The learning rate without --lr: lr in the spec string, or else 0.05 for sgd and torch's default for other optimizers."""
         if self.lr is not None:
             return self.lr
         return SGD_LR if self.name == SGD else float(_arguments(self.name)["lr"].default)
@@ -55,7 +53,7 @@ class LocalOptimizer:
     def make(
         self, parameters: Iterable[Any], lr: float, momentum: float = 0.0, weight_decay: float = 0.0
     ) -> "Optimizer":
-        """Return a torch optimizer of the parameters. `momentum` and `weight_decay` are defaults for options that the spec string omits."""
+        """Return a torch optimizer for the parameters. `momentum` and `weight_decay` are used if the spec string omits these options."""
         options = dict(self.options)
         if momentum and "momentum" in _arguments(self.name):
             options.setdefault("momentum", momentum)

@@ -7,7 +7,8 @@
     Farewell     server → client   the end of the run
 
 Versions are names in a hash chain. The initial version is the hash of the initial weights. Each later version is the hash of its
-predecessor and the broadcast that was applied to it. A fingerprint is a hash of the weights themselves.
+predecessor and the broadcast that was applied to it. A fingerprint is a hash of the weights themselves. A proposal is a frame that a
+client's memory has made, and a ticket is the name of a proposal.
 """
 
 import dataclasses
@@ -26,7 +27,7 @@ from torch import Tensor
 
 from .errors import ProtocolError
 
-# Forms of a download: how it brings a client from its version to the current one.
+# Forms of a download, which brings a client from its version to the current version.
 UP_TO_DATE, FRAMES, OVERWRITE, DENSE = "up-to-date", "frames", "overwrite", "dense"
 UPDATE, NEED_DENSE, FAILED = "update", "need-dense", "failed"  # kinds of a report
 TRAIN = "train"  # the phase of strategies with a single phase
@@ -41,8 +42,8 @@ class WireMessage:
     """Base class of messages: dataclasses with fields of str, int, float, bytes or list[bytes].
 
     The packed form is the length of the header (4 bytes, little-endian), the header, and the contents of all bytes fields, in order. The
-    header is a JSON list with the name of the message and its fields in order. It has the length of a bytes field, and the list of lengths
-    of a list[bytes] field.
+    header is a JSON list with the name of the message and its fields in order. In place of a bytes field it has the length of the field,
+    and in place of a list[bytes] field the list of the lengths.
     """
 
     def pack(self) -> bytes:
@@ -107,7 +108,7 @@ class Invitation(WireMessage):
 
     run: str  # name of the run, 32 hex digits; unchanged when the run is resumed
     client: int  # logical id that belongs to the client's key; -1: the client chooses its id
-    options: str  # JSON: the options that clients need
+    options: str  # JSON: the options of the run that clients need
     layout: str  # fingerprint of the model's layout
     version: str  # initial version of the run
 
@@ -133,7 +134,7 @@ class Farewell(WireMessage):
 
 @dataclass
 class Assignment(WireMessage):
-    """The work of a client in one phase, with the download that it starts from."""
+    """The work of a client in one phase, and the download that brings the client to the current version."""
 
     round: int  # from 1
     phase: str  # "train", or the name of another phase of the strategy
@@ -142,20 +143,21 @@ class Assignment(WireMessage):
     base: str  # version before the download; "" for DENSE
     version: str  # version after the download
     fingerprint: str  # fingerprint of the weights after the download
-    frames: list[bytes]  # the download
+    frames: list[bytes]  # frames of the download
     accepted: str  # ticket of the client's last accepted proposal, "" for none
-    # Inputs of the strategy: name, value, name, …
+    # Announcements of the strategy, as a flat list: name, value, name, value, …
     announced: list[bytes] = field(default_factory=list)
     density: float = 0.0  # density of the uplink codec in this round; 0 = as configured
     lr: float = 1.0  # this round's learning rate as a multiple of the client's
-    returned: bytes = b""  # the dropped part of the accepted proposal as a frame, b"" for nothing
+    # Frame of the entries of the accepted proposal that the server dropped; b"" for none.
+    returned: bytes = b""
     steps: int = 0  # local steps in this round; 0 = as configured
     batch_size: int = 0  # examples in a local step of this round; 0 = as configured
     evaluate: int = 0  # 1: the client evaluates the model that it received before it trains
 
     @property
     def announcements(self) -> dict[str, bytes]:
-        """The inputs of the strategy by name."""
+        """The announcements of the strategy by name."""
         names, values = self.announced[::2], self.announced[1::2]
         return {name.decode(): value for name, value in zip(names, values, strict=True)}
 
@@ -171,7 +173,7 @@ class Report(WireMessage):
     version: str  # version of the client's weights, from which the update was computed
     fingerprint: str  # fingerprint of the client's weights
     frame: bytes  # b"" when there is nothing to send
-    ticket: str  # name of this proposal
+    ticket: str  # ticket of the proposal in `frame`
     examples: int  # weight of the update: the number of the client's examples, or the number that its train_fn returned
     loss: float  # mean training loss before each local step
     stage: str  # stage at which a FAILED client failed: "phase", "download", "evaluate", "train", "encode"
@@ -271,19 +273,19 @@ def failure(
     fingerprint: str = "",
     kind: str = FAILED,
 ) -> Report:
-    """Return the report of a client that has no update for an assignment."""
+    """Return the report of a client that cannot answer an assignment with an update."""
     about = (a.round, a.phase, a.client, kind, version, fingerprint)
     return Report(*about, b"", "", 0, 0.0, stage, reason)
 
 
 def ticket(round: int, client: int, frame: bytes) -> str:
-    """Return the name of a proposal, a hash of its round, client and frame; "" for an empty frame."""
+    """Return the ticket of a proposal: a hash of its round, client and frame; "" for an empty frame."""
     return _digest(f"{round}:{client}:", frame)[:16] if frame else ""
 
 
 @contextmanager
 def in_process() -> Iterator[None]:
-    """Skip checksums of frames and fingerprints of weights in the context, for messages that never leave this process."""
+    """Return a context without checksums of frames and fingerprints of weights, for messages that never leave this process."""
     token = _in_process.set(True)
     try:
         yield
@@ -292,12 +294,12 @@ def in_process() -> Iterator[None]:
 
 
 def skips_checksums() -> bool:
-    """Return whether the context is that of `in_process`."""
+    """Return whether the caller runs inside the context of `in_process`."""
     return _in_process.get()
 
 
 def fingerprint(weights: Tensor) -> str:
-    """Return the hash of a float32 vector, 32 hex digits; in the context of `in_process` a constant."""
+    """Return the hash of a float32 vector, 32 hex digits; a constant inside the context of `in_process`."""
     if skips_checksums():
         return NOT_COMPUTED
     return hashlib.sha256(weights.detach().cpu().contiguous().numpy().data).hexdigest()[:32]

@@ -6,7 +6,7 @@ Other packages provide plugins as entry points, such as a codec named `mine`:
     [project.entry-points."fedcomp.codecs"]
     mine = "my_package.my_module:MyCodec"
 
-An entry point is imported only when its name is used or all plugins are listed. It cannot replace a built-in plugin.
+An entry point is imported only when its name is used or when all plugins are listed. It cannot replace a built-in plugin.
 """
 
 import pkgutil
@@ -126,7 +126,7 @@ class PluginRegistry(Mapping[str, T], Generic[T]):
 
 @cache
 def _find_entry_points(group: str, path: tuple[str, ...]) -> tuple[EntryPoint, ...]:
-    """Return the entry points of the packages on `path`, which is sys.path. They are looked up once, since this takes milliseconds."""
+    """Return the entry points of the packages on `path`, which is sys.path. Results are cached, since a lookup takes milliseconds."""
     return tuple(entry_points(group=group))
 
 

@@ -12,7 +12,8 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-SERVER, CLIENTS, BASELINES = "server", "clients", "plain loops"  # tracks; BASELINES: of bench sim
+# Tracks of a trace. BASELINES: the PyTorch loops of `fedcomp bench sim`.
+SERVER, CLIENTS, BASELINES = "server", "clients", "plain loops"
 # The track of a span by its name. Other spans are on the track BASELINES.
 TRACKS = dict.fromkeys(("round", "aggregation", "downlink", "evaluation", "checkpoint"), SERVER)
 TRACKS |= dict.fromkeys(("clients", "memories", "local SGD", "compression"), CLIENTS)
@@ -28,7 +29,7 @@ class Event:
     """A finished span."""
 
     name: str
-    start_s: float  # since the recorder was created
+    start_s: float  # seconds since the recorder was created
     seconds: float
     self_s: float  # seconds without nested spans
     depth: int  # number of enclosing spans
@@ -40,7 +41,7 @@ class Event:
 
 
 class Recorder:
-    """The spans of the thread that created it. `synchronise`: called at the edges of spans, to wait until the device is idle."""
+    """A recorder of the spans of its own thread. `synchronise`: called at the start and end of a span, to wait until the device is idle."""
 
     def __init__(
         self,
@@ -51,7 +52,7 @@ class Recorder:
         self._synchronise = synchronise
         self._clock = clock
         self._thread = threading.get_ident()
-        self._nested_s: list[float] = []  # by active span: the time of its nested spans
+        self._nested_s: list[float] = []  # for each active span: seconds of its nested spans
         self._created = clock()
 
     @contextmanager

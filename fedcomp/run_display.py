@@ -35,7 +35,7 @@ class Column:
 
 
 def both_ways_ratio(of: "RoundRecord | Totals") -> str:
-    """Return the ratio of a round, or of the rounds so far, both ways."""
+    """Return the compression ratio of a round, or of the rounds so far, over both directions together."""
     dense = of.dense_uplink_bytes + of.dense_downlink_bytes
     return ratio(dense, of.uplink_bytes + of.downlink_bytes)
 
@@ -53,16 +53,17 @@ COLUMNS = (
     Column("accepted", 9, 6, lambda r: f"{r.accepted}/{r.cohort}"),
     Column("time", 10, 7, lambda r: duration(r.seconds)),
 )
-# Only if the run has a virtual network.
+# Shown only if the run has a virtual network.
 VIRTUAL = Column(
     "virtual", 10, 4, lambda r: NOTHING if r.simulated_s is None else duration(r.simulated_s)
 )
-# Only if clients evaluate the model.
+# Title of a column that is shown only if clients evaluate the model.
 WORST = "worst 10 %"
 GAP = 2  # blanks between columns
-# A client is shown as suspect if it lost at least this fraction of its votes by a wide margin, and this multiple of the median.
+# A client is shown as suspect if more than MIN_SUSPICION of its votes lost by a wide margin, and at least SUSPICION_RATIO times the median
+# fraction over the clients.
 MIN_SUSPICION, SUSPICION_RATIO = 0.2, 3.0
-MAX_LISTED = 8  # clients in a line, and reasons for the rejections of a round
+MAX_LISTED = 8  # clients that a line names, and reasons for rejections that are shown for a round
 
 
 def columns_of(header: Header) -> tuple[Column, ...]:
@@ -93,7 +94,7 @@ def table_line(columns: Sequence[Column], record: RoundRecord | None = None) -> 
 
 
 def columns_for(width: int, columns: Sequence[Column] = COLUMNS) -> list[Column]:
-    """Return the columns of the highest priority that fit into `width` characters, in the order of `columns`."""
+    """Return the most important columns that fit into `width` characters, in the order of `columns`."""
     chosen: list[Column] = []
     for column in sorted(columns, key=lambda c: c.priority):
         if sum(c.width + GAP for c in chosen) + column.width > width:
@@ -129,13 +130,13 @@ class Totals:
 
 @dataclass
 class RunDisplay(Callback):
-    """Base class of displays, a context manager around the whole run. The cost per round is constant."""
+    """Base class of displays, a context manager around the whole run. The time for a round does not grow with the number of rounds."""
 
     clock: Callable[[], float] = monotonic
     header: Header = field(init=False, repr=False)  # from the start of the run on
     last: RoundRecord | None = None
     summary: Summary | None = None  # None until the end of the run
-    # With the highest accuracy, or the lowest loss if the task has no accuracy.
+    # The round with the highest accuracy, or with the lowest loss if the task has no accuracy.
     best: RoundRecord | None = None
     _best_merit: float = -inf
     totals: Totals = field(default_factory=Totals)
@@ -185,7 +186,7 @@ class RunDisplay(Callback):
         self.summary = summary
 
     def merit(self, record: RoundRecord) -> float | None:
-        """Return the accuracy, or the negative loss if the task has no accuracy; None if it was not measured."""
+        """Return the accuracy, or the negative loss if the task has no accuracy; None if this value was not measured."""
         if not self.has_started or self.header.judged == "accuracy":
             return record.measured_accuracy
         loss = record.measured_loss

@@ -33,11 +33,11 @@ if TYPE_CHECKING:
 
 # Options that do not distinguish runs in a comparison: the seed, and options without effect on the result.
 NEUTRAL_OPTIONS = {"seed", "data", "checkpoint_every"} | NOT_INHERITED
-# Options whose values are labels without the name of the option.
+# Options whose values appear in labels without the name of the option.
 LABEL_OPTIONS = {"uplink", "strategy", "memory", "task", "partition", "attack"}
-# Options that fedcomp may choose from the other options. Each may depend on those after it.
+# Options whose values fedcomp chooses if they are not given. Each choice may depend on the options after it in this tuple.
 CHOSEN_OPTIONS = ("downlink_memory", "memory", "downlink", "uplink")
-# Options that define the learning problem. Runs of one problem are compared.
+# Options that define the learning problem. Only runs of the same problem are compared.
 PROBLEM_OPTIONS = ("task", "partition", "clients", "attack")
 MAX_LABEL_CHARS = 60
 
@@ -48,10 +48,10 @@ class Run:
 
     folder: Path
     options: dict[str, Any]  # by the names of RunConfig's fields
-    resolved: dict[str, Any]  # choices for the machine: device, engine, …
+    resolved: dict[str, Any]  # choices that the run made for this machine: device, engine, …
     records: tuple[RoundRecord, ...]  # of all rounds, from round 1
     summary: Summary | None  # None: the run is not finished
-    # The task object of a run that this process simulated; None: the options name the task.
+    # The task object, if this process simulated the run with one; None: the options name the task.
     task: "Task | None" = field(default=None, repr=False, compare=False)
 
     def __repr__(self) -> str:
@@ -128,7 +128,7 @@ class Run:
 
     @property
     def accuracy(self) -> float | None:
-        """The last measured accuracy, 0..1: on the server, else the mean over the clients."""
+        """The last measured accuracy, 0..1: on the server, or the mean over the clients if only clients evaluate."""
         values = [r.measured_accuracy for r in self.records if r.measured_accuracy is not None]
         return values[-1] if values else None
 
@@ -154,7 +154,7 @@ class Run:
         return sum(getattr(record, name) for record in self.records)
 
     def cost_to(self, accuracy: float) -> tuple[int, int] | None:
-        """Return the first round with at least this accuracy (0 to 1) and the bytes sent until its end; None if no round has it."""
+        """Return the first round with at least this accuracy (0 to 1) and the bytes sent up to its end; None if no round reaches it."""
         sent = 0
         for record in self.records:
             sent += record.uplink_bytes + record.downlink_bytes
@@ -166,8 +166,8 @@ class Run:
     def model(self, task: "Task | None" = None) -> "nn.Module":
         """Return the task's module on the CPU in eval mode, with the trained weights and the exported buffers.
 
-        `task` replaces the task that the options name. Raises RunFolderError if there are no weights or they do not fit the module, and
-        the errors of loading the task.
+        `task` replaces the task that the options name. Raises RunFolderError if the folder has no weights or they do not fit the module,
+        and FedcompError if the task cannot be loaded.
         """
         from .server.initial_weights import load_weights
         from .tasks import initial_model, load
@@ -189,7 +189,7 @@ class Run:
 
 
 def load(folder: str | Path) -> Run:
-    """Load the run in a folder, finished or not. Raises RunFolderError if there is none or it cannot be read."""
+    """Load the run in a folder, finished or not. Raises RunFolderError if the folder holds no run or cannot be read."""
     path = expand_home(folder, "the run folder")
     if not path.is_dir():
         example = "runs/digits-20260101-120000"
@@ -213,14 +213,14 @@ def load(folder: str | Path) -> Run:
 class Group:
     """Runs that differ only in their seeds."""
 
-    label: str  # the options in which the group differs from the others, or its folder if that is too long
+    label: str  # the options in which the group differs from the others, or the name of its folder if the options are too long
     runs: tuple[Run, ...]
     method_label: str = ""  # the label without the options of the problem
     problem_label: str = ""  # the options of the problem that differ between the groups
 
 
 def groups(runs: Sequence[Run]) -> list[Group]:
-    """Group runs that differ only in their seeds, in the order of `runs`. The label of a group has the options in which it differs.
+    """Group runs that differ only in their seeds, in the order of `runs`. A label names the options in which its group differs.
 
     Raises UserError for two runs with the same options and seed.
     """
@@ -238,7 +238,7 @@ def groups(runs: Sequence[Run]) -> list[Group]:
     dense = [runs for runs in members if runs not in compressed] if compressed else []
 
     def different(among: Sequence[Sequence[Run]]) -> list[str]:
-        """Return the options in which all groups differ; of options that a dense line overrides, those in which `among` differ."""
+        """Return the options that differ: over the groups `among` if the baseline overrides the option, else over all groups."""
         overridden = baseline.COMPRESSION_OPTIONS | {"strategy"}
         names = []
         for name in (f.name for f in dataclasses.fields(RunConfig)):
@@ -280,7 +280,7 @@ def groups(runs: Sequence[Run]) -> list[Group]:
 
 
 def baseline_of(group: Group, groups: Sequence[Group]) -> Group | None:
-    """Return the dense group of `groups` whose other options are those of `group`; None if there is none."""
+    """Return the dense group of `groups` with the same options as `group` except for its compression; None if there is none."""
     if len(groups) < 2:
         return None
 
@@ -302,13 +302,13 @@ def _is_chosen(run: Run, name: str) -> bool:
     others = {key: value for key, value in run.options.items() if key not in (name, "resume")}
     try:
         chosen = with_memories(resolved(RunConfig(**others)), run.parameters or 1)
-    except UserError:  # the plug-in of a spec string is not installed here
+    except UserError:  # a plugin that the options name is not installed here
         return False
     return str(getattr(chosen, name)) == run.options.get(name)
 
 
 def _words(run: Run, names: Sequence[str]) -> list[str]:
-    """Return the values of options, for a label. An option that is not set is left out, unless it is the only one."""
+    """Return the values of options, for a label. An option that is not set is left out, unless it is the only option."""
     words = []
     for name in names:
         value = run.options.get(name)

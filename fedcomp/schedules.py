@@ -3,9 +3,9 @@
     schedule = piece { "," piece } | curve [ ":" option { "," option } ]
     piece    = value [ "@" round ]          this value from that round on; the first piece may omit the round, which is then 1
 
-`1,8@21` is 1 in rounds 1 to 20 and 8 from round 21 on. `8@21` is the default until round 21: the value of the run without a schedule. A
-curve starts from the default v, in the first round after the warm-up. In round r after the warm-up, with R rounds from the warm-up to the
-horizon, and p = min(1, (r − 1)/R):
+`1,8@21` is 1 in rounds 1 to 20 and 8 from round 21 on. `8@21` is the value of the option without a schedule, such as --local-steps, in
+rounds 1 to 20, and 8 from round 21 on. A curve starts from this value v in the first round after the warm-up. In round r after the warm-up,
+with R rounds from the warm-up to the horizon, and p = min(1, (r − 1)/R), the value is:
 
     cosine      e + (v − e)(1 + cos πp)/2       Loshchilov, Hutter: SGDR. ICLR 2017, without restarts
     linear      e + (v − e)(1 − p)
@@ -13,7 +13,7 @@ horizon, and p = min(1, (r − 1)/R):
     geometric   v (e/v)^p
     step        v · factor^⌊(r − 1)/every⌋      needs no horizon
 
-e, the option `to`, is in the unit of the value. Whole numbers are rounded to nearest, halves up.
+e is the option `to`, in the unit of the value. Schedules of whole numbers round the value to the nearest integer, halves up.
 """
 
 import bisect
@@ -26,13 +26,13 @@ from typing import Any, ClassVar
 from . import spec
 from .errors import ConfigError, SpecError
 
-MAX_COUNT = 1_000_000  # steps, or examples in a batch
+MAX_COUNT = 1_000_000  # largest number of steps, or of examples in a batch
 MAX_ROUND = 2**63 - 1
-MAX_FLOAT = 3e38  # for numbers that are stored as float32
+MAX_FLOAT = 3e38  # largest value of numbers that are stored as float32
 
 
 class Curve(ABC):
-    """A value that changes by a formula, starting from `default` in round 1."""
+    """A value that changes by a formula, starting from `default` in the first round after the warm-up."""
 
     name: ClassVar[str]
     needs_horizon: ClassVar[bool] = True
@@ -40,7 +40,7 @@ class Curve(ABC):
 
     @abstractmethod
     def at(self, default: float, round: int, rounds: int) -> float:
-        """Return the value in a round. `rounds`: the horizon."""
+        """Return the value in a round. `round` and the horizon `rounds` are counted from the end of the warm-up."""
 
 
 @dataclass(frozen=True)
@@ -164,7 +164,7 @@ class ValueRange:
         if not 1 <= round <= MAX_ROUND:
             raise SpecError(f"the round in '{item}' is {round}; give at least 1")
         if correction := self.correction(value):
-            shown = min(value, 1e300)  # longer integers are no floats
+            shown = min(value, 1e300)  # larger integers may not fit into a float
             raise SpecError(f"the value in '{item}' is {shown:g}; give {correction}")
         return value, round
 
@@ -184,10 +184,10 @@ FRACTION = ValueRange(high=1.0)
 
 @dataclass(frozen=True)
 class OptionSchedule:
-    """The value of an option by round, from round 1 on. Without a schedule (`text` None) it is always `default`.
+    """The value of an option by round, from round 1 on. Without a schedule (`text` is None), the value is always `default`.
 
-    A curve starts after `warmup` rounds and ends at round `horizon`, 0 if unknown. Raises SpecError for a text that is not a schedule of
-    values in the range `kind`, and ConfigError for a curve that needs a horizon if it is unknown. Errors start with `flag`.
+    A curve starts after `warmup` rounds and ends at round `horizon`, which is 0 if unknown. Raises SpecError for a text that is not a
+    schedule of values in the range `kind`, and ConfigError if the curve needs a horizon that is unknown. Error messages start with `flag`.
     """
 
     flag: str
@@ -218,13 +218,13 @@ class OptionSchedule:
         return math.floor(value + 0.5) if self.kind.whole and math.isfinite(value) else value
 
     def values(self, rounds: int) -> set[float]:
-        """Return the values in the first and the last of `rounds` rounds and at the first rounds of pieces between them."""
+        """Return the values in the first round after the warm-up, in round `rounds`, and in the first rounds of the pieces between them."""
         starts = self.curve.rounds if isinstance(self.curve, PiecewiseConstant) else ()
         first = self.warmup + 1
         return {self.at(r) for r in (first, *starts, rounds) if r <= max(rounds, first)}
 
     def check(self, rounds: int) -> None:
-        """Raise ConfigError if a curve leaves the allowed values within `rounds` rounds. Curves are monotonic."""
+        """Raise ConfigError if a curve leaves the allowed values within `rounds` rounds. Curves are monotonic: the last round decides."""
         value = self.at(rounds)
         if isinstance(self.curve, Curve) and (correction := self.kind.correction(value)):
             is_short = self.curve.needs_horizon and rounds > self.horizon

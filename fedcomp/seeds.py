@@ -1,4 +1,4 @@
-"""Random numbers that depend on their purpose only, never on the time, the machine or the order of the draws.
+"""Random numbers that depend only on their key, never on the time, the machine or the order of the draws.
 
 Every draw comes from a Philox generator (Salmon et al.: Parallel random numbers: as easy as 1, 2, 3. SC 2011) keyed by
 (run seed, round, client or partition, purpose). A client's batches in round 7 are the same whether or not the run was
@@ -31,7 +31,7 @@ def generator(seed: int, purpose: str, round: int = 0, index: int = 0) -> np.ran
 def generators(
     seed: int, purpose: str, rounds_and_indices: Iterable[tuple[int, int]]
 ) -> Iterator[np.random.Generator]:
-    """Yield `generator(seed, purpose, round, index)` for each pair. One generator is reused: it is valid until the next one is yielded."""
+    """Yield `generator(seed, purpose, round, index)` for each pair. One object is reused, so use it before the next one is yielded."""
     bits = _philox(0)
     generator, state = np.random.Generator(bits), bits.state
     for new_key in [key(seed, purpose, round, index) for round, index in rounds_and_indices]:

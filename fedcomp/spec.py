@@ -3,10 +3,10 @@
     spec    = product [ "@" scope ]
     product = part { "+" part }
     part    = name [ ":" option { "," option } ]
-    option  = key "=" value | value          a bare value is that of the first option
+    option  = key "=" value | value          a value without a key belongs to the first option
     scope   = "model" | "layer" | "chunk=" number
 
-`stc`, `stc:density=1/400`, `topk:density=1%,values=fp16@layer`, `dirichlet:0.1`, `topk:density=1%+qsgd:levels=4`.
+For example, `stc`, `stc:density=1/400`, `topk:density=1%,values=fp16@layer`, `dirichlet:0.1`, `topk:density=1%+qsgd:levels=4`.
 """
 
 import dataclasses
@@ -25,9 +25,10 @@ SIZES = {"": 1, "B": 1, "kB": 1e3, "KB": 1e3, "MB": 1e6, "GB": 1e9}
 SIZES |= {"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 BOOLEANS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
 COUNTS = {"": 1, "k": 1e3, "M": 1e6, "G": 1e9}
-RENAMED = {"liars": "f"}  # options of version 0.1
+RENAMED = {"liars": "f"}  # options of version 0.1 → new names
 TIMES = {"": 1.0, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
-MALFORMED = (ValueError, KeyError, ZeroDivisionError, OverflowError)  # of the parsers below
+# Errors that the parsers below raise for malformed text.
+MALFORMED = (ValueError, KeyError, ZeroDivisionError, OverflowError)
 
 
 class HasOptions(Protocol):
@@ -45,7 +46,7 @@ class SpecPart:
     """A name with its options, as strings."""
 
     name: str
-    options: tuple[tuple[str, str], ...] = ()  # (key, value); the key of a bare value is ""
+    options: tuple[tuple[str, str], ...] = ()  # (key, value); a value without a key has the key ""
 
 
 @dataclass(frozen=True)
@@ -77,7 +78,7 @@ def parse(text: str) -> Spec:
 
 
 def parse_part(text: str, kind: str) -> SpecPart:
-    """Return the only part of a spec string without a scope. `kind`: what it names, for errors. Raises SpecError for other spec strings."""
+    """Return the only part of a spec string without a scope. `kind`: its name in error messages. Raises SpecError for other strings."""
     parsed = parse(text)
     if parsed.scope or len(parsed.parts) > 1:
         article = "an" if kind[0] in "aeiou" else "a"
@@ -101,7 +102,7 @@ def _part(text: str, piece: str) -> SpecPart:
 def build(part: SpecPart, classes: Mapping[str, type], kind: str) -> Any:
     """Return an instance of the dataclass that `part` names, with the options as fields, converted to their types.
 
-    Raises SpecError for an unknown name or option, with the most similar one.
+    Raises SpecError for an unknown name or option, and suggests the most similar one.
     """
     return _construct(part, _lookup(part, classes, kind), kind)
 
@@ -145,7 +146,7 @@ def _construct(part: SpecPart, cls: type, kind: str) -> Any:
 def convert(raw: str, to: Any, what: str) -> Any:
     """Convert `raw` to the type `to`: int, float (also 1%, 1/400), bool, str, a Literal, or an optional one of these.
 
-    `what`: name of the value, for errors. Raises SpecError.
+    `what`: name of the value, for error messages. Raises SpecError.
     """
     if typing.get_origin(to) in (types.UnionType, typing.Union):
         (to,) = (t for t in typing.get_args(to) if t is not type(None))
@@ -178,7 +179,7 @@ def check_decays(options: Any, *names: str) -> None:
 
 
 def parse_number(raw: str) -> float:
-    """Parse a number: 0.01, 1e-2, 1% and 1/100 are equal. Raises ValueError for other text and for numbers that are not finite."""
+    """Parse a number, such as 0.01, 1e-2, 1% or 1/100. Raises ValueError for other text and for numbers that are not finite."""
     text = _digits(raw).strip()
     if "/" in text:
         value = float(Fraction(text))
@@ -234,7 +235,7 @@ def parse_byte_list(raw: str) -> list[int]:
 
 
 def _digits(raw: str) -> str:
-    """Return `raw`. Raises ValueError for numbers that only Python accepts: digits of other scripts, and underscores as in 1_0."""
+    """Return `raw`. Raises ValueError for spellings that only Python accepts: digits of other scripts, and underscores as in 1_0."""
     if "_" in raw or not raw.isascii():
         raise ValueError(raw)
     return raw

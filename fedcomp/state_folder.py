@@ -3,10 +3,10 @@
 Each save replaces the whole file atomically: after a kill at any moment the folder holds the last complete state.
 
     8 bytes  length of the header, little-endian
-    header   JSON: for each name its kind and length in bytes, and the CRC-32 of all that follows
-    bodies   one after the other; a vector as float32
+    header   JSON: the kind and length in bytes of each name, and the CRC-32 of all bodies
+    bodies   one after the other, in the order of the header; vectors as float32
 
-No pickle. Vectors are written from where they lie: saving takes no copy of a model.
+Nothing is pickled. Saving does not copy the vectors.
 """
 
 import fcntl
@@ -32,7 +32,7 @@ Kept = Mapping[str, Tensor | bytes | list[bytes]]  # a list: the parts of one by
 
 
 class StateFolder:
-    """A folder that one client process has locked. Raises UserError if it cannot be used."""
+    """A folder that one client process locks. Raises UserError if the folder cannot be used or is locked by another process."""
 
     def __init__(self, path: Path):
         self.path = path
@@ -52,7 +52,7 @@ class StateFolder:
         os.close(self._lock)
 
     def save(self, kept: Kept, name: str = FILE) -> None:
-        """Replace the state, on the disk when this returns. Raises CheckpointError, with the last state intact, if the disk is full."""
+        """Replace the state and flush it to the disk. Raises CheckpointError, with the last state intact, if the disk is full."""
         try:
             durable_files.replace(self.path / name, packed(kept), 0o600)
         except OSError as error:
@@ -61,7 +61,7 @@ class StateFolder:
             raise CheckpointError(f"{found}; {advice}") from error
 
     def load(self, name: str = FILE) -> dict[str, Any]:
-        """Return the state as vectors and bytes, {} before the first `save`. Raises CheckpointError if it is damaged."""
+        """Return the state as vectors and bytes; {} before the first `save`. Raises CheckpointError for a damaged file."""
         path = self.path / name
         try:
             data = bytearray(path.read_bytes())

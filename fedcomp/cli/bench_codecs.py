@@ -27,9 +27,9 @@ from .report import svg
 from .tables import print_table
 
 COLUMNS = "codec encode copies decode copies frame bits bound error".split()
-LEGEND = """encode, decode: million values per second, and their time as a multiple of that of copying the vector
-bits, bound: per parameter, as sent and by the entropy of the decoded values;  error: ‖x−C(x)‖²/‖x‖²"""
-# Decoded values count as levels if there are at most MAX_LEVELS distinct ones, each with MIN_REPEATS occurrences on average.
+LEGEND = """encode, decode: million values per second;  copies: their time as a multiple of the time to copy the vector
+bits: bits per parameter in the frame;  bound: entropy of the decoded values, in bits per parameter;  error: ‖x−C(x)‖²/‖x‖²"""
+# Decoded values count as quantization levels if at most MAX_LEVELS of them are distinct, with MIN_REPEATS occurrences each on average.
 MAX_LEVELS, MIN_REPEATS = 1 << 12, 16
 
 
@@ -44,24 +44,24 @@ class Vector:
 
 @dataclass(frozen=True)
 class CodecMeasurement:
-    """One codec on one vector. Times are medians, in seconds."""
+    """The measurement of one codec on one vector. Times are medians, in seconds."""
 
     codec: str
     encode_s: float
     decode_s: float
     encode_values_per_s: float
     decode_values_per_s: float
-    encode_copies: float  # encode_s as a multiple of the time of copying the vector
-    decode_copies: float
+    encode_copies: float  # encode_s as a multiple of the time to copy the vector
+    decode_copies: float  # decode_s as a multiple of this time
     frame_bytes: int
     bits_per_parameter: float
-    # Entropy of the decoded values, coordinate by coordinate; None if all differ, or if a seed determines some.
+    # Entropy of the decoded values; None for a codec with a seed, and for mostly nonzero values that are not quantization levels.
     bound_bits_per_parameter: float | None
     error: float  # ‖x − C(x)‖² / ‖x‖²
 
 
 def normal(numel: int, device: torch.device | str = "cpu") -> Vector:
-    """Return standard normal values: a square matrix, and the remainder as a vector."""
+    """Return standard normal values. Their layout is a square matrix, and the remainder as a vector."""
     side = math.isqrt(numel)
     shapes: dict[str, tuple[int, ...]] = {"weight": (side, side)}
     if rest := numel - side * side:
@@ -113,7 +113,7 @@ def measure(vector: Vector, codecs: Iterable[Codec], repeats: int) -> Iterator[C
 def _seconds(
     functions: Sequence[Callable[[], object]], repeats: int, device: torch.device
 ) -> list[float]:
-    """Return the median time of each function; the functions take turns."""
+    """Return the median time of each function in seconds. The functions take turns."""
     measured = [[seconds_of(function, device) for function in functions] for _ in range(repeats)]
     return [max(statistics.median(times), 1e-9) for times in zip(*measured, strict=True)]
 
@@ -129,7 +129,7 @@ def _error(x: Tensor, y: Tensor) -> float:
 
 
 def _bound_bits(y: Tensor) -> float | None:
-    """Return n·H of the decoded values if they are levels; of a sparse vector, the entropy of its support plus 32 bits for each value."""
+    """Return the entropy of `y` in bits: of quantization levels, or of sparse positions plus 32 bits per value. None for other vectors."""
     nonzero = int(y.count_nonzero())
     if y[y != 0][: MIN_REPEATS * MAX_LEVELS].unique().numel() <= MAX_LEVELS:
         counts = y.unique(return_counts=True)[1].cpu().numpy()
@@ -172,7 +172,7 @@ def bench(
 
 
 def write_file(path: Path, flag: str, text: str) -> None:
-    """Write the file that an option names. Raises UserError."""
+    """Write the file that the option `flag` names. Raises UserError."""
     try:
         path.write_text(text, encoding="utf-8")
     except OSError as error:
@@ -196,7 +196,7 @@ def _cells(row: CodecMeasurement) -> list[str]:
 
 
 def chart(title: str, rows: Sequence[CodecMeasurement]) -> str:
-    """Return an SVG of error against bits per parameter, both logarithmic. Lossless codecs are drawn on the lowest line, labelled 0."""
+    """Return an SVG of error against bits per parameter, both logarithmic. Lossless codecs are at the bottom, on a line labelled 0."""
     smallest = min([row.error for row in rows if row.error > 0], default=1e-9)
     zero = 10.0 ** (math.floor(math.log10(smallest)) - 1)
     points = [(max(row.bits_per_parameter, 1e-6), max(row.error, zero)) for row in rows]

@@ -30,13 +30,13 @@ from .bench_codecs import write_file
 from .tables import print_table
 
 TRAINING = "local SGD"
-# The parts of a round are events of the profile. Their time excludes that of the events inside them.
+# The parts of a round are events of the profile. The time of a part excludes the time of events nested in it.
 PARTS = (
     *(TRAINING, "compression", "memories", "messages"),
     *("aggregation", "downlink", "checkpoint", "evaluation"),
 )
 MESSAGES = {"round": "messages", "clients": "messages"}
-OTHER = "rest"  # metrics on disk, and all time outside of the profiled events
+OTHER = "rest"  # time outside of the profiled events, such as writing metrics to disk
 HEADER_FIELDS = "task clients cohort parameters strategy uplink memory device engine".split()
 LARGEST_COSTS = 3  # parts besides training that are named below the tables
 MAX_WARM_UP = 200  # rounds
@@ -48,11 +48,11 @@ NO_LOOPS = "none"
 LEGENDS = {
     "lean": "lean loop: PyTorch, one model, examples by index",
     "usual": "usual loop: PyTorch, a copy of the model, a DataLoader and torch.optim for each client",
-    BIG_BATCH: "one big batch: one model on the same examples, all clients in one batch per step: an upper bound",
+    BIG_BATCH: "one big batch: one model on the same examples, all clients in one batch per step, as an upper bound",
 }
 DEVICE_FRACTION_LEGEND = (
-    "of the device: operations of the forward and backward passes a second, as a fraction of those of a large matrix product "
-    "on this device; loops only train"
+    "of the device: arithmetic operations per second of the forward and backward passes, as a fraction of those of a large matrix "
+    "product on this device; loops only train"
 )
 RATES = ("", "client updates/s", "a cohort", LEAN, "GFLOP/s", "of the device")
 TIMES = ("a round's time", "ms", "share")
@@ -77,7 +77,7 @@ def bench(
 
 
 def parse_loops(text: str) -> list[str]:
-    """Return the names in --loops. Raises ConfigError."""
+    """Return the names of loops in --loops. Raises ConfigError."""
     names = [] if text == NO_LOOPS else text.split(",")
     if NO_LOOPS in names:
         raise ConfigError(f"--loops is '{text}'; give names of loops, or {NO_LOOPS} alone")
@@ -91,7 +91,7 @@ def parse_loops(text: str) -> list[str]:
 class RoundMeasurement(Callback):
     """A callback that measures every other round, and runs each of `loops` after a measured round.
 
-    A measured round never directly follows a loop, after which the caches would be cold. Measuring starts when the engine has settled:
+    A measured round never directly follows a loop, because the loop leaves the caches cold. Measuring starts when the engine has settled:
     its workers run, and its kernels are compiled.
     """
 
@@ -140,13 +140,13 @@ class RoundMeasurement(Callback):
 
 
 class MeasurementComplete(Exception):
-    """The requested number of rounds has been measured."""
+    """Raised when the requested number of rounds has been measured."""
 
 
 def measure(
     config: RunConfig, rounds: int, loops: Sequence[str]
 ) -> tuple[dict[str, Any], list[Event]]:
-    """Simulate until `rounds` rounds are measured. Return what --json prints, times in seconds, and the profile. Raises UserError."""
+    """Simulate until `rounds` rounds are measured. Return the results for --json, times in seconds, and the profile. Raises UserError."""
     measurement = RoundMeasurement(rounds)
     with tempfile.TemporaryDirectory(prefix="fedcomp-bench-") as folder:
         out: dict[str, Any] = {"out": str(Path(folder) / "run"), "resume": False, "log_json": None}
@@ -198,7 +198,7 @@ def measure(
 def _cohort_loops(
     simulation: Simulation, loops: Sequence[str]
 ) -> tuple[dict[str, Callable[[], object]], float]:
-    """Return the loops over one random cohort of the run, and the operations of one client's update (0 for a task with a `train_fn`)."""
+    """Return loops that train a random cohort, and the arithmetic operations of one client's update (0 for a task with a `train_fn`)."""
     config, trainer, task = simulation.config, simulation.clients.trainer, simulation.task
     if task.train_fn is not None and BIG_BATCH in loops:
         raise ConfigError(
@@ -230,7 +230,7 @@ def _cohort_loops(
 def _rate(
     name: str, seconds: Sequence[float], updates: float, client_flops: float, peak: float
 ) -> dict[str, Any]:
-    """Return the median time of a cohort and its rates. Operations are None if torch cannot count those of the model."""
+    """Return the median time to train a cohort, and the rates. Rates of operations are None if torch cannot count the operations."""
     median = max(statistics.median(seconds), 1e-9)
     flops = updates * client_flops / median if client_flops else None
     return {

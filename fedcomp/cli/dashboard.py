@@ -1,4 +1,4 @@
-"""The dashboard of a run: its options, its progress, the curve of accuracy, the last rounds, and the verdict at the end."""
+"""The dashboard of a run: options, progress, the curve of accuracy, the last rounds, and the results at the end."""
 
 import io
 import textwrap
@@ -52,8 +52,8 @@ MAX_CURVE_HEIGHT = 24  # lines; the table of rounds uses the remaining lines
 class Dashboard(RunDisplay):
     """A dashboard on the terminal's alternate screen while its context is open.
 
-    On exit, the last picture and the verdict are printed on the main screen. Other output is buffered until then. Without a context, it
-    only records the run, for `picture`.
+    On exit, the last picture and the results are printed on the main screen. Other output is buffered until then. Outside of its context,
+    the dashboard only records the run, so that `picture` can draw it.
     """
 
     def __init__(self, console: Console | None = None, clock: Callable[[], float] = monotonic):
@@ -64,7 +64,7 @@ class Dashboard(RunDisplay):
         self._curve = CurvePlot()
         self._records: deque[RoundRecord] = deque(maxlen=100)
         self._notes: deque[Text] = deque(maxlen=6)  # the latest warnings and rejections
-        self._warnings: deque[Text] = deque(maxlen=100)  # each once
+        self._warnings: deque[Text] = deque(maxlen=100)  # each warning once
         # Clients that have answered in the current round, and its cohort size.
         self._running = (0, 0)
         self._waiting = ""  # text about the connected clients while a round waits for more
@@ -157,7 +157,7 @@ class Dashboard(RunDisplay):
         return progress_bar(before, fraction, after, width)
 
     def _sums(self, width: int) -> list[Text]:
-        """Return the connected clients while a round waits for more, else the bytes sent since the start or the resumption of the run."""
+        """Return the connected clients while a round waits for more; else the bytes sent since the run was started or resumed."""
         if self._waiting:
             return [Text(f"waiting: {self._waiting}", WARNING)]
         t, pace = self.totals, self.seconds_a_round
@@ -204,7 +204,7 @@ class Dashboard(RunDisplay):
         return [title, *self._curve.lines(width, height - 1)]
 
     def verdict(self) -> Panel:
-        """Return the result of a run that has ended."""
+        """Return the results of a run that has ended, in a frame."""
         assert self.summary is not None
         summary, out = self.summary, self.header.out
         grid = Table.grid(padding=(0, GAP))

@@ -1,4 +1,4 @@
-"""The commands `fedcomp server start`, `fedcomp client` and `fedcomp relay`: their options, identities and messages."""
+"""The commands `fedcomp server start`, `fedcomp client` and `fedcomp relay`: options, identities of clients and relays, and messages."""
 
 import math
 import time
@@ -32,7 +32,7 @@ INSECURE = switch("--insecure", "Connect without TLS and keys, for a trial.")
 
 
 def _reject_nan(seconds: float | None) -> float | None:
-    """Raise BadParameter for NaN, which passes click's check of the range."""
+    """Raise BadParameter for NaN, which click's check of the range accepts."""
     if seconds is not None and math.isnan(seconds):
         raise click.BadParameter("nan is not a number of seconds")
     return seconds
@@ -114,13 +114,14 @@ def client(
     insecure: bool = INSECURE,
     partition_id: int | None = option(
         "K",
-        "Index of this client's partition of the data, from 0. Default: all data. With --insecure also the client's id.",
+        "Index of this client's partition of the data, from 0. Default: all data. With --insecure and without --client-id, also the "
+        "client's id.",
         min=0,
     ),
     partitions: int | None = option(
         "N", "Number of partitions of the data. Default: the number of clients of the run.", min=1
     ),
-    client_id: int | None = option("K", "Id of this client, with --insecure.", min=0),
+    client_id: int | None = option("K", "Id of this client; only with --insecure.", min=0),
     state_dir: Path | None = option(
         "DIR",
         "State folder. Default: fedcomp-client-ID. With several clients, DIR contains a state folder for each.",
@@ -132,14 +133,14 @@ def client(
     stay: bool = STAY,
     count: int | None = option(
         "N",
-        "Run N clients: of the first N enrolments in the folder --enrolment, or with --insecure of the ids from --client-id on. "
-        "They use the partitions from --partition-id on.",
+        "Run N clients in this process: those of the first N enrolments in the folder --enrolment, or with --insecure those with the ids "
+        "from --client-id on. They use the partitions from --partition-id on.",
         min=1,
     ),
     roster: Path | None = option(
         "FILE",
         "Public keys of the clients, registry.toml in the folder of keys, for elections with sealed ballots. "
-        "Default: those that the server announces.",
+        "Default: the keys that the server announces.",
     ),
     sealed: bool = switch("--sealed", "Take part only in elections with sealed ballots."),
     log_json: str | None = LOG_JSON,
@@ -267,7 +268,7 @@ def identities(
     state_dir: Path | None,
     count: int | None,
 ) -> list[ClientIdentity]:
-    """Return the clients that the options describe. Raises UserError or ConfigError."""
+    """Return the identities of the clients that the options describe. Raises UserError or ConfigError."""
     _refuse_enrolment(insecure, enrolment)
     if not insecure and client_id is not None:
         raise ConfigError(
@@ -329,7 +330,7 @@ def _refuse_enrolment(insecure: bool, enrolment: Path | None) -> None:
 def _target(
     server: str | None, path: Path | None = None, enrolled: "Enrolment | None" = None
 ) -> "Target":
-    """Return --server, or else the server in the enrolment. Raises UserError if both are missing, or if the enrolment has expired."""
+    """Return the server in --server, or else in the enrolment. Raises UserError if both are missing, or if the enrolment has expired."""
     from ..deployment.client_process import Target
     from ..keys.connection import address
 
@@ -375,7 +376,7 @@ def _enrolments(path: Path, count: int | None) -> Sequence[tuple[Path, "Enrolmen
     if not path.is_dir():
         if count not in (None, 1):
             advice = "give --enrolment the folder that holds them"
-            raise ConfigError(f"--count {count} needs as many enrolments; {advice}")
+            raise ConfigError(f"--count {count} needs {count} enrolments; {advice}")
         return [(path, Enrolment.read(path))]
     enrolments = [(file, Enrolment.read(file)) for file in path.glob("*.toml")]
     enrolments.sort(key=lambda entry: entry[1].id)
@@ -391,7 +392,7 @@ def _enrolments(path: Path, count: int | None) -> Sequence[tuple[Path, "Enrolmen
 
 
 def _claimed_ids(client_id: int | None, partition_id: int | None, count: int) -> Sequence[int]:
-    """Return the ids of clients without enrolments. Raises UserError."""
+    """Return the ids that clients without enrolments claim. Raises UserError."""
     from ..keys.enrolment import MAX_ID
 
     flag = "--partition-id" if client_id is None else "--client-id"

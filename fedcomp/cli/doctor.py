@@ -1,7 +1,7 @@
 """`fedcomp doctor`: check a machine, a port, a server, an enrolment file, a folder of keys or a folder of data.
 
-It prints one line for each check: ✓ passed, ✗ failed and the fix, – skipped and the reason. Checked packages are imported inside of the
-checks, so that a broken package is reported and does not end the command.
+The command prints one line for each check: ✓ passed, ✗ failed, with the fix, or – skipped, with the reason. Packages are imported inside of
+their checks, so that a broken package is reported and does not end the command.
 """
 
 import errno
@@ -34,9 +34,9 @@ if TYPE_CHECKING:
 
 OK, FAILED, SKIPPED = "ok", "failed", "skipped"
 SYMBOLS = {OK: "✓", FAILED: "✗", SKIPPED: "–"}
-WIDTH = 18  # of the column with the checks' names
+WIDTH = 18  # width of the column with the subjects of the checks
 MIN_FREE_BYTES = 10**9  # on the disk of the run folders
-RENEW_TIME = timedelta(days=30)
+RENEW_TIME = timedelta(days=30)  # certificates that end within this time should be renewed
 TIMEOUT_S = 5.0
 
 
@@ -46,8 +46,8 @@ class Check:
 
     what: str  # the subject of the check
     state: str  # ok, failed or skipped
-    found: str
-    fix: str = ""
+    found: str  # result of the check
+    fix: str = ""  # advice
 
     def line(self, width: int) -> str:
         return f"{SYMBOLS[self.state]} {self.what:<{width}}  {self.found}{f'; {self.fix}' if self.fix else ''}"
@@ -83,7 +83,7 @@ def doctor(
     port: int | None = option("N", "A port on which a server will listen.", min=1, max=65_535),
     as_json: bool = JSON,
 ) -> None:
-    """Check this machine and what the options name, and print fixes. The exit status is 2 if a check fails."""
+    """Check this machine, and the server, port, files and folders that options name. Print fixes. The exit status is 2 if a check fails."""
     if client:
         client = expand_home(client, "--client")
     elif not keys:
@@ -134,7 +134,7 @@ def _checks(
 
 
 def _default_enrolment() -> Path | None:
-    """Return the path of this machine's enrolment file, None if there is none and FEDCOMP_ENROLMENT names none."""
+    """Return the path of this machine's enrolment file; None if it does not exist and FEDCOMP_ENROLMENT is not set."""
     from ..keys.enrolment import VARIABLE, default_enrolment
 
     path = default_enrolment()
@@ -258,7 +258,7 @@ def listening(port: int) -> Check:
 
 
 def data_folder(folder: Path) -> Iterator[Check]:
-    """Load each built-in task with its data in a folder. A missing set is skipped if the folder has another one."""
+    """Load each built-in task with its data in a folder. A missing data set is skipped if the folder has another data set."""
     from ..tasks import available_tasks, load
 
     checks: dict[str, Check] = {}
@@ -328,8 +328,8 @@ def keys_folder(folder: Path, enrolment: "Enrolment | None") -> Iterator[Check]:
         if problem:
             yield refused("enrolled", problem)
         elif id != enrolment.id:
-            found = f"the registry has its key for client {id}"
-            yield failed("enrolled", f"{found}, but its file has the id {enrolment.id}", copy)
+            found = f"the registry has this key for client {id}"
+            yield failed("enrolled", f"{found}, but the file has the id {enrolment.id}", copy)
         elif parse_certificate(enrolment.ca) != ca:
             found = f"client {enrolment.id} is accepted, but it trusts another CA"
             yield failed("enrolled", found, copy)
@@ -349,7 +349,7 @@ def keys_of(folder: Path, place: str, entries: "tuple[RegistryEntry, ...]", now:
 
 
 def files_of(folder: Path, place: str, entries: "tuple[RegistryEntry, ...]") -> Check:
-    """Check that the enrolment files in `place` match the registry and are private. Missing files are no failure."""
+    """Check that the enrolment files in `place` match the registry and are private. Missing files are not an error."""
     from ..keys.enrolment import Enrolment, openssh
 
     paths = {path.stem: path for path in sorted((folder / place).glob("*.toml"))}
@@ -357,7 +357,7 @@ def files_of(folder: Path, place: str, entries: "tuple[RegistryEntry, ...]") -> 
     for entry in entries:
         path = paths.pop(str(entry.id), None)
         if path is None:
-            continue  # copied to its device and deleted
+            continue  # the file was moved to its device
         n_files += 1
         renew = keys_command(folder, "renew", entry.holder)
         try:
@@ -377,7 +377,7 @@ def files_of(folder: Path, place: str, entries: "tuple[RegistryEntry, ...]") -> 
 
 
 def private(path: Path, what: str) -> Check:
-    """Check that only its owner can read a file."""
+    """Check that only the owner of a file can read it."""
     if (mode := stat.S_IMODE(path.stat().st_mode)) & 0o077:
         found = f"{path} can be read by other users (mode {mode:03o})"
         return failed(what, found, f"chmod 600 {path}")
@@ -385,7 +385,7 @@ def private(path: Path, what: str) -> Check:
 
 
 def validity(what: str, certificate: "x509.Certificate", remedy: str, before: str = "") -> Check:
-    """Check that a certificate is valid now. If its validity has not begun, this machine's clock is slow."""
+    """Check that a certificate is valid now. If its validity has not begun, this machine's clock is behind."""
     from ..keys.enrolment import format_time, utc_now
 
     now = utc_now()
@@ -404,7 +404,7 @@ def validity(what: str, certificate: "x509.Certificate", remedy: str, before: st
 def reachable(
     where: tuple[str, int], enrolment: "Enrolment | None", keys: Path | None
 ) -> Iterator[Check]:
-    """Connect to a server with an enrolment, else with the CA of the folder of keys, and check the server's certificate."""
+    """Connect to a server, and check its certificate by the CA of the enrolment, or else by the CA of the folder of keys."""
     from ..keys.connection import contact, join_address
 
     name = join_address(*where)

@@ -1,8 +1,8 @@
 """`fedcomp sim --dry-run`: estimate the bytes that a run would send, without training and without a run folder.
 
-Dry rounds use the strategy, codecs and memories of the run with random updates: one client trains the initial model, and every coordinate
-of its update is multiplied by a standard normal value. Frames whose length does not depend on their content have exactly the length that
-they have in the run; the length of other frames is an estimate.
+Dry rounds use the strategy, codecs and memories of the run, but random updates: one client trains the initial model, and the coordinates of
+its update are multiplied by standard normal values. Lengths of frames that do not depend on their content are exact; other lengths are
+estimates.
 """
 
 import dataclasses
@@ -34,7 +34,7 @@ from .comparison.alternatives import Alternative, alternative_error
 from .results import RATIO_TO_DENSE, RATIO_TO_FLOAT32
 from .tables import aligned, print_table
 
-MAX_COORDINATES = 100_000_000  # of all random updates; the remaining rounds are extrapolated
+MAX_COORDINATES = 100_000_000  # of all random updates; remaining rounds are extrapolated
 MIN_DRY_ROUNDS = 3
 COLUMNS = (
     *("", "frame up", "longest", "frame down"),
@@ -44,7 +44,7 @@ COLUMNS = (
 
 @dataclass(frozen=True)
 class Forecast:
-    """Estimated bytes of an alternative. Sizes of frames are (shortest, longest) of the dry rounds, in bytes."""
+    """The estimated bytes of an alternative. Sizes of frames are (shortest, longest) in the dry rounds, in bytes."""
 
     name: str
     parameters: int
@@ -54,10 +54,10 @@ class Forecast:
     frame_up: tuple[int, int]  # of one client in a round
     longest_up: int | None  # upper bound of the codec; None if it has none
     frame_down: tuple[int, int]  # of the broadcast of a round
-    longest_down: int | None
-    uplink_bytes: int  # of all rounds
-    downlink_bytes: int
-    dense_bytes: int  # of the same exchanges in float32, both ways
+    longest_down: int | None  # upper bound of the codec; None if it has none
+    uplink_bytes: int  # sum over all rounds
+    downlink_bytes: int  # sum over all rounds
+    dense_bytes: int  # the same exchanges in float32, both ways
 
     @property
     def sent_bytes(self) -> int:
@@ -75,7 +75,7 @@ class Forecast:
 
 
 class RandomUpdates:
-    """An engine that multiplies each coordinate of `update` [n], that of a trained client, by a random value in place of training."""
+    """An engine that multiplies each coordinate of `update` [n] by a random value instead of training."""
 
     def __init__(self, update: Tensor, device: torch.device):
         self.update, self.device = update, device
@@ -185,7 +185,7 @@ def print_forecasts(alternatives: Sequence[Alternative]) -> None:
 def _baseline(
     alternative: Alternative, alternatives: Sequence[Alternative], forecasts: Sequence[Forecast]
 ) -> Forecast | None:
-    """Return the forecast of the dense alternative with otherwise the same options, or None."""
+    """Return the forecast of the dense alternative whose other options are the same; None if there is none."""
     wanted = dense(alternative.values)
     for other, forecast in zip(alternatives, forecasts, strict=True):
         if is_dense(other.values) and dense(other.values) == wanted and len(alternatives) > 1:

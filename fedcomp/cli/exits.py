@@ -21,7 +21,7 @@ from ..formatting import one_line
 UNWRITABLE = (errno.EIO, errno.ENOSPC, errno.EPIPE)  # a full disk, or a pipe without a reader
 OUTPUT_LOST = 1  # exit status if standard output cannot be written
 END_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # SIGHUP: the terminal closes
-BURST_S = 0.5  # further signals within this time are ignored, because clean-up has begun
+BURST_S = 0.5  # further signals within this time are ignored, since the clean-up has begun
 
 
 def print_error(message: str) -> None:
@@ -31,7 +31,7 @@ def print_error(message: str) -> None:
 
 
 def output_lost(error: BaseException | None = None) -> str | None:
-    """Return why standard output cannot be written, from `error` or a flush that fails; None if it can be written.
+    """Return why standard output cannot be written, given `error` or the error of a flush; None if it can be written.
 
     Unwritten output is discarded, because the interpreter would try to write it again at exit.
     """
@@ -105,7 +105,7 @@ def _usage(error: click.UsageError) -> str:
 
 
 class Signals:
-    """A context in which END_SIGNALS raise KeyboardInterrupt and set `received` to their number. Ignored signals (nohup) stay ignored."""
+    """A context in which END_SIGNALS raise KeyboardInterrupt. `received`: number of the signal. Signals that nohup ignores stay ignored."""
 
     def __init__(self) -> None:
         self.received: int | None = None
@@ -125,7 +125,7 @@ class Signals:
 
     @contextmanager
     def ignored_afterwards(self) -> Iterator[None]:
-        """Ignore signals after this block, so that they do not interrupt the clean-up."""
+        """Ignore signals after this block, so that they do not interrupt the clean-up that follows."""
         try:
             yield
         finally:
@@ -144,9 +144,9 @@ class Signals:
 def stoppable(
     stop_message: Callable[[str], str], screen: AbstractContextManager[Any] | None = None
 ) -> Iterator[None]:
-    """Run a block, inside the context `screen`, that a signal or an unwritable standard output may end.
+    """Run a block inside the context `screen`. A signal or an unwritable standard output ends the block.
 
-    The command then ends with the message `stop_message(cause)` and the exit status of the signal, or OUTPUT_LOST.
+    The command then ends with the message `stop_message(cause)`, and with the exit status of the signal or OUTPUT_LOST.
     """
     with Signals() as signals:
         try:

@@ -1,6 +1,6 @@
 """The command-line flags of a run, generated from the fields of RunConfig.
 
-Every flag is parsed as text and is None unless given. Precedence, from low to high: default, resumed run, --config file, flag.
+Every flag is parsed as text, and is None unless it is given. Precedence, from low to high: default, resumed run, --config file, flag.
 """
 
 import inspect
@@ -38,7 +38,7 @@ def option(
     shown: object = None,
     **limits: Any,
 ) -> Any:
-    """Return an option of a command. `panel`: its panel in the help; `shown`: the default in the help, if `default` is only a marker."""
+    """Return an option of a command. `panel`: its panel in the help; `shown`: the default that the help shows, if it is not `default`."""
     help += "" if shown is None else rf" [dim]\[default: {shown}][/dim]"
     return typer.Option(
         default, *names, metavar=metavar, help=help, rich_help_panel=panel, **limits
@@ -61,7 +61,7 @@ Device = Annotated[
 def with_run_flags(without: Collection[str] = ()) -> Callable[[Command], Command]:
     """Return a decorator that gives `command(…, **flags)` an option for each field of RunConfig except those in `without`, and --config.
 
-    The value of an option, unless it is a switch, is the list of its values; `run_values` decides which options may have more than one.
+    The value of each option, except for switches, is a list of values. `run_values` decides which options may have more than one value.
     """
     options = [
         _option(RunConfig.__dataclass_fields__[name], panel)
@@ -100,12 +100,12 @@ def _parameter(name: str, kind: Any, declared: Any) -> inspect.Parameter:
 
 
 def run_config(given: Mapping[str, Any]) -> RunConfig:
-    """Return the options of a run: flags, over those of the --config file, over those of a resumed run. Raises UserError."""
+    """Return the options of a run. Flags override the --config file, which overrides a resumed run. Raises UserError."""
     return RunConfig(**run_values(given))
 
 
 def run_values(given: Mapping[str, Any], repeatable: Collection[str] = ()) -> dict[str, Any]:
-    """Return the options that were given. Those in `repeatable` are lists if they have more than one value. Raises UserError."""
+    """Return the options that were given. Options in `repeatable` are lists if they have more than one value. Raises UserError."""
     flags = {name: value for name, value in given.items() if value not in (None, ())}
     file = flags.pop("config", None)
     values = config.read_toml(file, repeatable) if file is not None else {}
@@ -143,7 +143,7 @@ def _converted(name: str, value: Any, repeatable: Collection[str]) -> Any:
 def resume_command(
     given: Mapping[str, Any], out: str, command: Sequence[str] = ("fedcomp", "sim")
 ) -> str:
-    """Return the shell command that continues, in the run folder `out`, the run that was started with the flags `given`."""
+    """Return the shell command that continues the run in the folder `out`, which was started with the flags `given`."""
     words = [*command]
     for name, value in given.items():
         if value is not None and name not in ("out", "resume"):

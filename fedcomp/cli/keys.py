@@ -145,7 +145,7 @@ def renew(
     holder: str | None = typer.Argument(
         None,
         metavar="[ID|server]",
-        help=f"Id of a client, relay-0 for a relay, or 'server'. Default: all whose certificates end within {RENEW_DAYS} days.",
+        help=f"Id of a client, relay-0 for a relay, or 'server'. Default: each of these whose certificate ends within {RENEW_DAYS} days.",
         show_default=False,
     ),
     folder: Path = FOLDER,
@@ -181,7 +181,7 @@ def renew(
 
 @app.command("list")
 def show(folder: Path = FOLDER) -> None:
-    """List all keys with their state and the end of their validity: a table on a terminal, lines with tabs elsewhere."""
+    """List all keys with their state and the end of their validity, as a table on a terminal, else as lines with tabs."""
     from ..keys import key_folder as keys
     from ..keys.enrolment import utc_now
 
@@ -229,12 +229,12 @@ def _certificate_row(path: Path, holder: str, now: datetime) -> tuple[str, ...]:
 
 
 def days_left(ends: datetime, now: datetime) -> int:
-    """Return the number of days left, rounded up."""
+    """Return the number of days until `ends`, rounded up."""
     return max(0, -((now - ends) // timedelta(days=1)))
 
 
 def _holder(text: str, folder: Path, command: str, *others: str) -> int | str:
-    """Return a client's id as a number, or one of `others` unchanged. "relay-0" stands for any relay. Raises UserError."""
+    """Return a client's id as a number, or a text in `others` unchanged. "relay-0" in `others` allows any relay. Raises UserError."""
     if text.isascii() and text.isdigit():
         return int(text[:12])
     if text in others or "relay-0" in others and RELAY.fullmatch(text):

@@ -15,13 +15,13 @@ from ..tasks.shakespeare import WINDOW, Text
 from .bench_codecs import normal
 from .tables import print_table
 
-NUMEL = 1 << 16  # length of the vector of normal values that frames are measured with
+NUMEL = 1 << 16  # length of the vector of normal values whose frames are measured
 CODEC_COLUMNS = (
     *("codec", "bits", "unbiased", "contracts", "linear", "portable"),
     *("source", "what it sends"),
 )
-CODEC_LEGEND = f"""bits: per parameter, in a frame of {NUMEL:,} normal values;  unbiased: ω with E‖x−C(x)‖² ≤ ω‖x‖²
-contracts: δ with ‖x−C(x)‖² ≤ (1−δ)‖x‖²;  linear: frames add;  portable: the same bytes on every device"""
+CODEC_LEGEND = f"""bits: bits per parameter in a frame of {NUMEL:,} normal values;  unbiased: ω with E‖x−C(x)‖² ≤ ω‖x‖²
+contracts: δ with ‖x−C(x)‖² ≤ (1−δ)‖x‖²;  linear: frames can be added;  portable: the same bytes on every device"""
 
 
 def print_codecs() -> None:
@@ -77,6 +77,6 @@ def _shape(sizes: tuple[int, ...]) -> str:
 
 
 def print_tasks(folder: Path | None) -> None:
-    """Print a line for each built-in task. `folder`: the folder of the data, None for none."""
+    """Print a line for each built-in task. `folder`: the folder of the data, or None."""
     rows = [_row(name, folder) for name in available_tasks()]
     print_table(TASK_COLUMNS, rows, left=("task", "an input", "data"), legend=OWN_TASK_LEGEND)

@@ -1,4 +1,4 @@
-"""The command `fedcomp`. Nothing at module level may import torch, numpy, numba or flwr: help must answer at once."""
+"""The command `fedcomp`. Do not import torch, numpy, numba or flwr at module level, so that --help answers at once."""
 
 import os
 import re
@@ -72,7 +72,7 @@ def simulation(
     ),
     dry_run: bool | None = option(
         None,
-        "Print the number of parameters, the sizes of frames and the expected bytes, without training.",
+        "Print the number of parameters, the sizes of frames and the bytes that the run would send, without training.",
         "--dry-run",
         panel=COMPARISON_PANEL,
     ),
@@ -80,10 +80,10 @@ def simulation(
 ) -> None:
     """Simulate a federation of virtual clients on this machine.
 
-    Numbers may be written 0.01, 1% or 1/100. A flag has precedence over the --config file, the file over the run that --resume
-    continues, and that run over the default. An option of the experiment that is given more than once, such as --uplink or --seed,
-    makes alternatives, which are run and compared. If they differ in their compression, a run that compresses nothing is added,
-    named dense.
+    Numbers may be written 0.01, 1% or 1/100. Flags override the --config file, the file overrides the options of the run that --resume
+    continues, and these override the defaults. If an option of the experiment, such as --uplink or --seed, is given more than once, each
+    combination of values is an alternative. The alternatives are run and compared. If they differ in their compression, a run named
+    dense, which compresses nothing, is added.
     """
     values = flags.run_values(run_flags, ALTERNATIVE_OPTIONS)
     target = results.parse_accuracy(target_accuracy)
@@ -122,7 +122,7 @@ def _run(
     command: Sequence[str],
     target: float | None = None,
 ) -> None:
-    """Show a run and write its report. Exit with status 1 if no client's update was accepted in any round."""
+    """Run `run`, show its progress, and write the report. Exit with status 1 if no client's update was accepted in any round."""
     display = _display(config)
 
     def stop_message(cause: str) -> str:
@@ -148,7 +148,7 @@ def _compare(
     target: float | None,
     baseline: bool | None,
 ) -> None:
-    """Show the progress of the alternatives, and then the table of their results."""
+    """Run the alternatives and show their progress. Then print the table of their results."""
     from .comparison.comparison import Comparison
     from .comparison.displays import ComparisonLines, ComparisonView
 
@@ -181,7 +181,7 @@ def _display(config: RunConfig) -> RunDisplay:
 
 
 def _prints_lines(plain: bool) -> bool:
-    """Return whether to print lines instead of a dashboard: with --plain, and where standard output is no capable terminal."""
+    """Return whether to print lines instead of a dashboard: with --plain, or if standard output is not a capable terminal."""
     return plain or not sys.stdout.isatty() or os.environ.get("TERM", "") in ("", "dumb", "unknown")
 
 
@@ -229,7 +229,7 @@ def report(
     folders: list[Path] = typer.Argument(
         ...,
         metavar="RUN...",
-        help="Run folders, finished or not, or folders of comparisons. Runs that differ only in their seeds become one line.",
+        help="Folders of runs, finished or not, or of comparisons. Runs that differ only in their seeds become one line.",
     ),
     out: Path | None = option(
         "DIR",
@@ -237,7 +237,7 @@ def report(
     ),
     target_accuracy: str | None = TARGET_ACCURACY,
 ) -> None:
-    """Write a report on runs as one self-contained HTML page: verdict, charts, tables of results and settings."""
+    """Write a report on runs as one self-contained HTML page with a verdict, charts, and tables of results and settings."""
     from .report.page import write_and_print_path
 
     write_and_print_path(folders, out, target_accuracy)
@@ -260,7 +260,7 @@ def bench_codecs(
     task: str | None = option(None, "Compress an update of this task instead of normal values."),
     data: Path | None = flags.DATA,
     codec: list[str] | None = option(
-        None, "A codec; may be given more than once. Default: all codecs."
+        None, "Codec to measure; may be given more than once. Default: all codecs."
     ),
     device: flags.Device = "cpu",
     repeats: int = option(
@@ -295,16 +295,16 @@ def bench_sim(
         "lean",
         metavar="[lean|usual|big-batch|none]",
         help="PyTorch loops to compare with, separated by commas: lean keeps one model and takes examples by index, usual "
-        "copies the model and makes a DataLoader for each client, big-batch takes the batches of all clients as one; none skips them.",
+        "copies the model and makes a DataLoader for each client, big-batch merges the batches of all clients; none = no loops.",
     ),
     trace: Path | None = option("FILE", "Write a profile for Perfetto or chrome://tracing."),
     json: bool = flags.JSON,
     **run_flags: Any,
 ) -> None:
-    """Measure rounds of a simulation: client updates a second, the time of each part, and the fraction of the device's peak arithmetic.
+    """Measure rounds of a simulation: client updates per second, the time of each part, and the fraction of the device's peak speed.
 
-    The options are those of fedcomp sim. Complete rounds run in a temporary folder; the first is not counted. After every other round,
-    PyTorch loops train as many clients. The last line names the three largest costs besides training.
+    The options are those of fedcomp sim. Complete rounds run in a temporary folder; the first round is not counted. After every other
+    round, PyTorch loops train the same number of clients. The last line names the three largest costs besides training.
     """
     from .bench_sim import bench
 
@@ -345,7 +345,7 @@ def start(
     ),
     **run_flags: Any,
 ) -> None:
-    """Start the server of a run, wait for --clients clients, and run it with them.
+    """Start the server of a run, wait until --clients clients have connected, and run the rounds with them.
 
     Clients connect to one port, with TLS and the keys of fedcomp keys init. The options of the run are those of fedcomp sim.
     """
@@ -362,7 +362,7 @@ def start(
 
 def main() -> None:
     """Run the command line. Raises SystemExit with the exit status."""
-    # Let idle OpenMP threads sleep early: spinning threads make a round ten times as long on shared cores.
+    # Let idle OpenMP threads sleep early. On shared cores, spinning threads make a round take ten times as long.
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:  # closed by the caller

@@ -21,7 +21,7 @@ from ..training.own_loop import LocalRound
 # For each client, the positions of the examples in each batch.
 Plans = Sequence[Sequence[np.ndarray]]
 
-MAX_PIECE_VALUES = 1 << 22  # input values in one forward pass of the big batch
+MAX_PIECE_VALUES = 1 << 22  # maximum number of input values in one forward pass of the big batch
 SIDE = {"cpu": 2048, "cuda": 8192}  # size of the square matrices of `matrix_product`
 
 
@@ -30,7 +30,7 @@ def usual_loop(
 ) -> Callable[[], list[dict[str, Tensor]]]:
     """Return the loop of common tutorials: a deep copy of the model, a shuffling DataLoader and an optimizer for each client.
 
-    From a client's plan it takes only the number of batches. A task's `train_fn` replaces the steps. The loop returns the updates.
+    The loop takes only the number of batches from a client's plan. A task's `train_fn` replaces the steps. The loop returns the updates.
     """
     model = initial_model(task, 0).to(data.device)
     names = _trained(model)
@@ -61,7 +61,7 @@ def usual_loop(
 def lean_loop(
     task: Task, data: Examples, shards: Sequence[np.ndarray], plans: Plans, sgd: LocalSGD
 ) -> Callable[[], list[dict[str, Tensor]]]:
-    """Return a loop with little overhead: one model that stays on the device, examples by index, an optimizer of torch.
+    """Return a loop with little overhead: one model that stays on the device, examples by index, and an optimizer of torch.
 
     A task's `train_fn` replaces the steps. The loop returns the updates.
     """
@@ -91,7 +91,7 @@ def lean_loop(
 
 
 def big_batch(task: Task, data: Examples, plans: Plans, sgd: LocalSGD) -> Callable[[], None]:
-    """Return a loop that trains one model on the batches of all clients, concatenated: an upper bound of the speed.
+    """Return a loop that trains one model on the concatenated batches of all clients. Its speed is an upper bound.
 
     A batch of more than MAX_PIECE_VALUES values is split into pieces whose gradients are accumulated.
     """
@@ -118,7 +118,7 @@ def big_batch(task: Task, data: Examples, plans: Plans, sgd: LocalSGD) -> Callab
 
 
 def flops_of_an_example(task: Task, data: Examples, batch: int) -> float:
-    """Return the floating-point operations of a training step per example, as counted by torch; 0 if it cannot count them."""
+    """Return the number of floating-point operations of a training step per example; 0 if torch cannot count them."""
     model = initial_model(task, 0).train()
     batch = min(batch, len(data))
     examples = data.batch(torch.arange(batch, device=data.device)).to("cpu")
@@ -132,14 +132,14 @@ def flops_of_an_example(task: Task, data: Examples, batch: int) -> float:
 
 
 def matrix_product(device: torch.device, dtype: torch.dtype) -> tuple[Callable[[], Tensor], float]:
-    """Return a function that multiplies two large matrices, and its floating-point operations."""
+    """Return a function that multiplies two large matrices, and the number of its floating-point operations."""
     side = SIDE.get(device.type, SIDE["cpu"])
     a, b = (torch.randn(side, side, dtype=dtype, device=device) for _ in range(2))
     return lambda: a @ b, 2.0 * side**3
 
 
 def seconds_of(run: Callable[[], object], device: torch.device) -> float:
-    """Return the duration of a call, until the device has finished."""
+    """Return the duration of a call in seconds, including the work that it starts on the device."""
     start = time.perf_counter()
     run()
     if device.type == "cuda":

@@ -18,10 +18,14 @@ def reproduce(
         None, metavar="NAME", help="Name of a reproduction. Default: list all.", show_default=False
     ),
     full: bool = switch(
-        "--full", "Use the paper's setting, or one close to it; takes hours, preferably on a GPU."
+        "--full",
+        "Use the setting of the paper, or a similar one; takes hours, preferably on a GPU.",
     ),
     seeds: int | None = option(
-        "N", "Number of seeds of each method. Default: that of the reproduction.", min=1, max=1000
+        "N",
+        "Number of seeds of each method. Default: the number that the reproduction sets.",
+        min=1,
+        max=1000,
     ),
     data: Path | None = DATA,
     out: Path | None = option(
@@ -31,9 +35,9 @@ def reproduce(
     device: Device = "auto",
     write: bool = switch("--write", "Write the result into docs/reproductions.md of a checkout."),
 ) -> None:
-    """Test claims of papers: run both sides, and report whether the claim holds here.
+    """Test claims of papers: run the methods that a paper compares, and report whether its claim holds here.
 
-    The small form takes minutes on two cores. After an interruption the same command continues.
+    Without --full, a reproduction takes minutes on two cores. After an interruption, the same command continues.
     """
     _command().run(name, full, seeds, data, out, device, write)
 

@@ -1,4 +1,4 @@
-"""The results of runs, for tables, reports and JSON. Runs that differ only in their seeds are one line."""
+"""The results of runs, for tables, reports and JSON. Runs that differ only in their seeds are summarized in one line."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -29,24 +29,24 @@ RATIO_TO_FLOAT32 = (
 
 @dataclass(frozen=True)
 class Result:
-    """One line of a table of results. Bytes, rounds and seconds are means over the seeds, and count the rounds that were run."""
+    """One line of a table of results. Bytes, rounds and seconds are means over the seeds, and cover the rounds that were run."""
 
     label: str
     folders: tuple[str, ...]
-    accuracy: float | None = None  # last measured, 0..1
+    accuracy: float | None = None  # last measured value, 0..1
     # Half of the difference between the best and the worst seed; None for one seed.
     accuracy_spread: float | None = None
-    loss: float | None = None  # last measured; None if it is not finite
+    loss: float | None = None  # last finite value; None if there is none
     rounds: float = 0.0
     uplink_bytes: float = 0.0
     downlink_bytes: float = 0.0
     ratio: float | None = None  # bytes both ways of the baseline divided by those of this line
     seconds: float = 0.0
-    rounds_to_target: float | None = None  # None if a seed never reached it
-    bytes_to_target: float | None = None  # both ways
+    rounds_to_target: float | None = None  # None if a seed never reached the target accuracy
+    bytes_to_target: float | None = None  # both ways; None as for rounds_to_target
     on_front: bool = False
     note: str = ""  # why the run failed, diverged or is not finished
-    # Options of the problem. Each problem has its own Pareto front.
+    # Options that define the learning problem. Each problem has its own Pareto front.
     problem: Mapping[str, Any] = field(default_factory=dict)
     # Label of the dense line that the ratio refers to; None: the same exchanges in float32.
     baseline: str | None = None
@@ -90,7 +90,7 @@ def results(
 
 
 def front(lines: Sequence[Result]) -> list[bool]:
-    """Return whether each line is on the Pareto front of its problem. Failed, diverged and unfinished lines are on none."""
+    """Return whether each line is on the Pareto front of its problem. Failed, diverged and unfinished lines are not on a front."""
     candidates = [line for line in lines if not line.note and math.isfinite(line.rank)]
 
     def dominates(one: Result, other: Result) -> bool:
@@ -119,9 +119,10 @@ def legend(lines: Sequence[Result]) -> list[str]:
 
 
 def _ratio(runs: Sequence["Run"], baseline: "Group | None") -> tuple[float | None, str | None]:
-    """Return the ratio of dense bytes to the bytes of `runs`, and the label of the baseline whose bytes the dense bytes are.
+    """Return the ratio of dense bytes to the bytes of `runs`, and the label of the baseline that sent the dense bytes.
 
-    Without a baseline, or if it has fewer rounds, the dense bytes are those of the same exchanges in float32, and the label is None.
+    Without a baseline, or if it has fewer rounds than `runs`, the dense bytes are those of the same exchanges in float32, and the label is
+    None.
     """
     sent = sum(run.sent_bytes for run in runs)
     if not sent:
@@ -185,7 +186,7 @@ def mean_or_none(values: Iterable[float | None]) -> float | None:
 
 
 def _note(runs: Sequence["Run"], failed: Mapping[str, str]) -> str:
-    """Return why the first seed that failed, diverged or is not finished did so."""
+    """Return the problem of the first run that failed, diverged or is not finished; "" if there is none."""
     for run in runs:
         if problem := _problem(run, failed.get(str(run.folder), "")):
             return problem if len(runs) == 1 else f"seed {run.options.get('seed', 0)} {problem}"
@@ -198,7 +199,7 @@ def _problem(run: "Run", error: str) -> str:
     if run.summary is None:
         return "not finished"
     if run.summary.measured_loss is None:
-        return "diverged: the loss is no finite number"
+        return "diverged: the loss is not finite"
     if run.records and not run.records[-1].accepted:
         last = max((r.round for r in run.records if r.accepted), default=0)
         reason = f" ({run.summary.rejections[0].reason})" if run.summary.rejections else ""
@@ -213,7 +214,7 @@ def column_titles(target: float | None) -> list[str]:
 
 
 def cells(line: Result, target: float | None) -> list[str]:
-    """Return the figures of a line as text."""
+    """Return the numbers of a line as text."""
     spread = "" if line.accuracy_spread is None else f" ± {100 * line.accuracy_spread:.2f}"
     loss = NOTHING if line.loss is None else f"loss {decimal(line.loss)}"
     texts = [

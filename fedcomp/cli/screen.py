@@ -1,4 +1,4 @@
-"""Parts of dashboards: the alternate screen, the panel of facts, the progress bar, and a curve of accuracy or loss over rounds."""
+"""Parts of dashboards: the alternate screen, the panel of labelled values, the progress bar, and a curve of accuracy or loss."""
 
 import math
 import sys
@@ -21,15 +21,15 @@ BAR = "deep_sky_blue3"
 DONE = "spring_green4"
 WARNING = "dark_orange3"
 REJECTED = "red3"
-# Beyond this number of points, every other one is dropped, so that drawing a long run stays cheap.
+# Beyond this number of points, every other point is dropped, so that drawing a long run stays cheap.
 MAX_POINTS = 1024
-MIN_ROUNDS = 10  # on the axis, so that the first points do not jump
+MIN_ROUNDS = 10  # smallest length of the axis, so that the first points do not jump
 # Bits of a braille character, by column and row within it.
 DOTS = ((0x01, 0x02, 0x04, 0x40), (0x08, 0x10, 0x20, 0x80))
 
 
 class Screen:
-    """A spinner from `open` to `draw`, then `picture(width, height)` on the terminal's alternate screen until `close`."""
+    """A screen that shows a spinner from `open` to `draw`, then `picture(width, height)` on the alternate screen until `close`."""
 
     def __init__(
         self, console: Console | None, picture: Callable[[int, int], RenderableType], spinner: str
@@ -45,7 +45,7 @@ class Screen:
         return self
 
     def draw(self, *contexts: AbstractContextManager[object]) -> None:
-        """Show the picture until `close`, and enter `contexts` for that time."""
+        """Show the picture until `close`. `contexts` are entered now and exited by `close`."""
         self.close()
         for context in contexts:
             self._stack.enter_context(context)
@@ -125,7 +125,7 @@ def _columns(cells: Sequence[Text], columns: int, max_rows: int) -> list[Text]:
 
 
 class CurvePlot:
-    """A curve over rounds. `is_fraction`: values are 0..1 and labelled in percent, else they are losses."""
+    """A curve over rounds. `is_fraction`: values are accuracies, 0..1, labelled in percent; else they are losses."""
 
     def __init__(self, is_fraction: bool = True) -> None:
         self.is_fraction = is_fraction

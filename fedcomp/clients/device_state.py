@@ -1,6 +1,6 @@
 """The stored state of a device: the client's state, its session's copy of the model, and its state in the current round.
 
-A device writes it to a file in its state folder before it sends a report.
+A device writes this state to a file in its state folder before it sends a report.
 """
 
 import json
@@ -15,7 +15,7 @@ from .session import EncodingSession
 from .state import ClientState
 
 CLIENT, WEIGHTS, SESSION, VALUES = "client", "weights", "session", "round."
-MAX_PAST_VERSIONS = 32  # past versions that are stored
+MAX_PAST_VERSIONS = 32  # maximum number of past versions that are stored
 
 
 def pack(session: EncodingSession, client: int) -> dict[str, Tensor | bytes | list[bytes]]:
@@ -39,9 +39,9 @@ def pack(session: EncodingSession, client: int) -> dict[str, Tensor | bytes | li
 
 
 def restore(session: EncodingSession, client: int, stored: Mapping[str, Any]) -> None:
-    """Restore a client of a session from the result of `pack`. A newer copy of the model is not replaced.
+    """Restore a client of a session from the result of `pack`. A newer copy of the model in the session is not replaced.
 
-    Raises CheckpointError for anything that `pack` did not return.
+    Raises CheckpointError if `stored` is not a result of `pack`.
     """
     try:
         state = session.states.at(client)
@@ -53,7 +53,7 @@ def restore(session: EncodingSession, client: int, stored: Mapping[str, Any]) ->
         new = len(replica.past_versions) == 1
         if (
             new or replica.version in head["passed"]
-        ):  # else other clients have moved it to a newer version
+        ):  # else other clients have moved the copy to a newer version
             replica.restore(stored[WEIGHTS], head["version"], head["passed"])
         vars(state).update(vars(restored))
         if round_state := unpack_round(stored):
@@ -63,7 +63,7 @@ def restore(session: EncodingSession, client: int, stored: Mapping[str, Any]) ->
 
 
 def unpack_round(stored: Mapping[str, Any]) -> RoundState | None:
-    """Return the state of the round from the result of `pack`. Raises KeyError, TypeError or ValueError for anything else."""
+    """Return the state of the round from the result of `pack`. Raises KeyError, TypeError or ValueError for other values."""
     record = json.loads(stored[SESSION])["round"]
     if not record:
         return None

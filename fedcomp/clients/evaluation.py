@@ -1,4 +1,4 @@
-"""The evaluation of the model on a client, with held-out data of the client."""
+"""The evaluation of the model on the held-out data of a client."""
 
 from collections.abc import Mapping
 

@@ -23,7 +23,7 @@ DENSE_CODEC = codec("identity")
 
 
 class NeedDense(ProtocolError):
-    """The client needs the dense model: the download does not lead from its version to the server's."""
+    """The client needs the dense model, because the download does not lead from the client's version to the server's version."""
 
 
 class Replica:
@@ -33,14 +33,14 @@ class Replica:
         self.weights, self.layout, self.downlink = weights, layout, downlink
         self.version = initial_version(weights, layout.fingerprint)
         self.fingerprint = fingerprint(weights)
-        self.past_versions = {self.version: None}  # versions of these weights so far, in order
+        self.past_versions = {self.version: None}  # all versions of this copy so far, in order
 
     def move(self, assignment: Assignment) -> None:
         """Bring the weights to the assignment's version. The download may start from an earlier version than this copy's.
 
         Raises NeedDense, with the weights unchanged, if the download does not lead through this copy's version, and FrameError for a
-        damaged frame. If the fingerprint of the result is wrong, raises NeedDense, and the copy has no version until it receives the dense
-        model.
+        damaged frame. Also raises NeedDense if the fingerprint of the result is wrong; then the copy has no version until it receives the
+        dense model.
         """
         if assignment.version != self.version:
             self._apply(assignment)
@@ -78,7 +78,7 @@ class Replica:
                 update.add_to(self.weights)
         else:
             raise NeedDense(
-                f"the download starts from version {assignment.base[:8]}, this copy is at {self.version[:8]}"
+                f"the download starts from version {assignment.base[:8]}, but this copy is at {self.version[:8]}"
             )
 
     def _missing(self, assignment: Assignment) -> list[bytes]:
@@ -89,7 +89,7 @@ class Replica:
             raise FrameError("the frames of the download do not lead to its version")
         if self.version not in versions:
             raise NeedDense(
-                f"the download starts from version {assignment.base[:8]}, this copy is at {self.version[:8]}"
+                f"the download starts from version {assignment.base[:8]}, but this copy is at {self.version[:8]}"
             )
         return assignment.frames[versions.index(self.version) :]
 

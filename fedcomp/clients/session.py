@@ -1,5 +1,8 @@
 """The client's part of a round: settle the previous proposal, download, train, and let the memory propose a frame.
 
+A proposal is a frame that a client's memory has made. The next assignment settles the proposal: the memory commits it if the server
+accepted the frame, and otherwise rolls it back.
+
 A session handles the assignments of the clients that it hosts: one client on a device, a cohort in a simulation. Clients at the same
 version have the same weights, so one copy of the model serves all clients of a session.
 """
@@ -39,15 +42,15 @@ from .replica import NeedDense, Replica
 from .state import ClientState
 from .trainer import ClientResult, Trainer
 
-# Called before encoding, with the assignments, memories and updates [m, numel] of the clients, which it must not change.
+# A function that is called before encoding, with the assignments, memories and updates [m, numel] of the clients. It must not change them.
 Watch = Callable[[Sequence[Assignment], Sequence[Memory], Tensor], None]
 NO_METRICS = ReportedMetrics()
 
 
 class ClientHook:
-    """A hook that a `ClientSession` calls around training and encoding, used to simulate Byzantine clients. The base class does nothing."""
+    """Methods that a `ClientSession` calls around training and encoding, to simulate Byzantine clients. The base class changes nothing."""
 
-    needs_whole_cohort: bool = False  # all clients of a phase must be handled in one call
+    needs_whole_cohort: bool = False  # one call must handle all clients of a phase
 
     def on_assignments(self, assignments: Sequence[Assignment]) -> None:
         """Called with the assignments of the first phase of a round, before they are handled."""
@@ -65,11 +68,11 @@ class ClientHook:
         return data
 
     def on_updates(self, group: Any, assignments: Sequence[Assignment], updates: Tensor) -> Tensor:
-        """Return the updates [k, n] that a group encodes, by default `updates`, which may be overwritten."""
+        """Return the updates [k, n] that a group encodes, by default `updates`. The tensor `updates` may be overwritten."""
         return updates
 
     def on_report(self, assignment: Assignment, report: Report, memory: Memory) -> Report:
-        """Return the report that a client sends, by default `report`, whose frame the client's memory has proposed."""
+        """Return the report that a client sends, by default `report`, which has the frame that the client's memory proposed."""
         return report
 
 
@@ -103,7 +106,7 @@ class HostedStates(States):
 
 
 class EncodingSession:
-    """The downloads and the frames of the clients that a session hosts. The caller trains them."""
+    """A session that handles the downloads and the frames of its clients. The caller trains the clients."""
 
     def __init__(self, replica: Replica, states: States, algorithm: ClientAlgorithm, seed: int):
         self.replica, self.states = replica, states
@@ -111,9 +114,9 @@ class EncodingSession:
         self.rounds: dict[int, RoundState] = {}  # by client: state in its current round
 
     def download(self, assignment: Assignment) -> None:
-        """Settle the client's pending proposal and bring its copy of the model to the assignment's version.
+        """Settle the client's pending proposal, and move the copy of the model to the assignment's version.
 
-        Raises NeedDense for a download that does not fit the client's version, and FrameError for a damaged frame.
+        Raises NeedDense for a download that does not lead through the client's version, and FrameError for a damaged frame.
         """
         a, state = assignment, self.states.at(assignment.client)
         commits = state.memory.pending is not None and state.ticket == a.accepted
@@ -121,7 +124,7 @@ class EncodingSession:
         if commits:
             state.after = state.ticket
         if state.memory.counterpart is not None and state.after != a.accepted:
-            state.memory.reset()  # the server's counterpart holds another proposal
+            state.memory.reset()  # the server committed another proposal to its side of the memory
             state.after = ""
         if (
             a.form != DENSE
@@ -129,7 +132,7 @@ class EncodingSession:
             and not self._passes(a, state.version)
         ):
             raise NeedDense(
-                f"the download starts from version {a.base[:8]}, this client is at {state.version[:8]}"
+                f"the download starts from version {a.base[:8]}, but this client is at {state.version[:8]}"
             )
         try:
             self.replica.move(a)
@@ -146,8 +149,8 @@ class EncodingSession:
     ) -> list[Frame]:
         """Return the clients' frames for a phase, and store their tickets.
 
-        `updates` [m, numel] may be overwritten. None: the memories continue with their proposals. The result has a FedcompError in place of
-        the frame of a client that failed.
+        `updates` [m, numel] may be overwritten. With None, each memory continues with the proposal that it has made. The result has a
+        FedcompError in place of the frame of a client that failed.
         """
         frames: list[Frame] = [None] * len(assignments)
         by_settings: dict[tuple[Any, ...], list[int]] = {}
@@ -164,7 +167,7 @@ class EncodingSession:
         return frames
 
     def _passes(self, a: Assignment, version: str) -> bool:
-        """Return whether a download from an earlier version leads through `version`, as after a report that the server did not receive."""
+        """Return whether a download from an earlier version leads through `version`, as it does if the server missed the last report."""
         if a.form == OVERWRITE:
             return {a.base, version} <= self.replica.past_versions.keys()
         return version in itertools.accumulate(a.frames, next_version, initial=a.base)
@@ -172,7 +175,7 @@ class EncodingSession:
     def _encode_group(
         self, assignments: Sequence[Assignment], updates: Tensor | None, traces: Sequence[Traces]
     ) -> Sequence[Frame]:
-        """Encode for clients with the same density, learning rate and announcements."""
+        """Return the frames of clients with the same density, learning rate and announcements."""
         memories = [self.states.at(a.client).memory for a in assignments]
         seeds = []
         for a, memory in zip(assignments, memories, strict=True):
@@ -190,8 +193,8 @@ class ClientSession(EncodingSession):
     """A session that answers assignments with reports.
 
     `keeps_rounds`: keep a client's round state until the client's next round; by default it is dropped when any new round begins.
-    `evaluator`: None if clients do not evaluate. `frees_downloads`: clear the frames of an assignment when they are applied, because nobody
-    else reads them; they may be as large as the model.
+    `evaluator`: None if clients do not evaluate. `frees_downloads`: drop the frames of an assignment, which may be as large as the model,
+    once they are applied. Set this only if nothing else reads the frames.
     """
 
     def __init__(
@@ -254,7 +257,7 @@ class ClientSession(EncodingSession):
     def _open(
         self, assignments: Sequence[Assignment], reports: dict[int, Report]
     ) -> tuple[list[Assignment], list[Assignment]]:
-        """Settle and download for clients that start a round. Return their assignments, and the assignments of later phases."""
+        """Settle proposals and download for clients that start a round. Return their assignments, and the assignments of later phases."""
         with timed("compression"):
             self._commit_accepted(assignments)
         starting: list[Assignment] = []
@@ -292,7 +295,7 @@ class ClientSession(EncodingSession):
         return [a for a in assignments if a.client not in reports], measured
 
     def _commit_accepted(self, assignments: Sequence[Assignment]) -> None:
-        """Commit the accepted proposals of a cohort in one call, where a proposal has no returned frame and no momentum to mask."""
+        """Commit, in one call, the accepted proposals of a cohort that have no returned frame and no momentum to mask."""
         accepted = []
         for a in assignments:
             state = self.states.at(a.client)
@@ -317,7 +320,7 @@ class ClientSession(EncodingSession):
         measured: Mapping[int, ReportedMetrics],
         reports: dict[int, Report],
     ) -> None:
-        """Train clients on `data`, and report on the first phase. Their updates are released when this returns."""
+        """Train clients on `data`, and report on the first phase. The updates are freed when this method returns."""
         failures: dict[int, Exception] = {}
         with timed("local SGD", clients=len(assignments)):
             trained, updates = self.trainer.train(
@@ -434,10 +437,10 @@ def settle(
     returned: bytes = b"",
     momentum: Tensor | None = None,
 ) -> None:
-    """Commit the memory's pending proposal if its ticket `pending` equals `accepted`, else roll it back. Repeated calls have no effect.
+    """Commit the memory's pending proposal if its ticket `pending` equals `accepted`, else roll the proposal back.
 
     `returned`: a frame with the entries of the accepted proposal that the server dropped, b"" for none. `momentum` [numel] is masked at the
-    accepted coordinates. Raises FrameError, with nothing changed, for a damaged `returned`.
+    accepted coordinates. Repeated calls have no effect. Raises FrameError, with nothing changed, for a damaged `returned`.
     """
     if memory.pending is None:
         return
@@ -457,10 +460,10 @@ def context_of(assignment: Assignment) -> Context:
 
 
 def encoding_error(error: FedcompError, trainer: Trainer, client: int) -> FedcompError:
-    """Return `error`, or an error that names the training data if NaN or infinity in it may be the cause."""
+    """Return `error`, or an error that names NaN or infinity in the training data as the possible cause."""
     if not isinstance(error, NonFiniteError):
         return error
-    if isinstance(trainer.data, LazyData):  # not searched, which could take longer than training
+    if isinstance(trainer.data, LazyData):  # a search could take longer than training
         return NonFiniteError(f"{error}, and check the data of train() for NaN and infinity")
     if found := describe_non_finite(trainer.data, trainer.shards[client]):
         return NonFiniteError(

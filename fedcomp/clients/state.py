@@ -1,6 +1,6 @@
 """The state of a client between rounds, and its serialised form: named vectors, and a record with all other values.
 
-Devices store it in their state folder, simulations in a `ClientStore`.
+Devices store the state in their state folder, simulations in a `ClientStore`.
 """
 
 import itertools
@@ -18,25 +18,25 @@ from ..memories import Memory
 from ..messages import compact_json
 from ..training import nested_state
 
-BUFFERS, TRAINING = "buffers", "training"  # names in the record
+BUFFERS, TRAINING = "buffers", "training"  # names of values in the record
 MOMENTUM = "local-momentum"  # name of a vector
 
 
 @dataclass
 class ClientState:
-    """The state of a client between rounds, without its copy of the model, which belongs to the session."""
+    """The state of a client between rounds. The client's copy of the model is not part of it, since it belongs to the session."""
 
     memory: Memory
-    version: str  # of the client's copy of the model
-    ticket: str = ""  # of the memory's pending proposal
+    version: str  # version of the client's copy of the model
+    ticket: str = ""  # ticket of the memory's pending proposal
     buffers: dict[str, Tensor] | None = None  # running statistics, and tensors of the algorithm
-    momentum: Tensor | None = None  # of local SGD after the last round, with --keep-momentum
-    # State of the optimizer or of the user's loop, if it is kept between rounds.
+    momentum: Tensor | None = None  # momentum of local SGD, with --keep-momentum
+    # State of the optimizer or of the user's train_fn, if it is kept between rounds.
     training: dict[str, Any] | None = None
     after: str = ""  # ticket of the last proposal that the memory committed
 
     def move(self, to_place: Callable[[Tensor], Tensor]) -> None:
-        """Replace each vector by `to_place(vector)`, which has the same values on another device."""
+        """Move each vector to another device: replace it by `to_place(vector)`."""
         state = self.memory.state_dict(copy=False)
         state |= {name: to_place(v) for name, v in state.items() if isinstance(v, Tensor)}
         self.memory.load_state_dict(state, copy=False)
@@ -44,7 +44,7 @@ class ClientState:
             self.momentum = to_place(self.momentum)
 
     def pack(self, name: str) -> tuple[dict[str, Tensor], list[bytes]]:
-        """Return the vectors [numel], named `<name>.<vector>`, and the parts of the record with all other values. Nothing is copied."""
+        """Return the vectors [numel], named `<name>.<vector>`, and the parts of the record with all other values. No vector is copied."""
         state = self.memory.state_dict(copy=False)
         if self.momentum is not None:
             state = state | {MOMENTUM: self.momentum}
@@ -80,7 +80,7 @@ class ClientState:
     ) -> Self:
         """Return the state that `pack` packed. `vector` returns a vector by its name.
 
-        Raises CheckpointError for anything that `pack` did not return.
+        Raises CheckpointError if `pack` did not make the record.
         """
         try:
             head, _, rest = record.partition(b"\n")

@@ -1,4 +1,4 @@
-"""Local training of the clients of a session: it maps assignments to a stack of updates."""
+"""Local training of the clients of a session: assignments in, a stack of updates out."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -27,13 +27,13 @@ class ClientResult(NamedTuple):
     buffers: dict[str, Tensor] | None = None
     traces: Traces = NO_TRACES
     lr_sum: float = 0.0  # sum of the learning rates of the steps
-    # State of the optimizer or of the user's loop, if the client keeps it between rounds.
+    # State of the optimizer or of the user's train_fn, if the client keeps it between rounds.
     state: dict[str, Any] | None = None
-    metrics: Mapping[str, float] = {}  # further metrics from the user's loop
-    examples: int | None = None  # as reported by the user's loop
+    metrics: Mapping[str, float] = {}  # further metrics from the user's train_fn
+    examples: int | None = None  # number of examples that the user's train_fn returned
 
 
-Stack = tuple[list[ClientResult], Tensor]  # the k clients that did not fail, and updates [k, n]
+Stack = tuple[list[ClientResult], Tensor]  # k clients that did not fail, and their updates [k, n]
 
 
 class Trainer:
@@ -52,7 +52,7 @@ class Trainer:
         at_once: int = 1,
     ):
         """`all_shards`: the shards of all clients of the run, for algorithms that train on partitions; default: `shards`. `at_once`: number
-        of clients whose updates are in memory together.
+        of clients whose updates are in memory at the same time.
         """
         self.engine, self.data, self.shards, self.sgd = engine, data, shards, sgd
         self.algorithm, self.seed, self.at_once = algorithm, seed, at_once
@@ -156,9 +156,9 @@ def _none(start: Tensor) -> Tensor:
 
 
 class PartitionTraining:
-    """The training of the partitions of the current round, each once. All clients of a partition get identical updates.
+    """The training on the data partitions of the current round. Each partition is trained once, and all its clients get the same update.
 
-    `at_once`: number of partitions whose updates are in memory together.
+    `at_once`: number of partitions whose updates are in memory at the same time.
     """
 
     def __init__(
@@ -173,13 +173,13 @@ class PartitionTraining:
         self.algorithm, self.engine, self.shards = algorithm, engine, shards
         self.sgd, self.seed, self.at_once = sgd, seed, at_once
         self._round = 0
-        # By id(data) and partition.
+        # Results by id(data) and partition.
         self._results: dict[tuple[int, DataPartition], PartitionResult | Exception] = {}
 
     def updates(
         self, assignments: Sequence[Assignment], data: Examples, start: Tensor
     ) -> list[tuple[Tensor, float] | Exception]:
-        """Return the update [numel] and mean loss of each client, or the error. `start`: the weights, on the engine's device."""
+        """Return the update [numel] and mean loss of each client, or its error. `start`: the initial weights, on the engine's device."""
         if self._round != assignments[0].round:
             self._round, self._results = assignments[0].round, {}
         partitions = [_attempt(self.algorithm.partitions, a) for a in assignments]
@@ -241,7 +241,7 @@ class PartitionTraining:
         hosted = self.shards.keys() if isinstance(self.shards, Mapping) else range(len(self.shards))
         if not set(partition.clients) <= set(hosted):
             raise ProtocolError(
-                f"partition {partition.number} has data that this client does not have; give the client all data, with --partition-id"
+                f"this client lacks data of partition {partition.number}; give the client the data of all partitions, and --partition-id"
             )
         shard = np.concatenate([self.shards[client] for client in partition.clients])
         plan = plan_batches(sgd, shard, self.seed, a.round, partition.number)
@@ -249,7 +249,7 @@ class PartitionTraining:
 
 
 def _attempt(function: Callable[..., Any], *arguments: Any) -> Any:
-    """Return the result of a function, or its exception, which affects one client. Raises ConfigError, which affects all."""
+    """Return the result of a function, or its exception, which affects one client. Raises ConfigError, which affects all clients."""
     try:
         return function(*arguments)
     except ConfigError:

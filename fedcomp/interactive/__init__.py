@@ -1,4 +1,4 @@
-"""fedcomp from Python: simulations as a call, in scripts and in notebooks."""
+"""Simulations from Python: one function call, in scripts and in notebooks."""
 
 from .call import simulate
 

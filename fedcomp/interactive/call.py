@@ -1,4 +1,4 @@
-"""`fedcomp.simulate`: a simulation as a call that returns its run. Options are Python objects."""
+"""`fedcomp.simulate`: run a simulation by a function call, and return the run. Options may be Python objects."""
 
 import dataclasses
 import os
@@ -22,13 +22,13 @@ from ..sim import simulate as run_of
 from ..tasks import OBJECT, Task
 from .displays import open_display
 
-LIST_OPTIONS = {"device", "bandwidths"}  # one run may have several values of these options
+LIST_OPTIONS = {"device", "bandwidths"}  # options that may have several values in one run
 # A run seeds the global generators of torch and numpy, which all threads share.
 _RUN_LOCK = RLock()
 
 
 def _unlock_in_child() -> None:
-    """Replace the lock after a fork: a thread that holds it does not exist in the child."""
+    """Replace the lock after a fork, since the thread that holds it does not exist in the child process."""
     global _RUN_LOCK
     _RUN_LOCK = RLock()
 
@@ -40,15 +40,15 @@ if hasattr(os, "register_at_fork"):  # Unix
 def simulate(
     task: str | Task | None = None, *, progress: bool | Callback | None = None, **options: Any
 ) -> Run:
-    """Run a simulation, or continue the one in `out` with `resume=True`, and read it back.
+    """Run a simulation, or continue the run in `out` if `resume=True`, and return the run.
 
-    `task` is a Task, a built-in name, or path/file.py:name; of a resumed run, None is the task of its options. `options` are the fields
-    of RunConfig by name, those of `fedcomp sim`, in Python types: a codec object, a Path, a torch.device. None means the default.
-    `optimizer` may also be a function, as that of a Task. `progress`: None for a display that suits the terminal, log or notebook, False
-    for none, or a Callback of your own.
+    `task` is a Task, a built-in name, or path/file.py:name. None means digits, or the task of the resumed run. `options` are the fields of
+    RunConfig by name, which are also the options of `fedcomp sim`. Values may be Python objects, such as a codec, a Path or a torch.device.
+    None means the default, or the value of the resumed run. `optimizer` may also be a function, like `Task.optimizer`. `progress`: None for
+    a display that suits the terminal, log or notebook, False for no display, or a Callback of your own.
 
-    Works in a running event loop and in any thread; runs of several threads wait for each other. Raises UserError for invalid options,
-    other errors of fedcomp for failures, and never SystemExit. The message of a KeyboardInterrupt says how to continue the run.
+    May be called in a running event loop and in any thread; runs in several threads wait for each other. Raises UserError for invalid
+    options, and other FedcompErrors for failures. Never raises SystemExit. The message of a KeyboardInterrupt says how to continue the run.
     """
     if callable(options.get("optimizer")):
         task = _with_optimizer(task, options.pop("optimizer"))
@@ -66,7 +66,7 @@ def simulate(
 def run_config(task: str | Task | None, options: Mapping[str, Any]) -> RunConfig:
     """Return the options of a run. None means the default, or the value of the resumed run.
 
-    Raises ConfigError for unknown options, with the closest name, and for invalid values.
+    Raises ConfigError for invalid values, and for unknown options, for which the message suggests the closest name.
     """
     known = {f.name for f in dataclasses.fields(RunConfig)} - {"task"}
     if unknown := [name for name in options if name not in known]:
@@ -87,7 +87,7 @@ def run_config(task: str | Task | None, options: Mapping[str, Any]) -> RunConfig
 
 
 def _converted(name: str, value: Any) -> Any:
-    """Return a value in the type of its field. RunConfig raises ConfigError for values of other types."""
+    """Return a value converted to the type of its field, if possible. RunConfig raises ConfigError for values of other types."""
     if isinstance(value, list | tuple):
         if name not in LIST_OPTIONS:
             raise ConfigError(
@@ -126,7 +126,7 @@ def _interrupt_message(display: RunDisplay, task: Task | None) -> str:
 
 
 def _signature() -> Signature:
-    """Return the signature with every option by name, for help() and completion."""
+    """Return the signature of `simulate` with every option by name, for help() and completion."""
     task, progress, _ = Signature.from_callable(simulate).parameters.values()
     hints = get_type_hints(RunConfig)
     options = [

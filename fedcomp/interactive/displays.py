@@ -1,4 +1,4 @@
-"""Displays of a simulation that is called from Python: a line in a terminal, ten lines in a log, a picture in a notebook."""
+"""Displays of a simulation that is called from Python: a progress bar in a terminal, ten lines in a log, a picture in a notebook."""
 
 import math
 import os
@@ -20,18 +20,18 @@ from ..errors import ConfigError
 from ..formatting import decimal, duration, metric, one_line
 from ..run_display import RunDisplay, rejections, verdict
 
-LOG_LINES = 10  # for each run
+LOG_LINES = 10  # number of progress lines for each run
 BAR_WIDTH = 24  # characters
-# Of a notebook:
-UPDATE_S = 0.25  # between updates
-MAX_POINTS = 200  # of the curve
+# Constants of notebooks:
+UPDATE_S = 0.25  # minimum time between updates
+MAX_POINTS = 200  # maximum number of points of the curve
 WIDTH, HEIGHT = 480, 120  # pixels
 MARGIN, FONT_SIZE = 54, 11  # pixels; the margin holds the labels to the left of the curve
 MAX_WARNINGS = 5
 
 
 class ProgressDisplay(RunDisplay):
-    """Base class of the displays. It records a run and shows nothing."""
+    """Base class of the displays. It records the progress of a run, and shows nothing."""
 
     _has_rejections = False
 
@@ -42,10 +42,10 @@ class ProgressDisplay(RunDisplay):
             self.on_warning(f"{lines[0]}; metrics.jsonl lists all rejections")
 
     def on_interrupt(self, message: str) -> None:
-        """Show that the run was interrupted. The message says how to continue."""
+        """Show that the run was interrupted. `message` says how to continue the run."""
 
     def progress_text(self) -> str:
-        """Return the progress, for example "round 12/50, accuracy 91.20 %, up 1.2 kB ×98, down 2.3 kB ×51"."""
+        """Return the progress as text: "round 12/50, accuracy 91.20 %, up 1.2 kB ×98, down 2.3 kB ×51"."""
         if not self.has_started:
             return "preparing the run"
         last, parts = self.last, [f"round {self.last_round}/{self.header.rounds}"]
@@ -58,7 +58,7 @@ class ProgressDisplay(RunDisplay):
         return ", ".join(parts + (self.totals.links() if last is not None else []))
 
     def time_left(self) -> str:
-        """Return the estimated time of the remaining rounds."""
+        """Return the estimated time of the remaining rounds as text; "" if it is unknown or no round remains."""
         pace = self.seconds_a_round
         rest = self.header.rounds - self.last_round if self.has_started else 0
         return f"{duration(pace * rest)} left" if pace is not None and rest else ""
@@ -68,7 +68,7 @@ class ProgressDisplay(RunDisplay):
 
 
 class LogDisplay(ProgressDisplay):
-    """A line on `stream`, by default standard error, after each tenth of the rounds."""
+    """A display that prints a line to `stream`, by default standard error, after each tenth of the rounds."""
 
     def __init__(self, stream: TextIO | None = None):
         super().__init__()
@@ -135,8 +135,8 @@ class TerminalDisplay(ProgressDisplay):
 class NotebookDisplay(ProgressDisplay):
     """The run as a picture in a notebook.
 
-    `display(bundle, raw=True, display_id=True)` shows a bundle and returns a handle; by default it is IPython's. A bundle has the
-    picture as HTML, and a line of text for front ends without HTML. The picture has the colours of the notebook.
+    `display(bundle, raw=True, display_id=True)` shows a bundle and returns a handle. The default is `IPython.display.display`. A bundle has
+    the picture as HTML, and a line of text for front ends without HTML. The picture has the colours of the notebook.
     """
 
     def __init__(
@@ -281,7 +281,7 @@ def default_display() -> ProgressDisplay:
 
 
 def in_notebook() -> bool:
-    """Return whether this process is an IPython kernel, which shows HTML. IPython in a terminal has no kernel."""
+    """Return whether this process is an IPython kernel, whose front end shows HTML. IPython in a terminal has no kernel."""
     module = sys.modules.get("IPython")
     shell = module.get_ipython() if module is not None else None
     return getattr(shell, "kernel", None) is not None

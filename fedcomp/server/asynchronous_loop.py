@@ -1,8 +1,8 @@
 """The round loop of asynchronous strategies: a round ends with the first answers, and the other clients continue their work.
 
-A round is one step of the model. Its cohort consists of the clients whose answers it takes and of the clients that are too late. Its
-downlink counts the downloads of the clients that start work in it. In virtual time, answers are taken in the order of their virtual
-arrival. In real time, they are taken as they arrive. Answers that no round has taken are part of the checkpoint; a client whose answer
+A round is one step of the model. Its cohort consists of the clients whose answers the round takes and of the clients that are too late. Its
+downlink bytes are those of the clients that start work in the round. In virtual time, answers are taken in the order of their virtual
+arrival. In real time, they are taken as they arrive. Answers that no round has taken are part of the checkpoint. A client whose answer
 had not arrived when the server stopped has no assignment after the restart.
 """
 
@@ -39,9 +39,9 @@ CLOCK, AT_WORK = "clock", "at-work"  # in a checkpoint
 class Answer:
     """An answer that no round has taken yet."""
 
-    round: int  # round in which its client started work
+    round: int  # round in which the client started work
     arrival_s: float  # time of arrival, in seconds
-    report: Report | None  # None: it could not be read
+    report: Report | None  # None: no report, or an unreadable one
     result: AcceptedUpdate | Rejection
 
     @property
@@ -52,7 +52,7 @@ class Answer:
 class AsynchronousLoop(RoundLoop):
     """The rounds of an asynchronous strategy.
 
-    `work_s(round, client)` returns the virtual duration in seconds of the work that a client started in a round; None: time is real.
+    `work_s(round, client)` returns the virtual duration in seconds of the work that a client started in a round. Without it, time is real.
     """
 
     def __init__(
@@ -68,7 +68,8 @@ class AsynchronousLoop(RoundLoop):
         # Exchanges with clients at work, by the round in which they started.
         self._exchanges: dict[int, Exchange] = {}
         self._reports: dict[int, Report] = {}  # received, but not yet part of an answer
-        self._seconds: dict[int, float] = {}  # from assignment to answer, of answers not yet taken
+        # By client: seconds from assignment to an answer that is not yet taken.
+        self._seconds: dict[int, float] = {}
 
     def run_round(self, round: int) -> RoundResult:
         started = time.perf_counter()
@@ -114,14 +115,14 @@ class AsynchronousLoop(RoundLoop):
         self._exchanges[round] = exchange
         self.started_in |= dict.fromkeys(starting, round)
         for earlier in self._exchanges.values():
-            earlier.traffic = traffic  # a dense model that a client still needs counts here
+            earlier.traffic = traffic  # dense models sent from now on count in this round
         if self.work_s is None:
             exchange.send(assignments)
         else:
             exchange.run(assignments, RoundCompletion())
 
     def _wait_for_answers(self, round: int, started: float) -> dict[int, Answer]:
-        """Wait for as many answers as end a round, and return them by client."""
+        """Wait for the number of answers that ends a round, and return these answers by client."""
         at_work = len(self.started_in)
         wanted = min(at_work, max(1, math.floor(self.options.wait * at_work + 0.5)))
         timeout_s = math.inf if self.config.timeout_s is None else self.config.timeout_s

@@ -20,7 +20,7 @@ from ..config import RunConfig
 from ..strategies.base import cohort_size, quorum_size
 from .transport import GRACE_S
 
-RETURN_S = 15.0  # for clients to find a restarted server: they retry every five seconds
+RETURN_S = 15.0  # time in which clients reconnect to a restarted server; they retry every 5 s
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Quota:
 
     @classmethod
     def first(cls, config: RunConfig, resumed: bool) -> "Quota":
-        """Return the quota of a run's first round: all clients. Only a resumed run with a deadline has a time limit."""
+        """Return the quota of a run's first round, which waits for all clients. Only a resumed run with a deadline has a time limit."""
         if resumed and config.deadline:
             return cls(
                 config.clients,
@@ -44,7 +44,7 @@ class Quota:
 
     @classmethod
     def later(cls, config: RunConfig, cohort: int) -> "Quota":
-        """Return the quota of later rounds: a cohort until the deadline. Without a deadline: as many clients as can complete a round."""
+        """Return the quota of later rounds: with a deadline, a cohort until the deadline; else as many clients as complete a round."""
         if config.deadline:
             return cls(cohort, _min_after_deadline(config, cohort), config.deadline)
         return cls(enough := quorum_size(config.quorum, cohort), enough)
@@ -56,13 +56,13 @@ class Quota:
         )
 
     def grace_s(self, clients: int) -> float:
-        """Return how long a round of a run of `clients` clients waits for one that lost its connection; inf: without limit."""
+        """Return how long a round waits for a client that lost its connection, in seconds; inf: no limit. `clients`: clients of the run."""
         needs_all = self.patience_s is None and self.min_clients >= clients
         return math.inf if needs_all else GRACE_S
 
 
 def _min_after_deadline(config: RunConfig, cohort: int) -> int:
-    """Return how many clients a round needs after the deadline: two, or the quorum's fraction if `quorum` is below 1."""
+    """Return how many clients a round needs after the deadline: at least two, and the quorum if `quorum` is below 1."""
     return min(cohort, max(2, quorum_size(config.quorum, cohort) if config.quorum < 1 else 0))
 
 

@@ -1,13 +1,13 @@
 """The downlink: versions of the model, the cache of broadcasts, and the downloads of clients that missed rounds.
 
-Sattler et al. 2019, section V: a client that missed s rounds needs the last s broadcasts. Here it gets the
-cheapest of three forms, measured in encoded bytes:
+Sattler et al. 2019, section V: a client that missed s rounds needs the last s broadcasts. Here, such a client gets the
+smallest of three forms, measured in encoded bytes:
 
-    frames      the broadcasts that it missed, one by one
-    overwrite   the touched coordinates with their current values
-    dense       the model
+    frames      the missed broadcasts, one by one
+    overwrite   the current values of the coordinates that the missed broadcasts touched
+    dense       the whole model
 
-The cache need not be larger than the dense model: a longer list of frames is more expensive than the dense model.
+The cache need not be larger than the dense model, since a longer list of frames would be larger than the dense form.
 """
 
 import sys
@@ -36,15 +36,15 @@ from ..messages import (
 )
 from ..strategies import RoundStrategy
 
-# Versions whose number is stored, or as many as the cache has if that is more.
+# Maximum number of versions that `behind` knows; more if the cache has more versions.
 MAX_NUMBERED_VERSIONS = 10_000
 
 
 @dataclass(frozen=True)
 class Broadcast:
     round: int
-    base: str  # version before
-    version: str  # version after
+    base: str  # version before the broadcast
+    version: str  # version after the broadcast
     frame: bytes
 
 
@@ -66,14 +66,13 @@ class TouchedPositions:
         self, cache: Sequence[Broadcast], open: Callable[[Broadcast], np.ndarray | None], numel: int
     ):
         self._cache, self._open = cache, open
-        # By position: the newest broadcast that touches it, counted from 1; 0: none of those that were opened.
+        # By position: the newest opened broadcast that touches it, where 1 is the latest broadcast of the cache; 0: none.
         self._first = np.zeros(numel, np.int32)
-        self._counts = [
-            0
-        ]  # positions that the newest 0, 1, 2, … touched; sys.maxsize: one of them touched all
+        # Number of positions that the newest 0, 1, 2, … broadcasts touched; sys.maxsize: one of them touched all.
+        self._counts = [0]
 
     def by_newest(self, missed: int, below: int) -> np.ndarray | None:
-        """Return the positions that the newest `missed` touched, ascending; None if a frame of their values takes `below` bytes or more."""
+        """Return the positions that the newest `missed` broadcasts touched, ascending; None if their values need at least `below` bytes."""
         counts, first = self._counts, self._first
         while len(counts) <= missed and min_overwrite_bytes(counts[-1]) < below:
             positions = self._open(self._cache[-len(counts)])
@@ -100,15 +99,15 @@ class Broadcasts:
         # Bytes of the broadcast that led to this version, cached or not; 0 before the first.
         self.newest_bytes = 0
         self.version = initial_version(weights, layout.fingerprint)
-        self.first = self.version  # of the weights that clients begin with
+        self.first = self.version  # version of the weights that clients begin with
         self.fingerprint = fingerprint(weights)
         self._dense_bytes = len(DENSE_CODEC.encode(weights[:0])) + 4 * weights.numel()
         self._downloads: dict[str, Download] = {}
-        self._touched: TouchedPositions | None = None  # by the cache, at this version
-        self._numbers = {self.version: 0}  # versions in the order in which they were made
+        self._touched: TouchedPositions | None = None  # of the cache; None: not computed yet
+        self._numbers = {self.version: 0}  # version → number, in the order in which they were made
 
     def start_from(self, weights: Tensor) -> None:
-        """Start from other weights [numel] than those that clients begin with, before round 1. Clients download them."""
+        """Replace the weights [numel] before round 1. Clients begin with other weights and download these."""
         self.weights.copy_(weights)
         self.version = initial_version(weights, self.layout.fingerprint)
         self.fingerprint, self._numbers = fingerprint(weights), {self.version: 0}
@@ -128,7 +127,7 @@ class Broadcasts:
             raise
         if downlink_memory.counterpart is not None:
             raise ConfigError(
-                f"--downlink-memory {downlink_memory.name} needs state on both sides, but clients keep only the model of a downlink; "
+                f"--downlink-memory {downlink_memory.name} needs state on both sides, but clients store only the model; "
                 "use residual"
             )
         if downlink_memory.required_strategy:
@@ -144,10 +143,10 @@ class Broadcasts:
     def prepare(
         self, round: int, update: Tensor, seed: int, factor: float = 1.0
     ) -> Broadcast | None:
-        """Return the broadcast that moves the model by what the codec keeps of `update` [numel], or None if there is nothing to send.
+        """Return the broadcast that adds the encoded `update` [numel] to the model, or None if there is nothing to send.
 
-        The broadcast multiplies the model by `factor`, a float32 from 0 to 1, before it adds the update. Only the memory's proposal
-        changes. Raises NonFiniteError with nothing changed.
+        The broadcast multiplies the model by `factor`, a float32 from 0 to 1, before it adds the update. This method changes only the
+        proposal of the memory. Raises NonFiniteError with nothing changed.
         """
         step = self.memory.propose(update, seed=seed)
         if step is None:
@@ -199,7 +198,7 @@ class Broadcasts:
         return self._numbers[self.version] - self._numbers[version]
 
     def download(self, version: str) -> Download:
-        """Return the cheapest download from `version` to the current version; the dense model if `version` is unknown."""
+        """Return the smallest download from `version` to the current version; the dense model if `version` is unknown."""
         if version == self.version:
             return Download(UP_TO_DATE, version, [])
         if version not in self._downloads:
@@ -224,7 +223,7 @@ class Broadcasts:
         return frames if frames_bytes <= dense_bytes else self.dense()
 
     def release_downloads(self) -> None:
-        """Forget the downloads to this version. They are made again if they are needed."""
+        """Free the cached downloads. They are made again when they are needed."""
         self._downloads.clear()
 
     def dense(self) -> Download:

@@ -27,10 +27,8 @@ from ..durable_files import flush
 from ..errors import CheckpointError
 from .broadcasts import Broadcast
 
-FILE_BYTES = (
-    1 << 18
-)  # an entry of at least this size has a file of its own, which is faster than SQLite
-CACHE_KIB = 32_000  # largest page cache of SQLite
+FILE_BYTES = 1 << 18  # an entry of at least this size has a file of its own
+CACHE_KIB = 32_000  # largest page cache of SQLite, in KiB
 STATE, FILES, SUFFIX = "state.sqlite", "files", ".safetensors"
 DATA = "data"  # name of the only tensor in a file
 
@@ -45,7 +43,7 @@ STAGED_FILES = "SELECT file FROM staged WHERE file IS NOT NULL"
 STAGED, SAVED = (f"SELECT file, data FROM {table} WHERE name = ?" for table in ("staged", "entry"))
 REPLACED = "SELECT file FROM staged WHERE name = ? AND file IS NOT NULL"
 FILES_IN_USE = f"SELECT file FROM entry WHERE file IS NOT NULL UNION {STAGED_FILES}"
-BROADCAST = "broadcast/{:012}"  # names of broadcasts: this with the round, then /BASE/VERSION
+BROADCAST = "broadcast/{:012}"  # start of a broadcast's name, with its round; then /BASE/VERSION
 
 Row = tuple[
     str, int | None, bytes | memoryview | None
@@ -53,7 +51,7 @@ Row = tuple[
 
 
 class Checkpoint:
-    """The checkpoint of a run in a folder: float32 vectors and byte strings by name. Any thread may read, and one may write.
+    """The checkpoint of a run in a folder: float32 vectors and byte strings by name. Any thread may read; only one may write.
 
     `flushed`: further files that `save` flushes to the disk. The constructor raises CheckpointError if the folder cannot be read.
     """
@@ -98,7 +96,7 @@ class Checkpoint:
         broadcasts: Sequence[Broadcast] = (),
         oldest: int = 0,
     ) -> None:
-        """Write vectors and values, add broadcasts, and remove those of rounds before `oldest`: all of it, or nothing.
+        """Write vectors and values, add broadcasts, and remove broadcasts of rounds before `oldest`: either all of this, or nothing.
 
         A value of None removes the entry. Staged entries become part of the checkpoint. Raises CheckpointError if the disk is full; the
         previous checkpoint is then intact.
@@ -155,7 +153,7 @@ class Checkpoint:
             self._staging.result()
 
     def _row(self, name: str, entry: Tensor | bytes) -> Row:
-        """Return the row of an entry. The file of a large entry is written."""
+        """Return the row of an entry, after writing the file of a large entry."""
         if isinstance(entry, Tensor):
             if entry.dtype != torch.float32:
                 raise ValueError(
@@ -226,7 +224,7 @@ class Checkpoint:
         return {file for (file,) in self._state.execute(query)}
 
     def _remove_unused(self) -> None:
-        """Remove the files to which no entry refers: replaced ones, and those of saves that were not completed."""
+        """Remove the files to which no entry refers: files of replaced entries, and of saves that were not completed."""
         with self._lock:
             written = {int(path.stem) for path in (self.folder / FILES).glob(f"*{SUFFIX}")}
             for number in written - self._file_numbers(FILES_IN_USE):

@@ -25,7 +25,7 @@ from ..training.evaluation import Evaluation, evaluate
 from ..training.parameter_memory import Freed, allocate, free_parameters
 
 NOT_EVALUATED = Evaluation(None, None, {})
-ROUNDING = 1e-6  # tolerance for an accuracy that is a sum over batches
+ROUNDING = 1e-6  # tolerance of the check that an accuracy is from 0 to 1
 NO_TRAINING_DATA = (
     "the server has no training data and computes the running statistics of the model (BatchNorm) from the inputs of the test "
     "set; give the server's task a 'train' to compute them from training examples"
@@ -47,10 +47,9 @@ INITIAL_BUFFERS = (
 class Evaluator:
     """Evaluation and export of the weights of a run.
 
-    Running statistics, such as those of BatchNorm, are recalibrated for the weights first (tasks/running_statistics.py), on up to
-    2,000 training examples, always the same. Evaluation and export then see the same model. All other buffers are as
-    `task.model()` made them. Models without running statistics need no further pass. Between evaluations, the large parameters of `model`
-    are not in memory.
+    First, running statistics such as those of BatchNorm are recalibrated for the weights (tasks/running_statistics.py), always on the same
+    sample of up to 2,000 training examples, so that evaluation and export see the same model. All other buffers are as `task.model()` made
+    them. Models without running statistics skip this pass. Between evaluations, the large parameters of `model` are not in memory.
     """
 
     def __init__(
@@ -77,7 +76,7 @@ class Evaluator:
         self._freed: Freed = free_parameters(self.model)
 
     def _prepare(self, data: Examples, is_training_data: bool) -> None:
-        """Draw the examples for recalibration, and warn about buffers that are not those of the trained model."""
+        """Draw the examples for recalibration, and warn about buffers that differ from those of the trained model."""
         if self.calibrates and self.task.evaluate_fn is not None:
             if why := recalibration_error(self.task, self.model, data, self.device):
                 self.calibrates = False
@@ -112,7 +111,7 @@ class Evaluator:
         return evaluation
 
     def export(self, weights: Tensor) -> dict[str, Tensor]:
-        """Return the tensors of model.safetensors: the trained parameters or, of a model with persistent buffers, its `state_dict()`.
+        """Return the tensors of model.safetensors: the trained parameters, or the `state_dict()` of a model with persistent buffers.
 
         Complex buffers are left out: safetensors cannot hold them in every version.
         """
@@ -138,7 +137,7 @@ class Evaluator:
 
     @contextmanager
     def _parameters(self) -> Iterator[None]:
-        """Have the parameters of the model in memory within a `with` block. Their values are undefined at its start."""
+        """Allocate the parameters of the model within a `with` block. Their values are undefined at the start of the block."""
         allocate(self._freed)
         try:
             yield
@@ -147,7 +146,7 @@ class Evaluator:
 
     @contextmanager
     def _task_errors(self) -> Iterator[None]:
-        """Raise errors of the task's code as TaskError, and OutOfMemoryError when memory ran out."""
+        """Raise TaskError for errors in the task's code, and OutOfMemoryError if memory runs out."""
         try:
             yield
         except TaskError as error:

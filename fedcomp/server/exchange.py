@@ -1,4 +1,4 @@
-"""One phase of a round: send assignments, check reports as they arrive, and count the bytes of both."""
+"""One phase of a round: send assignments, check reports as they arrive, and count the bytes in both directions."""
 
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
@@ -30,7 +30,7 @@ from .broadcasts import Broadcasts, Download
 from .transport import Delivery, Lost, Transport
 
 STAGES = frozenset(("phase", "download", "evaluate", "train", "encode", "relay", "send", "reply"))
-MAX_REASON_CHARS = 1000  # of a reason from a client or a relay
+MAX_REASON_CHARS = 1000  # length of a reason from a client or a relay
 POLL_S = 0.1  # longest wait before the phase checks again whether it is complete
 
 
@@ -51,18 +51,19 @@ def to_accepted(report: Report, update: Update | None, rate: float = 1.0) -> Acc
 
 @dataclass
 class Traffic:
-    """The traffic of a round by client: bytes of frames, announcements and returned frames, and the duration of answers."""
+    """The traffic of a round by client: bytes of frames, announcements and returned frames, and the time until the answer."""
 
     uplink: Counter[int] = field(default_factory=Counter)
     downlink: Counter[int] = field(default_factory=Counter)
     # Seconds from assignment to answer, summed over phases; no entry: no answer.
     seconds: dict[int, float] = field(default_factory=dict, compare=False)
-    # Versions that the client had missed at its first assignment; None: unknown.
+    # Number of versions that the client had missed at its first assignment; None: unknown.
     behind: dict[int, int | None] = field(default_factory=dict)
     # Rounds by which the client's answer is late; no entry: not late.
     staleness: dict[int, int] = field(default_factory=dict)
-    first_download: int = 0  # downlink bytes to clients without a state
-    catch_up: int = 0  # downlink bytes older than the newest broadcast
+    first_download: int = 0  # downlink bytes to clients that have not reported a version yet
+    # Downlink bytes to the other clients beyond the size of the newest broadcast.
+    catch_up: int = 0
 
     def sent(
         self, client: int, download: Download, attached: list[bytes], first: bool, newest: int
@@ -79,8 +80,8 @@ class Traffic:
 class Exchange:
     """The messages of one phase with one cohort. `accepted` and `rejected` grow while reports arrive.
 
-    `on_report` is called with each report, and the attribute `on_answer(answered, asked)` with the counts after each answer. `traffic`
-    counts the bytes of both directions.
+    `on_report` is called with each report. The attribute `on_answer(answered, asked)` is called after each answer, with the numbers
+    of clients that have answered and that were asked. `traffic` counts the bytes in both directions.
     """
 
     def __init__(
@@ -98,14 +99,14 @@ class Exchange:
         self.on_answer: Callable[[int, int], None] = lambda answered, asked: None
         self.accepted: dict[int, AcceptedUpdate] = {}
         self.rejected: dict[int, Rejection] = {}
-        self.proven: set[int] = set()  # clients rejected for bytes that no honest client sends
+        self.proven: set[int] = set()  # clients rejected for frames that no honest client sends
         self.waiting: set[int] = set()  # clients that have not answered
         self._asked: dict[int, Assignment] = {}
         self._sent_s: dict[int, float] = {}  # client → time of its last assignment
         self._sent_dense: set[int] = set()
 
     def run(self, assignments: Sequence[Assignment], completion: RoundCompletion) -> None:
-        """Send assignments and receive answers until the phase is complete; reject the clients that have not answered by then."""
+        """Send assignments and receive answers until the phase is complete. Then reject the clients that have not answered."""
         clock = self.transport.clock
         clock.begin(completion.deadline_s)
         started = clock.now()
@@ -125,7 +126,7 @@ class Exchange:
         self.transport.send(assignments)
 
     def close(self) -> list[AcceptedUpdate]:
-        """Return the accepted updates in the order of client ids, less those that the strategy leaves out."""
+        """Return the accepted updates in the order of client ids, without those that the strategy leaves out."""
         accepted = [self.accepted[client] for client in sorted(self.accepted)]
         result = PhaseResult(self.phase.name, accepted, frozenset(self.proven))
         left_out = self.strategy.on_phase_end(result)
@@ -135,7 +136,7 @@ class Exchange:
         return [a for a in accepted if a.client not in left_out]
 
     def give_up(self, clients: Collection[int], reason: str, stage: str = "reply") -> None:
-        """Reject clients that have not answered. Their late answers are not delivered."""
+        """Reject clients that have not answered. Answers that arrive later are not delivered."""
         late = sorted(clients)
         self.waiting -= set(late)
         self.transport.cancel(late)
@@ -149,7 +150,7 @@ class Exchange:
         return taken
 
     def receive(self, deliveries: Sequence[Delivery]) -> None:
-        """Accept each report, reject it with a reason, or send its client the dense model. Ignore clients that have answered already."""
+        """Accept or reject each report, or send the dense model to its client. Ignore clients that have answered already."""
         awaited = [delivery for delivery in deliveries if delivery.client in self.waiting]
         self.waiting -= {delivery.client for delivery in awaited}
         before = len(self.accepted) + len(self.rejected)
@@ -175,7 +176,7 @@ class Exchange:
             self.on_answer(answered, len(self._asked))
 
     def _reject_sum(self, delivery: Delivery) -> None:
-        """Reject the updates that a relay may have added to a rejected one."""
+        """Reject the updates that a relay may have added to a rejected update."""
         reason = self.rejected[delivery.client].reason
         for client in delivery.summed:
             if self.accepted.pop(client, None) is not None:
@@ -183,7 +184,7 @@ class Exchange:
                 self._reject(client, "relay", why)
 
     def _report_of(self, delivery: Delivery) -> Report | None:
-        """Return a report that has an update; None if the client was rejected or was sent the dense model."""
+        """Return the report if it is valid; None if the client was rejected or was sent the dense model."""
         client, answer = delivery.client, delivery.answer
         if isinstance(answer, Lost):
             self._reject_as_reported(client, answer.stage, answer.reason)
@@ -267,7 +268,7 @@ def check_version(report: Report, assignment: Assignment) -> None:
 
 
 def _check_step(report: Report, assignment: Assignment) -> None:
-    """Raise ProtocolError if the update is relative to a state that the counterpart does not hold, or if its ticket is wrong."""
+    """Raise ProtocolError if the update builds on a proposal that is not the last accepted one, or if its ticket is wrong."""
     if report.committed not in ("", assignment.accepted):
         raise ProtocolError(
             f"the update builds on the proposal '{report.committed}', but the last accepted one is '{assignment.accepted}'"

@@ -18,7 +18,7 @@ from .run_folder import CHECKPOINT, RunFolder
 def load_weights(path: Path, model: nn.Module) -> None:
     """Load the tensors of a safetensors file into a model. The file may lack frozen parameters and buffers.
 
-    Raises ValueError. Its message continues a sentence that begins with the path.
+    Raises ValueError, whose message continues a sentence that begins with the path.
     """
     try:
         tensors = load_file(path)
@@ -45,9 +45,9 @@ def start_from(
     strategy: RoundStrategy,
     broadcasts: Broadcasts,
 ) -> None:
-    """Start a run from the weights of `--init`, unless a checkpoint of the run has newer ones. Call this before round 1.
+    """Start a run from the weights of `--init`, unless the run has a checkpoint with newer weights. Call this before round 1.
 
-    Buffers stay those of the task. Raises ConfigError for weights of another model, and for other frozen parameters.
+    Buffers keep the values of the task's model. Raises ConfigError for weights of another model, and for different frozen parameters.
     """
     if config.init is None or (folder.resumed and (folder.path / CHECKPOINT).exists()):
         return

@@ -2,7 +2,7 @@
 
     {"time": "2026-11-21T16:33:08.125Z", "event": "round", "round": 3, "accuracy": 0.91, …}
 
-The events of a run are named after the hooks of `Callback`, and have the fields of callbacks.py. `progress` comes at most once a second.
+The events of a run are named after the hooks of `Callback`, and have the fields of callbacks.py. There is at most one `progress` a second.
 """
 
 import dataclasses
@@ -25,7 +25,7 @@ from ..errors import ConfigError
 from .run_folder import finite
 
 STDOUT = "-"
-PROGRESS_S = 1.0  # between two lines of progress
+PROGRESS_S = 1.0  # minimum seconds between two `progress` lines
 
 
 def utc_now() -> datetime:
@@ -33,11 +33,12 @@ def utc_now() -> datetime:
 
 
 class JsonLog(Callback):
-    """A log with a line of JSON per event, written to a file, or to standard output if the file is "-".
+    """A log with one line of JSON per event, written to a file, or to standard output if the file is "-".
 
-    While it writes to standard output, everything else that is printed goes to standard error.
+    While the log uses standard output, everything else that is printed goes to standard error.
 
-    It is a context manager. Entering it raises ConfigError for a file that cannot be written; leaving it logs the error that ended the run.
+    The log is a context manager. Entering the context raises ConfigError for a file that cannot be written. Leaving the context logs the
+    error that ended the run.
     """
 
     def __init__(

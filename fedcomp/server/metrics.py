@@ -28,7 +28,7 @@ TOTALS = {  # fields of RoundRecord
     "dense_downlink_bytes": "Bytes that float32 models to clients would have taken.",
     "relayed_bytes": "Bytes of frames from relays.",
 }
-MAX_CLIENT_METRICS = 128  # names of metrics that clients report, the newest ones
+MAX_CLIENT_METRICS = 128  # number of client metrics; the most recently reported ones are kept
 MEAN_HELP = "Last mean of a metric that clients reported."
 WORST_HELP = "Last mean of a metric over the worst tenth of the clients."
 CLIENT_TOTALS = {  # fields of ClientCounters
@@ -70,12 +70,12 @@ class Metrics(Callback, Collector):
         self.totals: Counter[str] = Counter()
         self.rejected: Counter[str] = Counter()  # by stage
         self.clients: dict[int, ClientCounters] = {}
-        # The last values of each metric that clients reported, the newest last.
+        # The last values of each metric that clients reported; the most recently reported metric is last.
         self.client_metrics: dict[str, ClientMetric] = {}
-        self.suspicion: Mapping[int, float] = {}  # of the last round that judged votes
-        self.rounds_s = _histogram("round_seconds", "Seconds of a round.", ROUND_BOUNDS)
+        self.suspicion: Mapping[int, float] = {}  # of the last round with votes
+        self.rounds_s = _histogram("round_seconds", "Duration of a round.", ROUND_BOUNDS)
         self.checkpoints_s = _histogram(
-            "checkpoint_seconds", "Seconds of writing a checkpoint.", CHECKPOINT_BOUNDS
+            "checkpoint_seconds", "Time to write a checkpoint.", CHECKPOINT_BOUNDS
         )
         self.port: Callable[[], PortFigures] | None = None
         self.lock = Lock()
@@ -129,14 +129,14 @@ class Metrics(Callback, Collector):
     def on_warning(self, sentence: str) -> None:
         self.warnings += 1
 
-    # The families.
+    # The metric families.
 
     def text(self) -> str:
         """Return the metrics in the text format of Prometheus."""
         return generate_latest(self.registry).decode()
 
     def collect(self) -> Iterable[Metric]:
-        """Return all families with their present values."""
+        """Return all families with their current values."""
         port = self.port() if self.port else None
         with self.lock:
             if port is None:
@@ -150,23 +150,27 @@ class Metrics(Callback, Collector):
         means = {name: metric.mean for name, metric in self.client_metrics.items()}
         worst = {name: metric.worst_decile for name, metric in self.client_metrics.items()}
         options = {name: _encodable(getattr(header, name)) for name in LABELS} if header else {}
-        info = GaugeMetricFamily("fedcomp_info", "The run.", labels=["version", *options])
+        info = GaugeMetricFamily(
+            "fedcomp_info", "Options of the run, as labels.", labels=["version", *options]
+        )
         info.add_metric([__version__, *options.values()], 1)
         done = last.round if last else header.first_round - 1 if header else 0
         return [
             info,
             _gauge("round", "The last completed round.", done),
-            _gauge("rounds", "Rounds of the whole run.", header.rounds if header else None),
+            _gauge(
+                "rounds", "Number of rounds of the whole run.", header.rounds if header else None
+            ),
             _gauge("accuracy", "Last test accuracy, 0 to 1.", accuracy),
             _gauge("loss", "Last mean test loss.", loss),
             _gauge("train_loss", "Mean training loss of the round.", train_loss),
             _gauge("client_metric_mean", MEAN_HELP, means, "metric"),
             _gauge("client_metric_worst_decile", WORST_HELP, worst, "metric"),
             _gauge("cohort", "Clients of the last round.", cohort),
-            _gauge("answered", "Answers in the running round.", self.answered),
+            _gauge("answered", "Clients that have answered in the current round.", self.answered),
             *(_counter(name, help, self.totals[name]) for name, help in TOTALS.items()),
             _counter("rejected", "Rejected clients, by stage.", self.rejected, "stage"),
-            _counter("warnings", "Warnings.", self.warnings),
+            _counter("warnings", "Number of warnings.", self.warnings),
             _without_created(self.rounds_s),
             _without_created(self.checkpoints_s),
         ]
@@ -244,7 +248,7 @@ def _encodable(text: str) -> str:
 
 @contextmanager
 def serve(registry: CollectorRegistry, port: int) -> Iterator[str]:
-    """Serve the metrics on a loopback port within a `with` block, and yield the address. Port 0: a free one.
+    """Serve the metrics on a loopback port within a `with` block, and yield their URL. Port 0: any free port.
 
     Raises ConfigError if the port cannot be opened.
     """

@@ -19,7 +19,7 @@ RATIO = "ratio"  # bytes of float32 models over bytes of frames
 
 @contextmanager
 def with_option_callbacks(config: RunConfig, callback: Callback) -> Iterator[CallbackList]:
-    """Yield one callback that combines `callback` with those of the options, which are closed on exit.
+    """Yield one callback that combines `callback` with the callbacks that the options add, and close these on exit.
 
     Raises ConfigError, with nothing written, if a port is in use, a file cannot be written, or a package is not installed.
     """
@@ -43,7 +43,7 @@ def with_option_callbacks(config: RunConfig, callback: Callback) -> Iterator[Cal
 
 
 class TensorBoard(Callback):
-    """Scalars for TensorBoard in the run folder, one point a round, by the names of metrics.jsonl.
+    """A writer of scalars for TensorBoard in the run folder: one point per round, with the names of metrics.jsonl.
 
     Raises ConfigError if the package tensorboard is not installed.
     """
@@ -64,7 +64,7 @@ class TensorBoard(Callback):
             self._writer.close()
 
     def on_run_start(self, header: Header) -> None:
-        """Open the event file. A resumed run hides the points after its checkpoint."""
+        """Open the event file. In a resumed run, hide the points that were written after its checkpoint."""
         self._writer = self._open(
             str(Path(header.out) / FOLDER),
             purge_step=header.first_round if header.first_round > 1 else None,

@@ -28,13 +28,13 @@ class Clients(Protocol):
     """The virtual clients of a run, whose state is part of the checkpoint."""
 
     def use_checkpoint(self, checkpoint: Checkpoint) -> None:
-        """Set the checkpoint in which clients that do not fit into memory are staged, and from which they are read."""
+        """Set the checkpoint from which the states of clients are read, and in which states that do not fit into memory are staged."""
 
     def take_changes(self) -> Changes:
         """Return the vectors and values that changed since the last call, by name."""
 
     def restore(self, weights: Tensor, version: str, past_versions: Iterable[str]) -> None:
-        """Return to the state of the checkpoint. `past_versions`: versions that the cached broadcasts start from."""
+        """Restore the state of the checkpoint. `past_versions`: versions that the cached broadcasts start from."""
 
 
 class Stateful(Protocol):
@@ -44,11 +44,11 @@ class Stateful(Protocol):
         """Return the vectors and values that changed since the last call, by name."""
 
     def restore(self, vector: ReadVector, value: ReadValue) -> None:
-        """Restore the state. `vector` and `value` return an entry by its name, None if there is none."""
+        """Restore the state. `vector` and `value` return an entry by its name; None if no entry has this name."""
 
 
 class Recovery:
-    """The saved state of a run. Call `restore` before the first round, `mark_changed` after each round, and `save` when due."""
+    """The saved state of a run. Call `restore` before the first round, `mark_changed` after each round, and `save` when a save is due."""
 
     def __init__(
         self,
@@ -66,7 +66,7 @@ class Recovery:
         self.folder, self.loop, self.data, self.rounds = folder, loop, data, rounds
         self.others, self.clients = others, clients
         self.checkpoint = Checkpoint(folder.path / CHECKPOINT, flushed=[folder.path / METRICS])
-        self.saved_round = 0
+        self.saved_round = 0  # round of the last checkpoint
         self.changed: set[int] = set()  # clients that took part since the last checkpoint
         if clients is not None:
             clients.use_checkpoint(self.checkpoint)
@@ -78,7 +78,7 @@ class Recovery:
     def restore(self) -> int:
         """Restore loop, clients and metrics from the checkpoint, or save a new run. Return the round of the checkpoint, 0 for a new run.
 
-        Raises RunFolderError if the task's model or data are not those of the run or more than `rounds` rounds are done, and
+        Raises RunFolderError if the task's model or data are not those of the run, or if the run has done more than `rounds` rounds. Raises
         CheckpointError if the checkpoint is damaged.
         """
         stored = self.checkpoint.value(RUN)
@@ -102,7 +102,7 @@ class Recovery:
         for difference, value in self._identity.items():
             if run[difference] != value:
                 raise RunFolderError(
-                    f"{where} had {difference}; undo the change to the task, or give another --out"
+                    f"{where} was started with {difference}; undo the change to the task, or give another --out"
                 )
         if run["round"] > self.rounds:
             raise RunFolderError(
@@ -120,7 +120,7 @@ class Recovery:
         self.changed |= set(result.cohort)
 
     def save(self, round: int, metrics_length: int) -> None:
-        """Save the state after a round. `metrics_length`: bytes of metrics.jsonl after it."""
+        """Save the state after a round. `metrics_length`: length of metrics.jsonl in bytes after this round."""
         loop, broadcasts = self.loop, self.loop.broadcasts
         cache = broadcasts.cache
         vectors, values = self.clients.take_changes() if self.clients is not None else ({}, {})
@@ -200,7 +200,7 @@ class Recovery:
 
     @cached_property
     def _identity(self) -> dict[str, str]:
-        """Fingerprints of the model and the data, which must not change, by the phrase that an error message uses for a difference."""
+        """Fingerprints of the model and the data, which must not change. The keys are the phrases of error messages about a difference."""
         return {
             "another model": self.loop.broadcasts.layout.fingerprint,
             "other examples": self.data.digest if self.data is not None else "none",

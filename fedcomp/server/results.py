@@ -26,13 +26,13 @@ from ..strategies.base import AcceptedUpdate, cohort_size
 from ..tasks.data import Examples, describe_non_finite
 from .round_loop import RoundResult
 
-MAX_REASONS, MAX_CLIENTS = 16, 16  # in a summary; metrics.jsonl has all
+MAX_REASONS, MAX_CLIENTS = 16, 16  # limits of a summary; metrics.jsonl has all
 # Fields of Summary:
 OF_LAST_ROUND = ("accuracy", "loss", "simulated_hours", "metrics", "client_metrics")
 TOTALS = "uplink_bytes downlink_bytes dense_uplink_bytes dense_downlink_bytes wire_bytes_in wire_bytes_out".split()
 TRAIN = "train_"  # prefix of metrics from training
 HIGHER_IS_BETTER = {"accuracy": True, "loss": False}  # metrics with a worst decile
-KINDS = "kinds"  # in a checkpoint
+KINDS = "kinds"  # name in a checkpoint
 # Kinds of warnings:
 METRICS_NOT_FINITE, LOSS_NOT_FINITE = "metrics of clients", "test loss"
 NUMBER = re.compile(r"\d+(\.\d+)?")
@@ -40,7 +40,7 @@ NOTHING_ACCEPTED = "no client's update was accepted in any round: metrics.jsonl 
 
 
 def make_strategy(config: RunConfig, layout: Layout, **settings: Any) -> RoundStrategy:
-    """Return the strategy of resolved options for a model. Raises SpecError or ConfigError."""
+    """Return the strategy of a run, given its resolved options and the layout of the model. Raises SpecError or ConfigError."""
     if config.local_steps_schedule and config.local_epochs:
         raise ConfigError(
             "--local-steps-schedule and --local-epochs both set how long clients train; give one of them"
@@ -81,7 +81,7 @@ def bandwidths_of(
 ) -> dict[int, float]:
     """Return the uplink bandwidth of each client in bytes per second, from --bandwidths or the virtual network; {} without a budget.
 
-    Raises ConfigError for a budget that is not enough for any cohort.
+    Raises ConfigError for a budget that is too small.
     """
     c = config
     if c.bandwidths and not c.budget:
@@ -132,7 +132,7 @@ def round_record(
         seconds=seconds,
         catch_up_bytes=traffic.catch_up,
         first_download_bytes=traffic.first_download,
-        # A client whose relay has added its frame has a ticket.
+        # A client whose frame a relay has added to another frame has no update but a ticket. It is not skipped.
         skipped=sum(a.update is None and not a.ticket for a in result.accepted),
         uplink_nonzeros=sum(a.update.nonzeros for a in result.accepted if a.update is not None),
         rejections=tuple(result.rejections),
@@ -170,7 +170,7 @@ def metrics_of(accepted: AcceptedUpdate) -> dict[str, tuple[float, int]]:
 def summarize_client_metrics(
     round: int, accepted: Sequence[AcceptedUpdate], warn: Callable[..., None]
 ) -> tuple[dict[str, ClientMetric], dict[int, dict[str, float]]]:
-    """Return the spread of each metric over the clients, and each client's values. Values that are not finite are left out."""
+    """Return the mean and worst decile of each metric over the clients, and each client's values. Non-finite values are left out."""
     by_client: dict[int, dict[str, float]] = {}
     columns: dict[str, list[tuple[float, int]]] = {}
     for a in accepted:
@@ -202,7 +202,7 @@ def summarize_run(records: Sequence[RoundRecord], config: RunConfig, device: str
     """Return the summary of all rounds."""
 
     def total(field: str) -> Any:
-        """Return the sum over all rounds, None if it is not known for one of them."""
+        """Return the sum of a field over all rounds, None if the field is None in one of them."""
         values = [getattr(record, field) for record in records]
         return None if None in values else sum(values)
 
@@ -239,14 +239,15 @@ def summarize_rejections(records: Iterable[RoundRecord]) -> tuple[RejectionSumma
 
 
 class WarningLog:
-    """The warnings of a run: each is forwarded, and collected until the end of its round.
+    """The warnings of a run. Each warning is forwarded at once, and collected for the record of its round.
 
-    A warning with a kind is shown once in a run, even if the run is resumed: the kinds are part of the checkpoint.
+    Only the first warning of each kind is shown, even if the run is resumed, since the kinds are part of the checkpoint. Warnings without a
+    kind are all shown.
     """
 
     def __init__(self, forward: Callable[[str], None]):
         self.forward = forward
-        self.kinds: set[str] = set()  # of the warnings so far
+        self.kinds: set[str] = set()  # kinds of the warnings so far
         self._of_round: list[str] = []
 
     def __call__(self, sentence: str, kind: str = "") -> None:
@@ -270,7 +271,7 @@ class WarningLog:
 
 
 def check_loss(warn: WarningLog, round: int, loss: float | None, test: Examples | None) -> None:
-    """Warn once in a run about a test loss that is not finite: metrics.jsonl has null in its place, as for a round without evaluation.
+    """Warn once in a run about a test loss that is not finite. metrics.jsonl has null in its place, as for a round without evaluation.
 
     `loss`: the loss of the round on `test`; None if the round was not evaluated.
     """

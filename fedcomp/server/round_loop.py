@@ -35,12 +35,12 @@ from .broadcasts import Broadcast, Broadcasts
 from .exchange import Exchange, Traffic
 from .transport import Transport
 
-LARGE_BYTES = 1 << 20  # dense updates of this size are freed when they are aggregated
+LARGE_BYTES = 1 << 20  # dense updates of at least this size are freed after they are aggregated
 
 
 @dataclass(frozen=True)
 class RoundResult:
-    """The outcome of a round. In `accepted`, large dense updates have lost their values and frames."""
+    """The outcome of a round. Large dense updates in `accepted` have no values and no frames any more, to save memory."""
 
     round: int
     cohort: list[int]
@@ -48,10 +48,10 @@ class RoundResult:
     rejections: list[Rejection]
     traffic: Traffic
     broadcast: Broadcast | None  # None: no update was accepted, the model is unchanged
-    # By client, from 0 to 1; empty unless the strategy judges votes.
+    # By client: fraction of its votes that lost by a wide margin; empty unless the strategy counts votes.
     suspicion: Mapping[int, float] = field(default_factory=dict)
     simulated_s: float | None = None  # virtual duration in seconds; None: time is real
-    clipped: int = 0  # accepted updates whose norm was bounded
+    clipped: int = 0  # number of accepted updates that were clipped
 
     @property
     def train_loss(self) -> float | None:
@@ -64,7 +64,7 @@ class RoundLoop:
 
     `gather` returns the logical ids of the clients from which a cohort may be drawn, in ascending order, and may wait for them. By default
     it returns all connected clients. The cohort and the order of sums depend on the ids, not on the order of answers.
-    `on_answer(round, answered, asked)` is called for each answer. `bandwidths`: known uplink speeds by client, in bytes per second.
+    `on_answer(round, answered, asked)` is called for each answer. `bandwidths`: uplink speeds by client, in bytes per second, if known.
     `evaluates(round)` returns whether the clients of a round evaluate the model that they receive.
     """
 
@@ -86,9 +86,10 @@ class RoundLoop:
         self.bandwidths = dict(bandwidths or {})
         self.optimizer = optimizer(self.config.server_optimizer)
         self.versions: dict[int, str] = {}  # last version that each client reported
-        self.tickets: dict[int, str] = {}  # of each client's last accepted proposal
-        self.examples: dict[int, int] = {}  # example count in each client's last accepted report
-        # Frame of the entries dropped from that proposal, until the client has received it.
+        self.tickets: dict[int, str] = {}  # ticket of each client's last accepted proposal
+        # Number of examples in each client's last accepted report.
+        self.examples: dict[int, int] = {}
+        # By client: frame of the entries dropped from its last accepted proposal, until the client has received this frame.
         self.dropped: dict[int, bytes] = {}
 
     @property
@@ -97,7 +98,7 @@ class RoundLoop:
         return self.strategy.client_algorithm.model_weights(self.broadcasts.weights)
 
     def rounds(self, rounds: Iterable[int]) -> Iterator[RoundResult]:
-        """Run rounds and yield the result of each. A round's broadcast is sent in the next round: write it to disk in between."""
+        """Run rounds and yield the result of each. Save the state between two rounds, since the next round sends the broadcast."""
         for round in rounds:
             yield self.run_round(round)
 
@@ -131,7 +132,7 @@ class RoundLoop:
     ) -> tuple[Exchange, list[Assignment]]:
         """Return the exchange of a phase, and the assignments of the clients in `configs`, which are not sent yet.
 
-        `before`: the accepted updates of the phases before this one. The bytes of the assignments are counted in `traffic`.
+        `before`: the accepted updates of the earlier phases of the round. The bytes of the assignments are counted in `traffic`.
         """
         b, strategy, counterpart = self.broadcasts, self.strategy, self.strategy.counterpart
         assignments = []
@@ -177,7 +178,7 @@ class RoundLoop:
         rejected: Mapping[int, Rejection],
         traffic: Traffic,
     ) -> RoundResult:
-        """Aggregate the updates of the last phase, which is taken out of `phases`, move the model, and record the accepted proposals."""
+        """Aggregate the updates of the last phase and remove it from `phases`, move the model, and record the accepted proposals."""
         strategy, counterpart = self.strategy, self.strategy.counterpart
         name, last = phases.popitem()
         refused = dict(strategy.reject(last))
@@ -236,7 +237,7 @@ class RoundLoop:
             return aggregation, self.optimizer.step(update)
 
     def _move(self, round: int, update: Tensor, decay: float) -> Broadcast | None:
-        """Move the model by a step, which is overwritten. Raises NonFiniteError with the model unchanged."""
+        """Move the model by the step `update`, which is overwritten. Raises NonFiniteError with the model unchanged."""
         with timed("downlink"):
             seed = seeds.key(self.config.seed, "downlink", round)
             update.mul_(self.config.server_lr)
@@ -247,7 +248,7 @@ class RoundLoop:
         return broadcast
 
     def _estimated(self, phases: AcceptedByPhase) -> AcceptedByPhase:
-        """Replace the updates of the last phase by the counterpart's estimates, and add those of absent clients."""
+        """Replace the updates of the last phase by the counterpart's estimates, and add estimates for absent clients."""
         counterpart = self.strategy.counterpart
         if counterpart is None:
             return phases
@@ -262,7 +263,7 @@ class RoundLoop:
         return {**phases, name: [estimates[client] for client in sorted(estimates)]}
 
     def _squared_step(self, broadcast: Broadcast | None) -> float:
-        """Return ‖step of the model‖² of a round, in units of the clients' updates."""
+        """Return ‖step of the model in a round‖² divided by server_lr², which makes it comparable to the clients' updates."""
         if broadcast is None:
             return 0.0
         layout = self.broadcasts.layout
@@ -272,7 +273,7 @@ class RoundLoop:
 
 
 def _without_values(accepted: AcceptedUpdate) -> AcceptedUpdate:
-    """Return an accepted update without its frame if it is dense and large: its values become NaN, which take no memory."""
+    """Return an accepted update. If it is dense and large, drop its frame, and replace its values by NaN that take no memory."""
     update = accepted.update
     if not isinstance(update, Dense) or update.values.nbytes < LARGE_BYTES:
         return accepted

@@ -1,10 +1,10 @@
 """The run folder: the files of a run.
 
-config.toml        every option resolved, with the engine and its batch of clients
-metrics.jsonl      a line a round (callbacks.RoundRecord)
+config.toml        every option with its resolved value, and the choices for this machine, such as the engine
+metrics.jsonl      one line per round (callbacks.RoundRecord)
 summary.json       totals (callbacks.Summary)
-model.safetensors  the trained parameters under the names of the user's module; its whole state_dict() if that has buffers
-checkpoint/        what --resume needs (server/checkpoint.py)
+model.safetensors  the trained parameters under the names of the user's module; its whole state_dict() if it has buffers
+checkpoint/        the state from which --resume continues (server/checkpoint.py)
 """
 
 import fcntl
@@ -71,7 +71,7 @@ class RunFolder:
             )
 
     def open(self) -> None:
-        """Create the folder, or continue in it, for this process alone. Raises RunFolderError when that is not allowed."""
+        """Create the folder, or reopen it, and lock it. Raises RunFolderError if it cannot be written or another process uses it."""
         with self._writing():
             if self._unnamed:
                 self.path, self._unnamed = create_unique_folder(self.path), False
@@ -85,7 +85,7 @@ class RunFolder:
                 ) from None
 
     def close(self) -> None:
-        """Release the folder to other processes."""
+        """Unlock the folder."""
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
@@ -132,11 +132,13 @@ class RunFolder:
         return read_records(self.path / METRICS)
 
     def truncate_metrics(self, length: int) -> None:
-        """Remove the lines that were appended after the checkpoint. Raises RunFolderError if lines before it are missing."""
+        """Remove the lines that were appended after the checkpoint. Raises RunFolderError if earlier lines are missing."""
         path = self.path / METRICS
         size = path.stat().st_size if path.exists() else 0
         if size < length:
-            raise _damaged(path, f"it has {size} bytes, {length} when the checkpoint was written")
+            raise _damaged(
+                path, f"it has {size} bytes, but had {length} when the checkpoint was written"
+            )
         if size > length:
             with self._writing():
                 os.truncate(path, length)
@@ -159,7 +161,7 @@ class RunFolder:
 def read_records(path: Path) -> list[RoundRecord]:
     """Return the records of a metrics.jsonl, none if there is no such file. Raises RunFolderError for a damaged file.
 
-    A last line without its end is still being written and is left out.
+    A last line without a newline is still being written, and is left out.
     """
     try:
         lines = path.read_text(encoding="utf-8").split("\n")[:-1]

@@ -7,13 +7,13 @@ from typing import Protocol
 
 from ..messages import Assignment, Report
 
-GRACE_S = 5.0  # for a client that disconnected before it answered; its assignment is sent again if it reconnects
+GRACE_S = 5.0  # if a client disconnects without an answer and reconnects within this time, its assignment is sent again
 NOT_RECONNECTED = "its connection ended, and it did not reconnect in time"
 
 
 @dataclass(frozen=True)
 class Lost:
-    """The loss of an assignment that its client did not answer."""
+    """The result of an assignment that its client did not answer."""
 
     reason: str
     stage: str = "reply"  # "send": the assignment could not be sent; "reply": no report arrived
@@ -26,15 +26,15 @@ class Delivery:
     client: int
     answer: Report | Lost
     arrived_s: float  # by the transport's clock
-    summed: tuple[int, ...] = ()  # clients whose updates a relay may have added to this one
+    summed: tuple[int, ...] = ()  # clients whose updates a relay may have added to this answer
 
 
 class Clock:
     """The clock of a round: real time, unless a simulation has a virtual network."""
 
     time_s: float = 0.0  # virtual seconds since the run began
-    started_s: float = 0.0  # `now` at the start of the last exchange
-    limit_s: float | None = None  # of the last exchange, seconds; None: no limit
+    started_s: float = 0.0  # result of `now` at the start of the last exchange
+    limit_s: float | None = None  # time limit of the last exchange, in seconds; None: no limit
 
     def begin(self, limit_s: float | None) -> None:
         """Start an exchange with a time limit in seconds; None: no limit."""
@@ -44,11 +44,11 @@ class Clock:
         """Allow at most this many answers before the exchange checks again whether it is complete."""
 
     def now(self) -> float:
-        """Return the time in seconds; only differences within an exchange have a meaning."""
+        """Return the time in seconds. Only differences between times of the same exchange have a meaning."""
         return time.monotonic()
 
     def move_to(self, time_s: float) -> None:
-        """Set the virtual time, in place of the duration of the exchanges since the last round."""
+        """Set the virtual time. It replaces the sum of the durations of the exchanges since the last round."""
 
     def take(self) -> float | None:
         """Return the virtual seconds since the last call; None if time is real."""
@@ -56,10 +56,10 @@ class Clock:
 
 
 class Transport(Protocol):
-    """The way of assignments to clients and of reports back. Clients are named by their logical ids.
+    """The interface that sends assignments to clients and receives their reports. Clients are named by their logical ids.
 
-    A client has at most one open assignment: a newer one replaces it, `cancel` withdraws it, and its report or loss closes it. Reports
-    on assignments that are no longer open are not delivered.
+    A client has at most one open assignment. A newer assignment replaces it, `cancel` withdraws it, and its report or loss closes it.
+    Reports on assignments that are no longer open are not delivered.
     """
 
     clock: Clock
@@ -71,7 +71,7 @@ class Transport(Protocol):
         """Send each assignment to its client. Returns before the clients answer."""
 
     def receive(self, timeout_s: float) -> list[Delivery]:
-        """Return the answers that have arrived. Wait up to `timeout_s` seconds for one; return an empty list if none arrives."""
+        """Return the answers that have arrived. Wait up to `timeout_s` seconds for an answer; return an empty list if none arrives."""
 
     def cancel(self, clients: Collection[int]) -> None:
         """Withdraw the open assignments of these clients."""

@@ -1,4 +1,4 @@
-"""Simulations: virtual clients in one process. Nothing here imports flwr."""
+"""Simulations of a federation with virtual clients on one machine. No module here imports flwr."""
 
 from typing import Any
 

@@ -19,19 +19,19 @@ from ..server.checkpoint import Checkpoint
 from ..strategies.base import ClientAlgorithm
 from .placement import IN_MEMORY, Placement
 
-GROWTH = "residual growth"  # the kind of the monitor's warning
-# Residuals may exceed the bound by this factor: codecs contract in the mean over seeds, and some memories change updates.
+GROWTH = "residual growth"  # kind of the monitor's warning
+# Factor by which a residual may exceed its bound: codecs contract only on average over seeds, and some memories change updates.
 MARGIN = 10.0
-MAX_CLIENTS = 16  # monitored clients; all use the same codec, and a norm costs a pass
-OBJECT_BYTES = 4096  # estimate of a state's size without its vectors and its record
+MAX_CLIENTS = 16  # monitored clients; a few are enough, since all use the same codec
+OBJECT_BYTES = 4096  # estimated size of a state without its vectors and its record
 
 
 class ClientStore:
     """The states of clients by logical id: the most recently used ones in memory, the others in the run's checkpoint.
 
-    The checkpoint contains every client's vectors in any case. A client that is evicted from memory is staged in the checkpoint if it has
-    changed since the last save, and the next save does not write it again. The results of a run do not depend on where the states are. A
-    new state has a memory from `make_memory` and is at `version`.
+    The checkpoint of a run contains the states of all clients anyway. A state that is evicted from memory is staged in the checkpoint if it
+    has changed since the last save, and the next save does not write it again. The results of a run do not depend on where the states are.
+    A new state has a memory from `make_memory` and is at `version`.
     """
 
     def __init__(
@@ -41,7 +41,8 @@ class ClientStore:
         self.states: dict[int, ClientState] = {}  # in memory, least recently used first
         self.changed: set[int] = set()  # clients in memory that changed since the last checkpoint
         self.checkpoint: Checkpoint | None = None  # None: all clients stay in memory
-        self.client_bytes = placement.client_bytes + OBJECT_BYTES  # of the largest state so far
+        # Size of the largest state so far.
+        self.client_bytes = placement.client_bytes + OBJECT_BYTES
         self._on_device: set[int] = set()  # clients of the last call of `ensure_loaded`
 
     def at(self, client: int) -> ClientState:
@@ -53,7 +54,7 @@ class ClientStore:
         return self.states[client]
 
     def ensure_loaded(self, clients: Sequence[int]) -> None:
-        """Load clients into memory, and onto the device if they train there. Evict other clients to stay within the budget.
+        """Load clients into memory, and move them to the training device if there is one. Evict other clients to stay within the budget.
 
         Raises CheckpointError if a client cannot be read or the disk is full.
         """
@@ -74,7 +75,7 @@ class ClientStore:
         changed = self.states.keys() & set(clients)
         self.changed |= changed
         if self.placement.budget_bytes < math.inf:
-            self._pack(itertools.islice(changed, 1))  # measures one state
+            self._pack(itertools.islice(changed, 1))  # measures the size of one state
 
     def take_changes(self) -> Changes:
         """Return vectors and values of the clients in memory that changed since the last call. Evicted clients are staged already."""
@@ -97,7 +98,7 @@ class ClientStore:
         return ClientState.unpack(name, record, self.checkpoint.vector, self.make_memory)
 
     def _evict(self, clients: Collection[int]) -> None:
-        """Stage the changed ones of these clients in the checkpoint, then remove all of them from memory."""
+        """Stage the clients that have changed in the checkpoint. Then remove all of these clients from memory."""
         vectors, values = self._pack([client for client in clients if client in self.changed])
         if values:
             assert self.checkpoint is not None
@@ -121,7 +122,7 @@ class ClientStore:
         return vectors, values
 
     def _move(self, clients: set[int], device: torch.device) -> None:
-        """Move the vectors of these clients to the device, and those of the previous clients to the host."""
+        """Move the vectors of these clients to the device, and those of the previous clients back to the host's memory."""
         for client in self._on_device - clients:
             if client in self.states:
                 self.states[client].move(lambda vector: vector.cpu())
@@ -136,16 +137,16 @@ def record_name(client: int) -> str:
 
 
 class ResidualMonitor:
-    """A monitor of the residuals of the first clients of a run. It warns once about growth without bound.
+    """A monitor of the residuals of the first clients of a run. It warns once if a residual grows without bound.
 
-    If ‖a − C(a)‖ ≤ ‖a‖ for every a, the residual of error feedback is bounded: ‖e‖ ≤ Σ‖x‖, whichever updates x are accepted or lost. A
-    much longer residual means that the codec C lengthens vectors, and the residual will keep growing. After a restart, a residual counts as
-    an update.
+    If a codec C satisfies ‖a − C(a)‖ ≤ ‖a‖ for every vector a, the residual e of error feedback is bounded: ‖e‖ ≤ Σ‖x‖ over the client's
+    updates x, whichever of them are accepted or lost. A much longer residual means that C lengthens vectors, so that the residual will keep
+    growing. After a restart, the sum starts with the norm of the current residual.
     """
 
     def __init__(self, warn: Callable[..., None]):
         self.warn, self.warned = warn, False
-        self.norm_sums: dict[int, float] = {}  # by client: the sum of the norms of its updates
+        self.norm_sums: dict[int, float] = {}  # by client: sum of the norms of its updates
 
     def __call__(
         self, assignments: Sequence[Assignment], memories: Sequence[Memory], updates: Tensor
@@ -208,6 +209,6 @@ class VirtualClients(ClientSession):
         return self.store.take_changes()
 
     def restore(self, weights: Tensor, version: str, past_versions: Iterable[str]) -> None:
-        """Restore the state of the checkpoint. States of clients are read on first use."""
+        """Restore the state of the checkpoint. The states of the clients are read on first use."""
         self.replica.restore(weights, version, past_versions)
         self.store.clear()

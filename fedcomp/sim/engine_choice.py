@@ -1,4 +1,4 @@
-"""The engine of a run and the number of clients that are trained at once, chosen by task, model and device."""
+"""The choice of a run's engine, and of the number of clients that it trains at once, by task, model and device."""
 
 import copy
 import dataclasses
@@ -30,13 +30,12 @@ from .ray_engine import RayEngine
 
 # Memory for the clients that are trained at once. On a CPU they should fit into its caches.
 CPU_BYTES = 8 << 20
-CPU_WEIGHTS_BYTES = 64 << 20  # of the clients trained at once, even if they exceed the caches
+CPU_WEIGHTS_BYTES = 64 << 20  # limit for the weights of the clients trained at once
 CUDA_MEMORY_FRACTION = 1 / 4
-MAP_POSITIONS = 256  # the outputs of a convolution are estimated as maps of 16x16
-TRIAL_BATCHES = 3  # trained before the first round
-PLACEMENT_KEY = (
-    "residuals"  # in [resolved]: the placement of clients; a resumed run chooses it again
-)
+MAP_POSITIONS = 256  # estimated size of the output map of a convolution: 16 × 16
+TRIAL_BATCHES = 3  # batches of the trial that shows whether a model can be batched
+# Key in [resolved] of config.toml: the placement of clients, which a resumed run chooses again.
+PLACEMENT_KEY = "residuals"
 ENGINES = {
     "serial": "serial",
     "batched": "batched, {} clients at once",
@@ -51,7 +50,7 @@ class EngineChoice:
 
     device: str
     engine: str
-    at_once: int  # clients
+    at_once: int  # number of clients trained at once
 
     @classmethod
     def read(cls, values: Any, folder: Path) -> "EngineChoice":
@@ -70,7 +69,7 @@ class EngineChoice:
     def choose(
         cls, config: RunConfig, task: Task, data: Examples, model: nn.Module, device: torch.device
     ) -> "EngineChoice":
-        """Choose by task, model and device. Raises ConfigError if the run cannot use the engine of --engine."""
+        """Choose the engine by task, model and device. Raises ConfigError if the run cannot use the engine that --engine names."""
         if config.engine not in ("auto", "batched") and config.cohort_batch > 1:
             raise ConfigError(
                 "--cohort-batch is for the batched engine; leave it out, or give --engine batched"
@@ -97,7 +96,7 @@ class EngineChoice:
 
     @classmethod
     def unbatched(cls, device: torch.device, config: RunConfig) -> "EngineChoice":
-        """Choose for a model that is not batched: serial for a task object, which other processes cannot load."""
+        """Choose the engine for a model that is not batched: serial for a task object, since other processes cannot load it."""
         engine = "serial" if config.task.startswith(OBJECT) else unbatched_engine(device)
         return cls(
             devices.describe(device),
@@ -112,7 +111,7 @@ class EngineChoice:
 def engine_reason(
     config: RunConfig, task: Task, data: Examples, model: nn.Module, device: torch.device
 ) -> str:
-    """Return why --engine auto chooses its engine; "" if the engine was given."""
+    """Return why --engine auto chooses its engine; "" if --engine names an engine."""
     if config.engine != "auto":
         return ""
     if obstacle := batching_obstacle(config, task, data):
@@ -128,12 +127,12 @@ def batching_obstacle(config: RunConfig, task: Task, data: Examples) -> str:
     """Return the reason why clients cannot be trained in one batch, such as "with --optimizer adamw"; "" if they can."""
     sgd = LocalSGD.from_config(config)
     obstacles = {
-        "by a train_fn": task.train_fn is not None,
-        "with an optimizer of the task's own": task.optimizer is not None,
+        "with a train_fn": task.train_fn is not None,
+        "with the task's own optimizer": task.optimizer is not None,
         f"with --optimizer {config.optimizer}": not read_optimizer(config.optimizer).is_plain_sgd,
         "with --accumulate, --step-schedule or float16": not sgd.uses_descend,
-        "on data that is read batch by batch": isinstance(data, LazyData),
-        "on several inputs": not data.has_single_input,
+        "with data that is read batch by batch": isinstance(data, LazyData),
+        "with several model inputs": not data.has_single_input,
     }
     return next((obstacle for obstacle, applies in obstacles.items() if applies), "")
 
@@ -146,7 +145,7 @@ def make_engine(
     model: nn.Module,
     warn: Callable[[str], None],
 ) -> Engine:
-    """Return the chosen engine, which takes ownership of `model`. Raises ConfigError for several devices unless it is batched."""
+    """Return the chosen engine, which takes ownership of `model`. Raises ConfigError for several devices unless it is the batched one."""
     if len(devices) > 1:
         if choice.engine != "batched":
             raise ConfigError(
@@ -168,7 +167,7 @@ def make_engine(
         )
     if choice.engine == "ray":
         return RayEngine(config, device)
-    # Not choice.at_once: a resumed run may have another number of cores. Results do not depend on it.
+    # Not choice.at_once: a resumed run may have another number of cores. Results do not depend on this number.
     return WorkerEngine(
         config,
         task,
@@ -182,7 +181,7 @@ def make_engine(
 def batching_error(
     engine: Engine, weights: Tensor, data: Examples, sgd: LocalSGD, shard: np.ndarray
 ) -> NotBatchable | None:
-    """Train a client on the first batches of `shard`. Return the error of a model that cannot be batched, None if it can."""
+    """Train a client on the first batches of `shard`. Return the error if the model cannot be batched, else None."""
     engine = engine.engines[0] if isinstance(engine, MultiDevice) else engine
     if not isinstance(engine, BatchedJobs) or not isinstance(data, Data):
         return None
@@ -205,8 +204,9 @@ def choose_engine(
 ) -> tuple[str, int]:
     """Return "serial" or "batched", and the number of clients at once, by the model's layers and the device's memory.
 
-    With `requested` "auto": serial if a layer draws at random, keeps statistics, or is recurrent. Else batched, on CUDA if the memory holds
-    two clients, on a CPU if all weights belong to nn.Linear and nn.Embedding. Raises ConfigError if "batched" is requested and impossible.
+    With `requested` "auto", a model is batched on CUDA if a quarter of the memory holds two clients, and on a CPU if all weights belong to
+    nn.Linear and nn.Embedding. It is never batched if a layer draws random numbers, keeps statistics or is recurrent. Raises ConfigError if
+    `requested` is "batched" and the model cannot be batched.
     """
     device = torch.device(device)
     obstacle = _obstacle_of(model)
@@ -216,8 +216,8 @@ def choose_engine(
         )
     at_once = _clients_at_once(model, device, batch_size)
     if device.type != "cuda" and _is_dense(model):
-        # With fewer clients, batches are no faster than the serial engine, even if 16 clients exceed the caches. Large models are
-        # trained as fast one by one.
+        # Batches of few clients are no faster than the serial engine, so batch up to 16 clients even if they exceed the caches. Large
+        # models are as fast one by one.
         weights_bytes = 4 * sum(p.numel() for p in model.parameters())
         at_once = max(at_once, min(16, CPU_WEIGHTS_BYTES // max(1, weights_bytes)))
     if requested == "batched":
@@ -227,7 +227,7 @@ def choose_engine(
 
 
 def serial_reason(model: nn.Module, device: torch.device, batch_size: int) -> str:
-    """Return why `choose_engine` with "auto" does not batch a model; "" if it does."""
+    """Return why `choose_engine` with "auto" does not batch a model; "" if it batches the model."""
     if obstacle := _obstacle_of(model):
         return f"the model has {obstacle}"
     if device.type == "cuda":
@@ -249,7 +249,7 @@ def _obstacle_of(model: nn.Module) -> str:
 
 
 def _obstacle(module: nn.Module) -> str:
-    """Return why a layer cannot be mapped by torch.func, such as "Dropout, which draws at random"; "" if it can."""
+    """Return why a layer cannot be batched, such as "Dropout, which draws at random"; "" if it can."""
     name = type(module).__name__
     if isinstance(module, nn.RNNBase | nn.RNNCellBase):
         return f"the recurrent layer {name}"
@@ -264,7 +264,7 @@ def _obstacle(module: nn.Module) -> str:
 
 
 def _clients_at_once(model: nn.Module, device: torch.device, batch_size: int) -> int:
-    """Return how many clients fit into the memory. Each takes four vectors of weights, and the inputs and outputs of its layers."""
+    """Return how many clients fit into the memory. Each client needs four vectors of weights, and the inputs and outputs of its layers."""
     weights = [p for p in model.parameters() if p.dim() > 1]
     widths = sum(sum(p.shape[:2]) * (MAP_POSITIONS if p.dim() > 2 else 1) for p in weights)
     client = 4 * (4 * sum(p.numel() for p in model.parameters()) + batch_size * widths)

@@ -1,4 +1,4 @@
-"""Ctrl-C during a simulation: the signal takes effect when the current round has finished and is saved."""
+"""Ctrl-C and termination signals during a simulation: they take effect when the current round has finished and is saved."""
 
 import signal
 import threading
@@ -9,7 +9,7 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Interruption:
-    """A delay of the first signal until `act`. A second signal takes effect at once. Without effect outside the main thread."""
+    """A context that delays the first signal until `act` is called. A second signal takes effect at once. Works in the main thread only."""
 
     def __init__(self) -> None:
         self.active = threading.current_thread() is threading.main_thread()

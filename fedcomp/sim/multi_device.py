@@ -1,4 +1,4 @@
-"""Several devices of one machine in parallel: each trains consecutive clients of a cohort.
+"""An engine that trains on several devices of one machine in parallel. Each device trains consecutive clients of a cohort.
 
 Except for rounding, a client's update does not depend on the number of devices.
 """
@@ -17,7 +17,7 @@ from ..training.local_sgd import LocalSGD
 
 
 class MultiDevice(Engine):
-    """One engine and one thread for each device. `train` takes weights and data on the first device and returns the updates there.
+    """One engine and one thread for each device. `train` takes weights and data on the first device, and returns the updates on it.
 
     `warnings`: a list to which the engines append in their threads. `train` passes them to `warn` in the caller's thread.
     """
@@ -31,7 +31,7 @@ class MultiDevice(Engine):
         self.engines, self.device = engines, engines[0].device
         self.warnings, self.warn = warnings, warn
         self._threads = ThreadPoolExecutor(len(engines), "device")
-        # By id of a tensor and position of an engine: the tensor, and its copy on the engine's device.
+        # By (id of a tensor, index of an engine): the tensor, and its copy on the engine's device.
         self._copies: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
 
     def train(

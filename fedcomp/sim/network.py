@@ -1,6 +1,9 @@
 """The virtual network: each client's link to the server, and the client's speed.
 
-    seconds of an exchange = latency + bytes down / down + steps · step · swing + bytes up / up + latency
+    seconds of an exchange = latency + bytes down / down + steps · step · s + bytes up / up + latency
+
+up and down are in bytes per second; latency and step (the duration of a local step) are in seconds. s is 1, or a factor that is drawn for
+each client and round from the options swing, stall and factor.
 
 `--network NAME:option=value,...` draws the clients' values from the seed; a CSV file lists them for each client (`read_profiles`).
 `uniform` gives all clients the same values. `lognormal` takes the values as medians and draws three factors e^(spread·z) for each client, z
@@ -12,7 +15,7 @@ other defaults:
     lte-m           the peak rate of 3GPP category M1 (release 13), 1 Mbit/s both ways
     lora            the rate of LoRaWAN's data rate 5 in Europe (LoRaWAN regional parameters, EU868), 5,470 bit/s both ways
 
-Steps, spreads, and the latencies of the last two are assumptions; set your own values where they matter.
+Values without a source here, such as steps and spreads, are assumptions; set your own values where they matter.
 """
 
 import csv
@@ -30,8 +33,8 @@ from ..config import expand_home
 from ..errors import ConfigError, SpecError, nearest
 from ..kernels import philox
 
-CHUNK = 1024  # periods of a client that are drawn at once
-MIN_PERIOD_S = 5.0  # of `stretch`; a server waits this long for a client to reconnect
+CHUNK = 1024  # number of periods of a client that are drawn at once
+MIN_PERIOD_S = 5.0  # smallest `stretch`; a server waits this long for a client to reconnect
 LIMITS: Mapping[str, tuple[float, float]] = {  # lowest and highest value of each option
     "up": (1, 1e15),
     "down": (1, 1e15),
@@ -48,16 +51,16 @@ LIMITS: Mapping[str, tuple[float, float]] = {  # lowest and highest value of eac
 
 
 class Rate(float):
-    """Bytes a second, `100kB`."""
+    """A rate in bytes per second, such as `100kB`."""
 
-    wanted = "bytes a second, such as 100kB or 1MB, without /s"
+    wanted = "bytes per second, such as 100kB or 1MB, without /s"
 
     def __new__(cls, raw: str | float) -> "Rate":
         return super().__new__(cls, spec.parse_bytes(raw) if isinstance(raw, str) else raw)
 
 
 class Seconds(float):
-    """`50ms`, `20s`, `10min`, `2h`."""
+    """A duration in seconds, given as `50ms`, `20s`, `10min` or `2h`."""
 
     wanted = "a time, such as 50ms or 10min"
 
@@ -73,13 +76,12 @@ class Uniform:
     down: Rate = Rate(1e6)
     latency: Seconds = Seconds(0.05)  # one way
     step: Seconds = Seconds(0.02)  # a step of local SGD
-    spread: float = 0.0  # standard deviation of the logarithms
+    spread: float = 0.0  # standard deviation of the logarithms of the drawn factors
     absent: float = 0.0  # fraction of the time in which a client is absent
     stretch: Seconds = Seconds(600.0)  # period in which a client is either absent or present
     slow: float = 0.0  # fraction of the clients whose steps always take `factor` times as long
-    stall: float = (
-        0.0  # fraction of its rounds in which a client's steps take `factor` times as long
-    )
+    # Fraction of its rounds in which a client's steps take `factor` times as long.
+    stall: float = 0.0
     factor: float = 4.0
     swing: float = 0.0  # maximum relative change of a client's step time from round to round
 
@@ -147,7 +149,7 @@ def out_of_range(name: str, value: float) -> str:
 
 @dataclass(frozen=True)
 class Profiles:
-    """The values of each client, float64 [clients], in bytes a second, seconds or fractions; named as the options of `Uniform`."""
+    """The values of each client, float64 [clients], in bytes per second, seconds or fractions. They are named as in `Uniform`."""
 
     up: np.ndarray
     down: np.ndarray
@@ -164,7 +166,7 @@ class Profiles:
 
     @property
     def fingerprint(self) -> str:
-        """Hash of all values, 16 hex digits."""
+        """A hash of all values, 16 hex digits."""
         return hashlib.sha256(
             b"".join(getattr(self, f.name).tobytes() for f in dataclasses.fields(self))
         ).hexdigest()[:16]
@@ -203,20 +205,20 @@ class Network:
     def __init__(self, profiles: Profiles, seed: int):
         self.profiles, self.seed = profiles, seed
         self.absences = AbsenceModel(profiles.absent, profiles.stretch, seed)
-        # The last round, and its draws.
+        # The last round that was drawn, and its draws.
         self._draws: tuple[int, np.ndarray, np.ndarray] = (-1, np.empty(0), np.empty(0))
 
     def exchange_s(
         self, client: int, round: int, bytes_down: int, steps: int, bytes_up: int
     ) -> float:
-        """Return the duration of an exchange with an idle client."""
+        """Return the duration in seconds of an exchange with a client that is not busy."""
         p = self.profiles
         down, up = bytes_down / float(p.down[client]), bytes_up / float(p.up[client])
         latency = float(p.latency[client])
         return latency + down + self.compute_s(client, round, steps) + up + latency
 
     def compute_s(self, client: int, round: int, steps: int) -> float:
-        """Return the duration of local steps."""
+        """Return the duration in seconds of the local steps of a client in a round."""
         p = self.profiles
         swing, stall = float(p.swing[client]), float(p.stall[client])
         duration_s = steps * float(p.step[client])
@@ -227,7 +229,7 @@ class Network:
         return duration_s * float(p.factor[client]) if stalls[client] < stall else duration_s
 
     def _draw(self, round: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return the draws of a round for the clients' swings, -1..1, and stalls, 0..1: float64 [clients] each."""
+        """Return the uniform draws of a round for swings, -1..1, and for stalls, 0..1: float64 [clients] each."""
         if self._draws[0] != round:
             generator, n = seeds.generator(self.seed, "pace", round), len(self.profiles)
             self._draws = round, generator.uniform(-1.0, 1.0, n), generator.random(n)
@@ -240,21 +242,21 @@ REQUIRED = "client", "up", "down"
 
 
 def is_file(text: str) -> bool:
-    """Return whether --network names a file. Options of a network may contain a slash as well: `lognormal:spread=1/2`."""
+    """Return whether --network names a file. The options of a network may also contain a slash, as in `lognormal:spread=1/2`."""
     name, colon, _ = text.partition(":")
     return (text.endswith(".csv") or "/" in text) and not (colon and name.strip() in NETWORKS)
 
 
 def read_profiles(text: str, clients: int) -> Profiles:
-    """Return the profiles of clients 0..clients-1 from a CSV file: the names of the columns, then a line for each client.
+    """Return the profiles of clients 0..clients-1 from a CSV file: a line with the names of the columns, then a line for each client.
 
         client,up,down,latency,step,absent
         0,250kB,2MB,40ms,15ms,5%
         1,30kB,500kB,0.2,20ms,0
 
-    `client`, `up` and `down` are required. The others are the options of `--network` with the same names. They default to 0, stretch to
-    10 min and factor to 4. Numbers without a unit are bytes a second, seconds, or fractions. Lines and columns may be in any order. Lines
-    of clients that the run does not have are ignored. Raises ConfigError, which names line and column.
+    `client`, `up` and `down` are required. The other columns are the options of `--network` with the same names. They default to 0, except
+    for stretch (10 min) and factor (4). Numbers without a unit are bytes per second, seconds, or fractions. Lines and columns may be in any
+    order. Lines of clients that the run does not have are ignored. Raises ConfigError, whose message names line and column.
     """
     path = expand_home(text, "--network")
     try:
@@ -334,7 +336,7 @@ def _value(where: str, name: str, cell: str) -> float:
 
 
 class AbsenceModel:
-    """The times at which clients are absent. `absent` [clients]: fraction of the time, 0..0.9. `period_s` [clients]: seconds.
+    """The times at which clients are absent. `absent` [clients]: fraction of the time, 0..0.9. `period_s` [clients]: length of a period.
 
     Time is divided into periods, which start at an offset drawn for each client. In each period a client is absent with probability
     `absent`. The draws depend only on the seed, the client and the number of the period, so there is no state, and any time can be queried.
@@ -356,7 +358,7 @@ class AbsenceModel:
         return bool(self._is_absent(np.array([client]), np.array([period]))[0])
 
     def first_absence_s(self, client: int, since_s: float, until_s: float) -> float | None:
-        """Return the first time from `since_s` to `until_s` at which a client is absent; None if it is always present."""
+        """Return the first time from `since_s` to `until_s` at which a client is absent; None if the client is present all the time."""
         if not self.absent[client]:
             return None
         first, last = self._period(client, since_s), self._period(client, until_s)
@@ -371,9 +373,9 @@ class AbsenceModel:
     def lost_at_s(
         self, client: int, since_s: float, until_s: float, grace_s: float
     ) -> float | None:
-        """Return when a client is lost: it leaves between `since_s` and `until_s`, and is still absent `grace_s` seconds later.
+        """Return the time at which a client is lost, `grace_s` seconds after it left; None if it is not lost.
 
-        None if it stays, or returns within `grace_s`.
+        A client is lost if it leaves between `since_s` and `until_s` and is still absent `grace_s` seconds later.
         """
         while (left_s := self.first_absence_s(client, since_s, until_s)) is not None:
             if self.is_absent(client, since_s := left_s + grace_s):
@@ -391,6 +393,6 @@ class AbsenceModel:
         return math.floor((time_s + self._offset_s[client]) / self.period_s[client])
 
     def _is_absent(self, clients: np.ndarray, periods: np.ndarray) -> np.ndarray:
-        """Return the draws of these clients for these periods, element by element."""
+        """Return whether each of these clients is absent in the period at the same index."""
         words = philox.words_at(self._key, periods.astype(np.int64) << 32 | clients)
         return words < self.absent[clients] * 2.0**32

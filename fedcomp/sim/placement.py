@@ -1,7 +1,6 @@
 """The placement of clients' vectors between their rounds: on the device, in the host's memory, or in the run's checkpoint on disk.
 
-It is chosen by the maximum size of the vectors in the run and by the memory that is free at its start. The results of a run do not depend
-on it.
+The placement depends on the maximum size of the vectors in the run, and on the free memory at the start. It does not change the results.
 """
 
 import math
@@ -16,8 +15,8 @@ from ..errors import ConfigError
 from ..formatting import human_bytes
 
 DEVICE, HOST, FILE = "device", "host", "file"  # values of --residuals
-MEMORY_FRACTION = 1 / 2  # of the free memory of device or host, if all clients are placed there
-CACHE_FRACTION = 1 / 8  # of the free memory of the host, for recently used clients with FILE
+MEMORY_FRACTION = 1 / 2  # of the free memory of device or host that all clients together may use
+CACHE_FRACTION = 1 / 8  # of the free memory of the host, for recently used clients under FILE
 CGROUP = Path("/sys/fs/cgroup")
 
 
@@ -26,12 +25,12 @@ class Placement:
     """The place of clients' vectors between their rounds."""
 
     name: str  # DEVICE, HOST or FILE
-    budget_bytes: float = math.inf  # for the clients in memory
+    budget_bytes: float = math.inf  # limit for the vectors in memory
     training_device: torch.device | None = None  # vectors move to it for training; None: no moves
-    client_bytes: int = 0  # of one client's vectors, estimated
+    client_bytes: int = 0  # estimated size of one client's vectors
 
     def __str__(self) -> str:
-        """Return a description, "" if clients stay in the memory in which they train."""
+        """Return a description; "" if vectors stay in the memory in which clients train."""
         if self.name == FILE:
             return f"in the checkpoint on disk, up to {human_bytes(round(self.budget_bytes))} of them in memory"
         if self.training_device is None:
@@ -47,8 +46,8 @@ def choose_placement(
 ) -> Placement:
     """Return the placement for a value of --residuals.
 
-    `clients`: maximum number of clients that take part at least once. `client_bytes`: of the vectors of one client. Raises ConfigError if
-    all clients do not fit into the chosen memory.
+    `clients`: maximum number of clients that take part in the run. `client_bytes`: size of the vectors of one client. Raises ConfigError
+    if the vectors of all clients do not fit into the chosen memory.
     """
     needed = clients * client_bytes
     host, cuda = free_memory(), device.type == "cuda"
@@ -74,7 +73,7 @@ def choose_placement(
 
 
 def free_memory() -> int:
-    """Return the bytes of main memory that machine and control groups leave to this process."""
+    """Return the bytes of main memory that are free for this process, given the limits of its control groups."""
     return max(0, min([_free_on_machine(), *_free_in_control_groups()]))
 
 

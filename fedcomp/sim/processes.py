@@ -1,9 +1,9 @@
 """`--engine processes`: one worker process with one thread for each core.
 
 A convolution gains little from a second thread, but two clients on two cores take the time of one. Each worker is a separate interpreter
-that trains like the serial engine on one thread, so a client's update is the same bit for bit. Weights, tensors of data, updates and traces
-are in shared memory, which only Linux has; the rest of a job is sent through a pipe. Workers themselves read datasets that are not in
-memory.
+that trains like the serial engine on one thread, and computes the same updates bit for bit. Weights, tensors of data, updates and traces
+are in anonymous shared memory, which only Linux has. The rest of a job is sent through a pipe. Each worker itself reads datasets that are
+not in memory.
 
 A worker that dies is replaced, and its client is trained once more. If that worker dies too, the client fails.
 """
@@ -38,8 +38,10 @@ from ..training.own_loop import client_engine
 from .worker import packed_data, packed_job, unpacked_result, with_absolute_paths
 
 LOCAL_TRAINING_S = 0.5  # seconds of training in this process before workers are started
-MAX_FAILED_STARTS = 3  # consecutive workers that end before they are ready; then the run ends
-MAX_DEATHS_PER_WORKER = 2  # consecutive, without a trained client; then the run ends
+# The run ends after this many workers in a row ended before they were ready.
+MAX_FAILED_STARTS = 3
+# The run ends after this many deaths in a row for each worker of the engine, without a trained client in between.
+MAX_DEATHS_PER_WORKER = 2
 WORKER_PROGRAM = (
     "import sys; channel, parent, *path = sys.argv[1:]; sys.path[:], sys.argv[1:] = path, []; "
     "from fedcomp.sim.worker import main; main(int(channel), int(parent))"
@@ -65,8 +67,8 @@ def unbatched_engine(device: torch.device) -> str:
 class SharedTensor:
     """A tensor in memory that is shared between processes of one machine. A process that unpickles it gets a tensor with the same storage.
 
-    The memory is anonymous: it has no file, and the system frees it when the last process that maps it ends. The object has to exist until
-    the other process has unpickled it. The storage exists as long as a tensor uses it.
+    The memory is anonymous: it has no file, and the system frees it when the last process that maps it ends. Keep the object until the
+    other process has unpickled it. The storage then exists as long as a tensor uses it.
     """
 
     def __init__(self, shape: tuple[int, ...], dtype: torch.dtype = torch.float32):
@@ -94,7 +96,7 @@ def _mapped(path: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
 class Worker:
     """A worker process and the connection to it.
 
-    It is a new interpreter, since a fork of a process with threads of OpenMP or numba may deadlock.
+    The process is a new interpreter, since a fork of a process with threads of OpenMP or numba may deadlock.
     """
 
     def __init__(self, *setup: Any):
@@ -154,14 +156,14 @@ class JobQueue:
 
     jobs: Sequence[Job]
     start: SharedTensor
-    data: Data | None  # its tensors are SharedTensors; None where workers read the data themselves
+    data: Data | None  # with SharedTensors as tensors; None: workers read the data themselves
     sgd: LocalSGD
     seed: int
     updates: SharedTensor
     results: list[Result | None]
     waiting: deque[int]  # jobs that are not yet assigned
     traces: dict[int, Traces] = field(default_factory=dict)  # by job, shared with its worker
-    deaths: Counter[int] = field(default_factory=Counter)  # of workers, by job
+    deaths: Counter[int] = field(default_factory=Counter)  # by job: number of workers that died
 
 
 class WorkerEngine(Engine):
@@ -243,16 +245,16 @@ class WorkerEngine(Engine):
 
     @property
     def settled(self) -> bool:
-        """Whether workers train and all of them are ready. From then on, the speed of rounds does not change."""
+        """Whether clients train in workers and all workers are ready. From then on, the speed of rounds does not change."""
         started = self.local_engine is None or self._local_s >= LOCAL_TRAINING_S
         return started and all(worker.ready for worker in self.workers)
 
     def close(self) -> None:
-        """End the workers. The engine can be used again."""
+        """End the workers. The engine can be used again, which starts new workers."""
         _kill_all(self.workers, os.getpid())
 
     def _move_to_shared_memory(self, tensor: Tensor) -> Tensor:
-        """Return a copy in shared memory of a tensor of the data, and register it as shared."""
+        """Return a copy of a data tensor in shared memory, and register the copy as shared."""
         shared = SharedTensor.copy_of(tensor)
         self._data[id(shared.tensor)] = shared.tensor, shared
         return shared.tensor
@@ -278,7 +280,7 @@ class WorkerEngine(Engine):
                     self._replace_dead(worker, queue)
 
     def _train_locally(self, queue: JobQueue, start: Tensor, data: Examples) -> None:
-        """Train jobs in this process until LOCAL_TRAINING_S has passed; on one thread, so that the updates equal those of a worker."""
+        """Train jobs in this process until LOCAL_TRAINING_S has passed. One thread is used, so that updates equal those of a worker."""
         while self.local_engine is not None and self._local_s < LOCAL_TRAINING_S and queue.waiting:
             began, i = time.perf_counter(), queue.waiting.popleft()
             job, update = queue.jobs[i], queue.updates.tensor[i]
@@ -315,7 +317,7 @@ class WorkerEngine(Engine):
         queue.results[i] = unpacked_result(answer)
 
     def _replace_dead(self, worker: Worker, queue: JobQueue) -> None:
-        """Remove a dead worker. Its job is queued again, or fails if two workers have died with it.
+        """Remove a dead worker. Its job is queued again, or fails if two workers have died during the job.
 
         Raises UserError if too many consecutive workers have died.
         """

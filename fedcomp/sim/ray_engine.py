@@ -1,12 +1,12 @@
 """`--engine ray`: local SGD in Ray actors, on this machine or on the cluster that RAY_ADDRESS names.
 
-Only local SGD runs in actors; strategy, round loop, client memories and run folder stay in this process. An actor has one core, one thread
-and, with --device cuda, a quarter of a GPU. The engine starts as many actors as the cluster has room for and sends each job to an idle one.
-Actors keep no state of clients: momentum and running statistics are sent with a job and returned with its update. The update therefore
-equals that of the serial engine on one thread bit for bit, whichever actor computes it.
+Only local SGD runs in actors. The strategy, the round loop, the client memories and the run folder stay in this process. An actor has one
+core, one thread and, with --device cuda, a quarter of a GPU. The engine starts as many actors as the cluster has room for, and sends each
+job to an idle actor. Actors keep no state of clients: momentum and running statistics are sent with a job and returned with its update. An
+update therefore equals that of the serial engine on one thread bit for bit, whichever actor computes it.
 
-Data and start weights are in Ray's object store, once per machine. Every machine of a cluster needs fedcomp[ray] and, under the same path,
-the file of a user's own task and the modules that it imports.
+Data and start weights are in Ray's object store, once per machine. Every machine of a cluster needs fedcomp[ray]. If the task is a file,
+every machine also needs this file and the modules that it imports, under the same path.
 """
 
 import importlib.util
@@ -43,7 +43,7 @@ from .worker import (
 )
 
 ACTORS_PER_GPU = 4
-JOBS_PER_ACTOR = 4  # in one call of `train`, so that actors seldom wait for the next call
+JOBS_PER_ACTOR = 4  # jobs in one call of `train`, so that actors seldom wait for the next call
 CONNECT_TIMEOUT_S = 10.0
 ADDRESS_VARIABLE = "RAY_ADDRESS"
 DEFAULT_VARIABLES = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
@@ -100,7 +100,7 @@ class TrainingActor(TrainingWorker):
         return TrainResult(PickledTensor(update), result, traces.map(PickledTensor))
 
     def _fetch(self, name: str, ref: Any) -> list[Any]:
-        """Return the data or tensors of a reference on this actor's device. The last ones of each name are cached."""
+        """Return the data or tensors of a reference, on this actor's device. The last result for each name is cached."""
         import ray
 
         if name not in self._fetched or self._fetched[name][0] != ref:
@@ -161,14 +161,14 @@ class RayEngine(Engine):
         return len(self._actors)
 
     def close(self) -> None:
-        """Stop the actors, also during training, and Ray if this engine started it."""
+        """Stop the actors, even if they are training, and stop Ray if this engine started it."""
         self._actors, self._data, self._start = [], {}, None
         self._cleanup.close()
 
     def _run(
         self, jobs: Sequence[Job], sgd: LocalSGD, seed: int, refs: dict[str, Any]
     ) -> Iterator[tuple[int, TrainResult | str]]:
-        """Send each job to an idle actor. Yield each job's position and its result, or its error, as they arrive."""
+        """Send each job to an idle actor. As results arrive, yield the job's position and its result or error."""
         import ray
         from ray.exceptions import RayActorError, RayError
 
@@ -204,7 +204,7 @@ class RayEngine(Engine):
         return self._start[1]
 
     def _create_actors(self, cleanup: ExitStack) -> list[Any]:
-        """Return actors that have loaded the task. `cleanup` stops them, and Ray if this method started it."""
+        """Return actors that have loaded the task. `cleanup` stops the actors, and Ray if this method started it."""
         address = os.environ.get(ADDRESS_VARIABLE)
         if "ray" not in sys.modules:  # Ray reads these variables when it is imported
             os.environ.update(DEFAULT_VARIABLES if address else DEFAULT_VARIABLES | LOOPBACK_ONLY)
@@ -245,7 +245,7 @@ class RayEngine(Engine):
 
 
 def _init_ray(address: str | None, gpus: int, cleanup: ExitStack) -> None:
-    """Connect to a cluster, or start Ray on this machine without an address. Raises UserError."""
+    """Connect to the cluster at `address`, or start Ray on this machine if there is no address. Raises UserError."""
     import ray
 
     init: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
@@ -275,7 +275,7 @@ def _init_ray(address: str | None, gpus: int, cleanup: ExitStack) -> None:
 
 @contextmanager
 def _preserved_sigterm_handler() -> Iterator[None]:
-    """Restore the SIGTERM handler that ray.init replaces, and raise a SIGTERM again that arrived meanwhile."""
+    """Restore the SIGTERM handler that ray.init replaces. If a SIGTERM arrived in the meantime, raise it again."""
     before, exit_code = signal.getsignal(signal.SIGTERM), None
     try:
         yield

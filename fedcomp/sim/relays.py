@@ -12,14 +12,14 @@ from ..transports.relays import add_frames
 
 @dataclass
 class RelayTraffic:
-    """Traffic from clients to relays since the last call of `take`."""
+    """Traffic from clients to relays since the last call of `Relays.take`."""
 
-    client_bytes: int = 0  # of frames
-    empty: int = 0  # updates without a frame
+    client_bytes: int = 0  # bytes of frames
+    empty: int = 0  # number of updates without a frame
 
 
 class Relays:
-    """A population behind relays. Client i is behind relay i mod `relays`. Relays do not change downloads."""
+    """A population of clients behind relays. Client i sends to relay i mod `relays`. Relays do not change downloads."""
 
     def __init__(self, population: Population, relays: int, codec: Codec, layout: Layout):
         self.population, self.relays, self.codec, self.layout = population, relays, codec, layout
@@ -31,7 +31,7 @@ class Relays:
 
     @property
     def at_once(self) -> int:
-        """Assignments to handle together: all, since a relay waits for all of its clients."""
+        """The number of assignments to handle together: all, since a relay waits for all of its clients."""
         return self.clients
 
     def handle(self, assignments: Sequence[Assignment]) -> list[Report]:

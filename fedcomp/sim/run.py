@@ -66,15 +66,15 @@ from .relays import Relays
 from .save_times import SaveTimes
 from .timing import Timing, random_work_s, step_counter
 
-STACK_BYTES = 64 << 20  # updates of clients that are trained and packed together
+STACK_BYTES = 64 << 20  # size of the updates that are trained and encoded together
 
 
 def simulate(
     config: RunConfig, callback: Callback | None = None, task: Task | None = None
 ) -> Summary:
-    """Run a simulation, or continue the one in `config.out` with `config.resume`. Return the content of summary.json.
+    """Run a simulation, or continue the run in `config.out` if `config.resume` is set. Return the content of summary.json.
 
-    `task`: used instead of the task that `config.task` names, which is then OBJECT and the task's name.
+    `task`: a task object to use; `config.task` must then be OBJECT followed by the name of the task. Default: load `config.task`.
 
     Raises UserError, before anything is written, for options that cannot work, and OutOfMemoryError if memory runs out. A run that is
     interrupted at any moment can be resumed.
@@ -83,7 +83,7 @@ def simulate(
     try:
         with (
             redirect_stdout(sys.stderr) if config.log_json == STDOUT else nullcontext()
-        ):  # standard output is for the log only, also if a task prints
+        ):  # only the log uses standard output, even if a task prints
             simulation = Simulation(config, callback or Callback(), task)
         return simulation.run()
     except (MemoryError, RuntimeError) as error:
@@ -92,14 +92,14 @@ def simulate(
         raise
     finally:
         if simulation is not None:
-            # Breaks reference cycles, which would keep data and model in memory.
+            # Break reference cycles, which would keep data and model in memory.
             vars(simulation).clear()
 
 
 class PreparedRun:
     """The parts of a run that exist before anything is trained or written.
 
-    Their order of construction detects errors in the options as early as possible. Raises UserError for options that cannot work.
+    The parts are constructed in an order that detects errors in the options early. Raises UserError for options that cannot work.
     """
 
     def __init__(self, config: RunConfig, callback: Callback, task: Task | None = None):
@@ -135,7 +135,7 @@ class PreparedRun:
         )
         if advice := partition_advice(config.partition, self.train, config.clients):
             self.warnings(advice)
-        # The rows on which each client evaluates, in the test data or else in the training data.
+        # Rows on which each client evaluates: of the test data, or else rows held out of the training data.
         self.test_shards: list[np.ndarray] | None = None
         self.held_out: list[np.ndarray] = []
         if config.clients_evaluate and self.test is not None:
@@ -193,7 +193,7 @@ class Simulation(PreparedRun):
         super().__init__(config, callback, task)
         config, shards = self.config, self.shards
         model, weights = self.model, self.weights
-        if self.placement.name == FILE:  # vectors of clients come and go
+        if self.placement.name == FILE:  # vectors are read and evicted in every round
             devices.keep_freed_memory(vector_bytes=4 * self.sent_layout.numel)
         train = self.train.to(self.device)
         del self.train, self.model, self.weights  # clients and broadcasts have their own references
@@ -313,7 +313,7 @@ class Simulation(PreparedRun):
         return time.perf_counter() - began
 
     def _start_actors(self, engine: RayEngine) -> None:
-        """Start the Ray actors, whose number decides how many clients are trained at once."""
+        """Start the Ray actors. Their number decides how many clients are trained at once."""
         self.machine = dataclasses.replace(self.machine, at_once=engine.start_actors())
         self.trainer.at_once = max(self.trainer.at_once, JOBS_PER_ACTOR * self.machine.at_once)
 
@@ -324,7 +324,7 @@ class Simulation(PreparedRun):
         return Timing(network, self.config, self.strategy.min_clients, self.transport, steps)
 
     def _client_evaluator(self, train: Examples) -> ClientEvaluator | None:
-        """Return the evaluator of the clients; None if clients do not evaluate. `train`: on the device."""
+        """Return the evaluator of the clients; None if clients do not evaluate. `train`: the training data, on the device."""
         if not self.config.clients_evaluate:
             return None
         model, seed = initial_model(self.task, self.config.seed), self.config.seed
@@ -401,7 +401,7 @@ class Simulation(PreparedRun):
     def _with_relays(
         self, relays: Relays, outcome: RoundResult, record: RoundRecord
     ) -> RoundRecord:
-        """Return the record with the bytes from clients to relays, and from relays to the server. Warn about inexact sums."""
+        """Return the record with the bytes from clients to relays and from relays to the server. Warn if a relay's sum is inexact."""
         traffic, missed = relays.take(), inexact([a.update for a in outcome.accepted])
         if missed:
             sentence = inexact_warning(outcome.round, missed, record.uplink_nonzeros)
@@ -438,7 +438,7 @@ def _refuse_deployment_options(config: RunConfig) -> None:
 
 
 def _refuse_task_object(config: RunConfig, task: Task) -> None:
-    """Raise ConfigError for engines of other processes, which cannot receive a task object."""
+    """Raise ConfigError for engines that train in other processes, since these cannot receive a task object."""
     if config.engine in ("processes", "ray"):
         raise ConfigError(
             f"--engine {config.engine} trains in other processes, which cannot receive the task object '{task.name}'; put the "
@@ -447,7 +447,7 @@ def _refuse_task_object(config: RunConfig, task: Task) -> None:
 
 
 def _network(config: RunConfig) -> Network | None:
-    """Return the virtual network, None if there is none. Raises UserError if it cannot be read."""
+    """Return the virtual network, None without --network. Raises UserError if its values cannot be read."""
     if config.network is None:
         return None
     n, seed = config.clients, config.seed

@@ -1,4 +1,4 @@
-"""The rounds after which a simulation saves its state: every N rounds, or as time allows."""
+"""The rounds after which a simulation saves its state: every N rounds, or at intervals that depend on the duration of a save."""
 
 import time
 from collections.abc import Callable
@@ -12,8 +12,8 @@ MIN_PAUSE_S = 10.0  # minimum time between two saves
 class SaveTimes:
     """The rounds after which a run is saved. `every`: "auto", or a number of rounds.
 
-    With "auto" a save is due when PAUSE_FACTOR times the duration of the last save has passed, and at least MIN_PAUSE_S. Saving then
-    takes at most a twentieth of the time.
+    With "auto", a save is due when PAUSE_FACTOR times the duration of the last save has passed since then, and at least MIN_PAUSE_S. Saves
+    thus take at most a twentieth of the time.
     """
 
     def __init__(self, every: str, clock: Callable[[], float] = time.perf_counter):
@@ -28,5 +28,5 @@ class SaveTimes:
         return self.clock() - self._saved_s >= max(MIN_PAUSE_S, PAUSE_FACTOR * self._duration_s)
 
     def record_save(self, duration_s: float) -> None:
-        """Record the end of a save, and its duration."""
+        """Record that a save has ended now, and its duration."""
         self._saved_s, self._duration_s = self.clock(), duration_s

@@ -1,10 +1,10 @@
-"""Virtual time of a run on a virtual network: a clock, a transport whose answers arrive late, and the choice of clients.
+"""Virtual time of a run on a virtual network: a clock, a transport that delays answers, and the choice of clients.
 
 All clients compute as soon as their assignments are sent. Their answers are delivered when the virtual clock reaches the time of arrival.
 `receive` moves the clock to the next arrival, or to the end of the exchange. As in a deployment, a client that receives assignments while
-it is busy starts the newest one when it has finished; in the simulation it has trained for all of them. A client that goes offline before
-its answer arrives is lost after GRACE_S. The exchange waits for a client that does not answer until the deadline, or without a deadline
-until all others have answered.
+it is busy starts the newest of them when it has finished. Unlike in a deployment, it has also trained for the others. A client that goes
+offline before its answer arrives is lost after GRACE_S. If a client does not answer, the exchange waits until the deadline; without a
+deadline, it waits until all other clients have answered.
 
 Cohorts are drawn from the clients that are online. A client that missed a deadline is not drawn until its late answer arrives, as long as
 enough others are online (server/availability.py). While too few clients are online, virtual time advances.
@@ -32,21 +32,21 @@ from ..training.local_sgd import LocalSGD
 from .network import Network
 
 STATE = "state"  # name in a checkpoint
-MAX_SLOWDOWN = 4.0  # duration of the slowest clients as a multiple of the fastest clients' duration
+MAX_SLOWDOWN = 4.0  # mean duration of the slowest clients as a multiple of that of the fastest
 MAX_SWING = 0.5  # maximum relative change of a client's duration from round to round
-SILENT = "reply"  # the stage of a virtual client that does not answer
+SILENT = "reply"  # stage of the report of a virtual client that does not answer
 TRAINED = "train", "encode"  # stages of failures in or after training
 
 
 class VirtualClock(Clock):
-    """Virtual time: it jumps from one answer to the next and stands still while a client computes.
+    """A clock of virtual time. It jumps from one answer to the next, and stands still while the simulation computes.
 
     The time of an exchange starts at zero, so that a deadline does not depend on the duration of earlier rounds.
     """
 
     def __init__(self) -> None:
-        self.elapsed_s, self.limit_s = 0.0, None  # of the exchange
-        self.expected = 1  # maximum answers of one call of `receive`
+        self.elapsed_s, self.limit_s = 0.0, None  # seconds of the exchange, and its time limit
+        self.expected = 1  # maximum number of answers that one call of `receive` returns
         self._began_s, self._round_s, self._taken_s = 0.0, 0.0, 0.0
 
     @property
@@ -64,11 +64,11 @@ class VirtualClock(Clock):
         return self.elapsed_s
 
     def go_to(self, elapsed_s: float) -> None:
-        """Advance to a time of the exchange, unless it is past."""
+        """Advance to a time of the exchange. Do nothing if this time has passed."""
         self.elapsed_s = max(self.elapsed_s, elapsed_s)
 
     def wait(self, seconds: float) -> None:
-        """Advance the time between exchanges."""
+        """Advance the time between two exchanges."""
         self._settle()
         self._began_s, self._round_s = self._began_s + seconds, self._round_s + seconds
 
@@ -90,10 +90,10 @@ class VirtualClock(Clock):
 class Arrival:
     """An answer in transit. Answers that arrive at the same time are delivered in the order of the client ids."""
 
-    due_s: float  # in seconds of the exchange
+    due_s: float  # time of arrival, in seconds since the start of the exchange
     client: int
     answer: Report | Lost = field(compare=False)
-    began_s: float = field(compare=False)  # start of the exchange, in seconds of the run
+    began_s: float = field(compare=False)  # start of the exchange, in seconds since that of the run
 
     @property
     def needs_dense(self) -> bool:
@@ -102,7 +102,7 @@ class Arrival:
 
 
 class TimedTransport(Transport):
-    """Another transport with the delays of a network. `steps` returns the number of local steps of an assignment."""
+    """A transport that adds the delays of a network to another one. `steps` returns the number of local steps of an assignment."""
 
     def __init__(
         self,
@@ -112,11 +112,11 @@ class TimedTransport(Transport):
         steps: Callable[[Assignment], int],
     ):
         self.transport, self.network, self.clock, self.steps = transport, network, clock, steps
-        # Start and end of each client's work on its newest assignment, in seconds of the run.
+        # By client: start and end of its work on its newest assignment, in seconds since the start of the run.
         self.busy: dict[int, tuple[float, float]] = {}
-        # Arrival time of each client's cancelled answer, in seconds of the run.
+        # By client: time at which its cancelled answer arrives, in seconds since the start of the run.
         self.late: dict[int, float] = {}
-        # Seconds from assignment to answer in each client's newest exchange.
+        # By client: seconds from assignment to answer in its newest exchange.
         self.answer_s: dict[int, float] = {}
         self._in_transit: list[Arrival] = []  # a heap
 
@@ -124,7 +124,7 @@ class TimedTransport(Transport):
         return self.transport.clients()
 
     def send(self, assignments: Sequence[Assignment]) -> None:
-        """Send assignments, have the clients compute, and schedule the arrival of their answers."""
+        """Send assignments, let the clients compute their answers at once, and schedule the arrival of the answers."""
         by_client = {assignment.client: assignment for assignment in assignments}
         self.cancel(by_client)
         self.transport.send(assignments)
@@ -206,7 +206,7 @@ class TimedTransport(Transport):
         return Arrival(due_s, client, answer, began_s)
 
     def _with_losses(self, arrivals: Sequence[Arrival]) -> list[Arrival]:
-        """Replace the answer of each client that goes offline before it arrives by a loss."""
+        """Replace the answer of each client that goes offline before the answer arrives by a loss."""
         asked_s, replaced = self.clock.time_s, []
         for arrival in arrivals:
             client, began_s = arrival.client, arrival.began_s
@@ -219,16 +219,16 @@ class TimedTransport(Transport):
         return replaced
 
     def _start_s(self, client: int, began_s: float, asked_s: float) -> float:
-        """Return when a client starts an assignment that was sent at `asked_s`; both in seconds since the exchange began."""
+        """Return when a client starts an assignment that was sent at `asked_s`. Both times are in seconds since the exchange began."""
         begins, ends = self.busy.get(client, (0.0, 0.0))
         free_s = (ends if begins <= began_s + asked_s else begins) - began_s
         return max(asked_s, free_s)
 
 
 class Timing:
-    """The clock and the transport of a run on a virtual network, and the choice of clients that cohorts are drawn from.
+    """The clock and the transport of a run on a virtual network, and the choice of the clients from which cohorts are drawn.
 
-    `fewest`: the number of clients that the strategy needs in a round.
+    `fewest`: the smallest number of clients that the strategy needs in a round.
     """
 
     def __init__(
@@ -247,11 +247,11 @@ class Timing:
         self._availability, self._source = Availability(), config.network
 
     def work_s(self, round: int, client: int) -> float:
-        """Return the seconds from a client's newest assignment to its answer. `round` is ignored."""
+        """Return the virtual seconds from a client's newest assignment to its answer. `round` is ignored."""
         return self.transport.answer_s[client]
 
     def gather(self) -> Sequence[int]:
-        """Advance virtual time until enough clients are online. Return the clients that a cohort may be drawn from."""
+        """Advance virtual time until enough clients are online. Return the clients from which a cohort may be drawn."""
         waited_s = 0.0
         while True:
             self._record_late_answers()
@@ -266,7 +266,7 @@ class Timing:
             self.clock.wait(step_s)
 
     def on_round_end(self, outcome: RoundResult) -> None:
-        """Update which clients are silent."""
+        """Record which clients missed the deadline of a round, and which answered."""
         self._availability.mark_silent(r.client for r in outcome.rejections if r.stage == DEADLINE)
         for accepted in outcome.accepted:
             self._availability.mark_responsive(accepted.client)
@@ -306,9 +306,9 @@ class Timing:
     def restore(
         self, vector: Callable[[str], Tensor | None], value: Callable[[str], bytes | None]
     ) -> None:
-        """Continue from a checkpoint of `take_changes`.
+        """Continue from the state that `take_changes` returned.
 
-        Raises RunFolderError for a checkpoint with another network, and ValueError, KeyError or TypeError for a malformed one.
+        Raises RunFolderError for a state with another network, and ValueError, KeyError or TypeError for a malformed one.
         """
         state = json.loads(value(STATE) or b"")
         if state["network"] != self.network.profiles.fingerprint:

@@ -1,4 +1,4 @@
-"""The worker of the engines that train in other processes: it loads the task and trains jobs, whose tensors travel packed."""
+"""The worker of the engines that train in other processes. It loads the task and trains jobs. The tensors of jobs are sent packed."""
 
 import os
 import signal
@@ -26,18 +26,18 @@ from ..training.engine import ClientEngine, Job, JobResult, try_job
 from ..training.local_sgd import LocalSGD
 from ..training.own_loop import client_engine
 
-PACKED = "packed"  # the only key of a packed state
+PACKED = "packed"  # the only key of a packed client state
 POLL_S = 0.5  # interval at which a worker checks that its parent still runs
 
 
 class TrainingWorker:
-    """The training of one client at a time on one thread. Call `load` before `train`."""
+    """A worker that trains one client at a time, on one thread. Call `load` before `train`."""
 
     def __init__(self, config: RunConfig, device: str, dtype: torch.dtype):
-        """`config`: as `with_absolute_paths` returns it. `dtype`: torch's default dtype in the parent."""
+        """`config`: the result of `with_absolute_paths`. `dtype`: torch's default dtype in the parent process."""
         self.config, self.device, self.dtype = config, torch.device(device), dtype
         self.engine: ClientEngine | None = None
-        self._own_data: Examples | None = None  # loaded when a job arrives without data
+        self._own_data: Examples | None = None  # loaded when the first job arrives without data
 
     def load(self) -> str:
         """Load the task. Return the error as one line, "" on success."""
@@ -89,7 +89,7 @@ def main(descriptor: int, parent_pid: int) -> None:
 
         def train(
             start: Tensor, data: Any, updates: Tensor, row: int, job: Job, sgd: LocalSGD, seed: int
-        ) -> JobResult | str:  # its views of shared memory end when it returns
+        ) -> JobResult | str:  # a function, so that views of shared memory are freed after each job
             return worker.train(start, data, job, sgd, seed, updates[row])
 
         answer: JobResult | str = worker.load()
@@ -107,7 +107,7 @@ def with_absolute_paths(config: RunConfig) -> RunConfig:
 
 
 def _exit_with_parent(parent_pid: int) -> None:
-    """End this process when its parent has ended, also during training."""
+    """End this process when its parent has ended, even during training."""
     while os.getppid() == parent_pid:
         time.sleep(POLL_S)
     os._exit(0)
@@ -117,7 +117,7 @@ def _exit_with_parent(parent_pid: int) -> None:
 class PickledTensor:
     """A tensor that is pickled as a NumPy array and unpickled as a tensor on the CPU.
 
-    Ray keeps arrays in its object store, which the processes of a machine share. A tensor from the store must not be written to.
+    Ray keeps arrays in its object store, which the processes of a machine share. Do not write to a tensor from the store.
     """
 
     tensor: Tensor
@@ -135,7 +135,7 @@ def _from_array(array: np.ndarray, dtype: torch.dtype, shape: torch.Size) -> Ten
 
 
 def packed_job(job: Job, pack_trace: Callable[[Tensor], Any] = PickledTensor) -> Job:
-    """Return a job whose tensors are packed for another process; the client's state becomes one value of bytes."""
+    """Return a job whose tensors are packed for another process. The client's state becomes one byte string."""
     return job._replace(
         buffers=_map_buffers(PickledTensor, job.buffers),
         traces=job.traces.map(pack_trace),

@@ -252,7 +252,7 @@ def test_a_task_without_accuracy_is_judged_by_its_loss():
 def test_a_table_of_text_has_a_column_for_each_figure():
     lines = [
         replace(line(0.9, 100, accuracy_spread=0.01), on_front=True),
-        line(0.5, 200, note="diverged: the loss is no finite number"),
+        line(0.5, 200, note="diverged: the loss is not finite"),
     ]
     title, first, second = comparison.as_text(lines, 0.9)
     assert title.split("  ")[-1] == "bytes to it" and len(column_titles(0.9)) == len(

@@ -99,7 +99,7 @@ def test_a_resumed_run_ends_with_the_same_bytes(tmp_path):
     assert (run.folder / "model.safetensors").read_bytes() == (
         whole.folder / "model.safetensors"
     ).read_bytes()
-    with pytest.raises(RunFolderError, match="had another model"):
+    with pytest.raises(RunFolderError, match="was started with another model"):
         fedcomp.simulate(
             dataclasses.replace(MINE, model=lambda: nn.Linear(4, 3)),
             out=run.folder,

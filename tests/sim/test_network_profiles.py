@@ -95,9 +95,9 @@ def test_a_spec_says_what_it_says():
         ("mobile:upp=3", "network 'mobile' has no option 'upp'; did you mean 'up'"),
         (
             "uniform:up=1MB/s",
-            "up cannot be '1MB/s'; give bytes a second, such as 100kB or 1MB, without /s",
+            "up cannot be '1MB/s'; give bytes per second, such as 100kB or 1MB, without /s",
         ),
-        ("uniform:up=fast", "up cannot be 'fast'; give bytes a second, such as 100kB"),
+        ("uniform:up=fast", "up cannot be 'fast'; give bytes per second, such as 100kB"),
         ("uniform:latency=5kB", "latency cannot be '5kB'; give a time, such as 50ms or 10min"),
         ("uniform:absent=95%", "absent is 0.95; give 0 to 0.9"),
         ("uniform:stretch=1s", "stretch is 1; give 5 to 1e"),
@@ -326,7 +326,7 @@ def test_a_file_has_the_values_of_each_client(tmp_path):
         ),
         (
             "client,up,down\n0,1,1\n1,fast,1\n",
-            "line 3, column up: cannot be 'fast'; give bytes a second, such as 100kB",
+            "line 3, column up: cannot be 'fast'; give bytes per second, such as 100kB",
         ),
         (
             "client,up,down,latency\n0,1,1,soon\n",

@@ -130,9 +130,9 @@ def test_evaluate_fn_gives_the_numbers_of_the_round(tmp_path):
 @pytest.mark.parametrize(
     ("name", "options", "why"),
     [
-        ("own", {}, "by a train_fn"),
-        ("lazy", {}, "on data that is read batch by batch"),
-        ("keywords", {}, "on several inputs"),
+        ("own", {}, "with a train_fn"),
+        ("lazy", {}, "with data that is read batch by batch"),
+        ("keywords", {}, "with several model inputs"),
         ("keywords", {"optimizer": "adamw"}, "with --optimizer adamw"),
     ],
 )

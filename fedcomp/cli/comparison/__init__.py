@@ -1,1 +1,1 @@
-"""Comparisons: the alternatives of one command, the processes that run them, their dashboard, folder and table."""
+"""Comparisons: the alternatives of one command, the processes that run them, and their dashboard, folder and table of results."""

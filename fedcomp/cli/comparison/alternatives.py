@@ -1,4 +1,4 @@
-"""The alternatives of a command whose options have several values, each with a readable name for its folder."""
+"""The alternatives of a command whose options have several values. Each has a readable name, which is also that of its folder."""
 
 import itertools
 import re
@@ -25,7 +25,7 @@ MAX_NAME_LENGTH = 80  # characters
 
 @dataclass(frozen=True)
 class Alternative:
-    """One combination of values. `values`: the options that are given."""
+    """One combination of values. `values`: the options that are given, each with one value."""
 
     name: str
     values: Mapping[str, Any]
@@ -49,9 +49,9 @@ def compares_compression(values: Mapping[str, Any]) -> bool:
 
 
 def alternatives(values: Mapping[str, Any], baseline: bool = False) -> list[Alternative]:
-    """Return the product of all lists among `values`: the last option varies fastest, and the seed fastest of all.
+    """Return an alternative for each combination of the lists in `values`. The last list varies fastest, and the seed fastest of all.
 
-    `baseline`: append the dense counterpart of every alternative that has none among them. Raises ConfigError.
+    `baseline`: also append the dense counterparts of the alternatives, unless they are among the alternatives. Raises ConfigError.
     """
     listed = [name for name, value in values.items() if isinstance(value, list)]
     listed.sort(key=lambda name: name == "seed")
@@ -75,14 +75,14 @@ def alternatives(values: Mapping[str, Any], baseline: bool = False) -> list[Alte
 
 
 def alternative_error(name: str, message: str, exit_status: int) -> FedcompError:
-    """Return the error of an alternative that cannot run; it is raised before the first alternative trains."""
+    """Return the error of an alternative that cannot run. Callers raise it before the first alternative trains."""
     error = FedcompError(f"alternative {name}: {message}" if name else message)
     error.exit_status = exit_status
     return error
 
 
 def _missing_baselines(options: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return the dense counterparts of `options`, each once, without those that are among `options` already."""
+    """Return the dense counterparts of `options`, each once, except for those that `options` already contains."""
     present = [dense(each) for each in options if is_dense(each)]
     missing: list[dict[str, Any]] = []
     for counterpart in map(dense, options):
@@ -92,7 +92,7 @@ def _missing_baselines(options: Sequence[Mapping[str, Any]]) -> list[dict[str, A
 
 
 def _unique_names(texts: Sequence[str]) -> list[str]:
-    """Return names of at most about MAX_NAME_LENGTH characters that differ in more than their case."""
+    """Return names of at most about MAX_NAME_LENGTH characters, which differ even if case is ignored."""
     names: list[str] = []
     for text in texts:
         name = base = text[:MAX_NAME_LENGTH].rstrip("-_.")

@@ -23,7 +23,7 @@ from .displays import FAILED, AlternativeProgress, ComparisonDisplay, Facts
 from .folder import BASELINE, TARGET, ComparisonFolder
 from .worker_pool import WorkerPool
 
-ONE_CORE_ENGINES = {"batched", "serial"}  # they gain little from a second core
+ONE_CORE_ENGINES = {"batched", "serial"}  # engines that gain little from a second core
 SHOWN_OPTIONS = "task partition clients participation rounds strategy uplink downlink memory attack network".split()
 OPTIONAL_COLUMNS = ("time", "ratio", "rounds")  # omitted on a narrow terminal, the first one first
 MIN_NAME_WIDTH = 11  # characters; longer names are folded
@@ -58,7 +58,7 @@ class Comparison:
         self.finished = {each.name for each in self.all if self.folder.is_finished(each)}
 
     def run(self) -> list[Result]:
-        """Train the alternatives that are not finished, and compare all."""
+        """Train the alternatives that are not finished. Then compare all alternatives and return the lines of the table."""
         with ExitStack() as stack:
             unfinished = [each for each in self.all if each.name not in self.finished]
             count = max(1, min(self.processes or cores(), len(unfinished)))
@@ -81,7 +81,7 @@ class Comparison:
             return self._compare(side)
 
     def _check(self, pool: WorkerPool, unfinished: Sequence[Alternative]) -> list[dict[str, Any]]:
-        """Return the result of the check of each alternative. Raises FedcompError if one of them cannot run."""
+        """Check each alternative, and return the results of the checks. Raises FedcompError if an alternative cannot run."""
         checks: dict[int, dict[str, Any]] = {}
         values = map(self.folder.values_of, unfinished)
         for order, answer in pool.run([{"order": "check", "values": each} for each in values]):
@@ -102,7 +102,7 @@ class Comparison:
         return [checks[order] for order in range(len(unfinished))]
 
     def _side_by_side(self, checked: Sequence[Mapping[str, Any]]) -> int:
-        """Return how many alternatives run at once. With "auto", that is one for each core if each uses one core, else one."""
+        """Return how many alternatives run at once. With "auto", one for each CPU core if each alternative uses one core, else one."""
         if self.processes:
             return min(self.processes, max(len(checked), 1))
         one_core = all(c["device"] == "cpu" and c["engine"] in ONE_CORE_ENGINES for c in checked)
@@ -196,9 +196,9 @@ def as_text(lines: Sequence[Result], target: float | None) -> list[str]:
 
 
 def as_rich_table(lines: Sequence[Result], target: float | None, width: int) -> Table:
-    """Return the table for a terminal of `width` characters, without the column of rounds if all lines have the same number.
+    """Return the table for a terminal of `width` characters, without the column of rounds if all lines have the same number of rounds.
 
-    Columns that do not fit are omitted, those of OPTIONAL_COLUMNS first, then from the right. Long names are wrapped, numbers never cut.
+    Columns that do not fit are omitted: first OPTIONAL_COLUMNS, then from the right. Long names are wrapped. Numbers are never cut.
     """
     same_rounds = len({line.rounds for line in lines}) == 1
     titles, rows = _columns(lines, target)
@@ -224,7 +224,7 @@ def as_rich_table(lines: Sequence[Result], target: float | None, width: int) -> 
 
 
 def _columns(lines: Sequence[Result], target: float | None) -> tuple[list[str], list[list[str]]]:
-    """Return the titles and rows of the figures, with the worst decile of the clients after the accuracy where it is known."""
+    """Return the titles and rows of the columns with numbers. If the worst decile of the clients is known, it follows the accuracy."""
     titles, rows = column_titles(target), [cells(line, target) for line in lines]
     if any(line.worst_decile is not None for line in lines):
         titles.insert(1, WORST)

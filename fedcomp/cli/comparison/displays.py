@@ -1,4 +1,4 @@
-"""The progress of each alternative, and its displays: a dashboard, and lines of text."""
+"""The progress of each alternative, and the displays of a comparison: a dashboard, and lines of text."""
 
 import sys
 from collections import deque
@@ -36,7 +36,7 @@ MAX_NOTES = 3  # warnings and failures below the table
 
 @dataclass
 class AlternativeProgress:
-    """The progress of one alternative. `accuracies`: measured values, by round."""
+    """The progress of one alternative. `accuracies`: (round, measured value) of each evaluated round."""
 
     name: str
     rounds: int  # of the whole run
@@ -44,7 +44,7 @@ class AlternativeProgress:
     round: int = 0
     totals: Totals = field(default_factory=Totals)
     accuracies: list[tuple[int, float]] = field(default_factory=list)
-    last: RoundRecord | None = None  # of the last round that was evaluated
+    last: RoundRecord | None = None  # record of the last round that was evaluated
     error: str = ""  # of a failed run
 
     @property
@@ -80,7 +80,7 @@ class ComparisonDisplay:
     clock: Callable[[], float] = monotonic
     all: list[AlternativeProgress] = field(default_factory=list)
     out: str = ""  # the folder of the alternatives, once it exists
-    facts: Facts = ()  # options that all have in common
+    facts: Facts = ()  # options that all alternatives have in common
     start_s: float = 0.0  # time of the clock when the first alternative started
     earlier_rounds: int = 0  # rounds of earlier commands
 
@@ -95,7 +95,7 @@ class ComparisonDisplay:
 
     @property
     def remaining_s(self) -> float | None:
-        """The estimated time in seconds until all are done; None before the first round."""
+        """The estimated time in seconds until all alternatives are done; None before the first round has finished."""
         done = sum(p.rounds if p.state == FAILED else p.round for p in self.all)
         all = sum(p.rounds for p in self.all)
         measured = done - self.earlier_rounds
@@ -136,7 +136,7 @@ class ComparisonDisplay:
 
 
 class ComparisonLines(ComparisonDisplay):
-    """A line for each round of each alternative, for pipes, logs and screen readers. Warnings go to standard error."""
+    """A display that prints a line for each round of each alternative, for pipes and logs. Warnings go to standard error."""
 
     def on_run_start(self, out: str, facts: Facts, all: list[AlternativeProgress]) -> None:
         super().on_run_start(out, facts, all)
@@ -223,7 +223,7 @@ class ComparisonView(ComparisonDisplay):
         return progress_bar(before, fraction, after, width)
 
     def _table(self, width: int, height: int) -> list[Text]:
-        """Return a line for each alternative. Where room is short, running ones come first, and the last line counts the others."""
+        """Return a line for each alternative. If not all fit, running alternatives have priority, and the last line counts the others."""
         shown, hidden = self.all, ""
         if len(self.all) > height - 1:
             order = [RUNNING, FAILED, DONE, WAITING]
@@ -234,7 +234,7 @@ class ComparisonView(ComparisonDisplay):
         rest = width - 2 - ROUND - QUALITY - 2 * BYTES
         name = min(longest, max(NAME, rest - CURVE))
         curve = rest - name - 2
-        # The same for all curves, so that they can be compared.
+        # All curves have the same bounds, so that they can be compared.
         values = [accuracy for p in self.all for _, accuracy in p.accuracies] or [0.0, 1.0]
         bounds = min(values), max(values)
         head = f"  {'':<{name}}{'round':>{ROUND}}{'accuracy':>{QUALITY}}{'up':>{BYTES}}{'down':>{BYTES}}"

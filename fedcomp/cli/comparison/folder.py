@@ -1,9 +1,9 @@
 """The folder of a comparison.
 
-alternatives.toml   the options, with lists of values, for --config; [resolved]: decisions of the command
+alternatives.toml   the options, with lists of values, in the form of a --config file; [resolved]: choices of the command
 NAME/               the run folder of each alternative
 comparison.json     the lines of the table
-report.html         the report on all of them
+report.html         the report on all alternatives
 """
 
 import fcntl
@@ -47,8 +47,8 @@ NOT_STORED = {"out", "resume", "plain"}  # in alternatives.toml
 class ComparisonFolder:
     """The folder of one comparison.
 
-    Raises RunFolderError, before anything is written, if the folder is in use, if it is absent and should be resumed, or if it holds
-    other alternatives.
+    Raises RunFolderError, before anything is written, if the folder is in use, if it should be resumed but does not exist, or if it
+    holds other alternatives.
     """
 
     def __init__(self, values: Mapping[str, Any]):
@@ -89,7 +89,7 @@ class ComparisonFolder:
                 raise RunFolderError(f"{found}, but this command has {_shown(own)}; {advice}")
 
     def open(self, resolved: Mapping[str, Any]) -> None:
-        """Create the folder, or continue in it, for this process alone, and write the options and decisions.
+        """Create the folder, or reopen it, and lock it. Write the options and the choices of the command.
 
         Without --out, the folder gets a name that no other run has.
         """
@@ -121,8 +121,8 @@ class ComparisonFolder:
     def values_of(self, alternative: Alternative) -> dict[str, Any]:
         """Return the options of an alternative's run, including "out" and "resume".
 
-        For a run that was started before, they include the defaults that its strategy set then. "out" is None until `open()` has
-        chosen the name of a default folder.
+        If the run was started by an earlier command, they include the defaults that its strategy set then. Without --out, "out" is None
+        until `open()` has chosen the name of the folder.
         """
         folder = self.run_folder(alternative)
         values = {name: value for name, value in alternative.values.items() if value is not None}

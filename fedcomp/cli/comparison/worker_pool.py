@@ -1,7 +1,7 @@
-"""A pool of processes that check and run alternatives, and what such a process executes.
+"""A pool of processes that check and run alternatives, and the program that such a process executes.
 
-Orders and answers are JSON. A process exits when the other end of its connection is closed. SIGINT interrupts its run, like Ctrl-C. The
-crash of one process does not affect the others.
+Orders and answers are JSON. A process exits when the other end of its connection is closed. Like Ctrl-C, SIGINT interrupts the run of a
+process. The crash of one process does not affect the others.
 """
 
 import contextlib
@@ -50,7 +50,7 @@ class WorkerProcess:
                 pass_fds=[other.fileno()],
                 process_group=0,
             )
-        self.order = -1  # index of its order
+        self.order = -1  # index of the current order
 
     def send(self, order: Mapping[str, Any]) -> None:
         """Send an order."""
@@ -58,7 +58,7 @@ class WorkerProcess:
             self.link.send_bytes(json.dumps(order).encode())
 
     def answer(self) -> Answer:
-        """Wait for the next answer. A process that has ended answers with the reason."""
+        """Wait for the next answer. If the process has ended, return an answer that gives the reason."""
         try:
             return json.loads(self.link.recv_bytes())
         except (EOFError, OSError):
@@ -85,7 +85,7 @@ class WorkerProcess:
 
 
 class WorkerPool:
-    """A pool of `count` processes. They are killed on exit; after an interruption, each may finish its round first."""
+    """A pool of `count` processes. On exit, the processes are killed. After Ctrl-C, each process may finish its round first."""
 
     def __init__(self, count: int):
         self.count = count
@@ -162,7 +162,7 @@ def _listen(link: Connection, orders: queue.SimpleQueue[Any]) -> None:
 
 
 def _execute(order: dict[str, Any], send: Send) -> None:
-    """Execute an order. Its last answer has the key `end`."""
+    """Execute an order. The last answer has the key `end`."""
     try:
         send(end=ORDERS[order.pop("order")](send=send, **order))
     except FedcompError as error:
@@ -174,7 +174,7 @@ def _execute(order: dict[str, Any], send: Send) -> None:
 
 
 def check(send: Send, values: dict[str, Any]) -> dict[str, Any]:
-    """Return settings, engine, device and model size of an alternative without training it. Raises UserError for invalid options."""
+    """Return the resolved options, engine, device and model size of an alternative, without training it. Raises UserError."""
     from ...sim.run import PreparedRun
 
     prepared = PreparedRun(RunConfig(**values), Callback())

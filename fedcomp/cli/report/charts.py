@@ -13,18 +13,18 @@ from ...runs import Group, Run
 from ..results import Result
 from . import svg
 
-# An axis is logarithmic above this ratio of the largest to the smallest value.
+# An axis is logarithmic if the ratio of the largest to the smallest value is above this limit.
 LOG_BYTES, LOG_LOSS = 8, 50
 MAX_VALUE = 1e30  # larger values are not drawn
-MAX_SEGMENTS = 300  # of a line, about one per pixel
-MAX_POINTS = 400  # of a chart that show their values while the pointer is on them
+MAX_SEGMENTS = 300  # segments of a line, about one per pixel
+MAX_POINTS = 400  # points of a chart that show their values while the pointer is on them
 MIN_POINTS_OF_LINE = 8
 MARKERS_PER_LINE = 6
 
 
 @dataclass(frozen=True)
 class ReportLine:
-    """A line of the report: runs that differ in their seeds alone, with their name in the charts and the number of their style."""
+    """A line of the report: runs that differ only in their seeds, their name in the charts, and the number of their style."""
 
     group: Group
     result: Result
@@ -34,14 +34,14 @@ class ReportLine:
 
 @dataclass(frozen=True)
 class Panel:
-    """Lines that are drawn in one chart. They have a Pareto front if they are of one problem."""
+    """Lines that are drawn in one chart. They have a Pareto front if all of them have the same learning problem."""
 
     title: str
     entries: Sequence[ReportLine]
 
     @property
     def comparable(self) -> bool:
-        """Whether these are several lines of one problem."""
+        """Whether these are several lines with the same learning problem."""
         return len(self.entries) > 1 and len({str(e.result.problem) for e in self.entries}) == 1
 
     @property
@@ -66,14 +66,14 @@ def panels(groups: Sequence[Group], lines: Sequence[Result]) -> list[Panel]:
 
 @dataclass(frozen=True)
 class Quantity:
-    """A value for each round of a run, NaN where it was not measured, and its formats on an axis and at a point."""
+    """A value for each round of a run, NaN where it was not measured. `tick` and `show`: its formats on an axis and at a point."""
 
     label: str
     values: Callable[[Run], np.ndarray]
     tick: Callable[[float], str]
     show: Callable[[float], str]
     whole: bool = False
-    log_from: float = math.inf  # ratio of largest to smallest value
+    log_from: float = math.inf  # an axis is logarithmic if largest / smallest value is above this
 
 
 def sent(run: Run) -> np.ndarray:
@@ -91,7 +91,7 @@ def _metric(name: str) -> Callable[[Run], np.ndarray]:
 
 
 def _measured(name: str) -> Callable[[Run], np.ndarray]:
-    """Return a function for the value of the server, or else the mean over the clients."""
+    """Return a function that returns the values of the server, or the means over the clients where the server has none."""
 
     def values(run: Run) -> np.ndarray:
         of_server = run.metrics[name]
@@ -174,7 +174,7 @@ def _staircase(drawn: Sequence[svg.Series]) -> list[tuple[float, float]]:
 
 
 def curves(panel: Panel, all_panels: Sequence[Panel]) -> list[list[tuple[str, str]]]:
-    """Return rows of (title, <svg>): accuracy, that of the worst decile, and loss over rounds, bytes and hours, on shared axes."""
+    """Return rows of (title, <svg>): accuracy, worst-decile accuracy, and loss over rounds, bytes and hours, on shared axes."""
     rows = []
     for up in (ACCURACY, WORST, LOSS):
         row = []
@@ -215,7 +215,7 @@ def _line(
     drawn = _every(len(x), MAX_SEGMENTS)
     shown = _every(len(x), max_points)
     step = max(len(shown) // MARKERS_PER_LINE, 1)
-    # So that markers of different lines do not overlap.
+    # The markers of each line start at another point, so that they do not overlap.
     marked = set(shown[entry.style * step // max(lines, 1) :: step])
     points = []
     for i in shown:

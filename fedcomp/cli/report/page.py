@@ -19,12 +19,12 @@ from .charts import Panel, ReportLine, curves, finals, panels
 from .verdict import verdict
 
 REPORT = "report.html"
-MAX_CLIENTS = 12  # in a cell
+MAX_CLIENTS = 12  # ids in a cell
 MAX_LEGEND_COLUMN = 8  # entries of the legend in one column
 
 
 def write_and_print_path(folders: Sequence[Path], out: Path | None, target: str | None) -> None:
-    """Write the report on the runs in `folders`, each a run folder or the folder of a comparison, and print its absolute path.
+    """Write the report on the runs in `folders`, and print its absolute path. Each folder is that of a run or of a comparison.
 
     Raises UserError for runs that cannot be read and files that cannot be written.
     """
@@ -40,7 +40,7 @@ def write_and_print_path(folders: Sequence[Path], out: Path | None, target: str 
 
 
 def _runs_in(folder: Path) -> list[Path]:
-    """Return the folder itself, or the run folders of the alternatives in it that were started, in their order."""
+    """Return the folder itself, or for a comparison the run folders of the alternatives that were started, in their order."""
     file = folder / ALTERNATIVES_FILE
     if not file.is_file():
         return [folder]
@@ -74,7 +74,7 @@ def write(
 
 
 def after_run(folder: Path, warn: Callable[[str], None], target: float | None = None) -> None:
-    """Write report.html into the folder of a run that has ended, if it was started. Pass the message of an error to `warn`."""
+    """Write report.html into the folder of a run that has ended, if the folder holds a run. Pass the message of an error to `warn`."""
     if (folder / RUN_FILE).is_file():
         try:
             write([folder], folder / REPORT, target)
@@ -276,7 +276,7 @@ def _simulated(run: Run) -> float | None:
 
 
 def _settings(groups: Sequence[Group]) -> str:
-    """Return a table of the options that differ, and one of the other options and the resolved settings."""
+    """Return a table of the options that differ, and a table of the other options and the choices for the machine."""
     options = [group.runs[0].options for group in groups]
     names = dict.fromkeys(name for each in options for name in each if name not in NEUTRAL_OPTIONS)
     values = {name: [_shown(each.get(name)) for each in options] for name in names}

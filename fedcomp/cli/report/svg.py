@@ -1,6 +1,6 @@
-"""Scales, markers and one chart as an <svg> element.
+"""Axes, markers and charts as <svg> elements.
 
-One unit of the drawing is one pixel on a phone. Colours are CSS variables of the page. While the pointer is on a point, style.css shows
+One unit of a drawing is one pixel on a phone. Colours are CSS variables of the page. While the pointer is on a point, style.css shows
 its value above the chart, without a script.
 """
 
@@ -12,9 +12,9 @@ from importlib import resources
 
 WIDTH, HEIGHT = 360, 270
 LEFT, RIGHT, TOP, BOTTOM = 50, 14, 36, 42  # margins around the plot
-LEGEND, ROW = 300, 16  # width of a picture's legend, and height of its lines
+LEGEND, ROW = 300, 16  # width of the legend of `picture`, and height of its lines
 LETTER = 7.2  # width of a character of 12 px in a wide font
-MARGIN = 0.05  # on either side of a scale, as a fraction of the range of its values
+MARGIN = 0.05  # margin on either side of an axis, as a fraction of the range of its values
 
 COLOURS = 8  # --c0 to --c7 in style.css
 DASHES = ("", "7 3", "7 3 2 3", "2 3", "10 4", "10 3 2 3 2 3", "4 2")
@@ -93,7 +93,7 @@ class Axis:
 
 @dataclass(frozen=True)
 class Point:
-    """A value that is shown while the pointer is on it. `data`: attributes with the exact numbers."""
+    """A point whose text is shown while the pointer is on it. `data`: HTML attributes with the exact numbers."""
 
     x: float
     y: float
@@ -106,7 +106,7 @@ class Point:
 class Series:
     """One data series of a chart: points and a line of the same style.
 
-    `band`: (x, lowest, highest), a whisker if there is one x; `ring`: circle the points.
+    `band`: (x, lowest, highest) of the range, drawn as a whisker if there is one x. `ring`: draw circles around the points.
     """
 
     name: str

@@ -8,11 +8,11 @@ from ...formatting import decimal, human_bytes, three_digits
 from .charts import Panel, ReportLine
 
 CLOSE = 0.05  # a line counts as close to the best within this difference of accuracy, or relative difference of loss
-MAX_NAMED = 3  # failed runs
+MAX_NAMED = 3  # failed runs that are named
 
 
 def verdict(panels: Sequence[Panel], target: float | None) -> list[str]:
-    """Return a sentence or two for each problem, as HTML."""
+    """Return one or two sentences for each panel, as HTML."""
     sentences = []
     for panel in panels:
         if panel.comparable:
@@ -76,7 +76,7 @@ def _comparison(entries: Sequence[ReportLine], target: float | None) -> str:
 
 
 def _range(entries: Sequence[ReportLine]) -> str:
-    """Compare lines of different problems, of which none can be recommended."""
+    """Return the best and the worst of lines with different problems, of which none can be recommended."""
     good = [e for e in entries if not e.result.note and isfinite(e.result.rank)]
     if not good:
         return "No run is finished yet." + _failures(entries)

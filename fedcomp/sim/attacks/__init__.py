@@ -21,7 +21,7 @@ _ATTACKS: PluginRegistry[type[Attack]] = PluginRegistry(
 
 
 def available_attacks() -> dict[str, type[Attack]]:
-    """Return every attack that a spec string may name, those of other packages included: name → class."""
+    """Return all attacks, including those of other packages: name → class."""
     return _ATTACKS.available()
 
 

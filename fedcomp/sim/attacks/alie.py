@@ -7,7 +7,7 @@ Baruch, Baruch, Goldberg: A little is enough: circumventing defenses for distrib
 The cohort has n clients, f of them Byzantine. μ and σ are the mean and the sample standard deviation of each coordinate over the honest
 updates. For small f the formula gives z ≤ 0, which means no shift; set `z` to attack anyway. The authors' program subtracts the shift
 (`shift=down`). `shift=up` adds it. `shift=against` moves each coordinate towards the opposite sign, which reverses the sign of coordinates
-with |μ| < z·σ.
+with |μ| < z·σ. s is the number of honest clients whose support the attackers need.
 """
 
 import math
@@ -19,7 +19,7 @@ from torch import Tensor
 
 from .base import Attack, Generators, UpdateContext
 
-MAX_PROBABILITY = 1 - 1e-6  # argument of Φ⁻¹ if no supporters are needed
+MAX_PROBABILITY = 1 - 1e-6  # largest argument of Φ⁻¹, used if the attackers need no supporters
 
 
 @dataclass(frozen=True)

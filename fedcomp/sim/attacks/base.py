@@ -1,11 +1,11 @@
-"""The interface of an attack, which replaces steps of a virtual Byzantine client.
+"""The interface of attacks. An attack replaces steps of virtual Byzantine clients.
 
 An attack may replace the training data of its clients (`data`), their updates (`updates`), their reports (`reply`), or keep them from
 answering (`silence_reason`). Random draws depend on (seed, round, client) alone, and an attack keeps no state from round to round. The
 result of an attacked run therefore depends neither on interruptions nor on how cohorts are split.
 
-`updates` is called again in a later phase with new updates, such as a vote on forwarded ballots. `reply` is called in every phase of a
-round.
+`updates` is called again in a later phase if clients make new updates in it, such as votes on forwarded ballots. `reply` is called in every
+phase of a round.
 """
 
 import re
@@ -25,7 +25,7 @@ from ...tasks.data import Examples
 
 Generators = Sequence[np.random.Generator]  # one for each client
 MAX_RANGE = 1_000_000  # clients in a range of ids
-UNBOUNDED = 1e9  # from which the highest value is not named in an error
+UNBOUNDED = 1e9  # error messages do not name a limit of at least this value
 
 
 @dataclass(frozen=True)
@@ -34,8 +34,8 @@ class UpdateContext:
 
     cohort_size: int
     n_byzantine: int  # clients of this attack in the cohort
-    honest_clients: tuple[int, ...]  # those with finite updates, ascending
-    honest_updates: Tensor  # [h, n], before memory and codec; without honest clients, the attackers' own trained updates
+    honest_clients: tuple[int, ...]  # ids of the honest clients with finite updates, ascending
+    honest_updates: Tensor  # [h, n], not yet encoded; without honest clients, the trained updates of the attackers
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class ReplyContext:
     """The tools of a Byzantine client for writing frames."""
 
     codec: Codec
-    seed: int  # of an honest client's encoding
+    seed: int  # seed with which an honest client would encode
     codec_context: Context  # with the layout of the model
     generator: np.random.Generator
     algorithm: ClientAlgorithm = ClientAlgorithm()  # noqa: RUF009 — a frozen value; it has the client's signing key
@@ -60,9 +60,9 @@ class ReplyContext:
 
 @dataclass(frozen=True)
 class Attack:
-    """An attack with its options. Subclasses are frozen dataclasses; their own fields are further options of the spec string."""
+    """An attack with its options. Subclasses are frozen dataclasses, and the fields that they add are further options."""
 
-    count: int = 0  # Byzantine clients; 0: the number of ids in `clients`
+    count: int = 0  # number of Byzantine clients; 0: the number of ids in `clients`
     clients: str = ""  # ids of the Byzantine clients, as in 3/7/10-14; "": drawn from the seed
 
     name: ClassVar[str]
@@ -70,7 +70,7 @@ class Attack:
     limits: ClassVar[Mapping[str, tuple[float, float]]] = {}  # lowest and highest value of options
     uses_honest_updates: ClassVar[bool] = False  # `updates` reads the honest clients' updates
     uses_allocation: ClassVar[bool] = (
-        False  # its clients are chosen by the allocation matrix in every round
+        False  # its clients are chosen in every round by the strategy's allocation matrix
     )
 
     def __post_init__(self) -> None:

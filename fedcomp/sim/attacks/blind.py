@@ -31,7 +31,7 @@ FLOAT32_MAX = float(np.finfo(np.float32).max)
 
 @dataclass(frozen=True)
 class Inverted(Attack):
-    scale: float = 1.0
+    scale: float = 1.0  # s
 
     name: ClassVar[str] = "inverted"
     source: ClassVar[str] = "Bernstein 2019"
@@ -79,7 +79,7 @@ class Constant(Attack):
 
 @dataclass(frozen=True)
 class Gaussian(Attack):
-    sigma: float = 200.0
+    sigma: float = 200.0  # σ
 
     name: ClassVar[str] = "gaussian"
     source: ClassVar[str] = "Blanchard 2017"

@@ -26,7 +26,7 @@ MAX_LISTED = 8  # ids in the description of an attack
 
 @dataclass
 class AttackedCohort:
-    """The cohort of a round, its attackers and the honest updates so far."""
+    """The cohort of a round, its attackers, and the honest updates that are known so far."""
 
     cohort: frozenset[int]
     attackers: dict[int, Attack]
@@ -94,13 +94,13 @@ class ByzantineClients(ClientHook):
         """Return the random generator of an attacker in a round."""
         return seeds.generator(self.seed, SEED_PURPOSE, a.round, a.client)
 
-    # The hook. A group is an attack; the group of the honest clients is None.
+    # The methods of the hook. A group is identified by its attack; the group of the honest clients is None.
 
     def on_assignments(self, assignments: Sequence[Assignment]) -> None:
         rounds: dict[int, list[int]] = {}
         for a in assignments:
             rounds.setdefault(a.round, []).append(a.client)
-        if rounds:  # empty in a later phase of a known round
+        if rounds:  # empty in later phases of a round
             self._rounds = {
                 round: attacked for round, attacked in self._rounds.items() if round in rounds
             }
@@ -114,7 +114,7 @@ class ByzantineClients(ClientHook):
         return attack.silence_reason(self.generator(assignment)) if attack else ""
 
     def groups(self, assignments: Sequence[Assignment]) -> list[tuple[Any, list[Assignment]]]:
-        """Return the groups, honest clients first, since attacks may read their updates."""
+        """Return the groups. The honest clients come first, since attacks may read their updates."""
         groups: dict[Attack | None, list[Assignment]] = {None: []}
         for a in assignments:
             groups.setdefault(self.attack_of(a), []).append(a)
@@ -165,7 +165,7 @@ class ByzantineClients(ClientHook):
 
 
 def _assign_clients(attacks: Sequence[Attack], clients: int, seed: int) -> dict[int, Attack]:
-    """Return the attack of each attacker: of the named clients, and of `count` other clients drawn from (seed, "attack")."""
+    """Return the attack of each attacker. Attackers are the named clients, and `count` other clients drawn from (seed, "attack")."""
     attackers: dict[int, Attack] = {}
     for attack in attacks:
         for client in attack.named_clients:

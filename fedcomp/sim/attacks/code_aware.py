@@ -1,10 +1,11 @@
 """Code-aware: the attackers are the clients with the most weight in a coded election.
 
-    attackers = the cohort members on the heaviest rows of the allocation matrix G;  x ← −s·x
+    attackers = the cohort members with the heaviest rows of the allocation matrix G;  x ← −s·x, s = `scale`
 
 In a coded election (Sohn, Han, Choi, Moon: Election coding for distributed learning. NeurIPS 2020), row i of G contains the partitions, or
-ballots, that voter i tallies. Randomly drawn attackers mostly have light rows; an attacker that knows G takes the heaviest ones. Row i
-belongs to the i-th member of the cohort in the order of the logical ids. Members beyond the last row start again at the first.
+ballots, that voter i tallies. The weight of a row is the number of its ones. Randomly drawn attackers mostly have light rows; an
+attacker that knows G takes the heaviest rows. Row i belongs to the i-th member of the cohort in the order of the logical ids. Members
+beyond the last row start again at the first row.
 """
 
 from collections.abc import Sequence
@@ -24,7 +25,7 @@ class CodeAware(Inverted):
 
 
 def rank_by_row_weight(cohort: Sequence[int], allocation: np.ndarray) -> list[int]:
-    """Return the members of a cohort by the weight of their rows, heaviest first, ties in the order of the rows."""
+    """Return the members of a cohort in the order of the weights of their rows, heaviest first. Ties are in the order of the ids."""
     weights = allocation.sum(1, dtype=np.int64)
     ranked = sorted(range(len(cohort)), key=lambda i: (-weights[i % len(weights)], i))
     return [cohort[i] for i in ranked]

@@ -1,8 +1,8 @@
 """Equivocation: send different ballots to different voters.
 
-With sealed ballots (docs/explanation/elections.md), a sender signs one hash and one ciphertext. It can only wrap, for some voters, a key
-that does not open the ballot. These voters prove it, and the server names the sender and excludes it. Without sealed ballots all voters
-receive the same ballot, and the client is honest.
+With sealed ballots (docs/explanation/elections.md), a sender signs one hash and one ciphertext. Therefore it can only send some voters a
+wrapped key that does not open the ballot. These voters prove this to the server, which names and excludes the sender. Without sealed
+ballots, all voters receive the same ballot, and the client behaves honestly.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -46,7 +46,7 @@ def replace_wraps(
 ) -> bytes:
     """Return a sealed ballot whose wrapped keys at these positions are noise, with a valid signature.
 
-    `noise`: returns this number of bytes.
+    `noise(n)` returns n random bytes.
     """
     point, commitment, _, count = HEAD.unpack_from(data)
     end = HEAD.size + count * WRAP.size

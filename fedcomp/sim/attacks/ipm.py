@@ -4,7 +4,8 @@ Xie, Koyejo, Gupta: Fall of empires: breaking Byzantine-tolerant SGD by inner pr
 
     x = −ε·μ
 
-μ is the mean of the honest updates. A small ε hides among them, a large one reverses the mean; ε = 1 is also called sign flipping.
+μ is the mean of the honest updates. With a small ε, the attack is hard to distinguish from honest updates; a large ε reverses the mean of
+all updates. ε = 1 is also called sign flipping.
 """
 
 from dataclasses import dataclass

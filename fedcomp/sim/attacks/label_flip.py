@@ -2,8 +2,8 @@
 
     y ← classes − 1 − y
 
-Fang, Cao, Jia, Gong: Local model poisoning attacks to Byzantine-robust federated learning. USENIX Security 2020, section 4.1; as a data
-attack, Biggio, Nelson, Laskov: Support vector machines under adversarial label noise. ACML 2011. Targets below 0, which a loss ignores, do
+Fang, Cao, Jia, Gong: Local model poisoning attacks to Byzantine-robust federated learning. USENIX Security 2020, section 4.1. As an attack
+on data: Biggio, Nelson, Laskov: Support vector machines under adversarial label noise. ACML 2011. Targets below 0, which a loss ignores, do
 not change.
 """
 

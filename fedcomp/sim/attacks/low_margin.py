@@ -1,9 +1,9 @@
 """Low margin: vote against narrow majorities; elsewhere vote with the client's own update.
 
-    S = Σ_i sign(x_i) over the honest;  x_j ← −sign(S_j)·|x_j| where 0 < |S_j| ≤ b, else x_j
+    S = Σ_i sign(x_i) over the honest clients i;  x_j ← −sign(S_j)·|x_j| at coordinates j with 0 < |S_j| ≤ b, else x_j
 
-By default b is the number of this attack's clients in the cohort, whose votes can then tie or reverse these majorities. A rule that
-detects votes which lost by a wide margin does not detect this attack.
+b is the option `margin`. By default, it is the number of this attack's clients in the cohort, so that their votes can tie or reverse these
+majorities. A rule that detects votes that lost by a wide margin does not detect this attack.
 """
 
 from collections.abc import Mapping

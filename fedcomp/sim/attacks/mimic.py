@@ -1,11 +1,12 @@
-"""Mimic: all attackers copy one honest client, whose data is then overweighted.
+"""Mimic: all attackers copy the update of one honest client, whose data then has too much weight.
 
 Karimireddy, He, Jaggi: Byzantine-robust learning on heterogeneous datasets via bucketing. ICLR 2022, section 3.2 and appendix B.
 
     z = argmax_{‖z‖=1} zᵀ (Σ_i (x_i − μ)(x_i − μ)ᵀ) z,  i* = argmax_i |zᵀ x_i|,  x = x_{i*}
 
-The paper learns z over a warm-up of several rounds and then fixes i*. Here both are computed in each round, since cohorts change. `of`
-fixes i*; if that client is not in the cohort or its training failed, the formula chooses.
+x_i are the honest updates and μ is their mean. The paper learns z over a warm-up of several rounds and then fixes i*. Here both are
+computed in each round, since cohorts change. The option `of` fixes i*; if this client is not in the cohort or its training failed, the
+formula chooses i*.
 """
 
 from dataclasses import dataclass

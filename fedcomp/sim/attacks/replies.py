@@ -1,7 +1,7 @@
-"""Reports that no honest client sends: NaN and infinity, malformed frames, no answer.
+"""Attacks on the reports of clients: NaN and infinity, malformed frames, no answer.
 
-A Byzantine client has the memory of an honest one, but replaces the proposed frame by another with its own ticket. If the server accepts
-that frame, the next assignment names a proposal that the memory did not make, and the memory rolls back.
+A Byzantine client has the memory of an honest client, but replaces the frame that the memory proposed by another frame with its own ticket.
+If the server accepts that frame, the next assignment names a proposal that the memory did not make, and the memory rolls back.
 """
 
 import struct
@@ -37,7 +37,7 @@ KINDS = ("garbage", "truncated", "size", "checksum", "body")
 
 @dataclass(frozen=True)
 class Infinity(Attack):
-    """Frames with NaN, infinity or the largest float32, written byte by byte, since codecs do not encode these numbers."""
+    """Frames with NaN, infinity or the largest float32. They are written into finished frames, since codecs refuse such values."""
 
     value: Literal["nan", "inf", "largest"] = "nan"
 
@@ -57,7 +57,7 @@ class Infinity(Attack):
             return _with_frame(
                 report, replace_floats(frame, doubled, context.codec, context.layout, number)
             )
-        except FedcompError:  # the codec does not work without its memory
+        except FedcompError:  # the codec cannot encode without a memory
             return _with_frame(
                 report,
                 with_checksum(report.frame[:9] + b"\xff" * (len(report.frame) - 9), context.numel),
@@ -65,7 +65,7 @@ class Infinity(Attack):
 
     @staticmethod
     def _floats(frame: bytes, number: float, context: ReplyContext) -> bytes:
-        """Return a frame whose floats are all `number`; noise if `frame` has other content, such as a sealed ballot."""
+        """Return a frame with `number` at all coordinates; noise if `frame` has no coordinates, such as a sealed ballot."""
         try:
             return constant_frame(frame, number, max(context.numel, len(frame)))
         except FrameError:
@@ -80,7 +80,7 @@ class Infinity(Attack):
 
 @dataclass(frozen=True)
 class Malformed(Attack):
-    """Malformed frames: noise; a truncated frame, one of another size, or one with a wrong checksum; noise with a valid checksum."""
+    """Malformed frames: noise, a truncated frame, a frame of another size or with a wrong checksum, or noise with a valid checksum."""
 
     # "any": drawn in each round
     how: Literal["any", "garbage", "truncated", "size", "checksum", "body"] = "any"
@@ -147,8 +147,8 @@ def replace_floats(
 ) -> bytes:
     """Return a frame of `codec` with `value` in place of every float32.
 
-    `doubled`: the frame of the doubled vector, in which every float32 is twice as large. If the codec writes no float32, all bits of its
-    sections are set, which is NaN in every floating-point format.
+    `doubled`: the frame of the doubled vector, in which every float32 is twice as large. If the codec writes no float32, all bits of the
+    sections of the frame are set instead, which means NaN in every floating-point format.
     """
     start = header_bytes(codec.id, codec.seeded)
     offsets = doubled_offsets(frame, doubled, start)

@@ -21,7 +21,7 @@ from ..processes import unbatched_engine
 from .gradients import Parameters, gradients_of
 from .regression import Regression
 
-# Parts of torch's messages about models that torch.func cannot map, such as one that changes a buffer in its forward pass.
+# Parts of torch's error messages about models that torch.func cannot map, such as models that change a buffer in the forward pass.
 UNMAPPABLE = ("vmap", "atching rule", "mutate a captured Tensor")
 
 # Positions in the data [m, b], and the draws of augmentation [m, b, ...] or None.
@@ -49,10 +49,11 @@ def _shortened(message: str) -> str:
 
 
 class BatchedEngine:
-    """Local SGD of a stack of clients, at most `at_once` of them together; 0: all whose batches have the same sizes.
+    """Local SGD of a stack of clients. At most `at_once` clients are trained together; 0: all clients whose batches have the same sizes.
 
-    Takes ownership of `model` and moves it to `device`. Only its frozen tensors and buffers are used, and its large trainable tensors are
-    freed. If the device runs out of memory, half as many clients are trained together from then on, and `warn` is called once.
+    The engine takes ownership of `model` and moves it to `device`. Only its frozen tensors and buffers are used, and its large trainable
+    tensors are freed. If the device runs out of memory, half as many clients are trained together from then on. `warn` is called the first
+    time.
     """
 
     def __init__(
@@ -92,12 +93,13 @@ class BatchedEngine:
         traces: Sequence[Traces] = (),
         augmentations: Sequence[np.ndarray] = (),
     ) -> tuple[Tensor, Tensor]:
-        """Run local SGD from `start` (float32 [n]) for every client, on its batches of `data`; all on the engine's device.
+        """Run local SGD from `start` (float32 [n]) for each client, on the batches of the client in `data`. All tensors are on the device.
 
-        `plans`: the batches of each client. `traces`: those of each client; empty without traces. `augmentations`: the result of
+        `plans`: the batches of each client. `traces`: the traces of each client; empty without traces. `augmentations`: the result of
         plan_augmentation for each client; empty without augmentation.
-        Return the updates, float32 [m, n], and each client's mean loss before a step, float32 [m]. Clients whose batches have the same
-        sizes are trained together. Raises NotBatchable for a model that cannot be batched, and ConfigError if the
+
+        Return the updates, float32 [m, n], and the mean over each client's steps of the loss before the step, float32 [m]. Clients whose
+        batches have the same sizes are trained together. Raises NotBatchable for a model that cannot be batched, and ConfigError if the
         device's memory does not hold one client.
         """
         self.model.train()
@@ -221,7 +223,7 @@ class BatchedEngine:
         return torch.stack(step_losses).mean(0, dtype=torch.float32)
 
     def _regresses(self, data: Data, sizes: Sequence[int], sgd: LocalSGD, has_traces: bool) -> bool:
-        """Return whether the kernels of softmax regression train these batches. They need no memory besides the updates."""
+        """Return whether the kernels of softmax regression train these batches. The kernels need no memory besides the updates."""
         return (
             self.regression is not None
             and not has_traces

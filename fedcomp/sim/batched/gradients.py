@@ -1,7 +1,7 @@
-"""The gradients of a stack of clients: of nn.Sequential, layer by layer, or of a model that torch.func maps over the clients.
+"""The gradients of a stack of clients: layer by layer for nn.Sequential, by torch.func.vmap over the clients for other models.
 
-In nn.Sequential, the examples of all clients are one axis, client after client. Most layers process each example separately, so only layers
-with parameters need a batched form.
+For nn.Sequential, the examples of all clients are concatenated in one axis, client after client. Most layers process each example
+separately, so only layers with parameters need a batched form.
 """
 
 from collections.abc import Callable
@@ -73,7 +73,7 @@ def layered_gradients(task: Task, model: nn.Module) -> Gradients | None:
         m, x = len(inputs), inputs.flatten(0, 1)
         with torch.enable_grad():
             for function, own in zip(functions, own_names, strict=True):
-                weights = {  # frozen ones are shared
+                weights = {  # all clients share the frozen weights
                     key: leaves[name] if name in leaves else p.detach().expand(m, *p.shape)
                     for key, (name, p) in own.items()
                 }
@@ -111,7 +111,7 @@ def losses_of(task: Task, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Ten
 
 
 def batched_layer(layer: nn.Module) -> LayerFunction | None:
-    """Return the function that runs a layer for a stack; None for a layer without one."""
+    """Return a function that runs a layer for a stack; None for a layer without a batched form."""
     if _has_no_state(layer) and not isinstance(layer, RANDOM):
         return lambda own, m, x: layer(x)
     if type(layer) is nn.Linear:
@@ -126,7 +126,7 @@ def batched_layer(layer: nn.Module) -> LayerFunction | None:
 def linear(own: Parameters, m: int, x: Tensor) -> Tensor:
     """Return the outputs of nn.Linear for the examples x [m·b, ..., i] of m clients, each with its own weights."""
     rows, weight, bias = x.reshape(m, -1, x.shape[-1]), own["weight"], own.get("bias")
-    if torch.is_autocast_enabled(x.device.type):  # which does not reach custom functions
+    if torch.is_autocast_enabled(x.device.type):  # autocast does not apply to custom functions
         dtype = torch.get_autocast_dtype(x.device.type)
         rows, weight = rows.to(dtype), weight.to(dtype)
         bias = None if bias is None else bias.to(dtype)
@@ -135,9 +135,9 @@ def linear(own: Parameters, m: int, x: Tensor) -> Tensor:
 
 
 class _Linear(torch.autograd.Function):
-    """Rows [m, b, i], weights [m, o, i], biases [m, o] → [m, b, o].
+    """A linear layer for a stack: rows [m, b, i], weights [m, o, i], biases [m, o] → [m, b, o].
 
-    The gradient of the weights is contiguous, unlike that of autograd, so that the step takes half the time.
+    The gradient of the weights is contiguous, unlike that of autograd. This halves the time of a step.
     """
 
     @staticmethod
@@ -166,7 +166,7 @@ def _has_no_state(layer: nn.Module) -> bool:
 
 def _embedded(layer: nn.Embedding, weight: Tensor, tokens: Tensor) -> Tensor:
     m, v, d = weight.shape
-    if layer.padding_idx is not None:  # the row of the padding has no gradient
+    if layer.padding_idx is not None:  # the row of the padding token has no gradient
         padding = torch.arange(v, device=weight.device).view(-1, 1) == layer.padding_idx
         weight = torch.where(padding, weight.detach(), weight)
     rows = tokens.reshape(m, -1) + v * torch.arange(m, device=weight.device).unsqueeze(1)

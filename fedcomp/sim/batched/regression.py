@@ -1,4 +1,4 @@
-"""Softmax regression: one linear layer with cross-entropy. Its steps have kernels for CPUs."""
+"""Softmax regression: one linear layer with cross-entropy. Its training steps have kernels for CPUs."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ class Regression:
     outputs: int
     inputs: int
     weights: int  # position of the first weight
-    biases: int | None  # position of the first bias
+    biases: int | None  # position of the first bias; None: the layer has no bias
     flattens: bool  # examples are flattened first
 
     @classmethod
