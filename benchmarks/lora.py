@@ -5,7 +5,8 @@
 A small Llama for characters is trained on the first half of the roles of the Shakespeare text. 20 clients, each with whole roles of the
 other half, then train LoRA adapters with AdamW, and only the adapters are sent. Each seed runs twice with the same options and batches:
 with `identity`, and with `stc` and a residual, in both directions. The loss is that of test windows of the second half, before training
-and after the last round. `--freeze-a` trains only B of each adapter (FFA-LoRA, Sun et al. 2024).
+and after the last round. `--freeze-a` trains only B of each adapter (FFA-LoRA, Sun et al. 2024). If transformers
+cannot be imported because torchvision belongs to another build of torch, uninstall torchvision.
 """
 
 import argparse
