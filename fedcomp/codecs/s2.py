@@ -70,7 +70,7 @@ class S2(Codec):
 
     rows: int = 3  # rows of the table; 3 rows need the smallest number of cells
     columns: int = 0  # cells in a row; 0 = as many as the nonzeros need
-    union: float = 1.0  # size of the union of the supports of all added frames, divided by that of one support; at most the number of frames
+    union: float = 1.0  # size of the union of the supports of all added frames, divided by that of one; at most the number of frames
     values: Literal["fp32", "int24", "int16"] = "fp32"  # precision of the values
     name: ClassVar[str] = "s2"
     id: ClassVar[int] = 23
