@@ -8,9 +8,10 @@
 Blocks have different parameters, for a density that changes along the vector. A block is a number of positions, not a range of
 coordinates. So dense ranges have more blocks, empty ranges have none, and no counts are sent.
 
-    head       one byte: s in the three low bits, w − 2 in the next two offsets    w bits for each block; a block has u·2^s positions, the
-    last may have fewer; u = 4, or 16 from 4096 positions on code       unary stream, low stream and padding of all blocks; the parameter of
-    a block is its offset + max(0, min(b*, 37) + w − 2^w), with b* from kernels/rice.py
+    head       one byte: s in the three low bits, w − 2 in the next two
+    offsets    w bits for each block; a block has u·2^s positions, the last may have fewer; u = 4, or 16 from 4096 positions on
+    code       unary stream, low stream and padding of all blocks; the parameter of a block is its offset + max(0, min(b*, 37) + w − 2^w),
+               with b* from kernels/rice.py
 
 The form is sent separately. Among codes of equal length, the encoder chooses the one with the smallest form, then s, w and offsets. Blocks
 are tried from 32 positions on, and used if they save more than 1/64 of the bytes, since codes without blocks are decoded faster. The
