@@ -8,7 +8,7 @@ vote. `election` is the strategy of this name with form=data and the determinist
 `bernoulli` is the same strategy with the Bernoulli code of redundancy 3. The robust rules get dense updates and know the number of
 Byzantine clients. "–" marks combinations that a strategy refuses. Votes have their own learning rate, which was chosen without Byzantine
 clients. The last table shows the maximum loss of accuracy over all attacks, in points, against the same strategy without Byzantine clients.
-Election coding bounds this loss.
+The deterministic code of `election` guarantees a loss of 0.
 """
 
 import argparse

@@ -122,9 +122,8 @@ class Bench:
         self.task = Task(name, self.case.make, lambda: data, lambda: data)
         self.data = Data(data.inputs.to(device), data.targets.to(device))
         model = initial_model(self.task, 0)
-        if (
-            name == "mnist-logreg"
-        ):  # with zero weights, the first step would be alike for all clients
+        # With zero weights, the first step would be alike for all clients.
+        if name == "mnist-logreg":
             nn.init.normal_(model.weight, std=0.05)
         self.model, self.layout = model, Layout.of(model)
         self.start = self.layout.gather(model).to(device)
