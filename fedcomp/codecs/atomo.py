@@ -1,4 +1,4 @@
-"""ATOMO: a vector is split into atoms, and a random sample of them is sent, with the probabilities of least variance.
+"""ATOMO: a vector is split into atoms. A random sample of the atoms is sent, with the probabilities of least variance.
 
 Wang, Sievert, Charles, Liu, Wright, Papailiopoulos: ATOMO: Communication-efficient learning via atomic sparsification. NeurIPS 2018,
 algorithm 1. With atoms=entries: Wangni, Wang, Liu, Zhang: Gradient sparsification for communication-efficient distributed
@@ -11,11 +11,11 @@ With atoms=singular, the atoms are the matrices u vᵀ of the singular value dec
 coordinates. If k atoms had the equal probability s/k, the variance would be (k/s − 1)‖x‖². This bounds the variance of ATOMO.
 
 The paper draws every atom independently, so a frame has s atoms on average. Here atoms are drawn by systematic sampling (Madow, 1949):
-divide a line into intervals of the lengths pᵢ, and take the intervals that contain u, u + 1, u + 2, … for one uniform number u. Atom i is
+divide a line into intervals of the lengths pᵢ, and take the intervals that contain r, r + 1, r + 2, … for one uniform number r. Atom i is
 still drawn with probability pᵢ, and atoms are orthogonal, so mean and variance are unchanged. A frame has ⌊s⌋ or ⌈s⌉ atoms. Probabilities
-are multiples of 2⁻³², rounded up, and so large that λᵢ/pᵢ is a float32; λᵢ is divided by the rounded probability. Vectors are sent
-uncompressed, and so are matrices that have no more numbers than their factors. The decomposition takes seconds for a matrix with thousands
-of rows and columns.
+are multiples of 2⁻³², rounded up, and so large that λᵢ/pᵢ is a float32; λᵢ is divided by the rounded probability. With atoms=singular,
+vectors are sent uncompressed, and so are matrices that have no more numbers than their factors. The decomposition takes seconds for a
+matrix with thousands of rows and columns.
 """
 
 import math

@@ -4,8 +4,8 @@
 
 The keys i are known, the integers q_i are not. A cell that contains a single key determines the integer of this key. Subtracting the
 integer from all cells of the key leaves other cells with a single key, and so on. Recovered integers are exact, mod 2⁶⁴. In the limit of
-many keys, peeling recovers all of them above 1.222 cells per key with 3 rows, 1.295 with 4, 1.425 with 5; below, a large core of keys
-remains (Molloy: Cores in random hypergraphs and Boolean formulas. 2005).
+many keys, peeling recovers all integers if there are more than 1.222 cells per key with 3 rows, 1.295 with 4, or 1.425 with 5. With fewer
+cells, a large core of keys remains (Molloy: Cores in random hypergraphs and Boolean formulas. 2005).
 
 The remaining keys are usually either a few keys that share all their cells, or a core in a table that is too small. They usually have more
 equations than unknowns, so their integers are computed by least squares: by conjugate gradients, rounding to integers, and repetition for

@@ -10,8 +10,8 @@ The low stream starts at the bit after the unary stream. Bits are packed from th
 come first, so that numpy can find all stop bits at once. `count`, `b` and `numel` are sent separately. In functions for rows, each position
 can have its own b.
 
-b* is the largest b with (1 − p)^(2^(b−1)) ≥ φ − 1, where φ = (√5 + 1)/2 and p is the density: 1 + floor(log2(log(φ−1)/log(1−p))), at
-least 0. It is computed in integers, so that it is the same on every machine.
+b* is the largest b with (1 − p)^(2^(b−1)) ≥ φ − 1, where φ = (√5 + 1)/2 and p = count/numel: 1 + floor(log2(log(φ−1)/log(1−p))), at
+least 0. b* is computed in integers, so that it is the same on every machine.
 """
 
 from collections.abc import Sequence

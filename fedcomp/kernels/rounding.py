@@ -2,7 +2,7 @@
 
     ⌊t + u⌋   where t ≥ 0 has 32 fractional bits, and u·2³² is the random word of (seed, coordinate) (kernels/philox.py)
 
-t is computed in float64 and rounded to fixed point. All further arithmetic is in integers. Vectors are on any device; results are numpy
+t is computed in float64 and rounded to fixed point. All further arithmetic is in integers. Vectors can be on any device; results are numpy
 arrays.
 """
 

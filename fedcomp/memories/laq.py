@@ -1,15 +1,16 @@
-"""LAQ: a client sends the difference to its last accepted update, and only if the difference is large enough.
+"""LAQ: a client sends the difference of its update to the server's estimate, and only if this difference is large enough.
 
 Sun, Chen, Giannakis, Yang: Communication-efficient distributed learning via lazily aggregated quantized gradients. NeurIPS 2019.
 
     δQ = C(x − q);  skip the round if ‖δQ‖² ≤ Σ_d ξ_d ‖θ^(k+1−d) − θ^(k−d)‖²/η² + 3(‖ε‖² + ‖ε̂‖²), for at most t̄ rounds in a row;
     else send δQ, and q ← q + δQ on both sides;  the server moves the model by η times the mean of all q
 
-θ^k is the model in round k, and η the server's learning rate. ε = x − q − δQ is the codec's error in this round, and ε̂ its error in the
-last accepted proposal. ξ_d = 0.8/D with D = 10, and t̄ = 100, as in the authors' code. The paper has 1/(α²M²) in place of 1/η², since its
-model moves by α times a sum over M workers, not by η times a mean. The paper's quantizer is a uniform grid. Other codecs also work if their
-error is so small that the second term does not exceed every ‖δQ‖². With `errors=0` this is LAG (Chen, Giannakis, Sun, Yin. NeurIPS 2018)
-around any codec that contracts. Clients outside the cohort count like clients that skip the round.
+q is the estimate of the client's update that both sides store, θ^k the model in round k, and η the server's learning rate. ε = x − q − δQ
+is the codec's error in this round, and ε̂ its error in the last accepted proposal. ξ_d = 0.8/D with D = 10, and t̄ = 100, as in the
+authors' code. The paper has 1/(α²M²) in place of 1/η², since its model moves by α times a sum over M workers, not by η times a mean. The
+paper's quantizer is a uniform grid. Other codecs also work if their error is so small that the term with ε and ε̂ does not exceed every
+‖δQ‖². With `errors=0` this is LAG (Chen, Giannakis, Sun, Yin. NeurIPS 2018) around any codec that contracts. Clients outside the cohort
+count like clients that skip the round.
 """
 
 import json

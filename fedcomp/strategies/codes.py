@@ -2,8 +2,8 @@
 
 Sohn, Han, Choi, Moon: Election coding for distributed learning: protecting signSGD against Byzantine attacks. NeurIPS 2020.
 
-The data have n partitions, the election has n seats, and the allocation is a matrix G ∈ {0,1}^(n×n). Seat i computes the majority of the
-signs of the partitions j with G_ij = 1 (local election) and votes for it. The votes are tallied (global election).
+The data are divided into n partitions, the election has n seats, and the allocation is a matrix G ∈ {0,1}^(n×n). Seat i computes the
+majority of the signs of the partitions j with G_ij = 1 (local election) and votes for it. The votes are tallied (global election).
 
 `deterministic`, for odd n and b < n/2, with s = (n−1)/2 − b:
 

@@ -4,7 +4,7 @@ Rothchild, Panda, Ullah, Ivkin, Stoica, Braverman, Gonzalez, Arora: FetchSGD: Co
 ICML 2020, algorithm 1.
 
     S_u ← ρ S_u + Σ w_i S(x_i)/λ / Σ w_i;   S_e ← S_e + S_u;   Δ = the k largest estimates of S_e;   W ← W + η C(λΔ)
-    error=subtract   S_e ← S_e − S(C(Δ)), and S_u ← S_u − S(its estimates of these coordinates)
+    error=subtract   S_e ← S_e − S(C(Δ)), and S_u ← S_u − S(the estimates of S_u at the coordinates of C(Δ))
     error=zero       the cells of S_e and S_u for the coordinates of C(Δ) become 0
 
 S(x) is the count sketch of x, and S_u, S_e are sketches on the server. λ is the learning rate of the round divided by that of the run.
@@ -18,7 +18,7 @@ authors' code implements `zero`, which also deletes what other coordinates added
 contract, both options reach the same accuracy (MNIST, 5 × 3000 cells for 7,850 coordinates, 200 rounds: 91.4 % each). With smaller sketches
 only `zero` learns (3 × 1308 cells: 89.6 % with `zero`, 10 % with `subtract`), so it is the default.
 
-All frames of a run use the same hash functions and sketch the whole model, since the k largest estimates are those of the whole model. The
+All frames of a run use the same hash functions and sketch the whole model. `@layer` is refused, since k applies to the whole model. The
 strategy's `density` determines k; the density of the uplink codec has no effect.
 """
 

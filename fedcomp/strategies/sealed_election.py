@@ -11,7 +11,7 @@ Glossary:
     terms     a digest of the model and the options with which clients train in the round
     slot      the identity of one ballot: (run, attempt, round, sender, terms); every signature and every key is bound to a slot
     card      a voter's one-time public key for one slot, signed by the voter
-    ballot    the signs of a sender's update, encrypted for the voters whose cards it received, and signed by the sender
+    ballot    the signs of a sender's update, encrypted for the voters whose cards the sender received, and signed by the sender
     complaint the private key of a card, which a voter reveals if a ballot does not open with it
     proof     a complaint together with its card and its ballot, with which anybody can check that the ballot does not open
 
