@@ -1,9 +1,9 @@
-"""The time in which a server adds a thousand sparse frames, against that for a thousand dense vectors.
+"""Time to add a thousand sparse frames on a server, against the time to add a thousand dense vectors.
 
     python benchmarks/accumulate.py [--numel 1000000] [--frames 1000]
 
-`accumulate` checks, decodes and adds one frame; `open_batch` decodes and adds the frames of a cohort together, as a round does. The dense
-additions are those of torch, with vectors that are already in memory. Times are medians of interleaved repeats.
+`accumulate` checks, decodes and adds one frame. `open_batch` checks, decodes and adds the frames of a cohort together, as a round does. The
+dense vectors are added by torch, and are already in memory. Times are medians of interleaved repeats.
 """
 
 import argparse
@@ -20,7 +20,7 @@ from fedcomp.codecs.update import add_all  # noqa: E402
 
 DENSITIES = ("1/1000", "1/400", "1/100")
 COHORT = 100  # frames that are decoded together
-DISTINCT = 250  # distinct frames, which are added repeatedly
+DISTINCT = 250  # number of distinct frames; each is added several times
 
 
 def main() -> None:

@@ -3,11 +3,12 @@
     FEDCOMP_DATA=... python benchmarks/byzantine.py [--task digits mnist-logreg] [--clients 9 15] [--byzantine 0 1 2 3 4] [--attack ...]
                                                 [--strategy ...] [--rounds N] [--seeds N] [--picture byzantine.svg]
 
-All clients take part in every round. `mean` is federated averaging with dense updates both ways, `vote` is signSGD with majority vote,
-`election` uses the deterministic code for the args number of Byzantine clients with data allocation, and `bernoulli` uses the Bernoulli
-code of redundancy 3. The robust rules receive dense updates and know the number of Byzantine clients; "–" marks combinations that a
-rule rejects. Votes have a separate learning rate, chosen in advance without Byzantine clients. The last table shows what election
-coding guarantees: the maximum loss of accuracy over all attacks, in points, against the same run without Byzantine clients.
+All clients take part in every round. `mean` is federated averaging with dense updates in both directions. `vote` is signSGD with majority
+vote. `election` is the strategy of this name with form=data and the deterministic code for the given number of Byzantine clients.
+`bernoulli` is the same strategy with the Bernoulli code of redundancy 3. The robust rules get dense updates and know the number of
+Byzantine clients. "–" marks combinations that a strategy refuses. Votes have their own learning rate, which was chosen without Byzantine
+clients. The last table shows the maximum loss of accuracy over all attacks, in points, against the same strategy without Byzantine clients.
+The deterministic code of `election` guarantees a loss of 0.
 """
 
 import argparse
@@ -27,7 +28,7 @@ UNCOMPRESSED = {
     "downlink_memory": "none",
 }
 VOTE_RATES = {"digits": 0.01, "mnist-logreg": 0.002}  # learning rates of votes
-AVERAGE_RATES = {"digits": 0.5, "mnist-logreg": 0.2}  # of all other strategies
+AVERAGE_RATES = {"digits": 0.5, "mnist-logreg": 0.2}  # learning rates of all other strategies
 ROUNDS = {"digits": 40, "mnist-logreg": 60}
 RULES = ("median", "trimmed-mean", "krum", "multi-krum", "geometric-median", "centered-clipping")
 STRATEGIES = ("mean", "vote", "election", "bernoulli", *RULES, "median+mix")
@@ -84,7 +85,7 @@ Table = dict[tuple[str, str], list[float | None]]
 def measure(task: str, clients: int, args: argparse.Namespace, rounds: int) -> Table:
     counts = [byzantine for byzantine in args.byzantine if 2 * byzantine < clients]
     print(
-        f"{task}: {clients} clients, {rounds} rounds, seeds 0 to {args.seeds - 1}; Byzantine clients among them\n"
+        f"{task}: {clients} clients, {rounds} rounds, seeds 0 to {args.seeds - 1}; accuracy by number of Byzantine clients\n"
     )
     print(f"{'':34}" + "".join(f"{byzantine:>8}" for byzantine in counts), flush=True)
     table: Table = {}
@@ -104,7 +105,7 @@ def measure(task: str, clients: int, args: argparse.Namespace, rounds: int) -> T
         table[attack, name] = row
         print(f"{attack:16}{name:18}" + "".join(map(percent, row)), flush=True)
     print(
-        f"\nmaximum loss over these attacks, in points\n{'':34}"
+        f"\nmaximum loss of accuracy over these attacks, in points, by number of Byzantine clients\n{'':34}"
         + "".join(f"{byzantine:>8}" for byzantine in counts)
     )
     for name in args.strategy:

@@ -1,14 +1,14 @@
-"""SparseLoCo against DiLoCo: a causal transformer on the characters of Shakespeare, 4 clients, 30 AdamW steps a round.
+"""SparseLoCo against DiLoCo: a causal transformer on the characters of Shakespeare, 4 clients, 30 AdamW steps per round.
 
     FEDCOMP_DATA=DIR python benchmarks/char_transformer.py [--rounds 8] [--seeds 3] [--outer-lr 7]
         [--pretraining 300] [--minutes 8] [--out runs/char-transformer]
 
 Sarfi, Thérien, Lidin, Belilovsky: Communication efficient LLM pre-training with SparseLoCo. arXiv:2508.15706, 2025. Douillard et al.:
 DiLoCo. arXiv:2311.08105, 2023. The text is cut into windows of 80 characters (fedcomp/tasks/shakespeare.py), which are divided at random
-among the clients. In each seed both methods start from the same pre-trained weights, as in the DiLoCo paper, and have the same batches;
-`--pretraining 0` starts from random weights. SparseLoCo has no momentum. Its outer learning rate is that which DiLoCo's reaches over many
-rounds, 0.7 / (1 − 0.9) = 7; `--outer-lr 1` is that of the SparseLoCo paper, for long runs. The program prints the loss on part of the test
-windows after pre-training and after each round, and the bytes that a client sends. After `--minutes`, a run stops at a checkpoint; the
+among the clients. For each seed, both methods start from the same pre-trained weights, as in the DiLoCo paper, and have the same batches.
+With `--pretraining 0` they start from random weights. SparseLoCo has no momentum. Its default outer learning rate is 7, the effective rate
+0.7 / (1 − 0.9) of DiLoCo over many rounds; the SparseLoCo paper uses 1, in long runs. The program prints the loss on part of the test
+windows after pre-training and after each round, and the bytes that a client sends. After `--minutes`, a run stops at a checkpoint, and the
 next call continues it. Finished runs are not repeated.
 """
 
@@ -148,9 +148,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--rounds", type=int, default=8)
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--outer-lr", type=float, default=7.0, help="that of SparseLoCo")
+    parser.add_argument(
+        "--outer-lr", type=float, default=7.0, help="outer learning rate of SparseLoCo"
+    )
     parser.add_argument("--pretraining", type=int, default=300, metavar="STEPS")
-    parser.add_argument("--minutes", type=float, default=0, help="stop after; 0 = when done")
+    parser.add_argument(
+        "--minutes", type=float, default=0, help="stop after this many minutes; 0 = run to the end"
+    )
     parser.add_argument("--out", type=Path, default=Path("runs/char-transformer"))
     args = parser.parse_args()
     stop = time.monotonic() + 60 * args.minutes if args.minutes else float("inf")
@@ -181,7 +185,7 @@ def main() -> None:
         print(f"seed {seed}: loss by round")
         for name in METHODS:
             print(f"  {name:<12}" + "".join(f"{loss:7.3f}" for loss in losses(runs[name, seed])))
-    print("mean of the seeds: last loss, bytes that a client sends in a round")
+    print("mean over seeds: loss after the last round, bytes that a client sends in a round")
     for name in METHODS:
         last = statistics.mean(losses(runs[name, seed])[-1] for seed in range(args.seeds))
         sent = runs[name, 0].metrics["uplink_bytes"].sum() / args.rounds / OPTIONS["clients"]

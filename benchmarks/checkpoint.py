@@ -21,7 +21,7 @@ def main() -> None:
     parser.add_argument("--numel", type=int, default=865_482)
     parser.add_argument("--cohort", type=int, default=20)
     parser.add_argument("--repeats", type=int, default=15)
-    parser.add_argument("--folder", default=".", help="folder on the disk that is measured")
+    parser.add_argument("--folder", default=".", help="folder on the disk to measure")
     args = parser.parse_args()
     rows = {f"client/{i}.residual": torch.randn(args.numel) for i in range(args.cohort)}
     rows |= {"weights": torch.randn(args.numel), "downlink.residual": torch.randn(args.numel)}

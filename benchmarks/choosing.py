@@ -3,11 +3,12 @@
     FEDCOMP_DATA=... python benchmarks/choosing.py [--task mnist-logreg] [--clients 100] [--rounds 50] [--participation 0.2] [--seeds 2]
                                                    [--partition iid dirichlet:0.1] [--numel 1_000_000]
 
-In the first table, only the uplink is compressed, except that `vote` also sends signs back. Rows differ in the codec, the memory of the
-clients and, if the table names one, the strategy. In the second table, all clients send `stc:density=1/100`, and rows differ in the
-downlink codec and the server's memory. Bytes are means per client and round, headers included; those of the downlink include broadcasts
-that a client missed. Accuracy is the mean over seeds after the last round. All rows have the same learning rate except `vote`, whose steps
-are signs. Encoding time is the median processor time of nine frames of standard normal values, which depends little on other load.
+In the first table, only the uplink is compressed, except with the strategy `vote`, which also sends signs to clients. Rows differ in the
+codec, the memory of the clients and, if a row names one, the strategy. In the second table, all clients send `stc:density=1/100`, and rows
+differ in the downlink codec and the server's memory. Bytes are means per client and round, headers included; downlink bytes include
+broadcasts that a client missed. Accuracy is the mean over seeds after the last round. All rows have the same learning rate, except `vote`,
+whose steps are signs. Encoding time is the median over nine frames of standard normal values, in processor time, which depends little on
+other load.
 """
 
 import argparse
@@ -24,7 +25,8 @@ from fedcomp.callbacks import Summary
 from fedcomp.cli import bench_codecs
 from fedcomp.sim import simulate
 
-VOTE_LR = 0.002  # of votes on mnist-logreg, chosen in advance (benchmarks/byzantine.py)
+# Learning rate of votes on mnist-logreg, chosen in advance (benchmarks/byzantine.py)
+VOTE_LR = 0.002
 
 
 @dataclass(frozen=True)
@@ -146,7 +148,7 @@ def main() -> None:
         "--numel",
         type=int,
         default=1_000_000,
-        help="elements of the vector whose encoding is timed",
+        help="elements of the vector for the encoding time",
     )
     args = parser.parse_args()
     warnings.simplefilter("ignore")

@@ -1,15 +1,15 @@
-"""The CIFAR-10 workload of pfl's published benchmark: 1,000 users of 50 images, 50 of them a round, 5 steps of batch 10.
+"""The CIFAR-10 workload of pfl's published benchmark: 1,000 users with 50 images each, 50 users per round, 5 steps of batch 10.
 
     FEDCOMP_DATA=... python benchmarks/cifar10_pfl.py [--rounds 1500] [--rivals FOLDER] [--no-dropout] [--dense]
 
-From pfl-research, benchmarks/image_classification/configs/baseline.yaml: the data set `cifar10_iid`, the model `simple_cnn` (1,626,442
-parameters, dropout; rival_models.py), local rate 0.1, one pass over a user's 50 images in batches of 10, central SGD at rate 1, users
-with equal weights, evaluation on the test set every 10 rounds, 1,500 rounds. Images are standardised channel by channel.
+The workload is from pfl-research, benchmarks/image_classification/configs/baseline.yaml: the data set `cifar10_iid`, the model `simple_cnn`
+(1,626,442 parameters, dropout; rival_models.py), local rate 0.1, one pass over a user's 50 images in batches of 10, central SGD at rate 1,
+users with equal weights, evaluation on the test set every 10 rounds, 1,500 rounds. Images are standardised per channel.
 
 On a CUDA device the benchmark runs 1,500 rounds, on a CPU 20. fedcomp runs whole rounds, with STC at 1/100 in both directions, residuals
-and a checkpoint every 100 rounds; --dense sends float32 updates, as pfl does. pfl runs if `rivals.py --rivals FOLDER --install` has
-installed it. --no-dropout removes the dropout layers from both models: on a GPU, fedcomp trains clients one by one if the model has
-dropout, and otherwise in batches.
+and a checkpoint every 100 rounds; --dense sends float32 updates, as pfl does. pfl runs if it was installed by
+`rivals.py --rivals FOLDER --install`. --no-dropout removes the dropout layers from both models. On a GPU, fedcomp trains clients one by one
+if the model has dropout, else in batches.
 """
 
 import argparse
@@ -177,7 +177,9 @@ def main() -> None:
     options.add_argument("--rounds", type=int, help="default: 1,500 on a GPU, 20 on a CPU")
     options.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     options.add_argument("--engine", default="auto")
-    options.add_argument("--precision", default="float32", help="float32 or bfloat16, of fedcomp")
+    options.add_argument(
+        "--precision", default="float32", help="precision of fedcomp: float32 or bfloat16"
+    )
     options.add_argument("--dense", action="store_true", help="float32 updates in both directions")
     options.add_argument("--no-dropout", action="store_true")
     options.add_argument("--rivals", metavar="FOLDER", help="folder in which pfl is installed")

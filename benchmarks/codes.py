@@ -1,14 +1,14 @@
-"""Probability that the coded vote of an election is correct, by code, placement of the Byzantine voters, and attack.
+"""Probability that the coded vote of an election is correct, by code, attack, and placement of the Byzantine voters.
 
     python benchmarks/codes.py [--voters 15] [--byzantine 6] [--redundancy 3] [--matrices 30]
 
-Model: in a coordinate, the sign of each partition is correct with probability q, independently. An honest voter votes with the majority of
-its partitions; ties are decided by fair, independent coins. A Byzantine voter inverts its vote (`inverted`), or always votes for the wrong
-sign (`wrong`). A tie of the tally is correct with probability 1/2. Byzantine voters have random rows of the matrix (`random`, the mean over
-all placements) or the rows with the most partitions (`heaviest`).
+Model: in a coordinate, the sign of each partition is correct with probability q, independently of the other partitions. An honest voter
+votes like the majority of its partitions; ties are decided by independent fair coins. A Byzantine voter inverts its vote (`inverted`) or
+always votes for the wrong sign (`wrong`). A tie in the tally is correct with probability 1/2. Byzantine voters have random rows of the
+matrix (`random`, the mean over all placements) or the rows with the most partitions (`heaviest`).
 
-The result is exact for up to 15 voters, and has a standard error of 0.2 % for more. For random Bernoulli matrices, mean and standard
-deviation are shown.
+The results are exact for up to 15 voters, and have a standard error of 0.2 % for more voters. For the Bernoulli code, the table shows the
+mean and the standard deviation over random matrices.
 """
 
 import argparse
@@ -20,8 +20,9 @@ from fedcomp.strategies import allocation_matrix
 
 LEVELS = (0.55, 0.70, 0.85)
 ATTACKS, PLACEMENTS = ("inverted", "wrong"), ("random", "heaviest")
-MAX_EXACT_VOTERS = 15  # up to which all patterns of correct partitions are evaluated
-SAMPLES = 1 << 16  # of patterns, for more voters
+# Largest number of voters for which all patterns of correct partitions are evaluated
+MAX_EXACT_VOTERS = 15
+SAMPLES = 1 << 16  # number of random patterns for more voters
 
 
 def uncoded(n: int, q: float, f: int, attack: str) -> float:
@@ -112,8 +113,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--voters", type=int, default=15)
     parser.add_argument("--byzantine", type=int, default=6)
-    parser.add_argument("--redundancy", type=float, default=3.0, help="of the Bernoulli code")
-    parser.add_argument("--matrices", type=int, default=30, help="Bernoulli matrices")
+    parser.add_argument(
+        "--redundancy", type=float, default=3.0, help="redundancy of the Bernoulli code"
+    )
+    parser.add_argument("--matrices", type=int, default=30, help="number of Bernoulli matrices")
     options = parser.parse_args()
     n, f, redundancy = options.voters, options.byzantine, options.redundancy
     bernoulli = [

@@ -1,10 +1,10 @@
-"""Time and memory of one step of sparse compression with a residual on this CPU.
+"""Time and memory of one step of sparse compression with a residual, on this CPU.
 
     python benchmarks/compress.py --numel 25_000_000 --density 1/400
 
-`copy` is a copy into existing memory. `torch` is the usual implementation of STC (add, abs, topk, where), without a frame. The others are
-a proposal of a memory with a codec, which encodes a frame, and its commit. Times are medians of interleaved repeats. Memory is the growth
-of the peak in a separate process.
+`copy` is a copy into existing memory. `torch` is the usual implementation of STC (add, abs, topk, where), without a frame. The other rows
+are a proposal of a memory with a codec, which encodes a frame, and its commit. Times are medians of interleaved repeats. `extra memory` is
+the growth of the peak memory, in a separate process.
 """
 
 import argparse
@@ -98,13 +98,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--numel", type=int, default=25_000_000, help="elements of the vector")
     parser.add_argument(
-        "--density", type=Fraction, default=Fraction(1, 400), help="fraction of them that is sent"
+        "--density",
+        type=Fraction,
+        default=Fraction(1, 400),
+        help="fraction of the elements that is sent",
     )
     parser.add_argument("--repeats", type=int, default=9)
     parser.add_argument(
         "--memory-of",
         choices=FUNCTIONS,
-        help="print only the bytes that this function adds to the peak",
+        help="print only the bytes that this function adds to the peak memory",
     )
     options = parser.parse_args()
     k = max(1, int(options.density * options.numel + Fraction(1, 2)))

@@ -1,15 +1,15 @@
-"""Time, bytes and memory of a deployment on this machine: a server, and all its clients in another process, over real sockets.
+"""Time, bytes and memory of a deployment on this machine: a server, and all its clients in other processes, over real sockets.
 
     python benchmarks/deployed.py [--clients 10 50 200] [--rounds 20]                    seconds and bytes per exchange
     python benchmarks/deployed.py --parameters 11M --uplink identity --downlink identity   the same with a large model
     python benchmarks/deployed.py --idle 300                                             bytes per second of waiting clients
     python benchmarks/deployed.py --memory [--clients 50] [--rounds 300]                 memory of the server over the rounds
-    python benchmarks/deployed.py --relay [--clients 200]                                seconds and bytes with a relay before the server
+    python benchmarks/deployed.py --relay [--clients 200]                                seconds and bytes with a relay
     python benchmarks/deployed.py --connected 10000                                      memory of a server for each connected client
     python benchmarks/deployed.py --client-memory [--parameters 11M]                     memory of a client above its training step
 
-The training step is very small, so that the measurements are of everything else. --secure uses TLS and enrolled keys. Each table ends
-with the load of the machine: figures that were measured under other load are not reliable.
+The training step is very small, so that the benchmark measures everything else. --secure uses TLS and enrolled keys. Each table ends with
+the load of the machine; results are not reliable if other processes cause load.
 """
 
 import argparse
@@ -35,7 +35,8 @@ ENVIRONMENT = os.environ | {
     "PYTHONPATH": str(ROOT),
     "PYTHONUNBUFFERED": "1",
 }
-MAX_HOSTED = 5000  # clients in a process; each has a connection and an open state file
+# Largest number of clients in a process; each has a connection and an open state file
+MAX_HOSTED = 5000
 SUFFIXES = {"k": 1_000, "M": 1_000_000}
 WIDE_TASK = """\
 import torch
@@ -99,7 +100,12 @@ def main() -> None:
     parser.add_argument("--memory", action="store_true")
     parser.add_argument("--client-memory", action="store_true")
     parser.add_argument("--relay", action="store_true", help="with a relay in front of the server")
-    parser.add_argument("--connected", type=int, metavar="N", help="clients, in cohorts of 200")
+    parser.add_argument(
+        "--connected",
+        type=int,
+        metavar="N",
+        help="measure a server with N connected clients, in cohorts of 200",
+    )
     args = parser.parse_args()
     if args.connected:
         connected(args)
@@ -390,7 +396,7 @@ def client_memory(args: argparse.Namespace) -> None:
     step = {size: step_memory(size) for size in sizes}
     grown_mb = (parameters(sizes[1]) - parameters(sizes[0])) * 4 / 1e6
     print(
-        f"models of {' and '.join(sizes)} parameters; MB resident at rest and at most; vectors: growth above the training step's own"
+        f"models of {' and '.join(sizes)} parameters; resident MB at rest and at most; vectors: growth beyond that of the step"
     )
     print(
         f"{'clients':>13} {'at rest':>17} {'at most':>17} {'vectors at rest':>16} {'vectors at most':>16}"

@@ -1,14 +1,15 @@
-"""The largest compression of FetchSGD that costs at most two points of accuracy, and its accuracy by bytes against STC and dense models.
+"""The largest compression of FetchSGD that costs at most two points of accuracy, and accuracy by bytes against STC and dense models.
 
     FEDCOMP_DATA=... python benchmarks/fetchsgd.py [--task mnist-logreg mnist-cnn cifar10-vgg11s] [--rounds N] [--clients N] [--seeds N]
                                                    [--first-seed N]
 
-Clients have two classes, and 10 % of them take part in a round. Compression counts all frames in both directions, with headers, missed
-broadcasts and first downloads, against an uncompressed run (`identity` in both directions). FetchSGD has momentum ρ on the server, which
-multiplies its steps by 1/(1 − ρ) in the long run, here by 10. The uncompressed run therefore has several server learning rates, and the
-one with the best accuracy is the reference. On MNIST each size is one run, and the result is the largest compression with a mean accuracy
-within two points of the reference. On CIFAR-10 there are 32 rounds with 4 of 10 clients, IID data and client momentum; these runs are too
-short to converge, and their curves are shown. More threads than free cores are slow: set OMP_NUM_THREADS.
+Clients have two classes each, and 10 % of them take part in a round. Compression is the ratio of the bytes of an uncompressed run
+(`identity` in both directions) to those of a run. It counts all frames in both directions, with headers, missed broadcasts and first
+downloads. FetchSGD has momentum ρ on the server, which multiplies its steps by 1/(1 − ρ) in the long run, here by 10. The uncompressed run
+therefore has several server learning rates; the rate with the best accuracy is the reference. On MNIST, each size of the sketch is one row,
+and the result is the largest compression with a mean accuracy within two points of the reference. On CIFAR-10, there are 32 rounds with 4
+of 10 clients, IID data and client momentum. These runs are too short to converge, so their curves are shown. Set OMP_NUM_THREADS to the
+number of free cores, since more threads are slow.
 """
 
 import argparse
@@ -21,9 +22,9 @@ from fedcomp import RunConfig
 from fedcomp.callbacks import Callback, RoundRecord
 from fedcomp.sim import simulate
 
-POINTS = 0.02  # of accuracy that compression may cost
-SERVER_RATES = (0.5, 1.0, 2.0, 3.0, 10.0)  # of uncompressed runs
-Choice = dict[str, str | float]  # of options
+POINTS = 0.02  # largest loss of accuracy, 0..1
+SERVER_RATES = (0.5, 1.0, 2.0, 3.0, 10.0)  # server learning rates of uncompressed runs
+Choice = dict[str, str | float]  # options of a run, by name
 IDENTITY: Choice = {
     "uplink": "identity",
     "downlink": "identity",
@@ -66,7 +67,7 @@ SETTINGS = {
     "mnist-cnn": Setting(
         replace(COMMON, task="mnist-cnn", clients=100, rounds=100, local_steps=5, lr=0.05),
         tuple(sized(*size) for size in ((8, "1/100"), (16, "1/200"), (24, "1/300"), (32, "1/400"))),
-        steps=(0.5, 1.0, 2.0),  # larger ones do not learn
+        steps=(0.5, 1.0, 2.0),  # runs with larger rates do not learn
     ),
     "cifar10-vgg11s": Setting(
         replace(
@@ -152,7 +153,7 @@ def measure(name: str, setting: Setting, seeds: range) -> None:
         if choice not in uncompressed and accuracy(mine) >= accuracy(dense) - POINTS:
             best = max(best, (total, f"{total:.1f}× by {choice_text(choice)}"))
     print(
-        f"\nlargest compression within {100 * POINTS:g} points of {100 * accuracy(dense):.2f} %: {best[1]}\n",
+        f"\nlargest compression within {100 * POINTS:g} points of the reference, {100 * accuracy(dense):.2f} %: {best[1]}\n",
         flush=True,
     )
 

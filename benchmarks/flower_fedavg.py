@@ -1,11 +1,11 @@
-"""Bytes at the port: a compressed run against Flower's FedAvg on the same task, with the same rounds and clients.
+"""Bytes at the server's port: a compressed run against Flower's FedAvg, with the same task, rounds and clients.
 
     python benchmarks/flower_fedavg.py [--numel 1000000] [--rounds 10] [--clients 10] [--participation 0.5] [--density 1/400] [--mod]
 
-Three runs, one after the other. FedAvg: Flower's SuperLink and SuperNodes with Flower's strategy. fedcomp: `fedcomp server start` and
-`fedcomp client`, STC up and down. With --mod also FedAvg with `Compressed` and `compression_mod`, on Flower's SuperLink and
-SuperNodes. Flower's bytes are counted by a TCP proxy in front of the SuperLink, fedcomp's by the kernel. They include headers, polls,
-heartbeats, missed broadcasts, joining and leaving.
+The runs follow one another: FedAvg, with Flower's strategy, SuperLink and SuperNodes; with --mod, FedAvg with `Compressed` and
+`compression_mod`, also on Flower's SuperLink and SuperNodes; and fedcomp with STC in both directions, with its server in this process and
+each client in a process. Flower's bytes are counted by a TCP proxy in front of the SuperLink, and fedcomp's bytes by the kernel. Both
+include headers, polls, heartbeats, missed broadcasts, joining and leaving.
 """
 
 import argparse
@@ -329,7 +329,7 @@ def main() -> None:
     parser.add_argument("--participation", type=float, default=0.5)
     parser.add_argument("--density", default="1/400")
     parser.add_argument(
-        "--mod", action="store_true", help="also FedAvg with Compressed and compression_mod"
+        "--mod", action="store_true", help="also run FedAvg with Compressed and compression_mod"
     )
     parser.add_argument("--folder", type=Path, help="folder for the output of the processes")
     options = parser.parse_args()

@@ -1,10 +1,10 @@
-"""Measure the cost of a client on a device: start-up time, installed size, and memory while it waits for a round.
+"""Cost of a client on a device: start-up time, installed size, and memory while the client waits for a round.
 
     python benchmarks/footprint.py [--repeats 11]
 
-Times are medians of interleaved repeats. Sizes are those of the installed distributions that fedcomp requires without extras, and of their
-dependencies; torch is listed separately, since its CPU and CUDA builds differ by gigabytes. Memory is the resident memory of a client with
-a model of 7,850 parameters that is connected over loopback, against that of a process that has only imported torch.
+Times are medians of interleaved repeats. Sizes are those of fedcomp and of the distributions that it requires without extras, with their
+dependencies. torch is listed separately, since its CPU and CUDA builds differ by gigabytes. Memory is the resident memory of a client that
+has a model of 7,850 parameters and is connected over loopback, against that of a process that has only imported torch.
 """
 
 import argparse
@@ -123,7 +123,7 @@ def started(command: tuple[str, ...], folder: str, until: str) -> Iterator[subpr
                 if process.poll() is not None or time.monotonic() > end:
                     raise RuntimeError(f"{' '.join(command)} did not print '{until}':\n{text}")
                 time.sleep(0.1)
-            time.sleep(1)  # until it rests
+            time.sleep(1)  # until the process is idle
             yield process
         finally:
             process.terminate()

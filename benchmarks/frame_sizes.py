@@ -2,10 +2,10 @@
 
     python benchmarks/frame_sizes.py [--numel 1000000]
 
-The bound is that of uniformly distributed positions, log2 C(n, k) bits, plus a sign bit each and μ for `stc`, float32 values for `topk`,
-and μ for `sbc`. The positions of a model's update are not uniform. Two more tables therefore have vectors with the shapes of
-`cifar10-vgg11s` and normal values whose scale differs between tensors, by fan-in or at random. `by tensor` is the bound if the number of
-positions in each tensor is known, which the codec does not know.
+`bound` is the entropy of k uniformly distributed positions, log2 C(n, k) bits, plus that of the values: one sign bit each and μ for `stc`,
+float32 values for `topk`, and μ for `sbc`. The positions of a model's update are not uniform. Two more tables therefore have vectors with
+the shapes of `cifar10-vgg11s` and normal values whose scale differs between tensors, by fan-in or at random. `by tensor` is the entropy if
+the number of positions in each tensor is known; the codec does not know it.
 """
 
 import argparse
@@ -46,9 +46,8 @@ def layered(layout: Layout, how: str) -> Tensor:
     x, fan_in = torch.randn(layout.numel, generator=draw), 1
     for entry in layout:
         random_factor = 2 ** (3 * float(torch.rand((), generator=draw)) - 2)
-        fan_in = (
-            math.prod(entry.shape[1:]) if len(entry.shape) > 1 else fan_in
-        )  # a bias follows its matrix
+        # A bias has the fan-in of the matrix before it
+        fan_in = math.prod(entry.shape[1:]) if len(entry.shape) > 1 else fan_in
         x[entry.span] *= random_factor if how == "at random" else fan_in**-0.5
     return x
 

@@ -1,16 +1,16 @@
-"""Local SGD of many clients on a GPU: agreement of the engines with serial training, their speed, and their memory.
+"""Local SGD of many clients on a GPU: agreement of the engines with serial training, speed, and memory.
 
     python benchmarks/gpu_sim.py [--device cuda] [--models mnist-cnn,...] [--clients 100] [--json FILE]
 
-Flower and data are not needed: examples are random, with the shapes of MNIST and CIFAR-10. For each model, in float32 and
-bfloat16, the benchmark runs the serial engine, the batched engine, and one model on one big batch of the same
-examples, which is the limit. It prints client updates per second, the fraction of the device's arithmetic (the floating point operations of
-one client's steps, as counted by torch, per second, divided by those of a large matrix product in the same precision), the peak bytes per
-additional client, and the largest relative distance of an update from that of the serial engine. In float32, convolutions of cuDNN may use
-TF32 with 10 bits, which is torch's default.
+Neither Flower nor data sets are needed: examples are random, with the shapes of MNIST and CIFAR-10. For each model, in float32 and
+bfloat16, the benchmark runs the serial engine, the batched engine, and one model on one big batch of the same examples, whose speed is the
+limit. It prints client updates per second; the fraction of the device's arithmetic (the floating point operations per second of clients'
+steps, as counted by torch, divided by those of a large matrix product in the same precision); the peak bytes per additional client; and the
+largest relative distance of an update from that of the serial engine. In float32, convolutions of cuDNN may use TF32 with 10 bits, which is
+torch's default.
 
-It then tests the compression of a stack and its synchronisations with the device, exhausted memory, and several devices. The exit status
-is 1 if a result does not agree. On a CPU (--device cpu) the sizes are small.
+The benchmark then tests the compression of a stack and its synchronizations with the device, exhausted memory, and several devices. The
+exit status is 1 if a result does not agree. On a CPU (--device cpu), the sizes are small.
 """
 
 import argparse
@@ -38,9 +38,9 @@ from fedcomp.training.engine import Job, SerialEngine
 from fedcomp.training.local_sgd import LocalSGD, plan_batches
 
 IMAGES = {"mnist": (1, 28, 28), "cifar10": (3, 32, 32)}
-# Maximum distance relative to the norm of an update. A maximum at another pixel is a larger difference than rounding.
+# Maximum distance relative to the norm of an update. If max-pooling selects another pixel, the difference is larger than rounding.
 TOLERANCES = {"float32": 1e-2, "bfloat16": 0.5}
-MEDIAN_TOLERANCE = 1e-3  # in float32: few clients have a maximum at another pixel
+MEDIAN_TOLERANCE = 1e-3  # in float32: max-pooling selects another pixel only for a few clients
 
 
 @dataclass(frozen=True)
@@ -122,7 +122,8 @@ class Bench:
         self.task = Task(name, self.case.make, lambda: data, lambda: data)
         self.data = Data(data.inputs.to(device), data.targets.to(device))
         model = initial_model(self.task, 0)
-        if name == "mnist-logreg":  # with zero weights, all clients would be alike for a step
+        # With zero weights, the first step would be alike for all clients.
+        if name == "mnist-logreg":
             nn.init.normal_(model.weight, std=0.05)
         self.model, self.layout = model, Layout.of(model)
         self.start = self.layout.gather(model).to(device)
@@ -364,7 +365,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument(
-        "--models", help="all of " + ", ".join(CASES) + "; on a CPU all but " + HEAVY
+        "--models", help="default: all of " + ", ".join(CASES) + "; on a CPU without " + HEAVY
     )
     parser.add_argument("--clients", type=int, default=0, help="0 = 100 on a GPU, 4 on a CPU")
     parser.add_argument("--repeats", type=int, default=0, help="0 = 5 on a GPU, 1 on a CPU")
@@ -380,7 +381,7 @@ def main() -> None:
     )
     peaks = {precision: peak_per_s(device, precision) for precision in TOLERANCES}
     print(
-        f"{name}, torch {torch.__version__}, {clients} clients, medians of {repeats}; a large product reaches "
+        f"{name}, torch {torch.__version__}, {clients} clients, medians of {repeats}; a large matrix product reaches "
         + ", ".join(
             f"{peak / 1e12:.2f} TFLOP/s in {precision}" for precision, peak in peaks.items()
         ),

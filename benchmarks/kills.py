@@ -1,10 +1,11 @@
-"""A deployment whose processes are killed at random times. Its model must have the same bytes as that of an undisturbed run.
+"""A deployment whose processes are killed at random times. Its model must have the same bytes as the model of an undisturbed run.
 
     python benchmarks/kills.py [--kills 100] [--seed 1]
 
-A server, a relay with three clients, and a fourth client that is connected to the server, with TLS and keys, on loopback. Every round needs
-every client. Each kill is a SIGKILL of one of the six processes, which is started again at once, a server with --resume. Half of the kills
-come after a round was completed, the others also while processes start. Then an undisturbed run repeats the rounds from the beginning.
+The deployment runs on loopback with TLS and keys. It has a server, a relay with three clients, and a fourth client that is connected to the
+server. Every round needs every client. A kill sends SIGKILL to one of the six processes, which is then started again at once, a server with
+--resume. Half of the kills come after a round was completed; the others can also come while processes start. Then an undisturbed run
+repeats the rounds from the beginning.
 
 Exit status: 0 for equal models, 1 for different models, 2 if a process failed without a kill.
 """
@@ -31,11 +32,11 @@ ENVIRONMENT = os.environ | {
     "PYTHONUNBUFFERED": "1",
 }
 CLIENTS, RELAYED = 4, 3  # the first three are behind the relay
-NO_END = 1_000_000  # rounds of the disturbed run, which is ended after the last kill
-LAST_ROUNDS = 5  # without kills
-MAX_WAIT_S = 6.0  # for a completed round before a kill
-MAX_PAUSE_S = 2.0  # before a kill
-STUCK_S = 180.0  # maximum time without a completed round
+NO_END = 1_000_000  # rounds of the disturbed run, which is stopped after the last kill
+LAST_ROUNDS = 5  # rounds without kills at the end of the disturbed run
+MAX_WAIT_S = 6.0  # longest time to wait for a completed round before a kill
+MAX_PAUSE_S = 2.0  # longest pause before a kill
+STUCK_S = 180.0  # longest time without a completed round
 # A step takes two milliseconds, so that many kills hit training.
 TASK = """\
 import time
@@ -87,7 +88,7 @@ def main() -> None:
         )
     if disturbed.model != undisturbed.model:
         raise SystemExit("the models differ")
-    print("the models are the same bytes")
+    print("the models have the same bytes")
 
 
 class Deployment:

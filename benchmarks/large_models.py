@@ -1,13 +1,17 @@
-"""Whole rounds of larger models beside a lean PyTorch loop that trains the same clients.
+"""Time of whole rounds of larger models, against a lean PyTorch loop that trains the same clients.
 
     FEDCOMP_DATA=... python benchmarks/large_models.py [--rows embedding …] [--rounds 5]
 
-cifar-identity, cifar-stc: the CNN of pfl's CIFAR-10 benchmark without dropout, 1.63 M parameters; 50 of 1,000 clients a round, 5 steps of
-10 images. embedding: 80,000 words and an MLP, 10.3 M parameters; 20 of 100 clients, 1 step of 20 sequences of 16 words. transformer:
-nn.TransformerEncoder with 8 layers of width 1,024, 101 M parameters; 4 clients, 2 steps of 4 sequences of 32 vectors.
+    cifar-identity, cifar-stc   the CNN of pfl's CIFAR-10 benchmark without dropout, 1.63 M parameters; 50 of 1,000 clients per round, 5
+                                steps of 10 images
+    embedding                   an embedding of 80,000 words and an MLP, 10.3 M parameters; 20 of 100 clients per round, 1 step of 20
+                                sequences of 16 words
+    transformer                 nn.TransformerEncoder with 8 layers of width 1,024, 101 M parameters; 4 clients, 2 steps of 4 sequences of
+                                32 vectors
 
-Rounds and loops alternate in one process; the times are medians. STC sends 1/400 of the coordinates, `identity` all; both directions use
-the same codec. Nothing is evaluated between the first round and the last. The examples of the last two rows are random.
+Rounds and loops alternate in one process, and the times are medians. STC sends 1/400 of the coordinates, and `identity` all of them. Both
+directions use the same codec. Rounds between the first and the last are not evaluated. The examples of `embedding` and `transformer` are
+random.
 """
 
 import argparse

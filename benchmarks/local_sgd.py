@@ -3,10 +3,10 @@
     python benchmarks/local_sgd.py [--task mnist-logreg] [--clients 200] [--repeats 15] [--threads 2]
     python benchmarks/local_sgd.py --task mnist-cnn --clients 20
 
-5 steps with batches of 20, on MNIST if FEDCOMP_DATA is set, else on random examples. The usual loop copies the model and shuffles with a
-DataLoader for every client. The lean loop reuses one model and indexes tensors in memory. The lean loop and the engines have the same
-batches and return the same updates, up to the rounding of bfloat16. Times are medians of interleaved repeats. The table also has the
-processor time per client, of all threads and processes, which depends less on other load.
+Each client trains 5 steps with batches of 20, on MNIST if FEDCOMP_DATA is set, else on random examples. For every client, the usual loop
+copies the model and shuffles with a DataLoader. The lean loop reuses one model and indexes tensors in memory. The lean loop and the engines
+have the same batches and return the same updates, up to the rounding of bfloat16. Times are medians of interleaved repeats. The table also
+has the processor time per client, summed over all threads and processes, which depends less on other load.
 """
 
 import argparse
@@ -118,7 +118,7 @@ def main() -> None:
         difference = (torch.stack(list(functions[name]())) - expected).norm(dim=1) / expected.norm(
             dim=1
         )
-        # Rounding decides between two equal values in max-pooling, so that the updates of few clients differ more.
+        # In max-pooling, rounding can decide between two nearly equal values, so the updates of a few clients differ more.
         assert (
             difference.median() < (0.2 if LOW_PRECISION in name else 1e-4)
             and difference.max() < 0.3

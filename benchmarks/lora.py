@@ -1,12 +1,13 @@
-"""Averaged LoRA adapters of 20 clients: compressed against dense, by loss and by bytes in both directions.
+"""Averaged LoRA adapters of 20 clients: loss, and bytes in both directions, with compressed and with dense adapters.
 
     FEDCOMP_DATA=... python benchmarks/lora.py [--seeds 1 2] [--rounds N] [--uplink CODEC] [--downlink CODEC] [--freeze-a]
 
-A small Llama for characters is trained on the first half of the roles of the Shakespeare text. 20 clients, each with whole roles of the
-other half, then train LoRA adapters with AdamW, and only the adapters are sent. Each seed runs twice with the same options and batches:
-with `identity`, and with `stc` and a residual, in both directions. The loss is that of test windows of the second half, before training
-and after the last round. `--freeze-a` trains only B of each adapter (FFA-LoRA, Sun et al. 2024). If transformers
-cannot be imported because torchvision belongs to another build of torch, uninstall torchvision.
+A small Llama model for characters is trained on one half of the roles in the Shakespeare text. Then 20 clients, each with whole roles of
+the other half, train LoRA adapters with AdamW. Only the adapters are sent. Each seed runs twice with the same options and batches: with
+`identity` in both directions, and with `stc` and residuals in both directions. The loss is measured on test windows of the second half,
+before training and after the last round. `--freeze-a` trains only the matrix B of each adapter (FFA-LoRA, Sun et al. 2024).
+
+If transformers cannot be imported because torchvision belongs to another build of torch, uninstall torchvision.
 """
 
 import argparse
@@ -124,9 +125,11 @@ def main() -> None:
     parser.add_argument("--downlink", default="stc:density=1/25")
     parser.add_argument("--pretraining", type=int, default=1500, metavar="STEPS")
     parser.add_argument(
-        "--base", type=Path, help="folder of a model to adapt; default: pretrain one"
+        "--base", type=Path, help="folder of the model to adapt; default: pre-train a model"
     )
-    parser.add_argument("--freeze-a", action="store_true", help="train only B of each adapter")
+    parser.add_argument(
+        "--freeze-a", action="store_true", help="train only the matrix B of each adapter"
+    )
     options = parser.parse_args()
     links = {
         "dense": {"uplink": "identity", "downlink": "identity"},
@@ -144,7 +147,9 @@ def main() -> None:
             for seed in options.seeds
         ]
     adapters, whole = runs[0][1][0].parameters, base.num_parameters()
-    print(f"{adapters:,} parameters in adapters, {whole:,} in the model; loss before {before:.4f}")
+    print(
+        f"{adapters:,} parameters in adapters, {whole:,} in the model; loss before training {before:.4f}"
+    )
     print(
         f"{'seed':>4} {'':10} {'loss':>8} {'above':>7} {'gain':>6} {'bytes up':>13} {'down':>13} {'adapters':>9} {'model':>8}"
     )
@@ -158,8 +163,8 @@ def main() -> None:
                 f"{up:13,.0f} {run.sent_bytes - up:13,.0f} {fewer:8,.0f}× {fewer * whole / adapters:7,.0f}×"
             )
     print(
-        "above: loss relative to dense adapters; gain: decrease as a fraction of that of dense adapters; adapters and model: bytes of "
-        "dense adapters, and of the dense model, divided by the bytes sent in both directions"
+        "above: loss above that of dense adapters; gain: decrease of the loss, as a fraction of that of dense adapters; adapters, "
+        "model: bytes of dense adapters, and of the dense model, divided by the bytes that were sent, in both directions"
     )
 
 

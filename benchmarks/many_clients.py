@@ -1,12 +1,13 @@
-"""Time of a round, memory and disk with many clients, of which more and more have a residual during the run.
+"""Time of a round, memory and disk space with many clients; during the run, more and more clients get a residual.
 
     python benchmarks/many_clients.py [--clients 10000] [--parameters 1M] [--participation 1%] [--rounds 50] [--residuals file]
     python benchmarks/many_clients.py --growth [--rounds 1000]       memory of the process over many rounds of a small model
 
-The small model is large enough to use the compiled loops from the beginning, since loading them increases the memory. Training is one step
-with two examples, so that the measurements are of everything else. Files are written below --folder and removed at the end. Its disk needs
-4 bytes per parameter for each client that takes part at least once, and for one more cohort. The page cache belongs to the system; its
-column has the part of the checkpoint in it. The last line has the load of the machine: figures under other load are not reliable.
+The small model is large enough to use the compiled loops from the first round on, since loading them increases the memory. Training is one
+step with two examples, so that the benchmark measures everything else. Files are written below --folder and removed at the end. The disk of
+--folder needs 4 bytes per parameter for each client that takes part at least once, and for one more cohort. The page cache is memory of the
+operating system; its column shows how much of the checkpoint is in it. The last line has the load of the machine; results are not reliable
+if other processes cause load.
 """
 
 import argparse
@@ -61,7 +62,7 @@ def main() -> None:
     parser.add_argument("--uplink", default="stc:density=1/100")
     parser.add_argument("--checkpoint-every", default="auto")
     parser.add_argument(
-        "--folder", default=tempfile.gettempdir(), help="folder on the disk that is measured"
+        "--folder", default=tempfile.gettempdir(), help="folder on the disk to measure"
     )
     parser.add_argument("--growth", action="store_true")
     args = parser.parse_args()

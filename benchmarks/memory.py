@@ -1,11 +1,11 @@
-"""Peak memory of simulations, servers and clients, in vectors of the model's size above the model.
+"""Peak memory of simulations, servers and clients, as a number of vectors of the model's size in addition to the model.
 
     python benchmarks/memory.py [--cases sim-stc server-1 …] [--parameters 11M]
 
-Each case runs with a model of a tenth of the size and with the whole. The difference of the peaks, divided by the difference of the
-models, is the number of vectors; libraries and data cancel out. A third run looks for the holders near the peak: the attributes of
-fedcomp's objects with tensors and byte strings of at least half the model's size. The rest are temporary values, and memory that was
-freed but not returned to the system.
+Each case runs with a model of the given size and with a model of a tenth of this size. The difference of the peaks divided by the
+difference of the model sizes is the number of vectors, one of which is the model; libraries and data cancel out. A third run looks for the
+holders of memory near the peak: attributes of fedcomp's objects with tensors or byte strings of at least half the model's size. Memory
+without a holder is that of temporary values, or was freed but not returned to the system.
 """
 
 import argparse

@@ -3,8 +3,8 @@
     python benchmarks/quantizers.py --numel 25_000_000
 
 `copy` is a copy into existing memory. Encoding includes the checks of the vector, the coding, and the frame with its checksum; decoding
-includes all checks of the frame and a new vector. Times are medians of interleaved repeats. `entropy` is that of the levels in bits per
-coordinate, for `natural` with a bit for the sign.
+includes all checks of the frame and a new vector. Times are medians of interleaved repeats. `entropy` is the entropy of the levels, in bits
+per coordinate; for `natural`, it includes one bit for the sign.
 """
 
 import argparse
@@ -29,7 +29,7 @@ SPECS = (
 
 
 def entropy(c: Codec, y: Tensor) -> float:
-    """Return the entropy of the values of a decoded vector, in bits; for `natural`, that of the magnitudes and a bit for the sign."""
+    """Return the entropy of the values of a decoded vector, in bits; for `natural`, that of the magnitudes plus a bit for the sign."""
     values = y.abs() if c.name == "natural" else y
     counts = torch.unique(values, return_counts=True)[1].double()
     p = counts / counts.sum()
@@ -42,7 +42,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--specs", nargs="+", default=SPECS, help="codecs")
     parser.add_argument(
-        "--entropy", action="store_true", help="also the entropy of the levels, which is slow"
+        "--entropy", action="store_true", help="also print the entropy of the levels, which is slow"
     )
     options = parser.parse_args()
     x = torch.randn(options.numel, generator=torch.Generator().manual_seed(0))

@@ -1,11 +1,11 @@
-"""Rounds of Flower's own simulator on its Ray engine, for rivals.py: one JSON line.
+"""Time of rounds of Flower's own simulator on its Ray engine, for rivals.py.
 
     FEDCOMP_DATA=... python benchmarks/rival_flower_ray.py --task mnist-cnn --clients 200 --cohort 20 --rounds 6 [--cores 2]
     python benchmarks/rival_flower_ray.py WORKLOAD.npz --task mnist-cnn ...
 
-The second command only needs flwr[simulation] and torch, not fedcomp. ServerApp and ClientApp are those of Flower's PyTorch tutorial, with
-FedAvg, a shuffling DataLoader over the client's examples, and torch.optim.SGD. There is an actor with one core and one thread for each of
-the --cores. Each actor reads the examples once, and rounds are not evaluated.
+The program prints one line of JSON. The second command only needs flwr[simulation] and torch, not fedcomp. ServerApp and ClientApp are
+those of Flower's PyTorch tutorial, with FedAvg, a shuffling DataLoader over the client's examples, and torch.optim.SGD. For each of the
+--cores, there is an actor with one core and one thread. Each actor reads the examples once, and rounds are not evaluated.
 """
 
 import argparse
@@ -139,7 +139,7 @@ def options() -> argparse.Namespace:
     found.add_argument(
         "workload",
         nargs="?",
-        help="file in the format of rival_pfl.py; default: written by fedcomp",
+        help="file in the format of rival_pfl.py; default: a file that fedcomp writes",
     )
     found.add_argument("--task", choices=MODELS, required=True)
     found.add_argument("--clients", type=int, default=200)
@@ -162,7 +162,7 @@ def main() -> None:
             workload = export(
                 Workload(args.task, args.clients, args.cohort, args.rounds), Path(folder)
             )
-        import rival_flower_ray as here  # by its module name, under which the actors cache the examples
+        import rival_flower_ray as here  # under the name by which the actors import it, so that they cache the examples
 
         run_simulation(
             here.server_app(args, str(Path(workload).absolute()), accuracies),

@@ -1,4 +1,4 @@
-"""Models of the workloads that rivals.py and cifar10_pfl.py compare, in torch only, since other simulators run without fedcomp."""
+"""Models of the workloads in rivals.py and cifar10_pfl.py. They need only torch, since other simulators run without fedcomp."""
 
 from torch import nn
 

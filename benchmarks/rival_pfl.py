@@ -1,10 +1,11 @@
-"""Rounds of pfl's simulator (https://github.com/apple/pfl-research), for rivals.py and cifar10_pfl.py: one JSON line.
+"""Time of rounds of pfl's simulator (https://github.com/apple/pfl-research), for rivals.py and cifar10_pfl.py.
 
     python benchmarks/rival_pfl.py WORKLOAD.npz --model mnist-cnn --rounds 10 --cohort 20
     torchrun --nproc-per-node 2 benchmarks/rival_pfl.py ...
 
-Needs pfl (`rivals.py --install`), not fedcomp. As in pfl's benchmarks, it uses SimulatedBackend with FederatedAveraging and PyTorchModel,
-the users' tensors in memory, central SGD at rate 1, and equal weights of the users. torchrun starts several processes.
+The program prints one line of JSON. It needs pfl (`rivals.py --install`), not fedcomp. As in pfl's benchmarks, it uses SimulatedBackend
+with FederatedAveraging and PyTorchModel, users' tensors in memory, central SGD at rate 1, and users with equal weights. torchrun starts
+several processes.
 """
 
 import argparse

@@ -1,14 +1,14 @@
-"""Client updates per second of whole rounds, against other simulators and simple loops, in interleaved processes.
+"""Client updates per second of whole rounds of fedcomp, of other simulators and of simple loops, in interleaved processes.
 
     FEDCOMP_DATA=... python benchmarks/rivals.py [--workload mnist-cnn] [--repeats 5] [--threads 2] [--rivals FOLDER [--install]]
 
-MNIST logistic regression with 200 clients per round, and two convolutional networks, with 28,938 and 1,663,370 parameters, with 20 of 200
-clients per round; 5 steps with batches of 20. Every row is a separate process with the same data, shards, steps and threads; its first
-round is not counted. fedcomp runs whole rounds with STC at 1/400 in both directions, residuals and checkpoints. The loops and vmap only
-train a cohort. `one big batch` trains one model on the same examples, which is the limit. Accuracies are those after the last round;
-fedcomp runs ten more rounds, in which worker processes start. The other simulators are pfl (rival_pfl.py), which --install installs into
-FOLDER, as one process with all threads and as processes of torchrun with one thread each, and Flower's Ray engine (rival_flower_ray.py),
-if Ray is installed. Missing simulators are skipped.
+The workloads are logistic regression on MNIST with 200 clients per round, and two convolutional networks on MNIST with 28,938 and 1,663,370
+parameters and 20 of 200 clients per round. Each client trains 5 steps with batches of 20. Every row is a separate process with the same
+data, shards, steps and threads; its first round is not counted. fedcomp runs whole rounds with STC at 1/400 in both directions, residuals
+and checkpoints. The loops and vmap only train a cohort. `one big batch` trains one model on the same examples, and its speed is the limit.
+Accuracies are measured after the last round; fedcomp runs ten more rounds than the others, since its worker processes start in these. The
+other simulators are pfl (rival_pfl.py), which --install installs into FOLDER, and Flower's Ray engine (rival_flower_ray.py), if Ray is
+installed. pfl runs as one process with all threads, and as processes of torchrun with one thread each. Missing simulators are skipped.
 """
 
 import argparse
@@ -288,7 +288,7 @@ def rivals(w: Workload, args: argparse.Namespace, folder: Path) -> list[Rival]:
 
 
 def fedcomp_rows(w: Workload) -> list[str]:
-    """Return `fedcomp ENGINE [PRECISION]` for each engine and for bfloat16."""
+    """Return the names of fedcomp's rows, `fedcomp ENGINE [PRECISION]`: each engine, and bfloat16."""
     from fedcomp import RunConfig
 
     options = {f.name: f.metadata for f in dataclasses.fields(RunConfig)}
@@ -395,7 +395,9 @@ def main() -> None:
         help="may be repeated; default: all",
     )
     options.add_argument("--repeats", type=int, default=5)
-    options.add_argument("--rounds", type=int, help="of each process; default: 16, 6 for mnist-cnn")
+    options.add_argument(
+        "--rounds", type=int, help="rounds of each process; default: 16, or 6 for mnist-cnn"
+    )
     options.add_argument("--threads", type=int, default=os.cpu_count() or 1)
     options.add_argument(
         "--rivals", metavar="FOLDER", help="folder into which --install installs other simulators"

@@ -1,10 +1,11 @@
-"""Time of robust aggregation against the same in torch on a dense stack of all updates, and its memory besides the updates.
+"""Time of robust aggregation, against the same rules in torch on a dense stack of all updates; and memory in addition to the updates.
 
     python benchmarks/robust.py --clients 20 --numel 1M
 
-Updates are opened frames: `dense` is identity (as also after fp16 and qsgd), the others remain compressed. torch has the stack [m, n] in
-memory and computes only what the rule needs: a median, a sort and a mean, or distances by a product of matrices. Times are medians of
-interleaved repeats, after one that compiles. Memory is the peak of Python and numpy during a call, without the updates and the result.
+Updates are opened frames. `dense` updates are from the codec `identity`, and represent those of fp16 and qsgd; updates of the other codecs
+stay compressed. torch has the stack [m, n] in memory and computes only what the rule needs: a median, a sort and a mean, or distances by a
+product of matrices. Times are medians of interleaved repeats; a first repeat, which compiles, is not counted. Memory is the peak of Python
+and numpy during a call, without the updates and the result.
 """
 
 import argparse

@@ -1,10 +1,10 @@
-"""Time, bits and error of rotated quantization on this CPU.
+"""Time, bits and error of the quantization of rotated vectors, on this CPU.
 
     python benchmarks/rotations.py --numel 25_000_000
 
-`copy` is a copy out existing memory. `rotation` computes the rotated vector and discards it. Encoding returns frames; decoding adds them
-to an existing vector. Times are medians of interleaved repeats. `copies` are multiples of the time of the copy in the same run. `CPU` is
-the time of all threads together. NMSE is ‖x − C(x)‖²/‖x‖², for normal values.
+`copy` is a copy into existing memory. `rotation` computes the rotated vector and discards it. Encoding returns a frame; decoding adds a
+frame to an existing vector. Times are medians of interleaved repeats. `copies` is the time as a multiple of the copy in the same run. `CPU`
+is the time of all threads together. `bits` is per coordinate. NMSE is ‖x − C(x)‖²/‖x‖², for normal values.
 """
 
 import argparse

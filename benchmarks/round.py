@@ -2,9 +2,9 @@
 
     FEDCOMP_DATA=... python benchmarks/round.py [--rounds 40]
 
-200 clients per round, 5 steps each with batches of 20, logistic regression on MNIST. The loops of local_sgd.py only train, with
-torch.optim.SGD, and return updates. A whole round trains, adds residuals, encodes STC frames at 1/400, checks and averages the updates,
-compresses the broadcast, and writes a checkpoint. Rounds and loops are interleaved in one process.
+The workload is logistic regression on MNIST with 200 clients per round, which train 5 steps with batches of 20. The loops of local_sgd.py
+only train, with torch.optim.SGD, and return updates. A whole round trains, adds residuals, encodes STC frames at 1/400, checks and averages
+the updates, compresses the broadcast, and writes a checkpoint. Rounds and loops are interleaved in one process.
 """
 
 import argparse

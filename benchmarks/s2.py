@@ -1,19 +1,20 @@
-"""Traffic of s2 through relays, against forwarded frames with the same sparse values; and the fraction of tables that can be decoded.
+"""Traffic of s2 through relays, against forwarded frames of topk with the same values; and the fraction of tables that can be decoded.
 
     python benchmarks/s2.py [--seeds 100] [--task digits]
 
-The 1 % largest values of every vector are sent. The vectors are updates of local SGD after some rounds, whose supports overlap, or random
-vectors. For sums of 8, 32 and 128 clients:
+The largest 1 % of the values of every vector are sent. The vectors are updates of local SGD after some rounds, whose supports overlap, or
+random vectors. The columns for sums over 8, 32 and 128 clients are:
 
-    topk        a frame of topk with values in float32 from each client, as without relays
-    all         the frames of topk of all clients, as on a link that only forwards frames (all-gather)
-    s2          the sum of all frames of s2, whose tables have room for the union; and the frame of one client
-    values      positions and values of the union in a frame of topk, as from a relay that decodes and adds frames
+    topk each   the frame of topk of one client, with values in float32
+    all         the frames of topk of all clients together, as on a link that only forwards frames (all-gather)
+    s2 each     the frame of s2 of one client, whose table has room for the union
+    s2 sum      the sum of the frames of s2 of all clients
+    values      positions and values of the union in one frame of topk, as from a relay that decodes and adds frames
 
-Savings of s2 against forwarded frames of topk:
+The savings of s2 against forwarded frames of topk are:
 
     top     on the link to the receiver of the sum
-    ring    for each of N receivers: 2(N − 1)/N of the sum of s2 by all-reduce, against N − 1 frames of topk by all-gather
+    ring    for each of N receivers: all-reduce with 2(N − 1)/N of the sum of s2, against all-gather with N − 1 frames of topk
     tree    on all links from the clients through 8 relays to the server
 
 The paper claims savings of 81 % against all-gather. A single frame of s2 is always longer than one of topk.
@@ -120,9 +121,7 @@ def _float_error(where: peeling.KeyCells, values: np.ndarray) -> float:
     cells = np.zeros(where.size, np.float32)
     signs = np.where(where.negative, -1.0, 1.0)
     np.add.at(cells, where.cells, (signs * values[:, None]).astype(np.float32))
-    unit = (
-        2.0**-40
-    )  # far below the rounding of float32, so that only the error of the cells remains
+    unit = 2.0**-40  # so far below the rounding of float32 that only the error of the cells remains
     decoded = (
         peeling.peel(where, np.rint(cells.astype(np.float64) / unit).astype(np.int64))[0] * unit
     )
@@ -134,7 +133,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=100)
     parser.add_argument("--task", choices=TASKS, default="digits")
     options = parser.parse_args()
-    print(f"bytes at density {DENSITY:.0%}; union in multiples of k")
+    print(f"bytes at density {DENSITY:.0%}; union: size of the union of supports, divided by k")
     print(
         f"{'updates':<14}{'n':>9}{'clients':>8}{'k':>7}{'union':>7}{'topk each':>10}{'all':>11}  {'s2':<6}{'s2 each':>10}{'s2 sum':>11}"
         f"{'top':>7}{'ring':>7}{'tree':>7}{'values':>10}{'missed':>8}{'error':>9}"
@@ -146,7 +145,7 @@ def main() -> None:
         traffic("random", random_vectors(clients, trained.shape[1]))
     for clients in CLIENTS:
         traffic("random", random_vectors(clients, 100_000))
-    print(f"top, ring, tree: saved; the paper claims {CLAIMED_SAVING:.0%}")
+    print(f"top, ring, tree: savings against topk; the paper claims {CLAIMED_SAVING:.0%}")
     print(
         f"\n{'keys':>9}{'cells a key':>12}{'peeled':>9}{'exact':>9}{'float32 error':>16}   of {options.seeds} seeds, 3 rows"
     )

@@ -2,8 +2,8 @@
 
     python benchmarks/signs.py --numel 100_000_000
 
-`copy` is a copy out existing memory, `new copy` one out new memory. Codecs write or read whole frames, with checksum and checks. Decoding
-returns a new vector. Times are medians of interleaved repeats; bits count the whole frame.
+`copy` is a copy into existing memory, and `new copy` a copy into new memory. Codecs write or read whole frames, with checksum and checks.
+Decoding returns a new vector. Times are medians of interleaved repeats. `bits` is the size of the whole frame per coordinate.
 """
 
 import argparse

@@ -2,11 +2,12 @@
 
     python benchmarks/sketches.py --numel 11_000_000 --rows 5 --columns 500_000
 
-`hashed` computes hashes for each use: buckets (a·i + b) mod p mod c, signs from the lowest bit of a polynomial of degree 3 mod p =
-2³¹ − 1, in int64, block by block. `tables` has all buckets (int64) and signs (float32) in memory; their construction is not timed, and
-their results are compared with those of fedcomp. Sums use scatter_add_ or bincount. Reading gathers, takes the median over the rows, and
-selects the k largest by topk. Times are medians of interleaved repeats. `copies` are multiples of a copy of the vector in the same run,
-`ours` multiples of the time of fedcomp. `CPU` is the time of all threads together, which depends less on other load.
+`hashed` computes hashes for each use, in int64, block by block: the bucket of coordinate i is (a·i + b) mod p mod c, and its sign is the
+lowest bit of a polynomial of degree 3 in i mod p, where p = 2³¹ − 1 and c is the number of columns. `tables` has all buckets (int64) and
+signs (float32) in memory. Their construction is not timed, and the results are compared with those of fedcomp. Sums use scatter_add_ or
+bincount. Reading gathers the cells, takes the median over the rows, and selects the k largest with topk. Times are medians of interleaved
+repeats. `copies` is the time as a multiple of a copy of the vector in the same run, and `ours` as a multiple of the time of fedcomp. `CPU`
+is the time of all threads together, which depends less on other load.
 """
 
 import argparse

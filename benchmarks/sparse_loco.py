@@ -2,9 +2,9 @@
 
     python benchmarks/sparse_loco.py [--numel 10_000_000] [--repeats 5]
 
-The torch implementation selects with torch.topk, assigns each value to one of four bins by the standard deviation of its chunk, and packs
-12 bits of index and 2 bits of bin for each value. The scales of both are the means of the bins, counted separately. Both must decode to
-the same tensor. Vectors are normal and heavy-tailed. Times are the minimum of the repeats.
+The torch implementation selects with torch.topk, assigns each value to one of four bins by the standard deviation of its chunk, and packs a
+12-bit index and a 2-bit bin for each value. In both formats, the scales are the means of the bins; they are counted separately. Both must
+decode to the same tensor. The vectors have normal and heavy-tailed values. Times are the minimum of the repeats.
 """
 
 import argparse

@@ -2,9 +2,9 @@
 
     python benchmarks/tally.py [--numel 25000000] [--voters 15] [--threads 1]
 
-`int8 added up` adds the tensors one by one in int8 and takes the sign. `stack.sum(0)` is torch's sum of the stack [m, n], by default in
-int64. `stack.sum(0, int8)` is correct for up to 127 voters. None of the three decides ties, and the stack is already in memory. Times are
-medians of interleaved repeats. --processor-time shows processor time, which depends less on other load.
+`int8 added up` adds the tensors one by one in int8 and takes the sign. `stack.sum(0)` is torch's sum of the stack [m, n], in int64 by
+default. `stack.sum(0, int8)` sums in int8, which is correct for up to 127 voters. None of the three decides ties, and the stack is already
+in memory. Times are medians of interleaved repeats. --processor-time shows processor time, which depends less on other load.
 """
 
 import argparse
@@ -62,7 +62,7 @@ def main() -> None:
     parser.add_argument(
         "--processor-time",
         action="store_true",
-        help="of all threads together, instead of wall-clock time",
+        help="show the processor time of all threads together, instead of wall-clock time",
     )
     options = parser.parse_args()
     torch.set_num_threads(options.threads)

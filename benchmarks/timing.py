@@ -12,7 +12,7 @@ class Times(NamedTuple):
     """Median times of a function, in seconds."""
 
     wall_s: float
-    processor_s: float  # of all threads together
+    processor_s: float  # processor time of all threads together
 
 
 def medians(
@@ -22,7 +22,7 @@ def medians(
 ) -> dict[Key, Times]:
     """Call the functions in turn, `repeats` times, and return the median times of each.
 
-    A first call of each function, which may compile, is not counted. `before` is called before each function and is not counted.
+    The first call of each function, which may compile, is not counted. `before` is called before each call, and its time is not counted.
     """
     wall_s: dict[Key, list[float]] = {key: [] for key in functions}
     processor_s: dict[Key, list[float]] = {key: [] for key in functions}

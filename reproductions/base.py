@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from fedcomp.runs import Run
 
-IN_WORDS = "in words"  # in place of the number of a claim that has none
-CAVEAT = "Verdicts can differ between processors, because they round sums differently, which can decide a close result."
-Options = Mapping[str, Any]  # options of a run, by the names of RunConfig's fields
-Choices = Sequence[Options]  # alternatives of a method, of which the best is used
+IN_WORDS = "in words"  # in place of the number, for a claim without a number
+CAVEAT = "Verdicts can differ between processors, because processors round sums differently, which can decide a close result."
+Options = Mapping[str, Any]  # options of a run, by field of RunConfig
+Choices = Sequence[Options]  # alternative options of a method; the best alternative is used
 
 
 @dataclass(frozen=True)
 class Method:
-    """A method that is compared. The choice with the best accuracy at the first seed is run with the other seeds."""
+    """A method of a comparison. The choice with the best accuracy at the first seed is also run with the other seeds."""
 
     options: Options
     choices: Choices = ({},)
@@ -24,18 +24,18 @@ class Method:
 
 @dataclass(frozen=True)
 class Experiment:
-    """The runs of a reproduction, at small or full scale."""
+    """The runs of a reproduction, at the small or the full scale."""
 
-    common: Options  # of all runs
+    common: Options  # options of all runs
     methods: Mapping[
         str, Method
-    ]  # by name: lower case, digits and hyphens, as part of folder names
+    ]  # by name: lower case, digits and hyphens, since names are parts of folder names
     seeds: int = 3
 
 
 @dataclass(frozen=True)
 class MethodResult:
-    """The runs of a method at its best choice, one for each seed."""
+    """The runs of a method with its best choice, one for each seed."""
 
     runs: Sequence["Run"]
     choice: Options
@@ -53,11 +53,11 @@ class MethodResult:
 
     @property
     def spread(self) -> float:
-        """The standard deviation over seeds; 0 for one seed."""
+        """The standard deviation of the accuracy over seeds; 0 for one seed."""
         return statistics.stdev(self.accuracies) if len(self.runs) > 1 else 0.0
 
     def bytes(self, link: str) -> float:
-        """Return the bytes of a run on `uplink`, `downlink`, `dense_uplink` or `dense_downlink`, the mean over seeds."""
+        """Return the bytes of a run, the mean over seeds. `link`: `uplink`, `downlink`, `dense_uplink` or `dense_downlink`."""
         return statistics.mean(
             sum(getattr(record, f"{link}_bytes") for record in run.records) for run in self.runs
         )
@@ -80,7 +80,7 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Claim:
-    """A claim of a paper. `judge` compares it with the results, or computes what needs no runs."""
+    """A claim of a paper. `judge` compares the claim with the results of runs, or with values that need no runs."""
 
     text: str
     source: str  # table, figure or section of the paper
@@ -95,13 +95,13 @@ class Reproduction:
     name: str
     title: str
     paper: str  # authors, title, venue and year
-    setting: str  # of the small runs: differences from the paper, and what is equal for all methods
+    setting: str  # of the small runs: their options, and differences from the paper
     full_setting: str  # of the full runs
     small: Experiment
     full: Experiment
     claims: Sequence[Claim]
-    minutes: float  # of one core, for the small runs
-    needs: str = ""  # folder of the data below --data; "": bundled data
+    minutes: float  # minutes of one core, for the small runs
+    needs: str = ""  # folder of the data below --data; "" = data that comes with fedcomp
 
     def experiment(self, full: bool) -> Experiment:
         """Return the full or the small runs."""
@@ -119,7 +119,7 @@ def points(difference: float) -> str:
 
 
 def differences(a: MethodResult, b: MethodResult) -> list[float]:
-    """Return the accuracies of a minus those of b, by seed."""
+    """Return the accuracy of a minus that of b, for each seed."""
     return [x - y for x, y in zip(a.accuracies, b.accuracies, strict=True)]
 
 

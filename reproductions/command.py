@@ -12,7 +12,7 @@ from fedcomp.errors import INTERRUPTED, UserError
 
 from . import CAVEAT, available_reproductions, reproduction
 
-CELL_WIDTHS = (34, 24, 12, 40, 5)  # of the columns of the table of claims
+CELL_WIDTHS = (34, 24, 12, 40, 5)  # widths of the columns in the table of claims
 GAP = "  "
 PAGE = Path(__file__).parents[1] / "docs" / "reproductions.md"
 
@@ -26,7 +26,7 @@ def run(
     device: str,
     write: bool,
 ) -> None:
-    """Run a reproduction by its name; None lists all. The arguments are the options of `fedcomp reproduce`. Raises UserError."""
+    """Run a reproduction, or list all if the name is None. The arguments are the options of `fedcomp reproduce`. Raises UserError."""
     if name is None:
         for r in available_reproductions().values():
             print(
@@ -43,7 +43,7 @@ def run(
     )
     if data is not None and not data.is_dir():
         raise UserError(
-            f"--data {data} is not a folder; give the folder that holds the tasks' data"
+            f"--data {data} is not a folder; give the folder with the data of the tasks"
         )
     if write and not PAGE.is_file():
         raise UserError(f"--write changes {PAGE}, which does not exist; leave --write out")
@@ -65,7 +65,7 @@ def run(
             judged = table.judge_claims(chosen, results)
     except KeyboardInterrupt:
         print(
-            f"fedcomp: interrupted; finished runs are in {folder}, and the same command continues",
+            f"fedcomp: interrupted; finished runs are in {folder}; repeat the command to continue",
             file=sys.stderr,
         )
         raise typer.Exit(128 + signals.received if signals.received else INTERRUPTED) from None
@@ -101,5 +101,5 @@ def _table(columns: tuple[str, ...], lines: list[tuple[str, ...]], widths: tuple
                 for cell, width in zip(cells, widths, strict=True)
             ]
             drawn.append(GAP.join(folded).rstrip())
-        drawn += [""] * (widths == CELL_WIDTHS)  # blank lines between claims
+        drawn += [""] * (widths == CELL_WIDTHS)  # a blank line after each claim
     return "\n".join(drawn) + "\n" * bool(drawn[-1])

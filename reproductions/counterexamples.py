@@ -1,12 +1,12 @@
 """Convex problems with two coordinates whose gradients have the signs (1, −1) or (−1, 1), so that sign steps do not change x₁ + x₂.
 
-Similar to those of Karimireddy, Rebjock, Stich, Jaggi: Error feedback fixes SignSGD and other gradient compression schemes. ICML 2019.
-ε = 1/2, the start is (1, 1), and the minimum is 0 at (0, 0):
+Similar problems are in Karimireddy, Rebjock, Stich, Jaggi: Error feedback fixes SignSGD and other gradient compression schemes. ICML 2019.
+ε = 1/2, steps start from (1, 1), and the minimum is 0 at (0, 0):
 
-    kink           f(x) = ε·|x₁ + x₂| + |x₁ − x₂|, with subgradients of f
-    least squares  f(x) = (⟨a,x⟩² + ⟨b,x⟩²)/2, a = (1, −1) + ε(1, 1), b = (−1, 1) + ε(1, 1), with the gradient of one random term per step
+    kink           f(x) = ε·|x₁ + x₂| + |x₁ − x₂|;  steps use subgradients of f
+    least squares  f(x) = (⟨a,x⟩² + ⟨b,x⟩²)/2, a = (1, −1) + ε(1, 1), b = (−1, 1) + ε(1, 1);  each step uses the gradient of one random term
 
-Steps have the length γ/√t. They are encoded by the codec `sign` without a memory, or by `efsign` with the memory `residual`.
+Step t has the learning rate γ/√t. Steps are encoded by the codec `sign` without a memory, or by `efsign` with the memory `residual`.
 """
 
 from collections.abc import Callable
@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     import numpy as np
 
 EPSILON, STEPS = 0.5, 500
-RATES = (0.03, 0.1, 0.3)  # γ; the best is used for each codec
+RATES = (0.03, 0.1, 0.3)  # values of γ; the best one is used for each codec
 SIGN, EFSIGN = ("sign", "none"), ("efsign", "residual")
-# f(x), and its gradient in step t.
+# f(x), and the gradient at x in step t.
 Problem = tuple[Callable[["np.ndarray"], float], Callable[["np.ndarray", int], "np.ndarray"]]
 
 
@@ -80,5 +80,5 @@ def last_value(
 
 
 def best(problem: Problem, compression: tuple[str, str]) -> float:
-    """Return the lowest last value over the learning rates."""
+    """Return the lowest f after the last step, over the learning rates."""
     return min(last_value(problem, compression, rate) for rate in RATES)

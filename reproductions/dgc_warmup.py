@@ -26,11 +26,11 @@ PAPER = (
 )
 DENSE = {"uplink": "identity", "downlink": "identity", "downlink_memory": "none", "memory": "none"}
 DGC = DENSE | {"uplink": "topk:density=0.1%", "memory": "dgc:momentum=0.9"}
-SAME = 0.01  # in accuracy, 0..1
+SAME = 0.01  # largest difference in accuracy, 0..1, that counts as the same
 
 
 def methods(short: int, long: int, warmup: int, *rates: float) -> dict[str, Method]:
-    """Return DGC with and without warm-up in `short` rounds, and DGC with warm-up and momentum SGD in `long` rounds."""
+    """Return the methods: DGC with and without warm-up for `short` rounds, and DGC with warm-up and momentum SGD for `long` rounds."""
     warm = DGC | {"density_warmup": warmup, "lr_warmup": warmup}
     dense = DENSE | {"server_optimizer": "sgd:momentum=0.9"}
     return {
@@ -51,7 +51,7 @@ def keeps(results: Results) -> Verdict:
     mine, dense = results["dgc-warm-up"], results["dense"]
     ratio = dense.bytes("uplink") / mine.bytes("uplink")
     return Verdict(
-        f"DGC {mine}, momentum SGD {dense}; ×{ratio:.0f} up, the warm-up with it",
+        f"DGC {mine}, momentum SGD {dense}; ×{ratio:.0f} on the uplink, including the warm-up",
         within_margin(mine, dense, SAME),
     )
 
@@ -98,13 +98,13 @@ REPRODUCTION = Reproduction(
     ),
     claims=(
         Claim(
-            "The warm-up helps: early on, DGC with it is ahead of DGC without it (at every seed).",
+            "Early in training, DGC with the warm-up is more accurate than DGC without it (at every seed).",
             "section on warm-up",
             IN_WORDS,
             helps,
         ),
         Claim(
-            f"DGC with it keeps the accuracy of momentum SGD (within {100 * SAME:g} point).",
+            f"DGC with the warm-up keeps the accuracy of momentum SGD (within {100 * SAME:g} point).",
             "tables of results",
             IN_WORDS,
             keeps,

@@ -35,15 +35,15 @@ UNREPAIRED = {
     "downlink_memory": "none",
 }
 REPAIRED = UNREPAIRED | {"memory": "residual"}
-CLOSE = 0.01  # in accuracy, 0..1
-# A problem is not solved if f stays at its initial value of 1, and solved below 0.01.
+CLOSE = 0.01  # largest loss of accuracy, 0..1, that counts as close
+# A problem is stuck if f stays at least at its initial value of 1, and solved if f is at most 0.01.
 STUCK, SOLVED = 1.0, 0.01
 
 
 def methods(
     batches: dict[str, int], steps: tuple[float, ...], votes: tuple[float, ...]
 ) -> dict[str, Method]:
-    """Return SGD, signSGD, and scaled signs without and with memory, at each batch size."""
+    """Return the methods: SGD, signSGD, and scaled signs with and without memory, for each batch size."""
     found = {}
     for name, size in batches.items():
         batch = {"batch_size": size}
@@ -151,8 +151,8 @@ REPRODUCTION = Reproduction(
             fails,
         ),
         Claim(
-            "With error feedback it converges on them.",
-            "its theorems on convergence",
+            "With error feedback, signSGD converges on these problems.",
+            "theorems on convergence",
             IN_WORDS,
             repaired,
         ),
@@ -163,13 +163,13 @@ REPRODUCTION = Reproduction(
             close,
         ),
         Claim(
-            "With the large batch EF-signSGD is ahead of signSGD, scaled or not (at every seed).",
+            "With the large batch, EF-signSGD is more accurate than signSGD, scaled or not (at every seed).",
             "experiments",
             IN_WORDS,
             better,
         ),
         Claim(
-            f"It is robust to small batches (within {100 * CLOSE:g} point of SGD), more so than signSGD.",
+            f"EF-signSGD is robust to small batches (within {100 * CLOSE:g} point of SGD), and more robust than signSGD.",
             "experiments",
             IN_WORDS,
             small_batches,

@@ -19,9 +19,13 @@ from .base import (
 )
 
 PAPER = "Sohn, Han, Choi, Moon: Election coding for distributed learning: protecting signSGD against Byzantine attacks. NeurIPS 2020"
-REDUNDANCIES = {(5, 1): 3.8, (9, 2): 6.778, (15, 3): 10.733}  # of the deterministic code, by (n, b)
-ROUNDING = 0.0005  # of the numbers in the paper
-MARGIN = 0.01  # in accuracy, 0..1
+REDUNDANCIES = {
+    (5, 1): 3.8,
+    (9, 2): 6.778,
+    (15, 3): 10.733,
+}  # of the deterministic code in the paper, by (n, b)
+ROUNDING = 0.0005  # largest rounding error of the numbers in the paper
+MARGIN = 0.01  # loss of accuracy, 0..1
 CODES = {
     "vote": {"strategy": "vote"},
     "election": {"strategy": "election:byzantine=3"},
@@ -30,7 +34,7 @@ CODES = {
 
 
 def methods(byzantine: int) -> dict[str, Method]:
-    """Return each code without and with attackers that invert their updates."""
+    """Return the methods: each code, with and without attackers that invert their updates."""
     attack = {"attack": f"inverted:{byzantine}"}
     return {
         f"{name}-{state}": Method(options | attacked)
@@ -92,7 +96,7 @@ REPRODUCTION = Reproduction(
     title="election coding against a plain majority vote, a third of the voters Byzantine",
     paper=PAPER,
     setting="(n, b) = (9, 3), one of the paper's pairs: digits, 9 clients with equal shares, all in each of 60 rounds of one step. "
-    "3 of them invert what they send. All use the step 0.01, chosen without Byzantine clients. Bernoulli codes with an "
+    "3 of the clients invert what they send. All methods use the step 0.01, chosen without Byzantine clients. Bernoulli codes with an "
     "empty row or column are drawn again, which raises their redundancy. The paper trains ResNet-18 on CIFAR-10 with "
     "momentum.",
     full_setting="(n, b) = (9, 3): ResNet-18 with GroupNorm on CIFAR-10, 9 clients with equal shares, all in each of 20,000 rounds of "
@@ -129,25 +133,26 @@ REPRODUCTION = Reproduction(
     ),
     claims=(
         Claim(
-            "The deterministic code gives each voter the paper's number of partitions, at (n, b).",
+            "The deterministic code gives a voter, on average, the paper's number of partitions, at (n, b).",
             "deterministic code, r = (n + 2b + 1)/2 − s/n",
             ", ".join(f"{value:g} at {key}" for key, value in REDUNDANCIES.items()),
             redundancy,
         ),
         Claim(
-            "With it, b Byzantine clients change nothing: the result is the majority of the honest partitions.",
+            "With the deterministic code, b Byzantine clients change nothing: the result is the majority of the honest partitions.",
             "theorem on the deterministic code",
             IN_WORDS,
             unchanged,
         ),
         Claim(
-            f"Without a code they cost signSGD accuracy (at every seed, more than {100 * MARGIN:g} point).",
+            f"Without a code, b Byzantine clients reduce the accuracy of signSGD (at every seed, by more than "
+            f"{100 * MARGIN:g} point on average).",
             "figures",
             IN_WORDS,
             vote_suffers,
         ),
         Claim(
-            "A random Bernoulli code of redundancy 3 is ahead of no code (at every seed).",
+            "With a random Bernoulli code of redundancy 3, the vote is more accurate than without a code (at every seed).",
             "figures",
             IN_WORDS,
             bernoulli_helps,

@@ -14,7 +14,7 @@ from fedcomp.runs import Run, load
 
 from .base import Experiment, Method, MethodResult, Options, Reproduction, Results
 
-TIME_FILE = "spent.json"  # in a run folder: its compute time, over all invocations
+TIME_FILE = "spent.json"  # in a run folder: the compute time of the run, over all invocations
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class ComputeTime:
 
 @dataclass(frozen=True)
 class LocalOptions:
-    """Options of all runs that depend on the machine."""
+    """Options of runs that depend on the machine."""
 
     data: str | None = None
     device: str = "auto"
@@ -53,7 +53,7 @@ def config_of(
     seed: int,
     local: LocalOptions = LocalOptions(),
 ) -> RunConfig:  # noqa: B008
-    """Return the options of one run. It is evaluated at its end, unless the experiment sets eval_every."""
+    """Return the options of one run. The run is evaluated at its end, unless the experiment sets eval_every."""
     own = {
         **experiment.common,
         **method.options,
@@ -73,7 +73,7 @@ def reproduce(
     local: LocalOptions,
     log: Callable[[str], None],
 ) -> tuple[Results, ComputeTime]:
-    """Run the methods of an experiment, except for runs that are finished in `out`. Return the results, and the compute time of all runs.
+    """Run the methods of an experiment, except for runs that are already finished in `out`. Return the results and the total compute time.
 
     `log` is called with one line for each run. Raises UserError for missing data, and for a folder that contains other runs.
     """
@@ -114,7 +114,7 @@ def _check_data(reproduction: Reproduction, local: LocalOptions) -> None:
     folder = data_folder(local.data)
     if folder is None or not (folder / reproduction.needs).is_dir():
         raise DataError(
-            f"reproduction '{reproduction.name}' needs the folder {reproduction.needs}/ of the data, which is not in "
+            f"reproduction '{reproduction.name}' needs the data folder {reproduction.needs}/, which is not in "
             f"{folder or 'FEDCOMP_DATA'}; give the folder that contains it with --data"
         )
 
@@ -148,7 +148,7 @@ def _check_same(config: RunConfig, folder: Path) -> None:
     different = first_difference(resolved(dataclasses.replace(config, resume=True)), stored)
     if different or stored.get("rounds") != config.rounds:
         raise RunFolderError(
-            f"{folder} contains a run with another '{different or 'rounds'}'; give another --out, or remove that folder"
+            f"{folder} contains a run with a different '{different or 'rounds'}'; give another --out, or remove that folder"
         )
 
 

@@ -1,4 +1,4 @@
-"""Sparse binary compression with 10 and 100 local steps a round.
+"""Sparse binary compression with 10 and 100 local steps per round.
 
 Sattler, Wiedemann, Müller, Samek: Sparse binary compression: towards distributed deep learning with minimal communication. 2018.
 """
@@ -20,12 +20,12 @@ from .base import (
 
 PAPER = "Sattler, Wiedemann, Müller, Samek: Sparse binary compression: towards distributed deep learning with minimal communication. 2018"
 DENSE = {"uplink": "identity", "downlink": "identity", "memory": "none", "downlink_memory": "none"}
-SAME, POINT = 0.005, 0.01  # in accuracy, 0..1
+SAME, POINT = 0.005, 0.01  # largest losses of accuracy, 0..1
 SOURCE = "abstract or text, ResNet-50 on ImageNet"
 
 
 def methods(steps: int, more_steps: int, density: str, *rates: float) -> dict[str, Method]:
-    """Return SBC with 10 local steps a round in `steps` steps, with 100 in `more_steps`, and plain SGD in both."""
+    """Return the methods: SBC with 10 local steps per round for `steps` steps, and with 100 for `more_steps`; plain SGD for both."""
     sent = {
         "uplink": f"sbc:density={density}",
         "downlink": "identity",
@@ -53,16 +53,16 @@ def compressed(results: Results, name: str, base: str, ratio: float, margin: flo
 
 REPRODUCTION = Reproduction(
     name="sbc",
-    title="sparse binary compression with 10 and 100 local steps a round, and plain SGD",
+    title="sparse binary compression with 10 and 100 local steps per round, and plain SGD",
     paper=PAPER,
     setting="Logistic regression on MNIST, 4 clients with equal shares, all in every round, local steps of 20 examples, p = 1/200 "
-    "up; 1,000 steps for claim 1 and 10,000 for claim 2. The downlink is neither compressed nor counted, as in the paper, "
-    "which trains ResNet-50 on ImageNet. A ratio divides the bytes up of plain SGD that sends after every step by those of "
-    "the method, headers included. All use the learning rate 0.1, the best of 0.01, 0.03 and 0.1 for each method at 1,000 "
-    "steps.",
+    "on the uplink; 1,000 steps for claim 1 and 10,000 for claim 2. The downlink is neither compressed nor counted, as in the "
+    "paper, which trains ResNet-50 on ImageNet. A ratio divides the uplink bytes of plain SGD, which sends after every step, "
+    "by those of the method, headers included. All methods use the learning rate 0.1, which is the best of 0.01, 0.03 and 0.1 "
+    "for each method at 1,000 steps.",
     full_setting="ResNet-18 with GroupNorm on CIFAR-10, cropped and flipped, 4 clients with equal shares, all in every round, local "
-    "steps of 32 examples with momentum that is masked where it was sent, p = 1/100 up; 40,000 steps for claim 1 and 80,000 "
-    "for claim 2. A ratio divides the bytes up of plain SGD that sends after every step by those of the method.",
+    "steps of 32 examples with momentum factor masking, p = 1/100 on the uplink; 40,000 steps for claim 1 and 80,000 for "
+    "claim 2. A ratio divides the uplink bytes of plain SGD, which sends after every step, by those of the method.",
     small=Experiment(
         {
             "task": "mnist-logreg",
@@ -91,13 +91,13 @@ REPRODUCTION = Reproduction(
     ),
     claims=(
         Claim(
-            f"With 10 local steps a round: the paper's ratio at unchanged accuracy (within {100 * SAME:g} points).",
+            f"With 10 local steps per round, SBC reaches the paper's ratio at unchanged accuracy (within {100 * SAME:g} points).",
             SOURCE,
             "×3531",
             lambda results: compressed(results, "sbc-10", "dense", 3531, SAME),
         ),
         Claim(
-            "With 100 local steps a round: the paper's ratio at 1 point less.",
+            "With 100 local steps per round, SBC reaches the paper's ratio and loses at most 1 point.",
             SOURCE,
             "×37,208",
             lambda results: compressed(results, "sbc-100", "dense-long", 37_208, POINT),

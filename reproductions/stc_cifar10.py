@@ -28,11 +28,11 @@ REPRODUCTION = Reproduction(
     setting="10 clients, 4 in a round, batches of 20, 300 local steps, one seed. STC and FedAvg have a learning rate of 0.05, "
     "signSGD of 0.0005. STC sends after each step, at p = 1/25 both ways. FedAvg sends the whole model after every 25 "
     "steps. signSGD sends one bit per coordinate after each step. The paper has 100 clients, p = 1/400, FedAvg with 400 "
-    "local steps, a rate of 0.016 and far more steps in all. After our 300 steps, the network has only begun to learn.",
+    "local steps, a learning rate of 0.016 and far more steps in all. After our 300 steps, the network has only begun to learn.",
     full_setting="100 clients, 10 % in a round, batches of 20, 20,000 local steps. STC and FedAvg have the paper's learning rate of "
     "0.016, signSGD 0.0002. STC sends after each step, at p = 1/400 both ways. FedAvg sends the whole model after every 400 "
-    "steps. signSGD sends one bit per coordinate after each step. The number of steps in the paper, and its rate for "
-    "signSGD, are our guesses.",
+    "steps. signSGD sends one bit per coordinate after each step. The number of steps in the paper, and the paper's learning "
+    "rate for signSGD, are our guesses.",
     small=Experiment(
         {"task": "cifar10-vgg11s", "clients": 10, "participation": 0.4, "batch_size": 20},
         methods(300, 25, "1/25", 0.05, 0.0005),
@@ -62,6 +62,6 @@ REPRODUCTION = Reproduction(
             lambda results: cost(results, "alike", "two-classes"),
         ),
     ),
-    minutes=9.5,  # estimated from the duration of single rounds
+    minutes=9.5,  # estimated from the duration of a few rounds
     needs="cifar10",
 )

@@ -42,7 +42,7 @@ MORE = "costs STC fewer points than FedAvg and signSGD"
 def methods(
     steps: int, period: int, density: str, rates: Choices, votes: Choices
 ) -> dict[str, Method]:
-    """Return STC, FedAvg and signSGD in each setting, with the same number of local steps. FedAvg sends after every `period` of them."""
+    """Return STC, FedAvg and signSGD in each setting, with the same number of local steps. FedAvg sends after every `period` steps."""
     found = {}
     for setting, options in {"alike": NEUTRAL_OPTIONS, **HARDER}.items():
         found |= {
@@ -56,7 +56,7 @@ def methods(
 
 
 def stc(density: str, steps: int) -> Options:
-    """Return options for STC in both directions."""
+    """Return the options of STC in both directions."""
     link = f"stc:density={density}"
     return {"uplink": link, "downlink": link, "local_steps": 1, "rounds": steps}
 

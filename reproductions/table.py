@@ -1,4 +1,4 @@
-"""The results of a reproduction, as lines for a terminal and as a section of docs/reproductions.md."""
+"""The results of a reproduction, as tables for a terminal and as a section of docs/reproductions.md."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,7 +19,7 @@ def judge_claims(reproduction: Reproduction, results: Results) -> JudgedClaims:
 
 
 def summary_line(judged: JudgedClaims) -> str:
-    """Return one line with the claims that do not hold."""
+    """Return a line that says which claims hold, with the values of those that do not."""
     failed = [i for i, (_, judgement) in enumerate(judged, 1) if not judgement.holds]
     if not failed:
         return "the claim holds here" if len(judged) == 1 else f"all {len(judged)} claims hold here"
@@ -60,7 +60,7 @@ def run_rows(results: Results) -> list[tuple[str, ...]]:
 
 
 def _choice(measured: MethodResult) -> str:
-    """Return the best choice and the number of choices. The lowest and the highest are marked, since a better one may lie beyond."""
+    """Return the best choice and the number of choices. A choice at an end of the range is marked, since a better one may lie beyond."""
     chosen, tried = choice_text(measured.choice), list(measured.tried)
     if len(tried) < 2:
         return chosen
@@ -72,7 +72,7 @@ def _choice(measured: MethodResult) -> str:
 
 
 def edges(results: Results) -> str:
-    """Return a sentence with the choices at an end of their range, beyond which a better one may lie; "" for none."""
+    """Return a sentence with the best choices that are at an end of their range, beyond which better ones may lie; "" if there are none."""
     names = [
         f"{name} {choice_text(m.choice)}"
         for name, m in results.items()
@@ -130,7 +130,7 @@ def markdown(columns: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
 def write(name: str, text: str, page: Path) -> None:
     """Replace the section of this name in the page, or append it.
 
-    Raises UserError if the page cannot be written, such as outside of a checkout.
+    Raises UserError if the page cannot be written, for example outside of a checkout.
     """
     begin, end = f"<!-- {name} -->", f"<!-- end of {name} -->"
     try:

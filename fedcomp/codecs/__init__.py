@@ -26,7 +26,7 @@ __all__ = [
 
 
 def _reserve_number(name: str, cls: type[Codec]) -> None:
-    """Raise SpecError for a codec whose `id` is not from 1 to 255, or is the id of another codec."""
+    """Reserve the `id` of a codec. Raise SpecError unless it is from 1 to 255 and no other codec has it."""
     number = getattr(cls, "id", None)
     if type(number) is not int or not 0 < number < 256:
         raise SpecError(f"codec '{name}' has id {number!r}; give it an id from 1 to 255")
@@ -42,7 +42,7 @@ _CODECS: PluginRegistry[type[Codec]] = PluginRegistry(
 
 
 def available_codecs() -> dict[str, type[Codec]]:
-    """Return all codecs, including those of other packages: name → class."""
+    """Return all codecs, including those of other packages, as a dict from name to class."""
     return _CODECS.available()
 
 

@@ -4,20 +4,20 @@ Lloyd: Least squares quantization in PCM. IEEE Trans. Inf. Theory 1982 (written 
 Inf. Theory 1960. For stochastic rounding: Faghri, Tabrizian, Markov, Alistarh, Roy, Ramezani-Kebrya: Adaptive gradient quantization for
 data-parallel SGD. NeurIPS 2020, section 3.
 
-    nearest      a value is rounded to the nearest level; level j is the mean of the values that are rounded to it
-    stochastic   a value between two levels is rounded to one of them at random, unbiased; the levels include min x, max x, and 0 if it
-                 is between them; the optimal level between the levels a and c is the value above a with rank Σ(c − v)/(c − a) among
-                 the values v, a < v ≤ c, where the sum is over these values
+    nearest      A value is rounded to the nearest level. A level is the mean of the values that are rounded to it, which form its cell.
+    stochastic   A value between two levels is rounded to one of them at random, without bias. The levels include min x, max x, and 0 if
+                 it is between these two. Let v_1 ≤ v_2 ≤ … be the values v with a < v ≤ c, where a and c are levels. The optimal level
+                 between a and c is v_j with j = ⌈Σ_i (c − v_i)/(c − a)⌉.
 
-`quantiles` places the levels at quantiles of the cube root of the density, the optimum for many levels (Panter, Dite: Quantization
-distortion in pulse-count modulation with nonuniform spacing of levels. Proc. IRE 1951). We use the power 5/16, computed with square roots,
-because a cube root is not the same on every machine. `lloyd` starts from the quantiles and iterates the rules above. Both use a histogram
-with the exact mean of each bin (`rounding.histogram`).
+With placement=quantiles, the levels are quantiles of the cube root of the density, which is optimal for many levels (Panter, Dite:
+Quantization distortion in pulse-count modulation with nonuniform spacing of levels. Proc. IRE 1951). The power is 5/16 instead of 1/3,
+since it can be computed with square roots, whereas a cube root is not the same on every machine. placement=lloyd starts from these levels
+and iterates the rules above. Both use a histogram with the exact mean of each bin (`rounding.histogram`).
 
-Nearest: ‖x − C(x)‖² ≤ ‖x‖², since the values of a cell are closer to their mean than to 0 in the sum of squares. Stochastic: E C(x) = x and
-ω = (√n − 1)/2, as for TernGrad.
+Nearest: ‖x − C(x)‖² ≤ ‖x‖², since the mean of a cell minimizes the sum of squared errors of its values, and 0 would give the sum of their
+squares. Stochastic: E C(x) = x and ω = (√n − 1)/2, as for TernGrad.
 
-    body    number of levels minus one, one byte; the levels that occur, float32, ascending;
+    body    number of levels minus one, one byte; the levels of at least one value, float32, ascending;
             codes of all coordinates (codecs/levels.py), omitted if there is only one level
 """
 
@@ -93,7 +93,9 @@ class Adaptive(Codec):
         if placed.size > 1:
             codes = wire.unpack(data[end:], numel, placed.size)
         expect(placed.size > 1 or len(data) == end, "bytes follow the only level")
-        expect(bool(rounding.count(codes, placed.size).all()), "a level does not occur")
+        expect(
+            bool(rounding.count(codes, placed.size).all()), "no coordinate has one of the levels"
+        )
         return Dense(rounding.lookup(codes, placed.astype(np.float32)))
 
     def place(self, x: Tensor) -> np.ndarray:
@@ -104,11 +106,11 @@ class Adaptive(Codec):
         else:
             ends = rounding.extremes(x)
             placed = _least_variance(values, counts, ends, self.levels, self.placement)
-        return np.unique(placed.astype(np.float32) + np.float32(0))  # not minus zero
+        return np.unique(placed.astype(np.float32) + np.float32(0))  # −0 becomes 0
 
 
 def _quantiles(values: np.ndarray, counts: np.ndarray, size: int) -> np.ndarray:
-    """Return the cell 0..size-1 of each of the ascending values. Cells have equal integrals of density^(5/16)."""
+    """Return the index 0..size-1 of the cell of each value. The values ascend. Cells have equal integrals of density^(5/16)."""
     widths = np.gradient(values)
     density = counts / widths
     weights = widths * np.sqrt(np.sqrt(density * np.sqrt(np.sqrt(density))))
@@ -149,7 +151,10 @@ def _least_variance(
         free = np.flatnonzero(~np.isin(grid[at], fixed))
         for _ in range(MAX_ITERATIONS):
             before = at.copy()
-            for moved in (free[free % 2 == 0], free[free % 2 == 1]):  # so neighbours do not move
+            for moved in (
+                free[free % 2 == 0],
+                free[free % 2 == 1],
+            ):  # the neighbours of moved levels stay
                 below, above = at[moved - 1], at[moved + 1]
                 missing = grid[above] * (ranks[above] - ranks[below]) - (sums[above] - sums[below])
                 rank = ranks[below] + missing / (grid[above] - grid[below])

@@ -1,20 +1,21 @@
-"""ATOMO: atoms drawn with the probabilities of least variance.
+"""ATOMO: a vector is split into atoms. A random sample of the atoms is sent, with the probabilities of least variance.
 
 Wang, Sievert, Charles, Liu, Wright, Papailiopoulos: ATOMO: Communication-efficient learning via atomic sparsification. NeurIPS 2018,
-algorithm 1; with entries for atoms, Wangni, Wang, Liu, Zhang: Gradient sparsification for communication-efficient distributed
+algorithm 1. With atoms=entries: Wangni, Wang, Liu, Zhang: Gradient sparsification for communication-efficient distributed
 optimization. NeurIPS 2018.
 
     x = Σ λᵢ aᵢ, atoms aᵢ orthonormal, λᵢ > 0;   C(x) = Σ (λᵢ / pᵢ) aᵢ over the drawn i
     pᵢ = min(1, λᵢ / τ) with Σ pᵢ = s, the budget;  this minimizes Σ λᵢ²/pᵢ and therefore the variance
 
-The atoms are u vᵀ of the singular value decomposition of each matrix, or the coordinates. With k atoms of equal probability s/k, the
-variance would be (k/s − 1)‖x‖². This bounds the variance of ATOMO.
+With atoms=singular, the atoms are the matrices u vᵀ of the singular value decomposition of each matrix. With atoms=entries, they are the
+coordinates. If k atoms had the equal probability s/k, the variance would be (k/s − 1)‖x‖². This bounds the variance of ATOMO.
 
 The paper draws every atom independently, so a frame has s atoms on average. Here atoms are drawn by systematic sampling (Madow, 1949):
-divide a line into intervals of the lengths pᵢ, and take the intervals that contain u, u + 1, u + 2, … for one uniform number u. Atom i is
+divide a line into intervals of the lengths pᵢ, and take the intervals that contain r, r + 1, r + 2, … for one uniform number r. Atom i is
 still drawn with probability pᵢ, and atoms are orthogonal, so mean and variance are unchanged. A frame has ⌊s⌋ or ⌈s⌉ atoms. Probabilities
-are multiples of 2⁻³², rounded up, and large enough for λᵢ/pᵢ to be a float32; λᵢ/pᵢ uses the rounded ones. Vectors, and matrices whose
-factors would not be shorter, are sent uncompressed. The decomposition takes seconds for a matrix with thousands of rows and columns.
+are multiples of 2⁻³², rounded up, and so large that λᵢ/pᵢ is a float32; λᵢ is divided by the rounded probability. With atoms=singular,
+vectors are sent uncompressed, and so are matrices that have no more numbers than their factors. The decomposition takes seconds for a
+matrix with thousands of rows and columns.
 """
 
 import math
@@ -36,15 +37,15 @@ from .selection import FLAG_SHIFT, FORM, take
 from .update import Sparse, Update
 
 ONE = 2**32  # probability 1, in units of 2⁻³²
-NEGLIGIBLE = 2.0**-40  # smaller singular values, relative to the largest, are rounding errors
-SINGULAR, ENTRIES = 0, 1  # flag of the first byte
+NEGLIGIBLE = 2.0**-40  # singular values below this fraction of the largest are rounding errors
+SINGULAR, ENTRIES = 0, 1  # flags in the first byte
 
 
 @dataclass(frozen=True)
 class Atomo(MatrixCodec):
     """Random singular triplets or entries, scaled so that the mean is the update."""
 
-    # Number of atoms sent of each matrix, or of the vector; below 1: fraction of its atoms.
+    # Number of atoms sent for each matrix, or for the vector with atoms=entries; below 1: fraction of its atoms.
     budget: float = 3.0
     atoms: Literal["singular", "entries"] = "singular"
 
@@ -117,9 +118,9 @@ class Atomo(MatrixCodec):
 
 
 def probabilities(sizes: np.ndarray, budget: float) -> np.ndarray:
-    """Return the probabilities of atoms with these sizes λ ≥ 0, float64 [k], that minimize the variance for `budget` atoms on average.
+    """Return the probabilities that minimize the variance if `budget` atoms are drawn on average: int64 [k], in units of 2⁻³².
 
-    They are int64 [k], in units of 2⁻³².
+    `sizes`: λ ≥ 0 of each atom, float64 [k].
     """
     remaining, certain, tau = budget, sizes < 0, 0.0
     while (total := float(sizes[~certain].sum())) and remaining > 0:
@@ -135,7 +136,7 @@ def probabilities(sizes: np.ndarray, budget: float) -> np.ndarray:
 
 
 def draw(p: np.ndarray, seed: int, stream: int = 0) -> np.ndarray:
-    """Return the indices of the drawn atoms, int64, ascending, ⌊Σp⌋ or ⌈Σp⌉ of them. `p`: probabilities in units of 2⁻³²."""
+    """Draw ⌊Σp⌋ or ⌈Σp⌉ atoms and return their indices, int64, ascending. `p`: probabilities in units of 2⁻³²."""
     ends = np.cumsum(p)
     first = int(philox.words(seed, 1, stream=stream)[0])
     return np.searchsorted(ends, np.arange(first, ends[-1] if ends.size else 0, ONE), side="right")

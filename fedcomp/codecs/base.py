@@ -34,25 +34,25 @@ class Context:
 
     round: int = 0
     phase: str = "train"
-    layout: Layout | None = None  # of the encoded vectors: of the model, or of one tensor
-    section: int = 0  # index of the tensor under @layer, of the chunk under @chunk, else 0
-    # For memories: sum and sum of squares of the gradients of the local steps, shaped like the updates.
+    layout: Layout | None = None  # of the encoded vectors: the model, one tensor, or one chunk
+    section: int = 0  # index of the tensor (@layer) or of the chunk (@chunk), else 0
+    # For memories: the sum of the gradients of the local steps, and the sum of their squares, shaped like the updates.
     moments: tuple[Tensor, Tensor] | None = None
-    # Announcements of the server: name → value, such as a shared scale.
+    # Announcements of the server by name, such as a shared scale.
     announced: Mapping[str, bytes] = field(default_factory=dict)
-    rate: float = 1.0  # learning rate of the round, as a multiple of the run's
+    rate: float = 1.0  # learning rate of the round, divided by that of the run
 
     def at(self, index: int | None) -> "Context":
-        """Return the context with indexed moments: `i` selects update i of a stack, None makes a stack of one update."""
+        """Return the context with the moments of update `index` of a stack, or with moments as a stack of one update if it is None."""
         if self.moments is None:
             return self
         return replace(self, moments=(self.moments[0][index], self.moments[1][index]))
 
 
 NO_CONTEXT = Context()
-SEEDS = 2**64  # number of seeds; seeds are taken modulo it
+SEEDS = 2**64  # seeds are integers modulo this number
 PRECISIONS = (torch.float32, torch.float16, torch.bfloat16)
-# Elements of vectors, and of chunks, that are encoded together. They bound the memory for temporary arrays.
+# Number of elements of vectors, and of chunks, that are encoded together. They bound the memory for temporary arrays.
 SLICE_ELEMENTS, STACK_ELEMENTS = 1 << 27, 1 << 18
 
 
@@ -87,7 +87,7 @@ class Codec(ABC):
         return None
 
     def variance(self, numel: int) -> float | None:
-        """Return ω with E C(x) = x and E ‖x − C(x)‖² ≤ ω‖x‖², None if the codec is biased."""
+        """Return ω with E C(x) = x and E ‖x − C(x)‖² ≤ ω‖x‖²; None if the codec is biased."""
         return None
 
     def longest_section(self, numel: int) -> int | None:
@@ -110,7 +110,7 @@ class Codec(ABC):
         """Return the update in a section for a vector [layout.numel], numel ≥ 1.
 
         Raises FrameError if the section is too short, too long, or holds NaN or infinity. The caller has checked the count if the codec is
-        `whole`. `layout`: of the model, of one tensor, or of one flat tensor if the caller has no layout. `seed`: 0 unless `seeded`.
+        `whole`. `layout`: that of the model or of one tensor; flat if the caller has none. `seed`: 0 unless the codec is `seeded`.
         """
         raise NotImplementedError(f"{type(self).__name__} has neither _decode_row nor _decode_rows")
 
@@ -142,7 +142,7 @@ class Codec(ABC):
             sections = self._encode_rows(rows, chunk_seeds(seed, first, len(rows)), own)
             return b"".join(part for section in sections for part in frame.with_length(section))
 
-        # Announced scales are read by `context.section`, so they need one chunk per call.
+        # Codecs look up an announced scale by `context.section`, so with announcements a call encodes only one chunk.
         elements = size if context.announced else STACK_ELEMENTS
         return b"".join(starmap(encode_stack, stacks(x, size, elements)))
 
@@ -419,7 +419,7 @@ def checked_batch(
             if total.shape != shape or total.device != device or total.dtype != torch.float32:
                 given = f"{total.dtype} {list(total.shape)} on {total.device}"
                 raise ConfigError(
-                    f"the sum is {given}, the vector {list(shape)} on {device}; give a float32 sum of its shape and device"
+                    f"`onto` has {given}, the vectors {list(shape)} on {device}; give float32 tensors of this shape and device"
                 )
     return x.detach() if isinstance(x, Tensor) else [row.detach() for row in x]
 
@@ -458,7 +458,7 @@ def _check_dense(x: Tensor) -> None:
     if not isinstance(x, Tensor):
         given = f"a {type(x).__name__}"
     else:
-        given = "a tensor on the meta device" if x.is_meta else f"one of layout {x.layout}"
+        given = "a tensor on the meta device" if x.is_meta else f"a tensor of layout {x.layout}"
     raise ConfigError(f"a codec encodes a dense torch tensor; x is {given}, give a dense tensor")
 
 

@@ -3,8 +3,9 @@
 Vargaftik, Ben-Basat, Portnoy, Mendelson, Ben-Itzhak, Mitzenmacher: DRIVE: one-bit distributed mean estimation. NeurIPS 2021; and EDEN:
 communication-efficient and robust distributed mean estimation for federated learning. ICML 2022.
 
-    u = R·x;  q_i = the level nearest to u_i·√d/‖u‖, with the optimal levels for a normal variable (Lloyd 1982, Max 1960)
-    C(x) = R⁻¹(S·q),  S = ‖x‖²/⟨u, q⟩;  damped: S = ⟨u, q⟩/‖q‖²
+    u = R·x, R a random rotation of d coordinates
+    q_i = the level nearest to u_i·√d/‖u‖, with the optimal levels for a normal variable (Lloyd 1982, Max 1960)
+    C(x) = R⁻¹(S·q),  S = ‖x‖²/⟨u, q⟩;  with `damped`, S = ⟨u, q⟩/‖q‖²
 
 DRIVE is EDEN with one bit. If R is uniform over all rotations, E C(x) = x, and E‖x − C(x)‖²/‖x‖² tends to 0.571, 0.133, 0.036, 0.0096
 for one to four bits; for the mean over m clients it tends to 1/m of these values.
@@ -13,12 +14,12 @@ The theorems assume a uniform R. Here R is a randomized Hadamard rotation of blo
 (kernels/hadamard.py). If a few coordinates of a block have nearly all of its norm, u is far from normal and C is biased: with one bit,
 (1, ½, 0, …, 0) always becomes (1¼, 0, …, 0). The codec therefore declares no variance.
 
-The damped S minimizes the error, for error feedback. For every x, in the mean over random signs, it contracts with δ = 0.5, 0.67, 0.89,
-0.96: z = u·√d/‖u‖ has E z² = 1, E z⁴ ≤ 3 and E|z| ≥ 1/√2 (Szarek 1976), so E(z − q)² ≤ A + B + 3C if (z − q)² ≤ A + B·z² + C·z⁴ for all
-z; and for one bit E(z − sign(z)/√2)² ≤ ½.
+The damped S minimizes the error; use it with error feedback. With the damped S, C contracts for every x, in the mean over the random signs
+of R, with δ = 0.5, 0.67, 0.89 and 0.96 for one to four bits. Proof: z = u·√d/‖u‖ has E z² = 1, E z⁴ ≤ 3 and E|z| ≥ 1/√2 (Szarek 1976). So
+E(z − q)² ≤ A + B + 3C if C ≥ 0 and (z − q)² ≤ A + B·z² + C·z⁴ for all z. For one bit, E(z − sign(z)/√2)² ≤ ½.
 
-    body    as in codecs/rotated.py: number of bits, one byte; a; the codes, so many bits each (kernels/bit_planes.py): the lowest bit is
-            1 for positive, the others are the index of the magnitude
+    body    as in codecs/rotated.py: number of bits of a code, one byte; a; the codes (kernels/bit_planes.py), whose lowest bit is 1 for
+            positive, and whose other bits are the index of the magnitude
 """
 
 from dataclasses import dataclass
@@ -55,8 +56,9 @@ def thresholds(bits: int) -> np.ndarray:
 class Eden(rotated.RotatedCodec):
     """Every rotated coordinate as one to four bits."""
 
-    bits: Literal[1, 2, 3, 4] = 2  # per coordinate; one more = about a quarter of the error
-    damped: bool = False  # scale with the least error, for error feedback, not the unbiased one
+    # Bits per coordinate; one more = about a quarter of the squared error
+    bits: Literal[1, 2, 3, 4] = 2
+    damped: bool = False  # use the scale with the least error, for error feedback
     name: ClassVar[str] = "eden"
     id: ClassVar[int] = 19
     source: ClassVar[str] = "Vargaftik et al. 2022"
@@ -72,7 +74,7 @@ class Eden(rotated.RotatedCodec):
 
     def quantize(self, blocks: RotatedBlocks) -> tuple[np.ndarray, list[np.ndarray]]:
         square = blocks.squares()
-        rms = np.sqrt(square / blocks.sizes)  # of the rotated coordinates
+        rms = np.sqrt(square / blocks.sizes)  # root mean square of the rotated coordinates
         codes = blocks.bins((rms[..., None] * thresholds(self.bits)).astype(np.float32))
         product, squared = blocks.products(values_of(self.bits), codes)
         ratio = (product, squared) if self.damped else (square, product)
@@ -89,7 +91,7 @@ class Drive(Eden):
     """Every rotated coordinate as its sign."""
 
     bits: ClassVar[int] = 1
-    damped: bool = False  # scale with the least error, for error feedback, not the unbiased one
+    damped: bool = False  # use the scale with the least error, for error feedback
     name: ClassVar[str] = "drive"
     id: ClassVar[int] = 18
     source: ClassVar[str] = "Vargaftik et al. 2021"

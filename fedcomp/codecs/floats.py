@@ -1,4 +1,4 @@
-"""Values as float32 or float16, as stated by a flag.
+"""The bytes of values in float32 or float16. A flag in the section says which.
 
 Values in float16 share one power of two, so that large updates do not overflow and small ones do not become zero:
 
@@ -18,7 +18,7 @@ from .base import expect
 Precision = Literal["fp32", "fp16"]
 FP32, FP16 = 0, 1  # flags
 FLOAT, HALF, EXPONENT = np.dtype("<f4"), np.dtype("<f2"), np.dtype("<i2")
-LARGEST = np.float32(32752)  # float16 before 2¹⁵, which could exceed float32 after scaling back
+LARGEST = np.float32(32752)  # largest float16 below 2¹⁵; 2¹⁵·2ᵉ could exceed the range of float32
 FP16_ERROR = 2.0**-21  # bound of ‖v − float16(v)‖²/‖v‖²
 
 
@@ -60,7 +60,7 @@ def upper_halves(x: Tensor) -> np.ndarray:
 
 
 def pack_half(values: np.ndarray) -> bytes:
-    """Return float32 values [k] as 2 + 2k bytes. The error of a value is at most 2⁻¹¹ of it, or 2⁻³⁹ of the largest magnitude."""
+    """Return float32 values [k] as 2 + 2k bytes. The error is at most 2⁻¹¹ of the value or 2⁻³⁹ of the largest magnitude."""
     largest = float(np.abs(values).max(initial=0.0))
     exponent = int(np.frexp(largest)[1]) - 15 if largest else 0
     scaled = np.clip(np.ldexp(values, -exponent), -LARGEST, LARGEST)
@@ -69,7 +69,7 @@ def pack_half(values: np.ndarray) -> bytes:
 
 def unpack_half(data: memoryview, count: int) -> np.ndarray:
     """Return the values [count] in `data`, float32. Raises FrameError if `data` has another length, and for NaN or infinity."""
-    expect(len(data) == size(count, FP16), "values in float16 have another length")
+    expect(len(data) == size(count, FP16), "values in float16 have the wrong length")
     exponent = int(np.frombuffer(data, EXPONENT, 1)[0])
     halves = np.frombuffer(data, HALF, offset=EXPONENT.itemsize)
     with np.errstate(over="ignore", under="ignore", invalid="ignore"):

@@ -6,7 +6,7 @@
     3       1      id of the codec
     4       1      scope: 0 = one section for the vector, 1 = one section per tensor of the layout, 2 = chunks of N coordinates
     5       4      CRC-32, little-endian, of bytes 0..4, the receiver's numel (8 bytes, little-endian) and all bytes after the checksum
-    9       0 or 2 of a product: the ids of its two codecs
+    9       0 or 2 the ids of the two codecs of a product
     …       0 or 8 seed, little-endian, if the codec needs it to decode
     …       …      sections
 
@@ -33,12 +33,16 @@ from ..messages import skips_checksums
 MAGIC, VERSION = b"fc", 1
 MODEL, LAYER, CHUNK = 0, 1, 2
 HEAD, CRC, SEED = struct.Struct("<2sBBB"), struct.Struct("<I"), struct.Struct("<Q")
-FACTOR = struct.Struct("<f")  # of a decay frame
-SCOPE, SECTIONS = 4, HEAD.size + CRC.size  # offsets
+FACTOR = struct.Struct("<f")  # the factor in a decay frame
+SCOPE, SECTIONS = 4, HEAD.size + CRC.size  # offsets in a frame
 
 
-PRODUCT, OVERWRITE, DECAY = 100, 250, 251  # ids of frames that are not from a single codec
-NAMES = {PRODUCT: "product", OVERWRITE: "overwrite", DECAY: "decay"}  # by id; codecs add theirs
+PRODUCT, OVERWRITE, DECAY = 100, 250, 251  # ids of frames that no single codec writes
+NAMES = {
+    PRODUCT: "product",
+    OVERWRITE: "overwrite",
+    DECAY: "decay",
+}  # by id; every registered codec is added
 
 
 class ProductId(int):
@@ -55,7 +59,7 @@ class ProductId(int):
         return self.halves[0], self.halves[1]
 
 
-WHOLE = Entry("", (), 0)  # represents the vector in scopes 0 and 2, for any size
+WHOLE = Entry("", (), 0)  # stands for the whole vector, of any size, in scopes 0 and 2
 
 
 class Section(NamedTuple):
@@ -84,7 +88,7 @@ def seal(
 
 
 def with_length(section: Section) -> list[bytes | memoryview]:
-    """Return the parts of a section with its length: length, count, body."""
+    """Return a section with its length, in parts: length, count, body."""
     head = varint(section.count)
     return [varint(len(head) + len(section.body)), head, section.body]
 
@@ -112,10 +116,10 @@ def unseal(
         raise FrameError(f"{len(view)} bytes are too short for a frame")
     magic, version, found, scope = HEAD.unpack_from(view)
     if magic != MAGIC:
-        raise FrameError("not a fedcomp frame: the magic bytes differ")
+        raise FrameError("not a fedcomp frame: it does not start with the magic bytes")
     if version != VERSION:
         raise FrameError(
-            f"frame format {version} is not known here; both sides need the same version of fedcomp"
+            f"this version of fedcomp does not know frame format {version}; both sides need the same version of fedcomp"
         )
     if found != codec:
         raise FrameError(f"a frame of codec {_name(found)} was given to {_name(codec)}")
@@ -123,7 +127,7 @@ def unseal(
     _, crc = _head(found, scope, numel)
     if not skips_checksums() and checksum != zlib.crc32(view[SECTIONS:], crc):
         raise FrameError(
-            f"the checksum does not fit: the frame is damaged, or was made for another size than {numel}"
+            f"the checksum does not match: the frame is damaged, or is for a vector whose size is not {numel}"
         )
     if layout is not None and layout.numel != numel:
         raise FrameError(
@@ -194,7 +198,7 @@ def read_section(data: memoryview, numel: int) -> Section:
 
 @lru_cache(1024)
 def _head(codec: int, scope: int, numel: int) -> tuple[bytes, int]:
-    """Return what stands before the checksum, and the checksum of that and of numel."""
+    """Return the bytes before the checksum, and the CRC-32 of these bytes and of numel."""
     head = HEAD.pack(MAGIC, VERSION, codec, scope)
     return head, zlib.crc32(struct.pack("<Q", numel), zlib.crc32(head))
 
@@ -275,12 +279,12 @@ def wrap_decay(factor: float, step: bytes, numel: int) -> bytes:
 
 
 def unwrap_decay(data: bytes, numel: int) -> tuple[float, bytes]:
-    """Return the factor for the weights in a broadcast, 1 unless it is a decay frame, and the frame of its update. Raises FrameError."""
+    """Return the factor and the frame of the update in a broadcast; the factor is 1 unless it is a decay frame. Raises FrameError."""
     if data[:SCOPE] != bytes([*MAGIC, VERSION, DECAY]):
         return 1.0, data
     _, ((_, (count, body)),) = unseal(data, DECAY, numel)
     if count != numel:
-        raise FrameError(f"a decay of {count} weights was sent for a model of {numel}")
+        raise FrameError(f"a decay frame is for {count} weights, and the model has {numel}")
     if len(body) < FACTOR.size:
         raise FrameError("a decay frame ends before its factor")
     (factor,) = FACTOR.unpack_from(body)

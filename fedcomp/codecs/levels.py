@@ -1,11 +1,12 @@
 """The format of codecs that send one of a small number of levels for each coordinate.
 
-    symbols     [n], each below `size`: entropy-coded (kernels/range_coder.py) if that is shorter, else packed; the length shows which
+    symbols     [n], each below `size`: entropy-coded (kernels/range_coder.py) if that is shorter, else packed; the length tells which
     packed      64-bit words with as many symbols as fit, as digits in base `size`, the first symbol in the lowest digit; the last word is
                 cut to the bytes that it needs
     multiples   m, the largest magnitude (LEB128); if m > 0: the unit, float32, and the integers plus m as symbols below 2m + 1
 
-From 2²⁰ symbols on, the entropy coder combines several symbols into one if it then has at most 256 values (`range_coder.group`).
+From 2²⁰ symbols on, several symbols are combined into one before entropy coding, if the combination has at most 256 values
+(`range_coder.group`).
 """
 
 import struct
@@ -39,15 +40,18 @@ def unpack(data: memoryview, count: int, size: int) -> np.ndarray:
     length = packed_bytes(count, size)
     if len(data) < length and size <= range_coder.LARGEST:
         return _decoded(data, count, size)
-    expect(len(data) == length, "levels have another length")
+    expect(len(data) == length, "levels have the wrong length")
     symbols = _unpacked(data, count, size)
     coded = _coded(symbols, size)
-    expect(coded is None or len(coded) >= length, "levels are packed, but coded they are shorter")
+    expect(
+        coded is None or len(coded) >= length,
+        "levels are packed, but their entropy code is shorter",
+    )
     return symbols
 
 
 def packed_bytes(count: int, size: int) -> int:
-    """Return the size of packed symbols in bytes, the largest that `pack` returns."""
+    """Return the size in bytes of packed symbols, the largest size that `pack` returns."""
     whole, rest = divmod(count, _digits(size))
     return whole * WORD.itemsize + ((size**rest - 1).bit_length() + 7) // 8
 
@@ -76,7 +80,10 @@ def unpack_multiples(section: Section) -> tuple[np.ndarray, int, float]:
     expect(top <= MAX_MULTIPLE, f"the largest level is {top}; at most {MAX_MULTIPLE} is allowed")
     expect(len(data) >= start + UNIT.size, "levels are cut short")
     (unit,) = UNIT.unpack_from(data, start)
-    expect(0 < unit and unit * top <= LARGEST, f"levels are up to {top} times the unit {unit}")
+    expect(
+        0 < unit and unit * top <= LARGEST,
+        f"the largest level, {top} times the unit {unit}, is no positive float32",
+    )
     symbols = unpack(data[start + UNIT.size :], numel, 2 * top + 1)
     largest = max(int(symbols.max()) - top, top - int(symbols.min()))
     expect(top == largest, f"no level has the stated largest magnitude {top}")

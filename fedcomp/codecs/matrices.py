@@ -8,7 +8,7 @@ All other tensors are vectors. The count of a section is the size of the vector.
     vector   the values
 
 Numbers are float32, little-endian, in row-major order. The update is left·rightᵀ, and the columns of `left` have norm 1. Encoding depends
-on the device, because factorisations do. Decoding sums in a fixed order, so it gives the same bits everywhere.
+on the device, because factorizations do. Decoding sums in a fixed order, so it gives the same bits everywhere.
 """
 
 import itertools
@@ -31,8 +31,8 @@ from .update import Dense, Sections, Update
 
 FLOAT = np.dtype("<f4")
 LARGEST = float(np.finfo(np.float32).max)
-SMALLEST = 2.0**-100  # matrices without a larger magnitude are sent as values, for precision
-VALUES, MAX_RANK = 255, 254  # the first byte: values follow; the largest number of columns
+SMALLEST = 2.0**-100  # matrices with no magnitude above this are sent as values, for precision
+VALUES, MAX_RANK = 255, 254  # first byte if values follow; largest number of columns k
 CHUNK = 1 << 16  # elements of a product that are computed at a time
 
 
@@ -95,7 +95,9 @@ class MatrixCodec(Codec):
         return Section(x.numel(), b"".join(tensors))
 
     def _decode_row(self, section: Section, layout: Layout, seed: int) -> Update:
-        expect(section.count == layout.numel, "a section of matrices has another length")
+        expect(
+            section.count == layout.numel, "a section of matrices is for a vector of another size"
+        )
         parts, data = [], memoryview(section.body)
         for e in layout:
             update, data = _read(e, data)
@@ -140,7 +142,7 @@ def read_arrays(data: bytes | memoryview, shapes: Sequence[tuple[int, ...]]) -> 
     Raises FrameError if `data` has another length, and for NaN or infinity.
     """
     fits = len(data) == FLOAT.itemsize * total_numel(shapes)
-    expect(fits, "values of matrices have another length")
+    expect(fits, "values of matrices have the wrong length")
     flat = np.frombuffer(data, FLOAT)
     expect(bool(np.isfinite(flat).all()), "values of matrices hold NaN or infinity")
     return as_arrays(flat, shapes)

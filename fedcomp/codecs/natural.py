@@ -6,8 +6,8 @@ Horváth, Ho, Horváth, Sahu, Canini, Richtárik: Natural compression for distri
 
 E C(x) = x and E‖x − C(x)‖² ≤ ‖x‖²/8 (theorem 1), so ‖x − C(x)‖² ≤ (1 − 7/8)‖x‖² in the mean.
 
-Unlike in the paper, subnormal numbers have powers of two, too. The smallest power is 2^(−149), or 2^(−126 − h) if the largest |x_i| is
-above 2^104; smaller magnitudes are rounded to it or to 0. The largest float32 replaces 2^128.
+Unlike in the paper, subnormal numbers are also rounded to powers of two. The smallest power is 2^(−149), or 2^(−126 − h) if the largest
+|x_i| is above 2^104. Magnitudes below the smallest power are rounded to it or to 0. The largest float32 replaces 2^128.
 
     body    h, one byte: the largest h ≤ 23 for which x·2^h is in the range of float32
             signs, one bit each, 1 = negative, padded to a byte
@@ -59,9 +59,9 @@ class Natural(Codec):
         numel, data = layout.numel, memoryview(section.body)
         end = 1 + (numel + 7) // 8
         valid = len(data) >= end and data[0] <= rounding.MAX_SHIFT
-        expect(valid, "powers of two are cut short, or of another range")
+        expect(valid, "a section of powers of two is cut short, or has an invalid shift h")
         signs = kernels.bits.read_bits(data[1:end], numel)
         codes = wire.unpack(data[end:], numel, CODES)
         in_range = data[0] == rounding.MAX_SHIFT or int(codes.max()) >= CODES - 2
-        expect(in_range, "powers of two are of another range")
+        expect(in_range, "a section of powers of two has an invalid shift h")
         return Dense(rounding.from_powers(codes, signs, data[0]))

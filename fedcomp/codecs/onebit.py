@@ -7,15 +7,15 @@ Interspeech 2014.
 
 A matrix is a tensor [out, in, …] of two or more dimensions. It has a column for each index after `out`: `in` columns of a linear layer,
 in·h·w of a convolution. Tensors of one dimension, and vectors without a layout, are one column. The paper combines the quantizer with
-error feedback (memories/residual.py). A vector whose means are all subnormal float32 numbers is sent as in codecs/spike.py.
+error feedback (memories/residual.py). If all means are subnormal float32 numbers, only the largest coordinate is sent (codecs/spike.py).
 
 Contraction: let a side be the entries ≥ 0, or the entries < 0, of one column. A side with k entries and mean m has the squared error
-‖side‖² − k·m², and k·m² ≥ ‖side‖²/k. The sides with |m| < 2⁻¹²⁶, whose means float32 may not represent, together have squared norms of at
-most (n−1)²·2⁻²⁵². Some side has |m| ≥ 2⁻¹²⁶ and a gain k·m² of at least 2⁻²⁵². So the sum of the gains is at least ‖x‖²/n², and ‖x‖²/n if
-all means are normal numbers.
+‖side‖² − k·m². Let k·m² be its gain; k·m² ≥ ‖side‖²/k. Means with |m| < 2⁻¹²⁶ may be inexact in float32; the sides with such means have
+squared norms of at most (n−1)²·2⁻²⁵² in total. At least one side has |m| ≥ 2⁻¹²⁶ and thus a gain of at least 2⁻²⁵². So the sum of the gains
+is at least ‖x‖²/n², and at least ‖x‖²/n if all means are normal numbers.
 
     body   for each tensor that is not empty: signs, one bit each, 1 = not negative, padded to a byte;
-           the means ≥ 0 of all columns, then the means < 0 of all columns, float32; 0 if a column has no such entries
+           the means of the entries ≥ 0 of all columns, then those of the entries < 0, float32; 0 for no entries
 """
 
 from dataclasses import dataclass
@@ -54,7 +54,7 @@ class OneBit(Codec):
 
     def _encode_row(self, x: Tensor, seed: int, context: Context) -> Section:
         layout = context.layout or Layout.flat(x.numel())
-        x = x.cpu()  # sums in a fixed order
+        x = x.cpu()  # where sums have a fixed order
         tensors = [x[e.span] for e in layout if e.numel]
         means = [_means(x[e.span], columns(e)) for e in layout if e.numel]
         if spike.is_needed(max((abs(m).max() for m in means), default=0.0), x.numel()):
@@ -94,12 +94,18 @@ def _means(x: Tensor, columns: int) -> np.ndarray:
 def _unpack_tensor(signs: memoryview, means: np.ndarray, entry: Entry) -> Bits:
     raw, (high, low) = kernels.bits.read_bits(signs, entry.numel), means.reshape(2, -1)
     grid = kernels.bits.flags(raw, 0, entry.numel).reshape(-1, high.size)
-    positive, negative = grid.any(axis=0), ~grid.all(axis=0)  # columns with such entries
+    positive, negative = grid.any(axis=0), ~grid.all(axis=0)  # columns with entries ≥ 0, and < 0
     expect(bool(np.isfinite(means).all()), "a one-bit tensor has a mean that is not finite")
     high_fits = not np.signbit(high).any() and not high[~positive].any()
     low_fits = bool((low[negative] < 0).all()) and not low[~negative].view(np.int32).any()
-    expect(high_fits, "a mean ≥ 0 of a one-bit tensor is negative, or belongs to no entry")
-    expect(low_fits, "a mean < 0 of a one-bit tensor is not negative, or belongs to no entry")
+    expect(
+        high_fits,
+        "the mean of entries ≥ 0 of a one-bit tensor is negative, or not 0 without such entries",
+    )
+    expect(
+        low_fits,
+        "the mean of entries < 0 of a one-bit tensor is not negative, or not 0 without such entries",
+    )
     return Bits(entry.numel, raw, high, low)
 
 
@@ -108,7 +114,7 @@ def _unpack_spike(section: Section, layout: Layout) -> Update:
     for position, value in zip(update.positions.tolist(), update.values.tolist(), strict=True):
         entry = layout.entry_at(position)
         rows = entry.numel // columns(entry)
-        # The mean, if all other entries of the column have the smallest magnitude.
+        # The mean of the column if all other entries have the smallest possible magnitude.
         smallest_mean = (abs(value) + (rows - 1) * SMALLEST * (value < 0)) / rows
         is_needed = spike.is_needed(np.float32(smallest_mean), layout.numel)
         expect(is_needed, "a section with one coordinate should contain bits and means")

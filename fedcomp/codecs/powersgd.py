@@ -4,7 +4,7 @@ Vogels, Karimireddy, Jaggi: PowerSGD: Practical low-rank gradient compression fo
 
     P ← M Q;  P̂ ← an orthonormal basis of P;  Q ← Mᵀ P̂;  C(M) = P̂ Qᵀ,  for each matrix M [rows, columns], Q [columns, rank]
 
-Q starts from independent normal numbers, or from the Q in `context.announced`, which is the last Q of a memory. Tensors that are not
+Q starts from independent normal numbers, or from the Q in `context.announced`: the memory `lowrank` passes its last Q. Tensors that are not
 matrices, and matrices that are not larger than their factors, are sent uncompressed. The error is M minus a projection of M, so it is never
 longer than M. If Q is normal and Z is an orthonormal basis of its span, then ‖P̂ᵀM‖² ≥ ‖MZ‖², whose mean is rank/columns · ‖M‖², and
 columns ≤ numel/(rank + 1) for every matrix that is sent as factors.
@@ -72,12 +72,12 @@ def factors_are_smaller(rank: int, rows: int, columns: int) -> bool:
 
 
 def start_name(tensor: int) -> str:
-    """Return the name in `Context.announced` of the Q from which the iteration for a tensor of the layout starts."""
+    """Return the name in `Context.announced` of the initial Q of a tensor, given its index in the layout."""
     return f"right/{tensor}"
 
 
 def orthonormal(p: Tensor) -> Tensor:
-    """Return an orthonormal basis [rows, k] of a space with the columns of P [rows, k], k ≤ rows: float64, rounded to float32."""
+    """Return an orthonormal basis [rows, k] of a space that contains the columns of P [rows, k], k ≤ rows: float64, rounded to float32."""
     return torch.linalg.qr(p.to(torch.float64)).Q.to(torch.float32).to(torch.float64)
 
 
@@ -88,10 +88,10 @@ def normal(seed: int, count: int, stream: int = 0) -> np.ndarray:
 
 
 class FactorLayout:
-    """The tensors of a layout that are sent as factors of a rank, for PowerSGD in two exchanges, whose frames hold only numbers.
+    """The division of a layout into tensors that are sent as factors and others, for PowerSGD in two exchanges (strategies/powersgd.py).
 
     `matrices`: the tensors with factors, and their shapes as matrices. `others`: the tensors that are sent uncompressed. `left_shapes`,
-    `right_shapes`, `other_shapes`: the shapes in frames.
+    `right_shapes`, `other_shapes`: the shapes of the arrays in frames, which hold only numbers.
     """
 
     def __init__(self, layout: Layout, rank: int):

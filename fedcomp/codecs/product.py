@@ -4,7 +4,7 @@ Basu, Data, Karakus, Diggavi: Qsparse-local-SGD: distributed SGD with quantizati
 
     C = b ∘ a:  a selects coordinates, b encodes the vector of their values
 
-The format of values of `a` has no effect. Both codecs get the same seed and use different streams of random words. C contracts with δ =
+The option `values` of `a` has no effect. Both codecs get the same seed and use different streams of random words. C contracts with δ =
 δₐ·δᵦ(k), where k is the largest number of coordinates that a selects; an unbiased b with ωᵦ ≤ 1 has δᵦ ≥ 1 − ωᵦ (lemma 1 of the paper; for
 lemma 2 see the option `damped` of qsgd). If both are unbiased, so is C, with ω = (1 + ωₐ)(1 + ωᵦ(k)) − 1.
 

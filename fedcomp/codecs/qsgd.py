@@ -8,8 +8,8 @@ E C(x) = x and E‖x − C(x)‖² ≤ ω‖x‖² with ω = min(n/s², √n/s) 
 is C/(1 + ω), which contracts with δ = 1/(1 + ω).
 
 The paper sends the norm. Here the unit u is sent, so that decoding does not need s. It is a float32, at most ‖x‖₂/s, for which no level
-exceeds the range of float32. The format is that of codecs/levels.py. With @chunk, the buckets of the paper, a frame has the units of all
-chunks, float32, and then one section with the levels of all chunks, whose unit is 1.
+exceeds the range of float32. The format is that of codecs/levels.py. Chunks (@chunk) are the buckets of the paper. With them, a frame has
+the units of all chunks, float32, and then one section with the levels of all chunks, whose unit is 1.
 """
 
 import math
@@ -38,7 +38,7 @@ MAX_LEVELS = 1000  # largest s
 class QSGD(Codec):
     """Every coordinate as one of 2s + 1 levels."""
 
-    levels: int = 16  # s, between 0 and the norm; more = longer frames, less noise
+    levels: int = 16  # s: levels between 0 and the norm; more = longer frames, less noise
     damped: bool = False  # divide the result by 1 + ω, for error feedback
     norm: Literal["l2", "max"] = "l2"  # max: u = max|x|/s, less noise for the same levels
     name: ClassVar[str] = "qsgd"
@@ -102,7 +102,7 @@ class QSGD(Codec):
 
 
 def _unit(norm: float, s: int) -> float:
-    """Return norm/s, rounded down to a float32; if a level could exceed the largest float32, a smaller unit of which it is a multiple."""
+    """Return norm/s, rounded down to a float32. If a level could exceed the largest float32, return a slightly smaller unit."""
     unit = wire.round_down(norm / s)
     if unit * (s + 2) > wire.LARGEST:
         unit = wire.round_down(wire.LARGEST / math.ceil(wire.LARGEST / unit))

@@ -19,8 +19,8 @@ float32, so Σ p_i ≥ k. The number of coordinates in a frame varies. Positions
 Without `scaled`, both contract with δ = k/n in the mean. With `scaled`, both are unbiased with ω = n/k − 1, except that values in float16
 are rounded, and n/k·x_i is clipped to the range of float32.
 
-    values   as in codecs/floats.py; for scaled magnitudes (flag + 2): m, float32; a bit for each value, 1 if its magnitude exceeds m;
-             the signs of all other values, 1 = positive; both padded to a byte; the values that exceed m
+    values   as in codecs/floats.py. With by=magnitude and `scaled` (flag + 2): m, float32; a bit for each value, 1 if its magnitude
+             exceeds m; the signs of all other values, 1 = positive; both padded to a byte; the values that exceed m
              the rest as in codecs/selection.py
 """
 
@@ -40,15 +40,17 @@ from .frame import EMPTY, Section, read_varint, varint
 from .levels import LARGEST, round_down
 from .selection import Unpacked
 
-STREAM = 7  # of the random words that draw positions; stream 0 may round the values
-DROP_MASK = 1 << 63  # changes the seed of dropping, since the seed itself may round the values
-COMMON_MAGNITUDE = 2  # flag: all values but the larger ones have the same magnitude
+# Stream of the random words that draw positions; another codec may round the values with stream 0
+STREAM = 7
+# Changes the seed of `drop_small`; another codec may round the values with the seed itself
+DROP_MASK = 1 << 63
+COMMON_MAGNITUDE = 2  # flag: all values that do not exceed m have the magnitude m
 CLIP_ELEMENTS = 1 << 24  # elements that are clipped at a time
 
 
 @dataclass(frozen=True)
 class RandomK(selection.DensityCodec):
-    """Random coordinates, drawn uniformly and sent without positions, or drawn with probabilities by magnitude."""
+    """Random coordinates, drawn uniformly and sent without positions, or drawn with a probability that grows with the magnitude."""
 
     density: float = 1 / 100  # fraction of the coordinates sent
     # How the probability of a coordinate is determined.
@@ -108,7 +110,7 @@ class RandomK(selection.DensityCodec):
         return chosen, values
 
     def _levels(self, rows: Rows) -> list[float]:
-        """Return m of each vector, 0 for by=uniform."""
+        """Return m for each vector, 0 with by=uniform."""
         return [0.0 if self.draws else drop_threshold(row, self.count(row.numel())) for row in rows]
 
     def _drawn(self, rows: Rows, seeds: Sequence[int], levels: Sequence[float]) -> Chosen:
@@ -165,7 +167,7 @@ class RandomK(selection.DensityCodec):
 
 
 def drop_small(x: Tensor, m: float, seed: int) -> np.ndarray:
-    """Return the positions of the coordinates that are not dropped: |x| is rounded stochastically to 0 or m, and never dropped if ≥ m."""
+    """Return the positions of the coordinates that are kept. A coordinate with |x| < m is kept with probability |x|/m, any other always."""
     return np.flatnonzero(rounding.to_multiples(x, m, m, seed ^ DROP_MASK))
 
 
@@ -181,7 +183,7 @@ def drop_threshold(x: Tensor, k: int) -> float:
     cut = 0.0
     for piece in x.split(CLIP_ELEMENTS):
         cut += kernels.norm1(piece.to(torch.float32).clamp(-largest[0], largest[0]))
-    # If p < 1 for the i smallest of the k largest, m is the sum of their magnitudes and of all smaller ones, divided by i.
+    # Let p < 1 for exactly i of the k largest. Then m is the sum of the magnitudes of these i and all smaller ones, divided by i.
     means = (max(cut - k * largest[0], 0.0) + largest.cumsum()) / np.arange(1, k + 1)
     return round_down(float(means[means >= largest][-1]))
 

@@ -4,8 +4,9 @@
            a of each block, then b of each block if the codec has them: the upper half of a float64
            codes, as bit planes (kernels/bit_planes.py) unless the codec has its own format
 
-If v are the values of the codes of a block, û·2^e/d = a·v + b/d, which is rotated back. Vectors below 2⁻¹⁰⁰ are sent as values, because
-the result of the rotation would be a subnormal float32. Coordinates outside the range of float32 become its largest numbers.
+kernels/hadamard.py defines u, e and d of a block. Let v be the values of the codes of a block and û the quantized u. The decoder rotates
+û·2^e/d = a·v + b/d back. Vectors whose magnitudes are all below 2⁻¹⁰⁰ are sent as values, because the result of the rotation would be a
+subnormal float32. Decoded coordinates are clipped to the range of float32.
 """
 
 from abc import abstractmethod
@@ -39,11 +40,14 @@ ReadCodes = Callable[[int, int], np.ndarray]
 
 @dataclass(frozen=True)
 class RotatedCodec(Codec):
-    """A codec that quantizes the rotated vector."""
+    """A codec that quantizes a rotated vector.
+
+    Subclasses implement `head`, `quantize`, and either `width` and `table`, or `pack_codes` and `unpack_codes`.
+    """
 
     seeded: ClassVar[bool] = True
     whole: ClassVar[bool] = True
-    shifts: ClassVar[bool] = False  # blocks have a number b
+    shifts: ClassVar[bool] = False  # a section has b of each block
     code_type: ClassVar[type] = np.uint8
 
     @abstractmethod
@@ -52,7 +56,7 @@ class RotatedCodec(Codec):
 
     @abstractmethod
     def quantize(self, blocks: RotatedBlocks) -> tuple[np.ndarray, list[np.ndarray]]:
-        """Return the codes [N], and [scale] or [scale, shift] of the blocks with û = scale·v + shift.
+        """Return the codes [N], and [scale] or [scale, shift] of the blocks, where û = scale·v + shift.
 
         Scale and shift are float64 [blocks] with zeros in their lower halves.
         """
@@ -74,7 +78,7 @@ class RotatedCodec(Codec):
     ) -> ReadCodes:
         """Return the `count` codes in `data`. Raises FrameError for bytes that `pack_codes` does not return.
 
-        `is_zero` [count/8]: whether the values of eight codes must be 0, since the scale of their block is 0.
+        `is_zero` [count/8]: for each eight codes, whether their values must be 0 because the scale of their block is 0.
         """
         table = self.table(head)
         planes = bit_planes.unpack(data, count, table.size)
@@ -189,7 +193,7 @@ def round_up(numbers: np.ndarray) -> np.ndarray:
 
 
 def _unscaled(numbers: list[np.ndarray], blocks: RotatedBlocks) -> list[np.ndarray]:
-    """Return a and b of the blocks, given scale and shift of û."""
+    """Return a and b of the blocks, given the scale and the shift of û."""
     exponents = blocks.exponents.astype(np.int32)
     return [np.ldexp(v, exponents) / (1 if i else blocks.sizes) for i, v in enumerate(numbers)]
 
@@ -201,12 +205,12 @@ def _read_numbers(halves: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     with np.errstate(invalid="ignore"):
         in_range = (halves == 0) | (sizes >= MIN_SCALE) & (sizes <= MAX_SCALE)
     valid = bool(in_range.all() and (numbers[0] >= 0).all())
-    expect(valid, "the scale of a block is not finite, negative, or out of range")
+    expect(valid, "a number of a block is out of range, or its scale is negative")
     return numbers[0], numbers[1] if len(numbers) > 1 else np.zeros(numbers.shape[1])
 
 
 def _unrotated(data: memoryview, count: int) -> Dense:
-    expect(len(data) == 4 * count, "float32 values have another length")
+    expect(len(data) == 4 * count, "float32 values have the wrong length")
     values = np.frombuffer(data, "<f4")
     largest = float(np.abs(values).max())
     is_small = 0 < largest < 2.0**MAX_UNROTATED_EXPONENT

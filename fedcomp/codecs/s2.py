@@ -8,27 +8,27 @@ A receiver that knows the union recovers the values by peeling (kernels/peeling.
 10⁴ coordinates on, 1.6 at 10³, and more below. In tables of this size all values are exact, except for about one table in a thousand, where
 two coordinates share all their cells. Values that are not exact are estimated by least squares; `RecoveredUpdate.missed` is their number.
 
-The codec is useful if nodes that can only add combine many frames with overlapping supports: all-reduce, switches, sums over masked values.
-Without such nodes, a `topk` frame of the same values is smaller: a nonzero takes 5.4 bytes in `s2` (5.1 in int24, 3.8 in int16) and 5.0
-bytes in `topk` (3.0 in float16), and the difference grows if each table has room for the union. If a relay may read frames, it can forward
-the values of the union themselves. Figures from benchmarks/s2.py: at 1 % of the updates of digits in training, the sum of 128 frames takes
-86 % less than the `topk` frames of these values, the sum of 32 frames 61 %, of 8 frames 12 %; with random supports 46 %, 11 % to 17 %, and
-−23 % to 1 %. The paper claims 81 %.
+The codec is useful if many frames with overlapping supports are added by nodes that can do nothing else: all-reduce, network switches, or
+sums of masked values. Without such nodes, a `topk` frame of the same values is smaller: a nonzero takes 5.4 bytes in `s2` (5.1 with int24,
+3.8 with int16) and 5.0 bytes in `topk` (3.0 with fp16). The difference grows if each table has room for the union. A relay that may read
+frames can also forward the values of the union themselves. benchmarks/s2.py compares the sum of N frames of `s2` with N frames of
+`topk:density=1%`. On updates of the task digits during training, the sum saves 86 % for N = 128, 61 % for N = 32, and 12 % for N = 8. With
+random supports, it saves 46 %, 11 % to 17 %, and −23 % to 1 %. The paper claims 81 %.
 
 `topk:density=1%+s2` sends the coordinates that topk selects as frames of `s2`. Only frames whose tables have the same shape can be added.
 So the table has room for `union` times the largest number of coordinates that the first codec selects, which is the same for all clients.
-Without a first codec, it has room for `union` times the nonzeros of x. The option `columns` sets the size directly. If `union` is too
-small, `missed` values are estimated. An encoder that cannot recover its own values doubles the columns; that frame cannot be added to
-others.
+Without a first codec, the table has room for `union` times the nonzeros of x. The option `columns` sets the size directly. If `union` is
+too small, `missed` values are estimated. An encoder that cannot recover its own values doubles the columns; its frame then cannot be added
+to others.
 
 Unlike in the paper, supports are coded instead of sent as bitmaps, and cells are integers in units of 2^e, so subtraction is exact:
 
-    values=fp32            2^e is the largest power of two of which all values are multiples; values below 2⁻⁴⁷ of the largest value,
-                           2⁻³⁵ among 10⁸ values, may be rounded
+    values=fp32            2^e is the largest power of two of which all values are multiples. If the largest value then has more than 48
+                           bits (35 bits among 10⁸ values), e is larger, and values are rounded.
     values=int24, int16    values are rounded to 24 or 16 bits, relative to the largest
 
-Cells in float32 would take 32 bits instead of about 27 with int24, and rounding errors would accumulate during peeling: at 10⁴ keys up to
-3e-6 of the largest value, compared with 1e-7 for int24.
+Cells in float32 would take 32 bits instead of about 27 with int24. Rounding errors would accumulate during peeling: with 10⁴ coordinates up
+to 3e-6 of the largest value, compared with 1e-7 for int24.
 
     body    number of nonzeros (LEB128); if there are any: form of the support (kernels/positions.py) and rows, one byte each; columns
             (LEB128); e (int16); bits of a cell, one byte; cells; the support
@@ -55,11 +55,11 @@ from .levels import LARGEST
 from .selection import Selective, take
 from .update import Sparse, Update
 
-# By number of rows: cells per key above which peeling succeeds for many keys.
+# Number of rows → cells per key above which peeling succeeds if there are many keys (nonzeros).
 THRESHOLDS = {3: 1.222, 4: 1.295, 5: 1.425, 6: 1.570, 7: 1.722}
-BITS = {"fp32": 48, "int24": 23, "int16": 15}  # of a magnitude
-MAX_BITS = 62  # of a sum
-MAX_COLUMNS_PER_COORDINATE = 8  # besides a constant for short vectors
+BITS = {"fp32": 48, "int24": 23, "int16": 15}  # of the magnitude of a value
+MAX_BITS = 62  # of the magnitude of a sum
+MAX_COLUMNS_PER_COORDINATE = 8  # plus a constant for short vectors
 EXPONENT = np.dtype("<i2")
 MIN_EXPONENT, MAX_EXPONENT = -149, 127  # of units
 
@@ -68,9 +68,9 @@ MIN_EXPONENT, MAX_EXPONENT = -149, 127  # of units
 class S2(Codec):
     """All nonzero coordinates, in frames that can be added."""
 
-    rows: int = 3  # of the table; 3 rows need the smallest number of cells
+    rows: int = 3  # rows of the table; 3 rows need the smallest number of cells
     columns: int = 0  # cells in a row; 0 = as many as the nonzeros need
-    union: float = 1.0  # size of the union of supports of all added frames, as a multiple of one frame's; at most the number of frames
+    union: float = 1.0  # size of the union of the supports of all added frames, divided by that of one; at most the number of frames
     values: Literal["fp32", "int24", "int16"] = "fp32"  # precision of the values
     name: ClassVar[str] = "s2"
     id: ClassVar[int] = 23
@@ -126,7 +126,7 @@ class S2(Codec):
             columns = min(2 * columns, _max_columns(numel))
 
     def width(self, keys: int) -> int:
-        """Return the columns of a table from which this many keys can be recovered."""
+        """Return the number of columns of a table from which this many values can be recovered."""
         cells = max(1.25 * keys, 1.1 * keys + 15 * math.sqrt(keys))
         return max(1, math.ceil(cells * THRESHOLDS[self.rows] / THRESHOLDS[3] / self.rows))
 
@@ -164,7 +164,7 @@ class S2(Codec):
         return Section(numel, _write(S2Section(union, unit, total), numel))
 
     def _bits(self, keys: int) -> int:
-        """Return the bits of the largest magnitude with which the sum of this many keys is below 2⁶²."""
+        """Return the number of bits of a magnitude for which a sum of this many values is below 2⁶²."""
         return min(BITS[self.values], MAX_BITS - keys.bit_length())
 
 
@@ -240,7 +240,7 @@ def _max_columns(numel: int) -> int:
 
 
 def _integers(values: np.ndarray, bits: int) -> tuple[int, np.ndarray]:
-    """Return the exponent e of a unit, and values, float32 [k], as int64 multiples of 2^e, rounded to at most `bits` bits."""
+    """Return e and float32 values [k] as int64 multiples of 2^e, rounded to at most `bits` bits."""
     mantissas, exponents = np.frexp(values.astype(np.float64))
     whole = np.abs(np.ldexp(mantissas, 24)).astype(np.int64)
     zeros = np.frexp((whole & -whole).astype(np.float64))[1] - 1
@@ -255,7 +255,7 @@ def _integers(values: np.ndarray, bits: int) -> tuple[int, np.ndarray]:
 
 
 def _sum(bodies: Sequence[S2Section]) -> tuple[int, np.ndarray]:
-    """Return the exponent and the sum of tables, in their smallest unit, or in the smallest unit for which 62 bits suffice."""
+    """Return the exponent and the sum of tables, in the smallest of their units, or in a larger one if the sum would exceed 62 bits."""
     tops = [body.exponent + int(np.abs(body.table).max()).bit_length() for body in bodies]
     smallest = max(tops) + (len(bodies) - 1).bit_length() + 1 - MAX_BITS
     unit = max(smallest, min(body.exponent for body in bodies))
@@ -280,7 +280,7 @@ def _write(body: S2Section, numel: int) -> bytes:
 
 
 def _read(body: bytes | memoryview, numel: int) -> S2Section | None:
-    """Return the content of the body of a section for a vector [numel], None if the vector is zero. Time and memory are O(numel).
+    """Return the parts of the body of a section for a vector [numel], None if the vector is zero. Time and memory are O(numel).
 
     Raises FrameError.
     """

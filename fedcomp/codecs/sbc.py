@@ -5,8 +5,8 @@ Sattler, Wiedemann, Müller, Samek: Sparse binary compression: towards distribut
 
     top⁺ = the k largest of x, top⁻ = the k largest of −x;  C(x) = μ on top⁺ or −μ on top⁻, whichever has the larger mean μ, else 0
 
-All values have the same magnitude and sign, so there are no sign bits. A side never includes coordinates of the other sign, so it can have
-fewer than k.
+All values have the same magnitude and sign, so there are no sign bits. top⁺ has only positive and top⁻ only negative coordinates, so either
+can have fewer than k.
 
     values   μ as float32; flag 1: the values are −μ; the rest as in codecs/selection.py
 """
@@ -37,7 +37,7 @@ class SBC(selection.Largest):
 
     def contraction(self, numel: int) -> float:
         k = self.count(numel)
-        # The larger mean bounds the sums of both sides and every coordinate that is not sent.
+        # With the larger mean μ, the sum of each side is at most kμ, and every other coordinate is at most μ.
         return 1 / (1 + k * k + numel)
 
     def select(self, rows: Rows, seeds: Sequence[int]) -> Chosen:
@@ -49,7 +49,7 @@ class SBC(selection.Largest):
     def pack_values(
         self, values: np.ndarray, counts: np.ndarray, seeds: Sequence[int], context: Context
     ) -> list[tuple[int, bytes]]:
-        # Flags of the first value of each run; the appended flag is for empty runs at the end.
+        # The flag of each run is that of its first value. The appended flag is for empty runs at the end.
         negative = np.append(values < 0, False)[counts.cumsum() - counts]
         flags = np.where(negative, NEGATIVE, POSITIVE).tolist()
         return list(zip(flags, selection.pack_means(values, counts), strict=True))

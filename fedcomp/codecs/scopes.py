@@ -24,12 +24,13 @@ from .base import SEEDS, Codec, Context, expect
 from .frame import Section
 from .update import Update
 
-JOINT_BYTES = 24  # counts and lengths of a joint body, by which it may be larger than separate ones
+# Largest number of bytes by which counts and lengths can make a joint body longer than separate sections
+JOINT_BYTES = 24
 
 
 @dataclass(frozen=True)
 class Scoped(Codec):
-    """A codec `inner` that is applied to parts of the vector. It has the attributes `inherited` of `inner`."""
+    """A codec `inner` that is applied to parts of the vector. It copies the attributes that `inherited` names from `inner`."""
 
     inner: Codec
     inherited: ClassVar[str] = "name id source linear portable seeded shares_seed"
@@ -59,12 +60,12 @@ class LayerWise(Scoped):
 
     def contraction(self, numel: int) -> float | None:
         whole = self.inner.contraction(numel)
-        # k is rounded: for a tensor down, for the whole vector up by as much as a third.
+        # Rounding of k can lower the density of a tensor by a third, and raise that of the whole vector by a third.
         return whole / 2 if whole and hasattr(self.inner, "density") else whole
 
     def variance(self, numel: int) -> float | None:
         whole = self.inner.variance(numel)
-        # For the same reason, 1 + ω can double.
+        # Since k is rounded (see `contraction`), 1 + ω can double.
         return 1 + 2 * whole if whole and hasattr(self.inner, "density") else whole
 
     def longest_section(self, numel: int) -> int | None:
@@ -157,7 +158,7 @@ class Chunked(Scoped):
 
 
 def worst(factors: Iterable[float | None], choose: Callable[[list[float]], float]) -> float | None:
-    """Return the factor that `choose` returns for all factors, None if one of them is None."""
+    """Return choose(factors), or None if one of the factors is None. `choose`: min or max."""
     each = list(factors)
     known = [factor for factor in each if factor is not None]
     return choose(known) if len(known) == len(each) else None

@@ -4,10 +4,10 @@
            values, in a format defined by the codec
            positions, in the shortest form, usually a Rice code (kernels/positions.py)
 
-Positions that are drawn from the seed are not sent. The count of such a section is the size of the vector, so that frames of one seed can
-be added. It has form 63, which no other section with this count has, then the number of values (LEB128), then the values.
+Positions that are drawn from the seed are not sent. The count of such a section is then the size of the vector, so that frames of one seed
+can be added. Its body has form 63, the number of values (LEB128), and the values. Other sections with this count have form 42.
 
-Under @chunk, unless positions are drawn, all chunks have one body with a joint code of the positions:
+With @chunk, all chunks have one body with a joint code of the positions, unless positions are drawn:
 
     body   number of selected coordinates (LEB128); if there are any: one byte as above, length of the positions (LEB128), positions; the
            codec's flag of each chunk with coordinates, two bits each, padded with zeros; the values of all chunks, in order
@@ -36,7 +36,7 @@ from .frame import EMPTY, Section, read_varint, varint
 from .update import Sparse, Update
 
 MEAN = struct.Struct("<f")
-FORM, FLAG_SHIFT, FLAG_BITS = 0x3F, 6, 2  # the first byte: form in the low bits, flag above
+FORM, FLAG_SHIFT, FLAG_BITS = 0x3F, 6, 2  # first byte: form in the low bits, flag in the high bits
 IMPLIED = 63  # form of a section with drawn positions
 Unpacked = tuple[np.ndarray | kernels.Signs, int]  # values, and the number of bytes read
 NO_POSITIONS, NO_VALUES = np.empty(0, np.int64), np.empty(0, np.float32)
@@ -46,14 +46,15 @@ NO_POSITIONS, NO_VALUES = np.empty(0, np.int64), np.empty(0, np.float32)
 class Selective(Codec):
     """A codec that selects coordinates. It selects a zero only if its positions are drawn.
 
-    Subclasses implement the selection, `select`, and the format of values, `pack_values` and `unpack_values`. This class codes positions.
+    Subclasses implement the selection, `select`, and the format of values, `pack_values` and `unpack_values`. This class encodes
+    and decodes positions.
     """
 
     draws: ClassVar[bool] = False  # positions are drawn from the seed by `implied`, and not sent
 
     @abstractmethod
     def select(self, rows: Rows, seeds: Sequence[int]) -> Chosen:
-        """Select coordinates of m ≥ 1 finite vectors."""
+        """Return the selected positions in m ≥ 1 finite vectors."""
 
     def choose(self, rows: Rows, seeds: Sequence[int]) -> tuple[Chosen, Tensor]:
         """Return the selected coordinates and their values to send, float32. Overridden by codecs that scale values before packing."""
@@ -161,7 +162,7 @@ class Selective(Codec):
     def pack_chunks(
         self, values: np.ndarray, counts: np.ndarray, seeds: Sequence[int], context: Context
     ) -> tuple[int, bytes]:
-        """Return a flag and the bytes of the values of m chunks, `counts` [m] ≥ 1. Flag 0: the bytes are flags and values by chunk."""
+        """Return a flag and the bytes of the values of m chunks, `counts` [m] ≥ 1. With flag 0, each chunk has its own flag."""
         flags, sent = zip(*self.pack_values(values, counts, seeds, context), strict=True)
         bits = np.unpackbits(np.array(flags, np.uint8)[:, None], axis=1)[:, -FLAG_BITS:]
         return 0, np.packbits(bits).tobytes() + b"".join(sent)
@@ -218,7 +219,7 @@ class Largest(DensityCodec):
     def longest_section(self, numel: int) -> int:
         k = self.count(numel)
         b = rice.parameter(k, numel)
-        # The sum of the shifted gaps is at most the shifted sum of the gaps.
+        # The sum of the gaps, each shifted right by b, is at most their shifted sum.
         gaps = (k * (b + 1) + ((numel - k) >> b) + 7) // 8
         return len(varint(k)) + 2 + self.value_bytes(k) + gaps
 
@@ -257,5 +258,5 @@ def unpack_magnitude(data: memoryview) -> float:
     """Return the common magnitude of many values. Raises FrameError unless it is finite and above zero."""
     (mean,) = MEAN.unpack(data)
     if not 0 < mean < math.inf:
-        raise FrameError(f"a section has the magnitude {mean}")
+        raise FrameError(f"a section has the magnitude {mean}; expected a finite number above 0")
     return mean

@@ -5,17 +5,17 @@ Stoica, Arora: Communication-efficient distributed SGD with sketching. NeurIPS 2
 
     S[r, h_r(i)] += s_r(i)·x_i;   C(x)_i = median over r of s_r(i)·S[r, h_r(i)] for the k largest of these estimates, else 0
 
-Frames of one seed have the same h and s (kernels/count_sketch.py). Clients encode with the seed of the round, and the server adds cells,
-not estimates. With density 1, C is unbiased: the estimate of one row has the variance (‖x‖² − x_i²)/columns, and the median of r rows at
-most 2r/(r + 1) times this variance. C contracts only if a small number of coordinates has most of ‖x‖, so no contraction is declared. The
-strategies `fetchsgd` and `sketched-sgd` have their own error feedback.
+h_r(i) is the cell of coordinate i in row r, and s_r(i) = ±1 its sign. Both depend only on the seed (kernels/count_sketch.py). All clients
+encode with the seed of the round, and the server adds cells, not estimates. With density 1, C is unbiased: the estimate of one row has the
+variance (‖x‖² − x_i²)/columns, and the median of r rows has at most 2r/(r + 1) times this variance. C contracts only if a small number of
+coordinates has most of ‖x‖, so no contraction is declared. The strategies `fetchsgd` and `sketched-sgd` have their own error feedback.
 
     body   rows, columns, k (LEB128 each); form of the cells, one byte; the cells, row by row
            form 0: float32.  1: bfloat16.  2, 3, 4: an exponent e (int16), then integers in 8, 16, 32 bits
 
-`int8` cells are multiples of 2^e, stochastically rounded, so they are unbiased. Their sum is exact, in 16 or 32 bits and their smallest
-unit, if it fits in 32 bits; else the unit is larger. `bf16` cells are added in float32, and a sum is sent as bfloat16 if that is exact,
-else as float32.
+`int8` cells are stochastically rounded to multiples of the unit 2^e, so they are unbiased. Sums have the smallest unit of the added frames
+and 16 or 32 bits per cell, and are exact; if 32 bits do not suffice, the unit is larger. `bf16` cells are added in float32. Their sum is
+sent as bfloat16 if that is exact, else as float32.
 """
 
 import math
@@ -41,7 +41,7 @@ from .update import Dense, Sections, Sparse, Update
 
 RATIO = 10.0  # default of the option `ratio`
 MAX_ROWS = 15
-MAX_COLUMNS_PER_COORDINATE = 8  # besides a constant for short vectors
+MAX_COLUMNS_PER_COORDINATE = 8  # plus a constant for short vectors
 FLOAT32, BFLOAT16, INT8, INT16, INT32 = range(5)  # forms
 FORMS = {"fp32": FLOAT32, "bf16": BFLOAT16, "int8": INT8}
 TYPES: dict[int, np.dtype[Any]] = {
@@ -65,7 +65,8 @@ class Sketch(Codec):
     columns: int = 0  # cells in a row; 0 = determined by `ratio`
     ratio: float = RATIO  # size of the vector in float32 divided by the size of the cells
     cells: Literal["fp32", "bf16", "int8"] = "fp32"  # precision of the cells
-    density: float = 1 / 100  # fraction of the coordinates decoded, the largest; 1 = all, unbiased
+    # Fraction of the coordinates decoded: those with the largest estimates; 1 = all, unbiased
+    density: float = 1 / 100
     name: ClassVar[str] = "sketch"
     id: ClassVar[int] = 22
     source: ClassVar[str] = "Charikar et al. 2002, Ivkin et al. 2019"
@@ -194,7 +195,7 @@ class SketchUpdate(Update):
 
 
 def read_at_density(update: Update, codec: Sketch) -> Update:
-    """Return the update with sketches that are decoded at the density of `codec` instead of that of their senders."""
+    """Return the update, in which sketches are decoded at the density of `codec` instead of the density in their frames."""
     if isinstance(update, Sections):
         parts = ((span, read_at_density(part, codec)) for span, part in update.parts)
         return Sections(update.numel, tuple(parts))
@@ -259,7 +260,7 @@ def _write_integers(exponent: int, integers: np.ndarray) -> bytes:
 
 
 def _sum_integers(read: Sequence[SketchSection]) -> tuple[int, np.ndarray]:
-    """Return the exponent and the sum, int64, of integer cells, in their smallest unit, or in the smallest for which 32 bits suffice."""
+    """Return the exponent and the sum, int64, of integer cells, in the smallest unit, or in a larger one if 32 bits would not suffice."""
     filled = [(one.exponent, one.raw) for one in read if one.raw.any()]
     total = np.zeros(read[0].raw.shape, np.int64)
     if not filled:
@@ -288,7 +289,9 @@ def _read(section: Section) -> SketchSection:
     valid = 0 < rows <= MAX_ROWS and rows % 2 == 1 and 0 < columns <= _max_columns(section.count)
     expect(valid, f"a sketch of {section.count} coordinates has {rows} rows of {columns} cells")
     possible = 0 < count <= section.count
-    expect(possible, f"{count} coordinates of a sketch of {section.count} should be decoded")
+    expect(
+        possible, f"a sketch of {section.count} coordinates claims that {count} should be decoded"
+    )
     expect(form in TYPES, f"the cells of a sketch have the unknown form {form}")
     if form >= INT8:
         sent, data = take(data, EXPONENT.itemsize)

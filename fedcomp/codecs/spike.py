@@ -1,7 +1,8 @@
 """A section with only the largest coordinate, for vectors whose mean magnitude is a subnormal float32.
 
-Codecs that send means use it: subnormal means have fewer than 24 bits, and rounding them can break the contraction. The largest coordinate
-contracts with δ = 1/n for every vector. The count of such a section is 1, and that of other sections of these codecs is n.
+Codecs that send means use this form, since subnormal means have fewer than 24 bits, and rounding them can break the contraction. Sending
+only the largest coordinate contracts with δ = 1/n for every vector. The count of such a section is 1. Other sections of these codecs have
+the count n.
 
     body   position (LEB128), value (float32, not zero)
 """
@@ -41,7 +42,7 @@ def unpack(section: Section, numel: int) -> Sparse:
         return Sparse(numel, np.empty(0, np.int64), np.empty(0, np.float32))
     position, used = read_varint(memoryview(section.body))
     fits = section.count == 1 and position < numel and len(section.body) == used + VALUE.size
-    expect(fits, "a section of one coordinate is damaged")
+    expect(fits, "a section of one coordinate is damaged or of another size")
     (value,) = VALUE.unpack_from(section.body, used)
     valid = math.isfinite(value) and value != 0
     expect(valid, f"a section of one coordinate has the value {value}")

@@ -1,4 +1,4 @@
-"""Stochastic rotated quantization: to evenly spaced levels (`srq`), or with codes of variable length (`vlc`).
+"""Stochastic quantization of rotated vectors: to evenly spaced levels (`srq`), or with codes of variable length (`vlc`).
 
 Suresh, Yu, Kumar, McMahan: Distributed mean estimation with limited communication. ICML 2017, sections 3 and 4.
 
@@ -7,12 +7,11 @@ Suresh, Yu, Kumar, McMahan: Distributed mean estimation with limited communicati
     vlc    lo = 0,  s = √2·‖u‖/(k − 1) with k = √d + 1
 
 E‖x − C(x)‖² ≤ ω‖x‖². For `srq`, ω = min(d/2, 2·ln(2d) + 2)/(k − 1)²: hi − lo is at most √2‖u‖ (theorem 2), and the mean of the largest u²
-over the signs of the rotation is at most (2·ln(2d) + 2)‖x‖²/d (theorem 3). For `vlc`, ω = min(s²/4, s), s in units of the root mean square
-‖u‖/√d. The paper's s = √2 gives ω = ½ and about 1.8 bits per coordinate for every d (theorem 4), since most levels are rarely used.
+over the signs of the rotation is at most (2·ln(2d) + 2)‖x‖²/d (theorem 3). For `vlc`, ω = min(s²/4, s), where s is in units of the root
+mean square ‖u‖/√d. The paper's s = √2 gives ω = ½ and about 1.8 bits per coordinate for every d (theorem 4), since most levels are rare.
 
 Unlike in the paper, R rotates blocks of d ≤ 2¹⁴ coordinates (kernels/hadamard.py), each with its own lo and s, so the length of `vlc`
-hardly depends on x. `srq` rounds lo down, and s up, to the numbers that are sent. Levels of `vlc` are multiples of s, so the smallest
-level is not sent.
+hardly depends on x. `srq` rounds lo down, and s up, to the numbers that are sent. Levels of `vlc` are multiples of s, so lo is not sent.
 
     body    as in codecs/rotated.py
     srq     k − 1, one byte; a and b; the codes, ⌈log₂ k⌉ bits each
@@ -35,14 +34,15 @@ from .frame import read_varint, varint
 
 ROUNDING = 1 + 2.0**-16  # bound of the factor by which rounding widens hi − lo, or increases s
 HEAD = 1  # the first byte of vlc
-MIN_STEP, MAX_STEP = 1 / 8, 8.0  # with the smallest, a block of 2¹⁴ has at most 2051 symbols
+# With MIN_STEP, a block of 2¹⁴ coordinates has at most 2051 symbols
+MIN_STEP, MAX_STEP = 1 / 8, 8.0
 
 
 @dataclass(frozen=True)
 class SRQ(rotated.RotatedCodec):
     """Every rotated coordinate as one of k evenly spaced levels."""
 
-    # k, between the smallest and the largest value of a block; best a power of two
+    # k: number of levels, from the smallest to the largest value of a block; best a power of two
     levels: int = 16
     name: ClassVar[str] = "srq"
     id: ClassVar[int] = 16
@@ -70,7 +70,7 @@ class SRQ(rotated.RotatedCodec):
         return blocks.rounded(low, step, self.levels - 1, self.code_type), [step, low]
 
     def table(self, head: int) -> np.ndarray:
-        expect(head > 0, "a section has only one level")
+        expect(head > 0, "a section has only one level; expected at least two")
         return np.arange(head + 1, dtype=np.float32)
 
 
@@ -78,7 +78,7 @@ class SRQ(rotated.RotatedCodec):
 class VLC(rotated.RotatedCodec):
     """Every rotated coordinate as a multiple of one step, entropy-coded."""
 
-    # s in root mean squares; half of it = 1 bit more, a quarter of the error
+    # s, in units of the root mean square; half the step = one more bit per coordinate, a quarter of the squared error
     step: float = math.sqrt(2)
     name: ClassVar[str] = "vlc"
     id: ClassVar[int] = 17

@@ -33,7 +33,7 @@ class STC(selection.Largest):
 
     def contraction(self, numel: int) -> float:
         k = self.count(numel)
-        # Equality for a constant vector, and in the limit of one large coordinate.
+        # Attained by a constant vector, and in the limit by a vector with one large coordinate.
         return min(k / max(numel, 1), 1 / max(k, 1))
 
     def value_bytes(self, count: int) -> int:

@@ -6,9 +6,9 @@ Wen, Xu, Yan, Wu, Wang, Chen, Li: TernGrad: ternary gradients to reduce communic
 
 The codec is unbiased apart from the clipping. The paper uses one s per layer, like the scope @layer. If the server announces `scale`, one
 float32 for each section, it replaces s, and larger values are clipped to it. Frames with the same s can be added: the sum consists of
-integers from −m to m.
+integers from −m to m, times s, for m frames.
 
-The paper computes σ about the mean. Here σ = ‖x‖₂/√n, about zero, so that values which are far from zero and close to each other are not
+The paper computes σ about the mean. Here σ = ‖x‖₂/√n is about zero, so that values that are far from zero and close to each other are not
 clipped. The format is that of codecs/levels.py, with s as the unit.
 """
 
@@ -29,7 +29,7 @@ from .base import Codec, Context, expect
 from .frame import Section
 from .update import Update
 
-SCALE = np.dtype("<f4")  # of an announced scale
+SCALE = np.dtype("<f4")  # bytes of an announced scale
 
 
 @dataclass(frozen=True)
@@ -101,9 +101,11 @@ def _announced(context: Context, own: float) -> float:
     data, at = context.announced["scale"], context.section
     if len(data) % SCALE.itemsize or len(data) <= at * SCALE.itemsize:
         raise ProtocolError(
-            f"the announced scale has {len(data)} bytes, so section {at} has no float32; server and client need the same model"
+            f"the announced scales have {len(data)} bytes, not a float32 for section {at}; server and client need the same model"
         )
     scale = float(np.frombuffer(data, SCALE)[at])
     if not 0 <= scale < math.inf:
-        raise ProtocolError(f"the announced scale of section {at} is {scale}")
+        raise ProtocolError(
+            f"the announced scale of section {at} is {scale}; expected a finite number, at least 0"
+        )
     return scale

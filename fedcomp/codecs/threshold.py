@@ -6,7 +6,7 @@ the memory `residual`.
     C(x)_i = τ·sign(x_i) if |x_i| ≥ τ, else 0;  with values=fp32 or fp16, C(x)_i = x_i if |x_i| ≥ τ, else 0
 
 The number of selected coordinates depends on the update, from none to all. The error is never longer than x, so δ = 0. τ is rounded to
-float32. The paper packs a position and a sign into 32 bits; here they take fewer.
+float32. The paper packs a position and a sign into 32 bits; this format needs fewer bits.
 
     values   flag 2: τ as float32; signs, one bit each, 1 = positive, padded to a byte. Other flags: as in codecs/floats.py. The rest as in
              codecs/selection.py
@@ -33,7 +33,8 @@ TAU = 2  # flag, besides those of codecs/floats.py
 class Threshold(selection.Selective):
     """The coordinates whose magnitude reaches τ, as ±τ or with their values."""
 
-    tau: float = 0.01  # threshold; higher = smaller frames, larger delay of small coordinates
+    # Threshold; higher = smaller frames, longer delay until small coordinates are sent
+    tau: float = 0.01
     values: Literal["tau", "fp32", "fp16"] = "tau"  # ±τ, or the values and their precision
     name: ClassVar[str] = "threshold"
     id: ClassVar[int] = 8
@@ -66,6 +67,8 @@ class Threshold(selection.Selective):
             return floats.unpack(data, count, flag)
         sent, rest = selection.take(data, 4)
         tau = np.frombuffer(sent, "<f4")[0]
-        expect(MIN_TAU <= tau <= MAX_TAU, f"a section has the threshold {tau}")
+        expect(
+            MIN_TAU <= tau <= MAX_TAU, f"a section has the threshold {tau}, which is out of range"
+        )
         signs, _ = selection.take(rest, -(-count // 8))
         return np.where(kernels.unpack_signs(signs, count), tau, -tau), 4 + len(signs)

@@ -29,7 +29,7 @@ from .frame import read_varint, varint
 from .selection import Unpacked
 
 BINNED = 2  # flag
-BINS, WIDTH, MIDDLE = 4, 1.5, 2  # number of bins, their width in σ, the bin around m
+BINS, WIDTH, MIDDLE = 4, 1.5, 2  # number of bins, their width in σ, index of the bin around m
 MEAN = np.dtype("<u2")
 
 

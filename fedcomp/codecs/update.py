@@ -16,13 +16,13 @@ BLOCK = 1 << 16  # coordinates that are processed at a time
 
 
 def add_all(updates: "Sequence[Update]", weights: Sequence[float], into: Tensor) -> None:
-    """Add Σ wᵢ·updateᵢ to `into` in place, in this order. Sketches are added before the sum is decoded."""
+    """Add Σ wᵢ·updateᵢ to `into` in place, in the order of the updates. Sketches are added first, and only their sum is decoded."""
     classes = {type(update) for update in updates}
     (classes.pop() if len(classes) == 1 else Update)._add_each(updates, weights, into)
 
 
 def join(numel: int, parts: "Sequence[tuple[slice, Update]]") -> "Update":
-    """Return the update with these parts, whose spans cover a vector [numel] in order: Sparse or Dense if all parts are, else Sections."""
+    """Return the update with these parts: Sparse or Dense if all parts are, else Sections. The spans cover a vector [numel] in order."""
     dense = [part.values for _, part in parts if isinstance(part, Dense)]
     if parts and len(dense) == len(parts):
         return Dense(np.concatenate(dense))
@@ -37,7 +37,9 @@ class Update(ABC):
     """A decoded vector [numel]."""
 
     numel: int
-    positions: np.ndarray | None  # of the coordinates in the update, int64, ascending; None = all
+    positions: (
+        np.ndarray | None
+    )  # positions of the coordinates in the update, int64, ascending; None = all
 
     @property
     def nonzeros(self) -> int:
@@ -124,7 +126,7 @@ class Sparse(Update):
 
 @dataclass
 class Bits(Update):
-    """An update with one bit per coordinate, and two values per column. Coordinate i is in column i mod c."""
+    """An update with one bit per coordinate, and two values per column, of c columns. Coordinate i is in column i mod c."""
 
     numel: int
     raw: np.ndarray  # bits, uint8 [⌈numel/8⌉] (kernels/bits.py)
@@ -143,7 +145,7 @@ class Bits(Update):
 
 @dataclass
 class Sections(Update):
-    """An update that consists of updates of consecutive parts, such as tensors."""
+    """An update that consists of the updates of consecutive parts of the vector, such as tensors."""
 
     numel: int
     parts: tuple[tuple[slice, Update], ...]  # spans that cover the vector in order

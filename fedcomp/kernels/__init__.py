@@ -1,6 +1,7 @@
-"""Array operations with numpy on the CPU and torch on other devices, or with loops compiled by numba if these would be too slow.
+"""Array operations, in numpy on the CPU and in torch on other devices. Where these would be too slow, loops are compiled by numba.
 
-Results have the same bits on every machine and device and with any number of threads. The first call of a loop imports numba.
+Results have the same bits on every machine and device and with any number of threads, except those of training (pooled.py, regression.py),
+which can differ between machines. The first call of a loop imports numba.
 """
 
 from . import bits, rice

@@ -1,4 +1,4 @@
-"""Small integers as bit planes. The first plane has the lowest bit of every integer, the next plane the next bit.
+"""Small integers as bit planes: the first plane has the lowest bit of every integer, the second plane the next bit, and so on.
 
 A byte of a plane has the bits of eight integers, the first in the most significant bit. The number of packed integers is a multiple of 8,
 so planes have no padding. Integers are counted and compared by logic operations on whole planes, many integers at a time.
@@ -29,7 +29,7 @@ def pack(codes: np.ndarray, width: int) -> bytes:
 
 
 def unpack(data: memoryview, count: int, size: int) -> np.ndarray:
-    """Return the planes [width, count/8] of integers below `size`, a view of `data`.
+    """Return the planes [width, count/8] of integers below `size`, as a view of `data`.
 
     Raises FrameError if `data` has another length or an integer is not below `size`.
     """
@@ -45,7 +45,7 @@ def unpack(data: memoryview, count: int, size: int) -> np.ndarray:
 
 
 def read(planes: np.ndarray, start: int, stop: int, table: np.ndarray) -> np.ndarray:
-    """Return table[code] for the integers start..stop-1, both multiples of 8. `table`: float32 [2^width]."""
+    """Return table[i] for each integer i from index start to stop-1, both multiples of 8. `table`: float32 [2^width]."""
     bits = np.unpackbits(planes[:, start // 8 : stop // 8], axis=1)
     codes = bits[0]
     for bit, plane in enumerate(bits[1:], 1):
@@ -54,7 +54,7 @@ def read(planes: np.ndarray, start: int, stop: int, table: np.ndarray) -> np.nda
 
 
 def count(rows: Iterable[np.ndarray]) -> list[np.ndarray]:
-    """Return the planes of the numbers of ones in each column of rows of packed bits. Memory: at most three rows per plane.
+    """Count the ones in each column of rows of packed bits. Return the planes of the counts. Memory: at most three rows per plane.
 
     A full adder replaces three rows of a plane by one row of this plane and a carry, a row of the next plane, in five operations (Harley &
     Seal; Warren: Hacker's Delight, 2nd ed. 2013, §5–2).

@@ -12,13 +12,13 @@ from . import philox
 from .parallel import Rows, stacked
 
 WORD = np.dtype("<u4")
-ZERO_STREAM = 1  # of the random bits for zeros
+ZERO_STREAM = 1  # stream of the random bits for zeros
 SIGNS = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1).astype(np.float32) * 2 - 1
 
 
 @dataclass
 class Signs:
-    """Values with the same magnitude, as one bit each, 1 for positive."""
+    """Values of the same magnitude. Each is one bit, 1 for positive."""
 
     raw: np.ndarray  # uint8 [⌈count/8⌉]
     count: int

@@ -12,7 +12,8 @@ from .range_coder import FLOOR, WORD
 
 @compiled
 def encode(symbols, frequencies, bits, states, words):
-    """Fill `words` from its end with the code of `symbols`, and `states` with the initial states of decoding. Return the code's start."""
+    """Fill `words`, from its end, with the code of `symbols`, and `states` with the states that decoding starts from. Return the index of
+    the first word."""
     firsts = frequencies.cumsum() - frequencies
     divisors = frequencies.astype(np.float64)
     whole, limit, lanes, at = int64(1) << bits, 53 - bits, uint64(states.size - 1), words.size

@@ -5,9 +5,9 @@ Charikar, Chen, Farach-Colton: Finding frequent items in data streams. ICALP 200
     S[r, h_r(i)] += s_r(i)·x_i       estimate of x_i: the median over r of s_r(i)·S[r, h_r(i)]
 
 h_r(i) and s_r(i) are computed from word i of stream STREAM + r of the seed (kernels/philox.py), so they are the same everywhere and need no
-table. The bucket is ⌊word·columns/2³²⌋, and the lowest bit of the word is the sign. The number of rows is odd, so the median is one of the
-cells. Vectors are copied to the CPU and summed in float32, in order; a vector with HALVED elements or more is summed in two halves. Values
-at given positions are summed in float64.
+table. The bucket is ⌊word·columns/2³²⌋, and the lowest bit of the word is the sign. The number of rows is odd, so the median is one of
+its arguments. Vectors are copied to the CPU and summed in float32, in order; vectors from HALVED elements on are summed in two halves.
+Values at given positions are summed in float64.
 """
 
 import numpy as np
@@ -17,7 +17,7 @@ from torch import Tensor
 from . import philox
 from .parallel import map_ranges, pieces, starmap
 
-STREAM = 1 << 16  # of row 0
+STREAM = 1 << 16  # stream of row 0; row r uses stream STREAM + r
 HALVED = 1 << 20  # number of elements from which a vector is summed in halves
 UNIT = 1024  # elements whose words are drawn together; halves and ranges start at multiples
 LARGEST = np.finfo(np.float32).max
@@ -53,7 +53,7 @@ def estimates(cells: np.ndarray, seed: int, start: int, stop: int) -> np.ndarray
     """Return the estimates of the coordinates start..stop−1, float32, from cells [rows, columns]."""
     from . import sketch_loops
 
-    first = start // UNIT * UNIT  # loops start at a block of words
+    first = start // UNIT * UNIT  # estimates are computed from the start of a block of words
     out, (low, high) = np.empty(stop - first, np.float32), philox.halves(seed)
 
     def work(a: int, b: int) -> None:

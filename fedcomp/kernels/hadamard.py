@@ -4,11 +4,11 @@ Ailon, Chazelle: Approximate nearest neighbors and the fast Johnson–Lindenstra
 
     u = W·D·x·2^−e      inverse: x = D·W·u·2^e/d
 
-for each block of d coordinates. D is diagonal with random signs: coordinate i is negated if bit i mod 32 of word ⌊i/32⌋ of stream SIGNS
-(kernels/philox.py) is 1, where bit 0 is the lowest. W is the Walsh–Hadamard matrix of ±1, with W·W = d. The factor 2^−e scales the largest
-magnitude into [½, 1), so no sum overflows, and subnormal numbers keep their bits. W·D/√d is a rotation; the codec includes 1/√d in its
-scale. The butterfly replaces a and b by a + b and a − b, with strides d/2, …, 2, 1. Every machine computes these float32 sums in the same
-order, so the results have the same bits. Sums over blocks are computed in integers.
+These formulas apply to each block of d coordinates. D is diagonal with random signs: coordinate i is negated if bit i mod 32 of word ⌊i/32⌋
+of stream SIGNS (kernels/philox.py) is 1, where bit 0 is the lowest. W is the Walsh–Hadamard matrix of ±1, with W·W = d. The factor 2^−e
+scales the largest magnitude into [½, 1), so no sum overflows, and subnormal numbers keep their bits. W·D/√d is a rotation; the codecs
+include 1/√d in their scales. W is applied by a butterfly, which replaces pairs a, b by a + b and a − b, with strides d/2, …, 2, 1. Every
+machine computes these float32 sums in the same order, so the results have the same bits. Sums over blocks are computed in integers.
 
 Blocks have 2¹⁴ coordinates. The remaining coordinates are divided into blocks whose sizes are powers of two, at least 8, the largest first;
 the last block may be padded with at most 32 zeros. So the rotated vector has at most 32 more coordinates, whereas a single block could
@@ -26,11 +26,12 @@ from torch import Tensor
 from . import philox
 from .parallel import map_ranges
 
-BLOCK, MIN_BLOCK = 1 << 14, 8  # coordinates of a block, and of the smallest block
+BLOCK, MIN_BLOCK = 1 << 14, 8  # coordinates of a full block, and of the smallest block
 MAX_PADDING = 32  # zeros at the end of the last block
 CHUNK = 8 * BLOCK  # coordinates that a thread rotates at a time, so that they fit in its cache
 SIGNS = 3  # stream of the random signs
-SQUARES, PRODUCTS = 2.0**33, 2.0**38  # 1/unit of sums over a block, which are below 2⁶² units
+# Sums over a block are integers in units of 1/SQUARES and 1/PRODUCTS, below 2⁶²
+SQUARES, PRODUCTS = 2.0**33, 2.0**38
 LARGEST = float(np.finfo(np.float32).max)
 
 
@@ -58,8 +59,8 @@ class RotatedBlocks:
         self.loops, self.seed, block_edges = hadamard_loops, seed, edges(x.numel())
         stop = min(start + CHUNK, block_edges[-1])
         first, last = np.searchsorted(block_edges, [start, stop]).tolist()
-        self.indices = slice(first, last)  # of the blocks
-        self.span = slice(start, int(block_edges[last]))  # of the coordinates, including padding
+        self.indices = slice(first, last)  # indices of the blocks in the vector
+        self.span = slice(start, int(block_edges[last]))  # the coordinates, including padding
         self.edges = block_edges[first : last + 1] - start
         self.sizes = np.diff(self.edges)  # d of each block
         self.exponents = np.empty(last - first, np.int64)  # e of each block
@@ -80,13 +81,13 @@ class RotatedBlocks:
         return low.astype(np.float64) + 0.0, high.astype(np.float64) + 0.0  # no −0
 
     def bins(self, thresholds: np.ndarray) -> np.ndarray:
-        """Return codes [N], uint8: 1 if u > 0, plus twice the number of thresholds [blocks, t], float32, of its block below |u|."""
+        """Return codes [N], uint8: (u > 0) + 2 · (number of thresholds of the block below |u|). `thresholds`: float32 [blocks, t]."""
         codes = np.empty(self.u.size, np.uint8)
         self.loops.bins(self.u, self.edges, thresholds, codes)
         return codes
 
     def products(self, table: np.ndarray, codes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return ⟨u, q⟩ and ‖q‖² of each block for q = table[codes], a float32 table of magnitudes below 4."""
+        """Return ⟨u, q⟩ and ‖q‖² of each block, where q = table[codes]. `table`: float32, with magnitudes below 4."""
         product, squared = np.empty((2, self.sizes.size), np.int64)
         self.loops.products(self.u, self.edges, table, codes, product, squared)
         return product / PRODUCTS, squared / PRODUCTS
@@ -117,10 +118,10 @@ def rotate(x: Tensor, seed: int, use: Callable[[RotatedBlocks], None]) -> None:
 def rotate_back(
     values: np.ndarray, seed: int, numel: int, first: int, scale: np.ndarray, shift: np.ndarray
 ) -> np.ndarray:
-    """Return the coordinates, float32, of the blocks of a vector [numel] from block `first` on, for which u·2^e/d = scale·values + shift/d.
+    """Return the float32 coordinates of the blocks of a vector [numel] from block `first` on, given u·2^e/d = scale·values + shift/d.
 
-    `values`: float32, complete blocks, overwritten. `scale` and `shift`: float64 [blocks]. Coordinates outside the range of float32 become
-    its largest numbers.
+    `values`: float32, complete blocks, overwritten. `scale` and `shift`: float64 [blocks]. Coordinates are clipped to the range of
+    float32.
     """
     from . import hadamard_loops
 
@@ -131,6 +132,6 @@ def rotate_back(
 
 
 def _sign_bytes(seed: int, start: int, stop: int) -> np.ndarray:
-    """Return the sign bits of the coordinates start..stop-1, both multiples of 8. The first bit of a byte is the lowest."""
+    """Return the sign bits of the coordinates start..stop-1, both multiples of 8. The lowest bit of a byte comes first."""
     words = philox.words(seed, (stop + 31) // 32 - start // 32, start // 32, SIGNS)
     return words.astype("<u4", copy=False).view(np.uint8)[start % 32 // 8 :][: (stop - start) // 8]

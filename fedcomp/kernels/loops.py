@@ -1,7 +1,7 @@
 """The decorator that compiles loops with numba, and loops that several modules share.
 
-Loops release the interpreter lock, so that threads can share a vector. Indices are unsigned, because the test for negative indices prevents
-vectorisation.
+Loops release the interpreter lock, so that threads can share a vector. Indices are unsigned, because a test for negative indices would
+prevent vectorization.
 """
 
 import functools
@@ -17,7 +17,7 @@ from numpy import uint32, uint64
 
 
 def compiled(function: Callable[..., Any] | None = None, **options: Any) -> Callable[..., Any]:
-    """Compile a function with numba, and cache the result on disk if possible. Usable as a decorator, with options of numba."""
+    """Compile a function with numba, and cache the result on disk if possible. A decorator; `options` are those of numba.njit."""
     if function is None:
         return functools.partial(compiled, **options)
     config: Any = numba.config
@@ -31,9 +31,9 @@ def compiled(function: Callable[..., Any] | None = None, **options: Any) -> Call
 
 @functools.cache
 def cache_folder() -> str:
-    """Return the folder of the loops compiled from this version of the code, "" if no folder is writable. Remove those of other versions.
+    """Return the folder for the compiled loops of this version of the code, "" if none is writable. Remove the folders of other versions.
 
-    Its name is a digest of all modules of this package, because numba detects changes of a function's own file but not of imported ones.
+    The name is a digest of all modules of this package, because numba detects a change of a function's own file but not of imported files.
     """
     package = Path(__file__).parent
     sources = b"".join(file.read_bytes() for file in sorted(package.glob("*.py")))
@@ -52,7 +52,7 @@ def cache_folder() -> str:
 
 @numba.njit(nogil=True, inline="always")
 def add_rows(sums, source, starts, factors, count):
-    """Add Σ factors[n] * source[starts[n] + j] over n < count to sums[j], for all j. float32; starts are int64. Four rows at a time."""
+    """Add Σ_n factors[n] * source[starts[n] + j], n < count, to sums[j] for all j, four n at a time. float32; `starts`: int64."""
     size = sums.size
     whole = count - count % 4
     for n in range(0, whole, 4):

@@ -14,16 +14,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-LARGE = 100_000  # elements of a vector on the CPU from which each vector has its own thread
+LARGE = 100_000  # elements from which each vector on the CPU has its own thread
 PIECE = 1 << 17  # elements converted to float32 at a time
-UNIT = 128  # ranges start at multiples: whole bytes of bits, whole blocks of random words
+UNIT = 128  # ranges start at multiples of it: whole bytes of bits, whole blocks of random words
 
 Rows = Tensor | Sequence[Tensor]
 Result = TypeVar("Result")
 
 
 def stacked(rows: Rows) -> Tensor:
-    """Return m ≥ 1 vectors as a tensor [m, n]. A tensor, and a single vector, are not copied."""
+    """Return m ≥ 1 vectors as a tensor [m, n]. A tensor or a single vector is not copied."""
     if isinstance(rows, Tensor):
         return rows
     return torch.stack(tuple(rows)) if len(rows) > 1 else rows[0][None]
@@ -35,14 +35,14 @@ def are_large(rows: Rows) -> bool:
 
 
 def split_runs(values: np.ndarray, counts: np.ndarray) -> list[np.ndarray]:
-    """Return m runs of values that follow one another, counts [m] long, as views. Several times faster than np.split."""
+    """Return m consecutive runs of values as views. `counts` [m]: lengths of the runs. Several times faster than np.split."""
     return [values[start:stop] for start, stop in pairwise([0, *counts.cumsum().tolist()])]
 
 
 def map_ranges(numel: int, work: Callable[[int, int], Result], unit: int = UNIT) -> list[Result]:
     """Call work(start, stop) for ranges that cover 0..numel-1, on as many threads as torch uses; return the results in order.
 
-    Ranges begin at multiples of `unit`. There are four for each thread, so that a thread on a busy core delays the others little.
+    Ranges begin at multiples of `unit`. There are at most four per thread, so that a thread on a busy core delays the others little.
     """
     parts = min(4 * torch.get_num_threads(), numel >> 20)
     if parts <= 1:
@@ -52,7 +52,7 @@ def map_ranges(numel: int, work: Callable[[int, int], Result], unit: int = UNIT)
 
 
 def starmap(work: Callable[..., Result], calls: Sequence[tuple[Any, ...]]) -> list[Result]:
-    """Call work(*call) for every call, on as many threads as torch uses, the calling thread among them; return the results in order."""
+    """Call work(*call) for every call, on as many threads as torch uses, including the calling one. Return the results in order."""
     results: list[Any] = [None] * len(calls)
     waiting = iter(list(enumerate(calls)))  # each call goes to the next free thread
 
@@ -70,7 +70,7 @@ def starmap(work: Callable[..., Result], calls: Sequence[tuple[Any, ...]]) -> li
         run_calls()
     finally:
         for other in others:
-            if not other.cancel():  # the thread has started
+            if not other.cancel():  # its thread has started
                 other.result()
     return results
 

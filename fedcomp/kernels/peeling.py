@@ -1,17 +1,17 @@
-"""Peeling: recover the integers of known keys from a count sketch of them.
+"""Peeling: recover integers from a count sketch, given their keys.
 
-    S[r, h_r(i)] += s_r(i)·q_i     for each row r; the keys i are known, h and s are those of kernels/count_sketch.py
+    S[r, h_r(i)] += s_r(i)·q_i     for each row r and each key i; h and s are those of kernels/count_sketch.py
 
-A cell that contains a single key determines the integer of this key. Subtracting the integer from all cells of the key leaves other cells
-with a single key, and so on. Recovered integers are exact, mod 2⁶⁴. In the limit of many keys, peeling recovers all of them above 1.222
-cells per key with 3 rows, 1.295 with 4, 1.425 with 5; below, a large core of keys remains (Molloy: Cores in random hypergraphs and Boolean
-formulas. 2005).
+The keys i are known, the integers q_i are not. A cell that contains a single key determines the integer of this key. Subtracting the
+integer from all cells of the key leaves other cells with a single key, and so on. Recovered integers are exact, mod 2⁶⁴. In the limit of
+many keys, peeling recovers all integers if there are more than 1.222 cells per key with 3 rows, 1.295 with 4, or 1.425 with 5. With fewer
+cells, a large core of keys remains (Molloy: Cores in random hypergraphs and Boolean formulas. 2005).
 
-The remaining keys are usually a small number of keys that share all their cells, or a core in a table that is too small. They usually have
-more equations than unknowns, so they are solved by least squares: conjugate gradients, rounding to integers, and again for the residual. To
-find out which of them the equations determine, the same system is solved for random integers. A key is determined if its random integer
-comes out and its cells are zero after subtraction. Keys that are not determined get the shortest solution, or an approximation of it, whose
-squared error is at most that of zeros.
+The remaining keys are usually either a few keys that share all their cells, or a core in a table that is too small. They usually have more
+equations than unknowns, so their integers are computed by least squares: by conjugate gradients, rounding to integers, and repetition for
+the residual. To find out which integers the equations determine, the same system is solved for known random integers. A key is determined
+if the solution contains its random integer, and if its cells are zero after subtraction. Keys that are not determined get the shortest
+solution or an approximation of it; its squared error is at most that of zeros.
 
 Time is O(keys · rows): the number of steps decreases as the number of remaining keys grows.
 """
@@ -23,10 +23,10 @@ import numpy as np
 from . import count_sketch, philox
 
 BLOCK = 1 << 14  # keys whose cells are computed at a time
-MAX_STEPS = 200  # of conjugate gradients
+MAX_STEPS = 200  # largest number of steps of conjugate gradients
 MAX_WORK = 1 << 21  # largest product of steps and keys
-ROUNDS = 4  # solutions for the residual
-STREAM = 1 << 18  # of the random integers
+ROUNDS = 4  # number of least-squares solutions, each for the residual of the one before
+STREAM = 1 << 18  # stream of the random integers
 
 
 class KeyCells(NamedTuple):
@@ -34,7 +34,7 @@ class KeyCells(NamedTuple):
 
     cells: np.ndarray  # indices in the flat table, int32 [k, rows]
     negative: np.ndarray  # bool [k, rows]
-    size: int  # of the table; below 2³¹
+    size: int  # number of cells of the table, below 2³¹
 
 
 class Recovered(NamedTuple):
@@ -46,7 +46,7 @@ class Recovered(NamedTuple):
 
 
 def key_cells(positions: np.ndarray, rows: int, columns: int, seed: int) -> KeyCells:
-    """Return the cells of positions, int64 [k], in a table [rows, columns] of a seed."""
+    """Return the cells of positions, int64 [k], in the table [rows, columns] with this seed."""
     cells = np.empty((positions.size, rows), np.int32)
     negative = np.empty((positions.size, rows), np.bool_)
     for start in range(0, positions.size, BLOCK):
@@ -59,14 +59,14 @@ def key_cells(positions: np.ndarray, rows: int, columns: int, seed: int) -> KeyC
 
 
 def sums(where: KeyCells, values: np.ndarray) -> np.ndarray:
-    """Return the table of integers [k]: int64 [size], mod 2⁶⁴."""
+    """Return the sums of integers [k] in each cell of the table: int64 [size], mod 2⁶⁴."""
     table = np.zeros(where.size, np.int64)
     _add(table, where, values)
     return table
 
 
 def recover(where: KeyCells, table: np.ndarray) -> Recovered:
-    """Return the integers of keys, given their table, int64 [size]. They are subtracted from the table in place."""
+    """Return the integers of keys, given their table, int64 [size]. Subtract the integers from the table in place."""
     values, is_peeled = peel(where, table)
     peeled = int(np.count_nonzero(is_peeled))
     if peeled == is_peeled.size:
@@ -91,7 +91,7 @@ def solve(where: KeyCells, table: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     used, cells = np.unique(where.cells, return_inverse=True)
     dense = KeyCells(cells.reshape(where.cells.shape).astype(np.int32), where.negative, used.size)
     rest = table[used]
-    # Random integers of the same magnitude as the unknown ones.
+    # Random integers of about the same magnitude as the unknown ones.
     bits = min(56, int(np.abs(rest).max()).bit_length())
     random = (philox.words(0, len(dense.cells), 0, STREAM).astype(np.int64) << 24) >> 56 - bits
     values, recovered = _solve(dense, rest), _solve(dense, sums(dense, random))

@@ -10,7 +10,7 @@ from .loops import compiled
 def peel(cells, negative, table, values, is_peeled):
     """Fill `values` and `is_peeled` [k] for keys with these cells [k, rows], and subtract the values from the table.
 
-    A round peels all keys that are single in a cell at its start.
+    A round peels all keys that are the only key of a cell at the start of the round.
     """
     keys, rows = uint64(cells.shape[0]), uint64(cells.shape[1])
     count, mixed = np.zeros(table.size, np.int32), np.zeros(table.size, np.int32)
@@ -19,7 +19,7 @@ def peel(cells, negative, table, values, is_peeled):
             j = uint64(cells[i, r])
             count[j] += 1
             mixed[j] ^= i
-    # Queues: cells that had a single key at some time, and keys in the order of peeling.
+    # Queues: cells whose number of keys has become one, and keys in the order of peeling.
     single, peeled = np.empty(table.size, np.int32), np.empty(keys, np.int32)
     end = 0
     for j in range(table.size):

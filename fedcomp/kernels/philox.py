@@ -1,15 +1,15 @@
-"""Philox: a counter-based random number generator. Every word can be computed by itself and is the same on every device.
+"""Philox: a counter-based random number generator. Each word is computed independently, and is the same on every device.
 
 Salmon, Moraes, Dror, Shaw: Parallel random numbers: as easy as 1, 2, 3. SC 2011. Philox4x32 with ten rounds.
 
 Word i of a seed and a stream is word i mod 4 of the block with the counter (low word of ⌊i/4⌋, high word of ⌊i/4⌋, stream, 0) and the seed
-as key. Each use has its own stream: one seed may round values with stream 0 and draw the signs of zeros with stream 1.
+as key. Each use of a seed has its own stream: values are rounded with stream 0, and the signs of zeros are drawn with stream 1.
 """
 
 import numpy as np
 
 MULTIPLIERS = 0xD2511F53, 0xCD9E8D57
-WEYL = 0x9E3779B9, 0xBB67AE85  # added to the key from round to round
+WEYL = 0x9E3779B9, 0xBB67AE85  # added to the key after each round
 ROUNDS = 10
 LOW = np.uint64(0xFFFFFFFF)
 PIECE = 1 << 12  # blocks that are computed at a time, so that they fit in the cache
@@ -38,8 +38,8 @@ def words_at(seed: int, indices: np.ndarray, stream: int = 0) -> np.ndarray:
 def sample(numel: int, count: int, seed: int, stream: int) -> np.ndarray:
     """Return `count` of numel positions, drawn without replacement: int64, ascending; 0 ≤ count ≤ numel.
 
-    A seed and a stream determine a sequence of positions, each 64 random bits modulo numel, with a bias below numel·2⁻⁶⁴. Its first
-    distinct positions are a uniform sample. If count > numel/2, the complement of the sample is drawn instead.
+    A seed and a stream determine a sequence of positions: each is 64 random bits modulo numel, with a bias below numel·2⁻⁶⁴. The first
+    `count` distinct positions of the sequence are the sample. If count > numel/2, the complement of the sample is drawn instead.
     """
     drawn, start = min(count, numel - count), 0
     marked = np.zeros(numel, np.bool_)

@@ -1,8 +1,8 @@
 """Gradients of a convolution that is followed by max pooling and a ReLU.
 
-Only one output of each pooling patch has a nonzero gradient, and only if the ReLU is active there: with patches of 2×2, at most a quarter
-of the outputs. The loops process only these outputs, each with one patch of the inputs and one kernel. The sums are those of the dense
-gradient, in another order.
+Each pooling patch has at most one output of the convolution with a nonzero gradient, the maximum, if the ReLU is active there. With patches
+of 2×2, this is at most a quarter of the outputs. The loops process only these outputs, each with one patch of the inputs and one kernel.
+The sums have the same terms as the dense gradient, in another order.
 """
 
 import numpy as np
@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from .parallel import starmap
 
-# Examples per call of a thread. Gradients are added in an order that does not depend on threads.
+# Examples that a thread processes at a time. The order in which gradients are added does not depend on the threads.
 EXAMPLES = 8
 MIN_ROW = 32  # numbers in a row of a kernel from which the loops are faster
 MIN_WORK = 1 << 22  # products of a dense gradient from which the loops are faster

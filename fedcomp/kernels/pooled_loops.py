@@ -1,6 +1,7 @@
 """Loops of kernels/pooled.py, compiled by numba.
 
-`offsets`, int64: index in a padded example of the input patch of each output. A line is a row of the padded inputs with all channels.
+`offsets`, int64: for each output of the convolution, the index at which its input patch starts in a padded example. A line is a row of the
+padded inputs with all channels. `places`, `slopes`: as in kernels/pooled.py.
 """
 
 import numpy as np
@@ -22,7 +23,9 @@ def add_to_weights(x, slopes, places, offsets, weights):
                 starts[k, n], factors[k, n] = offsets[places[b, o, k]], slopes[b, o, k]
                 counts[k] += slopes[b, o, k] != 0
         flat = x[b].reshape(-1)
-        for i in range(weights.shape[1]):  # the outer loop, so that lines of x stay in the cache
+        for i in range(
+            weights.shape[1]
+        ):  # this is the outer loop, so that lines of x stay in the cache
             for k in range(kernels):
                 add_rows(weights[k, i], flat[i * line :], starts[k], factors[k], counts[k])
 

@@ -9,13 +9,13 @@ Blocks have different parameters, for a density that changes along the vector. A
 coordinates. So dense ranges have more blocks, empty ranges have none, and no counts are sent.
 
     head       one byte: s in the three low bits, w − 2 in the next two
-    offsets    w bits for each block of u·2^s positions, the last may have fewer; u = 4, or 16 from 4096 positions on
-    code       unary stream, low stream and padding of all blocks; the parameter of a block is its offset + max(0, min(b*, 37) + w − 2^w)
+    offsets    w bits for each block; a block has u·2^s positions, the last may have fewer; u = 4, or 16 from 4096 positions on
+    code       unary stream, low stream and padding of all blocks; the parameter of a block is its offset + max(0, min(b*, 37) + w − 2^w),
+               with b* from kernels/rice.py
 
-The form is sent separately. Among codes of equal length, the first in the order of this page wins, with the smallest s, then w, then
-offsets. Blocks are tried from 32 positions on, and used if they save more than 1/64 of the bytes, since codes without blocks are decoded
-faster. The complement is tried if more than half of the coordinates are sent. `unpack` accepts every form, even if it is not the
-shortest.
+The form is sent separately. Among codes of equal length, the encoder chooses the one with the smallest form, then s, w and offsets. Blocks
+are tried from 32 positions on, and used if they save more than 1/64 of the bytes, since codes without blocks are decoded faster. The
+complement is tried if more than half of the coordinates are sent. `unpack` accepts every form, even if it is not the shortest.
 """
 
 from collections.abc import Sequence
@@ -29,13 +29,13 @@ from . import rice
 from .parallel import split_runs
 from .rice import WIDEST
 
-BLOCKS, COMPLEMENT = WIDEST + 1, WIDEST + 2  # forms; COMPLEMENT is the first one of the complement
+BLOCKS, COMPLEMENT = WIDEST + 1, WIDEST + 2  # forms; COMPLEMENT is the first form of the complement
 COMPLEMENT_BLOCKED = 63  # the form of the complement in blocks
 MIN_BLOCKED_COUNT = 32  # positions from which blocks are tried
 LARGE_COUNT = 4096  # positions from which blocks are larger
 UNITS = 4, 16  # u below LARGE_COUNT, and from it on
 SIZES, WIDTHS = 8, (2, 3, 4)
-COLUMNS = 1 << WIDTHS[-1]  # parameters that blocks choose among
+COLUMNS = 1 << WIDTHS[-1]  # number of parameters that are tried for a block
 GAIN = 6  # blocks must save more than 2^−GAIN of the bytes
 
 
@@ -43,7 +43,7 @@ class Blocks(NamedTuple):
     """The blocks of all rows: int64 [blocks]."""
 
     row: np.ndarray
-    number: np.ndarray  # of the block within its row
+    number: np.ndarray  # index of the block within its row
     start: np.ndarray  # index of its first position
     length: np.ndarray
 
@@ -144,7 +144,7 @@ def _pack(
         values = each[cut.start] - _begin(rice.parameters(counts, numel)[cut.row], widths)
         sent = widths > 0
         head = blocked, np.full(blocked.size, 8), size[blocked] | width[blocked] - WIDTHS[0] << 3
-        # For each row, its head and then its offsets.
+        # The head of each row, followed by its offsets.
         order = np.argsort(np.append(blocked, cut.row[sent]), kind="stable")
         pairs = zip(head, (cut.row, widths, values), strict=True)
         lead = rice.Fields(*(np.append(first, rest[sent])[order] for first, rest in pairs))
@@ -154,7 +154,7 @@ def _pack(
 def _is_possible(
     codes: Sequence[bytes | memoryview], counts: np.ndarray, forms: np.ndarray, numel: int
 ) -> np.ndarray:
-    """Return whether codes with these counts and forms 0..41 can have their lengths and heads: bool [m]."""
+    """Return whether the length and the head of each code are possible for its count and form 0..41: bool [m]."""
     bits = 8 * np.array([len(code) for code in codes], np.int64)
     max_bits = counts * (WIDEST + WIDTHS[-1] + 1) + numel + 64
     possible = (0 < counts) & (counts <= numel) & (0 <= forms) & (forms <= BLOCKS)
@@ -208,7 +208,7 @@ def _unit(counts: np.ndarray) -> np.ndarray:
 
 
 def _begin(b: int | np.ndarray, width: int | np.ndarray) -> np.ndarray:
-    """Return the lowest parameter of blocks with offsets of `width` bits. The range is mostly below b*, since most gaps are small."""
+    """Return the parameter of blocks with offset 0 and `width` bits. Most of the range is below b*, since most gaps are small."""
     return np.maximum(0, np.minimum(b, WIDEST + 1 - WIDTHS[-1]) + width - (1 << width))
 
 
@@ -253,14 +253,17 @@ def _plan_rows(
 def _blocks(
     rest: np.ndarray, counts: np.ndarray, each: np.ndarray, limit: np.ndarray, b: int, unit: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return s, w and the parameters of rows with the same b* and u; 0, 0 and `each` unless blocks are shorter than `limit` [m] by GAIN."""
+    """Return s, w and the parameters of rows with the same b* and u; 0, 0 and `each` for rows in which blocks save too little.
+
+    `limit` [m]: bytes of each row without blocks.
+    """
     cut, first = _divide(counts, np.full(counts.size, unit)), int(_begin(b, WIDTHS[-1]))
     row, number = cut.row, cut.number
     bits_of = [
         np.add.reduceat(rest >> parameter, cut.start) + (parameter + 1) * cut.length
         for parameter in range(first, first + COLUMNS)
     ]
-    table = np.stack(bits_of)  # of each block with each parameter
+    table = np.stack(bits_of)  # bits of each block with each parameter
     tables, lengths = [], []
     for s in range(SIZES):
         if s:
@@ -285,6 +288,6 @@ def _blocks(
 
 
 def _window(table: np.ndarray, b: int, width: int) -> np.ndarray:
-    """Return the rows of a table for the parameters of blocks with offsets of `width` bits."""
+    """Return the rows of a table [COLUMNS, blocks] for the parameters that offsets of `width` bits can select."""
     first = int(_begin(b, width) - _begin(b, WIDTHS[-1]))
     return table[first : first + (1 << width)]

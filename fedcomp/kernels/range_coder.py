@@ -3,8 +3,8 @@
 Duda: Asymmetric numeral systems: entropy coding combining speed of Huffman coding with compression rate of arithmetic coding. 2013
 (arXiv:1311.2540). Giesen: Interleaved entropy coders. 2014 (arXiv:1402.3392).
 
-f_s is the frequency of symbol s, scaled so that the sum is 2^B and at least 1 for every symbol that occurs; F_s = f_0 + … + f_(s−1). Symbol
-i of a chunk uses state i mod lanes. Encoding goes from the last symbol to the first, and starts with all states at 2²¹:
+f_s is the frequency of symbol s, scaled so that all f_s add up to 2^B, and at least 1 for every symbol that occurs; F_s = f_0 + … +
+f_(s−1). Symbol i of a chunk uses state i mod lanes. Encoding goes from the last symbol to the first, and starts with all states at 2²¹:
 
     output     if state ≥ f_s·2^(53−B): write the low 32 bits of the state as a word, and shift the state right by 32
     state      ← state // f_s · 2^B + F_s + state mod f_s
@@ -12,13 +12,14 @@ i of a chunk uses state i mod lanes. Encoding goes from the last symbol to the f
 Decoding inverts each step, from the first symbol to the last. At its end, all states are 2²¹ and all words have been read.
 
     head      one byte, B; uint16, the number of distinct symbols, plus 2¹⁵ if they are not 0, 1, 2, …
-    symbols   omitted if the distinct symbols are 0, 1, 2, …: their positions in the alphabet
-    lengths   for each f_s > 0, the difference c of its length in bits and that of the one before, as a gap: 2c for c ≥ 0, else −2c − 1
+    symbols   the distinct symbols, omitted if they are 0, 1, 2, …
+    lengths   for each f_s > 0, its length in bits minus the length of the f_s before (0 for the first): 2c if this difference c ≥ 0,
+              else −2c − 1; these numbers are coded as the gaps minus one of increasing positions
     low bits  of each f_s, the bits below the leading one, the most significant first, padded with zeros
     sizes     for each chunk of 2²² symbols except the last: its number of words, uint32
-    chunks    states, 7 bytes each, 8 of them, or 1 if the chunk has fewer than 2¹⁴ symbols; words, 4 bytes each
+    chunks    8 states (1 if the chunk has fewer than 2¹⁴ symbols), 7 bytes each; words, 4 bytes each
 
-Symbols and lengths are Rice codes (kernels/rice.py), after one byte, the parameter, and a uint16, the length of the code.
+Symbols and lengths are Rice codes (kernels/rice.py). Each is preceded by its parameter, one byte, and its length in bytes, uint16.
 
 The code of no symbols is empty. If all symbols are the same, the code is a zero byte in place of B, and the symbol as uint16. Numbers are
 little-endian. B and the frequencies are computed in integers, so the bytes are the same on every machine and for any number of threads.
@@ -33,10 +34,11 @@ from ..errors import FrameError
 from . import rice
 from .parallel import starmap
 
-LARGEST = 4096  # symbols of an alphabet
+LARGEST = 4096  # largest size of an alphabet
 MAX_BITS = 20  # largest B
-CHUNK = 1 << 22  # symbols of a chunk
-LANES, MIN_LANE_SYMBOLS = 8, 1 << 14  # states of a chunk; chunks with fewer symbols have one
+CHUNK = 1 << 22  # symbols in a chunk
+# States of a chunk; chunks with fewer symbols than this have one
+LANES, MIN_LANE_SYMBOLS = 8, 1 << 14
 FLOOR, WORD = 1 << 21, 32  # the smallest state; bits of a word, so states are below 2⁵³
 STATE = 7  # bytes of a state
 GROUP = 256  # largest alphabet of grouped symbols
@@ -84,7 +86,7 @@ def decode(data: bytes | memoryview, count: int, size: int) -> np.ndarray:
     chunks = _read_chunks(data[start:], [part.size for part in parts])
     starmap(read, [(part, *chunk) for part, chunk in zip(parts, chunks, strict=True)])
     fits = _head(_counts(parts, size))[0] == data[:start]
-    _expect(fits, "the frequencies are not those of the symbols")
+    _expect(fits, "the frequencies do not match the symbols")
     return symbols
 
 
@@ -126,14 +128,16 @@ def ungroup(symbols: np.ndarray, base: int, count: int) -> np.ndarray:
 
 
 def _head(counts: np.ndarray) -> tuple[bytes, np.ndarray, int]:
-    """Return the head, the frequencies [size] and B, 0 if only one symbol occurs."""
+    """Return the head (up to the low bits), the frequencies [size], and B. B is 0 if only one symbol occurs."""
     total, present = int(counts.sum()), np.flatnonzero(counts)
     if present.size == 1:
         return HEAD.pack(0, present[0]), (counts > 0).astype(np.int64), 0
     bits = _bits(total, present.size)
     frequencies = _scale(counts, total, bits)
     used = frequencies[present]
-    lengths = np.frexp(used.astype(np.float64))[1].astype(np.int64)  # of integers in bits, exactly
+    lengths = np.frexp(used.astype(np.float64))[1].astype(
+        np.int64
+    )  # lengths of integers in bits, exactly
     changes = np.diff(lengths, prepend=0)
     owner, shift = _low_bits(lengths)
     low = np.packbits((used[owner] >> shift & 1).astype(np.uint8)).tobytes()
@@ -171,7 +175,7 @@ def _read_head(data: memoryview, count: int, size: int) -> tuple[np.ndarray, int
 
 
 def _pack_list(positions: np.ndarray) -> bytes:
-    """Return positions as a Rice code after its parameter and length."""
+    """Return positions as a Rice code, preceded by its parameter and length."""
     b = min(range(13), key=lambda b: rice.bits(positions, b))
     code = rice.pack(positions, b)
     return HEAD.pack(b, len(code)) + code
@@ -194,14 +198,14 @@ def _low_bits(lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _bits(total: int, present: int) -> int:
-    """Return B: large enough that no frequency among a million symbols is rounded up, and small enough for tables that fit in the cache."""
+    """Return B: so large that with up to a million symbols no frequency is rounded up to 1, and so small that tables fit in the cache."""
     return min(MAX_BITS, max(total.bit_length(), present.bit_length() + 1))
 
 
 def _scale(counts: np.ndarray, total: int, bits: int) -> np.ndarray:
-    """Return counts·2^B/total, rounded so that the sum is 2^B, and at least 1 for nonzero counts.
+    """Return counts·2^B/total as integers with the sum 2^B, at least 1 for nonzero counts.
 
-    The largest remainders are rounded up; ties go to the lower symbol.
+    The numbers with the largest remainders are rounded up; ties go to the lower symbol.
     """
     frequencies, remainders = np.divmod(counts << bits, total)
     frequencies = np.where(counts > 0, np.maximum(frequencies, 1), 0)

@@ -1,8 +1,8 @@
 """SGD for softmax regression on a stack of clients, each client on one thread.
 
-    p_j = softmax(W x_j + b);  W ← W − η/|B| Σ_j (p_j − onehot(y_j)) x_jᵀ;  b ← b − η/|B| Σ_j (p_j − onehot(y_j))
+    p_j = softmax(W x_j + b);  W ← W − η/|B| Σ_j (p_j − onehot(y_j)) x_jᵀ;  b ← b − η/|B| Σ_j (p_j − onehot(y_j)),  j in batch B
 
-A step reads the examples in place, without copying a batch or storing a gradient, and threads synchronise only after the last step. The
+A step reads the examples in place, without copying a batch or storing a gradient, and threads synchronize only after the last step. The
 result of a client does not depend on the other clients or the number of threads.
 """
 

@@ -6,7 +6,7 @@ from numpy import float32, uint64
 from .loops import add_rows, compiled
 
 
-@compiled(fastmath={"contract", "nsz", "reassoc"})  # to vectorise the sums
+@compiled(fastmath={"contract", "nsz", "reassoc"})  # so that the sums are vectorized
 def multiply(source, starts, weights, out):
     """Set out[j, o] to the product of weights[o] and the row of `source` that starts at starts[j]. Four rows at a time."""
     (outputs, width), last = weights.shape, starts.size - 1
@@ -27,7 +27,7 @@ def multiply(source, starts, weights, out):
 
 @compiled(fastmath={"contract"})
 def descend(inputs, targets, positions, sizes, lr, weights, biases, losses):
-    """Run the steps of a client: inputs [N, i], targets [N], positions [Σ sizes], sizes [s], weights [o, i], biases [o or 0], losses [s]"""
+    """Run a client's steps: inputs [N, i], targets [N], positions [Σ sizes], sizes [s], weights [o, i], biases [o or 0], losses [s]."""
     outputs, width = weights.shape
     source, largest = inputs.reshape(-1), sizes.max()
     starts, scores = np.empty(largest, np.int64), np.empty((largest, outputs), np.float32)

@@ -1,17 +1,17 @@
 """Strictly increasing positions as Rice codes: Golomb codes (Golomb 1966) whose parameter is a power of two (Rice 1979).
 
-Of positions p_0 < p_1 < … the gaps g_i = p_i − p_(i−1), with p_(−1) = −1, are coded with parameter b:
+Positions p_0 < p_1 < … are coded as their gaps g_i = p_i − p_(i−1), where p_(−1) = −1, with parameter b:
 
     unary stream   for each i: (g_i − 1) >> b zero bits, then a one bit
     low stream     for each i: the b low bits of g_i − 1, the most significant first
     padding        zero bits up to a whole byte
 
-The second stream starts at the bit after the first; bits are packed from the most significant bit of the first byte. All unary parts come
-first, so that numpy can find all stop bits at once. `count`, `b` and `numel` are sent separately. In rows, each position can have its own
-b.
+The low stream starts at the bit after the unary stream. Bits are packed from the most significant bit of the first byte. All unary parts
+come first, so that numpy can find all stop bits at once. `count`, `b` and `numel` are sent separately. In functions for rows, each position
+can have its own b.
 
-b* is the largest b with (1 − p)^(2^(b−1)) ≥ φ − 1, where φ = (√5 + 1)/2 and p is the density: 1 + floor(log2(log(φ−1)/log(1−p))), at
-least 0. It is computed in integers, so that it is the same on every machine.
+b* is the largest b with (1 − p)^(2^(b−1)) ≥ φ − 1, where φ = (√5 + 1)/2 and p = count/numel: 1 + floor(log2(log(φ−1)/log(1−p))), at
+least 0. b* is computed in integers, so that it is the same on every machine.
 """
 
 from collections.abc import Sequence
@@ -25,15 +25,15 @@ import numpy as np
 from ..errors import FrameError
 
 WIDEST = 40  # largest b, so that positions in damaged codes are below 2^63
-SPARE = 8  # bytes after the last code that may be read
+SPARE = 8  # additional bytes after the last code, since eight bytes are read at a time
 AFTER = bytes(SPARE)
 MANY = 1_000  # number of positions from which importing the compiled loops is worthwhile
-_FRACTION = 128  # fractional bits
+_FRACTION = 128  # fractional bits of fixed-point numbers
 _GOLDEN = (isqrt(5 << 2 * _FRACTION) - (1 << _FRACTION)) >> 1  # φ − 1
 
 
 class Fields(NamedTuple):
-    """Numbers of different widths: int64 [f], in the order of their rows. A field has at most 40 bits."""
+    """Numbers of different widths, in the order of their rows: int64 [f] each. A field has at most 40 bits."""
 
     rows: np.ndarray
     widths: np.ndarray
@@ -52,7 +52,7 @@ def parameter(count: int, numel: int) -> int:
 
 
 def parameters(counts: np.ndarray, numel: int) -> np.ndarray:
-    """Return `parameter` of each of counts [m]: int64 [m]."""
+    """Return `parameter` for each of `counts` [m]: int64 [m]."""
     return np.array([parameter(count, numel) for count in counts.tolist()], np.int64)
 
 
@@ -64,13 +64,13 @@ def best_parameter(positions: np.ndarray, numel: int) -> int:
 def best_parameters(
     positions: np.ndarray, counts: np.ndarray, numel: int, widest: int = WIDEST
 ) -> np.ndarray:
-    """Return `best_parameter`, at most `widest`, of m rows: int64 [m]. `counts` [m]: lengths of the rows in `positions`."""
+    """Return `best_parameter`, but at most `widest`, for m rows: int64 [m]. `counts` [m]: lengths of the rows in `positions`."""
     rest, (low, high) = rests(positions, counts), near(parameters(counts, numel), widest)
     best, filled = low.copy(), np.flatnonzero(counts)
     runs, kept, high = (counts.cumsum() - counts)[filled], counts[filled], high[filled]
     for i in range(4 if filled.size else 0):
         b = low + i
-        # Increasing b by 1 costs one bit per position and saves half of each unary part, rounded up. The length is convex in b.
+        # One more bit b adds a bit per position and halves each unary part, rounded down. The length is convex in b.
         saved = np.add.reduceat((rest >> b.repeat(counts)) + 1 >> 1, runs)
         best[filled] += (saved > kept) & (b[filled] < high)
     return best
@@ -128,8 +128,8 @@ def pack_rows(
 def unpack(data: bytes | memoryview, count: int, b: int, numel: int) -> np.ndarray:
     """Return the `count` positions below numel, int64, in a code. Time and memory are O(numel) for any arguments.
 
-    Raises FrameError unless `data` is exactly what `pack` returns for such positions: for an impossible count or parameter, for data that
-    is too short or too long, for nonzero padding, and for positions out of range.
+    Raises FrameError unless `data` is exactly the code that `pack` returns for such positions. Causes: an impossible count or parameter,
+    data that is too short or too long, nonzero padding, or positions out of range.
     """
     if not 0 <= count <= numel:
         raise FrameError(
@@ -164,8 +164,8 @@ def unpack_rows(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return the positions of m codes, row after row, and whether each code is valid, bool [m]. Positions of invalid codes are undefined.
 
-    Code i consists of the bits starts[i]..ends[i]−1 of `padded` bytes, starts ≤ ends, and has counts[i] ≥ 1 positions. Rows consist of
-    blocks of positions with the same b: `parameters` and `lengths` are those of the blocks of all rows.
+    `raw`: the result of `padded`. Code i consists of the bits starts[i]..ends[i]−1, starts ≤ ends, and has counts[i] ≥ 1 positions. Rows
+    consist of blocks of positions with the same b: `parameters` and `lengths` are those of the blocks of all rows.
     """
     total = sum(counts.tolist())
     if compiled := loops(total):
@@ -175,7 +175,7 @@ def unpack_rows(
     each = parameters.repeat(lengths)
     runs, lows = counts.cumsum() - counts, sums(each, counts)
     ones = np.flatnonzero(np.unpackbits(raw).view(np.bool_))
-    index = np.arange(each.size) - runs.repeat(counts)  # within the row
+    index = np.arange(each.size) - runs.repeat(counts)  # of the position within its row
     stops = np.full(index.size, -1)
     if ones.size:
         at = np.searchsorted(ones, starts).repeat(counts) + index
@@ -201,8 +201,10 @@ def padded(codes: Sequence[bytes | memoryview]) -> np.ndarray:
 
 
 def read_bits(raw: np.ndarray, widths: np.ndarray, at: np.ndarray) -> np.ndarray:
-    """Return numbers of these widths, at most 40 bits, that start at the bits `at` of `padded` bytes: int64."""
-    words = np.ndarray(raw.size - SPARE + 1, ">u8", raw, strides=(1,))  # from each byte on
+    """Return the numbers, int64, of `widths` ≤ 40 bits that start at the bits `at` of `raw`, the result of `padded`."""
+    words = np.ndarray(
+        raw.size - SPARE + 1, ">u8", raw, strides=(1,)
+    )  # the eight bytes from each byte on
     return words[at >> 3].astype(np.int64) >> 64 - (at & 7) - widths & (1 << widths) - 1
 
 
@@ -235,7 +237,7 @@ def _loops() -> ModuleType:
 
 
 def _put(stream: np.ndarray, widths: np.ndarray, values: np.ndarray, at: np.ndarray) -> None:
-    """Write the low bits of values, of these widths, into a stream with one element per bit, from the indices `at` on."""
+    """Write the `widths` low bits of `values` into a stream with one element per bit, each from its index in `at` on."""
     for bit in range(widths.max(initial=0)):
         if bit == widths.min():
             has = widths > bit

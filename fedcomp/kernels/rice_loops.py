@@ -35,8 +35,10 @@ def _bits(raw, at, width):
 
 @numba.njit(nogil=True)
 def _unary(raw, start, end, high):
-    """Fill `high` with the numbers of zeros before each one, from bit `start` on. Return the bit after the last one, or end + 1 if ones are
-    missing."""
+    """Fill `high` with the number of 0 bits before each 1 bit, from bit `start` on.
+
+    Return the index of the bit after the last 1, or end + 1 if there are too few 1 bits.
+    """
     i, before, at = uint64(0), start, start & ~7
     skip = uint64(start & 7)
     while at < end:

@@ -1,8 +1,8 @@
-"""Stochastic rounding: round up with the probability of the fraction, with one random word per coordinate.
+"""Stochastic rounding: a number is rounded up with a probability equal to its fraction. Each coordinate uses one random word.
 
-    ⌊t + u⌋   t ≥ 0 in fixed point with 32 fractional bits, u·2³² the word of (seed, coordinate) (kernels/philox.py)
+    ⌊t + u⌋   where t ≥ 0 has 32 fractional bits, and u·2³² is the random word of (seed, coordinate) (kernels/philox.py)
 
-t is computed in float64, rounded to fixed point, and all further arithmetic is in integers. Vectors are on any device; results are numpy
+t is computed in float64 and rounded to fixed point. All further arithmetic is in integers. Vectors can be on any device; results are numpy
 arrays.
 """
 
@@ -15,11 +15,11 @@ from ..errors import FrameError
 from . import philox
 from .parallel import PIECE, map_ranges, pieces
 
-ONE = 2.0**32  # in fixed point
+ONE = 2.0**32  # the number 1 in fixed point
 FRACTION = 23  # bits of a float32 below its leading one
-MAGNITUDE, INFINITE = 0x7FFFFFFF, 0x7F800000  # bits without the sign, and those of infinity
-BITS = 16  # of a bin of a histogram, and of a bin of bit patterns
-MAX_SHIFT = 23  # exponent of the power of two that makes every subnormal float32 normal
+MAGNITUDE, INFINITE = 0x7FFFFFFF, 0x7F800000  # mask of all bits but the sign; bits of infinity
+BITS = 16  # a histogram has about 2^BITS bins
+MAX_SHIFT = 23  # 2^MAX_SHIFT times any subnormal float32 > 0 is a normal number
 
 
 def to_multiples(x: Tensor, unit: float, limit: float, seed: int) -> np.ndarray:
@@ -34,7 +34,7 @@ def to_multiples(x: Tensor, unit: float, limit: float, seed: int) -> np.ndarray:
 
 
 def to_powers(x: Tensor, shift: int, seed: int) -> np.ndarray:
-    """Return |x| stochastically rounded to powers of two, as codes c [n], uint8: 2^(c − 127 − shift), and 0 for c = 0.
+    """Return |x| stochastically rounded to powers of two, as codes c [n], uint8. Code c is 2^(c − 127 − shift), and code 0 is 0.
 
     `shift` is at most `max_shift` of the largest magnitude. Magnitudes below the smallest power are rounded to it or to 0.
     """
@@ -58,7 +58,7 @@ def pack_negative(x: Tensor, codes: np.ndarray) -> np.ndarray:
 
 
 def from_powers(codes: np.ndarray, bits: np.ndarray, shift: int) -> np.ndarray:
-    """Return the powers of two, float32 [n], for codes and sign bits, with the largest float32 for 2^128.
+    """Return the powers of two, float32 [n], with these codes and sign bits. The largest float32 replaces 2^128.
 
     Raises FrameError if a zero is negative.
     """
@@ -79,15 +79,15 @@ def from_powers(codes: np.ndarray, bits: np.ndarray, shift: int) -> np.ndarray:
 
 
 def to_levels(x: Tensor, levels: np.ndarray, nearest: bool, seed: int) -> np.ndarray:
-    """Return x rounded to ascending levels, float32 [at most 256], as codes [n], uint8: to the nearest level, or stochastically.
+    """Return x rounded to the nearest level or stochastically, as codes [n], uint8. `levels`: at most 256, float32, ascending.
 
-    Values below the first or above the last level are rounded to it.
+    Values below the first level or above the last one are rounded to that level.
     """
     wide = levels.astype(np.float64)
     ends = (wide[1:] + wide[:-1]) / 2 if nearest else wide[1:-1]
     edges = ends.astype(np.float32)
     edges = np.where(edges < ends, np.nextafter(edges, np.float32(np.inf)), edges)
-    # Probability of rounding up, per unit above a level, in fixed point.
+    # Increase of the probability of rounding up per unit above each level, in fixed point.
     up = np.zeros(levels.size) if nearest else np.append(ONE / np.diff(wide), 0.0)
     codes = np.empty(x.numel(), np.uint8)
     _fill(codes, x, "levels", edges, wide, up, seed=seed)
@@ -102,7 +102,7 @@ def max_shift(largest: float) -> int:
 def histogram(x: Tensor) -> tuple[np.ndarray, np.ndarray]:
     """Return a histogram of x with at most 65537 bins: the mean of each nonempty bin, float64, ascending, and its count, int64.
 
-    A bin is a range of bit patterns. Its width is at most 2⁻⁷ of its values, and less if all values are close to each other.
+    A bin is a range of bit patterns of float32. It is at most 2⁻⁷ times its values wide, and narrower if all values are close together.
     """
     from . import rounding_loops
 
@@ -160,7 +160,7 @@ def lookup(symbols: np.ndarray, values: np.ndarray) -> np.ndarray:
 
 
 def _fill(out: np.ndarray, x: Tensor, name: str, *arguments: object, seed: int) -> None:
-    """Fill `out` by a compiled loop, called for each piece of x. `name`: the loop's name in rounding_loops.py."""
+    """Fill `out` by calling a compiled loop for each piece of x. `name`: the loop's name in rounding_loops.py."""
     from . import rounding_loops
 
     loop, x = getattr(rounding_loops, name), x.detach().cpu()
@@ -175,7 +175,7 @@ def _fill(out: np.ndarray, x: Tensor, name: str, *arguments: object, seed: int) 
 
 
 def _keys(x: np.ndarray) -> np.ndarray:
-    """Return integers, int64, in the same order as the float32 values x: the bits of the magnitude, with the sign of x."""
+    """Return integers, int64, that are ordered like the float32 values x: the bits of the magnitude as an integer, with the sign of x."""
     bits = x.view(np.int32).astype(np.int64)
     return np.where(bits < 0, -(bits & MAGNITUDE), bits)
 

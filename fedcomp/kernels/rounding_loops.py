@@ -47,7 +47,7 @@ def levels(x, arguments, low, high, start, out):
         draw(low, high, 0, start + first, words)
         count = uint64(min(N_WORDS, x.size - first))
         cells[:] = 0
-        for edge in edges:  # a binary search would not be vectorised
+        for edge in edges:  # a binary search would not be vectorized
             for i in range(count):
                 cells[i] += uint8(x[uint64(first) + i] >= edge)
         for i in range(count):
@@ -59,7 +59,7 @@ def levels(x, arguments, low, high, start, out):
 
 @compiled
 def add_to_histogram(x, factor, first, width, table):
-    """Add x·factor to the bins: counts to table[0], low `width` bits of the keys to table[1]. `first`: key of the first bin >> width."""
+    """Add x·factor to the bins: the counts to table[0], the low `width` bits of the keys to table[1]. `first`: key >> width of bin 0."""
     low_bits = (int64(1) << width) - 1
     for i in range(uint64(x.size)):
         bits = int64(float32(x[i] * factor).view(int32))

@@ -1,8 +1,8 @@
 """Exact selection of coordinates by magnitude, by side or by a threshold, without sorting.
 
 Functions take m finite vectors [n], of any float dtype and on any device: the rows of a tensor, or separate tensors. The bits of a float32
-without the sign, as an integer, increase with the magnitude. Selection compares these integers, the keys. Ties at the k-th magnitude go to
-the lower position. Zeros are never selected, so a result can have fewer than k positions.
+without the sign bit, read as an integer, increase with the magnitude. These integers are the *keys* that selection compares. Ties at the
+k-th magnitude go to the lower position. Zeros are never selected, so a result can have fewer than k positions.
 """
 
 from collections.abc import Sequence
@@ -14,26 +14,26 @@ from torch import Tensor
 
 from .parallel import Rows, map_ranges, split_runs, stacked
 
-MAGNITUDE = 0x7FFFFFFF  # bits without the sign
+MAGNITUDE = 0x7FFFFFFF  # mask of all bits but the sign
 SIGN = -0x80000000  # the sign bit of an int32
 MANY = 100_000  # elements of all vectors from which importing the compiled loops is worthwhile
 LONG = 1 << 10  # elements of a vector from which the loops are faster than numpy on a stack
 SAMPLE = 1 << 14  # smallest size of a sample
-STEP = 251  # largest stride of a sample; a prime, so that it samples all columns of a matrix
-SAMPLED = 1 << 17  # elements of a vector from which a sample excludes small elements
+STEP = 251  # largest stride of a sample; a prime, so that all columns of a matrix are sampled
+SAMPLED = 1 << 17  # elements of a vector from which a sample is used to exclude small elements
 
 Array = np.ndarray | Tensor  # numpy on the CPU, torch elsewhere
 
 
 class Chosen(NamedTuple):
-    """Selected positions in m vectors: vector after vector, ascending in each, and their number in each vector."""
+    """Selected positions in m vectors, one vector after the other, ascending within each vector, and their number in each vector."""
 
     positions: Tensor  # int64, on the vectors' device
     counts: np.ndarray  # int64 [m]
 
 
 class Side(NamedTuple):
-    """The definition of keys: (bits ^ flip) & mask."""
+    """The definition of keys: (bits ^ flip) & mask. Only keys above 0 are selected."""
 
     flip: int
     mask: int
@@ -121,7 +121,7 @@ def add_finite(onto: Sequence[Tensor], rows: Rows) -> tuple[Rows, list[bool]]:
 
 
 def _bits(rows: Rows) -> Array:
-    """Return the bits of vectors [m, n], int32: a numpy array on the CPU, where numpy partitions several times faster than torch."""
+    """Return the float32 bits of vectors [m, n], int32: in numpy on the CPU, since numpy partitions several times faster than torch."""
     if not len(rows):
         return np.empty((0, 0), np.int32)
     stack = stacked(rows)
@@ -187,7 +187,7 @@ def _largest(bits: np.ndarray, k: int, side: Side) -> np.ndarray:
 
 
 def _candidates(bits: np.ndarray, k: int, side: Side) -> np.ndarray | None:
-    """Return the positions of slightly more than the k largest keys, ascending, by a threshold from a sample.
+    """Return the positions of the k largest keys and a few more, ascending. A sample determines the threshold.
 
     Return None if fewer than k keys, or far more than k, pass the threshold.
     """
@@ -195,7 +195,9 @@ def _candidates(bits: np.ndarray, k: int, side: Side) -> np.ndarray | None:
 
     sample = bits[:: min(bits.size // SAMPLE, STEP)].copy()
     share = sample.size / bits.size
-    rank = int(k * share + 4 * (k * share) ** 0.5 + 16)  # 4 σ more, so k candidates are almost sure
+    rank = int(
+        k * share + 4 * (k * share) ** 0.5 + 16
+    )  # 4 σ more, so that at least k candidates are almost certain
     floor, _ = select_loops.kth_largest(sample, *side, rank)
     room = int(2 * rank / share)
 
@@ -233,7 +235,7 @@ def _sum_is_finite(onto: np.ndarray | None, x: np.ndarray) -> bool:
 
 
 def _split(keep: Array) -> Chosen:
-    """Return the positions of the flags that are set in [m, n]."""
+    """Return the positions of the set flags [m, n]."""
     if isinstance(keep, Tensor):
         return Chosen(keep.nonzero(as_tuple=True)[1], _count(keep).cpu().numpy())
     rows, positions = np.divmod(np.flatnonzero(keep), max(keep.shape[1], 1))
@@ -243,7 +245,7 @@ def _split(keep: Array) -> Chosen:
 def _count(keep: Array) -> Array:
     if isinstance(keep, Tensor):
         return keep.count_nonzero(1)
-    # Three times as fast as count_nonzero.
+    # This is three times as fast as count_nonzero.
     return np.bincount(np.flatnonzero(keep) // max(keep.shape[1], 1), minlength=len(keep))
 
 

@@ -1,7 +1,7 @@
 """Loops of kernels/select.py, compiled by numba.
 
-A key is `(bits ^ flip) & mask` of the bits of a float32. Only keys above 0 are selected. Most blocks have no relevant key and cost only one
-vectorised maximum.
+A key is `(bits ^ flip) & mask` of the bits of a float32. Only keys above 0 are selected. Most blocks have no relevant key, and
+cost only one vectorized maximum.
 """
 
 import numba
@@ -24,7 +24,10 @@ def _largest(bits, start, stop, flip, mask):
 
 @compiled
 def kth_largest(bits, flip, mask, k):
-    """Return the k-th largest key of int32 bits [n] and the number of larger keys; 0 and the number of keys above 0 if it is below k."""
+    """Return the k-th largest key of int32 bits [n], and the number of larger keys.
+
+    If fewer than k keys are above 0, return 0 and the number of keys above 0.
+    """
     flip, mask, base, above, shift = int32(flip), int32(mask), int32(0), 0, 31
     for width in DIGITS:
         shift -= width
@@ -53,7 +56,7 @@ def kth_largest(bits, flip, mask, k):
 def collect(bits, flip, mask, threshold, ties, first, out):
     """Fill `out` with the positions of the keys above the threshold and of the first `ties` keys equal to it. Add `first` to each position.
 
-    Return their number, or a number above the size of `out` if there are more.
+    Return the number of positions, or a number above the size of `out` if they do not fit.
     """
     flip, mask, threshold = int32(flip), int32(mask), int32(threshold)
     filled = 0

@@ -13,7 +13,7 @@ from .loops import compiled, draw, word_at
 
 @numba.njit(nogil=True, inline="always")
 def _draw(positions, first, count, low, high, stream, words):
-    """Fill `words` with the words of `count` coordinates, at most UNIT."""
+    """Fill `words` with the random words of `count` ≤ UNIT coordinates."""
     if positions is None:
         draw(low, high, stream, first, words)
     else:
@@ -23,7 +23,7 @@ def _draw(positions, first, count, low, high, stream, words):
 
 @compiled
 def add(x, first, low, high, stream, cells):
-    """Add x [n], float32, the coordinates first..first+n-1, to the cells [columns] of a row."""
+    """Add x [n], float32, the values of coordinates first..first+n-1, to the cells [columns] of a row."""
     low, high, stream, columns = uint32(low), uint32(high), uint32(stream), uint64(cells.size)
     bits, words = x.view(np.uint32), np.empty(UNIT, np.uint32)
     for start in range(uint64(0), uint64(x.size), uint64(UNIT)):
@@ -53,7 +53,7 @@ def estimate(cells, positions, first, low, high, stream, out):
                 word = words[i]
                 cell = bits[r, uint64(word) * columns >> uint64(32)]
                 estimate_bits[r, i] = cell ^ word << uint32(31)
-        for last in range(rows - 1, 0, -1):  # bubble sort, which is vectorised over coordinates
+        for last in range(rows - 1, 0, -1):  # bubble sort, which is vectorized over coordinates
             for r in range(uint64(last)):
                 below, above = estimates[r], estimates[r + uint64(1)]
                 for i in range(uint64(UNIT)):

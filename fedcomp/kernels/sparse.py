@@ -18,7 +18,7 @@ def all_finite(values: np.ndarray) -> bool:
 def add_at(into: Tensor, positions: np.ndarray, values: np.ndarray | Signs, weight: float) -> None:
     """Add weight·values to into[positions] in place. `into`: contiguous float32 [n], on any device. `positions`: int64, ascending.
 
-    The product is rounded to float32, and then the sum, so all devices compute the same bits. The time grows with the number of positions,
+    The product is rounded to float32 before it is added, so all devices compute the same bits. The time grows with the number of positions,
     not with n. Raises IndexError, with `into` unchanged, if a position is not in 0..n−1.
     """
     add_all_at(into, [positions], [values], [weight])

@@ -1,4 +1,4 @@
-"""Sums over vectors that are the same on every device and for any number of threads.
+"""Sums over vectors. The results are the same on every device and for any number of threads.
 
 Norms are exact sums, rounded once. Vectors are finite, float32, float16 or bfloat16, on any device. Norms are Python floats, since they may
 exceed the range of float32.
@@ -17,7 +17,7 @@ from torch import Tensor
 from .parallel import map_ranges
 
 UNIT = 149  # a float32 is an integer times 2^-UNIT
-ROOT_BITS = 65  # fractional bits of a square root: more than the precision of float64
+ROOT_BITS = 65  # fractional bits of a square root, more than float64 has
 PIECE, DEVICE_PIECE = 1 << 16, 1 << 20  # elements that are summed at a time on CPUs and GPUs
 BLOCK, MIN_BLOCK_ROWS = 1 << 16, 64  # elements and rows of a block in a column sum
 LANES = 64  # columns into which a single column is divided
@@ -48,7 +48,7 @@ def norm1_rows(X: Tensor) -> np.ndarray:
 
 
 def _root(total: int) -> int:
-    """Return √total · 2^ROOT_BITS, truncated, with the last bit set if inexact. It rounds to the same float64 as the exact root."""
+    """Return √total · 2^ROOT_BITS, truncated, with the last bit set if this is inexact. It rounds to the same float64 as the exact root."""
     scaled = total << 2 * ROOT_BITS
     root = math.isqrt(scaled)
     return root | (root * root != scaled)
@@ -74,9 +74,9 @@ def _sums(X: Tensor, power: int) -> list[int]:
 
 
 def _exact_sums(v: Array) -> Iterator[Array]:
-    """Yield parts [m] of the sums of the rows of v [m, n], n ≥ 1, float64. Each part is exact in any order of summation. v is overwritten.
+    """Yield float64 parts [m] whose sums are the sums of the rows of v [m, n], n ≥ 1. Each part is exact. v is overwritten.
 
-    Every step splits off the leading bits of all elements, so many that their sum fits in 53 bits.
+    Every step splits off as many leading bits of all elements as can be added exactly in 53 bits, in any order.
     """
     library = torch if isinstance(v, Tensor) else np
     room = 2.0 ** v.shape[1].bit_length()
@@ -93,7 +93,7 @@ def _exact_sums(v: Array) -> Iterator[Array]:
 
 
 def column_sides(x: Tensor, columns: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the sums and the numbers of the entries ≥ 0 and < 0 of each column of a finite, nonempty x [rows · columns], row-major.
+    """Return the sums and the numbers of the entries ≥ 0, and < 0, in each column of a finite, nonempty, row-major x [rows · columns].
 
     They are float64 and int64 [2, columns]. Sums are not exact, but computed in the same order everywhere: on the CPU, in float64, row
     after row within a block, and then block after block. A block has BLOCK elements, and at least MIN_BLOCK_ROWS rows. A single column is
@@ -128,7 +128,9 @@ def mean_of_ranks(stack: np.ndarray, first: int, last: int) -> np.ndarray:
     """
     m, n = stack.shape
     if not 0 <= first < last <= m:
-        raise IndexError(f"ranks {first}..{last - 1} are not among those of {m} rows")
+        raise IndexError(
+            f"ranks {first}..{last - 1} are out of range; {m} rows have the ranks 0..{m - 1}"
+        )
     out = np.empty(n, np.float32)
 
     def work(start: int, stop: int) -> None:

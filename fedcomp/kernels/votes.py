@@ -4,7 +4,7 @@ A vote is ±1 in each of n coordinates, as bits (kernels/bits.py): 1 for positiv
 
     majority_i = 1 if 2·ones_i > m, a random bit of (seed, i) if 2·ones_i = m, else 0
 
-If m is even, the random bits are counted as one more vote, which breaks ties. They are the same for everyone who knows the seed.
+If m is even, the random bits are counted as one more vote, which breaks ties. Everyone who knows the seed computes the same bits.
 
 m ≥ 1 votes are a sequence of buffers (bytes, memoryviews, arrays) of ⌈n/8⌉ bytes each. The padding is zero in votes and in results.
 Functions raise FrameError for a vote of another size or with other padding, and ValueError if there are no votes.
@@ -18,7 +18,7 @@ from torch import Tensor
 from . import bit_planes, bits, philox
 from .parallel import map_ranges
 
-TIE_STREAM = 4  # of the random bits for ties
+TIE_STREAM = 4  # stream of the random bits for ties
 BLOCK = 1 << 17  # bytes of each vote that are tallied at a time, so that they fit in the cache
 
 Vote = bytes | memoryview | np.ndarray
@@ -59,13 +59,13 @@ def random_bits(seed: int, numel: int) -> np.ndarray:
 def disagreement(
     votes: Votes, result: Vote, numel: int, margin: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return for each voter the number of its lost votes, and the number of those with a margin of at least `margin` ≥ 1: int64 [m] each.
+    """Return for each voter the number of lost votes, and the number lost by a margin of at least `margin` ≥ 1: int64 [m] each.
 
-    A vote is lost in a coordinate where it differs from the packed `result`. The margin is |2·ones − m|.
+    A vote is lost in each coordinate in which it differs from the packed `result`. The margin of a coordinate is |2·ones − m|.
     """
     arrays = _as_arrays(votes, numel)
     (won,) = _as_arrays([result], numel)
-    # The margin is large enough with at least `high` ones, and with fewer than `low`.
+    # The margin is reached by at least `high` ones, and by fewer than `low` ones.
     high, low = (len(arrays) + margin + 1) // 2, (len(arrays) - margin) // 2 + 1
 
     def work(start: int, stop: int) -> np.ndarray:
@@ -83,7 +83,7 @@ def disagreement(
 
 
 def pack(votes: np.ndarray | Tensor) -> np.ndarray:
-    """Return votes [m, n], an array or tensor of any numbers, as packed bits, 1 for positive: uint8 [m, ⌈n/8⌉]."""
+    """Return votes [m, n], an array or tensor of numbers, as packed bits, 1 for positive: uint8 [m, ⌈n/8⌉]."""
     if isinstance(votes, Tensor):
         return bits.pack_torch(votes > 0).cpu().numpy()
     return np.packbits(votes > 0, axis=1)
@@ -103,6 +103,6 @@ def _ones(packed: np.ndarray) -> int:
 
 
 def _blocks(start: int, stop: int) -> Iterator[tuple[int, int]]:
-    """Return the ranges of bytes of the blocks with coordinates start..stop-1."""
+    """Return the ranges of bytes of the blocks that contain the coordinates start..stop-1."""
     first, last = start // 8, (stop + 7) // 8
     return ((a, min(a + BLOCK, last)) for a in range(first, last, BLOCK))

@@ -12,7 +12,7 @@ from ..plugins import PluginRegistry, subclass_of
 from .base import Counterpart, Memory
 
 T = TypeVar("T")
-AUTO = "auto"  # selects the memory that suits the codec
+AUTO = "auto"  # the value of --memory that selects a memory by the codec
 
 __all__ = [
     "AUTO",
@@ -31,7 +31,7 @@ _MEMORIES: PluginRegistry[type[Memory]] = PluginRegistry(
 
 
 def available_memories() -> dict[str, type[Memory]]:
-    """Return all memories, including those of other packages: name → class."""
+    """Return all memories, including those of other packages, as a dict from name to class."""
     return _MEMORIES.available()
 
 
@@ -42,14 +42,14 @@ def memory(text: str, codec: Codec, numel: int, layout: Layout | None = None) ->
     """
     if not isinstance(text, str) or not isinstance(codec, Codec):
         raise SpecError(
-            f"a memory is a name and a codec, such as memory('residual', codec('stc'), numel); given {text!r}, {codec!r}"
+            f"memory() needs a spec string and a codec, such as memory('residual', codec('stc'), numel); given {text!r}, {codec!r}"
         )
     cls, options = _parsed(_suited(codec, numel) if text == AUTO else text)
     return cls(codec, numel, layout, options)
 
 
 def with_memories(options: T, numel: int) -> T:
-    """Return the options of a run for vectors [numel], with each memory `auto` replaced by the one that suits its codec.
+    """Return the options of a run for vectors [numel], with each memory `auto` replaced by the name of a memory that suits its codec.
 
     `options` is a dataclass with the fields uplink, memory, downlink and downlink_memory. Raises SpecError.
     """
@@ -71,13 +71,13 @@ def _parsed(text: str) -> tuple[type[Memory], Any]:
 
 
 def default_uplink(text: str) -> str:
-    """Return the default of --uplink for this memory, "" for the general default. Raises SpecError."""
+    """Return this memory's default for --uplink, "" for the general default. Raises SpecError."""
     return "" if text == AUTO else _parsed(text)[0].default_uplink
 
 
 def counterpart(
     text: str, codec: Codec, numel: int, layout: Layout | None = None
 ) -> Counterpart | None:
-    """Return the server's side of a memory, None if only clients have state. Raises like `memory`."""
+    """Return the server's side of a memory, None if only clients have state. Raises the errors of `memory`."""
     configured = memory(text, codec, numel, layout)
     return configured.counterpart and configured.counterpart(configured)

@@ -3,12 +3,12 @@
 Chen, Choi, Brand, Agrawal, Zhang, Gopalakrishnan: AdaComp: adaptive residual gradient compression for data-parallel distributed training.
 AAAI 2018, algorithm 2.
 
-    G = e + x;  H = G + x;  in each bin of T coordinates those with |H_i| ≥ max|G| of the bin are sent, as sign(G_i)·s,
-    s = the mean over the bins of max|G|;  e ← G − the accepted frame
+    G = e + x;  H = G + x;  coordinate i is sent as sign(G_i)·s if |H_i| ≥ max|G| over its bin of T coordinates,
+    where s is the mean of max|G| over the bins;  e ← G − the accepted update
 
-The paper uses T = 50 for convolutions, 500 for dense layers, and a scale s for each layer. An uplink `@layer` does the same; otherwise bins
-cross layers and the model has one s. The uplink codec sends the selected coordinates, and its density has no effect. Zeros of G are never
-sent.
+The paper uses T = 50 for convolutions, 500 for dense layers, and a scale s for each layer. With an uplink `@layer`, there is also a
+scale for each tensor; without it, bins can span several tensors, and the model has one s. The uplink codec sends the selected coordinates,
+and its density has no effect. Zeros of G are never sent.
 """
 
 import math
@@ -28,14 +28,14 @@ from .base import Updated, VectorMemory, Vectors
 
 @dataclass(frozen=True)
 class AdaCompOptions:
-    bin: int = 500  # T, coordinates in a bin
+    bin: int = 500  # T: number of coordinates in a bin
 
     def __post_init__(self) -> None:
         spec.check_ranges(self, bin=(1, math.inf))
 
 
 class AdaComp(VectorMemory):
-    """Error feedback with adaptive selection. `residual` is e, or G while a proposal is pending."""
+    """Error feedback with a selection that depends on the values. `residual` is e; while a proposal is pending, it is G."""
 
     name: ClassVar[str] = "adacomp"
     source: ClassVar[str] = "Chen et al. 2018"

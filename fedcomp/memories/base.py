@@ -1,9 +1,9 @@
-"""The base class of memories, which keep the part of updates that a codec has not sent.
+"""The base class of memories. A memory keeps the part of a client's updates that its codec has not sent.
 
 `propose(x)` returns a frame. Then exactly one call settles the proposal: `commit()` if the receiver accepted the frame, else `rollback()`.
 State consists of tensors and bytes, so that it can be written to disk and moved between devices.
 
-Subclasses write `_propose`, `_commit` and `_rollback` for a stack: m memories of one class and codec. One memory is a stack with m = 1.
+Subclasses implement `_propose`, `_commit` and `_rollback` for a stack: m memories of one class and codec. One memory is a stack with m = 1.
 """
 
 from abc import ABC, abstractmethod
@@ -26,9 +26,9 @@ from ..layout import Layout
 State = dict[str, Tensor | bytes]
 Vectors = Mapping[str, Tensor]  # name → vector [numel]
 Updated = tuple[Vectors, Tensor]  # the vectors after an update, and the vector to encode
-# For a checkpoint, by name: vectors [numel]; values, None = delete the value.
+# Changes for a checkpoint, by name: vectors [numel], and values in bytes; None = delete the value.
 Changes = tuple[dict[str, Tensor], dict[str, bytes | None]]
-# Read a vector or value of a checkpoint by name; None = there is none.
+# Functions that read a vector or a value of a checkpoint by name, None if the checkpoint has none.
 ReadVector = Callable[[str], Tensor | None]
 ReadValue = Callable[[str], bytes | None]
 
@@ -40,26 +40,26 @@ class NoOptions:
 
 @dataclass(frozen=True)
 class MomentumOptions:
-    momentum: float = 0.9  # larger = older updates count for longer
+    momentum: float = 0.9  # factor of the past in each round; larger = old updates count for longer
 
     def __post_init__(self) -> None:
         spec.check_decays(self, "momentum")
 
 
 class Memory(ABC):
-    """A codec with a memory, for vectors [numel]."""
+    """A codec, and the state that one client keeps for it, for vectors [numel]."""
 
     name: ClassVar[str]
     source: ClassVar[str] = "–"
     Options: ClassVar[type] = NoOptions  # a frozen dataclass: the options of `name:option=value`
-    counterpart: ClassVar["type[Counterpart] | None"] = None  # server side, if it has state
-    required_strategy: ClassVar[str] = ""  # the only strategy that it works with; "" = all
-    # Whether it selects coordinates itself, and uses its codec at density 1.
+    counterpart: ClassVar["type[Counterpart] | None"] = None  # the server's side, if it has state
+    required_strategy: ClassVar[str] = ""  # the only strategy that the memory works with; "" = all
+    # Whether the memory selects coordinates itself, and uses its codec at density 1.
     selects_coordinates: ClassVar[bool] = False
     default_uplink: ClassVar[str] = ""  # default of --uplink; "" = the general default
     needs_moments: ClassVar[bool] = False  # local SGD fills context.moments
     residual: Tensor | None = None  # the unsent vector, if the memory has one; None = zero
-    # Largest norm of the sent vectors and the residual, for updates of total norm 1.
+    # Largest possible norm of the residual if the norms of all updates add up to 1.
     gain: float = 1.0
 
     def __init__(self, codec: Codec, numel: int, layout: Layout | None = None, options: Any = None):
@@ -75,9 +75,9 @@ class Memory(ABC):
         self._check_codec()
 
     def set_density(self, density: float) -> None:
-        """Set the density of the codec; 0 = that of the constructor's codec.
+        """Set the density of the codec; 0 = the density of the codec that the constructor got.
 
-        Raises ConfigError if the codec has no density, and if the memory would diverge with this one.
+        Raises ConfigError if the codec has no density, and if the memory would diverge with the new density.
         """
         if density or self.codec is not self._configured_codec:
             configured = self._configured_codec
@@ -86,13 +86,14 @@ class Memory(ABC):
 
     @property
     def warning(self) -> str:
-        """A warning at the start of a run if the codec does not suit this memory, else ""."""
+        """The warning that a run shows at its start if the codec does not suit this memory, else ""."""
         return ""
 
     def propose(self, x: Tensor, *, seed: int = 0, context: Context = NO_CONTEXT) -> bytes | None:
         """Return a frame for the update x [numel], or None if there is nothing to send. x is not modified.
 
-        Raises NonFiniteError with the memory unchanged, and ConfigError while a proposal is pending.
+        Raises ConfigError while a proposal is pending. Raises NonFiniteError if the update or the new state holds NaN or infinity; the
+        memory then stays unchanged.
         """
         (proposal,) = self.propose_stack([self], [x], [seed], context.at(None))
         return or_raise(proposal)
@@ -105,7 +106,7 @@ class Memory(ABC):
         seeds: Sequence[int],
         context: Context = NO_CONTEXT,
     ) -> list[bytes | None | NonFiniteError]:
-        """Like `propose`, for m memories of one class and codec. x: a tensor [m, numel] or m vectors; `context.moments`: [m, numel].
+        """Like `propose`, for m memories of one class and codec. `x`: a tensor [m, numel] or m vectors. `context.moments`: [m, numel] each.
 
         The result has a NonFiniteError in place of an update that cannot be sent; that memory is unchanged.
         """
@@ -123,7 +124,7 @@ class Memory(ABC):
         return proposals
 
     def proceed(self, *, seed: int = 0, context: Context = NO_CONTEXT) -> bytes | None:
-        """Return the next frame of the pending proposal, in a later phase of its round. On error the previous frame stays pending.
+        """Return the next frame of the pending proposal, for a later phase of its round. On error the previous frame stays pending.
 
         Raises ConfigError if no proposal is pending, and for a memory whose proposals have one frame.
         """
@@ -133,13 +134,14 @@ class Memory(ABC):
         return self.pending
 
     def commit(self, *, returned: bytes | None = None) -> Update | None:
-        """Settle the proposal as accepted. Return the update in `returned`, a frame of the part that the receiver dropped.
+        """Settle the proposal as accepted. Return the update in `returned`, None if there is none.
 
-        Raises FrameError, with the proposal still pending, if `returned` is damaged.
+        `returned`: a frame with the part of the update that the receiver dropped. Raises FrameError if it is damaged; the proposal then
+        stays pending.
         """
         if returned is not None and self.counterpart is not None:
             raise ConfigError(
-                f"memory '{self.name}' has a counterpart, which accepts only whole frames; use --memory residual"
+                f"the server's side of memory '{self.name}' accepts only whole frames, and a part was returned; use --memory residual"
             )
         dropped = None if returned is None else self._open_returned(returned)
         self._commit([self], [self._settle()], [dropped])
@@ -151,7 +153,7 @@ class Memory(ABC):
         cls._commit(memories, [memory._settle() for memory in memories], [None] * len(memories))
 
     def rollback(self) -> None:
-        """Settle the proposal as not accepted: its content will be sent again."""
+        """Settle the proposal as not accepted. Its content will be sent again."""
         self._settle()
         self._rollback()
 
@@ -210,7 +212,7 @@ class Memory(ABC):
         """Implement `propose_stack` for m ≥ 1 memories. x is not modified. The new state must be valid even if no frame is accepted."""
 
     def _pending_part(self, frame: bytes) -> bytes:
-        """Return what to keep of a proposed frame until it is settled."""
+        """Return the bytes to store as `pending` for a proposed frame. By default, the whole frame."""
         return frame
 
     def _proceed(self, seed: int, context: Context) -> bytes | None:
@@ -219,13 +221,13 @@ class Memory(ABC):
         )
 
     def _on_accepted(self, update: Update, dropped: Update | None) -> None:
-        """Change the state after `update` was accepted, except for its part `dropped`."""
+        """Change the state after a receiver accepted `update` except for its part `dropped`."""
 
     @classmethod
     def _commit(
         cls, memories: Sequence["Memory"], frames: Sequence[bytes], dropped: Sequence[Update | None]
     ) -> None:
-        """Call `_on_accepted` for m ≥ 1 accepted frames. Overridden by memories whose frames are not frames of the codec."""
+        """Call `_on_accepted` for m ≥ 1 accepted frames. Overridden by memories that send frames of another format than the codec's."""
         updates = cls._open(memories, frames)
         for memory, update, dropped_part in zip(memories, updates, dropped, strict=True):
             memory._on_accepted(update, dropped_part)
@@ -275,13 +277,13 @@ class Memory(ABC):
 
 
 class VectorMemory(Memory):
-    """A memory whose state is one or more vectors [numel], float32, on the device of the last update; each is None while it is zero.
+    """A memory whose state is one or more vectors [numel], float32, on the device of the last update. A zero vector can be None.
 
-    A subclass names the vectors and writes `_update_vectors`, a pure function of one update. It overrides `_on_accepted` if an accepted
+    A subclass names the vectors and implements `_update_vectors`, a pure function of one update. It overrides `_on_accepted` if an accepted
     update changes more than the residual.
     """
 
-    vectors: ClassVar[tuple[str, ...]] = ("residual",)  # names of attributes
+    vectors: ClassVar[tuple[str, ...]] = ("residual",)  # names of the attributes with the vectors
 
     def _update_vectors(self, vectors: Vectors, x: Tensor, context: Context) -> Updated:
         """Return the vectors after the update x [numel], and the vector to encode. The arguments are not modified.
@@ -318,7 +320,7 @@ class VectorMemory(Memory):
         return proposals
 
     def _vectors_on(self, like: Tensor) -> Vectors:
-        """Return the vectors, on the device of a float32 vector [numel]."""
+        """Return the vectors, on the device of `like`, a float32 vector [numel]."""
         values = [getattr(self, name) for name in self.vectors]
         filled = [torch.zeros_like(like) if v is None else v.to(like.device) for v in values]
         return dict(zip(self.vectors, filled, strict=True))
@@ -340,33 +342,34 @@ class VectorMemory(Memory):
 
 
 class Counterpart(ABC):
-    """The server's side of a memory: an estimate of each client's update.
+    """The server's side of a memory: it estimates each client's update.
 
     Both sides agree because the counterpart settles exactly the updates that the clients commit, by the same operations. If a client starts
-    without state (`fresh`), the counterpart deletes the state of this client. `memory`: one that is configured like those of the clients.
+    without state (`fresh`), the counterpart deletes the state of this client. `memory`: a memory with the configuration of the clients.
     """
 
-    rate: float = 1.0  # learning rate of the current round, as a multiple of the run's
-    rates: Mapping[int, float] = {}  # by client: the rate at which its update was computed
-    compares_model_steps: ClassVar[bool] = False  # compares steps of the model with updates
+    rate: float = 1.0  # learning rate of the current round, divided by that of the run
+    rates: Mapping[int, float] = {}  # by client: the rate with which its update was computed
+    # The counterpart compares steps of the model with updates
+    compares_model_steps: ClassVar[bool] = False
 
     @abstractmethod
     def __init__(self, memory: Memory): ...
 
     def announce(self) -> Mapping[str, bytes]:
-        """Return the announcements that clients need for their proposals: name → bytes. Their bytes are counted."""
+        """Return the announcements that clients need for their proposals, by name. Their bytes are counted as traffic."""
         return {}
 
     def set_rates(self, rate: float, rates: Mapping[int, float]) -> None:
-        """Set the learning rates before the end of a round: its own, and by client the rate at which the update was computed."""
+        """Set the learning rate of the round, and by client the rate with which its update was computed. Called at the end of a round."""
         self.rate, self.rates = rate, rates
 
     @abstractmethod
     def estimate(self, client: int, update: Update | None, fresh: bool) -> Update | None:
-        """Return the estimate of a client's update, given the one that it sent, if any. Changes no state. Valid until `settle`."""
+        """Return the estimate of a client's update, valid until `settle`. `update`: what the client sent, if anything. Changes no state."""
 
     def absent(self, present: Collection[int]) -> Iterable[tuple[int, Update]]:
-        """Yield (client, estimate), ascending, for clients that count although they have no accepted update in this round."""
+        """Yield (client, estimate), ascending by client, for clients that count without an accepted update in this round."""
         return ()
 
     def correction(
@@ -374,7 +377,7 @@ class Counterpart(ABC):
     ) -> Update | None:
         """Return the update to add to the mean of the cohort's estimates, or None.
 
-        `weights`: by client, its normalised weight among all clients of the run. `present`: by client of the cohort, its normalised
+        `weights`: by client, its normalized weight among all clients of the run. `present`: by client of the cohort, its normalized
         weight in the cohort. Both exclude clients that start without state.
         """
         return None
@@ -383,7 +386,7 @@ class Counterpart(ABC):
     def settle(
         self, accepted: Sequence[tuple[int, Update | None, bool]], squared_step: float
     ) -> None:
-        """Store the accepted (client, update, fresh) of a round. `squared_step`: ‖step of the model‖², in the unit of updates."""
+        """Add the accepted (client, update, fresh) of a round to the state. `squared_step`: ‖step of the model‖² in the unit of updates."""
 
     @abstractmethod
     def take_changes(self) -> Changes:
@@ -401,7 +404,7 @@ def _copied(state: Mapping[str, Tensor | bytes]) -> State:
 def mask(vectors: Iterable[Tensor], sent: np.ndarray | None, dropped: Update | None) -> None:
     """Zero vectors [numel], in place, at the positions `sent` (None = all) except those in `dropped`.
 
-    This is the momentum factor masking of Lin et al. 2018: the momentum of a coordinate that was accepted is stale.
+    This is momentum factor masking (Lin et al. 2018): the momentum of an accepted coordinate is stale.
     """
     if dropped is not None:
         sent = np.arange(dropped.numel) if sent is None else sent
@@ -417,7 +420,7 @@ def mask(vectors: Iterable[Tensor], sent: np.ndarray | None, dropped: Update | N
 
 
 def add_saturating(vector: Tensor, update: Update, weight: float = 1.0) -> None:
-    """Add weight·update to a vector in place. Sums outside the range of float32 become its limits."""
+    """Add weight·update to a vector in place. Sums are clipped to the range of float32."""
     with np.errstate(over="ignore"):
         update.add_to(vector, weight)
     at = update.positions

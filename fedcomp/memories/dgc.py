@@ -4,10 +4,11 @@ Lin, Han, Mao, Wang, Dally: Deep gradient compression: reducing the communicatio
 
     x ← x · min(1, clip / (√N ‖x‖));  u ← m·u + x;  v ← v + u;  send C(v);  u and v become zero where C(v) was accepted
 
-Momentum correction: an unsent coordinate accumulates the momentum that it would have had. Momentum factor masking: the momentum of a sent
-coordinate is stale and becomes zero. As in the paper, v becomes zero at sent coordinates even if the codec changed their values. The
-default uplink is therefore `topk`, and a run warns about codecs that change values. A codec that sends every coordinate leaves no state.
-Updates grow up to 1/(1 − m) times, like the steps of momentum SGD. The option `density_warmup` of a run is the paper's warm-up.
+N is the number of clients in a round (option `nodes`). Momentum correction: v accumulates u, so a delayed coordinate gets the same momentum
+as without compression. Momentum factor masking: the momentum of a sent coordinate is stale and becomes zero. As in the paper, v becomes
+zero at sent coordinates even if the codec changed their values. The default uplink is therefore `topk`, and a run warns about codecs that
+change values. With a codec that sends every coordinate, u and v are zero after each accepted update. Sent updates are up to 1/(1 − m) times
+as large as x, like the steps of momentum SGD. The option `density_warmup` of a run is the paper's warm-up.
 """
 
 import math
@@ -38,7 +39,7 @@ class DGCOptions(MomentumOptions):
 
 
 def _keeps_values(codec: Codec) -> bool:
-    """Return whether a codec sends values unchanged, to the precision of bfloat16 or better."""
+    """Return whether a codec sends values unchanged, except for rounding to bfloat16 or a higher precision."""
     inner = codec.unscoped
     if isinstance(inner, Product):
         return not getattr(inner.first, "scaled", False) and _keeps_values(inner.second)
@@ -68,7 +69,7 @@ class DGC(VectorMemory):
         if _keeps_values(self.codec):
             return ""
         return (
-            f"memory 'dgc' zeroes coordinates after they are sent, and {self.codec} changes their values: the error is "
+            f"memory 'dgc' keeps no error of coordinates that are sent, and {self.codec} changes their values, so this error is "
             "lost; use --uplink topk, or --memory residual"
         )
 

@@ -3,11 +3,12 @@
 Mishchenko, Gorbunov, Takáč, Richtárik: Distributed learning with compressed gradient differences. 2019, algorithm 1.
 
     send C(x − h);  h ← h + α·C(x − h) on both sides, α ≤ 1/(1 + ω)
-    the update is the mean of h over all clients + the mean of C(x − h) over the cohort, which is unbiased
+    the server's update is the mean of h over all clients + the mean of C(x − h) over the cohort, which is unbiased
 
-With a codec `@layer`, ω is that of the worst tensor. The server stores h of each client, not their mean, so that one client can start anew
-without the others. A client without an accepted update counts with h = 0. Robust strategies and `--clip-update` bound the influence of each
-client: for them the update of a client is h + C(x − h), and clients outside the cohort do not count.
+ω is the variance bound of the codec (`Codec.variance`), with `@layer` the largest ω of a tensor. The server stores h of each client, not
+their mean, so that a single client can start again without state. A client without an accepted update counts with h = 0. Robust strategies
+and `--clip-update` bound the influence of each client: for them a client's update is h + C(x − h), and clients outside the cohort do not
+count.
 """
 
 from collections.abc import Mapping
@@ -25,11 +26,11 @@ from .shift import ShiftCounterpart, ShiftMemory
 
 @dataclass(frozen=True)
 class DianaOptions:
-    alpha: float | None = None  # step of the shift; None = the largest stable step, 1/(1 + ω)
+    alpha: float | None = None  # step of the shift, above 0 and at most 1/(1 + ω); None = 1/(1 + ω)
 
 
 class DianaCounterpart(ShiftCounterpart):
-    """The shifts h of all clients. The update is their mean plus the mean of C(x − h) over the cohort."""
+    """The shifts h of all clients. The server's update is the mean of all h plus the mean of C(x − h) over the cohort."""
 
     def correction(
         self, weights: Mapping[int, float], present: Mapping[int, float]
@@ -43,7 +44,7 @@ class DianaCounterpart(ShiftCounterpart):
 
 
 class Diana(ShiftMemory):
-    """A memory that sends the difference to a shift, which follows the client's updates."""
+    """A memory that sends the difference of an update to a shift, which follows the client's updates."""
 
     name: ClassVar[str] = "diana"
     source: ClassVar[str] = "Mishchenko et al. 2019"
@@ -63,7 +64,7 @@ class Diana(ShiftMemory):
 
     @property
     def step(self) -> float:
-        """α, the same at every density, since the server has only one value."""
+        """α. It does not change with the density, since client and server need the same value."""
         alpha = self.options.alpha
         return self._bound(self._configured_codec) if alpha is None else alpha
 

@@ -5,11 +5,12 @@ Wu, Huang, Huang, Zhang: Error compensated quantized SGD and its applications to
     y = x + α·h;  send C(y);  h ← β·h + (x − C(y)) if accepted, else h ← β·h + x
 
 Let γ be the codec's error factor: ‖y − C(y)‖² ≤ γ‖y‖², with γ = 1 − δ for a codec that contracts and γ = ω for an unbiased one. Since
-x − C(y) = (y − C(y)) − α·h, the old part of h shrinks if α²γ + (β − α)² < 1. Other pairs are refused, and also β > 1 with biased codecs:
-the two terms need not be orthogonal there, and coordinates that are never sent grow by β. α = β = 1 is `residual`.
+x − C(y) = (y − C(y)) − α·h, the old part of h shrinks if α²γ + (β − α)² < 1. Other pairs α, β are refused. β > 1
+is also refused with biased codecs: the two terms need not be orthogonal there, and coordinates that are never sent grow by β in each round.
+α = β = 1 is `residual`.
 
 The paper uses α far below β, for quantizers that send every coordinate. For sparse codecs use α = β: with a smaller α, old errors are too
-small to be selected. The default is stable with every codec that contracts, and with unbiased ones up to ω = 1.1.
+small to be selected. The defaults are stable with every codec that contracts, and with unbiased codecs with ω ≤ 1.1.
 """
 
 import math
@@ -22,13 +23,13 @@ from ..codecs import Codec, Context
 from ..errors import MismatchError
 from .base import Updated, VectorMemory, Vectors
 
-SAFE = 0.9  # α√γ of the values that an error message suggests
+SAFE = 0.9  # α√γ for the values of α that an error message suggests
 
 
 @dataclass(frozen=True)
 class ECQOptions:
-    alpha: float = 0.95  # weight of the accumulated error in a frame
-    beta: float = 0.95  # factor by which the accumulated error decays in a round
+    alpha: float = 0.95  # α: weight of the accumulated error in a frame
+    beta: float = 0.95  # β: factor of the accumulated error in each round
 
 
 class ECQ(VectorMemory):

@@ -5,9 +5,9 @@ algorithm 2.
 
     c = C(x − g), send c;  g ← g + c on both sides;  the server moves the model by the mean of all g
 
-Clients outside the cohort, and clients whose reply is lost, count with the g that the server has, as in EF21-PP (Fatkhullin, Sokolov,
-Gorbunov, Li, Richtárik: EF21 with bells & whistles. 2021). Unlike in that paper, which starts with a g of every client, a client counts
-only after its first accepted update.
+Clients outside the cohort, and clients whose reply is lost, count with the g that the server stores for them, as in EF21-PP (Fatkhullin,
+Sokolov, Gorbunov, Li, Richtárik: EF21 with bells & whistles. 2021). That paper starts with a g of every client. Here, a client counts only
+after its first accepted update.
 """
 
 from typing import ClassVar
@@ -18,13 +18,13 @@ from .shift import ShiftCounterpart, ShiftMemory, contraction
 
 
 class EF21Counterpart(ShiftCounterpart):
-    """g of every client. All clients count in every round."""
+    """The g of every client. All clients with a g count in every round."""
 
     counts_absent: ClassVar[bool] = True
 
 
 class EF21(ShiftMemory):
-    """A memory that sends the difference to the server's estimate of the update."""
+    """A memory that sends the difference of an update to the server's estimate of the update."""
 
     name: ClassVar[str] = "ef21"
     source: ClassVar[str] = "Richtárik et al. 2021"

@@ -1,15 +1,16 @@
-"""LAQ: differences that are sent only if they are large enough.
+"""LAQ: a client sends the difference of its update to the server's estimate, and only if this difference is large enough.
 
 Sun, Chen, Giannakis, Yang: Communication-efficient distributed learning via lazily aggregated quantized gradients. NeurIPS 2019.
 
     δQ = C(x − q);  skip the round if ‖δQ‖² ≤ Σ_d ξ_d ‖θ^(k+1−d) − θ^(k−d)‖²/η² + 3(‖ε‖² + ‖ε̂‖²), for at most t̄ rounds in a row;
     else send δQ, and q ← q + δQ on both sides;  the server moves the model by η times the mean of all q
 
-ε = x − q − δQ is the codec's error in this round, ε̂ its error in the last accepted proposal; ξ_d = 0.8/D with D = 10, t̄ = 100 as in the
-authors' code. The paper has 1/(α²M²) in place of 1/η², since its model moves by α times a sum over M workers, not by η times a mean. Its
-quantizer is a uniform grid. Any codec works whose error is so small that the second term does not exceed every change. With `errors=0`
-this is LAG (Chen, Giannakis, Sun, Yin. NeurIPS 2018) around any codec that contracts. Clients outside the cohort count like clients that
-skip the round.
+q is the estimate of the client's update that both sides store, θ^k the model in round k, and η the server's learning rate. ε = x − q − δQ
+is the codec's error in this round, and ε̂ its error in the last accepted proposal. ξ_d = 0.8/D with D = 10, and t̄ = 100, as in the
+authors' code. The paper has 1/(α²M²) in place of 1/η², since its model moves by α times a sum over M workers, not by η times a mean. The
+paper's quantizer is a uniform grid. Other codecs also work if their error is so small that the term with ε and ε̂ does not exceed every
+‖δQ‖². With `errors=0` this is LAG (Chen, Giannakis, Sun, Yin. NeurIPS 2018) around any codec that contracts. Clients outside the cohort
+count like clients that skip the round.
 """
 
 import json
@@ -31,17 +32,17 @@ from ..kernels.sums import sum_squares
 from .base import Changes, Counterpart, ReadValue, ReadVector, State
 from .shift import ShiftCounterpart, ShiftMemory, contraction
 
-THRESHOLD = "threshold"  # announced: Σ_d ξ_d ‖θ^(k+1−d) − θ^(k−d)‖²/η²
+THRESHOLD = "threshold"  # name of the announcement: Σ_d ξ_d ‖θ^(k+1−d) − θ^(k−d)‖²/η²
 NUMBER = struct.Struct("<d")
-NEVER = 2**62  # `age` of a client without an accepted proposal
-STEPS = "steps"  # name in a checkpoint
+NEVER = 2**62  # value of `age` before the first accepted proposal
+STEPS = "steps"  # name of the squared steps in a checkpoint
 
 
 @dataclass(frozen=True)
 class LAQOptions:
     window: int = 10  # D: number of model steps in the threshold
     weight: float = 0.8  # Σ ξ_d; higher = more rounds are skipped
-    errors: float = 3.0  # weight of the codec's errors; 0 = none
+    errors: float = 3.0  # weight of the codec's errors in the threshold; 0 = errors do not count
     patience: int = 100  # t̄: largest number of rounds that a client may skip in a row
 
     def __post_init__(self) -> None:
@@ -50,7 +51,7 @@ class LAQOptions:
 
 
 class LAQCounterpart(ShiftCounterpart):
-    """q of every client, all of which count in every round, and the lengths of the last model steps."""
+    """The q of every client, and the lengths of the last model steps. All clients with a q count in every round."""
 
     counts_absent: ClassVar[bool] = True
     compares_model_steps: ClassVar[bool] = True
@@ -58,7 +59,7 @@ class LAQCounterpart(ShiftCounterpart):
     def __init__(self, memory: "LAQ"):
         super().__init__(memory)
         self.weight: float = memory.options.weight / memory.options.window
-        # Squared norms of the last model steps, the latest last.
+        # Squared norms of the last model steps, the most recent one at the end.
         self.steps: deque[float] = deque(maxlen=memory.options.window)
 
     def announce(self) -> Mapping[str, bytes]:
@@ -81,7 +82,7 @@ class LAQCounterpart(ShiftCounterpart):
 
 
 class LAQ(ShiftMemory):
-    """A memory that sends the difference to the last estimate, or skips the round."""
+    """A memory that sends the difference of an update to the server's estimate, or skips the round."""
 
     name: ClassVar[str] = "laq"
     source: ClassVar[str] = "Sun et al. 2019"
@@ -99,7 +100,7 @@ class LAQ(ShiftMemory):
             )
         if delta <= errors * (1 - delta):
             raise MismatchError(
-                f"{{memory}} laq would skip every round with {self.codec}, whose error exceeds what it sends; "
+                f"{{memory}} laq would skip every round with {self.codec}, whose weighted error exceeds the vectors that it sends; "
                 "use {uplink} fp16, or {memory} laq:errors=0"
             )
 
@@ -138,6 +139,6 @@ def _threshold(context: Context) -> float:
         return -math.inf
     if len(announced) != NUMBER.size:
         raise ProtocolError(
-            f"the announced {THRESHOLD} has {len(announced)} bytes, not {NUMBER.size}; server and client need the same memory"
+            f"the announced '{THRESHOLD}' has {len(announced)} bytes, not {NUMBER.size}; server and client need the same memory"
         )
     return NUMBER.unpack(announced)[0]

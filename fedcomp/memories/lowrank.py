@@ -2,11 +2,12 @@
 
 Vogels, Karimireddy, Jaggi: PowerSGD: Practical low-rank gradient compression for distributed optimization. NeurIPS 2019, algorithms 1, 2.
 
-    e ← e + x;  P = M Q for each matrix M of e;  Q' = Mᵀ P̂;  e ← e − P̂ Q'ᵀ if both are accepted
+    e ← e + x;  P = M Q for each matrix M of e;  P̂ is an orthonormal basis of P;  Q' = Mᵀ P̂;  e ← e − P̂ Q'ᵀ if the update is accepted
 
-Under the strategy `powersgd`, a proposal has two frames, in the phases `left` and `right`, and the server announces Q and P̂, the means over
-clients. The second frame also contains the tensors that are not matrices, so it represents all of the accepted update. Under any other
-strategy, a proposal is one frame of the codec, and the next proposal starts from the Q of the last accepted one.
+Under the strategy `powersgd`, a proposal has two frames. Clients send P in phase `left` and Q' in phase `right`. Before each phase the
+server announces its input: Q, the mean of the last Q', then P̂, computed from the mean of P. The second frame also contains the tensors
+that are not matrices, so it determines the whole accepted update. Under any other strategy, a proposal is one frame of the codec
+`powersgd`, and the next proposal starts from the Q' of the last accepted proposal.
 """
 
 from collections.abc import Iterable, Sequence
@@ -27,13 +28,13 @@ from ..kernels import Rows
 from ..layout import Layout
 from .base import State, VectorMemory, add_saturating
 
-LEFT, RIGHT = "left", "right"  # phases; each announces the mean of the other one's factors
+LEFT, RIGHT = "left", "right"  # phases, and names of announced factors
 NUMBERS = codec("identity")  # codec of both phases
-PHASE, BASIS = "phase", "left"  # names in the state
+PHASE, BASIS = "phase", "left"  # names of entries in the state
 
 
 class LowRank(VectorMemory):
-    """A residual [numel], float32, on the device of the last update, and the start of the next power iteration."""
+    """A residual [numel], float32, on the device of the last update, and the initial Q of the next power iteration."""
 
     name: ClassVar[str] = "lowrank"
     source: ClassVar[str] = "Vogels et al. 2019"
@@ -41,14 +42,14 @@ class LowRank(VectorMemory):
     def __init__(self, codec: Codec, numel: int, layout: Layout | None = None, options: Any = None):
         super().__init__(codec, numel, layout, options)
         self.factor_layout = FactorLayout(layout or Layout.flat(numel), self.codec.rank)
-        self.starts: dict[str, bytes] = {}  # Q of each matrix, by the codec's name for it
-        self.phase = ""  # of the pending frame, "" if the proposal has only one frame
+        self.starts: dict[str, bytes] = {}  # Q of each matrix, by `start_name` of its tensor
+        self.phase = ""  # phase of the pending frame, "" if the proposal has only one frame
         self.basis = b""  # P̂ of a pending proposal in its second phase
 
     def _check_codec(self) -> None:
         if not isinstance(self.codec, PowerSGD):
             raise MismatchError(
-                f"{{memory}} lowrank needs {{uplink}} powersgd, not {self.codec}; give that, or {{memory}} residual"
+                f"{{memory}} lowrank needs {{uplink}} powersgd, not {self.codec}; give {{uplink}} powersgd, or {{memory}} residual"
             )
 
     @classmethod
@@ -94,7 +95,7 @@ class LowRank(VectorMemory):
         dropped: Sequence[Update | None],
     ) -> None:
         for memory, frame, dropped_part in zip(memories, frames, dropped, strict=True):
-            if memory.phase != LEFT:  # the first frame alone changes nothing
+            if memory.phase != LEFT:  # no update was accepted if only the first frame was
                 update = memory._read(frame)
                 memory.starts |= {} if memory.phase else _starts(update)
                 memory._on_accepted(update, dropped_part)
@@ -151,7 +152,7 @@ def _frame(parts: Iterable[Tensor]) -> bytes:
 
 
 def _starts(update: Update) -> dict[str, bytes]:
-    """Return the right factors of an update, by the codec's names of starts."""
+    """Return the right factors of an update, by `start_name` of their tensors."""
     parts = enumerate(part for _, part in update.parts) if isinstance(update, Sections) else ()
     return {
         start_name(i): part.right.tobytes()

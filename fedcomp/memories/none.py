@@ -1,4 +1,4 @@
-"""No memory: the codec's error is lost. The null object of memories."""
+"""No memory: the codec's error is lost. This class is the null object of memories."""
 
 from collections.abc import Sequence
 from typing import ClassVar

@@ -5,13 +5,13 @@ SGD with memory. NeurIPS 2018. Karimireddy, Rebjock, Stich, Jaggi: Error feedbac
 
     a = x + e;  send C(a);  e ← a − C(a) if accepted, else e ← a
 
-Σ accepted + e = Σ inputs holds after every round, up to rounding. C(a) is subtracted on commit: before it, `residual` is a, so a
-rollback changes nothing.
+Up to rounding, the sum of the accepted C(a) plus e equals the sum of all x after every round. C(a) is subtracted on commit. Until then,
+`residual` is a, so a rollback changes nothing.
 
-With a lossless codec, the pending frame contains a, so the residual is not stored in addition.
+With a lossless codec, the pending frame contains a, so a is not stored a second time.
 
-With `decay` β below 1, a = x + β·e: old errors fade, as in SparseLoCo (Sarfi, Thérien, Lidin, Belilovsky: Communication efficient LLM
-pre-training with SparseLoCo. arXiv:2508.15706, 2025), where β = 0.95.
+With `decay` β below 1, a = x + β·e, so that old errors fade, as in SparseLoCo (Sarfi, Thérien, Lidin, Belilovsky: Communication efficient
+LLM pre-training with SparseLoCo. arXiv:2508.15706, 2025), where β = 0.95.
 """
 
 from collections.abc import Sequence
@@ -29,7 +29,7 @@ from .base import State, VectorMemory
 
 @dataclass(frozen=True)
 class ResidualOptions:
-    decay: float = 1.0  # β: factor of the residual in each round
+    decay: float = 1.0  # β: factor by which the residual is multiplied in each round
 
     def __post_init__(self) -> None:
         spec.check_ranges(self, decay=(0.0, 1.0))

@@ -1,12 +1,14 @@
-"""The base of memories that send differences to a shift: a vector that client and server store and change by the same operations.
+"""The base of memories that send differences to a *shift*: a vector that client and server store and change by the same operations.
 
     send C(x − η·shift);  shift ← shift + step·C(x − η·shift)/η if accepted;  the server estimates x as η·shift + C(x − η·shift)
 
-η is the round's learning rate as a multiple of the run's. Updates grow with it, but the methods estimate gradients. Shifts are therefore
-stored in the unit of an update at the run's learning rate. Schedules and warm-ups leave them valid, also those of absent clients. A change
-of the local steps or the batch size is not corrected: later rounds send the difference.
+η is the learning rate of the round divided by that of the run. Updates grow with η, but the methods estimate gradients. Shifts are
+therefore stored in the unit of an update at the run's learning rate, so that all shifts, also those of absent clients, stay valid when a
+schedule or a warm-up changes the rate. A change of the local steps or the batch size is not corrected: the updates change, and later rounds
+send the difference.
 
-The shift changes only when a proposal is committed: while one is pending, and after a rollback, client and server have the same shift.
+The shift changes only when a proposal is committed. While a proposal is pending, and after a rollback, client and server have the same
+shift.
 """
 
 import json
@@ -26,17 +28,17 @@ from ..kernels import Rows
 from .base import Changes, Counterpart, Memory, ReadValue, ReadVector, State, add_saturating
 
 RATE = struct.Struct("<d")
-CLIENTS = "clients"  # name in a checkpoint: the clients that have a shift
+CLIENTS = "clients"  # name in a checkpoint of the list of clients that have a shift
 
 
 def contraction(codec: Codec, numel: int) -> float:
-    """Return the contraction δ of a codec for vectors [numel], averaged over seeds; 0 if there is none. δ = 1 − ω if unbiased."""
+    """Return δ of a codec for vectors [numel], in the mean over seeds; 1 − ω for an unbiased codec; 0 if the codec does not contract."""
     omega = codec.variance(numel)
     return max(codec.contraction(numel) or 0.0, 0.0 if omega is None else 1.0 - omega)
 
 
 class ShiftMemory(Memory):
-    """A memory with a shift [numel], float32, on the device of the updates."""
+    """A memory with a shift [numel], float32, on the device of the last update."""
 
     step: float = 1.0
     shift: Tensor | None = None  # None = zero
@@ -88,7 +90,7 @@ class ShiftMemory(Memory):
 
 @dataclass(frozen=True)
 class Estimate(Update):
-    """A multiple of a shift plus the update that was sent, if any. Valid until the shift changes."""
+    """rate · shift, plus the update that the client sent, if any. Valid until the shift changes."""
 
     shift: Tensor  # [numel], on the CPU
     update: Update | None
@@ -113,12 +115,13 @@ class Estimate(Update):
 class ShiftCounterpart(Counterpart):
     """The shift of every client that ever had an accepted update: float32 [numel], on the CPU. A checkpoint has one vector per client."""
 
-    counts_absent: ClassVar[bool] = False  # clients without an update count with their shifts
+    # Whether clients without an update count, with their shifts
+    counts_absent: ClassVar[bool] = False
 
     def __init__(self, memory: ShiftMemory):
         self.numel, self.step = memory.numel, memory.step
         self.clients: set[int] = set()  # clients that have a shift
-        self.shifts: dict[int, Tensor] = {}  # by client, read from a checkpoint on first use
+        self.shifts: dict[int, Tensor] = {}  # by client; read from the checkpoint on first use
         self.changed: set[int] = set()  # clients whose shift changed since the last checkpoint
         self._clients_written: set[int] = set()
         self._stored: ReadVector = lambda name: None

@@ -1,12 +1,12 @@
-"""Signum: the client sends its momentum, or votes with it.
+"""Signum: the client sends its momentum instead of its update.
 
 Bernstein, Zhao, Azizzadenesheli, Anandkumar: signSGD with majority vote is communication efficient and fault tolerant. ICLR 2019,
 algorithm 1.
 
     u ← β·u + (1 − β)·x;  send C(u)
 
-u is not an unsent error: it does not change when C(u) is accepted or rejected. With `--uplink sign --strategy vote` this is the paper's
-algorithm; β = 0 is signSGD.
+u is a momentum, not an unsent error, so it does not change when C(u) is accepted or rejected. With `--uplink sign --strategy vote` this is
+the paper's algorithm. With β = 0 it is signSGD.
 """
 
 from typing import ClassVar
@@ -18,7 +18,7 @@ from .base import MomentumOptions, Updated, VectorMemory, Vectors
 
 
 class Signum(VectorMemory):
-    """Momentum in place of updates. `velocity` is u."""
+    """The momentum is sent in place of updates. `velocity` is u."""
 
     name: ClassVar[str] = "signum"
     source: ClassVar[str] = "Bernstein et al. 2019"

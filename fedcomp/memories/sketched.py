@@ -1,12 +1,12 @@
-"""The memory of sketched SGD: a sketch of the unsent vector, then its exact values at the candidates of the server.
+"""The memory of sketched SGD: a client sends a sketch of its unsent vector, then exact values at the coordinates that the server asks for.
 
 Ivkin, Rothchild, Ullah, Braverman, Stoica, Arora: Communication-efficient distributed SGD with sketching. NeurIPS 2019, algorithm 3.
 
-    u ← m·u + x;  v ← v + u;  send S(v);  then v at the announced candidates;  u and v become zero where the server kept these
+    u ← m·u + x;  v ← v + u;  send the sketch S(v);  then send v at the announced candidates;  u and v become zero at the accepted ones
 
-A proposal has two frames, in the phases `sketch` and `values` of the strategy `sketched-sgd`. The second frame contains the accepted values
-exactly: with m = 0 the kept values and v add up to all inputs. The server returns the candidates that it did not keep as a frame of marks
-among the candidates, since the client has their values. Under another strategy a client would not know which part of its sketch was used.
+A proposal has two frames, in the phases `sketch` and `values` of the strategy `sketched-sgd`. The second frame contains exact values.
+So with m = 0, the accepted values and v add up to the sum of all x. The server returns which candidates it dropped, as a frame of marks
+among the candidates; the client has their values. Under another strategy, a client would not know which part of its sketch was used.
 """
 
 from collections.abc import Sequence
@@ -23,13 +23,14 @@ from ..errors import MismatchError, ProtocolError
 from .base import MomentumOptions, State, Updated, VectorMemory, Vectors, mask
 
 SKETCH, VALUES = "sketch", "values"  # phases
-CANDIDATES = "candidates"  # announced for the second phase, and a name in the state
+# Name of the announcement for the second phase, and of an entry in the state
+CANDIDATES = "candidates"
 NUMBERS = codec("identity")  # codec of the values
 MARKS = codec("sbc:density=1")  # codec of sets of positions
 
 
 class Sketched(VectorMemory):
-    """Momentum and error feedback around sketches. `residual` is v."""
+    """Momentum and error feedback for sketches. `residual` is v."""
 
     name: ClassVar[str] = "sketched"
     source: ClassVar[str] = "Ivkin et al. 2019"
@@ -99,7 +100,7 @@ class Sketched(VectorMemory):
         dropped: Sequence[Update | None],
     ) -> None:
         for memory, dropped_part in zip(memories, dropped, strict=True):
-            # A sketch alone contains no accepted values.
+            # After a sketch alone, sent_positions is empty: no values were accepted.
             mask((memory.velocity, memory.residual), memory.sent_positions, dropped_part)
             memory.candidates = b""
 

@@ -4,9 +4,10 @@ Tsuzuku, Imachi, Akiba: Variance-based gradient compression for efficient distri
 
     r ← r + Σ g;  v ← v + Σ g²;  send where r² > α·v;  r and v become zero where accepted, elsewhere v ← ζ·v
 
-The sums are over the gradients g of the local steps; those of the paper are over the examples of a batch. The client sends the accumulated
-update e, which for plain SGD is −η·r; as in error feedback, e keeps the codec's error. Without moments, an update counts as one step. The
-uplink codec sends the selected coordinates, and its density has no effect; `topk` suits best, since magnitudes differ widely.
+The sums are over the gradients g of the local steps; in the paper they are over the examples of a batch. The client sends the accumulated
+update e, which is −η·r for plain SGD. As in error feedback, e keeps the codec's error. Without `Context.moments`, an update counts as the
+gradient of a single step. The uplink codec sends the selected coordinates, and its density has no effect. `topk` suits best, since
+magnitudes differ widely.
 """
 
 from dataclasses import dataclass
@@ -21,8 +22,9 @@ from .base import Updated, VectorMemory, Vectors, mask
 
 @dataclass(frozen=True)
 class VarianceOptions:
-    alpha: float = 2.0  # required ratio of the squared sum to the sum of squares; larger = fewer coordinates, later
-    zeta: float = 0.999  # factor by which the sum of squares decays in a round
+    # α: required ratio of r² to v; larger = fewer coordinates are sent, and later
+    alpha: float = 2.0
+    zeta: float = 0.999  # ζ: factor by which v is multiplied in each round
 
     def __post_init__(self) -> None:
         if not (self.alpha > 0 and 0 < self.zeta <= 1):
@@ -33,7 +35,7 @@ class VarianceOptions:
 
 
 class Variance(VectorMemory):
-    """Error feedback for unambiguous coordinates. `residual` is e."""
+    """Error feedback that sends coordinates with an unambiguous gradient. `residual` is e."""
 
     name: ClassVar[str] = "variance"
     source: ClassVar[str] = "Tsuzuku et al. 2018"

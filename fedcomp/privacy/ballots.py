@@ -1,17 +1,18 @@
-"""Sealed ballots: the signs that a client sends to voters, encrypted so that the server cannot read them.
+"""Sealed ballots: signs that a client sends to voters, encrypted so that the server cannot read them.
 
-docs/explanation/elections.md specifies the protocol; strategies/sealed_election.py has a glossary.
+docs/explanation/elections.md specifies the protocol. strategies/sealed_election.py has a glossary.
 
-    card     R, σ              a one-time X25519 key of voter v for the ballot of sender s; σ over (slot, v, R)
+    card     R, σ              R: one-time X25519 public key of voter v for the ballot of sender s; σ: signature of v over (slot, v, R)
     ballot   E, h, σ, wraps, c
-             c  = ChaCha20-Poly1305 under K of salt ‖ bits           K fresh, used once
-             h  = SHA-256(slot, salt, bits)                          the commitment of the sender
-             wrap of K for v: ChaCha20-Poly1305 under HKDF-SHA256(X25519(e, R), E ‖ R, (slot, v))
-             σ  over (slot, h, SHA-256 of all the rest), including the wraps, each with the R of its card
-    slot     run, attempt, round, sender, terms                       in every derivation and under every signature
+             E: one-time X25519 public key of the sender, with the private key e
+             c = salt ‖ bits, encrypted by ChaCha20-Poly1305 with K             K: a new key, used once
+             h = SHA-256(slot, salt, bits)                                      the commitment of the sender
+             wrap for v = K, encrypted by ChaCha20-Poly1305 with HKDF-SHA256(X25519(e, R), E ‖ R, (slot, v))
+             σ: signature of the sender over (slot, h, SHA-256 of E, the wraps and c); a wrap includes the R of its card
+    slot     run, attempt, round, sender, terms                                 part of every key derivation and of every signed text
 
-Every key encrypts one text, so the nonce is a constant. If a ballot does not open, the voter proves it by revealing the private key of its
-card, which opens this one ballot and no other.
+Every key encrypts one text, so the nonce is a constant. If a ballot does not open, the voter proves this by revealing the private key of
+its card, which opens this ballot and no other.
 """
 
 import os
@@ -35,39 +36,41 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from ..errors import ProtocolError
 
 KEY, TAG, SALT, HASH = 32, 16, 32, 32  # bytes
-HALF = 48  # bytes of each of the two numbers of a P-384 signature
+HALF = 48  # bytes of each of the two numbers in a P-384 signature
 SIGNATURE = 2 * HALF
 CARD = KEY + SIGNATURE
 HEAD = struct.Struct(f"<{KEY}s{HASH}s{SIGNATURE}sH")  # E, h, σ, number of wraps
-WRAP = struct.Struct(f"<I{KEY}s{KEY + TAG}s")  # voter, the R of its card, its wrap of K
+WRAP = struct.Struct(f"<I{KEY}s{KEY + TAG}s")  # voter, R of its card, K encrypted for it
 NONCE = bytes(12)  # constant, since every key is used once
 
-Entropy = Callable[[int], bytes]  # number of bytes → random bytes
+Entropy = Callable[[int], bytes]  # returns this number of random bytes
 
 
 class UnopenableBallot(ProtocolError):
-    """A ballot, signed by its sender, that does not open to the bits that the sender committed to."""
+    """A ballot, signed by its sender, that does not open to the bits to which the sender committed."""
 
 
 @dataclass(frozen=True)
 class Slot:
-    """The place of one ballot. Signatures and keys are bound to it, so they are invalid in every other slot."""
+    """The identity of one ballot. Signatures and keys are bound to their slot, so they are invalid in every other slot."""
 
     run: str
-    attempt: str  # drawn when a server starts, so that a repeated round has other keys
+    attempt: (
+        str  # a random name, drawn when a server starts, so that a repeated round has other keys
+    )
     round: int
     sender: int
-    terms: str = ""  # a digest of the model that all participants start from, and of the options
+    terms: str = ""  # a digest of the model from which all participants start, and of the options
 
     def bytes(self, *parts: bytes | int | str) -> bytes:
-        """Return the slot and more parts, each with its length, so that different lists give different bytes."""
+        """Return the slot and the parts as bytes, each with its length, so that different lists give different bytes."""
         whole = (self.run, self.attempt, self.round, self.sender, self.terms, *parts)
         raw = [part if isinstance(part, bytes) else str(part).encode() for part in whole]
         return b"".join(struct.pack("<I", len(part)) + part for part in raw)
 
 
 def sign(key: ec.EllipticCurvePrivateKey, text: bytes) -> bytes:
-    """Return an ECDSA signature with SHA-256 as two numbers, big-endian [96 bytes]; the same text has the same one."""
+    """Return a deterministic ECDSA signature with SHA-256, as two big-endian numbers [96 bytes]."""
     r, s = decode_dss_signature(key.sign(text, ec.ECDSA(SHA256(), deterministic_signing=True)))
     return r.to_bytes(HALF) + s.to_bytes(HALF)
 
@@ -106,17 +109,17 @@ def card_key(data: bytes, slot: Slot, voter: int, verifier: ec.EllipticCurvePubl
     public = data[:KEY]
     if len(data) != CARD or not signed(verifier, data[KEY:], slot.bytes("card", voter, public)):
         raise ProtocolError(
-            f"the card of voter {voter} for the ballot of client {slot.sender} is not signed by that voter"
+            f"the card of voter {voter} for the ballot of client {slot.sender} is not signed by voter {voter}"
         )
     return public
 
 
 def refuse_low_order(public: bytes) -> None:
-    """Raise ProtocolError for a point of low order, which has no shared key with others: no honest sender could seal a ballot for it."""
+    """Raise ProtocolError for a point of low order. It has no shared key with other points, so no sender could seal a ballot for it."""
     try:
         X25519PrivateKey.generate().exchange(X25519PublicKey.from_public_bytes(public))
     except ValueError as error:
-        raise ProtocolError("a card holds a point of low order") from error
+        raise ProtocolError("the key on a card is a point of low order") from error
 
 
 def seal(
@@ -126,9 +129,9 @@ def seal(
     signer: ec.EllipticCurvePrivateKey,
     entropy: Entropy = os.urandom,
 ) -> bytes:
-    """Return a ballot for voters with these public halves: len(bits) + 210 + 84 bytes for each voter.
+    """Return a ballot of len(bits) + 210 + 84 · len(voters) bytes. `voters`: by voter, the public key R on its card.
 
-    Raises ProtocolError for bytes that are not a key.
+    Raises ProtocolError for bytes that are not a valid key.
     """
     key, salt, own = entropy(KEY), entropy(SALT), X25519PrivateKey.from_private_bytes(entropy(KEY))
     point = own.public_key().public_bytes_raw()
@@ -149,7 +152,7 @@ class SealedBallot:
     slot: Slot
     point: bytes
     commitment: bytes  # h
-    wraps: Mapping[int, tuple[bytes, bytes]]  # by voter: the R of its card, the wrap of K for it
+    wraps: Mapping[int, tuple[bytes, bytes]]  # by voter: R of its card, K encrypted for it
     content: bytes
 
     @classmethod
@@ -164,7 +167,7 @@ class SealedBallot:
             raise ProtocolError(f"the ballot of client {slot.sender} is cut off")
         if not signed(verifier, signature, signed_text(slot, commitment, point, wraps, content)):
             raise ProtocolError(
-                f"the ballot of client {slot.sender} is not signed by it for this round"
+                f"the ballot of client {slot.sender} is not signed by that client for this round"
             )
         each = {voter: (public, wrap) for voter, public, wrap in WRAP.iter_unpack(wraps)}
         if len(each) != count:
@@ -173,20 +176,20 @@ class SealedBallot:
 
     @property
     def size(self) -> int:
-        """The length of the bits in it, in bytes."""
+        """The number of bytes of the bits in the ballot."""
         return len(self.content) - SALT - TAG
 
     def open(self, voter: int, private: bytes) -> bytes:
-        """Return the bits. `private`: of the voter's card. Raises UnopenableBallot if they differ from the sender's commitment.
+        """Return the bits. `private`: private key of the voter's card. Raises UnopenableBallot if they differ from the sender's commitment.
 
-        Raises ProtocolError for a ballot that is not sealed for this card, which is no fault of its sender.
+        Raises ProtocolError for a ballot that is not sealed for this card, which does not prove a fault of the sender.
         """
         own = X25519PrivateKey.from_private_bytes(private)
         public = own.public_key().public_bytes_raw()
         sealed_for, wrap = self.wraps.get(voter, (b"", b""))
         if sealed_for != public:
             raise ProtocolError(
-                f"the ballot of client {self.slot.sender} is not sealed for the card that voter {voter} made for it"
+                f"the ballot of client {self.slot.sender} is not sealed for the card of voter {voter}"
             )
         try:
             wrapping = _wrapping(self.slot, voter, own, self.point, self.point, public)
@@ -199,14 +202,14 @@ class SealedBallot:
         salt, bits = text[:SALT], text[SALT:]
         if not compare_digest(_commitment(self.slot, salt, bits), self.commitment):
             raise UnopenableBallot(
-                f"client {self.slot.sender} sent voter {voter} another ballot than the one that it signed"
+                f"the ballot of client {self.slot.sender} for voter {voter} differs from the commitment that the client signed"
             )
         return bits
 
     def proven_bad(self, voter: int, public: bytes, private: bytes) -> bool:
-        """Return whether `private`, revealed by a voter, belongs to the card `public` and does not open the ballot.
+        """Return whether `private`, revealed by a voter, belongs to the card with the key `public` and does not open the ballot.
 
-        The card must be the one that the ballot names. Otherwise voters could accuse the sender with a card that it never received.
+        The ballot must name this card. Otherwise voters could accuse the sender with a card that the sender never received.
         """
         if voter not in self.wraps or self.wraps[voter][0] != public or len(private) != KEY:
             return False
@@ -231,11 +234,11 @@ def signed_text(slot: Slot, commitment: bytes, point: bytes, wraps: bytes, conte
 def _wrapping(
     slot: Slot, voter: int, own: X25519PrivateKey, other: bytes, point: bytes, public: bytes
 ) -> bytes:
-    """Return the key that wraps K for a voter. Both sides derive it from their private key and the public key of the other."""
+    """Return the key that encrypts K for a voter. Each side derives it from its own private key and the public key of the other side."""
     try:
         shared = own.exchange(X25519PublicKey.from_public_bytes(other))
     except ValueError as error:
         raise ProtocolError(
-            f"client {slot.sender} and voter {voter} have no shared key: one sent a point of low order"
+            f"client {slot.sender} and voter {voter} have no shared key: one of them sent a point of low order"
         ) from error
     return HKDF(SHA256(), KEY, salt=point + public, info=slot.bytes("wrap", voter)).derive(shared)

@@ -1,4 +1,4 @@
-"""Strategies: the decisions of federated algorithms on the server and on clients. One algorithm, one file."""
+"""Strategies: federated algorithms, each with its server half and its client half. One algorithm, one file."""
 
 import dataclasses
 from typing import Any
@@ -41,18 +41,18 @@ SPEC_READERS = {
     "downlink": codec,
     "downlink_memory": default_uplink,
     "server_optimizer": optimizer,
-}  # functions that raise SpecError, by the option whose text they read
+}  # option of a run → function that reads its value and raises SpecError if it is invalid
 
 
 def available_strategies() -> dict[str, type[RoundStrategy]]:
-    """Return all strategies, including those of other packages: name → class."""
+    """Return all strategies, including those of other packages, as a dict from name to class."""
     return _STRATEGIES.available()
 
 
 def strategy(text: str, config: StrategyConfig, layout: Layout, **settings: Any) -> RoundStrategy:
     """Return the strategy of a spec string such as `powersgd:rank=2` for models of a layout.
 
-    Raises SpecError, and ConfigError for settings that do not suit it.
+    Raises SpecError, and ConfigError for settings that do not suit the strategy.
     """
     cls, options = _chosen(text)
     return cls(config, layout, options=options, **settings)
@@ -65,10 +65,10 @@ def make_client_algorithm(text: str) -> ClientAlgorithm:
 
 
 def resolved(config: RunConfig) -> RunConfig:
-    """Return the options of a run, with the defaults of its strategy and memory for unset options, and the horizon of schedules.
+    """Return the options of a run with its strategy's and memory's defaults for unset options, and with the horizon of its schedules.
 
-    A memory stays `auto` if it depends on the model (`fedcomp.memories.with_memories`). A resumed run uses the memories of the stored run.
-    Raises UserError.
+    A memory without a default stays `auto`, since the choice needs the model (`fedcomp.memories.with_memories`). A resumed run uses the
+    memories of the stored run. Raises UserError.
     """
     with spec.error_context(flag="--strategy"):
         cls, options = _chosen(config.strategy)

@@ -1,14 +1,14 @@
 """Asynchronous averaging: the server aggregates updates as they arrive.
 
 Yu, Wu, Huang: Double quantization for communication-efficient distributed optimization. NeurIPS 2019 (AsyLPG): workers send low-precision
-gradients of a low-precision copy of the model. The model has changed when the gradients arrive. Xie, Koyejo, Gupta: Asynchronous federated
+gradients of a low-precision copy of the model, which has changed when the gradients arrive. Xie, Koyejo, Gupta: Asynchronous federated
 optimization. 2019: an update of staleness s has the weight (1 + s)^−a. Nguyen et al.: Federated learning with buffered asynchronous
 aggregation. AISTATS 2022: the model moves when K updates have arrived.
 
-    θ ← θ + C'(η/K · Σ_i (1 + s_i)^−a C(x_i)),  i the K clients whose updates arrive first; then K other clients start from the new θ
+    θ ← θ + C'(η/K · Σ_i (1 + s_i)^−a C(x_i)),  the sum over the K clients whose updates arrive first; then K other clients start from θ
 
 The codecs provide the low precision in both directions: C is the uplink codec with the clients' memory, C' the downlink codec with the
-server's memory. Unlike AsyLPG, there is no variance reduction, and clients that exceed the bound on staleness are abandoned.
+server's memory. Unlike in AsyLPG, there is no variance reduction, and the server abandons clients that exceed the bound on staleness.
 server/asynchronous_loop.py runs the rounds.
 """
 

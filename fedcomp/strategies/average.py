@@ -4,10 +4,11 @@ McMahan, Moore, Ramage, Hampson, Agüera y Arcas: Communication-efficient learni
 data. AISTATS 2017; with the downlink compressed as well, Sattler et al. 2019, algorithm 2.
 
     y = Σ w_i C(a_i) / Σ w_i,  w_i = 1 or the number of examples of client i, at most `weight_cap` times their mean
+    C(a_i) is the decoded update of client i
 
 With `clip_update` = C, each C(a_i) is multiplied by min(1, C/‖C(a_i)‖₂). This is the norm bound of Sun, Kairouz, Suresh, McMahan: Can you
-really backdoor federated learning? 2019. In McMahan, Ramage, Talwar, Zhang: Learning differentially private recurrent language models.
-ICLR 2018, clients clip before they send. The clipped part is lost: it does not return to the client's memory, from which it would be sent
+really backdoor federated learning? 2019. In McMahan, Ramage, Talwar, Zhang: Learning differentially private recurrent language models. ICLR
+2018, clients clip before they send. The clipped part is lost. It does not return to the client's memory, since the client would send it
 again.
 """
 
@@ -45,7 +46,7 @@ class Average(RoundStrategy):
         counterpart = self.counterpart
         if counterpart is None:
             add_all([update for update, _ in sent], [weight for _, weight in sent], into)
-        else:  # an estimate may be a view of the counterpart's state, so it is added by itself
+        else:  # an estimate may be a view of the counterpart's state, so updates are added one by one
             for update, weight in sent:
                 update.add_to(into, weight)
         into.div_(sum(weights))
@@ -54,7 +55,7 @@ class Average(RoundStrategy):
         return Aggregation(clipped=sum(factor < 1 for factor in factors))
 
     def discount(self, accepted: AcceptedUpdate) -> float:
-        """Return a factor 0..1 for an update besides its weight. The weights of the other updates do not grow in return."""
+        """Return a factor 0..1 by which the weight of an update is multiplied. It does not change the weights of other updates."""
         return 1.0
 
     def _correct(
@@ -98,7 +99,7 @@ class Average(RoundStrategy):
         ]
 
     def weighted_updates(self, accepted: Sequence[AcceptedUpdate]) -> list[tuple[Update, float]]:
-        """Return the updates with their normalised weights. Clients without an update count in the normalisation."""
+        """Return the updates with their normalized weights. Clients without an update count in the normalization."""
         weights = self.client_weights(accepted)
         return [
             (a.update, weight / sum(weights))
@@ -107,7 +108,7 @@ class Average(RoundStrategy):
         ]
 
     def client_weights(self, accepted: Sequence[AcceptedUpdate]) -> list[float]:
-        """Return the weight of each accepted client, not normalised."""
+        """Return the weight of each accepted client, not normalized."""
         by_examples = self.config.weights == "examples"
         weights = [float(a.examples) if by_examples else 1.0 for a in accepted]
         if not self.config.weight_cap:

@@ -1,8 +1,8 @@
 """The base classes of strategies: `RoundStrategy` is the server half of an algorithm, `ClientAlgorithm` the client half.
 
-A strategy selects the cohort and the phases of a round, makes the announcements to clients, and combines the accepted updates into one
-update of the model. server/round_loop.py runs the rounds. Subclasses override `aggregate`, and also `phases` and `announce` if a round has
-more than one exchange.
+A strategy selects the cohort of a round (the clients that take part) and its phases (exchanges between server and cohort), makes the
+announcements to clients, and combines the accepted updates into one update of the model. server/round_loop.py runs the rounds. Subclasses
+override `aggregate`, and also `phases` and `announce` if a round has more than one exchange.
 """
 
 import math
@@ -25,16 +25,16 @@ from ..training.local_sgd import LocalSGD
 from .optimizers import optimizer
 from .schedule import DENSITY_SCHEDULE, Schedule
 
-DEADLINE = "deadline"  # stage of clients that did not answer in time
-QUORUM = "quorum"  # stage of clients that had not answered when the quorum was reached
+DEADLINE = "deadline"  # stage at which clients are rejected that did not answer in time
+QUORUM = "quorum"  # stage at which clients are rejected that had not answered when the quorum was reached
 
 Frame = bytes | None | FedcompError  # None: nothing to send; an error: this client failed
-Values = dict[str, Any]  # what a ClientAlgorithm stores of a client during a round
+Values = dict[str, Any]  # values that a ClientAlgorithm stores for a client during a round
 
 
 @dataclass(frozen=True)
 class StrategyConfig:
-    """Settings of a whole run that strategies and the round loop use. `fedcomp.config.RunConfig` documents the same names."""
+    """Settings of a run that strategies and the round loop use. `fedcomp.config.RunConfig` documents fields with the same names."""
 
     participation: float = 0.1
     uplink: str = "stc:density=1/100"
@@ -48,10 +48,11 @@ class StrategyConfig:
     density_warmup: int = 0
     lr_warmup: int = 0
     budget_bytes: int = 0
-    memory: str = "residual"  # of the clients
+    memory: str = "residual"  # memory of the clients
     quorum: float = 1.0
-    timeout_s: float | None = None  # limit of a phase, `deadline` of the run; None = no limit
-    lr: float = 0.05  # of local SGD, and of the server's step under strategies that vote
+    timeout_s: float | None = None  # limit of a phase, the option --deadline; None = no limit
+    # Learning rate of local SGD, and step of the server under strategies that vote
+    lr: float = 0.05
     keep_momentum: bool = False  # keep the momentum of local SGD between rounds
     budget_s: float = 0.0  # seconds that a client may take to send, instead of budget_bytes
     lr_schedule: str | None = None
@@ -64,7 +65,7 @@ class StrategyConfig:
     rounds: int = 0  # 0 = unknown
     server_optimizer: str = "sgd"
     clip_update: float = 0.0
-    clients: int = 0  # of the run; 0 = unknown
+    clients: int = 0  # number of clients of the run; 0 = unknown
     momentum: float = 0.0  # of local SGD
     weight_decay: float = 0.0  # of local SGD, or of the server's step if decays_in_server_step
 
@@ -74,18 +75,19 @@ class StrategyConfig:
 
 @dataclass
 class RoundState:
-    """State of a client during a round, from the first phase on."""
+    """State of a client in a round, from the first phase on."""
 
     round: int
     loss: float  # of local training
     values: Values = field(default_factory=dict)
-    examples: int = 0  # weight of the update in examples; 0: the size of the client's data
+    # Number of examples by which the update is weighted; 0: the size of the client's data
+    examples: int = 0
     metrics: bytes = b""  # packed ReportedMetrics
 
 
 @dataclass(frozen=True)
 class DataPartition:
-    """Data that several clients train on. Random draws are keyed by `number`, so all of them compute the same update."""
+    """Data on which several clients train. Random draws are keyed by `number`, so that all these clients compute the same update."""
 
     number: int
     clients: tuple[int, ...]  # logical ids of the clients whose data form the partition
@@ -95,20 +97,22 @@ class DataPartition:
 class ClientAlgorithm:
     """The client half of a strategy. This base class trains in the first phase and sends the update through the client's memory.
 
-    Only in the first phase of a round does a client settle its previous proposal, download and train. In each later phase the memory
-    sends the next frame of the same proposal. Subclasses have no state of their own: state that lasts is in the memory or in
-    `client_state` (tensors by name), state of one round in `RoundState.values`.
+    Only in the first phase of a round does a client settle its previous proposal, download the broadcasts, and train. In each later phase
+    the memory sends the next frame of the same proposal. Subclasses have no state of their own: lasting state is in the memory or in the
+    client state (tensors by name), and state of one round is in `RoundState.values`.
 
     The server versions and broadcasts the *global state* [numel]. In most strategies it is the vector of model weights.
     """
 
     phases: tuple[str, ...] = (TRAIN,)
 
-    trains_on_partitions: ClassVar[bool] = False  # on `partitions`, not on the client's own data
-    one_by_one: ClassVar[bool] = False  # `encode_one` makes every frame, also those of updates
+    # Train on `partitions`, not on the client's own data
+    trains_on_partitions: ClassVar[bool] = False
+    # `encode_one` makes every frame, also in the phase with updates
+    one_by_one: ClassVar[bool] = False
 
     def starts_round(self, assignment: Assignment, state: RoundState | None) -> bool:
-        """Return whether the assignment is of the first phase. `state`: the state of the client's last round.
+        """Return whether the assignment belongs to the first phase of a round. `state`: the state of the client's last round.
 
         Raises ProtocolError for an unknown phase, and for a later phase of a round that the client did not start.
         """
@@ -119,7 +123,7 @@ class ClientAlgorithm:
         first = self.phases[0]
         if assignment.phase != first and (state is None or state.round != assignment.round):
             raise ProtocolError(
-                f"this client has no state of phase '{first}' of round {assignment.round}; ask it again in the next round"
+                f"this client has no state of phase '{first}' of round {assignment.round}; it can take part again in the next round"
             )
         return assignment.phase == first
 
@@ -136,17 +140,17 @@ class ClientAlgorithm:
     # Training on partitions.
 
     def partitions(self, assignment: Assignment) -> Sequence[DataPartition]:
-        """Return the partitions to train on, each from the same weights; () for the client's own data."""
+        """Return the partitions to train on. Training starts from the same weights for each. () for the client's own data."""
         return ()
 
     def summarize(self, partition: DataPartition, update: Tensor, seed: int, round: int) -> Any:
-        """Return the part of a partition's update [numel] that `combine` needs. `seed`: of the run."""
+        """Return the part of a partition's update [numel] that `combine` needs. `seed`: the seed of the run."""
         return update
 
     def combine(
         self, assignment: Assignment, summaries: Sequence[Any], numel: int, seed: int
     ) -> Tensor:
-        """Return the client's update [numel], on the CPU, from the summaries of its partitions, in order. `seed`: of the run."""
+        """Return the client's update [numel], on the CPU, from the summaries of its partitions, in order. `seed`: the seed of the run."""
         raise NotImplementedError
 
     # The global state.
@@ -201,7 +205,7 @@ class ClientAlgorithm:
         seeds: Sequence[int],
         context: Context,
     ) -> Sequence[Frame]:
-        """Return the frames of m clients for a phase. May modify `values`, their `RoundState.values`.
+        """Return the frames of m clients for a phase. May modify `values`, the `RoundState.values` of the clients.
 
         `updates` [m, numel]: from `after_training`, `combine` or `later_update`; may be overwritten. None if the phase has no updates.
         """
@@ -230,15 +234,15 @@ class ClientAlgorithm:
 class Progress:
     """The progress of a phase."""
 
-    asked: int  # clients in the phase
-    answered: int  # clients
-    accepted: int  # clients
+    asked: int  # number of clients in the phase
+    answered: int  # number of clients that answered
+    accepted: int  # number of clients whose answer was accepted
     elapsed_s: float
 
 
 @dataclass(frozen=True)
 class PhaseEnd:
-    """The end of a phase: stage and reason for the rejection of clients that have not answered."""
+    """The end of a phase: the stage and the reason with which clients that have not answered are rejected."""
 
     stage: str = "reply"
     reason: str = "no reply before the round closed"
@@ -246,9 +250,9 @@ class PhaseEnd:
 
 @dataclass(frozen=True)
 class RoundCompletion:
-    """The policy that closes a phase: when all have answered, when a quorum was accepted, or at a deadline.
+    """The policy that closes a phase: when all clients have answered, when a quorum was accepted, or at a deadline.
 
-    The round loop checks it after every answer, and repeatedly while no answer arrives.
+    The round loop calls `check` after every answer, and repeatedly while no answer arrives.
     """
 
     quorum: float = 1.0  # fraction of the clients in the phase, above 0
@@ -282,7 +286,7 @@ class Phase:
     """An exchange within a round, and the condition that closes it."""
 
     name: str = TRAIN
-    completion: RoundCompletion | None = None  # None: by the quorum and deadline of the run
+    completion: RoundCompletion | None = None  # None: the quorum and deadline of the run
 
 
 @dataclass(frozen=True)
@@ -290,13 +294,15 @@ class AcceptedUpdate:
     """A client's report that passed every check."""
 
     client: int
-    update: Update | None  # None: nothing was sent, or a relay has added it to another client's
+    update: (
+        Update | None
+    )  # None: nothing was sent, or a relay added it to the update of another client
     examples: int
     loss: float
     ticket: str
     frame: bytes = b""
-    fresh: bool = True  # the client's memory has not committed a proposal before
-    rate: float = 1.0  # learning rate of the client, as a multiple of the run's
+    fresh: bool = True  # no proposal of the client's memory was committed before
+    rate: float = 1.0  # learning rate of the client, divided by that of the run
     staleness: int = 0  # rounds between the start of training and this round
     metrics: ReportedMetrics = field(default_factory=ReportedMetrics)
 
@@ -310,20 +316,20 @@ class PhaseResult:
 
     phase: str
     accepted: Sequence[AcceptedUpdate]
-    # Clients rejected for a frame that no honest client sends.
+    # Clients that were rejected because no honest client would send their frame.
     proven_byzantine: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True)
 class RoundUpdates:
-    """The accepted updates of a round by phase, in the order of the client ids, and the state of the server before aggregation."""
+    """The accepted updates of a round, by phase, in the order of the client ids, and the state of the server before aggregation."""
 
     round: int
     phases: AcceptedByPhase
     weights: Tensor  # [numel], model weights before the round; read only
-    # By client whose updates were accepted in earlier rounds.
+    # Number of examples, by client with an accepted update in an earlier round.
     examples: Mapping[int, int] = field(default_factory=dict)
-    clients: int = 0  # number of clients that ever connected
+    clients: int = 0  # number of clients that have ever connected
 
     @property
     def accepted(self) -> Sequence[AcceptedUpdate]:
@@ -333,14 +339,15 @@ class RoundUpdates:
 
 @dataclass(frozen=True)
 class Aggregation:
-    """The result of `aggregate` besides the update."""
+    """The result of `aggregate`, in addition to the update that it writes."""
 
     clipped: int = 0  # number of clipped updates
-    decay: float = 1.0  # float32 factor for the weights, applied before the update is added
+    # Float32 factor by which the weights are multiplied before the update is added
+    decay: float = 1.0
 
 
 def cohort_size(participation: float, clients: int) -> int:
-    """Return participation · clients, rounded, at least 2 and at most all clients."""
+    """Return participation · clients, rounded, but at least 2 and at most all clients."""
     return min(clients, max(2, math.floor(participation * clients + 0.5)))
 
 
@@ -357,9 +364,9 @@ def draw_cohort(clients: Sequence[int], count: int, seed: int, round: int) -> li
 
 
 class RoundStrategy(ABC):
-    """The decisions of an algorithm in a round, and its state between rounds.
+    """The server half of an algorithm: its decisions in a round, and its state between rounds.
 
-    `warn(sentence, kind)` is called with each warning during rounds. A run shows only one warning of each kind, and all of the kind "".
+    `warn(sentence, kind)` is called with each warning during rounds. A run shows only one warning of each kind, but all of the kind "".
     Raises ConfigError for settings that do not suit the algorithm.
     """
 
@@ -368,17 +375,20 @@ class RoundStrategy(ABC):
     client_algorithm: ClientAlgorithm = ClientAlgorithm()  # the client half
     min_clients: int = 1  # smallest number of clients with which a round can move the model
     notice: str = ""  # text printed at the start of a run
-    allowed_uplinks: ClassVar[tuple[type[Codec], ...]] = ()  # with or without @layer; () = all
-    required_memory: ClassVar[str] = ""  # name of the clients' memory; "" = any
+    allowed_uplinks: ClassVar[
+        tuple[type[Codec], ...]
+    ] = ()  # codecs that --uplink can have, in any scope; () = all
+    required_memory: ClassVar[str] = ""  # the only --memory that the strategy works with; "" = any
     supports_weights: ClassVar[bool] = True  # --weights examples is allowed
-    fixed_frame_size: ClassVar[bool] = False  # the density of frames cannot change
+    # The density of frames cannot change from round to round
+    fixed_frame_size: ClassVar[bool] = False
     supports_clipping: ClassVar[bool] = False  # --clip-update is allowed
-    # The strategy takes the server's step itself and has an option `momentum`.
+    # The strategy takes the server's step itself, and has its own option `momentum`.
     replaces_server_optimizer: ClassVar[bool] = False
     # Weight decay is part of the server's step, not of local SGD.
     decays_in_server_step: ClassVar[bool] = False
     asynchronous: ClassVar[bool] = False  # a round consists of the first answers to arrive
-    # 0/1 [clients, n]: the partitions that each client of the cohort counts.
+    # 0/1 [clients, n]: which partitions each client of the cohort counts, for strategies with partitions.
     allocation: np.ndarray | None = None
 
     def __init__(
@@ -394,9 +404,9 @@ class RoundStrategy(ABC):
         self.config = config = with_memories(config, self.layout.numel)
         self.uplink, self.downlink = codec(config.uplink), codec(config.downlink)
         self._check_settings()
-        # Of the same class as the clients' memories; it is never used to propose.
+        # A memory like those of the clients. It answers questions about them, and never proposes.
         self.memory = memory(config.memory, self.uplink, self.layout.numel, self.layout)
-        # The server side of the clients' memories; None if they are stateless.
+        # The server's side of the clients' memories; None if they need none.
         self.counterpart = self._counterpart()
         self.schedule = self._schedule()
 
@@ -414,12 +424,12 @@ class RoundStrategy(ABC):
 
     @classmethod
     def defaults(cls, options: Any) -> Mapping[str, str]:
-        """Return defaults for unset options of a run: field of `fedcomp.config.RunConfig` → value."""
+        """Return defaults for unset options of a run, by field of `fedcomp.config.RunConfig`."""
         return {}
 
     @abstractmethod
     def aggregate(self, updates: RoundUpdates, into: Tensor) -> Aggregation:
-        """Write the cohort's update into the zeros `into` [numel]."""
+        """Write the cohort's update to `into` [numel], which holds zeros when this is called."""
 
     def select_clients(self, clients: Sequence[int], round: int, fingerprint: str) -> list[int]:
         """Return the cohort of a round, a subset of the connected clients.
@@ -433,44 +443,44 @@ class RoundStrategy(ABC):
         return (Phase(),)
 
     def announce(self, phase: Phase, client: int, before: AcceptedByPhase) -> Mapping[str, bytes]:
-        """Return the announcements to a client at the start of a phase: name → bytes. Their bytes are counted.
+        """Return the announcements to a client at the start of a phase, by name. Their bytes are counted as traffic.
 
-        `before`: by earlier phase of the round, the accepted updates.
+        `before`: the accepted updates, by earlier phase of the round.
         """
         return {}
 
     def open(self, phase: Phase, frames: Sequence[bytes]) -> Sequence[Update | FrameError | None]:
-        """Return the updates in the frames of a phase: a FrameError for an invalid frame, None for one without an update."""
+        """Return the update in each frame of a phase, a FrameError for an invalid frame, None for a frame without an update."""
         return self.uplink.open_batch(frames, self.layout.numel, self.layout)
 
     def check_frame(self, phase: Phase, client: int, frame: bytes) -> None:
-        """Raise FrameError for a frame that is invalid from this client. Called before `open`."""
+        """Raise FrameError for a frame that this client may not send. Called before `open`."""
 
     def on_phase_end(self, result: PhaseResult) -> Mapping[int, str]:
-        """Return the clients to exclude at the end of a phase although their updates are valid, with the reason."""
+        """Return the clients to exclude at the end of a phase although their updates are valid, with the reasons."""
         return {}
 
     def reject(self, accepted: Sequence[AcceptedUpdate]) -> Mapping[int, str]:
-        """Return the clients whose updates of the last phase are not aggregated, with the reason. Their memories roll back."""
+        """Return the clients whose updates of the last phase are not aggregated, with the reasons. Their memories roll back."""
         return {}
 
     def returned_frame(self, accepted: AcceptedUpdate) -> bytes:
-        """Return a frame of the part of an accepted update that `aggregate` dropped, b"" if there is none. Its bytes are counted.
+        """Return a frame with the part of an accepted update that `aggregate` dropped, b"" if it dropped none. Its bytes are counted.
 
-        It is a frame of the uplink codec unless the clients' memory reads another format.
+        The frame is one of the uplink codec unless the clients' memory reads another format.
         """
         return b""
 
     @property
     def suspicion(self) -> Mapping[int, float]:
-        """The fraction 0..1 of each client's votes that lost by a wide margin, by logical id; {} without votes."""
+        """By logical id, the fraction 0..1 of a client's votes that lost by a wide margin; {} without votes."""
         return {}
 
     def on_round_end(self, round: int, broadcast: bytes | None) -> None:
-        """Store the state that `aggregate` computed, if there is a broadcast. None: the model has not moved."""
+        """Store the state that `aggregate` computed, unless `broadcast` is None, which means that the model has not moved."""
 
     def set_identity(self, run: str, key_of: Callable[[int], bytes], options: str) -> None:
-        """Set the parts of signed messages: name of the run, public key (P-384 point) of each client, options announced to clients."""
+        """Set values for signed messages: the name of the run, the public key (P-384 point) of each client, and the announced options."""
 
     # Checkpoints.
 
@@ -488,7 +498,7 @@ class RoundStrategy(ABC):
         config, steps = self.config, optimizer(self.config.server_optimizer)
         if config.clip_update and not self.supports_clipping:
             raise ConfigError(
-                f"--strategy {self.name} does not add updates one by one, so it cannot clip them; leave --clip-update out, or "
+                f"--strategy {self.name} cannot clip the updates of single clients; leave --clip-update out, or "
                 "use --strategy average"
             )
         if self.allowed_uplinks and not isinstance(self.uplink.unscoped, self.allowed_uplinks):
@@ -542,8 +552,8 @@ class RoundStrategy(ABC):
         steps = optimizer(self.config.server_optimizer)
         if counterpart.compares_model_steps and steps.scale_free:
             raise ConfigError(
-                f"--memory {name} compares updates with steps of the model, and those of --server-optimizer {steps.name} have "
-                "another unit; use sgd, or another --memory"
+                f"--memory {name} compares updates with steps of the model, and steps of --server-optimizer {steps.name} have "
+                "another unit; use --server-optimizer sgd, or another --memory"
             )
         return counterpart
 

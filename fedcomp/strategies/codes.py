@@ -1,30 +1,32 @@
-"""Codes of an election: they assign partitions to voters so that Byzantine voters cannot decide the vote.
+"""Codes of an election: they assign partitions of the data to voters so that Byzantine voters cannot decide the vote.
 
 Sohn, Han, Choi, Moon: Election coding for distributed learning: protecting signSGD against Byzantine attacks. NeurIPS 2020.
 
-n partitions of the data, n seats, allocation G ∈ {0,1}^(n×n). Seat i takes the majority of the signs of the partitions j with G_ij = 1
-(local election) and votes for it; the votes are tallied (global election).
+The data are divided into n partitions, the election has n seats, and the allocation is a matrix G ∈ {0,1}^(n×n). Seat i computes the
+majority of the signs of the partitions j with G_ij = 1 (local election) and votes for it. The votes are tallied (global election).
 
-`deterministic`, odd n, b < n/2, s = (n−1)/2 − b:
+`deterministic`, for odd n and b < n/2, with s = (n−1)/2 − b:
 
     rows 0..s−1            partition i alone
     rows s+j, j = 0..s−1   all but {j, (j+1) mod s}; for s = 1 all but {0, n−1}
     the other 2b+1 rows    all partitions
 
-For any signs, the seats that vote like the majority of all partitions outnumber the others by at least 2b+1: the last rows always do, and
-of each pair of rows i and s+i at least one does, since row s+i can be wrong only if partition i agrees with the majority. A Byzantine vote
-reduces this margin by two and an absent seat by one, so neither changes the result while 2f + a ≤ 2b. No local election has a tie.
-The redundancy, the mean number of partitions that a seat computes, is (n+2b+1)/2 − s/n.
+For any signs, the seats that vote like the majority of all partitions outnumber the others by at least 2b+1. The last 2b+1 rows always vote
+like the majority. Of each pair of rows i and s+i, at least one does, since row s+i can be wrong only if partition i agrees with the
+majority. A Byzantine vote reduces this margin by two, and an absent seat by one. So f Byzantine votes and a absent seats do not change the
+result while 2f + a ≤ 2b. No local election has a tie. The redundancy, which is the mean number of partitions that a seat computes, is
+(n+2b+1)/2 − s/n.
 
 `bernoulli`: G_ij ~ Bernoulli(redundancy/n), drawn again while a row or a column is empty. If all of REDRAWS draws have an empty row or
-column, each empty row and then each empty column of the last draw gets one entry. Redrawing raises the mean redundancy, for redundancy=2
-and n = 15 to about 2.4. The code is cheaper, and correct more often than `uncoded` with Byzantine voters in random seats. It has no
-guarantee: with Byzantine voters in the seats with most partitions it may be worse than `uncoded` (benchmarks/codes.py).
+column, each empty row and then each empty column of the last draw gets one entry. Redrawing raises the mean redundancy: to about 2.4 for
+redundancy=2 and n = 15. The code is cheaper than `deterministic`. With Byzantine voters in random seats, its votes are correct more often
+than those of `uncoded`. It has no guarantee: with Byzantine voters in the seats with the most partitions, it may be worse than `uncoded`
+(benchmarks/codes.py).
 
 `uncoded`: G = I, an ordinary vote.
 
-A voter receives the row of its seat as a `CodeRow` and votes on *ballots*: the ballot of a partition holds the signs of its update, packed
-as in kernels/votes.py.
+A voter receives the row of its seat as a `CodeRow`, and votes on the *ballots* of the partitions in it. The ballot of a partition holds the
+signs of the partition's update, packed as in kernels/votes.py.
 """
 
 import json
@@ -43,7 +45,7 @@ from .base import DataPartition
 
 CODES = ("bernoulli", "deterministic", "uncoded")
 REDRAWS = 200
-ROW = "row"  # announced: the voter's CodeRow
+ROW = "row"  # name of the announcement of the voter's CodeRow
 BALLOTS, TALLY = "ballots", "tally"  # phases
 
 
@@ -52,21 +54,21 @@ def allocation_matrix(
 ) -> np.ndarray:
     """Return G, uint8 [n, n]: G[i, j] = 1 if seat i counts partition j.
 
-    `byzantine`: b, the number of Byzantine voters to tolerate; only the deterministic code depends on it. `redundancy`, above 0 and at
-    most n, by default √(n·ln n), and `seed`: of the Bernoulli code. Raises SpecError for an unknown code, ConfigError for numbers out of
-    range.
+    `byzantine`: b, the number of Byzantine voters to tolerate; only the deterministic code depends on it. `redundancy` and `seed` are for
+    the Bernoulli code; the redundancy is above 0, at most n, and √(n·ln n) by default. Raises SpecError for an unknown code, and
+    ConfigError for numbers out of range.
     """
     if code not in CODES:
         raise SpecError(f"unknown code '{code}' of an election; {nearest(code, CODES)}")
     if n < 1:
-        raise ConfigError(f"a code needs at least 1 voter, not {n}")
+        raise ConfigError(f"a code needs at least 1 voter; given {n}")
     if not 0 <= byzantine < n / 2:
         raise ConfigError(
             f"byzantine={byzantine} of {n} voters is out of range; 0 to {(n - 1) // 2} Byzantine voters can be outvoted"
         )
     if redundancy is not None and code != "bernoulli":
         raise ConfigError(
-            f"redundancy={redundancy:g} has no meaning for the code '{code}'; leave it out, or use code=bernoulli"
+            f"redundancy={redundancy:g} has no effect with code={code}; leave it out, or use code=bernoulli"
         )
     if code == "uncoded":
         return np.eye(n, dtype=np.uint8)
@@ -81,7 +83,7 @@ def mean_redundancy(matrix: np.ndarray) -> float:
 
 
 def default_redundancy(n: int) -> float:
-    """Return the default redundancy of the Bernoulli code: n·p, with p of the order √(ln n / n)."""
+    """Return the default redundancy n·p of the Bernoulli code, where p = √(ln n / n)."""
     return max(1.0, math.sqrt(n * math.log(n)))
 
 
@@ -91,7 +93,7 @@ class Seats:
 
     members: tuple[tuple[int, ...], ...]  # clients of seat i, ascending; each casts a vote
     groups: tuple[tuple[int, ...], ...]  # data sets of partition j, ascending
-    margin: int  # smallest lead of the honest votes if all clients are present and honest
+    margin: int  # smallest lead of the correct votes if all clients are present and honest
 
     def of(self, client: int) -> int:
         """Return the seat of a client. Raises KeyError."""
@@ -101,7 +103,7 @@ class Seats:
         raise KeyError(client)
 
     def may_close(self, byzantine_allowed: int, absent: int) -> bool:
-        """Return whether a round may close with f Byzantine and a absent clients in any seats: 2f + a < margin."""
+        """Return whether a round may close with this many Byzantine and absent clients, in any seats: 2f + a < margin."""
         return 2 * byzantine_allowed + absent < self.margin
 
 
@@ -115,18 +117,18 @@ def assign_seats(
 ) -> Seats:
     """Assign a cohort of m ≥ n clients to the n seats of a code, and data sets (by default, those of the clients) to its n partitions.
 
-    Each seat has g = ⌊m/n⌋ clients. All of them compute the seat's partitions, each votes, and all m votes are tallied. The remaining
-    clients join the seats with all partitions (from the last row up), then the pairs of rows i, s+i of the deterministic code; one that is
-    left joins a full row again. So honest votes win by
+    Each seat has at least g = ⌊m/n⌋ clients. Each client computes the partitions of its seat and votes, and all m votes are tallied. The
+    m − n·g remaining clients join the seats with all partitions (from the last row up), then the pairs of rows i, s+i of the deterministic
+    code; a single client that is left joins a row with all partitions again. So correct votes win by
 
-        margin ≥ g·(2b+1) + the number of clients that joined full rows
+        margin ≥ g·(2b+1) + the number of clients that joined rows with all partitions
 
-    and f Byzantine and a absent clients in any seats do not change the result while 2f + a < margin. A vote on the results of ⌊m/n⌋
+    and f Byzantine and a absent clients, in any seats, do not change the result while 2f + a < margin. A vote on the results of ⌊m/n⌋
     separate elections would tolerate about half as many Byzantine clients, since b+1 clients decide one of these elections. The bound
     holds for the deterministic code; for other codes `margin` is the same number and guarantees nothing.
 
-    A partition of several data sets has *one* sign: that of a gradient over their union, or the majority of their signs. Adding up the
-    signs of the data sets would give partitions different weights, which breaks the code.
+    A partition of several data sets has *one* sign per coordinate: that of a gradient over their union, or the majority of their signs.
+    Adding up the signs of the data sets would give partitions different weights, which breaks the code.
 
     The result depends only on (seed, round), the sorted ids and n. Raises ConfigError for fewer clients or data sets than n.
     """
@@ -134,7 +136,7 @@ def assign_seats(
     for what, ids in (("clients", clients), ("data sets", data)):
         if len(ids) < n:
             raise ConfigError(
-                f"an election of n = {n} needs at least {n} {what}, not {len(ids)}; choose a smaller n"
+                f"an election with {n} seats needs at least {n} {what}; given {len(ids)}; choose fewer seats"
             )
     drawn = seeds.generator(seed, "seats", round).permutation(np.array(clients, np.int64)).tolist()
     g, n_extra = divmod(len(drawn), n)
@@ -144,7 +146,7 @@ def assign_seats(
         members[seat].append(client)
     shuffle = seeds.generator(seed, "partitions", round).permutation
     order = shuffle(np.array(data, np.int64)).tolist()
-    full = n - 2 * byzantine - 1  # the first row of all partitions
+    full = n - 2 * byzantine - 1  # index of the first row with all partitions
     return Seats(
         tuple(tuple(sorted(ids)) for ids in members),
         tuple(tuple(sorted(order[j::n])) for j in range(n)),
@@ -153,7 +155,7 @@ def assign_seats(
 
 
 def can_close(clients: int, n: int, b: int, f: int) -> bool:
-    """Return whether a round of this many clients can close with `f` of them Byzantine. Fewer than n clients leave seats empty."""
+    """Return whether a round of this many clients can close if `f` of them are Byzantine. If clients < n, some seats are empty."""
     return assign_seats(range(max(clients, n)), n, b, 0, 1).may_close(f, max(0, n - clients))
 
 
@@ -215,7 +217,7 @@ class CodeRow:
 
     @classmethod
     def unpack(cls, data: bytes) -> "CodeRow":
-        """Read a row of one partition or more. Raises ProtocolError for an empty partition, and for a partition or a client named twice."""
+        """Read a row of one or more partitions. Raises ProtocolError for an empty partition, and for a repeated partition or client."""
         try:
             client, seat, listed = json.loads(data)
             parts = tuple(DataPartition(number, tuple(clients)) for number, *clients in listed)
@@ -243,7 +245,7 @@ def announced_row(announced: Mapping[str, bytes]) -> CodeRow:
 
 
 def ballot_of(update: Tensor, seed: int, round: int, number: int) -> bytes:
-    """Return the ballot of a partition's update [numel]. The signs of zeros and NaN are random, keyed by the partition."""
+    """Return the ballot for a partition's update [numel]. The signs of zeros and NaN are random, keyed by the partition."""
     return kernels.bits.signs(torch.nan_to_num(update), seeds.key(seed, "zeros", round, number))
 
 
@@ -252,8 +254,8 @@ def vote_on_ballots(
 ) -> Tensor:
     """Return the vote ±1 [numel] of a row. `sent`: by client, the ballots that were received.
 
-    The ballot of a partition is the majority of its clients' ballots. If none was received, all voters draw the same random sign for each
-    coordinate, so that honest voters still agree.
+    The ballot of a partition is the majority of its clients' ballots. If none of these was received, all voters draw the same random sign
+    for each coordinate, so that honest voters still agree.
     """
     ballots: list[votes.Vote] = []
     for part in row.partitions:
@@ -272,7 +274,7 @@ def vote_of(
 ) -> Tensor:
     """Return the vote ±1 [numel], float32, of a row whose partitions have these ballots.
 
-    Ties are broken at random, keyed by the seat: honest voters of one seat agree, and ties of different seats cancel in the tally.
+    Ties are broken at random, keyed by the seat, so that honest voters of one seat agree, and ties of different seats cancel in the tally.
     """
     packed = votes.majority(ballots, numel, seeds.key(seed, "local tie", round, row.seat))
     return torch.from_numpy(kernels.Signs(packed, numel, 1.0).values())

@@ -5,26 +5,27 @@ Sohn, Han, Choi, Moon: Election coding for distributed learning: protecting sign
     local election    vote of voter i = majority of the signs of the partitions j with G_ij = 1
     global election   θ ← θ + η·(majority of the votes), as in strategy `vote`
 
-codes.py defines the allocation matrix G and the seats: seat i counts the partitions in row i of G and is held by one or more clients, its
-voters. The option `form` selects what voters count:
+codes.py defines the allocation matrix G and the seats. Seat i counts the partitions in row i of G. One or more clients hold a seat; they
+are its voters. The option `form` selects what voters count:
 
 `data`      Voters train on every partition of their row and send one vote. Batches, dropout and random signs are keyed by (seed, round,
-            partition), so honest votes agree to the bit. With the deterministic code, the model equals bit for bit the one without
+            partition), so honest votes agree to the bit. With the deterministic code, the model is bit for bit the same as without
             Byzantine clients. Every voter needs the data of all clients and trains once per partition. Running statistics start anew in
             each partition and are discarded. `--keep-momentum` and weights by examples are refused. If devices of different types round a
-            sign near zero differently, an honest vote differs there like a Byzantine one.
-`ballots`   Clients train on their own data and send the signs as a ballot. The server forwards the ballots of its row to each voter,
-            which votes on them in a second phase. This protects the *tally*, not the ballots: a Byzantine client's own ballot counts as
-            one of all.
+            sign near zero differently, an honest vote in that coordinate can be wrong, like a Byzantine vote.
+`ballots`   Clients train on their own data and send the signs of their updates as ballots. The server forwards to each voter the ballots
+            of its row, and the voter votes on them in a second phase. This protects the *tally*, not the ballots: the ballot of a
+            Byzantine client counts like any other ballot.
 
 If several clients form a partition, its signs are those of an update on all of its data (`data`) or the majority of its clients' ballots
 (`ballots`). With `sealed`, the server forwards ballots that it cannot read (sealed_election.py).
 
-A round closes only if its result is correct, while 2·max(0, f − m) + m + a < `Seats.margin`: f (option `f`) is the largest number of
-Byzantine clients in a cohort, m of them are proven in this round, by an invalid frame or a ballot that cannot be opened, and a are absent.
-A Byzantine vote reduces the margin of honest votes by 2; an absent voter, or a proven one that is excluded, by 1.
-If m > f, the option f is too small: the condition then holds if no other client is Byzantine, and the run warns once. A round that may
-not close does not move the model: its votes are rejected with the reason, it has no further phase, and the next round draws a new cohort.
+A round closes only if its result is certainly correct, which it is if 2·max(0, f − m) + m + a < `Seats.margin`. f (option `f`) is the
+largest number of Byzantine clients in a cohort. m is the number of clients proven to be Byzantine in this round, by an invalid frame or a
+ballot that cannot be opened. a is the number of absent voters. A Byzantine vote reduces the margin of correct votes by 2. An absent voter
+reduces it by 1, and so does a proven one, which is excluded. If m > f, the option f is too small: the result is then correct if no other
+client is Byzantine, and the run warns once. A round that may not close does not move the model. Its votes are rejected with the reason, it
+has no further phase, and the next round draws a new cohort.
 """
 
 import json
@@ -80,23 +81,25 @@ from .sealed_election import (
 )
 from .vote import Vote, even_cohort
 
-MAX_SEATS = 15  # default limit of `seats`: a voter of a full row trains on as many partitions
+MAX_SEATS = 15  # largest default for `seats`; a voter trains on up to `seats` partitions
 STATE = "election"  # name in a checkpoint
-MANY_CARDS = 1000  # cards of a client in a round above which the notice warns
+MANY_CARDS = 1000  # number of cards of a client in a round above which the notice mentions it
 NO_SEATS = codes.Seats((), (), 0)
-UNREAD_UPDATE = Dense(np.empty(0, np.float32))  # stands for the update in a sealed frame
+UNREAD_UPDATE = Dense(np.empty(0, np.float32))  # in place of the update in a sealed frame
 
 
 @dataclass(frozen=True)
 class ElectionOptions:
     code: Literal["deterministic", "bernoulli", "uncoded"] = "deterministic"
     byzantine: int = 1  # b: Byzantine seats of n that the code tolerates
-    f: int | None = None  # largest number of Byzantine clients in a round; None: `byzantine`
-    redundancy: float | None = None  # mean number of partitions in a row, of the Bernoulli code
-    seats: int = 0  # n; 0: the size of the cohort, at most MAX_SEATS
-    form: Literal["data", "ballots"] = "data"  # ballots: protects only the tally
-    sealed: bool = False  # ballots that the server cannot read
-    momentum: float = 0.0  # β, of the server
+    f: int | None = None  # largest number of Byzantine clients in a round; None = `byzantine`
+    # Mean number of partitions in a row of the Bernoulli code; None = √(n·ln n)
+    redundancy: float | None = None
+    seats: int = 0  # n; 0 = the size of the cohort, at most 15
+    # What voters count; ballots: only the tally is protected
+    form: Literal["data", "ballots"] = "data"
+    sealed: bool = False  # encrypt ballots, so that the server cannot read them; needs form=ballots
+    momentum: float = 0.0  # β: momentum on the server
 
     def __post_init__(self) -> None:
         spec.check_decays(self, "momentum")
@@ -116,7 +119,7 @@ class DataElectionClient(ClientAlgorithm):
     trains_on_partitions: ClassVar[bool] = True
 
     def seed(self, codec: Codec, run_seed: int, assignment: Assignment) -> int:
-        return run_seed  # a vote has no zeros, so the seed changes nothing
+        return run_seed  # a vote has no zeros, so the frame does not depend on the seed
 
     def partitions(self, assignment: Assignment) -> Sequence[DataPartition]:
         return announced_row(assignment.announcements).partitions
@@ -137,7 +140,7 @@ class DataElectionClient(ClientAlgorithm):
         numel: int,
         seed: int,
     ) -> Tensor:
-        """Return the vote of the row. Raises NonFiniteError if more than half of several updates are not finite."""
+        """Return the vote of the row. Raises NonFiniteError if more than half of at least two updates hold NaN or infinity."""
         errors = [error for _, error in summaries if error is not None]
         if len(summaries) > 1 and 2 * len(errors) > len(summaries):
             raise errors[0]
@@ -201,12 +204,12 @@ class Election(Vote):
         self.code = np.empty((0, 0), np.uint8)  # G; empty until the cohort size is known
         self.notice = self._guarantee()
         self.known_clients: set[int] = set()  # all clients that were ever connected
-        # Of the round:
-        self.seats = NO_SEATS  # NO_SEATS: too few clients
+        # State of the current round:
+        self.seats = NO_SEATS  # NO_SEATS if there are too few clients
         self._asked = 0  # clients in the cohort
         self.convicted: dict[int, str] = {}  # clients excluded after the tally, with the reason
         self._round = 0
-        self._results: dict[str, PhaseResult] = {}  # by phase that has ended
+        self._results: dict[str, PhaseResult] = {}  # by phase, for phases that have ended
         if self.cohort_size:
             self._make_code(self.cohort_size)
 
@@ -214,7 +217,7 @@ class Election(Vote):
         super()._check_settings()
         if self.config.keep_momentum:
             raise ConfigError(
-                f"--strategy {self.name} trains a client on other data in every round, so it keeps no momentum; leave "
+                f"--strategy {self.name} trains a client on different data in every round, so a client cannot keep momentum; leave "
                 "--keep-momentum out"
             )
 
@@ -257,7 +260,7 @@ class Election(Vote):
         ):
             raise ConfigError(
                 f"--strategy election with sealed=true needs a code whose voters all count every ballot, since other votes reveal "
-                f"ballots; code={o.code} of {n} seats with byzantine={o.byzantine} is not one; give code=deterministic, and "
+                f"ballots; code={o.code} with {n} seats and byzantine={o.byzantine} is not such a code; give code=deterministic, and "
                 f"an odd number of 'seats', at least {MIN_PARTITIONS}, with byzantine=(seats - 1)/2"
             )
         if not codes.can_close(clients, n, o.byzantine, f):
@@ -273,7 +276,7 @@ class Election(Vote):
             )
 
     def _guarantee(self, clients: int = 0) -> str:
-        """Return the guarantee of the run in a sentence. `clients`: the cohort size, 0 if it is not known."""
+        """Return the guarantee of the run as text. `clients`: the cohort size, 0 if it is not known."""
         o, f, code = self.options, self.f, self.code
         if o.code != "deterministic":
             sentences = [
@@ -293,8 +296,8 @@ class Election(Vote):
             text = f"up to {byzantine} in a round change nothing: voters train on all partitions of their row, with the data of all clients"
         else:
             text = (
-                f"the tally is protected against {byzantine} in a round, the ballots are not: a Byzantine client's own counts as one "
-                "of all"
+                f"the tally is protected against {byzantine} in a round, the ballots are not: the ballot of a Byzantine client counts "
+                "like any other"
             )
         if clients:
             margin = codes.assign_seats(range(clients), len(code), o.byzantine, 0, 1).margin
@@ -320,7 +323,7 @@ class Election(Vote):
         self.known_clients |= set(clients)
         if len(cohort) < n:
             cohort = draw_cohort(clients, min(n, len(clients)), self.config.seed, round)
-        # Absent clients of empty seats have negative ids.
+        # Empty seats get absent clients with negative ids.
         empty = range(-max(0, n - len(cohort)), 0)
         data_sets = [*cohort, *empty]
         if self.options.form == "data":  # voters have the data of absent clients, too
@@ -358,7 +361,7 @@ class Election(Vote):
 
     @property
     def _completion(self) -> RoundCompletion | None:
-        """The run's quorum, raised to the number of answers that a vote needs. Fast Byzantine clients could fill a smaller quorum."""
+        """The quorum of the run, raised to the number of answers that a vote needs. Fast Byzantine clients could fill a smaller one."""
         if self.seats is NO_SEATS:
             return None
         voters, asked = sum(map(len, self.seats.members)), self._asked
@@ -367,8 +370,8 @@ class Election(Vote):
         configured, required = (quorum_size(q, asked) for q in (self.config.quorum, raised))
         if configured < required:
             self.warn(
-                f"--quorum {self.config.quorum:g} is {configured} of {asked} answers, and a vote with "
-                f"f={self.f} waits for {required}, so that fast Byzantine clients do not fill it",
+                f"--quorum {self.config.quorum:g} is {configured} of {asked} answers, but a vote with "
+                f"f={self.f} waits for {required}, so that fast Byzantine clients cannot fill the quorum",
                 kind="quorum",
             )
         return RoundCompletion(raised, self.config.timeout_s)
@@ -429,7 +432,7 @@ class Election(Vote):
 
     @property
     def _too_few_ballots(self) -> str:
-        """The reason why the ballots of a sealed round are too few for a vote; "" if they suffice or are not received yet."""
+        """The reason why the ballots of a sealed round are too few for a vote; "" if they suffice, and before they are received."""
         if not self.sealed or BALLOTS not in self._results:
             return ""
         return self.sealed.too_few({a.client for a in self._results[BALLOTS].accepted})
@@ -444,7 +447,7 @@ class Election(Vote):
         possible = f"{max(0, f - m)} more may be" if m else f"{f} may be"
         return (
             f"the vote could be wrong and was discarded: of {len(voters)} voters {absent} are absent and {m} proven Byzantine, "
-            f"{possible}, and 2·(may be) + (proven) + (absent) must be below {self.seats.margin}"
+            f"{possible} Byzantine, and 2·{max(0, f - m)} + {m} + {absent} is not below the margin {self.seats.margin}"
         )
 
     def reject(self, accepted: Sequence[AcceptedUpdate]) -> Mapping[int, str]:
@@ -474,7 +477,7 @@ class Election(Vote):
         return reason
 
     def _is_judged(self, client: int) -> bool:
-        # Honest seats with few partitions lose by wide margins against seats with most partitions.
+        # Honest seats with few partitions often lose by wide margins against seats with most of the partitions.
         has_most = 2 * self.code.sum(1, dtype=np.int64) > len(self.code)
         return not has_most.any() or bool(has_most[self.seats.of(client)])
 

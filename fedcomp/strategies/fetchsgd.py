@@ -1,24 +1,25 @@
-"""FetchSGD: momentum and error feedback in sketches on the server; clients have no state.
+"""FetchSGD: the server keeps momentum and error feedback in sketches, and clients have no state.
 
 Rothchild, Panda, Ullah, Ivkin, Stoica, Braverman, Gonzalez, Arora: FetchSGD: Communication-efficient federated learning with sketching.
 ICML 2020, algorithm 1.
 
     S_u ← ρ S_u + Σ w_i S(x_i)/λ / Σ w_i;   S_e ← S_e + S_u;   Δ = the k largest estimates of S_e;   W ← W + η C(λΔ)
-    error=subtract   S_e ← S_e − S(C(Δ)), and S_u ← S_u − S(its estimates of these coordinates)
+    error=subtract   S_e ← S_e − S(C(Δ)), and S_u ← S_u − S(the estimates of S_u at the coordinates of C(Δ))
     error=zero       the cells of S_e and S_u for the coordinates of C(Δ) become 0
 
-λ is the round's learning rate as a multiple of the run's. Updates contain λ, sketches do not: they hold gradients times the run's rate, and
-the final update is multiplied by the rate of its round, as in the authors' code. So schedules and warm-ups do not mix rates in a sketch.
+S(x) is the count sketch of x, and S_u, S_e are sketches on the server. λ is the learning rate of the round divided by that of the run.
+Updates contain λ, but S_u and S_e do not: they hold gradients times the run's rate. The final update is multiplied by the λ of its round,
+as in the authors' code. So schedules and warm-ups do not mix rates in a sketch.
 
-C is the downlink codec, without a memory: `subtract` leaves its error in S_e. The paper subtracts gradients; here clients send updates,
-which are added. η is the server's learning rate (`server_lr`), which the loop applies once, to Δ, as in the authors' code. Since η is
-constant, this equals the paper's η S_u. Removing the sent coordinates from S_u is the momentum masking of Lin et al. 2018. The authors'
-code implements `zero`: it deletes the other content of these cells as well, and S_e stays bounded. With sketches that contract, both
-options learn alike (MNIST, 5 × 3000 cells for 7,850 coordinates, 200 rounds: 91.4 % each); with smaller ones only `zero` learns
-(3 × 1308: 89.6 and 10 %), so it is the default.
+C is the downlink codec, without a memory: with `subtract`, its error stays in S_e. The paper subtracts gradients; here clients send
+updates, which are added. η is the server's learning rate (`server_lr`). The round loop applies η once, to Δ, as in the authors' code. Since
+η is constant, this equals the paper's η S_u. Removing the sent coordinates from S_u is the momentum masking of Lin et al. 2018. The
+authors' code implements `zero`, which also deletes what other coordinates added to these cells; S_e stays bounded. With sketches that
+contract, both options reach the same accuracy (MNIST, 5 × 3000 cells for 7,850 coordinates, 200 rounds: 91.4 % each). With smaller sketches
+only `zero` learns (3 × 1308 cells: 89.6 % with `zero`, 10 % with `subtract`), so it is the default.
 
-All frames of a run use the same hash and sketch the whole model: with `@layer` there would be no k largest of the model. The strategy's
-`density` determines k; the density of the uplink codec has no effect.
+All frames of a run use the same hash functions and sketch the whole model. `@layer` is refused, since k applies to the whole model. The
+strategy's `density` determines k; the density of the uplink codec has no effect.
 """
 
 from collections.abc import Mapping, Sequence
@@ -47,13 +48,13 @@ FLOAT = np.dtype("<f4")
 
 @dataclass(frozen=True)
 class FetchSGDOptions:
-    momentum: float = 0.9  # ρ; 0 = none
+    momentum: float = 0.9  # ρ; 0 = no momentum
     error: Literal["subtract", "zero"] = "zero"  # how the sketches are updated after a step
     density: float = 1 / 100  # fraction of the coordinates that a round moves
 
     def __post_init__(self) -> None:
         spec.check_decays(self, "momentum")
-        TopK(self.density)  # checks it
+        TopK(self.density)  # raises SpecError for an invalid density
 
 
 def sketch_seed(run_seed: int) -> int:
@@ -62,7 +63,7 @@ def sketch_seed(run_seed: int) -> int:
 
 
 class FetchSGDClient(ClientAlgorithm):
-    """Sketch all updates of a run with the same hash, so that sketches of different rounds and clients can be added."""
+    """Client half: all sketches of a run have the same seed, so that sketches of different rounds and clients can be added."""
 
     def seed(self, codec: Codec, run_seed: int, assignment: Assignment) -> int:
         return sketch_seed(run_seed)
@@ -86,7 +87,8 @@ class FetchSGD(Average):
         self.shape = self.uplink.rows, self.uplink.width(self.layout.numel)
         self.momentum = np.zeros(self.shape, FLOAT)  # S_u
         self.error = np.zeros(self.shape, FLOAT)  # S_e
-        self._next = self.momentum, self.error  # of the round, before the step is removed
+        # S_u and S_e of the round, before the step is removed
+        self._next = self.momentum, self.error
 
     def _check_settings(self) -> None:
         super()._check_settings()
@@ -103,7 +105,7 @@ class FetchSGD(Average):
         if spec.parse(self.config.downlink_memory).parts[0].name != NoMemory.name:
             raise ConfigError(
                 f"--strategy {self.name} keeps the unsent error in its sketch, and memory '{self.config.downlink_memory}' "
-                "would keep it twice; leave --downlink-memory out, or give none"
+                "would keep the same error again; leave --downlink-memory out, or give none"
             )
 
     @classmethod
@@ -174,7 +176,7 @@ class FetchSGD(Average):
         expected = self.shape, self.seed
         if isinstance(update, SketchUpdate) and (update.cells.shape, update.seed) != expected:
             return FrameError(
-                f"the sketch has another shape than {self.shape[0]} × {self.shape[1]}, or another hash than this run"
+                f"the shape of the sketch is not {self.shape[0]} × {self.shape[1]}, or its seed is not that of this run"
             )
         return update
 

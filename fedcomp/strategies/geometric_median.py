@@ -3,12 +3,12 @@
 Pillutla, Kakade, Harchaoui: Robust aggregation for federated learning. arXiv:1912.13445, 2019; IEEE TSP 2022, algorithm 2 (smoothed
 Weiszfeld).
 
-    z ← Σ β_i x_i / Σ β_i,  β_i = 1 / max(ν, ‖x_i − z‖);   from z = 0, until ‖Σ β_i (x_i − z)‖ ≤ tolerance · n
+    z ← Σ β_i x_i / Σ β_i,  β_i = 1 / max(ν, ‖x_i − z‖);   starting from z = 0, until ‖Σ β_i (x_i − z)‖ ≤ tolerance · n
 
-n > 2f is required. z is a weighted mean of the updates, so a step needs only their inner products: n² operations. The paper starts in the
-convex hull of the updates, where one step from 0 leads, and stops when the sum of the distances hardly changes. With distant Byzantine
-vectors this sum hardly changes from the first step on. The norm of the gradient, to which each vector contributes at most 1, is a criterion
-that they cannot distort.
+x_i are the n updates, at most f of them Byzantine; n > 2f is required. z is a weighted mean of the updates, so a step needs only their
+inner products: n² operations. The paper starts from a point in the convex hull of the updates; here, the first step from 0 leads there. The
+paper stops when the sum of the distances hardly changes. With distant Byzantine vectors this sum hardly changes from the first step on. So
+the criterion here is the norm of the gradient, to which each vector contributes at most 1.
 """
 
 from dataclasses import dataclass
@@ -23,8 +23,9 @@ from .robust import ByDistance, RobustOptions, distances_to_mean
 @dataclass(frozen=True)
 class GeometricMedianOptions(RobustOptions):
     iterations: int = 1000  # largest number of iterations
-    tolerance: float = 1e-6  # norm 0..1 of the mean gradient at which the iteration stops
-    smoothing: float = 1e-6  # ν: smaller distances count as ν
+    # The iteration stops when the norm 0..1 of the mean gradient is at most this
+    tolerance: float = 1e-6
+    smoothing: float = 1e-6  # ν: smaller distances are replaced by ν
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -44,7 +45,7 @@ class GeometricMedian(ByDistance):
             lengths = distances_to_mean(products, weights)
             inverse = 1 / lengths.clip(self.options.smoothing)
             before, weights = weights, inverse / inverse.sum()
-            step = inverse.sum() * (weights - before)  # down the gradient
+            step = inverse.sum() * (weights - before)  # a step of gradient descent
             if step @ products @ step <= (self.options.tolerance * len(products)) ** 2:
                 break
         return weights

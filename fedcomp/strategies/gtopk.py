@@ -1,15 +1,15 @@
-"""Global top-k: the mean of sparse updates is reduced to the sparsity of one update.
+"""Global top-k: the mean of sparse updates is reduced to as many coordinates as one update has.
 
 Shi, Wang, Zhao, Tang, Wang, Huang, Chu: A distributed synchronous SGD algorithm with global top-k sparsification for low bandwidth
 networks. ICDCS 2019.
 
-    y = Σ w_i C(a_i) / Σ w_i at its k largest coordinates, else 0;  client i's memory regains the other values of C(a_i)
+    y = Σ w_i C(a_i) / Σ w_i at its k largest coordinates, else 0;  the other values of C(a_i) are returned to the memory of client i
 
 The default downlink, `topk:density=1`, sends the k coordinates without loss, as float32.
 
-k follows from the uplink's density, or is the number of coordinates in the largest frame of the round if a schedule makes frames denser.
-The paper selects pair by pair in a tree of workers; a server sees the whole sum and selects once. The returned values are a frame, and its
-bytes are counted.
+C(a_i) is the decoded update of client i, and w_i its weight as in `average`. k is determined by the uplink's density, or by the largest
+frame of the round if a schedule makes frames denser. The paper selects pair by pair in a tree of workers. A server sees the whole sum and
+selects once. The returned values are sent as a frame, whose bytes are counted.
 """
 
 from collections.abc import Mapping, Sequence
@@ -41,7 +41,7 @@ class GTopK(Average):
         self._selected = np.empty(0, np.int64)  # positions in the last aggregate
         if getattr(self.uplink.unscoped, "values", "") == "2bit":
             raise ConfigError(
-                f"--uplink {self.uplink}: --strategy gtopk returns dropped values, which values=2bit would change again; "
+                f"--uplink {self.uplink}: --strategy gtopk returns dropped values, and values=2bit would change them again; "
                 "use values=fp16"
             )
         if self.counterpart is not None or self.config.memory == NoMemory.name:
@@ -69,11 +69,11 @@ class GTopK(Average):
             return b""
         dropped = update.dense()
         dropped[torch.from_numpy(self._selected)] = 0
-        # The values are decoded from this codec, so it encodes them without loss.
+        # The values were decoded from frames of this codec, so encoding them again is lossless.
         return at_density(self.uplink, 1.0).encode(dropped, layout=self.layout)
 
     def _largest(self, mean: Tensor, updates: Sequence[Update]) -> np.ndarray:
-        """Return the positions of the k largest coordinates of the mean, per tensor if the uplink is @layer."""
+        """Return the positions of the k largest coordinates of the mean; of each tensor if the uplink is @layer."""
         positions = [np.empty(0, np.int64)]
         for span in codecs.spans(self.uplink, self.layout):
             k = self.uplink.unscoped.count(span.stop - span.start)

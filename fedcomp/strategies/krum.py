@@ -2,11 +2,12 @@
 
 Blanchard, El Mhamdi, Guerraoui, Stainer: Machine learning with adversaries: Byzantine tolerant gradient descent. NeurIPS 2017.
 
-    s(i) = Σ ‖x_i − x_j‖² over the n − f − 2 vectors nearest to x_i, without itself
+    s(i) = Σ ‖x_i − x_j‖² over the n − f − 2 vectors x_j nearest to x_i, j ≠ i
     krum         y = x_i with the smallest s(i)
-    multi-krum   y = the mean of the `keep` vectors with the smallest s; by default and at most n − f
+    multi-krum   y = the mean of the `keep` vectors with the smallest s(i); `keep` is n − f by default, and at most n − f
 
-Both need n > 2f + 2. Ties are broken by the smaller client id.
+x_i are the n updates, at most f of them Byzantine, and y is the result. Both rules need n > 2f + 2. Ties are broken by the smaller client
+id.
 """
 
 import math
@@ -40,7 +41,7 @@ class Krum(ByDistance):
 
 @dataclass(frozen=True)
 class MultiKrumOptions(RobustOptions):
-    keep: int = 0  # updates that are averaged; 0 = all but f
+    keep: int = 0  # number of updates that are averaged; 0 = all but f
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -62,7 +63,7 @@ class MultiKrum(Krum):
 
 
 def scores(products: np.ndarray, f: int) -> np.ndarray:
-    """Return s [n], from inner products [n, n]."""
+    """Return s(i) for every vector: [n], given inner products [n, n]."""
     n = len(products)
     distances = squared_distances(products)
     np.fill_diagonal(distances, np.inf)

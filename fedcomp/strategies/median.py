@@ -2,14 +2,15 @@
 
 Yin, Chen, Ramchandran, Bartlett: Byzantine-robust distributed learning: Towards optimal statistical rates. ICML 2018, options I and II.
 
-    median         y_i = the median of the clients' values of coordinate i; the mean of the middle two for an even number of clients
+    median         y_i = the median of the clients' values of coordinate i; for an even number of clients, the mean of the middle two
     trimmed mean   y_i = the mean of these values without the f largest and the f smallest
 
-Both need n > 2f: then y_i lies within the range of honest values. The paper trims a fraction β ≥ f/n on each side.
+With n clients, at most f of them Byzantine, both rules need n > 2f. Then y_i lies within the range of honest values. The paper trims a
+fraction β ≥ f/n on each side.
 
-The median of a coordinate that most clients do not send is 0, so sparse uplinks lose most of the update: the clients' memories count it as
-accepted. The default uplink is therefore dense, unless neighbours are mixed before the rule. On `digits` (10 clients,
-all in a round, dirichlet:0.3, 50 rounds, downlink fp16, f=2; accuracy in %, frames of one seed):
+If most clients do not send a coordinate, its median is 0. So with sparse uplinks most of the update is lost, since the clients' memories
+count it as accepted. The default uplink is therefore dense, unless neighbours are mixed before the rule (option `mix`). Accuracy in % on
+the task digits (10 clients, all in every round, partition dirichlet:0.3, 50 rounds, downlink fp16, f=2, one seed):
 
                      stc 1 %   stc 10 %   eden:bits=1,damped=true   fp16
     average            91.1      92.8             92.5              93.1

@@ -1,15 +1,15 @@
 """Server optimizers: the step of the model from the averaged update of a round.
 
-Reddi, Charles, Zaheer, Garrett, Rush, Konečný, Kumar, McMahan: Adaptive federated optimization. ICLR 2021, algorithm 2. With Δ the round's
-averaged update, and x ← x + η·step (η is `--server-lr`):
+Reddi, Charles, Zaheer, Garrett, Rush, Konečný, Kumar, McMahan: Adaptive federated optimization. ICLR 2021, algorithm 2. Δ is the
+round's averaged update, x the model, η is `--server-lr`, and x ← x + η·step:
 
     sgd     m ← μm + Δ;                 step = m, or with nesterov Δ + μm
     adam    m ← β₁m + (1 − β₁)Δ;        v ← β₂v + (1 − β₂)Δ²;                    step = m / (√v + τ)
     yogi    m as for adam;              v ← v − (1 − β₂)·Δ²·sign(v − Δ²);        step = m / (√v + τ)
 
-m starts from 0 and v from τ², as in the paper, without bias correction. Nesterov's momentum on the averaged update of many local steps is
-the outer optimizer of Douillard et al.: DiLoCo. arXiv:2311.08105, 2023, with μ = 0.9 and η = 0.7. A sparse average makes a dense step,
-which the downlink codec compresses like any other.
+m starts from 0, and v from τ², as in the paper. There is no bias correction. Nesterov's momentum on the averaged update of many local steps
+is the outer optimizer of Douillard et al.: DiLoCo. arXiv:2311.08105, 2023, with μ = 0.9 and η = 0.7. A step can be dense although the
+averaged update is sparse; the downlink codec compresses it like any other.
 
 A round that does not move the model leaves m and v unchanged.
 """
@@ -26,7 +26,7 @@ from ..errors import NonFiniteError, SpecError
 from ..kernels import all_finite
 from ..memories.base import Changes, ReadValue, ReadVector
 
-FIRST, SECOND = "optimizer-m", "optimizer-v"  # in a checkpoint
+FIRST, SECOND = "optimizer-m", "optimizer-v"  # names of m and v in a checkpoint
 
 
 @dataclass(frozen=True)
@@ -37,9 +37,7 @@ class SGDOptions:
     def __post_init__(self) -> None:
         spec.check_decays(self, "momentum")
         if self.nesterov and not self.momentum:
-            raise SpecError(
-                "nesterov looks ahead along the momentum, and there is none; give momentum=0.9"
-            )
+            raise SpecError("nesterov=true has no effect without momentum; give momentum=0.9")
 
 
 @dataclass(frozen=True)
@@ -50,7 +48,7 @@ class AdaptiveOptions:
 
     def __post_init__(self) -> None:
         spec.check_decays(self, "beta1", "beta2")
-        spec.check_ranges(self, tau=(1e-18, 1e18))  # its square is a float32
+        spec.check_ranges(self, tau=(1e-18, 1e18))  # τ² must be a float32
 
 
 class Optimizer(ABC):
@@ -58,7 +56,8 @@ class Optimizer(ABC):
 
     name: ClassVar[str]
     Options: ClassVar[type]
-    scale_free: ClassVar[bool] = False  # the norm of a step does not depend on that of the update
+    # The norm of a step does not depend on the norm of the update
+    scale_free: ClassVar[bool] = False
 
     def __init__(self, options: SGDOptions | AdaptiveOptions):
         self.options = options
@@ -90,7 +89,7 @@ class Optimizer(ABC):
 
 
 class SGD(Optimizer):
-    """The averaged update, with momentum or without."""
+    """The averaged update, with or without momentum."""
 
     name: ClassVar[str] = "sgd"
     Options: ClassVar[type] = SGDOptions
@@ -110,7 +109,7 @@ class SGD(Optimizer):
 
 
 class Adam(Optimizer):
-    """Steps of about one length in every coordinate."""
+    """Steps of about the same length in every coordinate."""
 
     name: ClassVar[str] = "adam"
     Options: ClassVar[type] = AdaptiveOptions
@@ -123,7 +122,7 @@ class Adam(Optimizer):
         if FIRST in self.state:
             m.add_(self.state[FIRST], alpha=o.beta1)
         v = self.second(self.state.get(SECOND, torch.tensor(o.tau**2)), update * update)
-        if not all_finite(v.numpy()):  # v would stay infinite, and all later steps 0
+        if not all_finite(v.numpy()):  # else v would stay infinite, and all later steps would be 0
             raise NonFiniteError("the squares of the averaged update exceed the range of float32")
         self._next = {FIRST: m, SECOND: v}
         return m / v.sqrt().add_(o.tau)
@@ -134,7 +133,7 @@ class Adam(Optimizer):
 
 
 class Yogi(Adam):
-    """Adam with an additive change of v, at most Δ² in a round."""
+    """Adam, except that v changes by at most Δ² in a round."""
 
     name: ClassVar[str] = "yogi"
 

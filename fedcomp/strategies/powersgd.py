@@ -2,17 +2,18 @@
 
 Vogels, Karimireddy, Jaggi: PowerSGD: Practical low-rank gradient compression for distributed optimization. NeurIPS 2019, algorithm 1.
 
-    left     Q is announced, clients send Pᵢ = Mᵢ Q; P̂ is an orthonormal basis of their weighted mean
-    right    P̂ is announced, clients send Qᵢ = Mᵢᵀ P̂; with Q their mean, the update is P̂ Qᵀ, and the next round starts from Q
+    phase left     Q is announced, client i sends Pᵢ = Mᵢ Q for its matrix Mᵢ; P̂ is an orthonormal basis of the weighted mean of the Pᵢ
+    phase right    P̂ is announced, client i sends Qᵢ = Mᵢᵀ P̂; Q is the weighted mean of the Qᵢ, the update is P̂ Qᵀ, and the next round
+                   starts from Q
 
 Both exchanges are linear, so the update is one step of power iteration on the mean of the Mᵢ. The error of each client, Mᵢ − P̂ Qᵢᵀ, stays
-in its memory `lowrank`. Tensors that are not matrices, and matrices that are smaller than their factors, are averaged uncompressed in the
-second phase. Only updates that are accepted in that phase move the model.
+in its memory `lowrank`. Tensors that are not matrices, and matrices that are not larger than their factors, are averaged uncompressed in
+the second phase. Only updates that are accepted in the second phase move the model.
 
 The default downlink, `identity`, does not compress the update again.
 
-Unlike the paper, which has no server, Q and P̂ are announcements, and their bytes are counted for every client. A client that is lost
-between the phases has contributed to P̂, and rolls back its whole update.
+The paper has no server. Here, Q and P̂ are announcements, and their bytes are counted for every client. A client that is lost between the
+phases has contributed to P̂; it rolls back its whole update.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -46,7 +47,7 @@ from .base import (
 
 @dataclass(frozen=True)
 class PowerSGDOptions:
-    rank: int = 2  # columns of the factors; larger = more bytes, smaller error
+    rank: int = 2  # number of columns of the factors; larger = more bytes, smaller error
 
     def __post_init__(self) -> None:
         Factors(self.rank)
@@ -76,7 +77,7 @@ class PowerSGD(Average):
         start = normal(seeds.key(self.config.seed, self.name), self.right_numel)
         self.right = start.astype(FLOAT).tobytes()  # Q
         self.basis = b""  # P̂ of the round
-        self._next = b""  # Q after this round, kept if the model moves
+        self._next = b""  # Q after this round, stored if the model moves
 
     def _check_settings(self) -> None:
         super()._check_settings()
@@ -130,7 +131,7 @@ class PowerSGD(Average):
             raise ValueError(str(error)) from error
 
     def _orthonormal(self, accepted: Sequence[AcceptedUpdate]) -> bytes:
-        """Return P̂ of every matrix, given the clients' P."""
+        """Return P̂ of every matrix, given the clients' Pᵢ."""
         mean = self._mean(accepted, self.left_numel).tobytes()
         factors = read_arrays(mean, self.factor_layout.left_shapes)
         bases = [orthonormal(torch.from_numpy(factor.astype(np.float64))) for factor in factors]

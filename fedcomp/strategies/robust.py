@@ -1,20 +1,21 @@
 """Base classes of robust aggregation rules, which replace the mean and tolerate f Byzantine clients in a round.
 
-A rule reads updates of any codec in blocks of coordinates. All clients have the same weight. An update without a frame is zero.
-An update that a rule ignores counts as accepted, so its client does not send it again. f is the number of Byzantine clients among the
-vectors of a rule: the updates accepted in a round and, with a memory that counts absent clients (`ef21`, `laq`), the estimates of those.
+A rule reads updates of any codec in blocks of coordinates. All clients have the same weight. The update of a client that sent no frame is
+zero. An update that a rule ignores counts as accepted, so its client does not send it again. The vectors of a rule are the updates accepted
+in a round and, with a memory that counts absent clients (`ef21`, `laq`), the estimates for absent clients. f is the largest number of
+vectors that are from Byzantine clients.
 
 A rule needs a minimum number of vectors, which depends on f. Cohorts that are too small are refused before round 1. A client whose frame
-cannot be read is rejected and is one of the f, so the rule then tolerates f − 1 others. A round with too few accepted updates does not move
-the model: its clients are rejected at the stage `aggregate`, and their memories roll back.
+cannot be read is rejected and counts as one of the f, so the rule then tolerates f − 1 other Byzantine clients. A round with too few
+accepted updates does not move the model: its clients are rejected at the stage `aggregate`, and their memories roll back.
 
-Besides the updates themselves, memory holds one block of all of them, float32 [m, BLOCK], and a CHUNK of it in float64. The codec
-determines the size of an update: sparse and low-bit updates stay compressed; those of `qsgd`, `terngrad`, `natural`, `adaptive` and `fp16`
-are dense from the start, and a sketch that is read at density 1 becomes dense at the first read. Distances are computed from inner
+In addition to the m updates, memory holds one block of all updates, float32 [m, BLOCK], and a CHUNK of this block in float64. The codec
+determines the size of an update in memory: sparse and low-bit updates stay compressed; updates of `qsgd`, `terngrad`, `natural`, `adaptive`
+and `fp16` are dense from the start; a sketch that is read at density 1 becomes dense at the first read. Distances are computed from inner
 products, which are summed in float64 by CHUNK, independently of BLOCK. The error of a squared distance is about 10⁻¹⁶ of the squared
 lengths of its two vectors, which is smaller than float32 rounding.
 
-The options `mix` and `buckets` put averages of groups of updates, which differ less than the updates, in front of a rule.
+With the options `mix` and `buckets`, a rule gets averages of groups of updates, which differ less than the updates.
 
 Nearest-neighbour mixing. Allouah, Farhadkhani, Guerraoui, Gupta, Pinot, Stephan: Fixing by mixing: A recipe for optimal Byzantine ML under
 heterogeneity. AISTATS 2023, algorithm 2.
@@ -25,8 +26,8 @@ Bucketing. Karimireddy, He, Jaggi: Byzantine-robust learning on heterogeneous da
 
     y_j = the mean of the j-th bucket of s vectors, in a random order for each round;  k = ⌈m / s⌉ buckets, the last may have fewer
 
-Both are linear: y = A x with A [k, m]. f Byzantine clients affect at most f buckets. Ties of distances are broken by the smaller client id.
-With both options, the buckets are mixed.
+Both are linear: y = A x with a matrix A [k, m]. f Byzantine clients affect at most f buckets. Ties of distances are broken by the smaller
+client id. With both options, the buckets are mixed.
 """
 
 import math
@@ -53,18 +54,19 @@ LARGEST = float(np.finfo(np.float32).max)
 class RobustOptions:
     f: int = 1  # largest number of Byzantine clients in a round
     mix: bool = False  # nearest-neighbour mixing before the rule
-    buckets: int = 1  # updates that are averaged in a bucket before mixing; 1 = no buckets
+    # s: number of updates that are averaged in a bucket, before mixing; 1 = no buckets
+    buckets: int = 1
 
     def __post_init__(self) -> None:
         spec.check_ranges(self, f=(0, math.inf), buckets=(1, math.inf))
 
 
 class Robust(RoundStrategy):
-    """A rule for vectors, at most f of which are arbitrary."""
+    """A rule for vectors of which at most f are arbitrary."""
 
     options: RobustOptions
     Options: ClassVar[type] = RobustOptions
-    supports_weights: ClassVar[bool] = False  # a Byzantine client would report a large weight
+    supports_weights: ClassVar[bool] = False  # since a Byzantine client could report a large weight
 
     def __init__(self, *args: Any, **options: Any):
         super().__init__(*args, **options)
@@ -74,16 +76,16 @@ class Robust(RoundStrategy):
 
     @property
     def f(self) -> int:
-        """Largest number of Byzantine clients among the vectors, without those that were proven and rejected in this round."""
+        """Largest number of arbitrary vectors: the option f minus the clients proven Byzantine and rejected in this round."""
         return max(0, self.options.f - len(self._proven))
 
     def min_vectors(self) -> int:
-        """Return the smallest number of vectors with which the rule tolerates f arbitrary ones."""
+        """Return the smallest number of vectors with which the rule tolerates f arbitrary vectors."""
         return 2 * self.f + 1
 
     @property
     def min_cohort(self) -> int:
-        """Smallest number of clients in a round, so that there are enough buckets for the rule."""
+        """Smallest number of clients in a round for which there are enough buckets for the rule."""
         vectors = max(self.min_vectors(), 2 * self.f + 1 if self.options.mix else 1)
         return (vectors - 1) * self.options.buckets + 1
 
@@ -111,9 +113,9 @@ class Robust(RoundStrategy):
         return {a.client: reason for a in accepted}
 
     def mixture(self, round: int, vectors: int, products: np.ndarray | None) -> np.ndarray | None:
-        """Return the matrix A [k, vectors], float64, that multiplies the vectors before the rule; None for the identity.
+        """Return the matrix A [k, vectors], float64, by which the vectors are multiplied before the rule; None = the identity.
 
-        `products`: inner products of the vectors, needed for mixing.
+        `products`: inner products of the vectors, which mixing needs.
         """
         mixed = None
         if self.options.buckets > 1:
@@ -133,7 +135,7 @@ class Robust(RoundStrategy):
 
 
 class ByCoordinate(Robust):
-    """A rule that works on each coordinate separately: the mean of a range of ranks.
+    """A rule that works on each coordinate separately: it averages the values in a range of ranks.
 
     The result does not depend on the block size or the order of the vectors, except for rounding when vectors are mixed.
     """
@@ -153,14 +155,14 @@ class ByCoordinate(Robust):
 
 
 class ByDistance(Robust):
-    """A rule that computes a weighted sum of vectors, with weights from their distances. It reads the vectors twice."""
+    """A rule that computes a weighted sum of the vectors, with weights that depend on their distances. It reads the vectors twice."""
 
     @abstractmethod
     def vector_weights(self, products: np.ndarray) -> np.ndarray:
-        """Return the weight of every vector, float64 [k], given all inner products [k, k]. `server_vectors` come last."""
+        """Return the weight of every vector, float64 [k], given all inner products [k, k]. The `server_vectors` come last."""
 
     def server_vectors(self) -> Sequence[Update | None]:
-        """Return vectors of the server to include without mixing."""
+        """Return vectors of the server to add to those of the clients, without mixing."""
         return ()
 
     def aggregate(self, updates: RoundUpdates, into: Tensor) -> Aggregation:
@@ -201,13 +203,13 @@ def nearest(distances: np.ndarray, f: int) -> np.ndarray:
     m = len(distances)
     matrix = np.zeros((m, m))
     for i, row in enumerate(distances):
-        row = np.where(np.arange(m) == i, -1.0, row)  # vector i is the nearest to itself
+        row = np.where(np.arange(m) == i, -1.0, row)  # so that vector i is the nearest to itself
         matrix[i, np.argsort(row, kind="stable")[: m - f]] = 1 / (m - f)
     return matrix
 
 
 class UpdateMatrix:
-    """Updates [numel] as the rows of a matrix [m, numel]; None is a row of zeros. Infinite values become the largest float32."""
+    """m updates as the rows of a matrix [m, numel]. None is a row of zeros. Infinite values become the largest float32."""
 
     block: ClassVar[int] = BLOCK
 
@@ -233,13 +235,13 @@ class UpdateMatrix:
         for _, values in self.blocks():
             for start in range(0, values.shape[1], CHUNK):
                 part = values[:, start : start + CHUNK]
-                # Sparse updates leave most columns empty.
+                # With sparse updates, most columns are zero.
                 part = part[:, part.any(axis=0)].astype(np.float64)
                 total += part @ part.T
         return (total + total.T) / 2
 
     def combine(self, weights: np.ndarray, into: Tensor) -> None:
-        """Write Σ wᵢ·rowᵢ into `into`, float32 [numel], summed in float64 in the order of the rows. Rows of weight 0 are not read."""
+        """Write Σ wᵢ·rowᵢ to `into`, float32 [numel], summed in float64 in the order of the rows. Rows with weight 0 are not read."""
         pairs = list(zip(weights.tolist(), self.updates, strict=True))
         out = into.numpy()
         for start in range(0, self.numel, self.block):

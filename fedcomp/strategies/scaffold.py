@@ -1,14 +1,15 @@
 """SCAFFOLD: control variates that correct the drift of local steps.
 
 Karimireddy, Kale, Mohri, Reddi, Stich, Suresh: SCAFFOLD: Stochastic controlled averaging for federated learning. ICML 2020, algorithm 1,
-option II. Client i takes K steps y ← y − η(g − c_i + c) from the model x, then
+option II. Client i takes K steps y ← y − η(g − c_i + c) from the model x, where g is the gradient. Then
 
-    Δc_i = −c + (x − y)/(Kη);   c_i ← c_i + Δc_i;   x ← x + η_g/|S| Σ (y_i − x);   c ← c + 1/N Σ Δc_i
+    Δc_i = −c + (x − y_i)/(Kη);   c_i ← c_i + Δc_i;   x ← x + η_g/|S| Σ (y_i − x);   c ← c + 1/N Σ Δc_i
 
-over the cohort S of N clients. Clients send both differences as one vector [Δw; Δv_i], and the global state is [w; v], each twice as
-long as the model. v = u·c are the control variates in the unit of updates, with u the run's learning rate times its local steps, so
-that both halves have values of similar size and use the same codec and memory. Unsent parts of Δv_i stay in the residuals, so c is the mean
-of all c_i minus these residuals. The client state is v_i = u·c_i. The traffic is that of a model twice as large.
+with sums over the cohort S, of N clients in all. Clients send both differences as one vector [Δw; Δv_i], and the global state is [w; v].
+Both are twice as long as the model: w are the weights, and v = u·c is the control variate in the unit of updates, where u is the run's
+learning rate times its local steps. So both halves have values of similar size, and use the same codec and memory. Unsent parts of Δv_i
+stay in the residuals, so c is the mean of all c_i minus these residuals. The client state is v_i = u·c_i. The traffic is that of a model
+twice as large.
 """
 
 from collections.abc import Mapping, Sequence
@@ -30,7 +31,7 @@ OWN = "scaffold/control"  # name of v_i in a client's state
 
 
 class ScaffoldClient(ClientAlgorithm):
-    """Train along the corrected gradients g − c_i + c and send [Δw; Δv_i]."""
+    """Client half: train with the corrected gradients g − c_i + c, and send [Δw; Δv_i]."""
 
     def global_layout(self, layout: Layout) -> Layout:
         return layout.doubled("control of ")
@@ -102,6 +103,6 @@ class Scaffold(Average):
     def aggregate(self, updates: RoundUpdates, into: Tensor) -> Aggregation:
         aggregation, accepted = super().aggregate(updates, into), len(updates.accepted)
         n_clients = max(self.config.clients or updates.clients, accepted)
-        # --server-lr does not apply to c.
+        # The server multiplies the update by --server-lr, which does not apply to c.
         into[self.model_layout.numel :] *= accepted / n_clients / self.config.server_lr
         return aggregation

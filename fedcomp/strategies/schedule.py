@@ -1,9 +1,9 @@
-"""The settings of clients by round: density, learning rate, local steps and batch size.
+"""The settings of clients in each round: density, learning rate, local steps and batch size.
 
 Density warm-up of Lin, Han, Mao, Wang, Dally: Deep gradient compression. ICLR 2018: the density falls geometrically from 25 % to its final
-value; with four rounds and 0.1 % these are the paper's 25, 6.25, 1.56, 0.39, 0.1 %. Learning rate warm-up of Goyal et al.: Accurate, large
-minibatch SGD. 2017: the rate grows linearly. After a warm-up, schedules.py determines the values. A byte budget holds for every update: a
-client's density is the largest one whose longest possible frame fits in its part of the budget.
+value. With four rounds and a final 0.1 %, the densities are the paper's 25, 6.25, 1.56, 0.39 and 0.1 %. Learning rate warm-up of Goyal et
+al.: Accurate, large minibatch SGD. 2017: the rate grows linearly. After a warm-up, schedules.py determines the values. A byte budget limits
+every update: a client's density is the largest density whose longest possible frame fits into the client's part of the budget.
 """
 
 import math
@@ -52,7 +52,8 @@ class Schedule:
             self._min_frame_bytes()
         every = schedules.of_options(config, horizon)
         self.local = {name: values for name, values in every.items() if values.text}
-        self.density: OptionSchedule | None = None  # of the uplink; None = the codec's density
+        # Density of the uplink; None = the codec's density
+        self.density: OptionSchedule | None = None
         if text := config.density_schedule:
             kind, warmup = schedules.FRACTION, config.density_warmup
             self.density = OptionSchedule(
@@ -64,7 +65,7 @@ class Schedule:
     def for_clients(
         self, round: int, cohort: Sequence[int], bandwidths: Mapping[int, float]
     ) -> dict[int, ClientRoundConfig]:
-        """Return the settings of a cohort by client. `bandwidths`: by client, in bytes/s; clients without one get the mean."""
+        """Return the settings of a cohort, by client. `bandwidths`: by client, in bytes/s; for other clients, the mean is used."""
         own = ClientRoundConfig(
             0.0, self.rate(round), self.count("local_steps", round), self.count("batch_size", round)
         )
@@ -76,21 +77,21 @@ class Schedule:
         return {client: replace(own, density=densities[budgets[client]]) for client in cohort}
 
     def rate(self, round: int) -> float:
-        """Return the learning rate of a round as a multiple of the run's."""
+        """Return the learning rate of a round divided by that of the run."""
         warmup, scheduled = self.config.lr_warmup, self.local.get("lr")
         grown = min(1.0, round / warmup) if warmup else 1.0
         return grown * scheduled.at(round) / scheduled.default if scheduled else grown
 
     def count(self, name: str, round: int) -> int:
-        """Return `local_steps` or `batch_size` of a round, 0 without a schedule."""
+        """Return the `local_steps` or the `batch_size` of a round, 0 without a schedule. `name`: one of these two."""
         return int(self.local[name].at(round)) if name in self.local else 0
 
     def densities(self, rounds: int) -> set[float]:
-        """Return densities of a schedule within `rounds`, including the smallest and the largest; empty without a schedule."""
+        """Return densities that the schedule reaches within `rounds`, including the smallest and the largest; empty without a schedule."""
         return set() if self.density is None else self.density.values(rounds)
 
     def _density(self, round: int) -> float:
-        """Return the density of a round, 0 for the codec's density."""
+        """Return the density of a round; 0 means the codec's density."""
         warmup = self.config.density_warmup
         scheduled = self.density.at(max(round, warmup + 1)) if self.density else 0.0
         if round > warmup or (last := scheduled or self.codec.density) >= FIRST_DENSITY:

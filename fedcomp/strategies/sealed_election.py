@@ -1,31 +1,31 @@
 """Elections with sealed ballots, which the server forwards but cannot read.
 
-The vote is that of election.py with form=ballots (Sohn et al., NeurIPS 2020). The code must be deterministic with b = (n − 1)/2, so that
-all rows are full and honest votes reveal no more than the result. docs/explanation/elections.md specifies the protocol, and
+The vote is that of election.py with form=ballots (Sohn et al., NeurIPS 2020). The code must be deterministic with b = (n − 1)/2. Then every
+row contains all partitions, and honest votes reveal no more than the result. docs/explanation/elections.md specifies the protocol, and
 privacy/ballots.py has the cryptography.
 
 Glossary:
 
-    row       the partitions that a voter counts, and thereby the senders whose ballots it opens (codes.py)
-    attempt   a random name that the server draws when it starts, so that a repeated round uses no key again
-    terms     a digest of the model and the options by which clients train in the round
-    slot      the place of one ballot: (run, attempt, round, sender, terms); every signature and every key is bound to it
+    row       the partitions that a voter counts; they determine the senders whose ballots the voter opens (codes.py)
+    attempt   a random name that the server draws when it starts, so that no key is used again if a round is repeated
+    terms     a digest of the model and the options with which clients train in the round
+    slot      the identity of one ballot: (run, attempt, round, sender, terms); every signature and every key is bound to a slot
     card      a voter's one-time public key for one slot, signed by the voter
-    ballot    the signs of a sender's update, encrypted for the voters whose cards it received, and signed by the sender
+    ballot    the signs of a sender's update, encrypted for the voters whose cards the sender received, and signed by the sender
     complaint the private key of a card, which a voter reveals if a ballot does not open with it
-    proof     a complaint with its card and its ballot: anybody can check that the ballot does not open
+    proof     a complaint together with its card and its ballot, with which anybody can check that the ballot does not open
 
 The phases of a round:
 
-    cards     Clients train. Each voter sends a card for every sender of its row. It makes no card for a sender whose announced key differs
-              from the one that it knows; the server then excludes one of the two from the round.
+    cards     Clients train. Each voter sends a card for every sender of its row. It makes no card for a sender whose announced public key
+              differs from the key that the voter knows; the server then excludes the voter or the sender from the round.
     ballots   Each sender seals its ballot for the voters whose cards the server forwards.
     tally     Each voter opens the ballots of its row, votes on them, and complains about those that do not open. The server judges the
               complaints.
     recount   Only if a complaint is proven: a second vote without the ballots of the convicted senders.
 
-Both sides check every signature. Every row must contain every client once, because a ballot with a larger weight could be read from the
-vote. A client answers each phase of a round once, whatever the server asks: votes on several sets of ballots would reveal the ballots,
+Both sides check every signature. Every row must contain every client once, because a vote would reveal a ballot with a larger weight. A
+client answers each phase of a round only once, even if the server asks again: votes on several sets of ballots would reveal the ballots,
 and a sender that signed two ballots for one slot would count as Byzantine.
 """
 
@@ -63,24 +63,28 @@ from .base import AcceptedByPhase, AcceptedUpdate, ClientAlgorithm, RoundState, 
 from .codes import BALLOTS, ROW, TALLY, CodeRow, announced_row, vote_on_ballots
 
 CARDS, RECOUNT = "cards", "recount"  # phases, besides BALLOTS and TALLY
-ATTEMPT, TERMS = "attempt", "terms"  # announced in every phase
-KEY_OF, PROOF_OF = "key/", "proof/"  # announced by client: its public key, the proof against it
-MIN_PARTITIONS = 3  # with a ballot: a vote on fewer would reveal the ballots
-NO_CARD = bytes(CARD)  # for a sender whose key the voter does not know
-MAX_ATTEMPTS, ATTEMPT_BYTES = 1024, 16  # attempts of a run, bytes of each
+ATTEMPT, TERMS = "attempt", "terms"  # names of announcements in every phase
+# Prefixes of announcements by client: its public key, the proof against it
+KEY_OF, PROOF_OF = "key/", "proof/"
+# Smallest number of partitions with a ballot, since a vote on fewer would reveal the ballots
+MIN_PARTITIONS = 3
+NO_CARD = bytes(CARD)  # in place of the card for a sender whose key the voter does not know
+MAX_ATTEMPTS, ATTEMPT_BYTES = 1024, 16  # largest number of attempts of a run, bytes of an attempt
 COUNT = struct.Struct("<H")  # number of complaints, at the start of a vote
 COMPLAINT = struct.Struct(f"<q{KEY}s")  # sender, private key of the voter's card
-PROOF = struct.Struct(f"<q{CARD}s{KEY}s")  # voter, its card and the private key; the ballot follows
-ROUND = struct.Struct("<q")  # at the start of the record of a run
+PROOF = struct.Struct(
+    f"<q{CARD}s{KEY}s"
+)  # voter, its card, and the card's private key; the ballot follows
+ROUND = struct.Struct("<q")  # round, at the start of the record of a run (`pack_signed`)
 NO_COMPLAINTS = COUNT.pack(0)
 
 # Names in RoundState.values, besides ROW, TERMS and KEY_OF:
 ATTEMPTS = "attempts"  # attempts of the run in which the client has signed, the newest last
 BITS = "bits"  # the client's own ballot
-COMPLAINTS = "complaints"  # packed, until they are sent
+COMPLAINTS = "complaints"  # packed complaints, until they are sent
 CARD_FOR = "card/"  # by sender: the private key of this client's card
 BALLOT_OF = "ballot/"  # by sender: the opened ballot
-ANSWERED = "answered/"  # by phase
+ANSWERED = "answered/"  # prefix of a mark for each answered phase
 
 
 # Terms and messages.
@@ -89,7 +93,7 @@ ANSWERED = "answered/"  # by phase
 def terms_of(options: str, fingerprint: str, lr: float, steps: int = 0, batch_size: int = 0) -> str:
     """Return the terms of a round: a digest, 32 hexadecimal digits, of everything that determines how clients train.
 
-    All clients must train by the same terms. Otherwise a server could make the ballots of all clients but one predictable, for example
+    All clients must train with the same terms. Otherwise a server could make the ballots of all clients but one predictable, for example
     with lr=0, and read the remaining ballot from the votes.
     """
     return sha256(f"{fingerprint} {lr!r} {steps} {batch_size} {options}".encode()).hexdigest()[:32]
@@ -100,7 +104,7 @@ def too_few_ballots(row: CodeRow, senders: Collection[int]) -> str:
     partitions = sum(not set(part.clients).isdisjoint(senders) for part in row.partitions)
     if partitions >= MIN_PARTITIONS:
         return ""
-    return f"{partitions} ballots are whole, and a vote on fewer than {MIN_PARTITIONS} would reveal them"
+    return f"ballots of {partitions} partitions are valid, and a vote on fewer than {MIN_PARTITIONS} would reveal the ballots"
 
 
 @dataclass(frozen=True)
@@ -117,7 +121,7 @@ class Proof:
 
     @classmethod
     def unpack(cls, data: bytes) -> "Proof":
-        """Return the proof in these bytes. Raises ProtocolError if they are cut off."""
+        """Return the proof in `data`. Raises ProtocolError if it is cut off."""
         if len(data) < PROOF.size:
             raise ProtocolError("a proof against a client is cut off")
         voter, card, private = PROOF.unpack_from(data)
@@ -137,14 +141,14 @@ class Proof:
 
 
 def pack_complaints(complaints: Mapping[int, bytes]) -> bytes:
-    """Return the start of a vote. `complaints`: by sender, the private key of the voter's card."""
+    """Return the bytes with which a vote starts. `complaints`: by sender, the private key of the voter's card."""
     return COUNT.pack(len(complaints)) + b"".join(
         COMPLAINT.pack(sender, private) for sender, private in complaints.items()
     )
 
 
 def split_vote(frame: bytes) -> tuple[Sequence[tuple[int, bytes]], bytes]:
-    """Return the complaints in an answer, (sender, private key of the voter's card), and the frame of the vote. Raises FrameError."""
+    """Split an answer into its complaints, (sender, private key of the voter's card), and the frame of the vote. Raises FrameError."""
     if len(frame) < COUNT.size:
         raise FrameError("a vote is cut off")
     (count,) = COUNT.unpack_from(frame)
@@ -168,7 +172,7 @@ def client_number(name: str, prefix: str = "") -> int:
     """Return the client in an announced name: `prefix` and a decimal number without leading zeros. Raises ProtocolError for other names."""
     if not re.fullmatch("0|[1-9][0-9]{0,17}", text := name.removeprefix(prefix)):
         raise ProtocolError(
-            f"the server announces the name {ascii(name)[:60]}, which is no client's"
+            f"the server announces the name {ascii(name)[:60]}, which is not that of a client"
         )
     return int(text)
 
@@ -176,7 +180,7 @@ def client_number(name: str, prefix: str = "") -> int:
 def full_row(announced: Mapping[str, bytes]) -> CodeRow:
     """Return the announced row. Raises ProtocolError unless it has an odd number of partitions and contains this client.
 
-    The sizes of the partitions must differ by at most one client: the only sender of a small partition would have a larger weight.
+    The sizes of the partitions must differ by at most one client. Otherwise senders in small partitions would have a larger weight.
     """
     row = announced_row(announced)
     sizes = [len(part.clients) for part in row.partitions]
@@ -200,7 +204,7 @@ def full_row(announced: Mapping[str, bytes]) -> CodeRow:
 
 @dataclass(frozen=True)
 class SealedElectionClient(ClientAlgorithm):
-    """Client half: cards, a sealed ballot, a vote on the ballots of the row, and a second vote if the server excludes a sender."""
+    """Client half: send cards, a sealed ballot, a vote on the ballots of the row, and a second vote if the server excludes a sender."""
 
     phases: tuple[str, ...] = (CARDS, BALLOTS, TALLY, RECOUNT)
     ring: Keyring = DerivedKeys(0)  # noqa: RUF009 — for virtual clients; devices have PinnedKeys
@@ -209,10 +213,10 @@ class SealedElectionClient(ClientAlgorithm):
     one_by_one: ClassVar[bool] = True
 
     def starts_round(self, assignment: Assignment, state: RoundState | None) -> bool:
-        """Return whether the assignment is of the first phase.
+        """Return whether the assignment belongs to the first phase of a round.
 
-        Also raises ProtocolError if the announced terms differ from those of the assignment, and if the client has already signed this
-        round in the announced attempt.
+        In addition to the errors of the base class, raises ProtocolError if the announced terms differ from those of the assignment, and if
+        the client has already signed this round in the announced attempt.
         """
         if not super().starts_round(assignment, state):
             return False
@@ -220,7 +224,7 @@ class SealedElectionClient(ClientAlgorithm):
         terms = terms_of(self.options, a.fingerprint, a.lr, a.steps, a.batch_size)
         if announced.get(TERMS) != terms.encode():
             raise ProtocolError(
-                "the server has this client train from another model, or by other options, than it announces to all clients"
+                "the server makes this client train with another model or other options than it announces to all clients"
             )
         if state is not None:
             _check_attempt(state, attempt_of(announced), a.round)
@@ -263,7 +267,7 @@ class SealedElectionClient(ClientAlgorithm):
             return self._cards(memory, update, values, seed, context)
         if context.phase == BALLOTS:
             return self._ballot(values, context)
-        if memory.pending is not None:  # the vote of the tally, which the recount replaces
+        if memory.pending is not None:  # the vote of phase TALLY, which the recount replaces
             memory.rollback()
         complaints = values.pop(COMPLAINTS, NO_COMPLAINTS)
         if update is None:
@@ -277,18 +281,18 @@ class SealedElectionClient(ClientAlgorithm):
         return Slot(self.ring.run, attempt, context.round, sender, terms)
 
     def _start_phase(self, values: Values, context: Context) -> None:
-        """Mark a phase after the first as answered.
+        """Mark a phase after the first one as answered.
 
-        Raises ProtocolError if the attempt or the terms differ from those at the start of the round, and if the phase was answered
-        before. (An assignment that is repeated before the next phase gets the stored answer and does not come here.)
+        Raises ProtocolError if the attempt or the terms differ from those at the start of the round, and if the phase was already answered.
+        (If an assignment is repeated before the next phase, the session repeats the stored answer without calling this method.)
         """
         if not _value(values, ATTEMPTS, context).endswith(attempt_of(context.announced)):
             raise ProtocolError(
-                f"the server asks for phase '{context.phase}' of another attempt than the one in which this client started the round"
+                f"the server asks for phase '{context.phase}' of another attempt than that in which this client started the round"
             )
         if values.get(TERMS) != context.announced.get(TERMS):
             raise ProtocolError(
-                "the server announces another model, or other options, than this client has trained by"
+                "the server announces another model or other options than those with which this client has trained"
             )
         if f"{ANSWERED}{context.phase}" in values:
             raise ProtocolError(
@@ -315,7 +319,7 @@ class SealedElectionClient(ClientAlgorithm):
         known = [sender for sender in row.senders if f"{KEY_OF}{sender}" in values]
         if too_few_ballots(row, known):
             raise ProtocolError(
-                f"this client knows the keys of {len(known)} clients of its row, which are too few; give it the newest --roster"
+                f"this client knows the keys of only {len(known)} clients of its row, too few for a vote; give it the newest --roster"
             )
         cards = {s: Card.make(self.slot(context, s), row.client, signer) for s in known}
         values[ROW], values[BITS] = row.pack(), kernels.bits.signs(update, seed)
@@ -328,7 +332,7 @@ class SealedElectionClient(ClientAlgorithm):
         slot, signer = self.slot(context, row.client), self.ring.signer(row.client)
         if _value(values, f"{KEY_OF}{row.client}", context) != point_of(signer.public_key()):
             raise ProtocolError(
-                "this client has another key than at the start of the round; it takes part again in the next round"
+                "the key of this client has changed since the start of the round; it can take part again in the next round"
             )
         voters: dict[int, bytes] = {}
         for name, card in context.announced.items():
@@ -358,7 +362,7 @@ class SealedElectionClient(ClientAlgorithm):
         values[COMPLAINTS] = pack_complaints(complaints)
 
     def _remove_excluded(self, values: Values, context: Context) -> None:
-        """Remove the ballots of senders that the server excludes. Raises ProtocolError for a proof that is not valid."""
+        """Remove the ballots of senders that the server excludes. Raises ProtocolError for an invalid proof."""
         for name, data in context.announced.items():
             if not name.startswith(PROOF_OF):
                 continue
@@ -367,7 +371,7 @@ class SealedElectionClient(ClientAlgorithm):
             verify = _verifier(values, sender, context)
             if not proof.is_valid(self.slot(context, sender), verifier(key), verify):
                 raise ProtocolError(
-                    f"the server excludes client {sender}, and its proof proves nothing against that client"
+                    f"the server excludes client {sender} with an invalid proof against that client"
                 )
             values.pop(f"{BALLOT_OF}{sender}", None)
 
@@ -390,13 +394,13 @@ def signed_attempts(state: RoundState | None) -> list[bytes]:
 
 
 def pack_signed(state: RoundState | None) -> bytes:
-    """Return the record of a run for a client's SignatureLog when it takes part in another run; b"" if it has signed nothing."""
+    """Return the record of a run for the client's SignatureLog, stored when the client joins another run; b"" if it has signed nothing."""
     attempts = b"".join(signed_attempts(state))
     return ROUND.pack(state.round) + attempts if state and attempts else b""
 
 
 def unpack_signed(record: bytes) -> RoundState:
-    """Return the round state of a client that comes back to a run. It holds only the round and the attempts of the record."""
+    """Return the round state of a client that returns to a run. It holds only the round and the attempts in the record."""
     return RoundState(ROUND.unpack_from(record)[0], 0.0, {ATTEMPTS: record[ROUND.size :]})
 
 
@@ -405,22 +409,22 @@ def _check_attempt(state: RoundState, attempt: bytes, round: int) -> None:
     known = signed_attempts(state)
     if known and known[-1] == attempt and round <= state.round:
         raise ProtocolError(
-            f"the server asks again for round {round} of an attempt, after round {state.round} of it"
+            f"the server asks for round {round} of an attempt, but this client has already signed round {state.round} of it"
         )
     if attempt in known[:-1]:
         raise ProtocolError(
-            "the server returns to an earlier attempt of this run; a new attempt needs a new name"
+            "the server repeats an earlier attempt of this run; a new attempt needs a new name"
         )
     if len(known) >= MAX_ATTEMPTS and known[-1] != attempt:
         raise ProtocolError(
-            f"this is attempt {len(known) + 1} of the run, and at most {MAX_ATTEMPTS} are allowed; give the run a new name"
+            f"this is attempt {len(known) + 1} of the run, but at most {MAX_ATTEMPTS} are allowed; give the run a new name"
         )
 
 
 def checked_bits(packed: bytes, numel: int) -> bytes:
-    """Return the bits of a ballot with zeros after the last coordinate. Raises UnopenableBallot for a ballot of another size."""
+    """Return the bits of a ballot, with padding set to zero. Raises UnopenableBallot for a ballot of another size."""
     if len(packed) != (numel + 7) // 8:
-        raise UnopenableBallot(f"a ballot of {len(packed)} bytes is not one of {numel} coordinates")
+        raise UnopenableBallot(f"a ballot of {len(packed)} bytes is not for {numel} coordinates")
     mask = 0xFF << -numel % 8
     return packed[:-1] + bytes(last & mask for last in packed[-1:])
 
@@ -428,7 +432,7 @@ def checked_bits(packed: bytes, numel: int) -> bytes:
 def _value(values: Mapping[str, Any], name: str, context: Context) -> bytes:
     if name not in values:
         raise ProtocolError(
-            f"this client has no state for phase '{context.phase}' of this round; ask it again in the next round"
+            f"this client has no state for phase '{context.phase}' of this round; it can take part again in the next round"
         )
     return values[name]
 
@@ -455,11 +459,11 @@ class SealedRound:
         self.start(0, {}, 0, "")
 
     def start(self, round: int, rows: Mapping[int, CodeRow], numel: int, terms: str) -> None:
-        """Start a round. `rows`: by logical client id."""
+        """Start a round. `rows`: the row of each voter, by logical client id."""
         self.round, self.rows, self.numel, self.terms = round, rows, numel, terms
         self.cards: dict[tuple[int, int], bytes] = {}  # by voter and sender
         self.ballots: dict[int, bytes] = {}  # by sender
-        self.proofs: dict[int, Proof] = {}  # by the sender that they convict
+        self.proofs: dict[int, Proof] = {}  # by sender against which the proof is
         self.present: set[int] = set()  # clients that were accepted in phase CARDS
         self.unknown_keys: dict[int, set[int]] = {}  # by voter: senders whose key it does not know
         self._keys: dict[int, bytes] = {}
@@ -485,34 +489,34 @@ class SealedRound:
         return common | keys | {f"{PROOF_OF}{s}": proof.pack() for s, proof in proofs.items()}
 
     def key(self, client: int) -> bytes:
-        """Return a client's public key, the same throughout a round."""
+        """Return a client's public key, which stays the same throughout a round."""
         if client not in self._keys:
             self._keys[client] = self.ring.key(client)
         return self._keys[client]
 
     def without_known_key(self, present: Collection[int], f: int) -> dict[int, str]:
-        """Return the clients to exclude because some clients do not know each other's keys, with the reason.
+        """Return the clients to exclude because voters do not know the announced keys of senders, with the reasons.
 
-        If more than `f` voters do not know a sender's key, at least one of them is honest, and the sender is excluded. Otherwise the voters
-        that do not know the key are excluded.
+        If more than `f` voters do not know a sender's key, at least one of these voters is honest, so the sender is excluded. Otherwise the
+        voters that do not know the key are excluded.
         """
         counts = Counter(sender for voter in present for sender in self.unknown_keys.get(voter, ()))
         unknown = {sender for sender, count in counts.items() if count > f and sender in present}
         excluded = {
-            sender: f"{counts[sender]} voters have another key of it, from earlier in this run or from their --roster, or none; a client "
-            "whose key is renewed takes part again in the next run"
+            sender: f"{counts[sender]} voters have another key for it, from earlier in this run or from their --roster, or no key; a "
+            "client whose key is renewed can take part again in the next run"
             for sender in unknown
         }
         for voter in sorted(set(present) - unknown):
             if others := (self.unknown_keys.get(voter, set()) & set(present)) - unknown:
                 excluded[voter] = (
-                    f"it has another key of client {min(others)} than others, from earlier in this run or from its --roster, or "
-                    "none; give it the newest list, or let it take part in the next run"
+                    f"it has another key for client {min(others)} than other voters, from earlier in this run or from its --roster, or "
+                    "no key; give it the newest --roster, or let it take part in the next run"
                 )
         return excluded
 
     def too_few(self, senders: Collection[int]) -> str:
-        """Return the reason why the ballots of these senders, without those convicted, are too few for a vote; "" if they suffice."""
+        """Return the reason why the ballots of these senders, except convicted ones, are too few for a vote; "" if they suffice."""
         row = next(iter(self.rows.values()))  # every row contains all senders
         return too_few_ballots(row, set(senders) - self.proofs.keys())
 
@@ -529,7 +533,7 @@ class SealedRound:
             raise FrameError(str(error)) from error
 
     def judge(self, votes: Sequence[AcceptedUpdate]) -> dict[int, str]:
-        """Return the convicted clients with the reason: senders of ballots that do not open, and voters with unjustified complaints."""
+        """Return the convicted clients, with the reasons: senders of ballots that do not open, and voters with unjustified complaints."""
         convicted: dict[int, str] = {}
         for vote in votes:
             voter, complaints = vote.client, split_vote(vote.frame)[0]
@@ -542,17 +546,17 @@ class SealedRound:
                 if proof := self._proof(voter, sender, private):
                     convicted.setdefault(
                         sender,
-                        f"its ballot does not open for voter {voter}, which has proven it; it is excluded",
+                        f"its ballot does not open for voter {voter}, as a proof shows; it is excluded",
                     )
                     self.proofs.setdefault(sender, proof)
                 else:
                     convicted[voter] = (
-                        f"it complained about the ballot of client {sender}, which opens; it is excluded"
+                        f"it complained about the ballot of client {sender}, but that ballot opens; it is excluded"
                     )
         return convicted
 
     def _proof(self, voter: int, sender: int, private: bytes) -> Proof | None:
-        """Return the proof that a complaint gives, None if the complaint is not justified."""
+        """Return the proof that follows from a complaint, None if the complaint is not justified."""
         card, ballot = self.cards.get((voter, sender)), self.ballots.get(sender)
         if not card or not ballot:
             return None
@@ -571,7 +575,9 @@ class SealedRound:
     def _store_cards(self, voter: int, frame: bytes) -> None:
         senders = self.rows[voter].senders
         if len(frame) != CARD * len(senders):
-            raise FrameError(f"{len(frame)} bytes are not the cards for {len(senders)} ballots")
+            raise FrameError(
+                f"a frame of {len(frame)} bytes does not hold the cards for {len(senders)} ballots"
+            )
         parts = [frame[start : start + CARD] for start in range(0, len(frame), CARD)]
         cards = {s: card for s, card in zip(senders, parts, strict=True) if card != NO_CARD}
         for sender, card in cards.items():
@@ -582,12 +588,10 @@ class SealedRound:
     def _store_ballot(self, sender: int, frame: bytes) -> None:
         sealed = SealedBallot.read(frame, self._slot(sender), verifier(self.key(sender)))
         if sealed.size != (self.numel + 7) // 8:
-            raise FrameError(
-                f"a ballot of {sealed.size} bytes is not one of {self.numel} coordinates"
-            )
+            raise FrameError(f"a ballot of {sealed.size} bytes is not for {self.numel} coordinates")
         forwarded = {voter: card[:KEY] for voter, card in self._cards_for(sender)}
         if {voter: public for voter, (public, _) in sealed.wraps.items()} != forwarded:
-            raise FrameError("the ballot is sealed for other cards than those that were forwarded")
+            raise FrameError("the ballot is not sealed for exactly the cards that were forwarded")
         self.ballots[sender] = frame
 
     def _slot(self, sender: int) -> Slot:

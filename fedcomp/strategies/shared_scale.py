@@ -3,12 +3,12 @@
 Wen, Xu, Yan, Wu, Wang, Chen, Li: TernGrad: ternary gradients to reduce communication in distributed deep learning. NeurIPS 2017, section 4:
 scaler sharing.
 
-    scale    clients train and send sᵢ = max |x| of each tensor, after clipping;  s = maxᵢ sᵢ is announced
-    train    clients send s·tᵢ with tᵢ in −1, 0, 1;  the update is s · Σ wᵢ tᵢ / Σ wᵢ
+    phase scale    client i trains and sends sᵢ = max |x| of each tensor, after clipping;  s = maxᵢ sᵢ is announced
+    phase train    client i sends s·tᵢ with tᵢ in −1, 0, 1;  the update is s · Σ wᵢ tᵢ / Σ wᵢ, with the weights wᵢ of `average`
 
-Ternary values of one scale add like integers: the sum is exact in any order. This costs a round trip and increases the variance, since s is
-the largest scale; a client that reports a huge scale makes all values rare and large. With the codec's scope @layer, as in the paper, each
-tensor has a scale. The default downlink, `identity`, does not compress the update again.
+Ternary values of one scale add like integers, so the sum is exact in any order. Sharing a scale costs a round trip and increases the
+variance, since s is the largest scale. A client that reports a huge scale makes all nonzero values rare and large. With the codec's scope
+@layer, as in the paper, each tensor has a scale. The default downlink, `identity`, does not compress the update again.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -40,13 +40,13 @@ from .base import (
     Values,
 )
 
-SCALE = "scale"  # a phase, and the name of the announcement in the next one
+SCALE = "scale"  # name of the first phase, and of the announcement in the second one
 NUMBERS = codec("identity")  # codec of phase SCALE
-UPDATE = "update"  # in RoundState.values
+UPDATE = "update"  # name of the update in RoundState.values
 
 
 class SharedScaleClient(ClientAlgorithm):
-    """Send the scale of the update in the first phase, and the update in the shared scale in the second."""
+    """Client half: send the scale of the update in the first phase, and the update in the shared scale in the second."""
 
     one_by_one: ClassVar[bool] = True
 
@@ -65,7 +65,7 @@ class SharedScaleClient(ClientAlgorithm):
             return NUMBERS.encode(torch.tensor(own, dtype=torch.float32))
         if UPDATE not in values:
             raise ProtocolError(
-                f"this client has no update for phase '{context.phase}'; ask it again in the next round"
+                f"this client has no update for phase '{context.phase}'; it can take part again in the next round"
             )
         return memory.propose(values.pop(UPDATE), seed=seed, context=context)
 
@@ -88,7 +88,7 @@ class SharedScale(Average):
     def __init__(self, *args: Any, **options: Any):
         super().__init__(*args, **options)
         self.spans = codecs.spans(self.uplink, self.layout)
-        self.scales = np.zeros(len(self.spans), FLOAT)  # of the round
+        self.scales = np.zeros(len(self.spans), FLOAT)  # shared scales of the round
 
     @classmethod
     def defaults(cls, options: Any) -> Mapping[str, str]:
@@ -126,7 +126,7 @@ class SharedScale(Average):
         return Aggregation()
 
     def _in_scale(self, update: Update | FrameError) -> Update | FrameError:
-        """Return the update if its values are 0 or ± the announced scales, else an error."""
+        """Return the update if all its values are 0 or ± the announced scales, else an error."""
         if isinstance(update, FrameError):
             return update
         for span, scale in zip(self.spans, self.scales, strict=True):
@@ -137,7 +137,7 @@ class SharedScale(Average):
 
 
 def _checked(update: Update | FrameError) -> Update | FrameError:
-    """Return the scales in a frame, an error if one is negative."""
+    """Return the scales in a frame, or an error if one of them is negative."""
     if isinstance(update, FrameError) or not (update.block(0, update.numel) < 0).any():
         return update
     return FrameError("a scale is negative")

@@ -2,16 +2,17 @@
 
 Ivkin, Rothchild, Ullah, Braverman, Stoica, Arora: Communication-efficient distributed SGD with sketching. NeurIPS 2019, algorithms 2, 3.
 
-    sketch   clients send S(vᵢ);  the server announces the candidates: the P·k largest estimates of Σ wᵢ S(vᵢ) / Σ wᵢ
-    values   clients send vᵢ at the candidates;  the update is the weighted mean at its k largest, else 0
+    phase sketch   client i sends the sketch S(vᵢ);  the server announces the candidates: the P·k largest estimates of Σ wᵢ S(vᵢ) / Σ wᵢ
+    phase values   client i sends vᵢ at the candidates;  the update is the weighted mean of these at its k largest coordinates, else 0
 
-Momentum and the unsent vector stay in the clients' memory `sketched`. `returned_frame` informs it which candidates were dropped: marks
-among P·k places, the same for all clients, about 3.3 bits per kept coordinate for P = 4. The memory does not use the broadcast for this:
-the downlink may drop coordinates, and an absent client may get the model without the broadcast of its own round.
+Momentum and the unsent vector vᵢ stay in the clients' memory `sketched`. `returned_frame` tells this memory which candidates were dropped.
+The frame marks some of P·k candidates, is the same for all clients, and takes about 3.3 bits per kept coordinate for P = 4. The memory
+cannot use the broadcast instead: the downlink may drop coordinates, and an absent client may get the model without the broadcast of its
+round.
 
 k and P are options of the strategy, and the uplink's density has no effect. With `@layer`, each tensor has a sketch, and a number of
-candidates in proportion to its size. The default downlink, `topk` of k, sends the update without loss. Unlike in the paper, counted bytes
-include positions: those of the candidates, of the dropped candidates, and of the broadcast.
+candidates in proportion to its size. The default downlink, `topk` with this k, sends the update without loss. Unlike in the paper, the
+counted bytes include positions: those of the candidates, of the dropped candidates, and of the broadcast.
 """
 
 import math
@@ -44,10 +45,11 @@ from .base import (
 @dataclass(frozen=True)
 class SketchedSGDOptions:
     density: float = 1 / 100  # fraction of the coordinates that a round moves
-    candidates: int = 4  # P, per moved coordinate; more = more bytes, fewer missed coordinates
+    # P: candidates per moved coordinate; more = more bytes, fewer missed coordinates
+    candidates: int = 4
 
     def __post_init__(self) -> None:
-        TopK(self.density)  # checks it
+        TopK(self.density)  # raises SpecError for an invalid density
         spec.check_ranges(self, candidates=(1, math.inf))
 
 
@@ -65,12 +67,12 @@ class SketchedSGD(Average):
     def __init__(self, *args: Any, **options: Any):
         super().__init__(*args, **options)
         density = self.options.density
-        # Its density is that of the candidates.
+        # Decodes sketches at the density of the candidates.
         self.reader = at_density(self.uplink, min(1.0, self.options.candidates * density))
         sizes = [span.stop - span.start for span in codecs.spans(self.uplink, self.layout)]
         self.max_candidates = sum(map(self.reader.unscoped.count, sizes))
         self.count = TopK(density).count(self.layout.numel)  # k
-        self.candidates = np.empty(0, np.int64)  # of the round
+        self.candidates = np.empty(0, np.int64)  # positions of the candidates of the round
         self._announced = b""  # frame of the candidates
         self._returned = b""  # frame of the candidates that the last aggregate dropped
 
@@ -127,7 +129,7 @@ class SketchedSGD(Average):
         """Return the positions of the largest estimates of the weighted mean."""
         mean = torch.zeros(self.layout.numel, dtype=torch.float32)
         weighted = self.weighted_updates(accepted)
-        # Weights are halved, so that the sum cannot overflow.
+        # Weights are halved so that the sum cannot overflow.
         add_all([update for update, _ in weighted], [weight / 2 for _, weight in weighted], mean)
         return kernels.top_k([mean], self.max_candidates).positions.numpy()
 

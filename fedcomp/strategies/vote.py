@@ -1,19 +1,20 @@
-"""signSGD with majority vote: one bit a coordinate up, one bit down.
+"""signSGD with majority vote: one bit per coordinate in each direction.
 
 Bernstein, Wang, Azizzadenesheli, Anandkumar: signSGD: compressed optimisation for non-convex problems. ICML 2018, algorithm 3; Bernstein,
 Zhao, Azizzadenesheli, Anandkumar: signSGD with majority vote is communication efficient and fault tolerant. ICLR 2019.
 
     v_i = sign(x_i);   V = majority of the v_i in each coordinate;   θ ← θ + η V
     momentum on the server   m ← β m + (1 − β) V;   θ ← θ + η sign(m)
-    momentum on the client   x_i is replaced by the memory `signum`'s (the papers' Signum)
+    momentum on the client   x_i is replaced by the momentum of the memory `signum` (the papers' Signum)
     weight decay             θ ← (1 − ηλ) θ before the step is added; clients train without it (ICLR 2019, algorithm 1)
 
-η is `lr`, which is also the learning rate of local SGD: a vote has no length. The sign of a zero of x_i is random, keyed by the client, so
-that the signs of different clients cancel. Ties are broken at random, keyed by (seed, round, coordinate). In even cohorts ties cost 2 to 3
-points of accuracy compared with abstaining from them, so cohorts should be odd. Error feedback is optional: `efsign` with memory
-`residual`, whose scale the vote ignores. The default downlink, `efsign`, sends ±η without loss.
+x_i is the update of client i. η is `lr`, the learning rate of local SGD, since a vote has no length of its own. The sign of a zero of x_i
+is random, keyed by the client, so that the signs of different clients cancel. Ties are broken at random, keyed by (seed, round,
+coordinate). In even cohorts, this costs 2 to 3 points of accuracy compared with no step in coordinates with a tie, so cohorts should be
+odd. Error feedback is optional: with `efsign` and memory `residual`, clients correct the errors of their signs, and the vote ignores the
+scales. The default downlink, `efsign`, sends ±η without loss.
 
-The suspicion of a client is the fraction of all its votes so far that lost by a wide margin: by at least half of the voters.
+The suspicion of a client is the fraction of all its votes so far that lost by a margin of at least half of the voters.
 """
 
 import json
@@ -39,13 +40,13 @@ from .base import Aggregation, RoundStrategy, RoundUpdates
 
 MOMENTUM, SUSPICION = "momentum", "suspicion"  # names in a checkpoint
 LARGEST = float(np.finfo(np.float32).max)
-LOSSLESS = (EFSign, Identity, Half, BFloat16)  # codecs that send every coordinate of ±η
+LOSSLESS = (EFSign, Identity, Half, BFloat16)  # codecs that send every coordinate of a vector of ±η
 WIDE_MARGIN = 0.5  # fraction of the voters; a vote that loses by at least this margin is suspicious
 
 
 @dataclass(frozen=True)
 class VoteOptions:
-    momentum: float = 0.0  # β, on the server
+    momentum: float = 0.0  # β: momentum on the server
 
     def __post_init__(self) -> None:
         spec.check_decays(self, "momentum")
@@ -67,23 +68,24 @@ class Vote(RoundStrategy):
         self.momentum: Tensor | None = None
         if self.options.momentum:
             self.momentum = torch.zeros(self.layout.numel, dtype=torch.float32)
-        self._next = self.momentum  # the momentum of the round, kept if the model moves
-        # By client: the number of its votes that lost by a wide margin, and of all its votes.
+        self._next = self.momentum  # m after this round, stored if the model moves
+        # By client: the number of its votes that lost by a wide margin, and the number of all its votes.
         self._counts: dict[int, tuple[int, int]] = {}
-        self._next_counts = self._counts  # with the current round, kept if the model moves
+        self._next_counts = self._counts  # counts after this round, stored if the model moves
 
     def _check_settings(self) -> None:
         super()._check_settings()
         if self.config.lr * self.config.server_lr > LARGEST:
             raise ConfigError(
-                f"--lr {self.config.lr:g} is the step of every coordinate and exceeds the range of float32; give one such as 0.01"
+                f"--lr {self.config.lr:g} times --server-lr {self.config.server_lr:g} is the step of every coordinate, and exceeds the "
+                "range of float32; give smaller values, such as --lr 0.01"
             )
         if (
             not isinstance(self.downlink.unscoped, LOSSLESS)
             and spec.parse(self.config.downlink_memory).parts[0].name == NoMemory.name
         ):
             raise ConfigError(
-                f"--strategy {self.name} moves every coordinate by the same length, and --downlink {self.downlink} drops a part of the "
+                f"--strategy {self.name} moves every coordinate by the same length, and --downlink {self.downlink} drops a part of each "
                 "step; leave --downlink out, or give --downlink-memory residual"
             )
 
@@ -102,7 +104,7 @@ class Vote(RoundStrategy):
         return Aggregation(decay=self._decay(updates.round))
 
     def _ballots(self, updates: RoundUpdates) -> dict[int, np.ndarray | bytes]:
-        """Return the packed signs of the last phase's updates by client."""
+        """Return the packed signs of the updates of the last phase, by client."""
         ballots: dict[int, np.ndarray | bytes] = {}
         for a in updates.accepted:
             if isinstance(a.update, Bits):
@@ -115,7 +117,7 @@ class Vote(RoundStrategy):
     def _tally(
         self, ballots: Mapping[int, np.ndarray | bytes], updates: RoundUpdates
     ) -> np.ndarray:
-        """Return the majority, packed, of packed ballots by client. Count how many votes of each client lost."""
+        """Return the packed majority of packed ballots, which are by client. Count how many votes of each client lost."""
         numel, cast = self.layout.numel, [*ballots.values()]
         result = kernel.majority(cast, numel, seeds.key(self.config.seed, "tie", updates.round))
         _, lost = kernel.disagreement(cast, result, numel, max(2, round(WIDE_MARGIN * len(cast))))
@@ -131,7 +133,7 @@ class Vote(RoundStrategy):
         return True
 
     def _step(self, result: np.ndarray, updates: RoundUpdates, into: Tensor) -> None:
-        """Write the step for a packed majority into `into` [numel]."""
+        """Write the step for a packed majority to `into` [numel]."""
         numel, lr = self.layout.numel, self.config.lr * self.schedule.rate(updates.round)
         largest = max(map(abs, updates.weights.aminmax())) if numel else 0.0
         if not float(largest) + lr * self.config.server_lr <= LARGEST:
@@ -184,7 +186,7 @@ def majority(votes: Tensor | np.ndarray, seed: int) -> Tensor | np.ndarray:
             f"votes have the shape {list(cast.shape)}; give ±1 votes of at least one voter, [voters, n]"
         )
     if not ((cast == 1) | (cast == -1)).all():
-        raise ConfigError("a vote is neither 1 nor −1; replace each zero by a random sign first")
+        raise ConfigError("a vote is neither 1 nor −1; first replace each zero by a random sign")
     n = cast.shape[1]
     bits = np.unpackbits(kernel.majority([*kernel.pack(cast)], n, seed), count=n)
     if isinstance(cast, Tensor):

@@ -33,5 +33,5 @@ def test_a_truncated_frame_or_one_of_another_model_is_rejected():
     with pytest.raises(FrameError, match="before its factor"):
         unwrap_decay(seal(DECAY, MODEL, NUMEL, [Section(NUMEL, b"abc")]), NUMEL)
     part = seal(DECAY, MODEL, NUMEL, [Section(NUMEL - 1, FACTOR.pack(0.5) + STEP)])
-    with pytest.raises(FrameError, match="decay of 29 weights"):
+    with pytest.raises(FrameError, match="decay frame is for 29 weights"):
         unwrap_decay(part, NUMEL)

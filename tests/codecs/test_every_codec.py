@@ -335,7 +335,7 @@ def test_a_sum_that_overflows_leaves_the_total_as_it_was(spec):
 def test_a_sum_is_float32_of_the_shape_of_the_vector(spec):
     for total in (torch.ones(41), torch.ones(1), torch.ones(40, dtype=torch.float64)):
         before = total.clone()
-        with pytest.raises(ConfigError, match="give a float32 sum"):
+        with pytest.raises(ConfigError, match="give float32 tensors"):
             codec(spec).encode_batch([torch.ones(40)], [0], onto=[total], layout=layout_of(40))
         assert torch.equal(total, before)
 

@@ -98,7 +98,7 @@ def test_invalid_varints_are_rejected(data):
         (lambda f: b"", "0 bytes are too short"),
         (lambda f: f[:8], "8 bytes are too short"),
         (lambda f: b"FC" + f[2:], "magic"),
-        (lambda f: f[:2] + b"\x02" + f[3:], "format 2 is not known here"),
+        (lambda f: f[:2] + b"\x02" + f[3:], "does not know frame format 2"),
         (lambda f: f[:3] + b"\x03" + f[4:], "a frame of codec topk was given to stc"),
         (lambda f: f[:3] + b"\x63" + f[4:], "a frame of codec number 99 was given to stc"),
         (lambda f: f[:-1] + bytes([f[-1] ^ 1]), "checksum"),

@@ -415,7 +415,7 @@ def test_a_head_that_no_encoder_writes_is_refused():
             with pytest.raises(FrameError):
                 read(made(9, rows, columns, rest))
     for k in (0, 10):
-        with pytest.raises(FrameError, match=f"{k} coordinates of a sketch"):
+        with pytest.raises(FrameError, match=f"claims that {k} should be decoded"):
             codec("sketch").open(made(9, 3, 4, b"\0" + cells, k=k), 9)
     with pytest.raises(FrameError, match="9 coordinates has 1 rows of 137 cells"):
         codec("sketch").open(made(9, 1, 137, b"\0" + bytes(4 * 137)), 9)

@@ -106,7 +106,7 @@ def test_another_run_in_between_gets_no_second_ballot_for_a_slot(server):
         assert (again.kind, again.stage) == (
             "failed",
             "phase",
-        ) and "asks again for round 1" in again.reason
+        ) and "asks for round 1 of an attempt" in again.reason
 
 
 def test_who_comes_back_takes_part_in_new_rounds_and_in_no_attempt_that_was_given_up(server):
@@ -176,7 +176,7 @@ def test_pins_outlive_a_run_of_another_strategy(tmp_path):
     )
     server.restart()
     server.invite("A")
-    assert "asks again for round 1" in server.cards().reason
+    assert "asks for round 1 of an attempt" in server.cards().reason
 
 
 def test_a_client_has_one_place_in_a_run(server):
@@ -194,7 +194,7 @@ def test_a_key_that_changes_within_a_round_seals_nothing(tmp_path):
     server.restart(FALSE[0])
     server.invite("A")
     report = server.ask(BALLOTS, {})
-    assert report.kind == "failed" and "another key than at the start of the round" in report.reason
+    assert report.kind == "failed" and "the key of this client has changed" in report.reason
 
 
 def test_runs_without_end_are_not_forgotten_but_refused(monkeypatch, tmp_path):
@@ -271,7 +271,7 @@ def test_a_renewed_key_excludes_only_its_client():
         ]
         assert (
             rejection.client == 1
-            and "4 voters have another key of it" in rejection.reason
+            and "4 voters have another key for it" in rejection.reason
             and "next run" in rejection.reason
         )
 
@@ -291,6 +291,6 @@ def test_a_roster_without_a_client_excludes_only_that_client():
         and alone.broadcast is not None
     )
     assert (
-        "another key of client 3 than others" in alone.rejections[0].reason
-        and "newest list" in alone.rejections[0].reason
+        "another key for client 3 than other voters" in alone.rejections[0].reason
+        and "newest --roster" in alone.rejections[0].reason
     )

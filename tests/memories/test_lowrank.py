@@ -173,7 +173,7 @@ def test_a_state_moved_between_the_phases_goes_on_bit_by_bit(phase, settle):
             ProtocolError,
             "the server announced no 'right' for the phase 'left'; server and client need the same strategy",
         ),
-        ({RIGHT: START.tobytes()[:-4]}, ProtocolError, "another length"),
+        ({RIGHT: START.tobytes()[:-4]}, ProtocolError, "wrong length"),
         ({RIGHT: (START * np.float32("inf")).tobytes()}, ProtocolError, "NaN or infinity"),
     ],
 )

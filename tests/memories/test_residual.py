@@ -271,7 +271,7 @@ def test_a_state_has_float32_whatever_a_task_sets():
 
 @for_each("name, given", [("residual", "stc"), ("none", None), (3, codec("stc"))])
 def test_what_is_no_codec_or_no_text_makes_no_memory(name, given):
-    with pytest.raises(SpecError, match="a memory is a name and a codec"):
+    with pytest.raises(SpecError, match=r"memory\(\) needs a spec string and a codec"):
         memory(name, given, 10)
 
 

@@ -160,7 +160,7 @@ def test_a_frame_is_taken_as_a_whole(name):
     frame = m.propose(update(1))
     with pytest.raises(
         ConfigError,
-        match="has a counterpart, which accepts only whole frames; use --memory residual",
+        match="accepts only whole frames, and a part was returned; use --memory residual",
     ):
         m.commit(returned=codec("identity").encode(update(1)))
     assert m.pending == frame and m.shift is None

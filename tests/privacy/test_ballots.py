@@ -216,7 +216,7 @@ def test_bits_that_the_sender_did_not_sign_for_are_not_opened(publics, cards):
     )
     whole[64 : 64 + ballots.SIGNATURE] = ballots.sign(KEYS[0], text)
     sealed = read(bytes(whole))
-    with pytest.raises(UnopenableBallot, match="another ballot"):
+    with pytest.raises(UnopenableBallot, match="differs from the commitment"):
         sealed.open(1, cards[1].private)
     assert sealed.proven_bad(1, publics[1], cards[1].private)
 

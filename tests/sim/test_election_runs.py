@@ -185,7 +185,7 @@ def test_the_header_of_a_run_has_the_notice(tmp_path):
     watched = Records()
     strategy = "election:byzantine=2,form=ballots"
     simulate(replace(VOTING, rounds=1, strategy=strategy, out=out(tmp_path, "run")), watched)
-    assert "a Byzantine client's own counts as one of all" in watched.header.notice
+    assert "the ballot of a Byzantine client counts like any other" in watched.header.notice
 
 
 @pytest.mark.parametrize("form", ["data", "ballots"])

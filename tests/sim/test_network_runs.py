@@ -626,7 +626,7 @@ def test_an_election_that_waits_for_more_than_the_quorum_says_so_once(tmp_path, 
     simulate(config, watching)
     (sentence,) = (sentence for sentence in said if "--quorum" in sentence)
     assert sentence == (
-        "--quorum 0.2 is 1 of 5 answers, and a vote with f=1 waits for 5, so that fast Byzantine clients do not fill it"
+        "--quorum 0.2 is 1 of 5 answers, but a vote with f=1 waits for 5, so that fast Byzantine clients cannot fill the quorum"
     )
     simulate(replace(config, quorum=1.0, out=out(tmp_path, "all")), watching)
     assert sum("--quorum" in sentence for sentence in said) == 1

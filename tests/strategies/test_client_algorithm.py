@@ -38,7 +38,7 @@ def test_the_first_phase_opens_a_round_and_the_others_need_it():
     ]:
         with pytest.raises(
             ProtocolError,
-            match="this client has no state of phase 'first' of round 4; ask it again in the next round",
+            match="this client has no state of phase 'first' of round 4; it can take part again in the next round",
         ):
             TWO.starts_round(in_phase(phase), state)
 

@@ -108,6 +108,6 @@ def test_strategies_that_add_no_updates_one_by_one_refuse(name):
     assert name not in (Average.name, GTopK.name, Asynchronous.name)
     with pytest.raises(
         ConfigError,
-        match=f"--strategy {name} does not add updates one by one, .* leave --clip-update out",
+        match=f"--strategy {name} cannot clip the updates of single clients; leave --clip-update out",
     ):
         cls(DENSE, Layout.flat(8))

@@ -211,7 +211,7 @@ def test_a_deal_depends_on_seed_and_round_and_not_on_the_order_of_ids():
 
 def test_too_few_for_a_code_are_told_so():
     with pytest.raises(
-        ConfigError, match="n = 9 needs at least 9 clients, not 8; choose a smaller n"
+        ConfigError, match="9 seats needs at least 9 clients; given 8; choose fewer seats"
     ):
         assign_seats(range(8), 9, 2, 0, 1)
     with pytest.raises(ConfigError, match="9 data sets, not 3"):

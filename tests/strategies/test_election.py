@@ -139,7 +139,7 @@ def test_a_quorum_does_not_close_a_round_that_byzantine_clients_could_have_fille
     assert len(one.select_clients(range(9), 1, "")) == 9
     (phase,) = one.phases(1)
     assert said == [
-        "--quorum 0.3 is 3 of 9 answers, and a vote with f=1 waits for 7, so that fast Byzantine clients do not fill it"
+        "--quorum 0.3 is 3 of 9 answers, but a vote with f=1 waits for 7, so that fast Byzantine clients cannot fill the quorum"
     ]
     assert phase.completion.check(Progress(9, 6, 6, 0.0)) is None
     assert phase.completion.check(Progress(9, 7, 7, 0.0)) is not None
@@ -324,7 +324,10 @@ def test_the_notice_says_what_each_form_guarantees():
         "up to 2 Byzantine clients in a round change nothing"
         in made("election:byzantine=2", 9).notice
     )
-    assert "a Byzantine client's own counts" in made("election:byzantine=2,form=ballots", 9).notice
+    assert (
+        "the ballot of a Byzantine client counts like any other"
+        in made("election:byzantine=2,form=ballots", 9).notice
+    )
     assert "guarantees nothing" in made("election:code=bernoulli,byzantine=2", 9).notice
 
 

@@ -280,7 +280,7 @@ def test_sketches_that_do_not_add_are_turned_down(change):
     assert [r.client for r in outcome.rejections] == [1] and len(outcome.accepted) == 5
     if foreign.name == "sketch":
         assert (
-            "the sketch has another shape than 3 × 24, or another hash"
+            "the shape of the sketch is not 3 × 24, or its seed is not"
             in outcome.rejections[0].reason
         )
 

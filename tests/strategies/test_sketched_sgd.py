@@ -414,7 +414,7 @@ def test_a_client_that_lost_its_state_between_the_phases_fails_the_round():
     assert (rejection.client, rejection.stage) == (4, "phase")
     assert (
         rejection.reason
-        == "this client has no state of phase 'sketch' of round 2; ask it again in the next round"
+        == "this client has no state of phase 'sketch' of round 2; it can take part again in the next round"
     )
     assert len(outcomes[2].accepted) == 6
     federation.check()
