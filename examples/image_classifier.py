@@ -2,7 +2,7 @@
 
     python examples/image_classifier.py
 
-The running statistics of BatchNorm are not averaged. The server computes them from training examples before it evaluates.
+The running statistics of BatchNorm are not averaged. The server computes them from training examples before each evaluation.
 """
 
 from sklearn.datasets import load_digits

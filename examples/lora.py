@@ -3,7 +3,7 @@
     pip install transformers peft
     python examples/lora.py
 
-`adapted(freeze_a=True)` trains the matrices B only (FFA-LoRA, Sun et al. 2024): their mean is exact, and half as many numbers are sent.
+`adapted(freeze_a=True)` trains the matrices B only (FFA-LoRA, Sun et al. 2024): averaging is exact, and half as many numbers are sent.
 """
 
 import copy
@@ -21,7 +21,7 @@ CONFIG = LlamaConfig(vocab_size=WORDS, num_attention_heads=4, **SIZES)
 LORA = LoraConfig(r=4, lora_alpha=8, target_modules="all-linear", task_type="CAUSAL_LM")
 
 
-def texts(count: int, step: int, seed: int) -> fedcomp.Data:  # sequences that count in steps
+def texts(count: int, step: int, seed: int) -> fedcomp.Data:  # sequences of numbers, `step` apart
     first = torch.randint(WORDS, (count, 1), generator=torch.Generator().manual_seed(seed))
     words = (first + step * torch.arange(LENGTH)) % WORDS
     return fedcomp.Data({"input_ids": words, "labels": words}, words)
@@ -29,7 +29,7 @@ def texts(count: int, step: int, seed: int) -> fedcomp.Data:  # sequences that c
 
 @cache
 def pretrained() -> LlamaForCausalLM:
-    """Return a base model that counts in steps of one. A model from a hub takes its place."""
+    """Return a base model that continues sequences with step 1. In practice, load a pretrained model."""
     torch.manual_seed(0)
     model = LlamaForCausalLM(CONFIG)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
@@ -53,7 +53,7 @@ OPTIONS = {"clients": 10, "participation": 0.5, "rounds": 60, "local_steps": 10,
 
 if __name__ == "__main__":
     run = fedcomp.simulate(task, optimizer="adamw:lr=1e-2", uplink="topk:density=10%", **OPTIONS)
-    run.model().save_pretrained(folder := f"{run.folder}/adapter")  # in the format of peft
+    run.model().save_pretrained(folder := f"{run.folder}/adapter")  # in peft's format
     sent, loaded = adapted().num_parameters(True), PeftModel.from_pretrained(pretrained(), folder)
     print(f"loss {run.metrics['loss'][0]:.2f} → {run.metrics['loss'][-1]:.2f}; {folder}")
     print(f"{sent:,} of {loaded.num_parameters():,} parameters are sent")

@@ -1,8 +1,8 @@
-"""Your own training loop: mixed precision, and a learning rate that warms up within each round.
+"""A training loop of your own: mixed precision, and a learning rate that warms up within each round.
 
     python examples/own_loop.py
 
-fedcomp calls `train` for each client of a round, and sends the change of the model's trainable parameters.
+fedcomp calls `train` for each client of a round, and sends the change of the model's trainable parameters to the server.
 """
 
 import torch
@@ -20,7 +20,7 @@ def model() -> nn.Module:
 
 def train(model: nn.Module, data: Dataset, round: fedcomp.LocalRound) -> dict[str, float]:
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    if "optimizer" in round.state:  # from this client's last round
+    if "optimizer" in round.state:  # saved in this client's last round
         optimizer.load_state_dict(round.state["optimizer"])
     warm_up = torch.optim.lr_scheduler.LinearLR(optimizer, 0.1, total_iters=3)
     total, correct = 0.0, 0

@@ -1,8 +1,8 @@
-"""A model and data of your own: the accuracy of a small convolutional network with both links compressed.
+"""A model and data of your own: a small convolutional network, with compressed uplink and downlink.
 
     python examples/own_model.py
 
-Replace Network, and the arrays in `train` and `test`.
+Replace `Network`, and the arrays that are passed as `train` and `test`.
 """
 
 import torch

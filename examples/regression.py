@@ -1,4 +1,4 @@
-"""A regression without accuracy: the model is judged by the loss and by a metric of the task.
+"""A regression: the loss and a metric of the task measure the model, instead of an accuracy.
 
 python examples/regression.py
 """

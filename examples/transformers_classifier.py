@@ -24,7 +24,7 @@ CONFIG = BertConfig(
 
 
 def sentences(count: int, seed: int) -> datasets.Dataset:
-    """Return token ids, labels that depend on the first token, and the user of each sentence."""
+    """Return sentences of random token ids, with labels that depend on the first token, and users."""
     words = torch.randint(1, WORDS, (count, LENGTH), generator=torch.Generator().manual_seed(seed))
     columns = {
         "input_ids": words.tolist(),

@@ -1,4 +1,4 @@
-"""The clients: a ClientApp of Flower with compression_mod as its first mod."""
+"""The clients: a Flower ClientApp whose first mod is compression_mod."""
 
 from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp

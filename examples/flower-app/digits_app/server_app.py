@@ -1,4 +1,4 @@
-"""The server: FedAvg of Flower inside Compressed."""
+"""The server: a Flower ServerApp with FedAvg, wrapped in Compressed."""
 
 from flwr.app import ArrayRecord, Context, MetricRecord
 from flwr.serverapp import Grid, ServerApp
