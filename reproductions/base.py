@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from fedcomp.runs import Run
 
 IN_WORDS = "in words"  # in place of the number, for a claim without a number
-CAVEAT = "Verdicts can differ between processors, because processors round sums differently, which can decide a close result."
+CAVEAT = "Processors round sums differently, so a close verdict can differ between machines."
 Options = Mapping[str, Any]  # options of a run, by field of RunConfig
 Choices = Sequence[Options]  # alternative options of a method; the best alternative is used
 

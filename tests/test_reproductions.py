@@ -220,13 +220,13 @@ def test_an_interrupted_run_goes_on_to_the_same_end(done, tmp_path):
 
 def test_a_folder_with_other_runs_is_refused(done):
     other = dataclasses.replace(TINY.small, common=TINY.small.common | {"batch_size": 10})
-    with pytest.raises(RunFolderError, match="another 'batch_size'; give another --out"):
+    with pytest.raises(RunFolderError, match="a different 'batch_size'; give another --out"):
         reproduce(TINY, other, done[0], LocalOptions(device="cpu"), lambda line: None)
 
 
 def test_missing_data_are_told_before_anything_runs(tmp_path):
     said = []
-    with pytest.raises(DataError, match="needs the folder mnist/ of the data.*--data"):
+    with pytest.raises(DataError, match="needs the data folder mnist/.*--data"):
         reproduce(
             dataclasses.replace(TINY, needs="mnist"),
             TINY.small,

@@ -43,8 +43,8 @@ def test_help_and_list_import_nothing_heavy():
 
 @pytest.mark.parametrize(("words", "sentence"), [
     (["stc-mnits"], "unknown reproduction 'stc-mnits'; did you mean 'stc-mnist'?"),
-    (["election", "--data", "nowhere"], "--data nowhere is not a folder; give the folder that holds the tasks' data"),
-    (["stc-mnist", "--data", "."], "reproduction 'stc-mnist' needs the folder mnist/ of the data, which is not in .; give the folder that "
+    (["election", "--data", "nowhere"], "--data nowhere is not a folder; give the folder with the data of the tasks"),
+    (["stc-mnist", "--data", "."], "reproduction 'stc-mnist' needs the data folder mnist/, which is not in .; give the folder that "
                                    "contains it with --data"),
     (["election", "--device", "tpu"], "--device"),
 ])  # fmt: skip

@@ -127,7 +127,7 @@ def test_the_first_announced_keys_of_a_run_are_pinned(server):
     assert server.cards(keys=[*KEYS[:2], *FALSE[2:]]).kind == UPDATE, "they are another run's"
     server.invite("A")
     refused = server.cards(B, keys=FALSE)
-    assert refused.kind == "failed" and "knows the keys of 1 clients of its row" in refused.reason
+    assert refused.kind == "failed" and "knows the keys of only 1 clients of its row" in refused.reason
 
 
 def test_a_client_logs_announced_keys_that_differ_from_pinned_ones(tmp_path):

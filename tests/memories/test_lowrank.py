@@ -232,7 +232,7 @@ def test_other_memories_have_one_frame():
 def test_other_codecs_are_refused(spec):
     with pytest.raises(
         ConfigError,
-        match="--memory lowrank needs --uplink powersgd, not .*; give that, or --memory residual",
+        match="--memory lowrank needs --uplink powersgd, not .*; give --uplink powersgd, or --memory residual",
     ):
         memory("lowrank", codec(spec), NUMEL, LAYOUT)
 

@@ -214,7 +214,7 @@ def test_too_few_for_a_code_are_told_so():
         ConfigError, match="9 seats needs at least 9 clients; given 8; choose fewer seats"
     ):
         assign_seats(range(8), 9, 2, 0, 1)
-    with pytest.raises(ConfigError, match="9 data sets, not 3"):
+    with pytest.raises(ConfigError, match="9 data sets; given 3"):
         assign_seats(range(9), 9, 2, 0, 1, data_sets=range(3))
 
 

@@ -274,7 +274,7 @@ def test_a_complaint_that_does_not_hold_names_the_voter(monkeypatch, tmp_path):
     (rejections,) = heard.summary.rejections
     assert (
         list(rejections.clients) == [3]
-        and "which opens" in rejections.reason
+        and "but that ballot opens" in rejections.reason
         and not heard.of(RECOUNT)
     )
     assert heard.model == run(monkeypatch, tmp_path, once, "honest").model
