@@ -58,7 +58,7 @@ def test_clients_behind_a_relay_give_the_same_model_as_without(tmp_path, keys):
         relay.thread.join(PATIENCE_S)
         assert relay.ended and relay.error is None
         assert relay.has_logged(
-            f"relays localhost:{run.port} on 127.0.0.1:{relay.port} to a run of 4"
+            f"relays a run of 4 clients between localhost:{run.port} and port 127.0.0.1:{relay.port}"
         )
         assert relay.has_logged("and forwards each frame")
         assert relay.has_logged("the run is over after round 3")
@@ -315,7 +315,7 @@ def test_a_relay_whose_port_is_in_use(server, capfd):
             "relay", "--insecure", "--server", f"localhost:{server.port}", "--port", port
         )
     assert output.startswith(f"port {port} of 127.0.0.1 cannot be opened")
-    assert "choose another with --port" in output and "GRPC" not in output
+    assert "choose another port with --port" in output and "GRPC" not in output
     assert "add_port" not in capfd.readouterr().err  # gRPC's own line
 
 

@@ -91,7 +91,7 @@ class Port:
                 raise RuntimeError("the certificate or its key cannot be used")
         except RuntimeError as error:
             raise ConfigError(
-                f"port {s.port} of {s.address} cannot be opened ({error}); choose another with --port, or stop the "
+                f"port {s.port} of {s.address} cannot be opened ({error}); choose another port with --port, or stop the "
                 "program that listens there"
             ) from error
         await server.start()
