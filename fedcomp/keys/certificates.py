@@ -31,9 +31,8 @@ T = TypeVar("T")
 CURVE = ec.SECP384R1
 PrivateKey = ec.EllipticCurvePrivateKey
 SERIAL_BITS = 64  # random bits of a serial number
-BACKDATED_BY = timedelta(
-    hours=1
-)  # certificates begin this long before they are made, for machines with slow clocks
+# Certificates begin this long before they are made, for machines with slow clocks.
+BACKDATED_BY = timedelta(hours=1)
 ISSUER, RELAY = "fedcomp CA", "fedcomp relay"
 USAGES = """
     digital_signature content_commitment key_encipherment data_encipherment key_agreement key_cert_sign crl_sign

@@ -25,10 +25,8 @@ OTHER_HOST = (62, 64)  # OpenSSL's error codes for the certificate of another ho
 ALPN = "h2"
 HANDSHAKE = 0.6  # fraction of `timeout_s` for the TLS handshake; the rest is for finding the cause of a failure
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))  # empty SETTINGS
-FRAME_HEAD, SETTINGS = (
-    9,
-    b"\x04",
-)  # bytes of the header of an HTTP/2 frame; the type of a SETTINGS frame
+FRAME_HEAD = 9  # bytes of the header of an HTTP/2 frame
+SETTINGS = b"\x04"  # the type of a SETTINGS frame
 
 ERRORS = {  # by UnreachableError.cause
     "unknown host": "the host '{host}' cannot be resolved; correct --server, or check this machine's DNS settings",

@@ -264,10 +264,8 @@ class ImageDataset:
         channels, height, width = self.shape
         try:
             with Image.open(io.BytesIO(data or b""), formats=("PNG", "JPEG")) as image:
-                if image.size == (
-                    width,
-                    height,
-                ):  # checked before decoding, to bound the cost of decoding
+                # Checked before decoding, to bound the cost of decoding.
+                if image.size == (width, height):
                     return (
                         np.asarray(image.convert("L" if channels == 1 else "RGB"))
                         .reshape(height, width, channels)

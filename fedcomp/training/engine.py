@@ -32,9 +32,8 @@ class Job(NamedTuple):
     buffers: dict[str, Tensor] | None = None  # buffers of the client after its last round
     traces: Traces = NO_TRACES  # float32 [n], changed in place
     rows: np.ndarray | None = None  # positions of all examples of the client, for a train_fn
-    state: dict[str, Any] | None = (
-        None  # state of the optimizer or the train_fn after the last round
-    )
+    # State of the optimizer or the train_fn after the last round.
+    state: dict[str, Any] | None = None
 
 
 class JobResult(NamedTuple):
@@ -42,9 +41,8 @@ class JobResult(NamedTuple):
 
     loss: float  # mean over the steps of the loss before each step
     buffers: dict[str, Tensor] | None = None  # copies of the buffers that training changed, or None
-    state: dict[str, Any] | None = (
-        None  # state of the optimizer or train_fn, if the client keeps it
-    )
+    # State of the optimizer or train_fn, if the client keeps it.
+    state: dict[str, Any] | None = None
     metrics: Mapping[str, float] = {}  # further numbers that the train_fn returned
     examples: int | None = None  # number returned by the train_fn; None: all the client's examples
 

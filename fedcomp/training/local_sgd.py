@@ -46,9 +46,8 @@ class LocalSGD:
     momentum: float = 0.0
     weight_decay: float = 0.0
     clip: float = 0.0  # maximum L2 norm of the gradient, before weight decay and momentum; 0 = off
-    keep_momentum: bool = (
-        False  # keep momentum between rounds, except at coordinates that were sent
-    )
+    # Keep momentum between rounds, except at coordinates that were sent.
+    keep_momentum: bool = False
     augment: bool = False  # augment examples as the task defines
     # float32, bfloat16 or float16: precision of forward and backward passes; weights stay float32
     precision: str = "float32"

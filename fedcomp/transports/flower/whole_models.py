@@ -23,9 +23,8 @@ from .packed_records import ArrayLayout, Parcel
 from .records import MESSAGE
 
 ADD_MOD = "add compression_mod to the ClientApp's mods"
-IDS = (
-    1 << 63
-)  # a client's id is its node id modulo this, so that it fits into a signed 64-bit integer
+# A client's id is its node id modulo this, so that it fits into a signed 64-bit integer.
+IDS = 1 << 63
 
 
 @dataclass
@@ -160,8 +159,8 @@ class Model:
 def inconsistent(replies: Sequence[Message], weight: str, trained: bool) -> dict[int, str]:
     """Return index → reason for the replies that cannot be averaged with the others.
 
-    Flower's own averages would raise an error for such a reply and end the run. Each reply needs one MetricRecord with the positive number `weight` and, if `trained`, one ArrayRecord. The keys must be those of
-    most replies.
+    Flower's own averages would raise an error for such a reply and end the run. Each reply needs one MetricRecord with the positive number
+    `weight` and, if `trained`, one ArrayRecord. The keys must be those of most replies.
     """
     faults: dict[int, str] = {}
     shapes: dict[int, tuple[Any, ...]] = {}

@@ -12,9 +12,8 @@ from .streams import EndStream, RelayedClient, Stream
 from .wire import Hello, Refused
 
 BURST_JOINS, JOINS_PER_S = 10.0, 0.5  # limits for one client or relay
-FLOOD_PAUSE_S = (
-    60.0  # time for which a client or relay that was disconnected for a flood may not join
-)
+# Time for which a client or relay that was disconnected for a flood may not join.
+FLOOD_PAUSE_S = 60.0
 MAX_WARNED_IDS = 4096  # largest number of ids outside of the run for which there are warnings
 EXPELLED = "its key is no longer accepted"
 

@@ -83,7 +83,7 @@ class GrpcConnection:
         await self._channel.close()
 
     async def messages(self) -> AsyncIterator[Message]:
-        """Yield the server's messages until the stream ends or a Farewell or Refused was yielded. Raises the errors that the class lists."""
+        """Yield the server's messages until the stream ends or a Farewell or Refused was yielded. Raises the errors of the class."""
         while True:
             while self._unread:
                 message = self._unread.popleft()

@@ -22,9 +22,8 @@ class PendingAssignment:
 
     sequence: int
     assignment: Assignment
-    due_s: float | None = (
-        None  # time.monotonic() at which a relay adds frames without the answer to this one
-    )
+    # `time.monotonic()` at which a relay adds frames without the answer to this one.
+    due_s: float | None = None
     sent: bool = False  # whether its last part was passed to gRPC
     relay: "ConnectedRelay | None" = None  # the relay that it was sent to
     timer: asyncio.TimerHandle | None = None  # runs while its client is disconnected

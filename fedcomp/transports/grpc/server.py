@@ -22,9 +22,8 @@ WAIT_S = 60.0  # longest wait for one event, because a queue takes no infinite t
 # With more open assignments than this, `receive` waits GATHER_S for more reports, because they are decoded faster together.
 GATHER_ABOVE = 16
 GATHER_S = 0.002
-RELAY_FRACTION = (
-    0.8  # fraction of a phase's time limit after which relays add the frames that have arrived
-)
+# Fraction of a phase's time limit after which relays add the frames that have arrived.
+RELAY_FRACTION = 0.8
 STOP_S = 10.0  # time for the I/O thread to answer or to end
 T = TypeVar("T")
 

@@ -58,9 +58,8 @@ class Stream:
         self.closing = False
         self.searched = False  # whether `PortTraffic` has looked for its connection
         self.traffic = WireBytes()  # of its connection
-        self.received_bytes = (
-            0  # bytes of messages, with MESSAGE_BYTES for TLS and HTTP/2 around each
-        )
+        # Bytes of messages, and for each message the MESSAGE_BYTES of TLS and HTTP/2 around it.
+        self.received_bytes = 0
         self.queue: deque[bytes] = deque()  # messages that are sent before the assignment
         self._assignment: Iterator[bytes] = iter(())  # the rest of the newest assignment
         self._writer: asyncio.Task[None] | None = None
