@@ -120,7 +120,7 @@ def test_a_picture_of_one_exact_codec():
         (["--repeats", "0"], "invalid value for '--repeats'"),
     ],
 )
-def test_a_mistake_is_one_sentence(words, output):
+def test_a_user_error_is_one_sentence(words, output):
     assert output in sentence(fedcomp("bench", "codecs", *words))
 
 

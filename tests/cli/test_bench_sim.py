@@ -198,7 +198,7 @@ def test_no_folder_is_left(tmp_path, monkeypatch):
         (["--loops", "lean,none"], "--loops is 'lean,none'; give names of loops, or none alone"),
     ],
 )
-def test_a_mistake_is_one_sentence(words, output):
+def test_a_user_error_is_one_sentence(words, output):
     assert output in sentence(fedcomp("bench", "sim", *words))
 
 
