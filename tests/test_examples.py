@@ -127,7 +127,9 @@ def test_the_notebook_runs(tmp_path, monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.setenv("IPYTHONDIR", str(tmp_path / "ipython"))
     book = nbformat.read(EXAMPLES / "compare.ipynb", as_version=4)
-    assert all(not cell.get("outputs") for cell in book.cells), "the notebook must be stored without outputs"
+    assert all(not cell.get("outputs") for cell in book.cells), (
+        "the notebook must be stored without outputs"
+    )
     assert "ROUNDS = 30" in book.cells[1].source
     book.cells[1].source = book.cells[1].source.replace("ROUNDS = 30", "ROUNDS = 5")
     NotebookClient(book, timeout=240, resources={"metadata": {"path": str(tmp_path)}}).execute()

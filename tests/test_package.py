@@ -134,7 +134,9 @@ def test_the_wheel_needs_only_its_declared_dependencies_and_imports_without_extr
         folder / "bin" / "python", "-c", IMPORTS_ALL.format(modules=MODULES), cwd=tmp_path, status=2
     )
     assert done.stdout == "imported\n" and "pip install 'fedcomp[sim]'" in done.stderr
-    assert len(done.stderr.strip().splitlines()) == 1, "a missing extra must be reported in one line"
+    assert len(done.stderr.strip().splitlines()) == 1, (
+        "a missing extra must be reported in one line"
+    )
 
     link("sim")
     small = ("--clients", 20, "--rounds", 2, "--plain", "--out", tmp_path / "run")

@@ -119,7 +119,9 @@ def check_trace(found: dict) -> list[dict]:
     for tid in {e["tid"] for e in events}:
         open_until: list[float] = []
         for e in sorted((e for e in events if e["tid"] == tid), key=lambda e: (e["ts"], -e["dur"])):
-            while open_until and open_until[-1] <= e["ts"] + 1e-3:  # µs, a tolerance for sums of floats
+            while (
+                open_until and open_until[-1] <= e["ts"] + 1e-3
+            ):  # µs, a tolerance for sums of floats
                 open_until.pop()
             assert all(e["ts"] + e["dur"] <= end + 1e-3 for end in open_until)
             open_until.append(e["ts"] + e["dur"])

@@ -260,9 +260,10 @@ class _State:
         ids = [str(entry.holder) for entry in self.entries if entry.relay == relay]
         known = " to ".join(dict.fromkeys(ids[:1] + ids[-1:]))
         add = keys_command(self.folder, "add", *(["--relay", "--host", "HOST"] if relay else []))
+        none = f"no {'relays' if relay else 'clients'} yet; add one with"
         raise KeysError(
             f"{holder if relay else f'client {holder}'} is not in {self.folder / REGISTRY}, which has "
-            f"{f'{known}; give one of these, or add one with' if ids else 'none yet; add one with'}: {add}"
+            f"{f'{known}; give one of these, or add one with' if ids else none}: {add}"
         )
 
     def next_id(self, relay: bool) -> int:
